@@ -1,0 +1,310 @@
+"""Every option: name, default, unit, bounds, meaning; and the places that it can come from.
+
+Names are RocketMQ's in snake_case where RocketMQ has the option; sizes are bytes, times carry their unit or are
+RocketMQ's own (`flush_interval_commit_log` is ms, `file_reserved_time` hours). Precedence, highest first:
+
+    --set NAME=VALUE  >  environment MQPROC_<NAME>  >  TOML file or broker.conf  >  default
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import enum
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mqproc.errors import ConfigurationError
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+PAGE_BYTES = 4096
+ENVIRONMENT_PREFIX = "MQPROC_"
+CONFIG_FILE_NAMES = ("mqproc.toml",)
+
+
+class FlushDiskType(enum.StrEnum):
+    """When a send is answered: after the write (async) or after the sync."""
+
+    ASYNC_FLUSH = "ASYNC_FLUSH"
+    SYNC_FLUSH = "SYNC_FLUSH"
+
+
+class OnDamage(enum.StrEnum):
+    """What to do about damage below the durable mark."""
+
+    SERVE = "serve"
+    READ_ONLY = "read_only"
+    REFUSE = "refuse"
+
+
+def _option(
+    default: Any,
+    doc: str,
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    rocketmq: str = "",
+    reload: bool = False,
+) -> Any:
+    """One option. `rocketmq` is its spelling in broker.conf where that is not the plain camelCase of the name."""
+    metadata = {"doc": doc, "unit": unit, "low": low, "high": high, "rocketmq": rocketmq, "reload": reload}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """All options with RocketMQ's defaults; `load_options` builds one from the sources."""
+
+    # The log
+    mapped_file_size_commit_log: int = _option(
+        GIB, "size of a CommitLog segment", "bytes", PAGE_BYTES, 2 * GIB
+    )
+    max_message_size: int = _option(4 * MIB, "largest body", "bytes", 10, GIB, reload=True)
+    enabled_append_prop_crc: bool = _option(
+        True, "cover whole records with a CRC kept as their last property", rocketmq="enabledAppendPropCRC"
+    )
+    warm_mapped_file_enable: bool = _option(
+        False, "write zeros to each page of a new segment before it is used", rocketmq="warmMapedFileEnable"
+    )
+    flush_disk_type: FlushDiskType = _option(
+        FlushDiskType.ASYNC_FLUSH, "answer a send after the write (ASYNC_FLUSH) or after the sync (SYNC_FLUSH)"
+    )
+    flush_interval_commit_log: int = _option(500, "pause between two flushes of the log", "ms", 1, 60_000, reload=True)
+    flush_commit_log_least_pages: int = _option(4, "dirty pages that make a flush worth it", "pages", 0, 1 << 20)
+    flush_commit_log_thorough_interval: int = _option(
+        10_000, "everything is flushed at least this often", "ms", 1, 3_600_000
+    )
+    broker_ip: str = _option("127.0.0.1", "address stored as each record's store host", rocketmq="brokerIP1")
+    listen_port: int = _option(10911, "port stored as each record's store host", "", 0, 65535)
+
+    # Queues
+    mapped_file_size_consume_queue: int = _option(
+        6_000_000, "size of a ConsumeQueue file, rounded up to whole 20-byte units", "bytes", 20, 2 * GIB
+    )
+    flush_interval_consume_queue: int = _option(1000, "pause between two ConsumeQueue flushes", "ms", 1, 60_000)
+    flush_consume_queue_least_pages: int = _option(2, "dirty pages that make a flush worth it", "pages", 0, 1 << 20)
+    flush_consume_queue_thorough_interval: int = _option(
+        60_000, "everything is flushed at least this often", "ms", 1, 3_600_000
+    )
+    default_topic_queue_nums: int = _option(8, "queues of a topic made by its first send", "", 1, 65_535)
+    auto_create_topic_enable: bool = _option(True, "make a topic at its first send")
+    max_queues: int = _option(65_536, "queues of the whole store", "", 16, 1 << 20)
+    max_dispatch_behind_bytes: int = _option(
+        4 * GIB, "sends are slowed from half of it on and refused above it", "bytes", MIB, 1 << 50
+    )
+
+    # Index
+    message_index_enable: bool = _option(True, "index messages by key and unique id")
+    message_index_safe: bool = _option(False, "count the index's own time when choosing where recovery begins")
+    max_hash_slot_num: int = _option(5_000_000, "hash slots of an index file", "slots", 1, 1 << 29)
+    max_index_num: int = _option(20_000_000, "entries of an index file, the unused entry 0 included", "", 2, 1 << 26)
+
+    # Reading
+    max_msgs_num_batch: int = _option(64, "most messages of one query by key", "messages", 1, 65_536)
+    max_transfer_bytes_on_message_in_memory: int = _option(262_144, "most bytes of a RocketMQ-like pull", "bytes", 1)
+    max_transfer_count_on_message_in_memory: int = _option(32, "most messages of a RocketMQ-like pull", "", 1)
+    max_filter_message_size: int = _option(16_000, "ConsumeQueue bytes a filtered pull scans at least", "bytes", 20)
+    max_pull_bytes: int = _option(8 * MIB, "most bytes of one pull's answer", "bytes", 4096, 64 * MIB)
+
+    # Recovery
+    on_damage: OnDamage = _option(OnDamage.SERVE, "with damage below the durable mark: serve, read_only or refuse")
+
+    # Retention
+    file_reserved_time: int = _option(72, "age at which a segment may be deleted", "hours", 0, 1 << 20)
+    delete_when: str = _option("04", "local hours at which old segments are deleted, separated by ';'")
+
+    # Processes and sockets
+    max_spin_us: int = _option(50, "after work, look this long for more before sleeping", "µs", 0, 10_000)
+    max_connections: int = _option(1024, "clients of one role", "", 1, 16_384)
+    max_frame_bytes: int = _option(64 * MIB, "largest frame on a socket", "bytes", 4096, 1 << 30)
+    frame_read_timeout_ms: int = _option(30_000, "a frame must arrive whole within this time", "ms", 100, 3_600_000)
+    client_output_bytes: int = _option(
+        128 * MIB, "answers waiting for a client that does not read, before it is let go", "bytes", 4096, 1 << 32
+    )
+    heartbeat_timeout_ms: int = _option(10_000, "a silent role is aborted after this time", "ms", 500, 3_600_000)
+    busy_timeout_ms: int = _option(120_000, "a role that says it is busy is aborted after this time", "ms", 500, 1 << 31)
+    metrics_port: int = _option(5557, "port of /metrics; 0 lets the system choose", "", 0, 65_535)
+    metrics_host: str = _option("127.0.0.1", "address of /metrics")
+    page_cache_behind_bytes: int = _option(
+        0, "let go of the log's pages this far behind dispatch and flush; 0 keeps all", "bytes", 0, 1 << 50
+    )
+
+    @property
+    def consume_queue_file_bytes(self) -> int:
+        """`mapped_file_size_consume_queue` in whole units, as RocketMQ rounds it."""
+        return -(-self.mapped_file_size_consume_queue // 20) * 20
+
+    @property
+    def sync_flush(self) -> bool:
+        return self.flush_disk_type is FlushDiskType.SYNC_FLUSH
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+FIELDS: dict[str, dataclasses.Field[Any]] = {option.name: option for option in dataclasses.fields(Options)}
+_TYPES: dict[str, type] = {name: type(option.default) for name, option in FIELDS.items()}
+
+
+def rocketmq_name(name: str) -> str:
+    """The option's spelling in a RocketMQ `broker.conf`."""
+    special: str = FIELDS[name].metadata["rocketmq"]
+    head, *rest = name.split("_")
+    return special or head + "".join(word.capitalize() for word in rest)
+
+
+_BY_ROCKETMQ_NAME = {rocketmq_name(name): name for name in FIELDS}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value and where it was said: `default`, a file's path, an environment variable, or `--set`."""
+
+    value: Any
+    source: str
+
+
+def parse_option(name: str, value: Any, source: str) -> Any:
+    """`value` (text, or what TOML gave) as the option's type, within its bounds.
+
+    Raises ConfigurationError naming option, value, allowed range and source.
+    """
+    if name not in FIELDS:
+        near = difflib.get_close_matches(name, FIELDS, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigurationError(f"{source}: no option is called {name!r}{hint}")
+    return _in_bounds(name, _converted(name, value, source), source)
+
+
+def _converted(name: str, value: Any, source: str) -> Any:
+    kind = _TYPES[name]
+    if kind is bool:
+        return _as_bool(name, value, source)
+    if kind is int:
+        if isinstance(value, bool) or not re.fullmatch(r"[+-]?\d[\d_]*", str(value).strip()):
+            raise ConfigurationError(f"{source}: {name} = {value!r} is not a whole number")
+        return int(value)
+    if issubclass(kind, enum.StrEnum):
+        try:
+            return kind(str(value))
+        except ValueError:
+            allowed = ", ".join(member.value for member in kind)
+            raise ConfigurationError(f"{source}: {name} = {value!r} is none of {allowed}") from None
+    return str(value)
+
+
+def _as_bool(name: str, value: Any, source: str) -> bool:
+    words = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+    found = words.get(str(value).strip().lower())
+    if found is None:
+        raise ConfigurationError(f"{source}: {name} = {value!r} is neither true nor false")
+    return found
+
+
+def _in_bounds(name: str, value: Any, source: str) -> Any:
+    low, high = FIELDS[name].metadata["low"], FIELDS[name].metadata["high"]
+    if (low is not None and value < low) or (high is not None and value > high):
+        unit = FIELDS[name].metadata["unit"]
+        least = f"from {low:,} " if low is not None else ""
+        most = f"to {high:,} " if high is not None else ""
+        raise ConfigurationError(f"{source}: {name} = {value:,} is out of range: {least}{most}{unit}".rstrip())
+    return value
+
+
+def read_toml(path: Path) -> dict[str, Setting]:
+    """Options of a TOML file: top level, or a table `[mqproc]`. Unknown names are errors."""
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+    table = found.get("mqproc", found)
+    return {
+        name: Setting(parse_option(name, value, str(path)), str(path)) for name, value in table.items() if name != "store"
+    }
+
+
+def read_broker_conf(path: Path) -> dict[str, Setting]:
+    """Options of a RocketMQ `broker.conf` that we have too; the others are RocketMQ's own affair."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: {error}") from None
+    settings = {}
+    for line in lines:
+        key, separator, value = line.partition("=")
+        name = _BY_ROCKETMQ_NAME.get(key.strip())
+        if separator and name and not line.lstrip().startswith("#"):
+            settings[name] = Setting(parse_option(name, value.strip(), str(path)), str(path))
+    return settings
+
+
+def read_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
+    """Options given as MQPROC_<NAME>. Other MQPROC_ variables (MQPROC_STORE…) are not options."""
+    settings = {}
+    for name in FIELDS:
+        variable = ENVIRONMENT_PREFIX + name.upper()
+        if variable in environment:
+            settings[name] = Setting(parse_option(name, environment[variable], variable), variable)
+    return settings
+
+
+def read_flags(flags: Iterable[str]) -> dict[str, Setting]:
+    """Options given as `--set NAME=VALUE`."""
+    settings = {}
+    for flag in flags:
+        name, separator, value = flag.partition("=")
+        if not separator:
+            raise ConfigurationError(f"--set {flag}: expected NAME=VALUE")
+        name = _BY_ROCKETMQ_NAME.get(name.strip(), name.strip())
+        settings[name] = Setting(parse_option(name, value, "--set"), "--set")
+    return settings
+
+
+def load_settings(
+    config_file: Path | None = None,
+    flags: Iterable[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Setting]:
+    """Every option with its value and source."""
+    settings = {name: Setting(option.default, "default") for name, option in FIELDS.items()}
+    if config_file is not None:
+        settings |= read_toml(config_file) if config_file.suffix == ".toml" else read_broker_conf(config_file)
+    settings |= read_environment(os.environ if environment is None else environment)
+    settings |= read_flags(flags)
+    return settings
+
+
+def check_together(options: Options) -> None:
+    """Combinations that cannot work. Raises ConfigurationError."""
+    segment = options.mapped_file_size_commit_log
+    if segment % PAGE_BYTES:
+        raise ConfigurationError(
+            f"mapped_file_size_commit_log = {segment:,} is not a multiple of the page size {PAGE_BYTES:,}"
+        )
+    if options.max_pull_bytes > options.max_frame_bytes:
+        raise ConfigurationError(
+            f"max_pull_bytes = {options.max_pull_bytes:,} exceeds max_frame_bytes = {options.max_frame_bytes:,}"
+        )
+
+
+def options_from(settings: Mapping[str, Setting]) -> Options:
+    """The options as one checked object."""
+    options = Options(**{name: setting.value for name, setting in settings.items()})
+    check_together(options)
+    return options
+
+
+def load_options(
+    config_file: Path | None = None, flags: Iterable[str] = (), environment: Mapping[str, str] | None = None
+) -> Options:
+    """Options from all sources, checked. Raises ConfigurationError."""
+    return options_from(load_settings(config_file, flags, environment))

@@ -1,0 +1,316 @@
+"""Every error that mqproc raises, one tree, each with the code that it has on the wire.
+
+    MqprocError
+    ├── ConfigurationError          CONFIGURATION         exit 8
+    ├── StoreLockedError            STORE_LOCKED          exit 7
+    ├── CorruptStoreError           CORRUPT               exit 6
+    ├── StoreAccessError            STORE_ACCESS          exit 3
+    ├── StartError                  START_FAILED          exit 3
+    ├── NotRunningError             NOT_RUNNING           exit 9
+    ├── RequestTimeoutError         TIMEOUT               exit 4
+    ├── SendOutcomeUnknownError     OUTCOME_UNKNOWN
+    ├── ProtocolError               BAD_FRAME
+    │   ├── FrameTooLargeError      FRAME_TOO_LARGE
+    │   ├── UnsupportedVersionError UNSUPPORTED_VERSION
+    │   └── UnknownCommandError     UNKNOWN_COMMAND
+    ├── BadRequestError             BAD_REQUEST           exit 2
+    │   ├── BadTopicError           BAD_TOPIC
+    │   ├── TopicReservedError      TOPIC_RESERVED
+    │   ├── BadMessageError         BAD_MESSAGE
+    │   ├── BadPropertyError        BAD_PROPERTY
+    │   ├── MessageTooLargeError    MESSAGE_TOO_LARGE
+    │   ├── PropertiesTooLargeError PROPERTIES_TOO_LARGE
+    │   ├── NoSuchQueueError        NO_SUCH_QUEUE
+    │   ├── BadLevelError           BAD_LEVEL
+    │   └── FilterSyntaxError       BAD_FILTER
+    ├── TopicNotFoundError          TOPIC_NOT_FOUND       exit 5
+    ├── TopicExistsError            TOPIC_EXISTS
+    ├── MessageNotFoundError        MESSAGE_NOT_FOUND     exit 5
+    ├── TooManyQueuesError          TOO_MANY_QUEUES
+    ├── OffsetOutOfRangeError       OFFSET_OUT_OF_RANGE
+    ├── StoreBusyError              STORE_BUSY            retryable
+    │   ├── RetryLaterError         RETRY_LATER           retryable
+    │   └── TooManyConnectionsError TOO_MANY_CONNECTIONS  retryable
+    ├── SlowConsumerError           SLOW_CONSUMER
+    ├── DiskFullError               DISK_FULL             retryable
+    ├── StoreReadOnlyError          STORE_READ_ONLY
+    ├── FlushFailedError            FLUSH_FAILED
+    ├── PermissionDeniedError       PERMISSION_DENIED
+    └── InternalError               INTERNAL
+
+`retryable` means: the request was surely not carried out, and the same request may succeed later.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class MqprocError(Exception):
+    """Base of all. `code` is the wire's word, `exit_code` the command line's, `hint_ms` when to come back."""
+
+    code: ClassVar[str] = "ERROR"
+    retryable: ClassVar[bool] = False
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint_ms: int = 0) -> None:
+        super().__init__(message)
+        self.hint_ms = hint_ms
+
+
+class ConfigurationError(MqprocError):
+    """An option's value is wrong; the text names option, value and allowed range."""
+
+    code = "CONFIGURATION"
+    exit_code = 8
+
+
+class StoreLockedError(MqprocError):
+    """Another process, ours or RocketMQ's, holds the store's lock."""
+
+    code = "STORE_LOCKED"
+    exit_code = 7
+
+
+class CorruptStoreError(MqprocError):
+    """Bytes on disk are not what they must be; the text names file, offset, expected and found."""
+
+    code = "CORRUPT"
+    exit_code = 6
+
+
+class StoreAccessError(MqprocError):
+    """The store's folder is missing, belongs to somebody else, or may not be written."""
+
+    code = "STORE_ACCESS"
+    exit_code = 3
+
+
+class StartError(MqprocError):
+    """The group, or one role of it, could not start."""
+
+    code = "START_FAILED"
+    exit_code = 3
+
+
+class NotRunningError(MqprocError):
+    """No group runs on this store."""
+
+    code = "NOT_RUNNING"
+    exit_code = 9
+
+
+class RequestTimeoutError(MqprocError):
+    """No answer in time to a request that changes nothing."""
+
+    code = "TIMEOUT"
+    exit_code = 4
+
+
+class SendOutcomeUnknownError(MqprocError):
+    """The connection was lost after a send went out: the messages may or may not be stored."""
+
+    code = "OUTCOME_UNKNOWN"
+
+
+class ProtocolError(MqprocError):
+    """The peer sent what is no frame."""
+
+    code = "BAD_FRAME"
+
+
+class FrameTooLargeError(ProtocolError):
+    """A frame is larger than `max_frame_bytes`."""
+
+    code = "FRAME_TOO_LARGE"
+
+
+class UnsupportedVersionError(ProtocolError):
+    """The peer speaks another version of the protocol."""
+
+    code = "UNSUPPORTED_VERSION"
+
+
+class UnknownCommandError(ProtocolError):
+    """The operation's number is not known; the connection goes on."""
+
+    code = "UNKNOWN_COMMAND"
+
+
+class BadRequestError(MqprocError):
+    """A request's values make no sense; nothing was done."""
+
+    code = "BAD_REQUEST"
+    exit_code = 2
+
+
+class BadTopicError(BadRequestError):
+    """A topic's name is empty, too long, or has a byte outside RocketMQ's set."""
+
+    code = "BAD_TOPIC"
+
+
+class TopicReservedError(BadRequestError):
+    """Producers may not send to this topic."""
+
+    code = "TOPIC_RESERVED"
+
+
+class BadMessageError(BadRequestError):
+    """A message's columns contradict each other."""
+
+    code = "BAD_MESSAGE"
+
+
+class BadPropertyError(BadRequestError):
+    """A property's name or value has a separator byte, is empty, or is reserved."""
+
+    code = "BAD_PROPERTY"
+
+
+class MessageTooLargeError(BadRequestError):
+    """A body is larger than `max_message_size`, or the record does not fit its segment."""
+
+    code = "MESSAGE_TOO_LARGE"
+
+
+class PropertiesTooLargeError(BadRequestError):
+    """Properties take more than 32,767 bytes."""
+
+    code = "PROPERTIES_TOO_LARGE"
+
+
+class NoSuchQueueError(BadRequestError):
+    """A queue id is negative or not below the topic's number of queues."""
+
+    code = "NO_SUCH_QUEUE"
+
+
+class BadLevelError(BadRequestError):
+    """A delay level is out of range."""
+
+    code = "BAD_LEVEL"
+
+
+class FilterSyntaxError(BadRequestError):
+    """A filter expression cannot be parsed; `position` counts characters from 0."""
+
+    code = "BAD_FILTER"
+
+    def __init__(self, message: str, *, position: int = 0, hint_ms: int = 0) -> None:
+        super().__init__(message, hint_ms=hint_ms)
+        self.position = position
+
+
+class TopicNotFoundError(MqprocError):
+    """No such topic."""
+
+    code = "TOPIC_NOT_FOUND"
+    exit_code = 5
+
+
+class TopicExistsError(MqprocError):
+    """The topic exists with other settings."""
+
+    code = "TOPIC_EXISTS"
+
+
+class MessageNotFoundError(MqprocError):
+    """No message has this id, or it has been deleted by retention."""
+
+    code = "MESSAGE_NOT_FOUND"
+    exit_code = 5
+
+
+class TooManyQueuesError(MqprocError):
+    """The store holds `max_queues` queues already."""
+
+    code = "TOO_MANY_QUEUES"
+
+
+class OffsetOutOfRangeError(MqprocError):
+    """A queue offset lies outside [`min_offset`, `max_offset`)."""
+
+    code = "OFFSET_OUT_OF_RANGE"
+
+    def __init__(self, message: str, *, min_offset: int = 0, max_offset: int = 0, hint_ms: int = 0) -> None:
+        super().__init__(message, hint_ms=hint_ms)
+        self.min_offset = min_offset
+        self.max_offset = max_offset
+
+
+class StoreBusyError(MqprocError):
+    """The store refuses work for now; nothing was stored; come back after `hint_ms`."""
+
+    code = "STORE_BUSY"
+    retryable = True
+
+
+class RetryLaterError(StoreBusyError):
+    """The role that would answer is being restarted."""
+
+    code = "RETRY_LATER"
+
+
+class TooManyConnectionsError(StoreBusyError):
+    """The role has `max_connections` clients already."""
+
+    code = "TOO_MANY_CONNECTIONS"
+
+
+class SlowConsumerError(MqprocError):
+    """The client did not read its answers and was let go."""
+
+    code = "SLOW_CONSUMER"
+
+
+class DiskFullError(MqprocError):
+    """No room for the messages; nothing was stored; reads go on."""
+
+    code = "DISK_FULL"
+    retryable = True
+
+
+class StoreReadOnlyError(MqprocError):
+    """A sync failed earlier, so what is durable is not known; `mqproc store repair` is the way back."""
+
+    code = "STORE_READ_ONLY"
+
+
+class FlushFailedError(MqprocError):
+    """The messages were written but the sync failed: their outcome is unknown."""
+
+    code = "FLUSH_FAILED"
+
+
+class PermissionDeniedError(MqprocError):
+    """The peer runs as another user."""
+
+    code = "PERMISSION_DENIED"
+
+
+class InternalError(MqprocError):
+    """A defect of mqproc's own; the role's log has the traceback."""
+
+    code = "INTERNAL"
+
+
+def _tree(root: type[MqprocError]) -> list[type[MqprocError]]:
+    return [root, *(found for child in root.__subclasses__() for found in _tree(child))]
+
+
+ERROR_BY_CODE: dict[str, type[MqprocError]] = {error.code: error for error in _tree(MqprocError)}
+
+
+def error_from_wire(code: str, message: str, details: dict[str, int]) -> MqprocError:
+    """The error that a server named. `details` holds the class's own integers (`position`, `min_offset`, `hint_ms`…)."""
+    kind = ERROR_BY_CODE.get(code)
+    if kind is None:
+        return InternalError(f"{code}: {message}")
+    return kind(message, **details)
+
+
+def error_details(error: MqprocError) -> dict[str, int]:
+    """The integers that `error_from_wire` needs to make the same error again."""
+    names = ("hint_ms", "position", "min_offset", "max_offset")
+    return {name: value for name in names if (value := getattr(error, name, 0))}

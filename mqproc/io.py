@@ -1,0 +1,210 @@
+"""StoreIO, the only door to storage.
+
+Everything that the engine reads or writes goes through one object of this class, so that a test can record, fail or
+crash at each call. Here it is thin. Kernels fill buffers which are then given to `pwrite`; the few that store into a
+map do it only by the store primitives of `mqproc.kernels.intrinsics`.
+
+Errors are `OSError` with errno and file name; nothing is retried here. A failed sync must be treated as final by the
+caller: the kernel marks the pages clean, and a second sync would succeed although the data is lost.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer  # type: ignore[attr-defined,unused-ignore]
+
+CRASH_VARIABLE: Final = "MQPROC_CRASH"
+_FALLOC_FL_ZERO_RANGE: Final = 0x10
+_ZEROS: Final = bytes(1 << 20)
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_libc.syncfs.argtypes = (ctypes.c_int,)
+
+
+def _raise_errno(path: str = "") -> None:
+    number = ctypes.get_errno()
+    raise OSError(number, os.strerror(number), path or None)
+
+
+class StoreIO:
+    """Storage calls of one process. Descriptors and maps belong to the caller, who closes them."""
+
+    def __init__(self) -> None:
+        self._crash_name, _, nth = os.environ.get(CRASH_VARIABLE, "").partition(":")
+        self._crash_countdown = int(nth or 1)
+
+    def crash_point(self, name: str) -> None:
+        """Kill this process here when MQPROC_CRASH="name:nth" asks for the nth passage; else nothing."""
+        if self._crash_name == name:
+            self._crash_countdown -= 1
+            if self._crash_countdown == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    # Files by name
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def size_of(self, path: Path) -> int:
+        """Bytes of a file; raises FileNotFoundError."""
+        return path.stat().st_size
+
+    def names(self, folder: Path) -> list[str]:
+        """Sorted names in a folder; none when the folder does not exist."""
+        try:
+            return sorted(os.listdir(folder))
+        except FileNotFoundError:
+            return []
+
+    def make_folder(self, folder: Path, mode: int = 0o755) -> None:
+        """Make a folder and those above it; each new name is synced into its parent."""
+        missing = []
+        while not folder.exists():
+            missing.append(folder)
+            folder = folder.parent
+        for new in reversed(missing):
+            new.mkdir(mode=mode, exist_ok=True)
+            self.sync_folder(new.parent)
+
+    def read_file(self, path: Path) -> bytes:
+        """A whole small file."""
+        return path.read_bytes()
+
+    def write_file_atomically(self, path: Path, data: bytes, mode: int = 0o644) -> None:
+        """Replace a small file: temporary file, sync, rename, folder sync. A crash leaves the old or the new one."""
+        temporary = path.with_name(path.name + ".tmp")
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        try:
+            self.pwrite(fd, data, 0)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        self.rename(temporary, path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Rename and sync the folders of both names."""
+        os.rename(source, target)
+        self.sync_folder(target.parent)
+        if source.parent != target.parent:
+            self.sync_folder(source.parent)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a name if it is there; the caller syncs the folder when the order matters."""
+        path.unlink(missing_ok=True)
+
+    def sync_folder(self, folder: Path) -> None:
+        """Make the names in a folder durable."""
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    # Descriptors
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False, mode: int = 0o644) -> int:
+        """A descriptor; FileNotFoundError unless `create`."""
+        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return os.open(path, flags, mode)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def size(self, fd: int) -> int:
+        """Bytes of an open file."""
+        return os.fstat(fd).st_size
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        """Up to `size` bytes; fewer at the file's end."""
+        return os.pread(fd, size, offset)
+
+    def pread_into(self, fd: int, buffer: Buffer, offset: int) -> int:
+        """Fill a writable buffer; returns the bytes read, fewer only at the file's end."""
+        view = memoryview(buffer).cast("B")
+        done = 0
+        while done < len(view):
+            count = os.preadv(fd, [view[done:]], offset + done)
+            if count == 0:
+                break
+            done += count
+        return done
+
+    def pwrite(self, fd: int, data: Buffer, offset: int) -> None:
+        """Write all of `data`. Raises OSError (ENOSPC…), after which part of it may be there."""
+        done = os.pwrite(fd, data, offset)
+        if done == len(data):
+            return
+        view = memoryview(data).cast("B")
+        while done < len(view):
+            count = os.pwrite(fd, view[done:], offset + done)
+            if count == 0:
+                raise OSError(errno.EIO, "pwrite wrote nothing")
+            done += count
+
+    def zero(self, fd: int, offset: int, size: int) -> None:
+        """Make a range read as zeros without making the file sparse or longer."""
+        size = min(size, self.size(fd) - offset)
+        if size <= 0:
+            return
+        if _libc.fallocate(fd, _FALLOC_FL_ZERO_RANGE, offset, size) == 0:
+            return
+        if ctypes.get_errno() not in (errno.EOPNOTSUPP, errno.EINVAL):
+            _raise_errno()
+        for start in range(offset, offset + size, len(_ZEROS)):
+            self.pwrite(fd, memoryview(_ZEROS)[: min(len(_ZEROS), offset + size - start)], start)
+
+    def allocate(self, fd: int, offset: int, size: int) -> None:
+        """Reserve space on disk; ENOSPC is raised here instead of at a store into a map."""
+        os.posix_fallocate(fd, offset, size)
+
+    def set_size(self, fd: int, size: int) -> None:
+        """Lengthen a file (sparse), or shorten one that nobody maps."""
+        os.ftruncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        """Make a file's data durable. A failure is final: see the head of the module."""
+        os.fdatasync(fd)
+
+    def sync_file_system(self, fd: int) -> None:
+        """Make everything on the file system of `fd` durable: cheaper than many single syncs."""
+        if _libc.syncfs(fd) != 0:
+            _raise_errno()
+
+    def drop_cache(self, fd: int, offset: int, size: int) -> None:
+        """Let the kernel forget clean pages of a range. `size` must not be 0, which would mean the whole file."""
+        assert size > 0
+        os.posix_fadvise(fd, offset, size, os.POSIX_FADV_DONTNEED)
+
+    def will_need(self, fd: int, offset: int, size: int) -> None:
+        """Ask the kernel to read a range ahead."""
+        os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
+
+    # Maps
+
+    def map(self, fd: int, size: int, *, write: bool = False) -> mmap.mmap:
+        """Map a file from its start, shared. The map holds a descriptor of its own."""
+        return mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
+
+    def unmap_pages(self, mapping: mmap.mmap, offset: int, size: int) -> None:
+        """Let go of mapped pages, which count as memory of this process; the data stays in the page cache."""
+        start = offset & -mmap.PAGESIZE
+        stop = min(len(mapping), offset + size)
+        if stop > start:
+            mapping.madvise(mmap.MADV_DONTNEED, start, stop - start)
+
+    def sync_many(self, fds: Iterable[int]) -> int:
+        """Sync each descriptor; returns how many."""
+        count = 0
+        for fd in fds:
+            self.sync(fd)
+            count += 1
+        return count

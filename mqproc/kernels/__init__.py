@@ -1,0 +1,1 @@
+"""The compiled loops over buffers and numbers, and the few primitives they are made of; see README.md here."""

@@ -1,0 +1,123 @@
+"""Java's `String.hashCode` over UTF-8 in a buffer: h = 31 h + u for each UTF-16 code unit, as an i32.
+
+ASCII goes eight bytes a step: the bytes of a word are combined two by two in lanes of 16, 32 and 64 bits, and one
+multiplication by 31⁸ carries the hash of what came before. `mqproc.layout.java_hash` has the same for Python strings.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mqproc.kernels.intrinsics import load_le64, load_u8
+from mqproc.kernels.jit import kernel
+from mqproc.kernels.primitive import Bytes
+from mqproc.layout import java_hash
+
+MASK_32 = 0xFFFFFFFF
+SIGN_32 = 0x80000000
+REPLACEMENT = 0xFFFD
+
+# As int64: an unsigned constant would turn the arithmetic of a kernel into uint64, and its sums into floats.
+NON_ASCII = -0x7F7F_7F7F_7F7F_7F80  # 0x8080808080808080
+EVEN_BYTES = 0x00FF_00FF_00FF_00FF
+EVEN_PAIRS = 0x0000_FFFF_0000_FFFF
+
+POWERS_OF_31 = np.array([31**n & MASK_32 for n in range(9)], np.int64)
+POWER_8 = int(POWERS_OF_31[8])
+
+
+@kernel
+def hash_of_8(word: int) -> int:
+    """Σ byte k × 31^(7−k) of eight ASCII bytes, byte 0 lowest; leading zero bytes add nothing. Below 2⁴²."""
+    pairs = (word & EVEN_BYTES) * 31 + (word >> 8 & EVEN_BYTES)
+    quads = (pairs & EVEN_PAIRS) * 961 + (pairs >> 16 & EVEN_PAIRS)
+    return (quads & MASK_32) * 923_521 + (quads >> 32)
+
+
+@kernel
+def java_hash_decoding(buf: Bytes, start: int, stop: int, seed: int) -> int:
+    """`java_hash_utf8` code point by code point.
+
+    Malformed bytes count as U+FFFD as often as Java's decoder puts it: once for each longest beginning of a sequence,
+    and once for a whole encoded surrogate.
+    """
+    h = seed & MASK_32
+    i = start
+    while i < stop:
+        lead = load_u8(buf, i)
+        i += 1
+        code = REPLACEMENT
+        missing = 0
+        low = 0x80
+        high = 0xBF
+        if lead < 0x80:
+            code = lead
+        elif 0xC2 <= lead < 0xE0:
+            missing = 1
+            code = lead & 0x1F
+        elif 0xE0 <= lead < 0xF0:
+            missing = 2
+            code = lead & 0x0F
+            if lead == 0xE0:
+                low = 0xA0
+        elif 0xF0 <= lead <= 0xF4:
+            missing = 3
+            code = lead & 0x07
+            if lead == 0xF0:
+                low = 0x90
+            elif lead == 0xF4:
+                high = 0x8F
+        while missing > 0:
+            following = load_u8(buf, i) if i < stop else 0
+            if following < low or following > high:
+                code = REPLACEMENT
+                break
+            code = code << 6 | following & 0x3F
+            i += 1
+            missing -= 1
+            low = 0x80
+            high = 0xBF
+        if 0xD800 <= code < 0xE000:
+            code = REPLACEMENT
+        if code > 0xFFFF:
+            h = (31 * h + (0xD800 + (code - 0x10000 >> 10))) & MASK_32
+            code = 0xDC00 + (code & 0x3FF)
+        h = (31 * h + code) & MASK_32
+    return (h ^ SIGN_32) - SIGN_32
+
+
+@kernel
+def java_hash_utf8(buf: Bytes, start: int, stop: int, seed: int) -> int:
+    """`String.hashCode` of seed's string + the UTF-8 in buf[start:stop]; seed 0 begins one. An i32, sign-extended."""
+    h = seed & MASK_32
+    i = start
+    while i + 8 <= stop:
+        word = load_le64(buf, i)
+        if word & NON_ASCII != 0:
+            return java_hash_decoding(buf, i, stop, h)
+        h = (h * POWER_8 + hash_of_8(word)) & MASK_32
+        i += 8
+    rest = stop - i
+    if rest > 0 and stop - start >= 8:
+        # The last eight bytes with those already done blanked out, which then add nothing.
+        word = load_le64(buf, stop - 8) & -1 << 64 - 8 * rest
+        if word & NON_ASCII != 0:
+            return java_hash_decoding(buf, i, stop, h)
+        h = (h * int(POWERS_OF_31[rest]) + hash_of_8(word)) & MASK_32
+        i = stop
+    while i < stop:
+        byte = load_u8(buf, i)
+        if byte >= 0x80:
+            return java_hash_decoding(buf, i, stop, h)
+        h = (31 * h + byte) & MASK_32
+        i += 1
+    return (h ^ SIGN_32) - SIGN_32
+
+
+index_key_hash = kernel(java_hash.index_key_hash)
+"""`mqproc.layout.java_hash.index_key_hash`, compiled."""
+
+
+def warm() -> None:
+    """Compile or load these kernels."""
+    index_key_hash(java_hash_utf8(np.zeros(1, np.uint8), 0, 1, 0))

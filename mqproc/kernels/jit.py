@@ -1,0 +1,65 @@
+"""The one decorator of all kernels, with their compiler options in one place.
+
+Compiled code is cached beside the sources. numba keeps an entry while the kernel's own file is unchanged, but a kernel
+also contains the code of every kernel it calls, the primitives, and the offsets of `mqproc.layout` as constants. So
+the stamp of an entry is a fingerprint of both folders: a change in any of their files compiles again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from numba import config, njit, types
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+COMPILED = not config.DISABLE_JIT
+"""False under NUMBA_DISABLE_JIT=1: kernels are then the plain functions they were written as."""
+
+_FROZEN_FOLDERS = ("kernels", "layout")
+
+
+@functools.cache
+def sources_fingerprint(package: Path = Path(__file__).parent.parent) -> str:
+    """SHA-256 of all sources that compiled code may have frozen into it."""
+    digest = hashlib.sha256()
+    for folder in _FROZEN_FOLDERS:
+        for path in sorted((package / folder).glob("*.py")):
+            digest.update(f"{folder}/{path.name}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _without_literals(get_call_template: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a constant argument be an int64 as any other: numba would compile a called kernel again for each constant."""
+
+    def resolve(args: tuple[types.Type, ...], kws: dict[str, types.Type]) -> Any:
+        return get_call_template(
+            tuple(types.unliteral(arg) for arg in args), {name: types.unliteral(arg) for name, arg in kws.items()}
+        )
+
+    return resolve
+
+
+def kernel(function: F) -> F:
+    """Compile a function at its first call: no GIL, C arithmetic, no bounds checks, cached on disk.
+
+    A kernel allocates nothing, so numba's reference counting is off: it would cost 7 ns each time a kernel calls
+    another with an array.
+    """
+    if not COMPILED:
+        return function
+    dispatcher = njit(function, cache=True, nogil=True, error_model="numpy", boundscheck=False, _nrt=False)
+    # numba has no public way for these two; tests show that they are honoured.
+    dispatcher._cache._cache_file._source_stamp = sources_fingerprint()
+    dispatcher.get_call_template = _without_literals(dispatcher.get_call_template)
+    return cast(F, dispatcher)
+
+
+def plain(function: F) -> F:
+    """The uncompiled function behind a kernel (the function itself when nothing is compiled)."""
+    return cast(F, getattr(function, "py_func", function))

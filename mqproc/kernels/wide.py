@@ -1,0 +1,170 @@
+"""128-bit values and carry-less multiplication (x86's PCLMULQDQ), for the CRC.
+
+A `Wide` is one register: memory byte 0 lowest, so the low lane is the first eight bytes. The plain twins are Python
+ints of 128 bits. The lanes go in and out as int64 like every other number of a kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import config
+from numba.core.codegen import get_host_cpu_features
+
+from mqproc.kernels.primitive import LANES, Bytes, Wide, lowering
+
+I32 = ir.IntType(32)
+I64 = ir.IntType(64)
+I128 = ir.IntType(128)
+
+_MASK_64 = (1 << 64) - 1
+_MASK_128 = (1 << 128) - 1
+
+
+def _compiles_for_clmul() -> bool:
+    # The features that numba compiles for are the processor's unless NUMBA_CPU_FEATURES or NUMBA_CPU_NAME says else;
+    # they are part of the key of a cached kernel, so a store moved to another machine compiles again.
+    features = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+    return "+pclmul" in features.split(",")
+
+
+HAS_CLMUL = _compiles_for_clmul()
+"""Whether kernels may use `multiply_64` and `fold_128`; without it they do not compile."""
+
+
+# Plain twins
+
+
+def _signed_64(value: int) -> int:
+    value &= _MASK_64
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _carry_less(a: int, b: int) -> int:
+    product = 0
+    while b:
+        lowest = b & -b
+        product ^= a * lowest
+        b ^= lowest
+    return product
+
+
+def load_128(buf: Bytes, i: int) -> Wide:
+    """The 16 bytes at `i`."""
+    if i < 0 or i + 16 > buf.size:
+        raise IndexError(f"16 bytes at {i} of a buffer of {buf.size}")
+    return Wide(int.from_bytes(buf[i : i + 16].tobytes(), "little"))
+
+
+def pair_128(low: int, high: int) -> Wide:
+    """A value from its two lanes."""
+    return Wide(int(low) & _MASK_64 | (int(high) & _MASK_64) << 64)
+
+
+def low_64(value: Wide) -> int:
+    """The low lane, as int64."""
+    return _signed_64(value)
+
+
+def high_64(value: Wide) -> int:
+    """The high lane, as int64."""
+    return _signed_64(value >> 64)
+
+
+def xor_128(a: Wide, b: Wide) -> Wide:
+    """a ^ b."""
+    return Wide(a ^ b)
+
+
+def shift_left_128(value: Wide, bits: int) -> Wide:
+    """Towards the later bytes, 0 ≤ bits < 128."""
+    return Wide(value << int(bits) & _MASK_128)
+
+
+def shift_right_128(value: Wide, bits: int) -> Wide:
+    """Towards the earlier bytes, 0 ≤ bits < 128; zeros come in."""
+    return Wide(value >> int(bits))
+
+
+def multiply_64(a: int, b: int) -> Wide:
+    """The carry-less product of two 64-bit numbers."""
+    return Wide(_carry_less(int(a) & _MASK_64, int(b) & _MASK_64))
+
+
+def fold_128(value: Wide, keys: Wide, following: Wide) -> Wide:
+    """low × low key ^ high × high key ^ following: moves a value past later bytes of a message."""
+    low = _carry_less(value & _MASK_64, keys & _MASK_64)
+    high = _carry_less(value >> 64, keys >> 64)
+    return Wide(low ^ high ^ following)
+
+
+# Compiled bodies
+
+
+def _lane(builder: Any, value: Any, index: int) -> Any:
+    return builder.extract_element(value, I32(index))
+
+
+def _pair(builder: Any, low: Any, high: Any) -> Any:
+    half = builder.insert_element(ir.Constant(LANES, ir.Undefined), low, I32(0))
+    return builder.insert_element(half, high, I32(1))
+
+
+def _multiply(builder: Any, a: Any, b: Any, lanes: int) -> Any:
+    """`lanes`: 0x00 multiplies the low lanes, 0x11 the high ones."""
+    name = "llvm.x86.pclmulqdq"
+    function = builder.module.globals.get(name)
+    if function is None:
+        function = ir.Function(builder.module, ir.FunctionType(LANES, [LANES, LANES, ir.IntType(8)]), name)
+    return builder.call(function, [a, b, ir.IntType(8)(lanes)])
+
+
+@lowering(load_128)
+def _(builder: Any, buf: Any, i: Any) -> Any:
+    return builder.load(builder.bitcast(builder.gep(buf, [i]), LANES.as_pointer()), align=1)
+
+
+@lowering(pair_128)
+def _(builder: Any, low: Any, high: Any) -> Any:
+    return _pair(builder, low, high)
+
+
+@lowering(low_64)
+def _(builder: Any, value: Any) -> Any:
+    return _lane(builder, value, 0)
+
+
+@lowering(high_64)
+def _(builder: Any, value: Any) -> Any:
+    return _lane(builder, value, 1)
+
+
+@lowering(xor_128)
+def _(builder: Any, a: Any, b: Any) -> Any:
+    return builder.xor(a, b)
+
+
+@lowering(shift_left_128)
+def _(builder: Any, value: Any, bits: Any) -> Any:
+    shifted = builder.shl(builder.bitcast(value, I128), builder.zext(bits, I128))
+    return builder.bitcast(shifted, LANES)
+
+
+@lowering(shift_right_128)
+def _(builder: Any, value: Any, bits: Any) -> Any:
+    shifted = builder.lshr(builder.bitcast(value, I128), builder.zext(bits, I128))
+    return builder.bitcast(shifted, LANES)
+
+
+@lowering(multiply_64)
+def _(builder: Any, a: Any, b: Any) -> Any:
+    zero = I64(0)
+    return _multiply(builder, _pair(builder, a, zero), _pair(builder, b, zero), 0x00)
+
+
+@lowering(fold_128)
+def _(builder: Any, value: Any, keys: Any, following: Any) -> Any:
+    low = _multiply(builder, value, keys, 0x00)
+    high = _multiply(builder, value, keys, 0x11)
+    return builder.xor(builder.xor(low, high), following)

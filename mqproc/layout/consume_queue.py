@@ -1,0 +1,20 @@
+"""The ConsumeQueue unit, 20 bytes, big-endian; unit `q` lies at byte `q * 20` of the row of files.
+
+    ┌─────────────────────┬────────────┬───────────────┐
+    │ physical offset i64 │ size i32   │ tags code i64 │
+    │ 0                   │ 8          │ 12            │
+    └─────────────────────┴────────────┴───────────────┘
+
+A unit is valid when its physical offset is ≥ 0 and its size > 0. The filler for a place that no record has is
+(anything, 0x7FFFFFFF, 0): RocketMQ writes it before a queue's first unit, and recovery over a hole in the log.
+"""
+
+from __future__ import annotations
+
+PHYSICAL_OFFSET = 0
+SIZE = PHYSICAL_OFFSET + 8
+TAGS_CODE = SIZE + 4
+UNIT_SIZE = TAGS_CODE + 8
+assert UNIT_SIZE == 20
+
+FILLER_SIZE = 0x7FFFFFFF

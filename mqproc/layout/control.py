@@ -1,0 +1,207 @@
+"""The control file: every position, heartbeat and counter of a running group, one page a role.
+
+    page 0  header        magic, version, epoch … (supervisor)
+    page 1  supervisor    what it knows of each role: pid, incarnation, restarts
+    page 2… one page for each role in ROLES order
+
+A word is a native-endian, aligned 8-byte integer in a cache line of its own; the page's role is the only one that
+stores to it. Magic and version are stored last, so a reader that finds them finds everything before them.
+Tools read the file with nothing running; the values then are those of the last moment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAGIC = 0x3130434F5250514D  # "MQPROC01", little-endian
+VERSION = 1
+PAGE_SIZE = 4096
+LINE_SIZE = 64
+WORD_SIZE = 8
+WORDS_PER_LINE = LINE_SIZE // WORD_SIZE
+WORDS_PER_PAGE = PAGE_SIZE // LINE_SIZE
+
+SUPERVISOR = "supervisor"
+WRITER = "writer"
+COMMITLOG_FLUSHER = "commitlog-flusher"
+DISPATCHER = "dispatcher"
+CQ_FLUSHER = "cq-flusher"
+INDEX_FLUSHER = "index-flusher"
+QUERY = "query"
+KEEPER = "keeper"
+MONITOR = "monitor"
+TEMPLATE = "template"
+
+# In start order. The supervisor and the template keep no role page of their own.
+ROLES = (WRITER, COMMITLOG_FLUSHER, CQ_FLUSHER, INDEX_FLUSHER, DISPATCHER, QUERY, KEEPER, MONITOR)
+_PAGES = ("header", SUPERVISOR, *ROLES)
+FILE_SIZE = len(_PAGES) * PAGE_SIZE
+
+# A role's own state word.
+STATE_NONE, STATE_STARTING, STATE_RUNNING, STATE_SYNCING, STATE_ALLOCATING, STATE_RECOVERING, STATE_STOPPING = range(7)
+STATE_NAMES = ("none", "starting", "running", "syncing", "allocating", "recovering", "stopping")
+BUSY_STATES = frozenset({STATE_STARTING, STATE_SYNCING, STATE_ALLOCATING, STATE_RECOVERING, STATE_STOPPING})
+
+# What the supervisor says of a role, in supervisord's words.
+(STOPPED, STARTING, RUNNING, BACKOFF, STOPPING, EXITED, FATAL) = range(7)
+SUPERVISED_NAMES = ("STOPPED", "STARTING", "RUNNING", "BACKOFF", "STOPPING", "EXITED", "FATAL")
+
+# The group's state, in the header.
+GROUP_DOWN, GROUP_RECOVERING, GROUP_STARTING, GROUP_READY, GROUP_STOPPING = range(5)
+GROUP_NAMES = ("down", "recovering", "starting", "ready", "stopping")
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One word: its place as an index into an int64 view of the file, its owner, unit and meaning."""
+
+    name: str
+    owner: str
+    index: int
+    unit: str
+    help: str
+
+
+WORDS: dict[str, Word] = {}
+_used = dict.fromkeys(_PAGES, 0)
+
+
+def _word(page: str, name: str, unit: str, help_text: str) -> int:
+    line = _used[page]
+    assert line < WORDS_PER_PAGE, f"page of {page} is full"
+    assert name not in WORDS, name
+    _used[page] = line + 1
+    index = (_PAGES.index(page) * PAGE_SIZE + line * LINE_SIZE) // WORD_SIZE
+    owner = SUPERVISOR if page == "header" else page
+    WORDS[name] = Word(name, owner, index, unit, help_text)
+    return index
+
+
+# Header
+HEADER_MAGIC = _word("header", "magic", "", "set last")
+HEADER_VERSION = _word("header", "version", "", "of this layout, set last but magic")
+EPOCH = _word("header", "epoch", "", "one more for each start of a supervisor")
+STORE_ID = _word("header", "store_id", "", "random number that names the store's semaphores")
+GROUP_STATE = _word("header", "group_state", "", "down, recovering, starting, ready, stopping")
+SUPERVISOR_PID = _word("header", "supervisor_pid", "", "process id")
+TEMPLATE_PID = _word("header", "template_pid", "", "process id")
+GROUP_STARTED_MS = _word("header", "group_started_ms", "ms", "Unix time at which this supervisor started")
+SUPERVISOR_HEARTBEAT_NS = _word("header", "supervisor_heartbeat_ns", "ns", "monotonic clock")
+RECOVERY_US = _word("header", "recovery_us", "µs", "duration of the last recovery")
+RECOVERY_CUT_BYTES = _word("header", "recovery_cut_bytes", "bytes", "torn tail cut by the last recovery")
+DAMAGE_HOLES = _word("header", "damage_holes", "", "holes in the log that are served around")
+SUPERVISOR_SYNC_ERRNO = _word("header", "supervisor_sync_errno", "", "the store is read-only from an earlier run")
+
+_PER_ROLE = (
+    ("pid", "", "process id, 0 when none runs"),
+    ("incarnation", "", "how often it has been started in this epoch"),
+    ("restarts", "", "how often it died unasked in this epoch"),
+    ("supervised", "", "STOPPED, STARTING, RUNNING, BACKOFF, STOPPING, EXITED, FATAL"),
+)
+_supervised = {
+    (role, name): _word(SUPERVISOR, f"{role}.{name}", unit, help_text)
+    for role in (*ROLES, TEMPLATE)
+    for name, unit, help_text in _PER_ROLE
+}
+
+
+def supervised_word(role: str, name: str) -> int:
+    """Index of what the supervisor keeps of a role: `pid`, `incarnation`, `restarts` or `supervised`."""
+    return _supervised[role, name]
+
+
+_COMMON = (
+    ("heartbeat_ns", "ns", "monotonic clock, at least each second"),
+    ("state", "", "starting, running, syncing, allocating, recovering, stopping"),
+    ("state_since_ns", "ns", "monotonic clock"),
+    ("sleeping", "", "1 while the role waits at its bell"),
+    ("cycles", "", "steps that did work"),
+    ("errors", "", "errors that were logged"),
+)
+_common = {
+    (role, name): _word(role, f"{role}.{name}", unit, help_text) for role in ROLES for name, unit, help_text in _COMMON
+}
+
+
+def role_word(role: str, name: str) -> int:
+    """Index of a word that every role has: `heartbeat_ns`, `state`, `state_since_ns`, `sleeping`, `cycles`, `errors`."""
+    return _common[role, name]
+
+
+# Writer
+RESERVED_END = _word(WRITER, "reserved_end", "bytes", "the log may hold bytes up to here")
+WRITTEN = _word(WRITER, "written", "bytes", "end of the last whole record: what async readers may see")
+WRITTEN_STORE_TIMESTAMP_MS = _word(WRITER, "written_store_timestamp_ms", "ms", "store time of the last record")
+TABLE_AT = _word(WRITER, "table_at", "bytes", "next offsets in the queue table count records below this")
+WRITER_SYNCED = _word(WRITER, "writer_synced", "bytes", "synced by the writer itself")
+APPENDED_MESSAGES = _word(WRITER, "appended_messages", "messages", "since the group started")
+APPENDED_FRAMES = _word(WRITER, "appended_frames", "frames", "since the group started")
+APPEND_REJECTS = _word(WRITER, "append_rejects", "requests", "refused with an error")
+WRITER_CONNECTIONS = _word(WRITER, "writer_connections", "connections", "now")
+WRITER_CLOCK_STEPS = _word(WRITER, "writer_clock_steps", "", "times that the clock was seen to go back")
+WRITER_SYNC_ERRNO = _word(WRITER, "writer_sync_errno", "", "errno of the first failed sync: the store is read-only")
+WRITER_SEGMENT_WAITS = _word(WRITER, "writer_segment_waits", "", "rolls that had to wait for a segment")
+WRITER_SLOWED_MS = _word(WRITER, "writer_slowed_ms", "ms", "held back because dispatch is behind")
+
+# CommitLog flusher
+FLUSHER_SYNCED = _word(COMMITLOG_FLUSHER, "flusher_synced", "bytes", "synced by the flusher")
+FLUSHER_SYNC_ERRNO = _word(COMMITLOG_FLUSHER, "flusher_sync_errno", "", "errno of the first failed sync")
+SEGMENTS_READY_END = _word(COMMITLOG_FLUSHER, "segments_ready_end", "bytes", "allocated segments reach to here")
+SEGMENT_ERRNO = _word(COMMITLOG_FLUSHER, "segment_errno", "", "errno of the last failed allocation, 0 when it went well")
+COMMITLOG_SYNCS = _word(COMMITLOG_FLUSHER, "commitlog_syncs", "", "syncs done")
+COMMITLOG_SYNC_US = _word(COMMITLOG_FLUSHER, "commitlog_sync_us", "µs", "spent in syncs")
+COMMITLOG_SYNCED_NS = _word(COMMITLOG_FLUSHER, "commitlog_synced_ns", "ns", "monotonic clock at the last sync")
+COMMITLOG_MARK = _word(COMMITLOG_FLUSHER, "commitlog_mark", "bytes", "durable mark of the log")
+
+# Dispatcher
+DISPATCHED = _word(DISPATCHER, "dispatched", "bytes", "queues and index hold all records below this")
+DISPATCHED_STORE_TIMESTAMP_MS = _word(DISPATCHER, "dispatched_store_timestamp_ms", "ms", "of the last one dispatched")
+DISPATCHED_MESSAGES = _word(DISPATCHER, "dispatched_messages", "messages", "since the group started")
+DISPATCHED_ENTRIES = _word(DISPATCHER, "dispatched_entries", "entries", "index entries since the group started")
+DISPATCH_ERRNO = _word(DISPATCHER, "dispatch_errno", "", "errno that holds dispatch up now, 0 when it goes on")
+INDEX_FILE_MS = _word(DISPATCHER, "index_file_ms", "ms", "name of the newest index file as a time")
+INDEX_ITEMS = _word(DISPATCHER, "index_items", "items", "count of the newest index file")
+INDEX_FULL_FILES = _word(DISPATCHER, "index_full_files", "files", "index files filled since the group started")
+# The last committed step, twice: slot COMMIT_SEQUENCE & 1 is valid. A successor rolls the index back to it.
+COMMIT_SEQUENCE = _word(DISPATCHER, "commit_sequence", "", "number of the last committed dispatch step")
+COMMIT_DISPATCHED = tuple(_word(DISPATCHER, f"commit_dispatched_{n}", "bytes", "of a committed step") for n in (0, 1))
+COMMIT_INDEX_MS = tuple(_word(DISPATCHER, f"commit_index_ms_{n}", "ms", "its index file's name") for n in (0, 1))
+COMMIT_INDEX_ITEMS = tuple(_word(DISPATCHER, f"commit_index_items_{n}", "items", "its item count") for n in (0, 1))
+COMMIT_INDEX_SLOTS = tuple(_word(DISPATCHER, f"commit_index_slots_{n}", "slots", "its slots used") for n in (0, 1))
+COMMIT_INDEX_END_MS = tuple(_word(DISPATCHER, f"commit_index_end_ms_{n}", "ms", "its end time") for n in (0, 1))
+COMMIT_INDEX_END = tuple(_word(DISPATCHER, f"commit_index_end_{n}", "bytes", "its end offset") for n in (0, 1))
+COMMIT_MESSAGES = tuple(_word(DISPATCHER, f"commit_messages_{n}", "messages", "dispatched by then") for n in (0, 1))
+
+# ConsumeQueue flusher
+CQ_SYNCED = _word(CQ_FLUSHER, "cq_synced", "bytes", "log position up to which ConsumeQueues are synced")
+CQ_SYNCS = _word(CQ_FLUSHER, "cq_syncs", "", "files synced")
+CQ_PASSES = _word(CQ_FLUSHER, "cq_passes", "", "passes done")
+CQ_FORCED_PASSES = _word(CQ_FLUSHER, "cq_forced_passes", "", "passes that synced everything")
+CQ_FORCED_NS = _word(CQ_FLUSHER, "cq_forced_ns", "ns", "monotonic clock at the last forced pass")
+CQ_SYNC_ERRNO = _word(CQ_FLUSHER, "cq_sync_errno", "", "errno of the first failed sync")
+
+# Index flusher
+INDEX_SYNCED = _word(INDEX_FLUSHER, "index_synced", "bytes", "log position up to which the index is synced")
+INDEX_SYNCS = _word(INDEX_FLUSHER, "index_syncs", "", "files synced")
+INDEX_PASSES = _word(INDEX_FLUSHER, "index_passes", "", "passes done")
+INDEX_FORCED_PASSES = _word(INDEX_FLUSHER, "index_forced_passes", "", "passes that synced everything")
+INDEX_FORCED_NS = _word(INDEX_FLUSHER, "index_forced_ns", "ns", "monotonic clock at the last forced pass")
+INDEX_SYNC_ERRNO = _word(INDEX_FLUSHER, "index_sync_errno", "", "errno of the first failed sync")
+
+# Query
+QUERY_CONNECTIONS = _word(QUERY, "query_connections", "connections", "now")
+QUERY_REQUESTS = _word(QUERY, "query_requests", "requests", "answered since the group started")
+QUERY_REJECTS = _word(QUERY, "query_rejects", "requests", "answered with an error")
+PULLED_MESSAGES = _word(QUERY, "pulled_messages", "messages", "handed out since the group started")
+PULLED_BYTES = _word(QUERY, "pulled_bytes", "bytes", "handed out since the group started")
+WAITING_PULLS = _word(QUERY, "waiting_pulls", "requests", "long polls held now")
+
+# Keeper
+MIN_PHYSICAL_OFFSET = _word(KEEPER, "min_physical_offset", "bytes", "the log's first readable position")
+DISK_USED_BYTES = _word(KEEPER, "disk_used_bytes", "bytes", "of the file system that holds the store")
+DISK_FREE_BYTES = _word(KEEPER, "disk_free_bytes", "bytes", "of the file system that holds the store")
+DISK_FULL = _word(KEEPER, "disk_full", "", "1 while sends are refused because the disk is nearly full")
+
+# Monitor
+SCRAPES = _word(MONITOR, "scrapes", "requests", "of /metrics")
+MONITOR_PORT = _word(MONITOR, "monitor_port", "", "TCP port that /metrics listens at")

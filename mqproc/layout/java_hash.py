@@ -1,0 +1,30 @@
+"""Java's `String.hashCode` and the hash of an index key, for code that runs without compiled kernels.
+
+`mqproc.kernels.hashing` has the same over bytes in a buffer.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from mqproc.layout.index_file import KEY_TOPIC_SEPARATOR
+
+_UTF_16 = "utf-16-le" if sys.byteorder == "little" else "utf-16-be"
+
+
+def java_hash(text: str) -> int:
+    """`String.hashCode`: h = 31 h + u over UTF-16 code units, as an i32. A lone surrogate counts as the unit it is."""
+    hashed = 0
+    for unit in memoryview(text.encode(_UTF_16, "surrogatepass")).cast("H"):
+        hashed = (31 * hashed + unit) & 0xFFFFFFFF
+    return (hashed ^ 0x80000000) - 0x80000000
+
+
+def index_key_hash(hashed: int) -> int:
+    """|hash|, and 0 for −2³¹, whose absolute value is no i32: what an index item holds and a slot is found by."""
+    return 0 if hashed == -0x80000000 else abs(hashed)
+
+
+def index_key_hash_of(topic: str, key: str) -> int:
+    """The index key hash of `topic#key`; modulo the number of slots it is the key's slot."""
+    return index_key_hash(java_hash(f"{topic}{KEY_TOPIC_SEPARATOR}{key}"))

@@ -1,0 +1,60 @@
+"""A durable mark: up to where a file row is surely on disk. Two slots, each in its own page, written in turn.
+
+    ┌──────────┬──────────────┬────────────┬───────────────────┬─────────────────┬─────────┐
+    │ magic u64│ sequence u64 │ offset u64 │ store time ms u64 │ fingerprint u32 │ CRC u32 │  little-endian
+    │ 0        │ 8            │ 16         │ 24                │ 32              │ 36      │
+    └──────────┴──────────────┴────────────┴───────────────────┴─────────────────┴─────────┘
+
+`offset` is a CommitLog position: all that the row needs for records below it is synced. The fingerprint is the CRC-32
+of up to 4 KiB of log before the offset; when it differs, another program wrote the log since and the mark is void.
+The slot with the highest sequence whose CRC holds is the mark.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+MAGIC = 0x314B52414D51504D  # "MPQMARK1", little-endian
+SLOT_SPACING = 4096
+FILE_SIZE = 2 * SLOT_SPACING
+FINGERPRINT_BYTES = 4096
+_FIELDS = struct.Struct("<QQQQI")
+_CRC = struct.Struct("<I")
+SLOT_SIZE = _FIELDS.size + _CRC.size
+assert SLOT_SIZE == 40
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One mark. `offset` is a CommitLog position, `fingerprint` the CRC-32 of the log's 4 KiB before it."""
+
+    sequence: int
+    offset: int
+    store_timestamp_ms: int
+    fingerprint: int
+
+
+def slot_offset(sequence: int) -> int:
+    """Where the slot for a sequence number lies."""
+    return (sequence & 1) * SLOT_SPACING
+
+
+def encode(mark: Mark) -> bytes:
+    """The 40 bytes of a slot."""
+    fields = _FIELDS.pack(MAGIC, mark.sequence, mark.offset, mark.store_timestamp_ms, mark.fingerprint)
+    return fields + _CRC.pack(zlib.crc32(fields))
+
+
+def decode(data: bytes) -> Mark | None:
+    """The newest valid mark of a file's bytes, or None."""
+    slots = [_decode_slot(data[start : start + SLOT_SIZE]) for start in (0, SLOT_SPACING)]
+    return max((slot for slot in slots if slot), key=lambda mark: mark.sequence, default=None)
+
+
+def _decode_slot(slot: bytes) -> Mark | None:
+    if len(slot) < SLOT_SIZE or _CRC.unpack_from(slot, _FIELDS.size)[0] != zlib.crc32(slot[: _FIELDS.size]):
+        return None
+    magic, sequence, offset, store_timestamp_ms, fingerprint = _FIELDS.unpack_from(slot)
+    return Mark(sequence, offset, store_timestamp_ms, fingerprint) if magic == MAGIC else None

@@ -1,0 +1,58 @@
+"""The properties string: `name 0x01 value 0x02` for each pair, in RocketMQ's order.
+
+A broker passes properties through a Java HashMap of 128 buckets, so its order is by bucket, ties as inserted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from mqproc.layout.java_hash import java_hash
+
+NAME_END = "\x01"
+PAIR_END = "\x02"
+
+KEYS = "KEYS"
+TAGS = "TAGS"
+UNIQ_KEY = "UNIQ_KEY"
+WAIT = "WAIT"
+DELAY = "DELAY"
+REAL_TOPIC = "REAL_TOPIC"
+REAL_QID = "REAL_QID"
+CRC32 = "__CRC32#"
+
+KEY_SEPARATOR = " "
+# The names whose values the kernel writes itself; users' properties must not use them.
+RESERVED = frozenset({KEYS, TAGS, UNIQ_KEY, WAIT, CRC32})
+
+_BUCKETS = 128
+
+
+def bucket(name: str) -> int:
+    """The HashMap bucket of a name, 0…127."""
+    unsigned = java_hash(name) & 0xFFFFFFFF
+    return (unsigned ^ (unsigned >> 16)) & (_BUCKETS - 1)
+
+
+def in_rocketmq_order(names: Iterable[str]) -> list[str]:
+    """Names as a broker would write them; equal buckets keep their order."""
+    return sorted(names, key=bucket)
+
+
+def encode(properties: Mapping[str, str]) -> str:
+    """The string for a record, in RocketMQ's order. Names and values are not escaped: check them first."""
+    return "".join(f"{name}{NAME_END}{properties[name]}{PAIR_END}" for name in in_rocketmq_order(properties))
+
+
+def decode(text: str) -> dict[str, str]:
+    """Pairs of a stored string as RocketMQ reads them: empty names and values fall out, the last of a name wins.
+
+    Our own CRC pair is dropped: it belongs to the record, not to the message.
+    """
+    pairs = {}
+    for part in text.split(PAIR_END):
+        name, separator, value = part.partition(NAME_END)
+        if separator and name and value:
+            pairs[name] = value
+    pairs.pop(CRC32, None)
+    return pairs

@@ -1,0 +1,83 @@
+"""The queue table: (topic, queue id) → number, with the offsets that the roles share. Native-endian, rebuilt by recovery.
+
+    header page │ magic, version, capacity, hash slots, count, live
+    entries     │ capacity × 512 bytes
+    hash        │ slots × i32, entry number + 1, 0 = empty; linear probing
+
+    entry:  0  state, queue id, topic size, topic hash     writer, written before the entry is published
+           64  topic, up to 255 bytes of UTF-8             writer
+          320  next offset                                 writer: the next message's queue offset
+          384  max offset, last physical end, last store time   dispatcher
+          448  min offset                                  keeper
+
+An entry is complete before its hash slot is stored, and the slot before the count. Entries are never moved or reused;
+a deleted topic leaves a tombstone, so that a number always means the same queue while a group runs.
+"""
+
+from __future__ import annotations
+
+MAGIC = 0x3130485551514D  # "MQQUH01", little-endian
+VERSION = 1
+HEADER_SIZE = 4096
+ENTRY_SIZE = 512
+WORD_SIZE = 8
+
+HEADER_MAGIC = 0
+HEADER_VERSION = 1
+HEADER_CAPACITY = 2
+HEADER_HASH_SLOTS = 3
+HEADER_COUNT = 8  # a cache line of its own
+HEADER_LIVE = 16
+
+# Word indices inside an entry.
+STATE = 0
+QUEUE_ID = 1
+TOPIC_SIZE = 2
+TOPIC_HASH = 3
+TOPIC_OFFSET_BYTES = 64
+TOPIC_BYTES_MAX = 255
+NEXT_OFFSET = 320 // WORD_SIZE
+MAX_OFFSET = 384 // WORD_SIZE
+LAST_PHYSICAL_END = MAX_OFFSET + 1
+LAST_STORE_TIMESTAMP_MS = MAX_OFFSET + 2
+MIN_OFFSET = 448 // WORD_SIZE
+assert TOPIC_OFFSET_BYTES + TOPIC_BYTES_MAX < NEXT_OFFSET * WORD_SIZE
+
+STATE_FREE, STATE_LIVE, STATE_TOMBSTONE = range(3)
+
+ENTRY_WORDS = ENTRY_SIZE // WORD_SIZE
+HEADER_WORDS = HEADER_SIZE // WORD_SIZE
+
+HASH_MULTIPLIER_TOPIC = 0x9E3779B1
+HASH_MULTIPLIER_QUEUE = 0x85EBCA77
+
+
+def hash_slots(capacity: int) -> int:
+    """Slots of the hash: the power of two at least twice as large as the capacity."""
+    return 1 << max(4, (2 * capacity - 1).bit_length())
+
+
+def entry_word(number: int, word: int) -> int:
+    """Index of an entry's word in an int64 view of the file."""
+    return HEADER_WORDS + number * ENTRY_WORDS + word
+
+
+def entry_offset(number: int) -> int:
+    """Byte offset of an entry."""
+    return HEADER_SIZE + number * ENTRY_SIZE
+
+
+def hash_offset(capacity: int) -> int:
+    """Byte offset of the hash."""
+    return HEADER_SIZE + capacity * ENTRY_SIZE
+
+
+def file_size(capacity: int) -> int:
+    """Bytes of the whole table."""
+    return hash_offset(capacity) + 4 * hash_slots(capacity)
+
+
+def first_slot(topic_hash: int, queue_id: int, slots: int) -> int:
+    """Where probing begins. `topic_hash` is the topic's Java hash; all arithmetic is modulo 2³²."""
+    mixed = (topic_hash * HASH_MULTIPLIER_TOPIC + queue_id * HASH_MULTIPLIER_QUEUE) & 0xFFFFFFFF
+    return (mixed ^ (mixed >> 15)) & (slots - 1)

@@ -1,0 +1,75 @@
+"""The CommitLog record (RocketMQ 5.3).
+
+    ┌───────────┬───────┬─────────┬─────────┬──────┬──────────────┬─────────────────┬─────────┐
+    │ total i32 │ magic │ bodyCRC │ queueId │ flag │ queueOffset  │ physicalOffset  │ sysFlag │
+    │ 0         │ 4     │ 8       │ 12      │ 16   │ 20 (i64)     │ 28 (i64)        │ 36      │
+    ├───────────┴───┬───┴───────┬─┴─────────┴──────┴──┬───────────┼─────────────────┴─────────┤
+    │ bornTime i64  │ bornHost B│ storeTime i64       │ storeHost S│ reconsume i32, prepared i64│
+    │ 40            │ 48        │ 48+B                │ 56+B       │ 56+B+S         60+B+S      │
+    ├───────────────┼───────────┼─────────────────────┼───────────┴──────────┬────────────────┤
+    │ bodyLength i32│ body      │ topicLength L bytes │ topic                │ propLength i16  │ properties
+    │ 68+B+S        │ 72+B+S    │ 72+B+S+body         │                      │                 │
+    └───────────────┴───────────┴─────────────────────┴──────────────────────┴────────────────┘
+
+B and S are 8 for an IPv4 host and 20 for IPv6 (address, then port as i32); L is 1 for V1 and 2 for V2. All numbers
+are big-endian. A record ends with no padding. A BLANK is 8 bytes, i32 remaining and its magic, and fills the rest
+of a segment, whatever bytes follow.
+"""
+
+from __future__ import annotations
+
+MAGIC_V1 = 0xDAA320A7 - (1 << 32)
+MAGIC_V2 = 0xDAA320AB - (1 << 32)
+MAGIC_BLANK = 0xCBD43194 - (1 << 32)
+
+TOTAL_SIZE = 0
+MAGIC = TOTAL_SIZE + 4
+BODY_CRC = MAGIC + 4
+QUEUE_ID = BODY_CRC + 4
+FLAG = QUEUE_ID + 4
+QUEUE_OFFSET = FLAG + 4
+PHYSICAL_OFFSET = QUEUE_OFFSET + 8
+SYS_FLAG = PHYSICAL_OFFSET + 8
+BORN_TIMESTAMP = SYS_FLAG + 4
+BORN_HOST = BORN_TIMESTAMP + 8
+
+HOST_V4_SIZE = 8
+HOST_V6_SIZE = 20
+
+# Offsets below hold for two IPv4 hosts; each IPv6 host before a field moves it by IPV6_EXTRA.
+IPV6_EXTRA = HOST_V6_SIZE - HOST_V4_SIZE
+STORE_TIMESTAMP = BORN_HOST + HOST_V4_SIZE
+STORE_HOST = STORE_TIMESTAMP + 8
+RECONSUME_TIMES = STORE_HOST + HOST_V4_SIZE
+PREPARED_TRANSACTION_OFFSET = RECONSUME_TIMES + 4
+BODY_LENGTH = PREPARED_TRANSACTION_OFFSET + 8
+BODY = BODY_LENGTH + 4
+
+# A whole V1 record over IPv4 with nothing in it: total = 91 + body + topic + properties.
+FIXED_SIZE_V4 = BODY + 1 + 2
+assert BODY_LENGTH == 84
+assert FIXED_SIZE_V4 == 91
+
+# What follows the properties' length is at most a Java short.
+PROPERTIES_SIZE_MAX = 32767
+# RocketMQ's encoder refuses a record larger than this much above the largest body.
+RECORD_OVERHEAD_MAX = 65536
+TOPIC_V1_CHARACTERS_MAX = 127
+TOPIC_SIZE_MAX = 255
+
+BLANK_SIZE = 8
+
+SYS_FLAG_COMPRESSED = 0x1
+SYS_FLAG_MULTI_TAGS = 0x2
+SYS_FLAG_TRANSACTION_MASK = 0xC
+SYS_FLAG_PREPARED = 0x4
+SYS_FLAG_COMMIT = 0x8
+SYS_FLAG_ROLLBACK = 0xC
+SYS_FLAG_BORN_HOST_V6 = 0x10
+SYS_FLAG_STORE_HOST_V6 = 0x20
+
+# Tail of the properties when `enabled_append_prop_crc` is on: name, 0x01, ten digits reversed, 0x02.
+CRC_NAME = b"__CRC32#"
+CRC_DIGITS = 10
+CRC_TAIL_SIZE = len(CRC_NAME) + 1 + CRC_DIGITS + 1
+assert CRC_TAIL_SIZE == 20

@@ -1,0 +1,180 @@
+"""Messages and the answers about them, as users see them. Names and JSON keys are the same everywhere."""
+
+from __future__ import annotations
+
+import base64
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message to send.
+
+    `keys` are what `by_key` finds it by; `tag` is what consumers filter by; `properties` are further name-value
+    pairs. `queue_id` None lets the writer choose; `born_timestamp_ms` None means now.
+    """
+
+    topic: str
+    body: bytes
+    tag: str = ""
+    keys: Sequence[str] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    queue_id: int | None = None
+    flag: int = 0
+    born_timestamp_ms: int | None = None
+    unique_id: str = ""
+
+
+class SendStatus(enum.StrEnum):
+    """What became of a message that was stored; the last three are RocketMQ's "stored, with a warning"."""
+
+    PUT_OK = "PUT_OK"
+    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+
+
+@dataclass(frozen=True, slots=True)
+class SendResult:
+    """Where one message went. `message_id` is RocketMQ's offset message id, `unique_id` its client id (UNIQ_KEY)."""
+
+    message_id: str
+    unique_id: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    store_timestamp_ms: int
+    status: SendStatus = SendStatus.PUT_OK
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """Where a batch's messages went, column by column, in the order they were given.
+
+    `queue_ids` int32[n], `queue_offsets` int64[n], `physical_offsets` int64[n]; one store time for the whole frame.
+    """
+
+    topic: str
+    queue_ids: NDArray[np.int32]
+    queue_offsets: NDArray[np.int64]
+    physical_offsets: NDArray[np.int64]
+    store_timestamp_ms: int
+
+    def __len__(self) -> int:
+        return len(self.physical_offsets)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message as it lies in the CommitLog."""
+
+    message_id: str
+    physical_offset: int
+    size: int
+    topic: str
+    queue_id: int
+    queue_offset: int
+    tag: str
+    keys: tuple[str, ...]
+    properties: Mapping[str, str]
+    flag: int
+    sys_flag: int
+    born_timestamp_ms: int
+    born_host: str
+    store_timestamp_ms: int
+    store_host: str
+    reconsume_times: int
+    prepared_transaction_offset: int
+    body_crc: int
+    body: bytes
+
+    @property
+    def unique_id(self) -> str:
+        """The id that the producer gave it (property UNIQ_KEY), empty when it gave none."""
+        return self.properties.get("UNIQ_KEY", "")
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name, the body as base64: what every `--json` prints for a message."""
+        return {
+            "message_id": self.message_id,
+            "physical_offset": self.physical_offset,
+            "size": self.size,
+            "topic": self.topic,
+            "queue_id": self.queue_id,
+            "queue_offset": self.queue_offset,
+            "tag": self.tag,
+            "keys": list(self.keys),
+            "properties": dict(self.properties),
+            "flag": self.flag,
+            "sys_flag": self.sys_flag,
+            "born_timestamp_ms": self.born_timestamp_ms,
+            "born_host": self.born_host,
+            "store_timestamp_ms": self.store_timestamp_ms,
+            "store_host": self.store_host,
+            "reconsume_times": self.reconsume_times,
+            "prepared_transaction_offset": self.prepared_transaction_offset,
+            "body_crc": self.body_crc,
+            "body_base64": base64.b64encode(self.body).decode("ascii"),
+        }
+
+
+class PullStatus(enum.StrEnum):
+    """RocketMQ's `GetMessageStatus`, and ours for a damaged range."""
+
+    FOUND = "FOUND"
+    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
+    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
+    CORRUPT = "CORRUPT"
+
+
+@dataclass(frozen=True, slots=True)
+class PullResult:
+    """One pull's answer. `next_offset` is where the next pull of this queue should begin, whatever the status."""
+
+    status: PullStatus
+    messages: Sequence[StoredMessage]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """One topic: its queues and what is in them."""
+
+    topic: str
+    queues: int
+    perm: int
+    message_count: int
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueInfo:
+    """One queue: offsets in [`min_offset`, `max_offset`) can be read."""
+
+    topic: str
+    queue_id: int
+    min_offset: int
+    max_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """`ready` when every role runs and beats; `problems` says what does not."""
+
+    ready: bool
+    read_only: bool
+    dispatch_behind_bytes: int
+    problems: tuple[str, ...] = ()

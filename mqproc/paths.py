@@ -1,0 +1,134 @@
+"""Where everything lies inside a store.
+
+    <store>/commitlog/<20 digits>                      message records
+    <store>/consumequeue/<topic>/<queue id>/<20 digits> 20-byte units
+    <store>/index/<17 digits>                          hash index
+    <store>/checkpoint  abort  lock  config/*.json     RocketMQ's markers and settings
+    <store>/mqproc/                                    ours: positions, marks, sockets, logs
+
+The names outside `mqproc/` are RocketMQ 5.3's.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+from pathlib import Path
+
+SEGMENT_NAME_DIGITS = 20
+INDEX_NAME_DIGITS = 17
+
+
+def segment_name(start_offset: int) -> str:
+    """File name of the segment that begins at byte `start_offset` of its row."""
+    return f"{start_offset:0{SEGMENT_NAME_DIGITS}d}"
+
+
+def segment_start(name: str) -> int | None:
+    """The offset that a segment's name tells, or None when it is no segment's name."""
+    if len(name) != SEGMENT_NAME_DIGITS or not (name.isascii() and name.isdigit()):
+        return None
+    return int(name)
+
+
+def index_name(time_ms: int) -> str:
+    """Index file name for a creation time: local time as yyyyMMddHHmmssSSS, as RocketMQ's."""
+    moment = datetime.datetime.fromtimestamp(time_ms // 1000)
+    return f"{moment:%Y%m%d%H%M%S}{time_ms % 1000:03d}"
+
+
+def index_name_time_ms(name: str) -> int | None:
+    """The time that an index file's name tells, or None when it is no index file's name."""
+    if len(name) != INDEX_NAME_DIGITS or not (name.isascii() and name.isdigit()):
+        return None
+    try:
+        moment = datetime.datetime.strptime(name[:14], "%Y%m%d%H%M%S")
+    except ValueError:
+        return None
+    return int(moment.timestamp()) * 1000 + int(name[14:])
+
+
+@dataclass(frozen=True, slots=True)
+class StorePaths:
+    """The files of one store, by name. `root` need not exist."""
+
+    root: Path
+
+    @property
+    def commit_log(self) -> Path:
+        return self.root / "commitlog"
+
+    @property
+    def consume_queue(self) -> Path:
+        return self.root / "consumequeue"
+
+    def queue(self, topic: str, queue_id: int) -> Path:
+        return self.consume_queue / topic / str(queue_id)
+
+    @property
+    def index(self) -> Path:
+        return self.root / "index"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.root / "checkpoint"
+
+    @property
+    def abort(self) -> Path:
+        return self.root / "abort"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config"
+
+    @property
+    def topics(self) -> Path:
+        return self.config / "topics.json"
+
+    @property
+    def own(self) -> Path:
+        return self.root / "mqproc"
+
+    @property
+    def control(self) -> Path:
+        return self.own / "control"
+
+    @property
+    def queues(self) -> Path:
+        return self.own / "queues"
+
+    @property
+    def marks(self) -> Path:
+        return self.own / "marks"
+
+    def mark(self, name: str) -> Path:
+        return self.marks / name
+
+    @property
+    def damage(self) -> Path:
+        return self.own / "damage.json"
+
+    @property
+    def read_only(self) -> Path:
+        return self.own / "read_only"
+
+    @property
+    def next_segment(self) -> Path:
+        return self.own / "segment.tmp"
+
+    @property
+    def settings(self) -> Path:
+        """TOML of the options that the group runs with, for tools."""
+        return self.own / "settings.json"
+
+    @property
+    def log(self) -> Path:
+        return self.own / "log.jsonl"
+
+    def socket(self, name: str) -> Path:
+        """`name` is writer, query or ctl."""
+        return self.own / f"{name}.sock"

@@ -1,0 +1,1 @@
+"""The roles: bounded steps over StoreIO, control words and a clock, and the loop that runs them."""

@@ -1,0 +1,209 @@
+"""From an append request to a plan for the engine: topic, queues, columns, constant properties.
+
+The writer owns the topics; here they are kept ready for the kernel: queue numbers as an array, the round's position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.config import Options
+from mqproc.errors import (
+    BadMessageError,
+    BadPropertyError,
+    NoSuchQueueError,
+    PropertiesTooLargeError,
+    TooManyQueuesError,
+    TopicNotFoundError,
+)
+from mqproc.io import StoreIO
+from mqproc.layout import properties, record
+from mqproc.paths import StorePaths
+from mqproc.store.append import AppendPlan
+from mqproc.store.queue_table import QueueTable
+from mqproc.store.topics import TopicConfig, Topics, check_sendable, check_topic_name
+from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_COLUMN, AppendRequest
+
+UNIQUE_PREFIX_DIGITS = 28
+MESSAGES_PER_FRAME_MAX = 1 << 20
+_UNIQUE_NAME = f"{properties.UNIQ_KEY}{properties.NAME_END}".encode()
+_PAIR_END = properties.PAIR_END.encode()
+_SEPARATORS = (properties.NAME_END, properties.PAIR_END)
+
+
+@dataclass(slots=True)
+class OpenTopic:
+    """A topic ready for appends. `rotation` is the queue that the next message of a round goes to."""
+
+    name: bytes
+    characters: int
+    queue_numbers: NDArray[np.int64]
+    rotation: int = 0
+
+
+class OpenTopics:
+    """The writer's topics: the config file, the queue table and the arrays for the kernel, kept together."""
+
+    def __init__(self, io: StoreIO, paths: StorePaths, options: Options, table: QueueTable) -> None:
+        self._options = options
+        self._table = table
+        self.topics = Topics(io, paths)
+        self.topics.load()
+        self._open: dict[str, OpenTopic] = {}
+        self.unsaved = False
+        self._adopt_queues_of_table()
+
+    def find(self, topic: str) -> OpenTopic:
+        """The topic, made when it may be. Raises TopicNotFoundError, BadTopicError, TooManyQueuesError."""
+        found = self._open.get(topic)
+        if found is not None:
+            return found
+        check_topic_name(topic)
+        config = self.topics.get(topic)
+        if config is None:
+            if not self._options.auto_create_topic_enable:
+                raise TopicNotFoundError(f"topic {topic!r} does not exist and auto_create_topic_enable is off")
+            self.create(topic, self._options.default_topic_queue_nums)
+            return self._open[topic]
+        return self._opened(config)
+
+    def create(self, topic: str, queues: int, perm: int = 6) -> bool:
+        """Make a topic or widen one; the caller saves. Returns whether anything changed."""
+        old = self.topics.get(topic)
+        missing = queues - (old.queues if old else 0)
+        if missing > 0:
+            self._check_capacity(missing)
+        changed = self.topics.add(topic, queues, perm)
+        config = self.topics.get(topic)
+        assert config is not None
+        self._opened(config)
+        self.unsaved |= changed
+        return changed
+
+    def delete(self, topic: str) -> None:
+        """Forget a topic and leave tombstones for its queues. Raises TopicNotFoundError."""
+        config = self.topics.get(topic)
+        if config is None:
+            raise TopicNotFoundError(f"topic {topic!r} does not exist")
+        for queue_id in range(config.queues):
+            number = self._table.find(topic, queue_id)
+            if number >= 0:
+                self._table.delete_queue(number)
+        self.topics.remove(topic)
+        self._open.pop(topic, None)
+        self.unsaved = True
+
+    def save(self, time_ms: int) -> None:
+        """Write topics.json when something changed."""
+        if self.unsaved:
+            self.topics.save(time_ms)
+            self.unsaved = False
+
+    def _check_capacity(self, missing: int) -> None:
+        from_table = self._table.capacity - self._table.count
+        if missing > from_table:
+            raise TooManyQueuesError(
+                f"{missing:,} more queues exceed max_queues = {self._table.capacity:,}, of which {from_table:,} are left"
+            )
+
+    def _opened(self, config: TopicConfig) -> OpenTopic:
+        numbers = [self._table.create_queue(config.topic, queue_id) for queue_id in range(config.queues)]
+        rotation = self._open[config.topic].rotation if config.topic in self._open else 0
+        found = OpenTopic(config.topic.encode(), len(config.topic), np.array(numbers, np.int64), rotation)
+        self._open[config.topic] = found
+        return found
+
+    def _adopt_queues_of_table(self) -> None:
+        """Topics that the store holds queues of but topics.json does not name, or names with fewer queues."""
+        widest: dict[str, int] = {}
+        for _number, topic, queue_id in self._table.live():
+            widest[topic] = max(widest.get(topic, 0), queue_id + 1)
+        for topic, queues in widest.items():
+            config = self.topics.get(topic)
+            if config is None:
+                self.topics.adopt(topic, queues)
+                self.unsaved = True
+            elif config.queues < queues:
+                config.queues = queues
+                self.unsaved = True
+
+
+def plan_append(request: AppendRequest, payload: memoryview, topics: OpenTopics, *, internal: bool = False) -> AppendPlan:
+    """Check a request and make its plan. Raises BadRequestError and its kin naming value and limit."""
+    if not internal:
+        check_sendable(request.topic)
+    if not 1 <= request.count <= MESSAGES_PER_FRAME_MAX:
+        raise BadMessageError(f"count = {request.count:,} is out of range: from 1 to {MESSAGES_PER_FRAME_MAX:,}")
+    if len(request.born_host) not in (record.HOST_V4_SIZE, record.HOST_V6_SIZE):
+        raise BadMessageError(f"born_host has {len(request.born_host)} bytes; it takes 8 or 20")
+    topic = topics.find(request.topic)
+    queues = len(topic.queue_numbers)
+    if not QUEUE_COLUMN <= request.queue_id < queues:
+        raise NoSuchQueueError(f"queue id {request.queue_id}; topic has {queues} queues")
+    return AppendPlan(
+        payload=np.frombuffer(payload, np.uint8),
+        count=request.count,
+        columns=_columns(request, len(payload)),
+        topic=topic.name,
+        topic_characters=topic.characters,
+        queue_numbers=topic.queue_numbers,
+        rotation=topic.rotation,
+        fixed_queue=request.queue_id,
+        unique_counter=request.unique_counter if request.unique_prefix else -1,
+        parts=_parts(request),
+        born_timestamp_ms=request.born_timestamp_ms,
+        born_host=request.born_host,
+        flag=request.flag,
+        sys_flag=request.sys_flag if internal else 0,
+        reconsume_times=request.reconsume_times if internal else 0,
+        prepared_transaction_offset=request.prepared_transaction_offset if internal else 0,
+        batch=request.batch,
+    )
+
+
+def _columns(request: AppendRequest, payload_size: int) -> tuple[int, ...]:
+    """Where each column begins, in the kernel's order. Raises BadMessageError when they do not fill the payload."""
+    count = request.count
+    at = 0
+    columns = []
+    for length_size, size in (
+        (4, request.bodies_bytes),
+        (2, request.keys_bytes),
+        (2, request.tags_bytes),
+        (2, request.properties_bytes),
+    ):
+        if size == COLUMN_ABSENT:
+            columns += [-1, -1]
+            continue
+        if not 0 <= size <= payload_size:
+            raise BadMessageError(f"a column of {size:,} bytes in a payload of {payload_size:,}")
+        columns += [at, at + length_size * count]
+        at += length_size * count + size
+    for present, item_size in ((request.has_born, 8), (request.queue_id == QUEUE_COLUMN, 4), (request.has_flags, 4)):
+        columns.append(at if present else -1)
+        at += item_size * count if present else 0
+    if columns[0] < 0 or at != payload_size or request.has_queues != (request.queue_id == QUEUE_COLUMN):
+        raise BadMessageError(f"the columns take {at:,} bytes, the payload has {payload_size:,}")
+    return tuple(columns)
+
+
+def _parts(request: AppendRequest) -> tuple[bytes, bytes, bytes, bytes]:
+    """The constant properties before the unique id, between it and the tag, before and after the keys."""
+    before, after = request.gap_before_unique, request.gap_before_tag
+    if request.unique_prefix:
+        if len(request.unique_prefix) != UNIQUE_PREFIX_DIGITS or not request.unique_prefix.isalnum():
+            raise BadPropertyError(f"unique_prefix {request.unique_prefix!r} is not {UNIQUE_PREFIX_DIGITS} hex digits")
+        before += _UNIQUE_NAME + request.unique_prefix.encode()
+        after = _PAIR_END + after
+    if request.tag and request.tags_bytes == COLUMN_ABSENT:
+        if any(separator in request.tag for separator in _SEPARATORS):
+            raise BadPropertyError(f"property {properties.TAGS}: its value has a separator byte (1 or 2)")
+        after += f"{properties.TAGS}{properties.NAME_END}{request.tag}{properties.PAIR_END}".encode()
+    parts = before, after, request.gap_before_keys, request.gap_after_keys
+    size = sum(map(len, parts))
+    if size > record.PROPERTIES_SIZE_MAX:
+        raise PropertiesTooLargeError(f"properties of {size:,} bytes; the limit is {record.PROPERTIES_SIZE_MAX:,}")
+    return parts

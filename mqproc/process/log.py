@@ -1,0 +1,93 @@
+"""Logging of the group's processes, by structlog: for people on a terminal, JSON lines elsewhere.
+
+Every line has `ts`, `level`, `role`, `pid` and `event`; further fields carry their unit in their name. A line is one
+write, so lines of processes that share a descriptor do not mix. Repeats of an event are limited; the count of those
+left out comes with the next line of that event.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, MutableMapping
+from typing import Any, TextIO, cast
+
+import structlog
+
+Logger = structlog.typing.FilteringBoundLogger
+EventDict = MutableMapping[str, Any]
+
+BURST = 5
+WINDOW_S = 10.0
+_MOST_EVENTS = 512
+_FIRST_FIELDS = ("ts", "level", "role", "pid", "event")
+
+
+class RepeatLimit:
+    """A structlog processor: lets `burst` lines of one event pass in each window of `window_s`."""
+
+    def __init__(
+        self, burst: int = BURST, window_s: float = WINDOW_S, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._burst = burst
+        self._window_s = window_s
+        self._now = now
+        self._seen: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def __call__(self, logger: Any, method: str, event: EventDict) -> EventDict:
+        key = (method, str(event.get("event", "")))
+        now = self._now()
+        since, count = self._seen.get(key, (now, 0))
+        if now - since >= self._window_s:
+            if count > self._burst:
+                event["left_out"] = count - self._burst
+            since, count = now, 0
+        if len(self._seen) >= _MOST_EVENTS and key not in self._seen:
+            self._seen.clear()
+        self._seen[key] = (since, count + 1)
+        if count >= self._burst:
+            raise structlog.DropEvent
+        return event
+
+
+def configure(role: str, stream: TextIO | None = None) -> None:
+    """Set this process's logging up; to be called again after a fork."""
+    stream = stream if stream is not None else sys.stderr
+    terminal = stream.isatty()
+    structlog.reset_defaults()
+    structlog.configure(
+        processors=[
+            RepeatLimit(),
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=False, key="ts"),
+            *_rendering(terminal),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger("info"),
+        logger_factory=structlog.WriteLoggerFactory(stream),
+        cache_logger_on_first_use=False,
+    )
+    structlog.contextvars.clear_contextvars()
+    structlog.contextvars.bind_contextvars(role=role, pid=os.getpid())
+
+
+def get_logger() -> Logger:
+    """This process's logger: `get_logger().warning("segment not ready", waited_ms=3)`."""
+    return cast(Logger, structlog.get_logger())
+
+
+def _rendering(terminal: bool) -> list[structlog.typing.Processor]:
+    if terminal:
+        colors = "NO_COLOR" not in os.environ
+        return [structlog.dev.ConsoleRenderer(timestamp_key="ts", colors=colors)]
+    return [
+        structlog.processors.format_exc_info,
+        _in_order,
+        structlog.processors.JSONRenderer(default=str),
+    ]
+
+
+def _in_order(logger: Any, method: str, event: EventDict) -> EventDict:
+    first = {name: event.pop(name) for name in _FIRST_FIELDS if name in event}
+    return {**first, **event}

@@ -1,0 +1,301 @@
+"""The one loop that runs every role: step, beat, wait at the bell, stop.
+
+    start    handlers, STARTING, factory, RUNNING
+    run      do_work until it returns 0 · spin a little · announce, look again, wait · …
+    stop     SIGTERM: STOPPING, on_stop until it returns True, close
+
+A role is a class with a bounded `do_work`; it knows neither signals nor processes, and a test may call its methods
+without any of this. Signal handlers only set a flag and ring the role's own bell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import faulthandler
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Final, Protocol, runtime_checkable
+
+from mqproc.config import FIELDS, Options, parse_option
+from mqproc.control import Control
+from mqproc.errors import MqprocError
+from mqproc.io import StoreIO
+from mqproc.layout import control as layout
+from mqproc.paths import StorePaths
+from mqproc.process import log
+from mqproc.shm.bell import MAX_WAIT_S, Bell
+from mqproc.shm.clock import Clock
+
+BEAT_NS: Final = 50_000_000
+"""A working role stores its heartbeat this often: far below the 250 ms at which the supervisor looks."""
+
+BEATS_PER_TIMEOUT: Final = 4
+"""An idle role wakes this often within the time after which it counts as silent."""
+
+EXIT_FAILED: Final = 1
+
+
+class Role(Protocol):
+    """What the loop runs. Every method is bounded; one that may take seconds says so by `heart.busy`."""
+
+    @property
+    def name(self) -> str:
+        """As in `layout.control.ROLES`."""
+        ...
+
+    def do_work(self) -> int:
+        """One step; returns how much it did, 0 when there was nothing to do. Must not block."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep at the bell (`bell.wait`), or in an epoll that holds an EventBell beside sockets."""
+        ...
+
+    def on_stop(self) -> bool:
+        """One step towards the end; called until it returns True. It waits by itself where it has to wait."""
+        ...
+
+    def close(self) -> None:
+        """Let go of files and sockets. Called once, also after an error."""
+        ...
+
+
+@runtime_checkable
+class Reloadable(Protocol):
+    """A role that takes new values of the options that may change while it runs."""
+
+    def reload(self, options: Options) -> None:
+        """Use these options from now on."""
+        ...
+
+
+class BellKind(enum.Enum):
+    """What a role waits at."""
+
+    SEMAPHORE = "semaphore"
+    EVENT = "event"
+
+
+class Heart:
+    """A role's own words: heartbeat, state, counts. `changed` tells the supervisor that the state is another."""
+
+    def __init__(
+        self, control: Control, role: str, clock: Clock, changed: Callable[[], None] = lambda: None
+    ) -> None:
+        self._control = control
+        self._clock = clock
+        self._changed = changed
+        self._heartbeat = layout.role_word(role, "heartbeat_ns")
+        self._state = layout.role_word(role, "state")
+        self._since = layout.role_word(role, "state_since_ns")
+        self._cycles = layout.role_word(role, "cycles")
+        self._errors = layout.role_word(role, "errors")
+        self._beaten_ns = 0
+
+    def beat(self) -> None:
+        """Say "alive". Long work without `busy` calls this between its parts."""
+        self._beaten_ns = self._clock.monotonic_ns()
+        self._control.store(self._heartbeat, self._beaten_ns)
+
+    def beat_if_due(self) -> None:
+        """The same, cheap enough for every step."""
+        if self._clock.monotonic_ns() - self._beaten_ns >= BEAT_NS:
+            self.beat()
+
+    def enter(self, state: int) -> None:
+        """Change the state: since when first, then what."""
+        self.beat()
+        self._control.store(self._since, self._beaten_ns)
+        self._control.store(self._state, state)
+        self._changed()
+
+    @contextlib.contextmanager
+    def busy(self, state: int) -> Iterator[None]:
+        """Around a call that may take seconds: STATE_SYNCING, STATE_ALLOCATING or STATE_RECOVERING."""
+        before = self._control.load(self._state)
+        now = self._clock.monotonic_ns()
+        self._control.store(self._heartbeat, now)
+        self._control.store(self._since, now)
+        self._control.store(self._state, state)
+        try:
+            yield
+        finally:
+            self.beat()
+            self._control.store(self._since, self._beaten_ns)
+            self._control.store(self._state, before)
+
+    def worked(self) -> None:
+        """Count a step that did something."""
+        self._control.add(self._cycles, 1)
+
+    def failed(self) -> None:
+        """Count a logged error."""
+        self._control.add(self._errors, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleContext:
+    """Everything that a role's factory gets."""
+
+    name: str
+    paths: StorePaths
+    options: Options
+    control: Control
+    io: StoreIO
+    clock: Clock
+    bells: Mapping[str, Bell]
+    """Every role's bell by the role's name."""
+    sockets: Mapping[str, socket.socket]
+    """This role's listening sockets by the names in its RoleSpec."""
+    incarnation: int
+    """1 at the first start under this supervisor; more means that positions in `control` are a predecessor's."""
+    heart: Heart
+
+    @property
+    def bell(self) -> Bell:
+        """The role's own bell."""
+        return self.bells[self.name]
+
+    @property
+    def sync_flush(self) -> bool:
+        return self.options.sync_flush
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSpec:
+    """How a role is made: called in the new process, after the fork."""
+
+    name: str
+    factory: Callable[[RoleContext], Role]
+    bell: BellKind = BellKind.SEMAPHORE
+    sockets: tuple[str, ...] = ()
+    """Names of the listening sockets it serves: the supervisor opens them, so they outlive the role."""
+
+
+class RoleSignals:
+    """SIGTERM and SIGHUP as flags. Each rings the role's bell too, so that it looks."""
+
+    def __init__(self, bell: Bell) -> None:
+        self._bell = bell
+        self.stop_asked = False
+        self.reload_asked = False
+
+    def install(self) -> None:
+        """Take the signals over. Ctrl-C belongs to the supervisor, which stops roles in order."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._on_stop)
+        signal.signal(signal.SIGHUP, self._on_reload)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGHUP})
+
+    def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        self.stop_asked = True
+        self._bell.post()
+
+    def _on_reload(self, number: int, frame: FrameType | None) -> None:
+        self.reload_asked = True
+        self._bell.post()
+
+
+class Loop:
+    """Runs one role until it is asked to stop."""
+
+    def __init__(self, role: Role, context: RoleContext, signals: RoleSignals) -> None:
+        self._role = role
+        self._bell = context.bell
+        self._heart = context.heart
+        self._clock = context.clock
+        self._paths = context.paths
+        self._signals = signals
+        self._spin_ns = context.options.max_spin_us * 1000
+        timeout_s = context.options.heartbeat_timeout_ms / 1000
+        self._idle_wait_s = min(MAX_WAIT_S, timeout_s / BEATS_PER_TIMEOUT)
+
+    def run(self) -> None:
+        """Until SIGTERM, then the role's own end."""
+        self._heart.enter(layout.STATE_RUNNING)
+        while not self._signals.stop_asked:
+            if self._signals.reload_asked:
+                self._reload()
+            if self._step():
+                self._go_on()
+            else:
+                self._rest()
+        self._heart.enter(layout.STATE_STOPPING)
+        while not self._role.on_stop():
+            self._heart.beat_if_due()
+
+    def _step(self) -> bool:
+        self._heart.beat_if_due()
+        if not self._role.do_work():
+            return False
+        self._heart.worked()
+        return True
+
+    def _go_on(self) -> None:
+        """There was work, so more may come at once: look for it before sleeping, letting others run in between."""
+        deadline = self._clock.monotonic_ns() + self._spin_ns
+        while not self._signals.stop_asked:
+            if self._step():
+                deadline = self._clock.monotonic_ns() + self._spin_ns
+            elif self._clock.monotonic_ns() >= deadline:
+                return
+            else:
+                os.sched_yield()
+
+    def _rest(self) -> None:
+        self._bell.announce()
+        try:
+            if not self._step() and not self._signals.stop_asked:
+                self._heart.beat()
+                self._role.wait(self._idle_wait_s)
+        finally:
+            self._bell.awake()
+            self._heart.beat()
+
+    def _reload(self) -> None:
+        self._signals.reload_asked = False
+        if isinstance(self._role, Reloadable):
+            self._role.reload(read_settings(self._paths))
+
+
+def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int) -> int:
+    """A role's whole life in its own process; returns its exit code.
+
+    `trace_fd` takes the Python stack when the process gets SIGABRT, SIGSEGV, SIGBUS, SIGFPE or SIGILL.
+    """
+    faulthandler.enable(trace_fd, all_threads=True)
+    log.configure(spec.name)
+    signals = RoleSignals(context.bell)
+    signals.install()
+    context.heart.enter(layout.STATE_STARTING)
+    try:
+        role = spec.factory(context)
+        with contextlib.closing(role):
+            Loop(role, context, signals).run()
+    except MqprocError as error:
+        context.heart.failed()
+        log.get_logger().error(str(error), code=error.code)
+        return error.exit_code
+    except Exception:
+        context.heart.failed()
+        log.get_logger().exception("unexpected error")
+        return EXIT_FAILED
+    return 0
+
+
+def write_settings(io: StoreIO, paths: StorePaths, options: Options) -> None:
+    """Keep the options that the group runs with where roles and tools find them."""
+    io.write_file_atomically(paths.settings, json.dumps(options.to_dict(), indent=1).encode(), mode=0o600)
+
+
+def read_settings(paths: StorePaths) -> Options:
+    """The options that the group runs with. Raises OSError, ValueError or ConfigurationError."""
+    found: dict[str, Any] = json.loads(paths.settings.read_text(encoding="utf-8"))
+    source = str(paths.settings)
+    return Options(**{name: parse_option(name, value, source) for name, value in found.items() if name in FIELDS})

@@ -1,0 +1,154 @@
+"""Doorbells: they only say "look again". What is true stands in the control file.
+
+A ringer publishes, fences, looks at the listener's `sleeping` word and posts only if it is set. A listener sets
+`sleeping`, fences, looks for work again, waits at most MAX_WAIT_S, clears `sleeping` and drains. A lost or an extra
+post therefore does no harm.
+
+    ringer      bell.publish(index, value)           or: stores of its own, then bell.ring()
+    listener    bell.announce(); look again; bell.wait(seconds); bell.awake()
+
+`SemaphoreBell` is the cheaper one for a role that waits for nothing else; `EventBell` has a descriptor that stands in
+an epoll beside sockets, and waits by the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import os
+import select
+
+import numpy as np
+import posix_ipc
+from numpy.typing import NDArray
+
+from mqproc.kernels.fences import fence_and_peek, publish_and_peek
+
+MAX_WAIT_S = 1.0
+"""Every wait ends by itself: `sem_timedwait` goes by the wall clock, and a bell rung by nobody must not be the end."""
+
+_MOST_POSTS_DRAINED = 1 << 16
+
+
+class Bell(abc.ABC):
+    """One listener's bell, bound to the word that says whether it sleeps."""
+
+    def __init__(self, cells: NDArray[np.int64], sleeping_index: int) -> None:
+        self._cells = cells
+        self._sleeping_index = sleeping_index
+
+    # Ringer
+
+    def publish(self, index: int, value: int) -> None:
+        """Store a word of the ringer's own, then ring: one compiled call when the listener is awake."""
+        if publish_and_peek(self._cells, index, value, self._sleeping_index):
+            self.post()
+
+    def ring(self) -> None:
+        """Wake the listener if it sleeps. What it is to see has been stored before."""
+        if fence_and_peek(self._cells, self._sleeping_index):
+            self.post()
+
+    @abc.abstractmethod
+    def post(self) -> None:
+        """Wake the listener whether it sleeps or not."""
+
+    # Listener
+
+    def announce(self) -> None:
+        """Say that a wait comes; after this look for work once more."""
+        publish_and_peek(self._cells, self._sleeping_index, 1, self._sleeping_index)
+
+    @abc.abstractmethod
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until a post, a signal, or `timeout_s` (at most MAX_WAIT_S) has passed."""
+
+    def awake(self) -> None:
+        """Say that the wait is over, and forget the posts that it took."""
+        self._cells[self._sleeping_index] = 0
+        self.drain()
+
+    @abc.abstractmethod
+    def drain(self) -> None:
+        """Forget all posts."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Let go of this process's handle."""
+
+
+class SemaphoreBell(Bell):
+    """A POSIX semaphore. Its name ends with `unlink`; the handle goes on, here and in forked processes."""
+
+    def __init__(self, name: str, cells: NDArray[np.int64], sleeping_index: int) -> None:
+        super().__init__(cells, sleeping_index)
+        # Exclusive: a left-over of the same name would keep its old value and mode.
+        self._semaphore = posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0)
+
+    def unlink(self) -> None:
+        """Remove the name: done as soon as the processes that need the handle can inherit it."""
+        self._semaphore.unlink()
+
+    def post(self) -> None:
+        # EOVERFLOW: 2³¹−1 posts wait already.
+        with contextlib.suppress(OSError):
+            self._semaphore.release()
+
+    def wait(self, timeout_s: float) -> None:
+        with contextlib.suppress(posix_ipc.BusyError, posix_ipc.SignalError):
+            self._semaphore.acquire(_bounded(timeout_s))
+
+    def drain(self) -> None:
+        with contextlib.suppress(posix_ipc.BusyError, posix_ipc.SignalError):
+            for _ in range(_MOST_POSTS_DRAINED):
+                if self._semaphore.value == 0:
+                    return
+                self._semaphore.acquire(0)
+
+    def close(self) -> None:
+        self._semaphore.close()
+
+
+class EventBell(Bell):
+    """An eventfd, for a role that waits for sockets too."""
+
+    def __init__(self, cells: NDArray[np.int64], sleeping_index: int) -> None:
+        super().__init__(cells, sleeping_index)
+        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
+
+    def fileno(self) -> int:
+        """For an epoll: readable once the bell was rung."""
+        return self._fd
+
+    def post(self) -> None:
+        # The counter is full: the listener has been rung 2⁶⁴−2 times and did not drain.
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_write(self._fd, 1)
+
+    def wait(self, timeout_s: float) -> None:
+        self._poll.poll(_bounded(timeout_s) * 1000)
+
+    def drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def semaphore_name(store_id: int, epoch: int, role_number: int) -> str:
+    """A semaphore's name: hex digits only, never anything that a user typed."""
+    return f"/{store_id:016x}{epoch:08x}{role_number:02x}"
+
+
+def unlink_semaphore(name: str) -> None:
+    """Remove a name that a killed supervisor left, if it is there."""
+    with contextlib.suppress(posix_ipc.ExistentialError):
+        posix_ipc.unlink_semaphore(name)
+
+
+def _bounded(timeout_s: float) -> float:
+    # Written so that NaN, which sem_timedwait takes for a semaphore that does not exist, becomes 0.
+    return min(timeout_s, MAX_WAIT_S) if timeout_s > 0 else 0.0

@@ -1,0 +1,17 @@
+"""The two clocks. Roles get one as an object, so that a test can put its own in place."""
+
+from __future__ import annotations
+
+import time
+
+
+class Clock:
+    """The machine's clocks: monotonic for intervals and heartbeats, Unix time for what people read."""
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds that never go back; the same for all processes of a machine."""
+        return time.monotonic_ns()
+
+    def time_ms(self) -> int:
+        """Unix time in milliseconds; may step either way, so nothing is ordered by it."""
+        return time.time_ns() // 1_000_000

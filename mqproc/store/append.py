@@ -1,0 +1,368 @@
+"""Appending to the CommitLog: the writer's half of the engine.
+
+Frames are encoded by the kernel into one hot staging buffer, which is given to `pwrite` when it is full, when a
+segment ends, or at `write_out`. Nothing is visible before `publish`, which stores the shared words in this order:
+`written`, the touched queues' `next_offset`, `table_at`. `reserved_end` is stored before the bytes, so that a
+successor knows what may lie behind `written` and zeroes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.config import Options
+from mqproc.errors import (
+    BadMessageError,
+    BadPropertyError,
+    DiskFullError,
+    InternalError,
+    MessageTooLargeError,
+    MqprocError,
+    NoSuchQueueError,
+    PropertiesTooLargeError,
+    StoreBusyError,
+)
+from mqproc.io import StoreIO
+from mqproc.kernels import append as kernel
+from mqproc.layout import control as words_of
+from mqproc.layout import queue_table as table_layout
+from mqproc.layout import properties, record
+from mqproc.shm.words import Words
+from mqproc.store.queue_table import QueueTable
+from mqproc.store.segments import LogSegments
+
+_HEAD_V4 = struct.Struct(">iiiiiqqiq")
+_BLANK = struct.Struct(">ii")
+STAGING_BYTES_MIN = 1 << 20
+
+
+@dataclass(slots=True)
+class AppendPlan:
+    """One frame, ready for the kernel: what the writer derives from an append request and its topic.
+
+    `columns` are the positions of the payload's columns in the kernel's order, −1 for an absent one.
+    `queue_numbers` int64[queues of the topic]. The parts are constant properties: see `kernels.append`.
+    """
+
+    payload: NDArray[np.uint8]
+    count: int
+    columns: tuple[int, ...]
+    topic: bytes
+    topic_characters: int
+    queue_numbers: NDArray[np.int64]
+    rotation: int
+    fixed_queue: int
+    unique_counter: int
+    parts: tuple[bytes, bytes, bytes, bytes]
+    born_timestamp_ms: int
+    born_host: bytes
+    flag: int
+    sys_flag: int
+    reconsume_times: int
+    prepared_transaction_offset: int
+    batch: bool
+
+
+class CommitLogAppender:
+    """The end of the log. One object in one process: the writer.
+
+    `wait_for_segment(start)` is called when the segment that begins at `start` is not there yet; it returns when it
+    is, or raises DiskFullError or StoreBusyError.
+    """
+
+    def __init__(
+        self,
+        io: StoreIO,
+        options: Options,
+        words: Words,
+        table: QueueTable,
+        segments: LogSegments,
+        store_host: bytes,
+        wait_for_segment: Callable[[int], None],
+    ) -> None:
+        self._io = io
+        self._options = options
+        self._words = words
+        self._table = table
+        self._segments = segments
+        self.store_host = store_host
+        self._wait_for_segment = wait_for_segment
+        self.segment_size = segments.segment_size
+        record_max = options.max_message_size + record.RECORD_OVERHEAD_MAX
+        self._staging = np.zeros(max(STAGING_BYTES_MIN, min(record_max, self.segment_size)), np.uint8)
+        self._state = np.zeros(kernel.STATE_SIZE, np.int64)
+        self._next_offsets = np.zeros(table.capacity, np.int64)
+        self._touched: set[int] = set()
+        self._staged = 0
+        self._end = self._file_end = words[words_of.WRITTEN]
+        self._fds: dict[int, int] = {}
+        self.last_store_timestamp_ms = words[words_of.WRITTEN_STORE_TIMESTAMP_MS]
+        self.read_next_offsets()
+
+    @property
+    def end(self) -> int:
+        """Position behind the last encoded record, published or not."""
+        return self._end
+
+    def read_next_offsets(self) -> None:
+        """Take the published next offsets of all queues as our own."""
+        column = self._table.column(table_layout.NEXT_OFFSET)
+        self._next_offsets[: len(column)] = column
+
+    def store_timestamp(self, now_ms: int) -> int:
+        """Store time for the next record: never below the last one."""
+        return max(self.last_store_timestamp_ms, now_ms)
+
+    def add(self, plan: AppendPlan, store_timestamp_ms: int) -> NDArray[np.uint8]:
+        """Encode a frame behind what is staged; returns its answer columns, uint8[20 × count].
+
+        Raises BadMessageError and its kin before anything is changed; on DiskFullError, StoreBusyError and OSError
+        everything that is not published has been taken back, the frames added before this one too.
+        """
+        state = self._prepare(plan, store_timestamp_ms)
+        head = np.frombuffer(self._head(plan), np.uint8)
+        topic_block = np.frombuffer(_topic_block(plan), np.uint8)
+        parts = np.frombuffer(b"".join(plan.parts) or b"\0", np.uint8)
+        self._check(plan, state, len(topic_block))
+        batch_size = int(state[kernel.TOTAL_SIZE]) if plan.batch else 0
+        if batch_size + record.BLANK_SIZE > self.segment_size:
+            raise MessageTooLargeError(f"batch of {batch_size:,} bytes; a segment takes {self.segment_size:,}")
+        answer = np.empty(kernel.ANSWER_BYTES_PER_MESSAGE * plan.count, np.uint8)
+        try:
+            if self._end + batch_size + record.BLANK_SIZE > self._segments.start_of(self._end) + self.segment_size:
+                self._end_segment()
+            self._encode(plan, state, head, topic_block, parts, answer)
+        except (MqprocError, OSError):
+            self.take_back()
+            raise
+        self.last_store_timestamp_ms = store_timestamp_ms
+        plan.rotation = int(state[kernel.ROTATION])
+        self._touch(plan, answer)
+        return answer
+
+    def write_out(self) -> None:
+        """Give the staged bytes to the file. Raises DiskFullError or OSError, after which nothing unpublished is left."""
+        try:
+            self._write_staged()
+        except OSError as error:
+            self.take_back()
+            raise _as_disk_full(error) from error
+
+    def publish(self) -> None:
+        """Make everything that was written out visible."""
+        words, table = self._words, self._table
+        self._io.crash_point("append.before_publish")
+        words[words_of.WRITTEN_STORE_TIMESTAMP_MS] = self.last_store_timestamp_ms
+        words[words_of.WRITTEN] = self._end
+        self._io.crash_point("append.after_publish")
+        cells = table.words
+        for number in self._touched:
+            cells[table_layout.entry_word(number, table_layout.NEXT_OFFSET)] = int(self._next_offsets[number])
+        words[words_of.TABLE_AT] = self._end
+        self._touched.clear()
+
+    def sync(self) -> None:
+        """Make everything that was written out durable. A failure is final for the store."""
+        synced = self._words[words_of.WRITER_SYNCED]
+        self._io.crash_point("flush.before_msync")
+        for start in sorted(self._fds):
+            if start + self.segment_size > synced:
+                self._io.sync(self._fds[start])
+        self._words[words_of.WRITER_SYNCED] = self._end
+        self._close_fds_below(self._segments.start_of(self._end))
+
+    def take_back(self) -> None:
+        """Forget everything that is not published and zero what was written of it."""
+        written = self._words[words_of.WRITTEN]
+        self._staged = 0
+        reserved_end = self._words[words_of.RESERVED_END]
+        if reserved_end > written:
+            zero_range(self._io, self._segments, written, reserved_end)
+        self._words[words_of.RESERVED_END] = written
+        self._end = self._file_end = written
+        self.last_store_timestamp_ms = self._words[words_of.WRITTEN_STORE_TIMESTAMP_MS]
+        self._touched.clear()
+        self.read_next_offsets()
+
+    def close(self) -> None:
+        self._close_fds_below(1 << 62)
+
+    # Encoding
+
+    def _prepare(self, plan: AppendPlan, store_timestamp_ms: int) -> NDArray[np.int64]:
+        state = self._state
+        state[kernel.COUNT] = plan.count
+        state[kernel.BODY_LENGTHS : kernel.PAYLOAD_SIZE] = plan.columns
+        state[kernel.PAYLOAD_SIZE] = len(plan.payload)
+        state[kernel.UNIQUE_COUNTER] = plan.unique_counter
+        state[kernel.FIXED_QUEUE] = plan.fixed_queue
+        state[kernel.QUEUE_COUNT] = len(plan.queue_numbers)
+        state[kernel.ROTATION] = plan.rotation
+        transaction = plan.sys_flag & record.SYS_FLAG_TRANSACTION_MASK
+        state[kernel.TAKES_QUEUE_OFFSET] = transaction in (0, record.SYS_FLAG_COMMIT)
+        state[kernel.BODY_SIZE_MAX] = self._options.max_message_size
+        record_max = self._options.max_message_size + record.RECORD_OVERHEAD_MAX
+        state[kernel.RECORD_SIZE_MAX] = min(record_max, self.segment_size - record.BLANK_SIZE, len(self._staging))
+        state[kernel.PROPERTY_CRC] = self._options.enabled_append_prop_crc
+        born_extra = len(plan.born_host) - record.HOST_V4_SIZE
+        store_extra = len(self.store_host) - record.HOST_V4_SIZE
+        state[kernel.HEAD_SIZE] = record.BODY + born_extra + store_extra
+        state[kernel.STORE_TIMESTAMP_AT] = record.STORE_TIMESTAMP + born_extra
+        state[kernel.STORE_TIMESTAMP_MS] = store_timestamp_ms
+        state[kernel.PART_0_END : kernel.PART_3_END + 1] = np.cumsum([len(part) for part in plan.parts])
+        state[kernel.NEXT_MESSAGE] = 0
+        return state
+
+    def _head(self, plan: AppendPlan) -> bytes:
+        """The fixed part of each record, what differs between records as zeros."""
+        sys_flag = plan.sys_flag & ~(record.SYS_FLAG_BORN_HOST_V6 | record.SYS_FLAG_STORE_HOST_V6)
+        sys_flag |= record.SYS_FLAG_BORN_HOST_V6 if len(plan.born_host) == record.HOST_V6_SIZE else 0
+        sys_flag |= record.SYS_FLAG_STORE_HOST_V6 if len(self.store_host) == record.HOST_V6_SIZE else 0
+        magic = record.MAGIC_V1 if plan.topic_characters <= record.TOPIC_V1_CHARACTERS_MAX else record.MAGIC_V2
+        fixed = _HEAD_V4.pack(0, magic, 0, 0, plan.flag, 0, 0, sys_flag, plan.born_timestamp_ms)
+        tail = struct.pack(">iqi", plan.reconsume_times, plan.prepared_transaction_offset, 0)
+        return fixed + plan.born_host + bytes(8) + self.store_host + tail
+
+    def _check(self, plan: AppendPlan, state: NDArray[np.int64], topic_block_size: int) -> None:
+        found = kernel.check_frame(plan.payload, state, topic_block_size)
+        if found == kernel.FRAME_OK:
+            return
+        message, value = int(state[kernel.FAILED_MESSAGE]), int(state[kernel.FAILED_VALUE])
+        if found == kernel.BODY_TOO_LARGE:
+            limit = self._options.max_message_size
+            raise MessageTooLargeError(f"message {message}: body of {value:,} bytes; max_message_size is {limit:,}")
+        if found == kernel.PROPERTIES_TOO_LARGE:
+            limit = record.PROPERTIES_SIZE_MAX
+            raise PropertiesTooLargeError(f"message {message}: properties of {value:,} bytes; the limit is {limit:,}")
+        if found == kernel.RECORD_TOO_LARGE:
+            limit = int(state[kernel.RECORD_SIZE_MAX])
+            raise MessageTooLargeError(f"message {message}: record of {value:,} bytes; a segment takes {limit:,}")
+        if found == kernel.QUEUE_OUT_OF_RANGE:
+            queues = len(plan.queue_numbers)
+            raise NoSuchQueueError(f"message {message}: queue id {value}; topic has {queues} queues")
+        if found == kernel.SEPARATOR_BYTE:
+            name = properties.KEYS if value == 0 else properties.TAGS
+            raise BadPropertyError(f"property {name}: a value has a separator byte (1 or 2)")
+        raise BadMessageError("the frame's columns do not have the sizes that their lengths add up to")
+
+    def _encode(
+        self,
+        plan: AppendPlan,
+        state: NDArray[np.int64],
+        head: NDArray[np.uint8],
+        topic_block: NDArray[np.uint8],
+        parts: NDArray[np.uint8],
+        answer: NDArray[np.uint8],
+    ) -> None:
+        while True:
+            state[kernel.STAGING_AT] = self._staged
+            state[kernel.PHYSICAL_AT] = self._end
+            state[kernel.SEGMENT_END] = self._segments.start_of(self._end) + self.segment_size
+            reason = kernel.encode_frame(
+                plan.payload,
+                state,
+                head,
+                topic_block,
+                parts,
+                plan.queue_numbers,
+                self._next_offsets,
+                self._staging,
+                answer,
+            )
+            self._staged = int(state[kernel.STAGING_AT])
+            self._end = int(state[kernel.PHYSICAL_AT])
+            if reason == kernel.OK:
+                return
+            if reason == kernel.SEGMENT_FULL:
+                self._end_segment()
+            else:
+                self._write_staged_or_full()
+
+    def _end_segment(self) -> None:
+        """Write what is staged and a BLANK, and go to the next segment."""
+        segment_end = self._segments.start_of(self._end) + self.segment_size
+        self._write_staged_or_full()
+        blank = _BLANK.pack(segment_end - self._end, record.MAGIC_BLANK)
+        self._io.crash_point("roll.blank")
+        self._reserve(segment_end)
+        try:
+            self._io.pwrite(self._fd(segment_end - self.segment_size), blank, self._end % self.segment_size)
+        except OSError as error:
+            raise _as_disk_full(error) from error
+        self._wait_for_segment(segment_end)
+        self._end = self._file_end = segment_end
+
+    def _write_staged_or_full(self) -> None:
+        try:
+            self._write_staged()
+        except OSError as error:
+            raise _as_disk_full(error) from error
+
+    def _write_staged(self) -> None:
+        if self._staged == 0:
+            return
+        start = self._segments.start_of(self._file_end)
+        self._reserve(self._file_end + self._staged)
+        self._io.crash_point("append.reserved")
+        self._io.pwrite(self._fd(start), memoryview(self._staging)[: self._staged], self._file_end - start)
+        self._file_end += self._staged
+        self._staged = 0
+
+    def _reserve(self, end: int) -> None:
+        if end > self._words[words_of.RESERVED_END]:
+            self._words[words_of.RESERVED_END] = end
+
+    def _fd(self, start: int) -> int:
+        fd = self._fds.get(start)
+        if fd is None:
+            fd = self._io.open(self._segments.path(start), write=True)
+            if not self._options.sync_flush:
+                self._close_fds_below(start)
+            self._fds[start] = fd
+        return fd
+
+    def _close_fds_below(self, start: int) -> None:
+        for old in [old for old in self._fds if old < start]:
+            self._io.close(self._fds.pop(old))
+
+    def _touch(self, plan: AppendPlan, answer: NDArray[np.uint8]) -> None:
+        if plan.fixed_queue >= 0:
+            self._touched.add(int(plan.queue_numbers[plan.fixed_queue]))
+        elif len(plan.queue_numbers) <= plan.count:
+            self._touched.update(plan.queue_numbers.tolist())
+        else:
+            queue_ids = answer[16 * plan.count :].view(np.int32)
+            self._touched.update(plan.queue_numbers[queue_ids].tolist())
+
+
+def _topic_block(plan: AppendPlan) -> bytes:
+    long = plan.topic_characters > record.TOPIC_V1_CHARACTERS_MAX
+    return len(plan.topic).to_bytes(2 if long else 1, "big") + plan.topic
+
+
+def _as_disk_full(error: OSError) -> MqprocError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return DiskFullError(f"no room for the messages: {error.strerror}", hint_ms=1000)
+    if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+        return StoreBusyError(f"out of resources: {error.strerror}", hint_ms=100)
+    return InternalError(f"the log could not be written: {error.strerror}")
+
+
+def zero_range(io: StoreIO, segments: LogSegments, start: int, stop: int) -> None:
+    """Make [start, stop) of the log read as zeros, over all segments that it touches; missing ones are passed over."""
+    while start < stop:
+        segment = segments.start_of(start)
+        end = min(stop, segment + segments.segment_size)
+        if io.exists(segments.path(segment)):
+            fd = io.open(segments.path(segment), write=True)
+            try:
+                io.zero(fd, start - segment, end - start)
+            finally:
+                io.close(fd)
+        start = end

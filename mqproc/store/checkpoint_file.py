@@ -1,0 +1,34 @@
+"""RocketMQ's checkpoint file: each flusher stores its own words, recovery and tools read all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mqproc.io import StoreIO
+from mqproc.layout import checkpoint as layout
+
+
+def read(io: StoreIO, path: Path) -> layout.Checkpoint:
+    """The five words; zeros when the file is missing or short."""
+    try:
+        return layout.decode(io.read_file(path))
+    except FileNotFoundError:
+        return layout.Checkpoint()
+
+
+def ensure(io: StoreIO, path: Path) -> None:
+    """Make the file when it is missing or has another length, keeping its words."""
+    if io.exists(path) and io.size_of(path) == layout.FILE_SIZE:
+        return
+    io.write_file_atomically(path, layout.encode(read(io, path)))
+
+
+def store_words(io: StoreIO, path: Path, words: dict[int, int]) -> None:
+    """Store words by their offsets and sync. The caller owns these words."""
+    fd = io.open(path, write=True)
+    try:
+        for offset, value in words.items():
+            io.pwrite(fd, value.to_bytes(8, "big", signed=True), offset)
+        io.sync(fd)
+    finally:
+        io.close(fd)

@@ -1,0 +1,76 @@
+"""Durable marks: reading, checking and moving them (layout/marks.py)."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+from mqproc.io import StoreIO
+from mqproc.layout import marks as layout
+from mqproc.store.segments import LogSegments
+
+
+def fingerprint(io: StoreIO, segments: LogSegments, offset: int) -> int | None:
+    """CRC-32 of up to 4 KiB of log before `offset`, not crossing its segment; None when the segment is not there."""
+    if offset == 0:
+        return 0
+    start = segments.start_of(offset - 1)
+    first = max(start, offset - layout.FINGERPRINT_BYTES)
+    try:
+        fd = io.open(segments.path(start))
+    except FileNotFoundError:
+        return None
+    try:
+        data = io.pread(fd, offset - first, first - start)
+    finally:
+        io.close(fd)
+    return zlib.crc32(data) if len(data) == offset - first else None
+
+
+class DurableMark:
+    """One mark file. Whoever makes the row durable owns it and is the only one that calls `move`."""
+
+    def __init__(self, io: StoreIO, path: Path, segments: LogSegments) -> None:
+        self._io = io
+        self._path = path
+        self._segments = segments
+        self.mark = self._read()
+
+    def valid(self) -> layout.Mark | None:
+        """The mark, when the log before it is still what it was; else None: another program wrote the log since."""
+        mark = self.mark
+        if mark is None or fingerprint(self._io, self._segments, mark.offset) != mark.fingerprint:
+            return None
+        return mark
+
+    def move(self, offset: int, store_timestamp_ms: int) -> None:
+        """Say that everything below `offset` is durable; returns when the mark itself is."""
+        value = fingerprint(self._io, self._segments, offset)
+        if value is None:
+            return
+        sequence = self.mark.sequence + 1 if self.mark else 1
+        mark = layout.Mark(sequence, offset, store_timestamp_ms, value)
+        self._io.crash_point("flush.before_mark")
+        fd = self._io.open(self._path, write=True, create=True, mode=0o600)
+        try:
+            new = self._io.size(fd) < layout.FILE_SIZE
+            if new:
+                self._io.allocate(fd, 0, layout.FILE_SIZE)
+            self._io.pwrite(fd, layout.encode(mark), layout.slot_offset(sequence))
+            self._io.sync(fd)
+        finally:
+            self._io.close(fd)
+        if new:
+            self._io.sync_folder(self._path.parent)
+        self.mark = mark
+
+    def drop(self) -> None:
+        """Forget the mark: the next recovery looks at everything."""
+        self._io.unlink(self._path)
+        self.mark = None
+
+    def _read(self) -> layout.Mark | None:
+        try:
+            return layout.decode(self._io.read_file(self._path))
+        except FileNotFoundError:
+            return None

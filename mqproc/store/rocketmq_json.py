@@ -1,0 +1,54 @@
+"""RocketMQ's config JSON: standard JSON, but maps with integer keys are written with the keys unquoted."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mqproc.errors import CorruptStoreError
+from mqproc.io import StoreIO
+
+# A string, or an unquoted integer key; strings are matched first so that nothing inside one is touched.
+_STRING_OR_KEY = re.compile(r'("(?:[^"\\]|\\.)*")|([{,]\s*)(-?\d+)(\s*:)')
+
+
+def parse(text: str) -> Any:
+    """The value of a RocketMQ config file. Raises msgspec.DecodeError when it is none."""
+    return msgspec.json.decode(_STRING_OR_KEY.sub(_quoted, text))
+
+
+def _quoted(match: re.Match[str]) -> str:
+    string, before, key, after = match.groups()
+    return string if string is not None else f'{before}"{key}"{after}'
+
+
+def load(io: StoreIO, path: Path) -> tuple[Any, str]:
+    """The value of `path`, or of its `.bak` as RocketMQ does, and a remark ("" when all was well).
+
+    Returns (None, "") when neither file is there. Raises CorruptStoreError when no copy can be read.
+    """
+    remarks = []
+    for candidate in (path, path.with_name(path.name + ".bak")):
+        if not io.exists(candidate):
+            continue
+        try:
+            text = io.read_file(candidate).decode()
+            if text.strip():
+                return parse(text), "; ".join(remarks)
+            remarks.append(f"{candidate.name} is empty")
+        except (UnicodeDecodeError, msgspec.DecodeError) as error:
+            remarks.append(f"{candidate.name}: {error}")
+    if any("is empty" not in remark for remark in remarks):
+        raise CorruptStoreError(f"{path}: {'; '.join(remarks)}")
+    return None, "; ".join(remarks)
+
+
+def save(io: StoreIO, path: Path, value: Any) -> None:
+    """Replace a config file atomically, keeping the copy before it as `.bak`."""
+    io.make_folder(path.parent)
+    if io.exists(path):
+        io.write_file_atomically(path.with_name(path.name + ".bak"), io.read_file(path))
+    io.write_file_atomically(path, msgspec.json.format(msgspec.json.encode(value), indent=1))

@@ -1,0 +1,108 @@
+"""A row of CommitLog segments, for reading: which files there are, their descriptors and maps, both bounded.
+
+A segment's name is the offset of its first byte, so the segment of an offset is found by arithmetic. Maps are whole
+segments, but pages stay present only near where one reads: present pages count as this process's memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.io import StoreIO
+from mqproc.kernels.views import as_kernel_array
+from mqproc.paths import segment_name, segment_start
+
+# Segments mapped at once by one process. Address space only: pages are let go by `touched`.
+MAPPED_SEGMENTS_MAX = 64
+# A process lets go of a segment's pages when it may have this many bytes of it present.
+PRESENT_BYTES_MAX = 32 << 20
+
+
+class LogSegments:
+    """The segments below one folder. Raises FileNotFoundError where a file has been deleted by retention."""
+
+    def __init__(self, io: StoreIO, folder: Path, segment_size: int, mapped_max: int = MAPPED_SEGMENTS_MAX) -> None:
+        self.io = io
+        self.folder = folder
+        self.segment_size = segment_size
+        self._mapped_max = mapped_max
+        self._maps: OrderedDict[int, tuple[mmap.mmap, NDArray[np.uint8]]] = OrderedDict()
+        self._present_bytes = 0
+
+    def starts(self) -> list[int]:
+        """Offsets of the segments that are there now, ascending; other names in the folder are passed over."""
+        found = (segment_start(name) for name in self.io.names(self.folder))
+        return [start for start in found if start is not None]
+
+    def start_of(self, physical_offset: int) -> int:
+        """Start of the segment that holds an offset."""
+        return physical_offset - physical_offset % self.segment_size
+
+    def path(self, start: int) -> Path:
+        return self.folder / segment_name(start)
+
+    def view(self, start: int) -> NDArray[np.uint8]:
+        """uint8[segment size], mapped read-only. The file must be whole."""
+        found = self._maps.get(start)
+        if found is None:
+            found = self._map(start)
+        self._maps.move_to_end(start)
+        return found[1]
+
+    def touched(self, size: int) -> None:
+        """Say that about `size` bytes were read through views; lets go of pages when too many may be present."""
+        self._present_bytes += size
+        if self._present_bytes > PRESENT_BYTES_MAX:
+            self.let_go_all()
+
+    def let_go(self, start: int, offset: int, size: int) -> None:
+        """Let go of the mapped pages of [offset, offset + size) of the segment at `start`."""
+        found = self._maps.get(start)
+        if found is not None and size > 0:
+            self.io.unmap_pages(found[0], offset, size)
+
+    def let_go_all(self) -> None:
+        """Let go of all mapped pages; the views stay valid and fault them in again."""
+        for mapping, _view in self._maps.values():
+            self.io.unmap_pages(mapping, 0, len(mapping))
+        self._present_bytes = 0
+
+    def forget_below(self, physical_offset: int) -> None:
+        """Drop the maps of segments that end at or below an offset. Views that someone still holds stay valid."""
+        for start in [start for start in self._maps if start + self.segment_size <= physical_offset]:
+            del self._maps[start]
+
+    def close(self) -> None:
+        """Drop all maps; they go with their last view."""
+        self._maps.clear()
+
+    def _map(self, start: int) -> tuple[mmap.mmap, NDArray[np.uint8]]:
+        fd = self.io.open(self.path(start))
+        try:
+            mapping = self.io.map(fd, self.segment_size)
+        finally:
+            self.io.close(fd)
+        while len(self._maps) >= self._mapped_max:
+            self._maps.popitem(last=False)
+        self._maps[start] = mapping, as_kernel_array(mapping)
+        return self._maps[start]
+
+
+def adopted_segment_size(io: StoreIO, folder: Path, configured: int) -> int:
+    """The size of the segments that are there, when it is uniform, else the configured one.
+
+    The first file decides by the distance to the second one's name, so one short or over-long file cannot mislead.
+    """
+    starts = [start for name in io.names(folder) if (start := segment_start(name)) is not None]
+    if len(starts) > 1:
+        return min(later - earlier for earlier, later in zip(starts, starts[1:], strict=False))
+    if starts:
+        size = io.size_of(folder / segment_name(starts[0]))
+        if size > 0 and size % mmap.PAGESIZE == 0 and starts[0] % size == 0:
+            return size
+    return configured

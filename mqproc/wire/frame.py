@@ -1,0 +1,36 @@
+"""The frame: a fixed header, msgspec-encoded options, then columns of raw bytes. Little-endian.
+
+    ┌───────────┬─────────────┬───────────────┬────────────────┬──────────────────┬──────────┬──────────────────┐
+    │ magic u32 │ version u16 │ operation u16 │ request id u64 │ options size u32 │ zero u32 │ payload size u64 │
+    │ 0         │ 4           │ 6             │ 8              │ 16               │ 20       │ 24               │
+    └───────────┴─────────────┴───────────────┴────────────────┴──────────────────┴──────────┴──────────────────┘
+      then `options size` bytes of MessagePack, then `payload size` bytes
+
+An answer has its request's id and operation with ANSWER set; a refusal has REFUSAL set too and ErrorAnswer as options.
+Request ids count from 1. Answers may come in another order than the requests.
+"""
+
+from __future__ import annotations
+
+import struct
+
+MAGIC = 0x4350514D  # "MQPC", little-endian
+VERSION = 1
+HEADER = struct.Struct("<IHHQIIQ")
+HEADER_SIZE = HEADER.size
+assert HEADER_SIZE == 32
+
+# Enough of a header to tell whether the peer speaks this protocol at all.
+GREETING = struct.Struct("<IH")
+
+ANSWER = 0x8000
+REFUSAL = 0x4000
+OPERATION_MASK = 0x3FFF
+
+# A refusal with this request id concerns the connection, which is closed after it.
+CONNECTION_ID = 0
+
+
+def encode_header(operation: int, request_id: int, options_size: int, payload_size: int) -> bytes:
+    """The 32 bytes before the options."""
+    return HEADER.pack(MAGIC, VERSION, operation, request_id, options_size, 0, payload_size)

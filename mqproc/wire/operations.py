@@ -1,0 +1,345 @@
+"""Every operation with the options of its request and of its answer; the payloads' columns are told with each.
+
+Columns follow one another without padding, each as little-endian numbers or raw bytes:
+
+APPEND        body_lengths u32[n] · bodies
+              · keys_bytes ≥ 0:        key_lengths u16[n] · keys          (each message's keys joined by a space)
+              · tags_bytes ≥ 0:        tag_lengths u16[n] · tags
+              · properties_bytes ≥ 0:  property_lengths u16[n] · whole property strings, KEYS, TAGS, UNIQ_KEY included
+              · has_born:              born_timestamps i64[n]
+              · has_queues:            queue_ids i32[n]
+              · has_flags:             flags i32[n]
+   answer     physical_offsets i64[n] · queue_offsets i64[n] · queue_ids i32[n]
+PULL, GET, BY_KEY, RANGE   answer: whole CommitLog records, one after the other
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class Operation(enum.IntEnum):
+    """Numbers on the wire; never reused for something else."""
+
+    PING = 1
+    # writer
+    APPEND = 16
+    CREATE_TOPIC = 17
+    DELETE_TOPIC = 18
+    # query
+    PULL = 32
+    GET = 33
+    BY_KEY = 34
+    RANGE = 35
+    COUNT = 36
+    OFFSET_AT = 37
+    QUEUES = 38
+    TOPICS = 39
+    QUERY_MESSAGE = 40
+    SCAN = 41
+    STATS = 42
+    HEALTH = 43
+    # supervisor's control socket
+    STATUS = 64
+    RESTART_ROLE = 65
+    STOP_GROUP = 66
+    RELOAD = 67
+
+
+WRITER_OPERATIONS = frozenset({Operation.PING, Operation.APPEND, Operation.CREATE_TOPIC, Operation.DELETE_TOPIC})
+
+QUEUE_ANY = -1
+QUEUE_COLUMN = -2
+COLUMN_ABSENT = -1
+
+
+class Options(msgspec.Struct, array_like=True, frozen=True):
+    """Base of all options: an array on the wire, so that a field added at the end is read as its default."""
+
+
+class ErrorAnswer(Options):
+    """Options of a refusal."""
+
+    code: str
+    message: str
+    details: dict[str, int] = {}
+
+
+class Empty(Options):
+    """No options."""
+
+
+class AppendRequest(Options):
+    """A frame of `count` messages for one topic.
+
+    `queue_id` ≥ 0 names the queue of all, QUEUE_ANY lets the writer go round the topic's queues message by message,
+    QUEUE_COLUMN says that a column names them. `tag` is every message's tag unless a column is there. The unique id of
+    message i is `unique_prefix` (28 upper-case hex digits; empty for none) followed by (unique_counter + i) mod 65536
+    in 4 digits. `gap_…` are further properties, the same for every message, already encoded and split at the places
+    where UNIQ_KEY, TAGS and KEYS stand between them in RocketMQ's order. With `properties_bytes` ≥ 0 the column holds
+    whole property strings and none of tag, keys, unique id and gaps applies. `batch`: all or nothing inside one
+    segment, one store time, as RocketMQ's batch. `wait` false: answer before the sync of a SYNC_FLUSH store.
+    `born_host` is address and port as in the record: 8 or 20 bytes.
+    """
+
+    topic: str
+    count: int
+    queue_id: int = QUEUE_ANY
+    bodies_bytes: int = 0
+    keys_bytes: int = COLUMN_ABSENT
+    tags_bytes: int = COLUMN_ABSENT
+    properties_bytes: int = COLUMN_ABSENT
+    has_born: bool = False
+    has_queues: bool = False
+    has_flags: bool = False
+    tag: str = ""
+    unique_prefix: str = ""
+    unique_counter: int = 0
+    born_timestamp_ms: int = 0
+    born_host: bytes = b"\x7f\0\0\x01\0\0\0\0"
+    flag: int = 0
+    gap_before_unique: bytes = b""
+    gap_before_tag: bytes = b""
+    gap_before_keys: bytes = b""
+    gap_after_keys: bytes = b""
+    wait: bool = True
+    batch: bool = False
+    oneway: bool = False
+    sys_flag: int = 0
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+
+
+class AppendAnswer(Options):
+    """`store_timestamp_ms` of the frame; `store_host` as in the record, for message ids."""
+
+    store_timestamp_ms: int
+    store_host: bytes
+
+
+class CreateTopicRequest(Options):
+    topic: str
+    queues: int
+    perm: int = 6
+
+
+class DeleteTopicRequest(Options):
+    topic: str
+
+
+class PullRequest(Options):
+    """`timeout_ms` > 0 holds the request until a message that matches is there. `tags` are tag strings, empty = all.
+
+    `rocketmq_limits`: stop at RocketMQ's own 32 messages and 256 KiB, filter by the hash alone, one ConsumeQueue file
+    a call, no CRC check: its answers exactly.
+    """
+
+    topic: str
+    queue_id: int
+    offset: int
+    max_messages: int = 1024
+    max_bytes: int = 8 << 20
+    tags: list[str] = []
+    timeout_ms: int = 0
+    rocketmq_limits: bool = False
+
+
+class PullAnswer(Options):
+    status: str
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    count: int = 0
+    detail: str = ""
+
+
+class GetRequest(Options):
+    """`message_id` is an offset id (32 or 56 hex digits) or a unique id, which is looked up in `topic` when given."""
+
+    message_id: str
+    topic: str = ""
+
+
+class ByKeyRequest(Options):
+    """Times are store times in ms, inclusive; `unique` looks for a unique id instead of a key."""
+
+    topic: str
+    key: str
+    begin_ms: int = 0
+    end_ms: int = 1 << 62
+    max_messages: int = 64
+    unique: bool = False
+
+
+class RecordsAnswer(Options):
+    """`count` records in the payload. `cursor` is where the next request goes on, −1 at the end; `complete` false when
+    a limit cut the answer short."""
+
+    count: int
+    cursor: list[int] = []
+    complete: bool = True
+
+
+class RangeRequest(Options):
+    """Messages with begin_ms ≤ store time < end_ms, by queue; `cursor` from the last answer goes on."""
+
+    topic: str
+    begin_ms: int
+    end_ms: int
+    tags: list[str] = []
+    max_messages: int = 4096
+    born_time: bool = False
+    cursor: list[int] = []
+
+
+class CountRequest(Options):
+    topic: str
+    begin_ms: int = 0
+    end_ms: int = 1 << 62
+    tags: list[str] = []
+    born_time: bool = False
+
+
+class CountAnswer(Options):
+    count: int
+
+
+class OffsetAtRequest(Options):
+    """`upper`: the last message at or before the time, else the first at or after it."""
+
+    topic: str
+    queue_id: int
+    time_ms: int
+    upper: bool = False
+
+
+class OffsetAnswer(Options):
+    offset: int
+
+
+class QueuesRequest(Options):
+    """Queues of a topic; an empty name means all queues of the store."""
+
+    topic: str = ""
+
+
+class QueuesAnswer(Options):
+    """[topic, queue id, min offset, max offset] a queue."""
+
+    queues: list[tuple[str, int, int, int]]
+
+
+class TopicsAnswer(Options):
+    """[topic, queues, perm, message count, attributes] a topic."""
+
+    topics: list[tuple[str, int, int, int, dict[str, str]]]
+
+
+class QueryMessageRequest(Options):
+    """RocketMQ's own `queryMessage`: hash hits and all."""
+
+    topic: str
+    key: str
+    max_messages: int
+    begin_ms: int
+    end_ms: int
+
+
+class QueryMessageAnswer(Options):
+    physical_offsets: list[int]
+    index_last_update_timestamp_ms: int
+    index_last_update_physical_offset: int
+
+
+class ScanRequest(Options):
+    """A pass over the log without a key: records whose properties and body match, from `physical_offset` on.
+
+    Stops after `max_messages` hits or `max_scan_bytes` of log; `cursor` [physical offset] goes on.
+    """
+
+    topic: str = ""
+    physical_offset: int = -1
+    begin_ms: int = 0
+    end_ms: int = 1 << 62
+    property_name: str = ""
+    property_value: str = ""
+    body_contains: bytes = b""
+    max_messages: int = 256
+    max_scan_bytes: int = 256 << 20
+
+
+class StatsAnswer(Options):
+    """Every word of the control file by name."""
+
+    words: dict[str, int]
+
+
+class HealthAnswer(Options):
+    ready: bool
+    read_only: bool
+    dispatch_behind_bytes: int
+    problems: list[str]
+
+
+class RoleRequest(Options):
+    role: str
+
+
+class StatusAnswer(Options):
+    """The supervisor's view; `roles` maps a role to {"state", "pid", "incarnation", "restarts"}."""
+
+    group: str
+    store: str
+    pid: int
+    epoch: int
+    started_ms: int
+    roles: dict[str, dict[str, int | str]]
+
+
+REQUESTS: dict[Operation, type[Options]] = {
+    Operation.PING: Empty,
+    Operation.APPEND: AppendRequest,
+    Operation.CREATE_TOPIC: CreateTopicRequest,
+    Operation.DELETE_TOPIC: DeleteTopicRequest,
+    Operation.PULL: PullRequest,
+    Operation.GET: GetRequest,
+    Operation.BY_KEY: ByKeyRequest,
+    Operation.RANGE: RangeRequest,
+    Operation.COUNT: CountRequest,
+    Operation.OFFSET_AT: OffsetAtRequest,
+    Operation.QUEUES: QueuesRequest,
+    Operation.TOPICS: Empty,
+    Operation.QUERY_MESSAGE: QueryMessageRequest,
+    Operation.SCAN: ScanRequest,
+    Operation.STATS: Empty,
+    Operation.HEALTH: Empty,
+    Operation.STATUS: Empty,
+    Operation.RESTART_ROLE: RoleRequest,
+    Operation.STOP_GROUP: Empty,
+    Operation.RELOAD: Empty,
+}
+
+ANSWERS: dict[Operation, type[Options]] = {
+    Operation.PING: Empty,
+    Operation.APPEND: AppendAnswer,
+    Operation.CREATE_TOPIC: Empty,
+    Operation.DELETE_TOPIC: Empty,
+    Operation.PULL: PullAnswer,
+    Operation.GET: RecordsAnswer,
+    Operation.BY_KEY: RecordsAnswer,
+    Operation.RANGE: RecordsAnswer,
+    Operation.COUNT: CountAnswer,
+    Operation.OFFSET_AT: OffsetAnswer,
+    Operation.QUEUES: QueuesAnswer,
+    Operation.TOPICS: TopicsAnswer,
+    Operation.QUERY_MESSAGE: QueryMessageAnswer,
+    Operation.SCAN: RecordsAnswer,
+    Operation.STATS: StatsAnswer,
+    Operation.HEALTH: HealthAnswer,
+    Operation.STATUS: StatusAnswer,
+    Operation.RESTART_ROLE: Empty,
+    Operation.STOP_GROUP: Empty,
+    Operation.RELOAD: Empty,
+}

@@ -1,0 +1,310 @@
+"""The protocol without I/O: cutting bytes into frames, building frames, matching answers to requests.
+
+    socket ──bytes──▶ FrameReader ──Frame──▶ server: Request        client: ClientProtocol ──▶ Answer
+    socket ◀─buffers── encode_frame, encode_refusal ◀── answer      request ──▶ ClientProtocol ──▶ buffers
+
+Servers and both clients use these very functions. Sizes are checked before anything is allocated for them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from mqproc.errors import (
+    BadRequestError,
+    FrameTooLargeError,
+    MqprocError,
+    ProtocolError,
+    UnsupportedVersionError,
+    error_details,
+    error_from_wire,
+)
+from mqproc.wire.frame import (
+    ANSWER,
+    CONNECTION_ID,
+    GREETING,
+    HEADER,
+    HEADER_SIZE,
+    MAGIC,
+    OPERATION_MASK,
+    REFUSAL,
+    VERSION,
+    encode_header,
+)
+from mqproc.wire.operations import REQUESTS, ErrorAnswer, Operation, Options
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from _typeshed import ReadableBuffer
+
+# Frames up to this size are joined into one piece: cheaper than handing the kernel several.
+JOINED_BYTES_MAX = 16 << 10
+# A reader's own buffer: small when it begins, and given back above the second size once its frame is done.
+FIRST_BUFFER_BYTES = 64 << 10
+KEPT_BUFFER_BYTES = 16 << 20
+
+_GREETING_SIZE = GREETING.size
+_unpack_header = HEADER.unpack_from
+_encode = msgspec.msgpack.Encoder().encode
+_decode_error_answer = msgspec.msgpack.Decoder(ErrorAnswer).decode
+_REQUEST_DECODERS = {int(operation): msgspec.msgpack.Decoder(kind) for operation, kind in REQUESTS.items()}
+NO_OPTIONS = _encode([])
+
+
+class Frame(NamedTuple):
+    """One frame. The views are valid until the reader is given more bytes."""
+
+    operation: int  # with ANSWER and REFUSAL
+    request_id: int
+    options: memoryview
+    payload: memoryview
+
+
+class BadFrame(NamedTuple):
+    """What a server says before it closes: the refused frame's operation and id, as far as they are known."""
+
+    operation: int
+    request_id: int
+    error: MqprocError
+
+
+def empty_buffer(size: int) -> memoryview:
+    """A writable buffer whose pages take memory only when bytes arrive in them."""
+    return memoryview(np.empty(size, np.uint8))
+
+
+def check_greeting(view: memoryview, at: int) -> None:
+    """Raise unless the bytes at `at`, at least 6 of them, begin a frame of this version."""
+    magic, version = GREETING.unpack_from(view, at)
+    if magic != MAGIC:
+        raise UnsupportedVersionError(f"frame begins with 0x{magic:08X}, not 0x{MAGIC:08X}; speaks 1..{VERSION}")
+    if version != VERSION:
+        raise UnsupportedVersionError(f"frame of version {version}; speaks 1..{VERSION}")
+
+
+def frame_size_at(view: memoryview, at: int, frame_bytes_max: int) -> int:
+    """Size of the frame whose whole header lies at `at`. Raises a ProtocolError when it cannot be one."""
+    _, _, _, _, options_size, zero, payload_size = _unpack_header(view, at)
+    check_greeting(view, at)
+    size: int = HEADER_SIZE + options_size + payload_size
+    if size > frame_bytes_max:
+        raise FrameTooLargeError(f"frame of {size:,} bytes exceeds {frame_bytes_max:,}")
+    if zero:
+        raise ProtocolError(f"reserved header word is 0x{zero:X}, not 0")
+    return size
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames without copying them.
+
+    Ask `writable` for room, put bytes there, tell `received` how many, then take frames until there are none. Frames
+    already taken become invalid with the next `writable`.
+    """
+
+    __slots__ = ("_buffer", "_end", "_frame_bytes_max", "_needed", "_start")
+
+    def __init__(self, frame_bytes_max: int) -> None:
+        self._frame_bytes_max = frame_bytes_max
+        self._buffer: memoryview | None = None
+        self._start = 0
+        self._end = 0
+        self._needed = 0  # bytes of the frame that begins at _start, 0 while its header is not whole
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes received that no frame was made of yet."""
+        return self._end - self._start
+
+    def adopt(self, buffer: memoryview, start: int, end: int) -> None:
+        """Go on in `buffer`, where bytes [start, end) have been received already."""
+        self._buffer, self._start, self._end, self._needed = buffer, start, end, 0
+
+    def release(self) -> memoryview | None:
+        """Give the buffer away; what was waiting in it is forgotten."""
+        buffer, self._buffer = self._buffer, None
+        self._start = self._end = self._needed = 0
+        return buffer
+
+    def shrink(self) -> None:
+        """Move what waits to a buffer of its own, no larger than the frame that it begins."""
+        waiting = self.waiting_bytes
+        small = memoryview(bytearray(max(self._needed, waiting, 4 * HEADER_SIZE)))
+        if self._buffer is not None:
+            small[:waiting] = self._buffer[self._start : self._end]
+        self._buffer, self._start, self._end = small, 0, waiting
+
+    def writable(self) -> memoryview:
+        """Room for more bytes: at least for the rest of the frame that has begun."""
+        buffer = self._buffer
+        if buffer is None:
+            buffer = self._buffer = empty_buffer(FIRST_BUFFER_BYTES)
+        if self._start == self._end:
+            self._start = self._end = 0
+            if len(buffer) > KEPT_BUFFER_BYTES:
+                buffer = self._buffer = empty_buffer(FIRST_BUFFER_BYTES)
+            return buffer
+        needed = self._needed or self.waiting_bytes + HEADER_SIZE
+        if self._start + needed > len(buffer):
+            buffer = self._make_room(buffer, needed)
+        return buffer[self._end :]
+
+    def _make_room(self, buffer: memoryview, needed: int) -> memoryview:
+        """Move the waiting bytes to the front, of a larger buffer when the frame does not fit in this one."""
+        waiting = self.waiting_bytes
+        target = buffer if needed <= len(buffer) else empty_buffer(max(needed, FIRST_BUFFER_BYTES))
+        target[:waiting] = buffer[self._start : self._end]
+        self._buffer, self._start, self._end = target, 0, waiting
+        return target
+
+    def received(self, size: int) -> None:
+        """`size` bytes have been put into the last `writable`."""
+        self._end += size
+
+    def feed(self, data: ReadableBuffer) -> None:
+        """Copy `data` in, however long it is."""
+        view = memoryview(data).cast("B")
+        while view.nbytes:
+            room = self.writable()
+            if not len(room):
+                assert self._buffer is not None
+                room = self._make_room(self._buffer, 2 * len(self._buffer))[self._end :]
+            count = min(len(room), view.nbytes)
+            room[:count] = view[:count]
+            self.received(count)
+            view = view[count:]
+
+    def next_frame(self) -> Frame | None:
+        """The next whole frame, or None. Raises a ProtocolError, after which the stream cannot be read any more."""
+        buffer, start, waiting = self._buffer, self._start, self._end - self._start
+        if buffer is None or waiting < HEADER_SIZE:
+            if buffer is not None and waiting >= _GREETING_SIZE:
+                check_greeting(buffer, start)
+            return None
+        size = self._needed or frame_size_at(buffer, start, self._frame_bytes_max)
+        if waiting < size:
+            self._needed = size
+            return None
+        _, _, operation, request_id, options_size, _, _ = _unpack_header(buffer, start)
+        options_start = start + HEADER_SIZE
+        payload_start = options_start + options_size
+        self._start = start + size
+        self._needed = 0
+        return Frame(
+            operation, request_id, buffer[options_start:payload_start], buffer[payload_start : start + size]
+        )
+
+    def bad_frame(self, error: MqprocError) -> BadFrame:
+        """What `next_frame` refused, told with the operation and id of its header if that is one of ours."""
+        buffer = self._buffer
+        if buffer is None or self.waiting_bytes < HEADER_SIZE or isinstance(error, UnsupportedVersionError):
+            return BadFrame(0, CONNECTION_ID, error)
+        _, _, operation, request_id, _, _, _ = _unpack_header(buffer, self._start)
+        return BadFrame(operation & OPERATION_MASK, request_id, error)
+
+
+def encode_options(options: Options | bytes) -> bytes:
+    """Options as bytes; bytes are taken to be encoded already."""
+    return options if type(options) is bytes else _encode(options)
+
+
+def encode_frame(
+    operation: int, request_id: int, options: bytes, payload: Sequence[ReadableBuffer] = ()
+) -> list[ReadableBuffer]:
+    """A frame as buffers to be sent one after the other: a single one when it is small, else without a copy."""
+    size = 0
+    for part in payload:
+        size += len(part) if type(part) is bytes else memoryview(part).nbytes
+    header = encode_header(operation, request_id, len(options), size)
+    if size <= JOINED_BYTES_MAX:
+        return [b"".join((header, options, *payload))]
+    return [header + options, *(memoryview(part).cast("B") for part in payload if memoryview(part).nbytes)]
+
+
+def encode_refusal(operation: int, request_id: int, error: MqprocError) -> bytes:
+    """The whole frame that refuses a request."""
+    options = _encode(ErrorAnswer(error.code, str(error), error_details(error)))
+    return encode_header((operation & OPERATION_MASK) | ANSWER | REFUSAL, request_id, len(options), 0) + options
+
+
+def decode_request(operation: int, options: ReadableBuffer) -> Options:
+    """A request's options as the type that `REQUESTS` names. Raises BadRequestError."""
+    try:
+        return _REQUEST_DECODERS[operation].decode(options)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequestError(f"options of {Operation(operation).name}: {error}") from None
+
+
+def decode_refusal(options: ReadableBuffer) -> MqprocError:
+    """The error that a refusal carries."""
+    try:
+        answer = _decode_error_answer(options)
+        return error_from_wire(answer.code, answer.message, answer.details)
+    except (msgspec.DecodeError, UnicodeDecodeError, TypeError) as error:
+        return ProtocolError(f"refusal cannot be read: {error}")
+
+
+class Answer(NamedTuple):
+    """What came back for a request: options and payload, or the error that refused it."""
+
+    request_id: int
+    options: memoryview
+    payload: memoryview
+    error: MqprocError | None
+
+
+class ClientProtocol:
+    """A client's side of one connection: gives requests their ids and finds out which answer belongs to which."""
+
+    __slots__ = ("_last_id", "_operations", "reader")
+
+    def __init__(self, frame_bytes_max: int) -> None:
+        self.reader = FrameReader(frame_bytes_max)
+        self._last_id = CONNECTION_ID
+        self._operations: dict[int, int] = {}
+
+    @property
+    def waiting(self) -> int:
+        """Requests whose answers have not come."""
+        return len(self._operations)
+
+    def request(
+        self, operation: int, options: bytes, payload: Sequence[ReadableBuffer] = (), *, oneway: bool = False
+    ) -> tuple[int, list[ReadableBuffer]]:
+        """The id of a new request and the buffers to send. A oneway request gets no answer."""
+        request_id = self._last_id = self._last_id + 1
+        if not oneway:
+            self._operations[request_id] = operation
+        return request_id, encode_frame(operation, request_id, options, payload)
+
+    def forget(self, request_id: int) -> None:
+        """Nobody waits for this request any more; its answer will be dropped."""
+        self._operations.pop(request_id, None)
+
+    def next_answer(self) -> Answer | None:
+        """The next whole answer, or None.
+
+        Raises the error that a server tells before it closes, or a ProtocolError; the connection is useless then.
+        """
+        while (frame := self.reader.next_frame()) is not None:
+            word, request_id, options, payload = frame
+            operation = self._operations.pop(request_id, None)
+            if operation is None:
+                self._check_unexpected(word, request_id, options)
+                continue
+            if word == operation | ANSWER:
+                return Answer(request_id, options, payload, None)
+            if word == operation | ANSWER | REFUSAL:
+                return Answer(request_id, options, payload, decode_refusal(options))
+            raise ProtocolError(f"request {request_id} was operation {operation}, its answer is 0x{word:04X}")
+        return None
+
+    def _check_unexpected(self, word: int, request_id: int, options: memoryview) -> None:
+        """An answer that nobody waits for may be late; one to what was never asked is an error."""
+        if request_id == CONNECTION_ID and word & REFUSAL:
+            raise decode_refusal(options)
+        if request_id == CONNECTION_ID or request_id > self._last_id:
+            raise ProtocolError(f"answer 0x{word:04X} to request {request_id}, which was never sent")
