@@ -118,6 +118,7 @@ class Options:
 
     # Retention
     file_reserved_time: int = _option(72, "age at which a segment may be deleted", "hours", 0, 1 << 20)
+    disk_space_warning_level_ratio: int = _option(90, "sends are refused while the disk is used above this", "%", 35, 99)
     delete_when: str = _option("04", "local hours at which old segments are deleted, separated by ';'")
 
     # Processes and sockets

@@ -109,6 +109,11 @@ class StoreIO:
         finally:
             os.close(fd)
 
+    def disk_usage(self, folder: Path) -> tuple[int, int]:
+        """(used, free) bytes of the file system, as `df` counts them: what root keeps back is neither."""
+        found = os.statvfs(folder)
+        return (found.f_blocks - found.f_bfree) * found.f_frsize, found.f_bavail * found.f_frsize
+
     # Descriptors
 
     def open(self, path: Path, *, write: bool = False, create: bool = False, mode: int = 0o644) -> int:

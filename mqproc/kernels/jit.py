@@ -2,11 +2,12 @@
 
 Compiled code is cached beside the sources. numba keeps an entry while the kernel's own file is unchanged, but a kernel
 also contains the code of every kernel it calls, the primitives, and the offsets of `mqproc.layout` as constants. So
-the stamp of an entry is a fingerprint of both folders: a change in any of their files compiles again.
+the stamp of an entry also has a fingerprint of both folders: a change in any of their files compiles again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 from collections.abc import Callable
@@ -53,9 +54,12 @@ def kernel(function: F) -> F:
     """
     if not COMPILED:
         return function
-    dispatcher = njit(function, cache=True, nogil=True, error_model="numpy", boundscheck=False, _nrt=False)
-    # numba has no public way for these two; tests show that they are honoured.
-    dispatcher._cache._cache_file._source_stamp = sources_fingerprint()
+    dispatcher = njit(function, nogil=True, error_model="numpy", boundscheck=False, _nrt=False)
+    with contextlib.suppress(RuntimeError):  # No folder can be written to: each process compiles for itself.
+        dispatcher.enable_caching()
+        # numba has no public way for this and the next; tests show that they are honoured.
+        files = dispatcher._cache._cache_file
+        files._source_stamp = (files._source_stamp, sources_fingerprint())
     dispatcher.get_call_template = _without_literals(dispatcher.get_call_template)
     return cast(F, dispatcher)
 

@@ -7,6 +7,7 @@ left out comes with the next line of that event.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -64,7 +65,7 @@ def configure(role: str, stream: TextIO | None = None) -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=False, key="ts"),
             *_rendering(terminal),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger("info"),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=False,
     )

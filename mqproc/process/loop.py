@@ -39,6 +39,8 @@ BEATS_PER_TIMEOUT: Final = 4
 """An idle role wakes this often within the time after which it counts as silent."""
 
 EXIT_FAILED: Final = 1
+BOOT_EXIT_CODES: Final = frozenset({3, 6, 7, 8})
+"""Exit codes of errors that a restart does not cure. Any other error of a role's is an unexpected one."""
 
 
 class Role(Protocol):
@@ -186,6 +188,10 @@ class RoleSignals:
         self.stop_asked = False
         self.reload_asked = False
 
+    @property
+    def any_asked(self) -> bool:
+        return self.stop_asked or self.reload_asked
+
     def install(self) -> None:
         """Take the signals over. Ctrl-C belongs to the supervisor, which stops roles in order."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -210,7 +216,7 @@ class Loop:
         self._bell = context.bell
         self._heart = context.heart
         self._clock = context.clock
-        self._paths = context.paths
+        self._read_settings = lambda: read_settings(context.io, context.paths)
         self._signals = signals
         self._spin_ns = context.options.max_spin_us * 1000
         timeout_s = context.options.heartbeat_timeout_ms / 1000
@@ -240,7 +246,7 @@ class Loop:
     def _go_on(self) -> None:
         """There was work, so more may come at once: look for it before sleeping, letting others run in between."""
         deadline = self._clock.monotonic_ns() + self._spin_ns
-        while not self._signals.stop_asked:
+        while not self._signals.any_asked:
             if self._step():
                 deadline = self._clock.monotonic_ns() + self._spin_ns
             elif self._clock.monotonic_ns() >= deadline:
@@ -251,7 +257,7 @@ class Loop:
     def _rest(self) -> None:
         self._bell.announce()
         try:
-            if not self._step() and not self._signals.stop_asked:
+            if not self._step() and not self._signals.any_asked:
                 self._heart.beat()
                 self._role.wait(self._idle_wait_s)
         finally:
@@ -261,7 +267,7 @@ class Loop:
     def _reload(self) -> None:
         self._signals.reload_asked = False
         if isinstance(self._role, Reloadable):
-            self._role.reload(read_settings(self._paths))
+            self._role.reload(self._read_settings())
 
 
 def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int) -> int:
@@ -281,7 +287,7 @@ def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int) -> int:
     except MqprocError as error:
         context.heart.failed()
         log.get_logger().error(str(error), code=error.code)
-        return error.exit_code
+        return error.exit_code if error.exit_code in BOOT_EXIT_CODES else EXIT_FAILED
     except Exception:
         context.heart.failed()
         log.get_logger().exception("unexpected error")
@@ -294,8 +300,8 @@ def write_settings(io: StoreIO, paths: StorePaths, options: Options) -> None:
     io.write_file_atomically(paths.settings, json.dumps(options.to_dict(), indent=1).encode(), mode=0o600)
 
 
-def read_settings(paths: StorePaths) -> Options:
+def read_settings(io: StoreIO, paths: StorePaths) -> Options:
     """The options that the group runs with. Raises OSError, ValueError or ConfigurationError."""
-    found: dict[str, Any] = json.loads(paths.settings.read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(io.read_file(paths.settings))
     source = str(paths.settings)
     return Options(**{name: parse_option(name, value, source) for name, value in found.items() if name in FIELDS})

@@ -110,6 +110,15 @@ class CommitLogAppender:
         """Position behind the last encoded record, published or not."""
         return self._end
 
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes encoded and not yet given to the file."""
+        return self._staged
+
+    def set_options(self, options: Options) -> None:
+        """Take a new `max_message_size`."""
+        self._options = options
+
     def read_next_offsets(self) -> None:
         """Take the published next offsets of all queues as our own."""
         column = self._table.column(table_layout.NEXT_OFFSET)

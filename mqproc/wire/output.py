@@ -39,17 +39,19 @@ class OutputQueue:
         The caller must leave the pieces' bytes alone until they are sent; with `owned` False what is left is copied
         instead. Raises OSError when the peer is gone.
         """
+        count = 1
         if len(pieces) == 1 and self.queued_bytes == self.sent_bytes:
             if self._send_single(sock, pieces[0]):
                 return True
         else:
-            views = [memoryview(piece).cast("B") for piece in pieces]
+            views = [memoryview(piece).cast("B") for piece in pieces if memoryview(piece).nbytes]
+            count = len(views)
             self._pieces.extend(views)
             self.queued_bytes += sum(map(len, views))
             if self.send(sock):
                 return True
         if not owned:
-            self._copy_last(len(pieces))
+            self._copy_last(count)
         return False
 
     def _send_single(self, sock: socket.socket, piece: ReadableBuffer) -> bool:
@@ -60,9 +62,6 @@ class OutputQueue:
             count = sock.send(piece)
         except BlockingIOError:
             count = 0
-        except OSError:
-            # The peer cannot have it: it counts as queued, not as sent.
-            raise
         self.sent_bytes += count
         if count == size:
             return True

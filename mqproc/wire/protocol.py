@@ -129,13 +129,15 @@ class FrameReader:
         self._start = self._end = self._needed = 0
         return buffer
 
-    def shrink(self) -> None:
-        """Move what waits to a buffer of its own, no larger than the frame that it begins."""
-        waiting = self.waiting_bytes
-        small = memoryview(bytearray(max(self._needed, waiting, 4 * HEADER_SIZE)))
-        if self._buffer is not None:
-            small[:waiting] = self._buffer[self._start : self._end]
-        self._buffer, self._start, self._end = small, 0, waiting
+    def move_to(self, buffer: memoryview) -> None:
+        """Go on in another buffer, large enough for what waits."""
+        waiting = self.rest()
+        buffer[: len(waiting)] = waiting
+        self._buffer, self._start, self._end = buffer, 0, len(waiting)
+
+    def rest(self) -> memoryview:
+        """What was received and not yet taken."""
+        return memoryview(b"") if self._buffer is None else self._buffer[self._start : self._end]
 
     def writable(self) -> memoryview:
         """Room for more bytes: at least for the rest of the frame that has begun."""
@@ -154,10 +156,8 @@ class FrameReader:
 
     def _make_room(self, buffer: memoryview, needed: int) -> memoryview:
         """Move the waiting bytes to the front, of a larger buffer when the frame does not fit in this one."""
-        waiting = self.waiting_bytes
         target = buffer if needed <= len(buffer) else empty_buffer(max(needed, FIRST_BUFFER_BYTES))
-        target[:waiting] = buffer[self._start : self._end]
-        self._buffer, self._start, self._end = target, 0, waiting
+        self.move_to(target)
         return target
 
     def received(self, size: int) -> None:
@@ -199,10 +199,10 @@ class FrameReader:
 
     def bad_frame(self, error: MqprocError) -> BadFrame:
         """What `next_frame` refused, told with the operation and id of its header if that is one of ours."""
-        buffer = self._buffer
-        if buffer is None or self.waiting_bytes < HEADER_SIZE or isinstance(error, UnsupportedVersionError):
+        rest = self.rest()
+        if len(rest) < HEADER_SIZE or isinstance(error, UnsupportedVersionError):
             return BadFrame(0, CONNECTION_ID, error)
-        _, _, operation, request_id, _, _, _ = _unpack_header(buffer, self._start)
+        _, _, operation, request_id, _, _, _ = _unpack_header(rest)
         return BadFrame(operation & OPERATION_MASK, request_id, error)
 
 

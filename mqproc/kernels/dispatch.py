@@ -1,0 +1,628 @@
+"""Scanning a range of a mapped CommitLog segment into ConsumeQueue units and index entries (reput).
+
+    log ──▶ records ──▶ units, one run a queue           ──▶ one pwrite a run
+                   └──▶ (key hash, offset, store time)   ──▶ kernels/index.py
+
+One pass checks and parses whole records; a second sorts the 20-byte units, so that each queue's lie together. Records
+are looked at no further than their properties; bodies and CRCs are not read. Knows nothing of files.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from llvmlite import ir
+from numpy.typing import NDArray
+
+from mqproc.kernels.hashing import index_key_hash, java_hash_utf8
+from mqproc.kernels.intrinsics import (
+    copy_bytes,
+    load_be16,
+    load_be32,
+    load_be64,
+    load_le64,
+    load_u8,
+    store_be32,
+    store_be64,
+)
+from mqproc.kernels.jit import kernel
+from mqproc.kernels.primitive import Bytes, Words, lowering
+from mqproc.layout import consume_queue, properties, queue_table, record
+from mqproc.layout.index_file import KEY_TOPIC_SEPARATOR
+
+Int32s = NDArray[np.int32]
+
+
+class StopReason(enum.IntEnum):
+    """Why a scan ended where it did."""
+
+    LIMIT = 0
+    """All records that begin below the limit are done."""
+    RECORDS = 1
+    """The record limit is reached."""
+    BLANK = 2
+    """A BLANK: the log goes on at the next segment's start."""
+    UNKNOWN_QUEUE = 3
+    """The record's queue is not in the table."""
+    BAD_RECORD = 4
+    """No intact record begins here."""
+    ENTRIES_FULL = 5
+    """The next record's entries do not fit the buffer any more."""
+
+
+_LIMIT, _RECORDS, _BLANK, _UNKNOWN_QUEUE, _BAD_RECORD, _ENTRIES_FULL = (int(reason) for reason in StopReason)
+
+# Indices into the scan's state, int64[STATE_SIZE]. Positions are bytes in the segment.
+(
+    START,
+    LIMIT,  # records that begin at or above it are left for the next scan
+    STOP,  # nothing at or above it is read
+    SEGMENT_START,  # CommitLog offset of the segment's byte 0
+    MAX_RECORDS,
+    WITH_ENTRIES,  # 0 = no index entries
+    # said by the scan
+    STOPPED_AT,
+    RECORDS,
+    UNITS,
+    RUNS,
+    ENTRIES,
+    REASON,
+    STORE_TIMESTAMP_MS,  # of the last record, 0 when there was none
+    # of the record in hand
+    TOPIC_AT,
+    TOPIC_SIZE,
+    PROPERTIES_AT,
+    PROPERTIES_END,
+    UNIQ_KEY_AT,
+    UNIQ_KEY_END,
+    KEYS_AT,
+    KEYS_END,
+    TAGS_AT,
+    TAGS_END,
+    DELAY_AT,
+    DELAY_END,
+) = range(25)
+STATE_SIZE = 25
+
+# Columns of a run, int64[RUN_COLUMNS]: consecutive queue offsets of one queue.
+(
+    RUN_QUEUE,  # number in the queue table
+    RUN_FIRST_OFFSET,
+    RUN_COUNT,
+    RUN_BYTE_OFFSET,  # in the sorted units
+    RUN_PHYSICAL_END,  # of its last record
+    RUN_STORE_TIMESTAMP_MS,  # of its last record
+) = range(6)
+RUN_COLUMNS = 6
+
+_SECOND_MS = 1000
+_MINUTE_MS = 60 * _SECOND_MS
+_HOUR_MS = 60 * _MINUTE_MS
+DELAY_LEVELS_MS: Final = np.array(
+    [0]
+    + [seconds * _SECOND_MS for seconds in (1, 5, 10, 30)]
+    + [minutes * _MINUTE_MS for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30)]
+    + [hours * _HOUR_MS for hours in (1, 2)],
+    np.int64,
+)
+"""Delay of each level of SCHEDULE_TOPIC_XXXX in ms, RocketMQ's 1s … 2h; level 0 is none."""
+
+DELAY_LEVEL_MAX: Final = len(DELAY_LEVELS_MS) - 1
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+
+# The shortest key takes two bytes with its space, so a record has at most this many entries.
+RECORD_ENTRIES_MAX: Final = record.PROPERTIES_SIZE_MAX // 2 + 2
+
+_UNIT = consume_queue.UNIT_SIZE
+_ENTRY_WORDS = queue_table.ENTRY_WORDS
+_SEPARATOR_CODE = ord(KEY_TOPIC_SEPARATOR)
+_MASK_32 = 0xFFFFFFFF
+
+# Words of eight equal bytes, as signed numbers: an unsigned constant would make floats of a kernel's sums.
+_ONES = 0x0101_0101_0101_0101
+_HIGH_BITS = -0x7F7F_7F7F_7F7F_7F80
+_BELOW_3 = 3 * _ONES
+_SPACES = 0x20 * _ONES
+_NAME_END = ord(properties.NAME_END)
+_PAIR_END = ord(properties.PAIR_END)
+assert _NAME_END < 3
+assert _PAIR_END < 3
+
+
+def _name_word(name: str, start: int, size: int) -> int:
+    return int.from_bytes(name.encode()[start : start + size], "big")
+
+
+_KEYS_WORD = _name_word(properties.KEYS, 0, 4)
+_TAGS_WORD = _name_word(properties.TAGS, 0, 4)
+_DELAY_WORD = _name_word(properties.DELAY, 0, 4)
+_DELAY_LAST = _name_word(properties.DELAY, 4, 1)
+_UNIQ_KEY_WORD = _name_word(properties.UNIQ_KEY, 0, 8)
+assert [len(name) for name in (properties.KEYS, properties.TAGS, properties.DELAY, properties.UNIQ_KEY)] == [4, 4, 5, 8]
+
+_SCHEDULE_SIZE = len(SCHEDULE_TOPIC)
+_SCHEDULE_WORDS = tuple(_name_word(SCHEDULE_TOPIC, start, 8) for start in (0, 8, _SCHEDULE_SIZE - 8))
+
+_UNKNOWN, _DELETED = -1, -2
+
+# The numbers of the last topic's queues, by the low bits of the queue id: pairs of (generation and id, number).
+_CACHE_SIZE = 256
+
+
+def trailing_zeros(v: int) -> int:
+    """Number of zero bits below the lowest one bit of a word that is not 0."""
+    return (v & -v).bit_length() - 1
+
+
+@lowering(trailing_zeros)
+def _(builder: Any, v: Any) -> Any:
+    return builder.cttz(v, ir.Constant(ir.IntType(1), 1))
+
+
+@kernel
+def _find(log: Bytes, at: int, stop: int, flip: int, below: int) -> int:
+    """First position in [at, stop) whose byte, each bit flipped as `flip` says, is below `below`; `stop` when none.
+
+    `flip` and `below` are words of eight equal bytes. Eight bytes are read at a time, never behind `stop`, but up to
+    seven before `at`.
+    """
+    while at + 8 <= stop:
+        word = load_le64(log, at) ^ flip
+        found = (word - below) & ~word & _HIGH_BITS
+        if found != 0:
+            return at + (trailing_zeros(found) >> 3)
+        at += 8
+    if at < stop:
+        word = (load_le64(log, stop - 8) >> 8 * (8 - (stop - at))) ^ flip
+        found = (word - below) & ~word & _HIGH_BITS
+        if found != 0:
+            # Bits shifted in may look like a byte that is searched for.
+            return min(stop, at + (trailing_zeros(found) >> 3))
+    return stop
+
+
+@kernel
+def _equal(left: Bytes, left_at: int, right: Bytes, right_at: int, size: int) -> bool:
+    """Whether two ranges hold the same bytes. Up to seven bytes before each range are read."""
+    done = 0
+    while done + 8 <= size:
+        if load_le64(left, left_at + done) != load_le64(right, right_at + done):
+            return False
+        done += 8
+    rest = size - done
+    if rest == 0:
+        return True
+    difference = load_le64(left, left_at + size - 8) ^ load_le64(right, right_at + size - 8)
+    return (difference >> 8 * (8 - rest)) == 0
+
+
+@kernel
+def _check_record(log: Bytes, at: int, stop: int, state: Words) -> int:
+    """Size of the intact record at `at`, 0 when there is none. Says where its topic and properties are in `state`."""
+    total = load_be32(log, at + record.TOTAL_SIZE)
+    magic = load_be32(log, at + record.MAGIC)
+    if magic != record.MAGIC_V1 and magic != record.MAGIC_V2:
+        return 0
+    if total < record.FIXED_SIZE_V4 or total > stop - at:
+        return 0
+    sys_flag = load_be32(log, at + record.SYS_FLAG)
+    extra = 0
+    if sys_flag & record.SYS_FLAG_BORN_HOST_V6:
+        extra += record.IPV6_EXTRA
+    if sys_flag & record.SYS_FLAG_STORE_HOST_V6:
+        extra += record.IPV6_EXTRA
+    length_size = 1 if magic == record.MAGIC_V1 else 2
+    # What is left of the record's size for body, topic and properties.
+    room = total - (record.FIXED_SIZE_V4 - 1 + extra + length_size)
+    if room < 0:
+        return 0
+    body_size = load_be32(log, at + record.BODY_LENGTH + extra)
+    if body_size < 0 or body_size > room:
+        return 0
+    topic_at = at + record.BODY + extra + body_size
+    topic_size = load_be16(log, topic_at) if length_size == 2 else load_u8(log, topic_at)
+    room -= body_size
+    # A V1 length is a signed byte.
+    if topic_size < 0 or topic_size > room or (length_size == 1 and topic_size > record.TOPIC_V1_CHARACTERS_MAX):
+        return 0
+    topic_at += length_size
+    properties_size = load_be16(log, topic_at + topic_size)
+    if max(properties_size, 0) != room - topic_size:
+        return 0
+    if load_be64(log, at + record.PHYSICAL_OFFSET) != state[SEGMENT_START] + at:
+        return 0
+    state[TOPIC_AT] = topic_at
+    state[TOPIC_SIZE] = topic_size
+    state[PROPERTIES_AT] = topic_at + topic_size + 2
+    state[PROPERTIES_END] = at + total
+    return total
+
+
+@kernel
+def _find_properties(log: Bytes, state: Words) -> None:
+    """Where the values of UNIQ_KEY, KEYS, TAGS and DELAY are; end = 0 where the property is absent. The last one wins.
+
+    A part counts only with a name, and a value behind its first 0x01, as RocketMQ reads it.
+    """
+    state[UNIQ_KEY_END] = 0
+    state[KEYS_END] = 0
+    state[TAGS_END] = 0
+    state[DELAY_END] = 0
+    at = state[PROPERTIES_AT]
+    stop = state[PROPERTIES_END]
+    while at < stop:
+        name_end = _find(log, at, stop, 0, _BELOW_3)
+        while name_end < stop and load_u8(log, name_end) == 0:
+            name_end = _find(log, name_end + 1, stop, 0, _BELOW_3)
+        if name_end == stop:
+            return
+        if load_u8(log, name_end) == _PAIR_END:
+            at = name_end + 1
+            continue
+        end = _find(log, name_end + 1, stop, 0, _BELOW_3)
+        while end < stop and load_u8(log, end) != _PAIR_END:
+            end = _find(log, end + 1, stop, 0, _BELOW_3)
+        if end > name_end + 1:
+            size = name_end - at
+            if size == 4:
+                word = load_be32(log, at)
+                if word == _TAGS_WORD:
+                    state[TAGS_AT] = name_end + 1
+                    state[TAGS_END] = end
+                elif word == _KEYS_WORD:
+                    state[KEYS_AT] = name_end + 1
+                    state[KEYS_END] = end
+            elif size == 8:
+                if load_be64(log, at) == _UNIQ_KEY_WORD:
+                    state[UNIQ_KEY_AT] = name_end + 1
+                    state[UNIQ_KEY_END] = end
+            elif size == 5 and load_be32(log, at) == _DELAY_WORD and load_u8(log, at + 4) == _DELAY_LAST:
+                state[DELAY_AT] = name_end + 1
+                state[DELAY_END] = end
+        at = end + 1
+
+
+@kernel
+def _is_schedule_topic(log: Bytes, at: int, size: int) -> bool:
+    if size != _SCHEDULE_SIZE:
+        return False
+    first, second, last = _SCHEDULE_WORDS
+    return load_be64(log, at) == first and load_be64(log, at + 8) == second and load_be64(log, at + size - 8) == last
+
+
+@kernel
+def _delay_level(log: Bytes, at: int, stop: int) -> int:
+    """The decimal number in [at, stop), at most DELAY_LEVEL_MAX; 0 when it is no positive number."""
+    if load_u8(log, at) == 43 and at + 1 < stop:  # '+'
+        at += 1
+    level = 0
+    while at < stop:
+        digit = load_u8(log, at) - 48
+        if digit < 0 or digit > 9:
+            return 0
+        # Saturates: 32,767 digits must not overflow.
+        level = min(level * 10 + digit, 1_000_000)
+        at += 1
+    return min(level, DELAY_LEVEL_MAX)
+
+
+@kernel
+def _tags_code(log: Bytes, state: Words, is_schedule: bool, store_timestamp_ms: int) -> int:
+    """The unit's tags code: the tag's hash, or in the schedule topic the time to deliver at."""
+    if is_schedule and state[DELAY_END] != 0:
+        level = _delay_level(log, state[DELAY_AT], state[DELAY_END])
+        if level > 0:
+            return store_timestamp_ms + int(DELAY_LEVELS_MS[level])
+    if state[TAGS_END] == 0:
+        return 0
+    return java_hash_utf8(log, state[TAGS_AT], state[TAGS_END], 0)
+
+
+@kernel
+def _queue_number(
+    log: Bytes, state: Words, topic_hash: int, queue_id: int, table: Bytes, cells: Words, slots: Int32s
+) -> int:
+    """The live queue of the record in hand; _DELETED when only a tombstone bears its name, else _UNKNOWN.
+
+    `table` is the whole queue table, `cells` the same as words, `slots` its hash (layout/queue_table.py).
+    """
+    topic_at = state[TOPIC_AT]
+    topic_size = state[TOPIC_SIZE]
+    mask = slots.size - 1
+    mixed = (
+        int(topic_hash) * queue_table.HASH_MULTIPLIER_TOPIC + int(queue_id) * queue_table.HASH_MULTIPLIER_QUEUE
+    ) & _MASK_32
+    slot = (mixed ^ (mixed >> 15)) & mask
+    missing = _UNKNOWN
+    for _probe in range(slots.size):
+        number = int(slots[slot]) - 1
+        if number < 0:
+            break
+        word = queue_table.HEADER_WORDS + number * _ENTRY_WORDS
+        same = cells[word + queue_table.QUEUE_ID] == queue_id and cells[word + queue_table.TOPIC_HASH] == topic_hash
+        if same and cells[word + queue_table.TOPIC_SIZE] == topic_size:
+            name_at = word * queue_table.WORD_SIZE + queue_table.TOPIC_OFFSET_BYTES
+            if _equal(log, topic_at, table, name_at, topic_size):
+                if cells[word + queue_table.STATE] == queue_table.STATE_LIVE:
+                    return number
+                missing = _DELETED
+        slot = (slot + 1) & mask
+    return missing
+
+
+@kernel
+def _put_entries(
+    log: Bytes, state: Words, prefix_hash: int, offset: int, time_ms: int, hashes: Int32s, offsets: Words, times: Words
+) -> int:
+    """Add the entries of the record in hand behind state[ENTRIES]; their number, −1 when they do not fit."""
+    first = state[ENTRIES]
+    entry = first
+    if state[UNIQ_KEY_END] != 0:
+        if entry == hashes.size:
+            return -1
+        hashes[entry] = index_key_hash(java_hash_utf8(log, state[UNIQ_KEY_AT], state[UNIQ_KEY_END], prefix_hash))
+        entry += 1
+    if state[KEYS_END] != 0:
+        at = state[KEYS_AT]
+        stop = state[KEYS_END]
+        while at < stop:
+            end = _find(log, at, stop, _SPACES, _ONES)
+            if end > at:
+                if entry == hashes.size:
+                    return -1
+                hashes[entry] = index_key_hash(java_hash_utf8(log, at, end, prefix_hash))
+                entry += 1
+            at = end + 1
+    for added in range(first, entry):
+        offsets[added] = offset
+        times[added] = time_ms
+    return entry - first
+
+
+@kernel
+def _put_unit(
+    units: Bytes, run_of_unit: Int32s, run_of_queue: Int32s, runs: Words, state: Words, number: int, queue_offset: int
+) -> int:
+    """Add a unit's place to its queue's run; the run's first column in `runs`."""
+    run = int(run_of_queue[number]) - 1
+    column = run * RUN_COLUMNS
+    if run < 0 or runs[column + RUN_FIRST_OFFSET] + runs[column + RUN_COUNT] != queue_offset:
+        run = state[RUNS]
+        column = run * RUN_COLUMNS
+        runs[column + RUN_QUEUE] = number
+        runs[column + RUN_FIRST_OFFSET] = queue_offset
+        runs[column + RUN_COUNT] = 0
+        run_of_queue[number] = run + 1
+        state[RUNS] = run + 1
+    runs[column + RUN_COUNT] += 1
+    run_of_unit[state[UNITS]] = run
+    return column
+
+
+@kernel
+def _sort_units(
+    units: Bytes, sorted_units: Bytes, run_of_unit: Int32s, run_of_queue: Int32s, runs: Words, state: Words
+) -> None:
+    """Copy the units into `sorted_units` run by run, and clear `run_of_queue` for the next scan."""
+    offset = 0
+    for run in range(state[RUNS]):
+        column = run * RUN_COLUMNS
+        runs[column + RUN_BYTE_OFFSET] = offset
+        offset += _UNIT * runs[column + RUN_COUNT]
+        run_of_queue[runs[column + RUN_QUEUE]] = 0
+    for unit in range(state[UNITS]):
+        cursor = run_of_unit[unit] * RUN_COLUMNS + RUN_BYTE_OFFSET
+        copy_bytes(sorted_units, runs[cursor], units, _UNIT * unit, _UNIT)
+        runs[cursor] += _UNIT
+    for run in range(state[RUNS]):
+        column = run * RUN_COLUMNS
+        runs[column + RUN_BYTE_OFFSET] -= _UNIT * runs[column + RUN_COUNT]
+
+
+@kernel
+def scan(
+    log: Bytes,
+    state: Words,
+    table: Bytes,
+    cells: Words,
+    slots: Int32s,
+    cache: Words,
+    units: Bytes,
+    sorted_units: Bytes,
+    run_of_unit: Int32s,
+    run_of_queue: Int32s,
+    runs: Words,
+    hashes: Int32s,
+    offsets: Words,
+    times: Words,
+) -> None:
+    """Scan records of `log` (a segment, uint8[segment size]) as state[START:WITH_ENTRIES + 1] says.
+
+    `state` int64[STATE_SIZE]; `table`, `cells`, `slots` are the queue table's views; `cache` int64[2 × _CACHE_SIZE];
+    `units`, `sorted_units` uint8[20 × records]; `run_of_unit` int32[records]; `run_of_queue` int32[queues], all 0;
+    `runs` int64[RUN_COLUMNS × records]; `hashes` int32[n], `offsets` and `times` int64[n] take the entries.
+    Fills state[STOPPED_AT:STORE_TIMESTAMP_MS + 1]; what it says of units and entries belongs to whole records.
+    """
+    at = state[START]
+    limit = state[LIMIT]
+    stop = state[STOP]
+    records = 0
+    state[UNITS] = 0
+    state[RUNS] = 0
+    state[ENTRIES] = 0
+    state[REASON] = _RECORDS
+    state[STORE_TIMESTAMP_MS] = 0
+    cache[:] = 0
+    generation = 0
+    last_topic_at = -1
+    last_topic_size = -1
+    topic_hash = 0
+    prefix_hash = 0
+    is_schedule = False
+    while records < state[MAX_RECORDS]:
+        if at >= limit:
+            state[REASON] = _LIMIT
+            break
+        if stop - at < record.BLANK_SIZE:
+            state[REASON] = _BAD_RECORD
+            break
+        if load_be32(log, at + record.MAGIC) == record.MAGIC_BLANK:
+            state[REASON] = _BLANK
+            break
+        total = _check_record(log, at, stop, state)
+        if total == 0:
+            state[REASON] = _BAD_RECORD
+            break
+
+        topic_at = state[TOPIC_AT]
+        topic_size = state[TOPIC_SIZE]
+        if topic_size != last_topic_size or not _equal(log, topic_at, log, last_topic_at, topic_size):
+            topic_hash = java_hash_utf8(log, topic_at, topic_at + topic_size, 0)
+            prefix_hash = 31 * topic_hash + _SEPARATOR_CODE
+            is_schedule = _is_schedule_topic(log, topic_at, topic_size)
+            generation += 1
+        last_topic_at = topic_at
+        last_topic_size = topic_size
+
+        sys_flag = load_be32(log, at + record.SYS_FLAG)
+        transaction = sys_flag & record.SYS_FLAG_TRANSACTION_MASK
+        number = _DELETED
+        queue_offset = 0
+        if transaction == 0 or transaction == record.SYS_FLAG_COMMIT:
+            queue_id = load_be32(log, at + record.QUEUE_ID)
+            queue_offset = load_be64(log, at + record.QUEUE_OFFSET)
+            if queue_offset < 0:
+                state[REASON] = _BAD_RECORD
+                break
+            cached = 2 * (queue_id & (_CACHE_SIZE - 1))
+            wanted = (generation << 32) + (queue_id & _MASK_32)
+            if cache[cached] == wanted:
+                number = cache[cached + 1]
+            else:
+                number = _queue_number(log, state, topic_hash, queue_id, table, cells, slots)
+                if number == _UNKNOWN:
+                    state[REASON] = _UNKNOWN_QUEUE
+                    break
+                cache[cached] = wanted
+                cache[cached + 1] = number
+
+        _find_properties(log, state)
+        physical_offset = state[SEGMENT_START] + at
+        moved = record.IPV6_EXTRA if sys_flag & record.SYS_FLAG_BORN_HOST_V6 else 0
+        store_timestamp_ms = load_be64(log, at + record.STORE_TIMESTAMP + moved)
+        if state[WITH_ENTRIES] != 0 and transaction != record.SYS_FLAG_ROLLBACK:
+            added = _put_entries(log, state, prefix_hash, physical_offset, store_timestamp_ms, hashes, offsets, times)
+            if added < 0:
+                state[REASON] = _ENTRIES_FULL
+                break
+            state[ENTRIES] += added
+        if number >= 0:
+            run = _put_unit(units, run_of_unit, run_of_queue, runs, state, number, queue_offset)
+            runs[run + RUN_PHYSICAL_END] = physical_offset + total
+            runs[run + RUN_STORE_TIMESTAMP_MS] = store_timestamp_ms
+            unit_at = _UNIT * state[UNITS]
+            store_be64(units, unit_at + consume_queue.PHYSICAL_OFFSET, physical_offset)
+            store_be32(units, unit_at + consume_queue.SIZE, total)
+            tags_code = _tags_code(log, state, is_schedule, store_timestamp_ms)
+            store_be64(units, unit_at + consume_queue.TAGS_CODE, tags_code)
+            state[UNITS] += 1
+        state[STORE_TIMESTAMP_MS] = store_timestamp_ms
+        records += 1
+        at += total
+    state[STOPPED_AT] = at
+    state[RECORDS] = records
+    _sort_units(units, sorted_units, run_of_unit, run_of_queue, runs, state)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanResult:
+    """What a scan found. `stopped_at` is a byte of the segment; arrays are views of the buffers until the next scan.
+
+    `runs` int64[runs, RUN_COLUMNS], in the order of their first records: a queue's last run holds its newest record.
+    """
+
+    stopped_at: int
+    reason: StopReason
+    records: int
+    entries: int
+    store_timestamp_ms: int
+    runs: NDArray[np.int64]
+    units: NDArray[np.uint8]
+
+
+class DispatchBuffers:
+    """The arrays that scans fill, allocated once.
+
+    `entry_hashes` int32[n], `entry_offsets` and `entry_times` int64[n] hold the index entries of the last scan.
+    """
+
+    def __init__(self, queues: int, records_max: int, entries_max: int) -> None:
+        """Buffers for tables of `queues` queues and scans of up to `records_max` records."""
+        self.records_max = records_max
+        entries_max = max(entries_max, RECORD_ENTRIES_MAX)
+        self.state = np.zeros(STATE_SIZE, np.int64)
+        self.entry_hashes = np.zeros(entries_max, np.int32)
+        self.entry_offsets = np.zeros(entries_max, np.int64)
+        self.entry_times = np.zeros(entries_max, np.int64)
+        self._cache = np.zeros(2 * _CACHE_SIZE, np.int64)
+        self._units = np.zeros(_UNIT * records_max, np.uint8)
+        self._sorted_units = np.zeros(_UNIT * records_max, np.uint8)
+        self._run_of_unit = np.zeros(records_max, np.int32)
+        self._run_of_queue = np.zeros(queues, np.int32)
+        self._runs = np.zeros(RUN_COLUMNS * records_max, np.int64)
+
+    def scan(
+        self,
+        log: NDArray[np.uint8],
+        table: NDArray[np.uint8],
+        cells: NDArray[np.int64],
+        slots: NDArray[np.int32],
+        *,
+        start: int,
+        limit: int,
+        stop: int,
+        segment_start: int,
+        with_entries: bool = True,
+    ) -> ScanResult:
+        """Scan the records of a segment that begin in [start, limit); nothing at or above `stop` is read."""
+        state = self.state
+        state[: WITH_ENTRIES + 1] = (start, min(limit, stop), stop, segment_start, self.records_max, with_entries)
+        scan(
+            log,
+            state,
+            table,
+            cells,
+            slots,
+            self._cache,
+            self._units,
+            self._sorted_units,
+            self._run_of_unit,
+            self._run_of_queue,
+            self._runs,
+            self.entry_hashes,
+            self.entry_offsets,
+            self.entry_times,
+        )
+        run_count = int(state[RUNS])
+        return ScanResult(
+            stopped_at=int(state[STOPPED_AT]),
+            reason=StopReason(int(state[REASON])),
+            records=int(state[RECORDS]),
+            entries=int(state[ENTRIES]),
+            store_timestamp_ms=int(state[STORE_TIMESTAMP_MS]),
+            runs=self._runs[: RUN_COLUMNS * run_count].reshape(run_count, RUN_COLUMNS),
+            units=self._sorted_units[: _UNIT * int(state[UNITS])],
+        )
+
+
+def warm() -> None:
+    """Compile or load these kernels."""
+    buffers = DispatchBuffers(1, 1, 1)
+    blank = np.zeros(8, np.uint8)
+    table = np.zeros(queue_table.HEADER_SIZE, np.uint8)
+    buffers.scan(
+        blank, table, table.view(np.int64), np.zeros(16, np.int32), start=0, limit=8, stop=8, segment_start=0
+    )

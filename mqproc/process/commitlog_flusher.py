@@ -1,0 +1,76 @@
+"""The commitlog-flusher: syncs the log, moves its durable mark, makes the next segments ready."""
+
+from __future__ import annotations
+
+from mqproc.layout import control as words_of
+from mqproc.process.log import get_logger
+from mqproc.process.loop import RoleContext
+from mqproc.store.log_flush import LogFlush
+from mqproc.store.segments import LogSegments
+
+NS_PER_MS = 1_000_000
+
+
+class CommitLogFlusher:
+    """The role. The writer rings when it needs a segment; otherwise it goes by its interval."""
+
+    name = words_of.COMMITLOG_FLUSHER
+
+    def __init__(self, context: RoleContext) -> None:
+        self._context = context
+        self._clock = context.clock
+        self._words = context.control.words
+        self._log = get_logger()
+        segments = LogSegments(context.io, context.paths.commit_log, context.options.mapped_file_size_commit_log)
+        self._flush = LogFlush(
+            context.io, context.paths, context.options, self._words, segments, self._clock.monotonic_ns()
+        )
+        self._due_ns = 0
+        self._interval_ns = context.options.flush_interval_commit_log * NS_PER_MS
+
+    def do_work(self) -> int:
+        done = self._make_segments()
+        now_ns = self._clock.monotonic_ns()
+        if now_ns >= self._due_ns:
+            self._due_ns = now_ns + self._interval_ns
+            done += self._pass(now_ns, thorough=False)
+        return done
+
+    def wait(self, timeout_s: float) -> None:
+        until_due_s = max(0.0, (self._due_ns - self._clock.monotonic_ns()) / 1e9)
+        self._context.bell.wait(min(timeout_s, until_due_s))
+
+    def on_stop(self) -> bool:
+        """Everything durable, the mark behind it, nothing left lying ready."""
+        self._pass(self._clock.monotonic_ns(), thorough=True)
+        self._flush.move_mark(self._clock.monotonic_ns(), at_once=True)
+        self._flush.delete_unused_segments()
+        return True
+
+    def close(self) -> None:
+        """Nothing is kept open between steps."""
+
+    def _make_segments(self) -> int:
+        size = self._context.options.mapped_file_size_commit_log
+        if self._words[words_of.SEGMENTS_READY_END] > self._words[words_of.RESERVED_END] + size:
+            return 0
+        with self._context.heart.busy(words_of.STATE_ALLOCATING):
+            made = self._flush.make_segments_ahead()
+        return made
+
+    def _pass(self, now_ns: int, *, thorough: bool) -> int:
+        words = self._words
+        failed_before = words[words_of.FLUSHER_SYNC_ERRNO]
+        with self._context.heart.busy(words_of.STATE_SYNCING):
+            done = self._flush.flush(now_ns, thorough=thorough)
+            self._flush.move_mark(now_ns)
+        if done:
+            after_ns = self._clock.monotonic_ns()
+            words[words_of.COMMITLOG_SYNCED_NS] = after_ns
+            words.add(words_of.COMMITLOG_SYNC_US, (after_ns - now_ns) // 1000)
+            # In ASYNC_FLUSH nobody waits for a sync; in SYNC_FLUSH the writer does its own.
+        if words[words_of.FLUSHER_SYNC_ERRNO] and not failed_before:
+            self._log.error("sync failed, the store is read-only from now on", errno=words[words_of.FLUSHER_SYNC_ERRNO])
+        while self._flush.let_go_of_pages():
+            self._context.heart.beat_if_due()
+        return 1 if done else 0

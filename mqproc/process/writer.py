@@ -1,0 +1,376 @@
+"""The writer: the only process that appends to the CommitLog.
+
+A step takes the frames that are there, encodes them one behind the other, writes, publishes and answers. Frames of
+one step share the write, and under SYNC_FLUSH the sync: group commit without another process in the way.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import time
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.config import Options
+from mqproc.errors import (
+    BadRequestError,
+    DiskFullError,
+    FlushFailedError,
+    InternalError,
+    MqprocError,
+    StoreBusyError,
+    StoreReadOnlyError,
+    TooManyQueuesError,
+    TopicExistsError,
+    TopicNotFoundError,
+    UnknownCommandError,
+)
+from mqproc.kernels.scan import update_next_offsets
+from mqproc.layout import control as words_of
+from mqproc.layout import queue_table as table_layout
+from mqproc.process.append_plans import OpenTopics, plan_append
+from mqproc.process.limits import client_limits
+from mqproc.process.log import get_logger
+from mqproc.process.loop import RoleContext
+from mqproc.store.append import CommitLogAppender, zero_range
+from mqproc.store.log_flush import remember_failed_sync
+from mqproc.store.queue_table import QueueTable
+from mqproc.store.segments import LogSegments
+from mqproc.wire.operations import (
+    REQUESTS,
+    AppendAnswer,
+    AppendRequest,
+    CreateTopicRequest,
+    DeleteTopicRequest,
+    Empty,
+    WRITER_OPERATIONS,
+    Operation,
+)
+from mqproc.wire.server import Request, SocketServer
+
+# Frames of a step are written together up to this much: then the first ones are answered while more are encoded.
+COMMIT_BYTES = 256 << 10
+SEGMENT_WAIT_S = 5.0
+SEGMENT_POLL_S = 0.0005
+# How long one step is held back when dispatch is nearly `max_dispatch_behind_bytes` behind.
+SLOW_STEP_S = 0.005
+# A clock that steps back holds store time still for at most this long; beyond it, it is followed with an alarm.
+CLOCK_CLAMP_MAX_MS = 60_000
+AUTO_CREATED_SAVE_NS = 1_000_000_000
+_append_request = msgspec.msgpack.Decoder(AppendRequest)
+_decoders: dict[int, Any] = {operation: msgspec.msgpack.Decoder(kind) for operation, kind in REQUESTS.items()}
+# Errors that say: nothing was changed, other frames of the step are not touched.
+_REFUSED_ALONE = (BadRequestError, TopicNotFoundError, TopicExistsError, TooManyQueuesError, StoreReadOnlyError)
+
+
+class _Pending:
+    """A frame that is encoded and waits for its answer."""
+
+    __slots__ = ("answer", "request", "store_timestamp_ms", "wait", "oneway")
+
+    def __init__(
+        self, request: Request, answer: NDArray[np.uint8], store_timestamp_ms: int, *, wait: bool, oneway: bool
+    ) -> None:
+        self.request = request
+        self.answer = answer
+        self.store_timestamp_ms = store_timestamp_ms
+        self.wait = wait
+        self.oneway = oneway
+
+
+class Writer:
+    """The role. Built in its own process; a restarted one first puts its predecessor's work in order."""
+
+    name = words_of.WRITER
+
+    def __init__(self, context: RoleContext) -> None:
+        self._context = context
+        self._options = context.options
+        self._io = context.io
+        self._clock = context.clock
+        self._words = context.control.words
+        self._log = get_logger()
+        self._table = QueueTable(self._io, context.paths.queues, write=True)
+        segment_size = context.options.mapped_file_size_commit_log
+        self._segments = LogSegments(self._io, context.paths.commit_log, segment_size)
+        if context.incarnation > 1:
+            take_over(context, self._segments, self._table)
+        self._topics = OpenTopics(self._io, context.paths, context.options, self._table)
+        self._topics.save(self._clock.time_ms())
+        self._topics_due_ns = 0
+        self._appender = CommitLogAppender(
+            self._io,
+            context.options,
+            self._words,
+            self._table,
+            self._segments,
+            store_host(context.options),
+            self._wait_for_segment,
+        )
+        self._answer_options = b""
+        self._answered_ms = -1
+        self._pending: list[_Pending] = []
+        self._requests: list[Request] = []
+        self._server = SocketServer(
+            context.sockets["writer"], client_limits(context.options), operations=WRITER_OPERATIONS
+        )
+        # The loop drains the bell when the wait is over.
+        self._server.register(context.bell.fileno(), lambda: None)
+        self._dispatcher_bell = context.bells[words_of.DISPATCHER]
+        self._flusher_bell = context.bells[words_of.COMMITLOG_FLUSHER]
+        self._taking = True
+
+    # The loop's side
+
+    def do_work(self) -> int:
+        requests = self._requests or self._server.poll(0)
+        self._requests = []
+        if not requests:
+            return self._save_topics_when_due()
+        self._hold_back()
+        for request in requests:
+            self._handle(request)
+        self._commit()
+        self._words[words_of.WRITER_CONNECTIONS] = len(self._server.connections)
+        return len(requests)
+
+    def wait(self, timeout_s: float) -> None:
+        self._requests = self._server.poll(timeout_s)
+
+    def on_stop(self) -> bool:
+        """Take no more: answer what has come, close the socket's door, save the topics."""
+        if self._taking:
+            self._taking = False
+            self.do_work()
+            self._topics.save(self._clock.time_ms())
+        return True
+
+    def reload(self, options: Options) -> None:
+        """`max_message_size` may change while running."""
+        self._options = options
+        self._appender.set_options(options)
+
+    def close(self) -> None:
+        self._server.close()
+        self._appender.close()
+        self._segments.close()
+        self._table.close()
+
+    # Requests
+
+    def _handle(self, request: Request) -> None:
+        operation = request.operation
+        try:
+            if operation == Operation.APPEND:
+                self._append(request)
+            elif operation == Operation.CREATE_TOPIC:
+                self._create_topic(request, _decoders[operation].decode(request.options))
+            elif operation == Operation.DELETE_TOPIC:
+                self._delete_topic(request, _decoders[operation].decode(request.options))
+            elif operation == Operation.PING:
+                request.answer(Empty())
+            else:
+                raise UnknownCommandError(f"operation {operation} is not one of the writer's")
+        except msgspec.MsgspecError as error:
+            self._refuse(request, BadRequestError(f"operation {operation}: {error}"))
+        except _REFUSED_ALONE as error:
+            self._refuse(request, error)
+        except MqprocError as error:
+            self._fail_pending(error)
+            self._refuse(request, error)
+        except OSError as error:
+            failure = InternalError(f"{error.strerror or error}")
+            self._fail_pending(failure)
+            self._refuse(request, failure)
+
+    def _append(self, request: Request) -> None:
+        options = _append_request.decode(request.options)
+        self._check_open()
+        plan = plan_append(options, request.payload, self._topics)
+        store_timestamp_ms = self._store_timestamp()
+        answer = self._appender.add(plan, store_timestamp_ms)
+        self._topics.find(options.topic).rotation = plan.rotation
+        self._pending.append(
+            _Pending(request, answer, store_timestamp_ms, wait=options.wait, oneway=options.oneway)
+        )
+        self._words.add(words_of.APPENDED_MESSAGES, options.count)
+        self._words.add(words_of.APPENDED_FRAMES, 1)
+        if not self._options.sync_flush and self._appender.staged_bytes >= COMMIT_BYTES:
+            self._commit()
+
+    def _commit(self) -> None:
+        """Write, publish and answer everything that is pending; under SYNC_FLUSH sync in between."""
+        if not self._pending:
+            return
+        try:
+            self._appender.write_out()
+        except MqprocError as error:
+            self._fail_pending(error)
+            return
+        self._appender.publish()
+        if self._options.sync_flush:
+            self._answer([pending for pending in self._pending if not pending.wait])
+            self._pending = [pending for pending in self._pending if pending.wait]
+            if not self._sync():
+                return
+        self._answer(self._pending)
+        self._pending = []
+        self._dispatcher_bell.ring()
+
+    def _sync(self) -> bool:
+        try:
+            with self._context.heart.busy(words_of.STATE_SYNCING):
+                self._appender.sync()
+        except OSError as error:
+            self._words[words_of.WRITER_SYNC_ERRNO] = error.errno or errno.EIO
+            remember_failed_sync(self._io, self._context.paths, f"commitlog: {error.strerror}")
+            self._log.error("sync failed, the store is read-only from now on", error=str(error))
+            self._fail_pending(FlushFailedError(f"the sync failed: {error.strerror}; run mqproc store repair"))
+            return False
+        return True
+
+    def _answer(self, answered: list[_Pending]) -> None:
+        for pending in answered:
+            if pending.oneway:
+                continue
+            if pending.store_timestamp_ms != self._answered_ms:
+                self._answered_ms = pending.store_timestamp_ms
+                options = AppendAnswer(pending.store_timestamp_ms, self._appender.store_host)
+                self._answer_options = msgspec.msgpack.encode(options)
+            pending.request.answer(self._answer_options, (pending.answer,), owned=True)
+
+    def _create_topic(self, request: Request, options: CreateTopicRequest) -> None:
+        self._commit()
+        self._topics.create(options.topic, options.queues, options.perm)
+        self._answer_when_saved(request)
+
+    def _delete_topic(self, request: Request, options: DeleteTopicRequest) -> None:
+        self._commit()
+        self._topics.delete(options.topic)
+        self._answer_when_saved(request)
+
+    def _answer_when_saved(self, request: Request) -> None:
+        self._topics.save(self._clock.time_ms())
+        request.answer(Empty())
+
+    def _refuse(self, request: Request, error: MqprocError) -> None:
+        self._words.add(words_of.APPEND_REJECTS, 1)
+        request.refuse(error)
+
+    def _fail_pending(self, error: MqprocError) -> None:
+        for pending in self._pending:
+            if not pending.oneway:
+                self._refuse(pending.request, error)
+        self._pending = []
+
+    # Conditions
+
+    def _check_open(self) -> None:
+        control = self._context.control
+        if not self._taking:
+            raise StoreBusyError("the store is being stopped", hint_ms=1000)
+        if control.read_only:
+            raise StoreReadOnlyError(f"a sync failed with errno {control.sync_errno}; run mqproc store repair")
+        words = self._words
+        if words[words_of.DISK_FULL]:
+            free = words[words_of.DISK_FREE_BYTES]
+            raise DiskFullError(f"the disk is nearly full: {free:,} bytes are free", hint_ms=1000)
+        behind = words[words_of.WRITTEN] - words[words_of.DISPATCHED]
+        if behind > self._options.max_dispatch_behind_bytes:
+            raise StoreBusyError(
+                f"dispatch is {behind:,} bytes behind; the limit is {self._options.max_dispatch_behind_bytes:,}",
+                hint_ms=100,
+            )
+
+    def _hold_back(self) -> None:
+        """Slow down, the more the nearer dispatch is to its limit, before anything must be refused."""
+        limit = self._options.max_dispatch_behind_bytes
+        behind = self._words[words_of.WRITTEN] - self._words[words_of.DISPATCHED]
+        if behind * 2 > limit:
+            pause_s = SLOW_STEP_S * min(1.0, (behind * 2 - limit) / limit)
+            time.sleep(pause_s)
+            self._words.add(words_of.WRITER_SLOWED_MS, max(1, round(pause_s * 1000)))
+
+    def _store_timestamp(self) -> int:
+        now_ms = self._clock.time_ms()
+        last_ms = self._appender.last_store_timestamp_ms
+        if now_ms >= last_ms:
+            return now_ms
+        self._words.add(words_of.WRITER_CLOCK_STEPS, 1)
+        if last_ms - now_ms > CLOCK_CLAMP_MAX_MS:
+            self._log.error("the clock stepped back", behind_ms=last_ms - now_ms, followed=True)
+            return now_ms
+        return last_ms
+
+    def _wait_for_segment(self, start: int) -> None:
+        words = self._words
+        if words[words_of.SEGMENTS_READY_END] > start:
+            return
+        words.add(words_of.WRITER_SEGMENT_WAITS, 1)
+        deadline = time.monotonic() + SEGMENT_WAIT_S
+        with self._context.heart.busy(words_of.STATE_ALLOCATING):
+            while words[words_of.SEGMENTS_READY_END] <= start:
+                self._flusher_bell.ring()
+                failed = words[words_of.SEGMENT_ERRNO]
+                if failed in (errno.ENOSPC, errno.EDQUOT):
+                    raise DiskFullError("no room for another segment", hint_ms=1000)
+                if time.monotonic() > deadline:
+                    raise StoreBusyError(f"segment {start:020d} is not ready (errno {failed})", hint_ms=100)
+                time.sleep(SEGMENT_POLL_S)
+
+    def _save_topics_when_due(self) -> int:
+        """Topics made by a first send are saved within a second: the log itself would bring them back."""
+        if not self._topics.unsaved:
+            return 0
+        now_ns = self._clock.monotonic_ns()
+        if now_ns < self._topics_due_ns:
+            return 0
+        self._topics_due_ns = now_ns + AUTO_CREATED_SAVE_NS
+        self._topics.save(self._clock.time_ms())
+        return 1
+
+
+def store_host(options: Options) -> bytes:
+    """The host that records bear: address and port. Raises ConfigurationError's kin for a bad address."""
+    return ipaddress.ip_address(options.broker_ip).packed + options.listen_port.to_bytes(4, "big")
+
+
+def take_over(context: RoleContext, segments: LogSegments, table: QueueTable) -> None:
+    """Put a killed writer's work in order: zero what it had reserved, count what it had published.
+
+    Only under the same living supervisor, whose control words are then the truth.
+    """
+    words, io = context.control.words, context.io
+    written, reserved_end = words[words_of.WRITTEN], words[words_of.RESERVED_END]
+    with context.heart.busy(words_of.STATE_RECOVERING):
+        if reserved_end > written:
+            zero_range(io, segments, written, reserved_end)
+        words[words_of.RESERVED_END] = written
+        count_published(segments, table, words[words_of.TABLE_AT], written)
+        words[words_of.TABLE_AT] = written
+        if context.sync_flush and words[words_of.WRITER_SYNCED] < written:
+            fd = io.open(segments.path(segments.start_of(max(0, written - 1))), write=True)
+            try:
+                io.sync(fd)
+            finally:
+                io.close(fd)
+            words[words_of.WRITER_SYNCED] = written
+
+
+def count_published(segments: LogSegments, table: QueueTable, start: int, stop: int) -> None:
+    """Raise next offsets in the table to what the records of [start, stop) took."""
+    next_offsets = np.zeros(table.capacity, np.int64)
+    column = table.column(table_layout.NEXT_OFFSET)
+    next_offsets[: len(column)] = column
+    while start < stop:
+        base = segments.start_of(start)
+        end = min(stop, base + segments.segment_size)
+        update_next_offsets(segments.view(base), start - base, end - base, table.bytes_view, next_offsets)
+        start = end
+    for number in np.flatnonzero(next_offsets[: len(column)] > column).tolist():
+        table.store(number, table_layout.NEXT_OFFSET, int(next_offsets[number]))
+

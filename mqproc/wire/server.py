@@ -1,0 +1,582 @@
+"""The socket side of a role: accepts, cuts frames, sends answers. A step at a time, for a role's own loop.
+
+    server = SocketServer(listener, options…)
+    server.register(bell_fd, on_ring)
+    while …:
+        for request in server.poll(timeout_s):
+            request.connection.answer(request.request_id, request.operation, options, payload)
+
+Memory: all connections read into one shared buffer, and one that sends nothing holds none. A frame that has not arrived
+whole is kept as a few bytes when only its beginning is there, else in the buffer that it began in, which then belongs
+to the connection and is replaced. Answers that a client does not read wait up to `client_output_bytes`; above it the
+client is not listened to, and after a grace it is let go.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from mqproc.config import MIB
+from mqproc.errors import (
+    MqprocError,
+    PermissionDeniedError,
+    ProtocolError,
+    RequestTimeoutError,
+    SlowConsumerError,
+    TooManyConnectionsError,
+    UnknownCommandError,
+)
+from mqproc.wire.address import peer_uid
+from mqproc.wire.frame import ANSWER, CONNECTION_ID, HEADER, HEADER_SIZE, MAGIC, VERSION
+from mqproc.wire.operations import Operation, Options
+from mqproc.wire.output import OutputQueue
+from mqproc.wire.protocol import (
+    NO_OPTIONS,
+    Frame,
+    FrameReader,
+    decode_request,
+    empty_buffer,
+    encode_frame,
+    encode_options,
+    encode_refusal,
+)
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+BUFFER_BYTES: Final = 2 * MIB
+# A read into a shared buffer wants at least this much room.
+_ROOM_MIN: Final = 256 << 10
+# The beginning of a frame up to this size is copied away and back; more keeps the buffer that it lies in.
+_COPIED_BYTES_MAX: Final = 16 << 10
+# Times are looked at this often, and only while a client has one.
+_TIMES_EVERY_S: Final = 0.05
+_SPARE_BUFFERS_MAX: Final = 4
+_READS_PER_POLL: Final = 32
+_ACCEPTS_PER_POLL: Final = 64
+_EVENTS_MAX: Final = 128
+_HEARD: Final = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
+_SOCKET_BUFFER_BYTES: Final = MIB
+
+_unpack_header = HEADER.unpack_from
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one client may take. Sizes in bytes, times in seconds.
+
+    `requests_per_poll`: one connection gives at most so many requests a poll; the others wait in its buffer.
+    """
+
+    connections: int = 1024
+    frame_bytes: int = 64 * MIB
+    output_bytes: int = 128 * MIB
+    frame_read_s: float = 30.0
+    output_grace_s: float = 10.0
+    requests_per_poll: int = 4096
+
+
+class Request:
+    """One frame from a client. The views are valid until the next `poll`; the rest may be kept."""
+
+    __slots__ = ("connection", "operation", "options", "payload", "request_id")
+
+    def __init__(
+        self, connection: Connection, operation: int, request_id: int, options: memoryview, payload: memoryview
+    ) -> None:
+        self.connection = connection
+        self.operation = operation
+        self.request_id = request_id
+        self.options = options
+        self.payload = payload
+
+    def decode(self) -> Options:
+        """The options as the type that `operations.REQUESTS` names. Raises BadRequestError."""
+        return decode_request(self.operation, self.options)
+
+    def answer(
+        self, options: Options | bytes = NO_OPTIONS, payload: Sequence[ReadableBuffer] = (), *, owned: bool = False
+    ) -> None:
+        """Answer this request; see `Connection.answer`."""
+        self.connection.answer(self.request_id, self.operation, options, payload, owned=owned)
+
+    def refuse(self, error: MqprocError) -> None:
+        """Refuse this request; the connection goes on."""
+        self.connection.refuse(self.request_id, self.operation, error)
+
+
+class Connection:
+    """One client. A role keeps it to answer later; answers to a closed one are dropped."""
+
+    __slots__ = ("_server", "beginning", "closed", "fd", "mask", "output", "paused", "read_by", "reader", "sock", "write_by")
+
+    def __init__(self, server: SocketServer, sock: socket.socket) -> None:
+        self._server = server
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.beginning = b""  # of a frame, while it is short
+        self.reader: FrameReader | None = None  # holds a longer part of a frame, or frames that must wait
+        self.output = OutputQueue()
+        self.mask = select.EPOLLIN
+        self.paused = False
+        self.closed = False
+        self.read_by = 0.0  # monotonic seconds by which the frame that has begun must be whole; 0 = none has
+        self.write_by = 0.0  # by which a paused client must have read something; 0 = it is not paused
+
+    def answer(
+        self,
+        request_id: int,
+        operation: int,
+        options: Options | bytes = NO_OPTIONS,
+        payload: Sequence[ReadableBuffer] = (),
+        *,
+        owned: bool = False,
+    ) -> None:
+        """Send an answer, or queue what the socket does not take.
+
+        What is queued is copied unless `owned` says that the payload's bytes will not change until they are sent.
+        """
+        if not self.closed:
+            self._server.send(
+                self, encode_frame(operation | ANSWER, request_id, encode_options(options), payload), owned=owned
+            )
+
+    def refuse(self, request_id: int, operation: int, error: MqprocError) -> None:
+        """Send a refusal; the connection goes on."""
+        if not self.closed:
+            self._server.rejects[error.code] += 1
+            self._server.send(self, [encode_refusal(operation, request_id, error)])
+
+    def close(self) -> None:
+        """Let the client go."""
+        self._server.drop(self)
+
+
+class _Shared:
+    """The buffer that reads of one poll go to, one connection after the other, and spare ones for the next."""
+
+    __slots__ = ("at", "current", "returned", "spare")
+
+    def __init__(self) -> None:
+        self.current = empty_buffer(BUFFER_BYTES)
+        self.at = 0
+        self.spare: list[memoryview] = []
+        self.returned: list[memoryview] = []
+
+    def begin(self) -> None:
+        """A new poll: the last one's requests are done, so their buffers are free."""
+        self.at = 0
+        if self.returned:
+            self.spare = (self.spare + self.returned)[:_SPARE_BUFFERS_MAX]
+            self.returned.clear()
+
+    def take(self) -> memoryview:
+        """A free buffer."""
+        return self.spare.pop() if self.spare else empty_buffer(BUFFER_BYTES)
+
+    def replace(self) -> None:
+        """The current buffer now belongs to a connection."""
+        self.current = self.take()
+        self.at = 0
+
+    def give_back(self, buffer: memoryview | None) -> None:
+        """A connection's buffer, still seen by this poll's requests."""
+        if buffer is not None and len(buffer) == BUFFER_BYTES:
+            self.returned.append(buffer)
+
+
+class SocketServer:
+    """Clients of one role on an already listening Unix socket. Single-threaded, like the role."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        limits: Limits | None = None,
+        *,
+        operations: Container[int] = frozenset(Operation),
+        allowed_uids: Container[int] | None = None,
+        on_close: Callable[[Connection], None] | None = None,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.connections: dict[int, Connection] = {}
+        self.rejects: Counter[str] = Counter()
+        self.frames = 0
+        self.partial_frames = 0
+        self.read_timeouts = 0
+        self.slow_consumers = 0
+        self._listener = listener
+        self._operations = operations
+        self._allowed_uids = {os.getuid()} if allowed_uids is None else allowed_uids
+        self._on_close = on_close
+        self._shared = _Shared()
+        self._timed: dict[int, Connection] = {}
+        self._backlog: dict[int, Connection] = {}
+        self._bells: dict[int, Callable[[], None]] = {}
+        self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        listener.setblocking(False)
+        self._epoll = select.epoll()
+        self._epoll.register(listener.fileno(), select.EPOLLIN)
+        self._accepting = True
+        self._look_at = 0.0
+
+    # Set-up and end
+
+    def register(self, fd: int, on_readable: Callable[[], None]) -> None:
+        """Wake `poll` for another descriptor too (an eventfd bell); `on_readable` must drain it."""
+        self._bells[fd] = on_readable
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def stop_accepting(self) -> None:
+        """Take no new connections; those that wait stay in the listener's backlog for a successor."""
+        if self._accepting:
+            self._accepting = False
+            self._epoll.unregister(self._listener.fileno())
+
+    def drain(self, timeout_s: float) -> None:
+        """Send what is queued, for a role that stops."""
+        end = time.monotonic() + timeout_s
+        while (left := end - time.monotonic()) > 0:
+            waiting = [connection for connection in self.connections.values() if connection.output.waiting_bytes]
+            if not waiting:
+                return
+            for fd, mask in self._epoll.poll(min(left, 0.1), _EVENTS_MAX):
+                connection = self.connections.get(fd)
+                if connection is not None and mask & select.EPOLLOUT:
+                    self._write(connection)
+
+    def close(self) -> None:
+        """Let all clients go. The listener belongs to whoever made it."""
+        for connection in list(self.connections.values()):
+            self.drop(connection)
+        if self._spare_fd >= 0:
+            os.close(self._spare_fd)
+            self._spare_fd = -1
+        self._epoll.close()
+
+    # One step
+
+    def poll(self, timeout_s: float) -> list[Request]:
+        """Wait up to `timeout_s` for requests, bells, or room for answers; 0 only looks.
+
+        The requests' views are valid until the next call.
+        """
+        requests: list[Request] = []
+        self._shared.begin()
+        if self._backlog:
+            timeout_s = 0.0
+            self._read_backlog(requests)
+        if self._timed:
+            timeout_s = min(timeout_s, self._expire())
+        events = self._epoll.poll(timeout_s, _EVENTS_MAX)
+        if events:
+            connections = self.connections
+            for fd, mask in events:
+                connection = connections.get(fd)
+                if connection is None:
+                    self._other(fd)
+                    continue
+                if mask & select.EPOLLOUT:
+                    self._write(connection)
+                if mask & _HEARD and not connection.closed:
+                    self._hear(connection, mask, requests)
+        self.frames += len(requests)
+        return requests
+
+    def _other(self, fd: int) -> None:
+        on_readable = self._bells.get(fd)
+        if on_readable is not None:
+            on_readable()
+        elif self._accepting and fd == self._listener.fileno():
+            self._accept()
+
+    # Accepting
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS_PER_POLL):
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:
+                # No descriptor is left: use the spare one to tell the client so.
+                self._turn_away()
+                return
+            if refusal := self._refusal_of(sock):
+                self._send_off(sock, refusal)
+            else:
+                self._welcome(sock)
+
+    def _refusal_of(self, sock: socket.socket) -> MqprocError | None:
+        uid = peer_uid(sock)
+        if uid not in self._allowed_uids:
+            return PermissionDeniedError(f"user {uid} may not use a socket of user {os.getuid()}")
+        if len(self.connections) >= self.limits.connections:
+            return self._too_many()
+        return None
+
+    def _too_many(self) -> TooManyConnectionsError:
+        return TooManyConnectionsError(f"{len(self.connections):,} connections are open already", hint_ms=100)
+
+    def _send_off(self, sock: socket.socket, error: MqprocError) -> None:
+        self.rejects[error.code] += 1
+        sock.setblocking(False)
+        try:
+            sock.send(encode_refusal(0, CONNECTION_ID, error))
+        except OSError:
+            pass  # It has gone by itself.
+        finally:
+            sock.close()
+
+    def _turn_away(self) -> None:
+        os.close(self._spare_fd)
+        try:
+            sock, _ = self._listener.accept()
+            self._send_off(sock, self._too_many())
+        except OSError:
+            pass  # Somebody else took the descriptor; the client waits in the backlog.
+        self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+    def _welcome(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+        connection = Connection(self, sock)
+        self.connections[connection.fd] = connection
+        self._epoll.register(connection.fd, select.EPOLLIN)
+
+    # Reading
+
+    def _hear(self, connection: Connection, mask: int, requests: list[Request]) -> None:
+        if connection.paused:
+            if mask & (select.EPOLLHUP | select.EPOLLERR):
+                self.drop(connection)
+        elif connection.reader is None:
+            self._read_shared(connection, requests)
+        elif connection.fd not in self._backlog:
+            self._read_own(connection, connection.reader, requests)
+
+    def _read_shared(self, connection: Connection, requests: list[Request]) -> None:
+        """Read into the shared buffer: most often exactly one whole frame arrives."""
+        shared = self._shared
+        at = shared.at
+        if at > BUFFER_BYTES - _ROOM_MIN:
+            return  # The rest of this poll's clients are read in the next one.
+        room = shared.current[at:] if at else shared.current
+        beginning = len(connection.beginning)
+        try:
+            if beginning:
+                room[:beginning] = connection.beginning
+                count = connection.sock.recv_into(room[beginning:])
+            else:
+                count = connection.sock.recv_into(room)
+        except BlockingIOError:
+            return
+        except OSError:
+            count = 0
+        if count == 0:
+            self.drop(connection)
+            return
+        count += beginning
+        if count >= HEADER_SIZE:
+            magic, version, operation, request_id, options_size, zero, payload_size = _unpack_header(room)
+            payload_start = HEADER_SIZE + options_size
+            if (
+                payload_start + payload_size == count
+                and magic == MAGIC
+                and version == VERSION
+                and zero == 0
+                and count <= self.limits.frame_bytes
+                and operation in self._operations
+            ):
+                shared.at = at + count
+                if beginning:
+                    connection.beginning = b""
+                    connection.read_by = 0.0
+                requests.append(
+                    Request(
+                        connection, operation, request_id, room[HEADER_SIZE:payload_start], room[payload_start:count]
+                    )
+                )
+                return
+        self._cut_shared(connection, at, count, requests)
+
+    def _cut_shared(self, connection: Connection, at: int, count: int, requests: list[Request]) -> None:
+        """`count` bytes of a client lie at `at` of the shared buffer: several frames, or not a whole one."""
+        shared = self._shared
+        shared.at = at + count
+        connection.beginning = b""
+        reader = FrameReader(self.limits.frame_bytes)
+        reader.adopt(shared.current, at, at + count)
+        taken = self._take_frames(connection, reader, requests)
+        if connection.closed:
+            return
+        if reader.waiting_bytes > _COPIED_BYTES_MAX or connection.fd in self._backlog:
+            connection.reader = reader
+            if at:
+                reader.move_to(shared.take())  # Requests of others lie in this buffer.
+            else:
+                shared.replace()
+            if not taken:
+                self._read_own(connection, reader, requests)
+                return
+        else:
+            connection.beginning = bytes(reader.rest())
+        self._set_time(connection, reader.waiting_bytes, taken)
+
+    def _read_own(self, connection: Connection, reader: FrameReader, requests: list[Request]) -> None:
+        """Read more of a frame that has begun, until it is whole or the socket is empty."""
+        taken = 0
+        for _ in range(_READS_PER_POLL):
+            try:
+                count = connection.sock.recv_into(reader.writable())
+            except BlockingIOError:
+                break
+            except OSError:
+                count = 0
+            if count == 0:
+                self.drop(connection)
+                return
+            reader.received(count)
+            taken = self._take_frames(connection, reader, requests)
+            if connection.closed:
+                return
+            if taken:
+                break  # Their bytes must stay where they are until the next poll.
+        self._set_time(connection, reader.waiting_bytes, taken)
+        self._release_empty(connection, reader)
+
+    def _read_backlog(self, requests: list[Request]) -> None:
+        """Requests that were left in their buffers by the last poll."""
+        for connection in list(self._backlog.values()):
+            reader = connection.reader
+            if reader is not None and not connection.paused:
+                taken = self._take_frames(connection, reader, requests)
+                if not connection.closed:
+                    self._set_time(connection, reader.waiting_bytes, taken)
+                    self._release_empty(connection, reader)
+
+    def _take_frames(self, connection: Connection, reader: FrameReader, requests: list[Request]) -> int:
+        """Turn whole frames into requests; returns how many frames there were."""
+        limit = self.limits.requests_per_poll
+        count = 0
+        try:
+            while count < limit and (frame := reader.next_frame()) is not None:
+                count += 1
+                self._admit(connection, frame, requests)
+        except ProtocolError as error:
+            operation, request_id, _ = reader.bad_frame(error)
+            connection.refuse(request_id, operation, error)
+            self.drop(connection)
+            return count
+        if count == limit and reader.waiting_bytes:
+            self._backlog[connection.fd] = connection
+        elif self._backlog:
+            self._backlog.pop(connection.fd, None)
+        return count
+
+    def _admit(self, connection: Connection, frame: Frame, requests: list[Request]) -> None:
+        operation, request_id, options, payload = frame
+        if operation in self._operations:
+            requests.append(Request(connection, operation, request_id, options, payload))
+        else:
+            connection.refuse(request_id, operation, UnknownCommandError(f"operation {operation} is not known here"))
+
+    def _release_empty(self, connection: Connection, reader: FrameReader) -> None:
+        """A connection that has nothing waiting holds no buffer."""
+        if reader.waiting_bytes == 0:
+            connection.reader = None
+            self._shared.give_back(reader.release())
+
+    def _set_time(self, connection: Connection, waiting_bytes: int, taken: int) -> None:
+        """A frame that has begun must be whole in time; each frame has its own time."""
+        if waiting_bytes == 0:
+            connection.read_by = 0.0
+        elif taken or not connection.read_by:
+            connection.read_by = time.monotonic() + self.limits.frame_read_s
+            self._timed[connection.fd] = connection
+
+    # Writing
+
+    def send(self, connection: Connection, pieces: Sequence[ReadableBuffer], *, owned: bool = True) -> None:
+        """Send a whole frame, or queue it behind what waits."""
+        try:
+            if connection.output.write(connection.sock, pieces, owned=owned):
+                return
+        except OSError:
+            self.drop(connection)
+            return
+        if not connection.paused and connection.output.waiting_bytes > self.limits.output_bytes:
+            connection.paused = True
+            connection.write_by = time.monotonic() + self.limits.output_grace_s
+            self._timed[connection.fd] = connection
+        self._listen_for(connection)
+
+    def _write(self, connection: Connection) -> None:
+        """The socket has room again."""
+        try:
+            connection.output.send(connection.sock)
+        except OSError:
+            self.drop(connection)
+            return
+        if connection.paused:
+            if connection.output.waiting_bytes <= self.limits.output_bytes // 2:
+                connection.paused = False
+                connection.write_by = 0.0
+            else:
+                connection.write_by = time.monotonic() + self.limits.output_grace_s
+        self._listen_for(connection)
+
+    def _listen_for(self, connection: Connection) -> None:
+        """Tell epoll what a connection waits for, when that has changed."""
+        mask = 0 if connection.paused else select.EPOLLIN
+        if connection.output.waiting_bytes:
+            mask |= select.EPOLLOUT
+        if mask != connection.mask:
+            connection.mask = mask
+            self._epoll.modify(connection.fd, mask)
+
+    # Times and ends
+
+    def _expire(self) -> float:
+        """Let those go whose time is over; returns the seconds until the next look."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return self._look_at - now
+        self._look_at = now + _TIMES_EVERY_S
+        for fd, connection in list(self._timed.items()):
+            if connection.write_by and now >= connection.write_by:
+                self.slow_consumers += 1
+                self.rejects[SlowConsumerError.code] += 1
+                self.drop(connection)
+            elif connection.read_by and now >= connection.read_by and not connection.paused:
+                self.read_timeouts += 1
+                error = RequestTimeoutError(f"frame not whole after {self.limits.frame_read_s:g} s")
+                connection.refuse(CONNECTION_ID, 0, error)
+                self.drop(connection)
+            elif not connection.write_by and not connection.read_by:
+                del self._timed[fd]
+        return _TIMES_EVERY_S
+
+    def drop(self, connection: Connection) -> None:
+        """Close a connection; a frame that it had begun is counted and forgotten."""
+        if connection.closed:
+            return
+        connection.closed = True
+        reader, connection.reader = connection.reader, None
+        if connection.beginning or (reader is not None and reader.waiting_bytes):
+            self.partial_frames += 1
+        if reader is not None:
+            self._shared.give_back(reader.release())
+        for table in (self.connections, self._timed, self._backlog):
+            table.pop(connection.fd, None)
+        connection.output.clear()
+        self._epoll.unregister(connection.fd)
+        connection.sock.close()
+        if self._on_close is not None:
+            self._on_close(connection)

@@ -1,0 +1,36 @@
+"""After a fork: close what belongs to the parent or to other roles."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+_STANDARD = frozenset({0, 1, 2})
+
+
+def close_others(keep: Iterable[int], keep_files: Iterable[Path] = ()) -> None:
+    """Close every descriptor but 0, 1, 2, `keep`, and those of the files `keep_files`.
+
+    Files are kept by identity because a Python mmap has a descriptor of its own whose number it does not tell. The
+    Python objects of what is closed here must never be closed or collected afterwards, or they would close numbers
+    that have been used again: so a forked process runs inside its parent's frames and leaves by `os._exit`.
+    """
+    kept = _STANDARD.union(keep)
+    identities = {_identity(path.stat()) for path in keep_files}
+    for fd in _open_descriptors():
+        if fd in kept:
+            continue
+        # EBADF: the descriptor was the one that listed the folder.
+        with contextlib.suppress(OSError):
+            if _identity(os.fstat(fd)) not in identities:
+                os.close(fd)
+
+
+def _open_descriptors() -> list[int]:
+    return [int(name) for name in os.listdir("/proc/self/fd")]
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino

@@ -1,0 +1,80 @@
+"""Signals of the supervisor: handlers only queue, the loop acts."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, Final
+
+STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
+TAKEN: Final = (*STOPPING, signal.SIGHUP)
+
+
+class Signals:
+    """A queue of signal numbers with a descriptor for an epoll. One at a time, in the main thread."""
+
+    def __init__(self) -> None:
+        self._interrupting = False
+        self._before: dict[int, Any] = {}
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._wakeup_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for number in TAKEN:
+            self._before[number] = signal.signal(number, self._on_signal)
+        # A parent that ignores SIGCHLD would have children vanish before they are waited for.
+        self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._interrupting and number in STOPPING:
+            raise KeyboardInterrupt
+
+    def fileno(self) -> int:
+        """Readable when there is a signal to take."""
+        return self._reader.fileno()
+
+    def take(self) -> list[int]:
+        """The signals that came since the last call, oldest first."""
+        try:
+            return list(self._reader.recv(4096))
+        except BlockingIOError:
+            return []
+
+    @contextlib.contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Meanwhile SIGTERM and SIGINT raise KeyboardInterrupt: for recovery, which may be cut off anywhere."""
+        self._interrupting = True
+        try:
+            yield
+        finally:
+            self._interrupting = False
+
+    def close(self) -> None:
+        """Put everything back as it was."""
+        signal.set_wakeup_fd(self._wakeup_before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        self._reader.close()
+        self._writer.close()
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Block the taken signals, so that a forked child can put its own handlers in place first."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def drop_in_child() -> None:
+    """In a forked child: nothing of the supervisor's is left, Ctrl-C is ignored; SIGTERM and SIGHUP stay blocked."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGTERM, signal.SIGHUP})

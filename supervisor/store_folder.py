@@ -1,0 +1,44 @@
+"""The store's folder before anything in it is touched: ours, and closed to others."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from mqproc.errors import StoreAccessError
+from mqproc.io import StoreIO
+from mqproc.paths import StorePaths
+
+_OWN_MODE = 0o700
+
+
+def prepare_folder(io: StoreIO, paths: StorePaths) -> None:
+    """Make the store's folder if only its last part is missing, and `mqproc/` in it. Raises StoreAccessError."""
+    root = paths.root
+    try:
+        if not io.exists(root):
+            if not io.exists(root.parent):
+                raise StoreAccessError(f"{root}: its parent folder does not exist")
+            io.make_folder(root, mode=_OWN_MODE)
+        _check(root)
+        if not io.exists(paths.own):
+            io.make_folder(paths.own, mode=_OWN_MODE)
+        _check(paths.own)
+        if stat.S_IMODE(paths.own.stat().st_mode) != _OWN_MODE:
+            os.chmod(paths.own, _OWN_MODE)
+    except OSError as error:
+        raise StoreAccessError(f"{error.filename or root}: {error.strerror}") from None
+
+
+def _check(folder: Path) -> None:
+    """A store may be reached by a symlink; what lies in it may not."""
+    found = folder.stat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise StoreAccessError(f"{folder}: not a folder")
+    if found.st_uid != os.geteuid():
+        raise StoreAccessError(f"{folder}: belongs to user {found.st_uid}, not to user {os.geteuid()}")
+    if found.st_mode & stat.S_IWOTH:
+        raise StoreAccessError(f"{folder}: everybody may write to it (mode {stat.S_IMODE(found.st_mode):04o})")
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise StoreAccessError(f"{folder}: may not be written")

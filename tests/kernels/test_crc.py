@@ -1,0 +1,170 @@
+"""CRC-32 by each method against `zlib.crc32`, whole and in parts, with its primitives against Python's integers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mqproc.kernels import crc, wide
+from mqproc.kernels.jit import COMPILED, kernel, plain
+from mqproc.kernels.primitive import Bytes
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTENT = np.random.default_rng(7).integers(0, 256, 70_000, np.uint8)
+SIZES = [*range(300), 511, 512, 513, 1024, 4096, 65_536, 65_551]
+
+RECORD_V1 = bytes.fromhex(
+    "0000007bdaa320a73610a686000000030000000700000000000000050000000000000000000000000000018bcfe568007f000001000013880000"
+    "018bcfe56801c0a8010200002a9f0000000000000000000000000000000568656c6c6f09546f7069635465737400124b455953016b3102544147"
+    "53015461674102"
+)
+
+Update = Callable[[int, Bytes, int, int], int]
+METHODS: list[Update] = [crc.crc32_table, *([crc.crc32_clmul] if wide.HAS_CLMUL or not COMPILED else [])]
+PLAIN: list[Update] = [plain(crc.crc32_table), plain(crc.crc32_clmul), crc.crc32_zlib]
+
+each_method = pytest.mark.parametrize("update", METHODS, ids=lambda method: method.__name__)
+each_plain = pytest.mark.parametrize("update", PLAIN, ids=lambda method: f"{method.__name__}-plain")
+
+
+@each_method
+def test_all_sizes_and_alignments_agree_with_zlib(update: Update) -> None:
+    for size in SIZES:
+        for start in (0, 1, 7, 16):
+            expected = zlib.crc32(CONTENT[start : start + size])
+            assert update(0, CONTENT, start, start + size) == expected, (start, size)
+
+
+@each_plain
+def test_the_plain_twins_agree_with_zlib(update: Update) -> None:
+    for size in (*range(34), 63, 64, 65, 80, 127, 128, 200):
+        assert update(77, CONTENT, 3, 3 + size) == zlib.crc32(CONTENT[3 : 3 + size], 77), size
+
+
+@each_method
+@settings(deadline=None)
+@given(st.integers(0, 2**32 - 1), st.binary(max_size=400))
+def test_any_content_continues_any_crc(update: Update, before: int, content: bytes) -> None:
+    assert update(before, np.frombuffer(bytearray(content), np.uint8), 0, len(content)) == zlib.crc32(content, before)
+
+
+@each_method
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 1000), max_size=6))
+def test_parts_give_the_crc_of_the_whole(update: Update, cuts: list[int]) -> None:
+    value = 0
+    bounds = [0, *sorted(cuts), 1000]
+    for start, stop in itertools.pairwise(bounds):
+        value = update(value, CONTENT, start, stop)
+    assert value == zlib.crc32(CONTENT[:1000])
+
+
+def test_the_chosen_method_is_behind_the_short_names() -> None:
+    expected = zlib.crc32(CONTENT[5:2005])
+    assert crc.crc32_update(0, CONTENT, 5, 2005) == crc.crc32(CONTENT, 5, 2005) == expected
+    assert crc.crc31(CONTENT, 5, 2005) == expected & 0x7FFFFFFF
+    assert crc.crc32(CONTENT, 9, 9) == 0 == crc.crc31(CONTENT, 9, 9)
+
+
+def test_rocketmq_vectors() -> None:
+    hello = np.frombuffer(bytearray(b"hello"), np.uint8)
+    assert crc.crc31(hello, 0, 5) == 907060870 == 0x3610A686
+    record = np.frombuffer(bytearray(RECORD_V1), np.uint8)
+    assert crc.crc31(record, 88, 93) == int.from_bytes(RECORD_V1[8:12], "big")
+
+
+def test_tables_are_those_of_the_polynomial() -> None:
+    words = crc.TABLES.view(np.uint32)
+    for byte in (0, 1, 0x80, 0xFF):
+        for k in range(16):
+            message = bytes([byte]) + bytes(k)
+            # Without the inversions before and after, which the tables do not have.
+            linear = zlib.crc32(message) ^ zlib.crc32(bytes(k + 1))
+            assert words[256 * k + byte] == linear, (byte, k)
+
+
+@kernel
+def wide_arithmetic(buf: Bytes, i: int, bits: int, a: int, b: int) -> tuple[int, int, int, int, int, int, int, int]:
+    value = wide.load_128(buf, i)
+    left = wide.shift_left_128(value, bits)
+    right = wide.shift_right_128(value, bits)
+    mixed = wide.xor_128(wide.pair_128(a, b), value)
+    return (
+        wide.low_64(value),
+        wide.high_64(value),
+        wide.low_64(left),
+        wide.high_64(left),
+        wide.low_64(right),
+        wide.high_64(right),
+        wide.low_64(mixed),
+        wide.high_64(mixed),
+    )
+
+
+@kernel
+def wide_products(buf: Bytes, a: int, b: int) -> tuple[int, int, int, int]:
+    product = wide.multiply_64(a, b)
+    folded = wide.fold_128(wide.load_128(buf, 0), wide.pair_128(a, b), wide.load_128(buf, 16))
+    return wide.low_64(product), wide.high_64(product), wide.low_64(folded), wide.high_64(folded)
+
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.binary(min_size=20, max_size=20), st.integers(0, 4), st.integers(0, 127), INT64, INT64)
+def test_wide_values_agree_with_their_twins(content: bytes, i: int, bits: int, a: int, b: int) -> None:
+    buf = np.frombuffer(bytearray(content), np.uint8)
+    assert wide_arithmetic(buf, i, bits, a, b) == plain(wide_arithmetic)(buf, i, bits, a, b)
+
+
+@pytest.mark.skipif(COMPILED and not wide.HAS_CLMUL, reason="the processor has no carry-less multiplication")
+@settings(max_examples=50, deadline=None)
+@given(st.binary(min_size=32, max_size=32), INT64, INT64)
+def test_carry_less_products_agree_with_their_twins(content: bytes, a: int, b: int) -> None:
+    buf = np.frombuffer(bytearray(content), np.uint8)
+    assert wide_products(buf, a, b) == plain(wide_products)(buf, a, b)
+
+
+def test_plain_wide_loads_check_bounds() -> None:
+    with pytest.raises(IndexError):
+        wide.load_128(np.zeros(16, np.uint8), 1)
+
+
+def _run(code: str, **environment: str) -> str:
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=variables, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    return done.stdout.strip()
+
+
+CHECK = """
+import numpy as np
+from mqproc.kernels import crc, hashing
+buf = np.frombuffer(bytearray(b"hello T#k1 " * 9), np.uint8)
+print(crc.crc32_update.__name__, crc.crc32(buf, 1, 99), crc.crc32_table(0, buf, 1, 99),
+      hashing.java_hash_utf8(buf, 6, 10, 0), hasattr(crc.crc32, "py_func"))
+"""
+
+
+def test_without_the_compiler_the_same_code_runs_plain() -> None:
+    expected = zlib.crc32((b"hello T#k1 " * 9)[1:99])
+    assert _run(CHECK, NUMBA_DISABLE_JIT="1") == f"crc32_zlib {expected} {expected} 2539445 False"
+
+
+@pytest.mark.skipif(not COMPILED, reason="nothing is compiled")
+def test_a_processor_without_carry_less_multiplication_gets_the_tables(tmp_path: Path) -> None:
+    expected = zlib.crc32((b"hello T#k1 " * 9)[1:99])
+    printed = _run(CHECK, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="", NUMBA_CACHE_DIR=str(tmp_path))
+    assert printed == f"crc32_table {expected} {expected} 2539445 True"

@@ -1,0 +1,77 @@
+"""The decorator: constants make no second version, and no cached code outlives a change of what went into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numba import config
+
+from mqproc.kernels import jit
+from mqproc.kernels.intrinsics import load_be32
+from mqproc.kernels.jit import COMPILED, kernel, plain, sources_fingerprint
+from mqproc.kernels.primitive import Bytes
+
+pytestmark = pytest.mark.skipif(not COMPILED, reason="nothing is compiled")
+
+
+@kernel
+def field(buf: Bytes, i: int) -> int:
+    return load_be32(buf, i)
+
+
+@kernel
+def both(buf: Bytes) -> int:
+    return field(buf, 0) + field(buf, 4)
+
+
+def test_constants_passed_between_kernels_compile_nothing_more() -> None:
+    buf = np.arange(8, dtype=np.uint8)
+    assert both(buf) == plain(both)(buf) == 0x00010203 + 0x04050607
+    field(buf, 4)
+    assert len(_dispatcher(field).signatures) == 1
+
+
+def test_plain_gives_the_function_as_written() -> None:
+    assert plain(field).__name__ == "field"
+    assert not hasattr(plain(field), "py_func")
+    assert plain(plain(field)) is plain(field)
+
+
+def test_a_change_of_any_source_makes_another_fingerprint(tmp_path: Path) -> None:
+    for folder in ("kernels", "layout"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "offsets.py").write_text("START = 0\n")
+    seen = set()
+    for path in ("kernels/offsets.py", "layout/offsets.py", "layout/new.py"):
+        sources_fingerprint.cache_clear()
+        seen.add(sources_fingerprint(tmp_path))
+        (tmp_path / path).write_text("START = 8\n")
+    sources_fingerprint.cache_clear()
+    seen.add(sources_fingerprint(tmp_path))
+    assert len(seen) == 4
+
+
+def test_cached_code_is_used_again_until_a_source_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+
+    def compile_again() -> int:
+        compiled = kernel(plain(field))
+        compiled(np.zeros(8, np.uint8), 0)
+        return sum(_dispatcher(compiled).stats.cache_hits.values())
+
+    assert [compile_again(), compile_again()] == [0, 1]
+    monkeypatch.setattr(jit, "sources_fingerprint", lambda: "of other sources")
+    assert [compile_again(), compile_again()] == [0, 1]
+
+
+def test_without_a_folder_to_write_to_a_kernel_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
+    assert kernel(plain(field))(np.full(4, 1, np.uint8), 0) == 0x01010101
+
+
+def _dispatcher(compiled: Callable[..., Any]) -> Any:
+    return compiled
