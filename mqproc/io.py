@@ -167,6 +167,22 @@ class StoreIO:
         for start in range(offset, offset + size, len(_ZEROS)):
             self.pwrite(fd, memoryview(_ZEROS)[: min(len(_ZEROS), offset + size - start)], start)
 
+    def next_data(self, fd: int, offset: int) -> int | None:
+        """Where the next byte that was ever written lies, at or after `offset`; None when there is none.
+
+        Allocated but unwritten space does not count, so an untouched tail of a segment is passed over at once.
+        """
+        try:
+            return os.lseek(fd, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return None
+            raise
+
+    def next_hole(self, fd: int, offset: int) -> int:
+        """Where written data ends, at or after `offset`; the file's end at the latest."""
+        return os.lseek(fd, offset, os.SEEK_HOLE)
+
     def allocate(self, fd: int, offset: int, size: int) -> None:
         """Reserve space on disk; ENOSPC is raised here instead of at a store into a map."""
         os.posix_fallocate(fd, offset, size)

@@ -129,7 +129,7 @@ def crc32_clmul(crc: int, buf: Bytes, start: int, stop: int) -> int:
 
 def crc32_zlib(crc: int, buf: Bytes, start: int, stop: int) -> int:
     """`crc32_update` by zlib, for uncompiled runs."""
-    return zlib.crc32(buf[start:stop], crc)
+    return zlib.crc32(buf[start:stop].data, crc)
 
 
 crc32_update = (crc32_clmul if HAS_CLMUL else crc32_table) if COMPILED else crc32_zlib

@@ -128,8 +128,7 @@ _BELOW_3 = 3 * _ONES
 _SPACES = 0x20 * _ONES
 _NAME_END = ord(properties.NAME_END)
 _PAIR_END = ord(properties.PAIR_END)
-assert _NAME_END < 3
-assert _PAIR_END < 3
+assert max(_NAME_END, _PAIR_END) < 3
 
 
 def _name_word(name: str, start: int, size: int) -> int:
@@ -163,24 +162,19 @@ def _(builder: Any, v: Any) -> Any:
 
 
 @kernel
-def _find(log: Bytes, at: int, stop: int, flip: int, below: int) -> int:
-    """First position in [at, stop) whose byte, each bit flipped as `flip` says, is below `below`; `stop` when none.
-
-    `flip` and `below` are words of eight equal bytes. Eight bytes are read at a time, never behind `stop`, but up to
-    seven before `at`.
-    """
+def _find_space(log: Bytes, at: int, stop: int) -> int:
+    """Position of the first space in [at, stop), `stop` when there is none. Up to seven bytes before `at` are read."""
     while at + 8 <= stop:
-        word = load_le64(log, at) ^ flip
-        found = (word - below) & ~word & _HIGH_BITS
+        word = load_le64(log, at) ^ _SPACES
+        found = (word - _ONES) & ~word & _HIGH_BITS
         if found != 0:
             return at + (trailing_zeros(found) >> 3)
         at += 8
     if at < stop:
-        word = (load_le64(log, stop - 8) >> 8 * (8 - (stop - at))) ^ flip
-        found = (word - below) & ~word & _HIGH_BITS
+        word = (load_le64(log, stop - 8) >> 8 * (8 - (stop - at))) ^ _SPACES
+        found = (word - _ONES) & ~word & _HIGH_BITS
         if found != 0:
-            # Bits shifted in may look like a byte that is searched for.
-            return min(stop, at + (trailing_zeros(found) >> 3))
+            return at + (trailing_zeros(found) >> 3)
     return stop
 
 
@@ -242,47 +236,64 @@ def _check_record(log: Bytes, at: int, stop: int, state: Words) -> int:
 
 
 @kernel
+def _note_property(log: Bytes, state: Words, at: int, name_end: int, end: int) -> None:
+    """Remember the value (name_end, end) if the name in [at, name_end) is one that dispatch needs."""
+    if name_end <= at or end <= name_end + 1:
+        return  # RocketMQ drops pairs without a name or a value.
+    size = name_end - at
+    if size == 4:
+        word = load_be32(log, at)
+        if word == _TAGS_WORD:
+            state[TAGS_AT] = name_end + 1
+            state[TAGS_END] = end
+        elif word == _KEYS_WORD:
+            state[KEYS_AT] = name_end + 1
+            state[KEYS_END] = end
+    elif size == 8:
+        if load_be64(log, at) == _UNIQ_KEY_WORD:
+            state[UNIQ_KEY_AT] = name_end + 1
+            state[UNIQ_KEY_END] = end
+    elif size == 5 and load_be32(log, at) == _DELAY_WORD and load_u8(log, at + 4) == _DELAY_LAST:
+        state[DELAY_AT] = name_end + 1
+        state[DELAY_END] = end
+
+
+@kernel
 def _find_properties(log: Bytes, state: Words) -> None:
     """Where the values of UNIQ_KEY, KEYS, TAGS and DELAY are; end = 0 where the property is absent. The last one wins.
 
-    A part counts only with a name, and a value behind its first 0x01, as RocketMQ reads it.
+    Pairs end at 0x02 and split at their first 0x01. Eight bytes a step are searched for bytes below 3; what is found
+    above the lowest such byte of a step may be another byte, and behind the end may be anything.
     """
     state[UNIQ_KEY_END] = 0
     state[KEYS_END] = 0
     state[TAGS_END] = 0
     state[DELAY_END] = 0
-    at = state[PROPERTIES_AT]
+    pair_at = state[PROPERTIES_AT]
     stop = state[PROPERTIES_END]
+    name_end = -1
+    at = pair_at
     while at < stop:
-        name_end = _find(log, at, stop, 0, _BELOW_3)
-        while name_end < stop and load_u8(log, name_end) == 0:
-            name_end = _find(log, name_end + 1, stop, 0, _BELOW_3)
-        if name_end == stop:
-            return
-        if load_u8(log, name_end) == _PAIR_END:
-            at = name_end + 1
-            continue
-        end = _find(log, name_end + 1, stop, 0, _BELOW_3)
-        while end < stop and load_u8(log, end) != _PAIR_END:
-            end = _find(log, end + 1, stop, 0, _BELOW_3)
-        if end > name_end + 1:
-            size = name_end - at
-            if size == 4:
-                word = load_be32(log, at)
-                if word == _TAGS_WORD:
-                    state[TAGS_AT] = name_end + 1
-                    state[TAGS_END] = end
-                elif word == _KEYS_WORD:
-                    state[KEYS_AT] = name_end + 1
-                    state[KEYS_END] = end
-            elif size == 8:
-                if load_be64(log, at) == _UNIQ_KEY_WORD:
-                    state[UNIQ_KEY_AT] = name_end + 1
-                    state[UNIQ_KEY_END] = end
-            elif size == 5 and load_be32(log, at) == _DELAY_WORD and load_u8(log, at + 4) == _DELAY_LAST:
-                state[DELAY_AT] = name_end + 1
-                state[DELAY_END] = end
-        at = end + 1
+        if at + 8 <= stop:
+            word = load_le64(log, at)
+        else:
+            word = load_le64(log, stop - 8) >> 8 * (8 - (stop - at))
+        found = (word - _BELOW_3) & ~word & _HIGH_BITS
+        while found != 0:
+            place = at + (trailing_zeros(found) >> 3)
+            if place >= stop:
+                break
+            found &= found - 1
+            byte = load_u8(log, place)
+            if byte == _PAIR_END:
+                _note_property(log, state, pair_at, name_end, place)
+                pair_at = place + 1
+                name_end = -1
+            elif byte == _NAME_END and name_end < 0:
+                name_end = place
+        at += 8
+    # The last pair may lack its end.
+    _note_property(log, state, pair_at, name_end, stop)
 
 
 @kernel
@@ -369,7 +380,7 @@ def _put_entries(
         at = state[KEYS_AT]
         stop = state[KEYS_END]
         while at < stop:
-            end = _find(log, at, stop, _SPACES, _ONES)
+            end = _find_space(log, at, stop)
             if end > at:
                 if entry == hashes.size:
                     return -1

@@ -7,6 +7,8 @@ compiled; only the `u64` pair carries unsigned words, for kernels that compare t
 Owns no layout: which offset holds what is `mqproc.layout`'s.
 """
 
+# mypy: allow-untyped-calls
+
 from __future__ import annotations
 
 import contextlib

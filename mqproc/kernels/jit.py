@@ -5,6 +5,8 @@ also contains the code of every kernel it calls, the primitives, and the offsets
 the stamp of an entry also has a fingerprint of both folders: a change in any of their files compiles again.
 """
 
+# mypy: allow-untyped-calls
+
 from __future__ import annotations
 
 import contextlib
@@ -14,11 +16,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from numba import config, njit, types
+import numba
+from numba import types
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-COMPILED = not config.DISABLE_JIT
+# What is used of numba goes beyond its type stubs.
+_numba: Any = numba
+
+COMPILED = not _numba.config.DISABLE_JIT
 """False under NUMBA_DISABLE_JIT=1: kernels are then the plain functions they were written as."""
 
 _FROZEN_FOLDERS = ("kernels", "layout")
@@ -54,7 +60,7 @@ def kernel(function: F) -> F:
     """
     if not COMPILED:
         return function
-    dispatcher = njit(function, nogil=True, error_model="numpy", boundscheck=False, _nrt=False)
+    dispatcher = _numba.njit(function, nogil=True, error_model="numpy", boundscheck=False, _nrt=False)
     with contextlib.suppress(RuntimeError):  # No folder can be written to: each process compiles for itself.
         dispatcher.enable_caching()
         # numba has no public way for this and the next; tests show that they are honoured.

@@ -13,6 +13,8 @@ numba's `@overload` nothing is compiled for itself, so a primitive costs no comp
 | `Wide` | two 64-bit lanes in one register | vector of 2 × i64 |
 """
 
+# mypy: allow-untyped-calls, allow-subclassing-any
+
 from __future__ import annotations
 
 import inspect
@@ -23,7 +25,7 @@ from typing import Any, NewType, get_type_hints
 import numpy as np
 from llvmlite import ir
 from numba.core import types
-from numba.core.typing import signature
+from numba.core.typing.templates import signature
 from numba.extending import lower_builtin, models, register_model, type_callable
 from numpy.typing import NDArray
 
@@ -40,7 +42,7 @@ Wide = NewType("Wide", int)
 """128 bits: byte 0 of memory is the lowest. A Python int where nothing is compiled."""
 
 
-class WideType(types.Type):  # type: ignore[misc]
+class WideType(types.Type):
     """numba's type for `Wide`; it never crosses into Python."""
 
     def __init__(self) -> None:
@@ -52,7 +54,7 @@ LANES = ir.VectorType(ir.IntType(64), 2)
 
 
 @register_model(WideType)
-class _WideModel(models.PrimitiveModel):  # type: ignore[misc]
+class _WideModel(models.PrimitiveModel):
     """A vector, so that a value stays in one register through a loop."""
 
     def __init__(self, manager: Any, wide_type: WideType) -> None:

@@ -4,6 +4,8 @@ A `Wide` is one register: memory byte 0 lowest, so the low lane is the first eig
 ints of 128 bits. The lanes go in and out as int64 like every other number of a kernel.
 """
 
+# mypy: allow-untyped-calls
+
 from __future__ import annotations
 
 from typing import Any
@@ -18,6 +20,8 @@ I32 = ir.IntType(32)
 I64 = ir.IntType(64)
 I128 = ir.IntType(128)
 
+_config: Any = config
+
 _MASK_64 = (1 << 64) - 1
 _MASK_128 = (1 << 128) - 1
 
@@ -25,7 +29,8 @@ _MASK_128 = (1 << 128) - 1
 def _compiles_for_clmul() -> bool:
     # The features that numba compiles for are the processor's unless NUMBA_CPU_FEATURES or NUMBA_CPU_NAME says else;
     # they are part of the key of a cached kernel, so a store moved to another machine compiles again.
-    features = get_host_cpu_features() if config.CPU_FEATURES is None else config.CPU_FEATURES
+    chosen: str | None = _config.CPU_FEATURES
+    features: str = get_host_cpu_features() if chosen is None else chosen
     return "+pclmul" in features.split(",")
 
 

@@ -29,7 +29,7 @@ from mqproc.errors import (
     TopicNotFoundError,
     UnknownCommandError,
 )
-from mqproc.kernels.scan import update_next_offsets
+from mqproc.kernels.scan import SCAN_SIZE, update_next_offsets
 from mqproc.layout import control as words_of
 from mqproc.layout import queue_table as table_layout
 from mqproc.process.append_plans import OpenTopics, plan_append
@@ -364,12 +364,23 @@ def take_over(context: RoleContext, segments: LogSegments, table: QueueTable) ->
 def count_published(segments: LogSegments, table: QueueTable, start: int, stop: int) -> None:
     """Raise next offsets in the table to what the records of [start, stop) took."""
     next_offsets = np.zeros(table.capacity, np.int64)
+    out = np.zeros(SCAN_SIZE, np.int64)
     column = table.column(table_layout.NEXT_OFFSET)
     next_offsets[: len(column)] = column
     while start < stop:
         base = segments.start_of(start)
         end = min(stop, base + segments.segment_size)
-        update_next_offsets(segments.view(base), start - base, end - base, table.bytes_view, next_offsets)
+        update_next_offsets(
+            segments.view(base),
+            start - base,
+            end - base,
+            base,
+            table.bytes_view,
+            table.cells,
+            table.slots,
+            next_offsets,
+            out,
+        )
         start = end
     for number in np.flatnonzero(next_offsets[: len(column)] > column).tolist():
         table.store(number, table_layout.NEXT_OFFSET, int(next_offsets[number]))

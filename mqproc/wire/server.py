@@ -115,7 +115,19 @@ class Request:
 class Connection:
     """One client. A role keeps it to answer later; answers to a closed one are dropped."""
 
-    __slots__ = ("_server", "beginning", "closed", "fd", "mask", "output", "paused", "read_by", "reader", "sock", "write_by")
+    __slots__ = (
+        "_server",
+        "beginning",
+        "closed",
+        "fd",
+        "mask",
+        "output",
+        "paused",
+        "read_by",
+        "reader",
+        "sock",
+        "write_by",
+    )
 
     def __init__(self, server: SocketServer, sock: socket.socket) -> None:
         self._server = server

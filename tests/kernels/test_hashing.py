@@ -32,7 +32,9 @@ def reference(text: str) -> int:
             units += [0xD800 + (code - 0x10000 >> 10), 0xDC00 + (code - 0x10000 & 0x3FF)]
         else:
             units.append(code)
-    value = sum(unit * 31 ** (len(units) - 1 - position) for position, unit in enumerate(units))
+    value = 0
+    for unit in units:
+        value = 31 * value + unit
     return (value + 2**31) % 2**32 - 2**31
 
 

@@ -117,8 +117,8 @@ def test_a_load_is_what_the_bytes_say_at_any_alignment(content: bytes, data: st.
 @settings(deadline=None)
 @given(INT64, st.integers(0, 12))
 def test_a_store_writes_its_bytes_and_no_others(value: int, i: int) -> None:
-    compiled = [np.full(20, 0xA5, np.uint8) for _ in STORES]
-    store_all(*compiled, i, value)
+    compiled = np.full((6, 20), 0xA5, np.uint8)
+    store_all(compiled[0], compiled[1], compiled[2], compiled[3], compiled[4], compiled[5], i, value)
     for (name, size), stored in zip(STORES.items(), compiled, strict=True):
         order: Any = "big" if name.startswith("be") else "little"
         content = (value & ((1 << 8 * size) - 1)).to_bytes(size, order)
@@ -193,7 +193,7 @@ def test_memory_order_reaches_the_compiler() -> None:
         intrinsics.fence()
         return intrinsics.load_acquire(words, 1) + intrinsics.load_acquire_be32(buf, 4)
 
-    compiled = njit(ordered, _nrt=False)
+    compiled: Any = njit(ordered)
     compiled(np.zeros(2, np.int64), np.zeros(8, np.uint8))
     (code,) = compiled.inspect_llvm().values()
     for instruction in ("store atomic i64", "store atomic i32", "load atomic i64", "load atomic i32", "fence seq_cst"):
@@ -213,7 +213,7 @@ def test_read_only_arrays_are_loaded_from_and_never_stored_to() -> None:
 @needs_compiler
 @pytest.mark.parametrize("index", [1.0, None], ids=["float", "none"])
 def test_an_index_that_is_no_integer_does_not_compile(index: Any) -> None:
-    load = njit(lambda buf, i: intrinsics.load_be32(buf, i))
+    load: Any = njit(lambda buf, i: intrinsics.load_be32(buf, i))
     with pytest.raises(TypingError):
         load(np.zeros(8, np.uint8), index)
 

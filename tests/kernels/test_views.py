@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 import mmap
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from numba import typeof
+from numba import typeof as numba_typeof
 
 from mqproc.kernels.views import as_kernel_array
+
+typeof: Callable[[object], object] = numba_typeof
 
 
 def test_memory_of_every_kind_has_one_type(tmp_path: Path) -> None:

@@ -1,0 +1,117 @@
+"""Finding properties in a record's properties string, without decoding it (layout/properties.py).
+
+A pair counts only with a name and a value, the first 0x01 ends the name, and the last of a name wins: as RocketMQ
+reads the string. Positions are bytes in the buffer; what is searched lies inside a checked record, so that up to seven
+bytes before it may be read.
+"""
+
+from __future__ import annotations
+
+from mqproc.kernels.dispatch import trailing_zeros
+from mqproc.kernels.intrinsics import load_be32, load_le64, load_u8
+from mqproc.kernels.jit import kernel
+from mqproc.kernels.primitive import Bytes, Words
+from mqproc.kernels.queue_lookup import same_bytes
+from mqproc.kernels.record_check import has_crc_tail, signed_topic_length, topic_length_at, topic_length_size
+from mqproc.layout import properties, record
+
+# Where find_tags_and_keys says that the values are, int64[PLACES_SIZE]; sizes are 0 where the property is absent.
+TAG_AT, TAG_SIZE, KEYS_AT, KEYS_SIZE = range(4)
+PLACES_SIZE = 4
+
+ABSENT = -1
+_SIZE_BITS = 16
+_SIZE_MASK = (1 << _SIZE_BITS) - 1
+assert record.PROPERTIES_SIZE_MAX <= _SIZE_MASK
+
+# Eight equal bytes each, as signed numbers: an unsigned constant would make floats of a kernel's sums.
+ONES = 0x0101_0101_0101_0101
+HIGH_BITS = -0x7F7F_7F7F_7F7F_7F80
+_NAME_END = ord(properties.NAME_END)
+_PAIR_END = ord(properties.PAIR_END)
+_TAGS = int.from_bytes(properties.TAGS.encode(), "big")
+_KEYS = int.from_bytes(properties.KEYS.encode(), "big")
+assert len(properties.TAGS) == len(properties.KEYS) == 4
+
+
+@kernel
+def find_byte(buf: Bytes, at: int, stop: int, byte: int) -> int:
+    """First position of `byte` in [at, stop); `stop` when there is none. Needs 8 bytes before `stop` in the buffer."""
+    flip = byte * ONES
+    while at + 8 <= stop:
+        word = load_le64(buf, at) ^ flip
+        found = (word - ONES) & ~word & HIGH_BITS
+        if found != 0:
+            return at + (trailing_zeros(found) >> 3)
+        at += 8
+    if at < stop:
+        word = (load_le64(buf, stop - 8) >> 8 * (8 - (stop - at))) ^ flip
+        found = (word - ONES) & ~word & HIGH_BITS
+        if found != 0:
+            # Bits that were shifted in may look like the byte.
+            return min(stop, at + (trailing_zeros(found) >> 3))
+    return stop
+
+
+@kernel
+def properties_at(buf: Bytes, at: int) -> int:
+    """Position of the properties of the record at `at`, whose sizes hold."""
+    width = topic_length_size(buf, at)
+    length_at = topic_length_at(buf, at)
+    return length_at + width + signed_topic_length(buf, length_at, width) + 2
+
+
+@kernel
+def properties_end(buf: Bytes, at: int, total: int) -> int:
+    """End of the properties of the record at `at`, whose sizes hold, without its CRC pair."""
+    return at + total - record.CRC_TAIL_SIZE if has_crc_tail(buf, at, total) else at + total
+
+
+@kernel
+def find_tags_and_keys(buf: Bytes, start: int, stop: int, places: Words) -> None:
+    """Where the values of TAGS and KEYS are in the properties buf[start:stop]; `places` int64[PLACES_SIZE]."""
+    places[TAG_AT] = start
+    places[TAG_SIZE] = 0
+    places[KEYS_AT] = start
+    places[KEYS_SIZE] = 0
+    at = start
+    while at < stop:
+        end = find_byte(buf, at, stop, _PAIR_END)
+        # Name of four letters, its end, one character at least.
+        if end - at >= 6 and load_u8(buf, at + 4) == _NAME_END:
+            word = load_be32(buf, at)
+            if word == _TAGS:
+                places[TAG_AT] = at + 5
+                places[TAG_SIZE] = end - at - 5
+            elif word == _KEYS:
+                places[KEYS_AT] = at + 5
+                places[KEYS_SIZE] = end - at - 5
+        at = end + 1
+
+
+@kernel
+def find_property(buf: Bytes, start: int, stop: int, name: Bytes) -> int:
+    """Where the value of a property is in the properties buf[start:stop], to be taken apart by `place_at` and
+    `place_size`; ABSENT when it is not there. `name` uint8[n], without its end.
+    """
+    size = name.size
+    found = ABSENT
+    at = start
+    while at < stop:
+        end = find_byte(buf, at, stop, _PAIR_END)
+        if end - at >= size + 2 and load_u8(buf, at + size) == _NAME_END and same_bytes(buf, at, name, 0, size):
+            found = (at + size + 1) << _SIZE_BITS | (end - at - size - 1)
+        at = end + 1
+    return found
+
+
+@kernel
+def place_at(place: int) -> int:
+    """Position that `find_property` found."""
+    return place >> _SIZE_BITS
+
+
+@kernel
+def place_size(place: int) -> int:
+    """Bytes of the value that `find_property` found."""
+    return place & _SIZE_MASK

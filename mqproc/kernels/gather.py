@@ -1,0 +1,223 @@
+"""Answering a pull: ConsumeQueue units × a mapped segment → whole records, one after the other, in an answer's buffer.
+
+    gather(units, view, codes, tags, tag_ends, out, state)     until a limit, a bad record, or another segment
+    match_units(units, first, stop, codes, matches)            the tag filter alone
+
+A unit is looked at in this order: filler, limits, filter by tag hash, segment, record, filter by tag and time, copy.
+So a unit that is not taken is the next pull's first. A record goes out only when magic, size, own offset and CRCs hold.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mqproc.kernels.fields import PLACES_SIZE, TAG_AT, TAG_SIZE, find_tags_and_keys, properties_at, properties_end
+from mqproc.kernels.intrinsics import copy_bytes, load_be32, load_be64
+from mqproc.kernels.jit import kernel
+from mqproc.kernels.primitive import Bytes, Words
+from mqproc.kernels.queue_lookup import same_bytes
+from mqproc.kernels.record_check import BAD_SIZE, VERIFY_CRCS, checked_size, store_timestamp_at
+from mqproc.layout import consume_queue, record
+
+# Indices into the state, int64[STATE_SIZE].
+(
+    UNIT,  # index of the next unit; moved
+    UNIT_STOP,
+    BASE,  # physical offset of the view's byte 0
+    LOG_STOP,  # records end at or below this physical offset
+    SKIP_BELOW,  # units that point below this physical offset are passed over: their segment is gone
+    VERIFY,  # sum of record_check's VERIFY_…
+    COPY,  # 0 = only count
+    COUNT_LIMIT,
+    BYTES_LIMIT,  # of records; the first record may exceed it
+    BORN_BEGIN_MS,  # BORN_BEGIN_MS ≤ born time < BORN_END_MS
+    BORN_END_MS,
+    STORE_BEGIN_MS,  # the same for the store time
+    STORE_END_MS,
+    # moved
+    OUT_AT,
+    COUNT,
+    BYTES,
+    LAST_FILTERED,  # 1 when the last unit that was consumed did not match
+    # said
+    DAMAGE,  # record_check's reason for DAMAGED
+    PLACES,  # of the record in hand
+) = range(19)
+STATE_SIZE = PLACES + PLACES_SIZE
+
+# Why a gather stopped; the unit at UNIT is not consumed.
+(
+    UNITS_DONE,
+    COUNT_REACHED,
+    BYTES_REACHED,
+    OTHER_SEGMENT,  # the record begins outside the view
+    DAMAGED,
+    FILLER,
+    OUT_FULL,  # the record needs a larger buffer
+) = range(7)
+
+TIME_MIN = 0
+TIME_MAX = 1 << 62
+
+_UNIT_SIZE = consume_queue.UNIT_SIZE
+_SIZE = consume_queue.SIZE
+_TAGS_CODE = consume_queue.TAGS_CODE
+_LOW_CODE = _TAGS_CODE + 4
+_FILLER_SIZE = consume_queue.FILLER_SIZE
+
+
+@kernel
+def _has_code(codes: Words, code: int) -> bool:
+    """Whether a tag hash (i32) is one of `codes`; none given means all."""
+    if codes.size == 0:
+        return True
+    found = False
+    for i in range(codes.size):
+        found |= codes[i] == code
+    return found
+
+
+@kernel
+def _has_tag(view: Bytes, at: int, total: int, tags: Bytes, tag_ends: Words, state: Words) -> bool:
+    """Whether the tag of the record at `at` is one of `tags`, byte for byte; none given means all."""
+    if tag_ends.size == 0:
+        return True
+    places = state[PLACES:]
+    find_tags_and_keys(view, properties_at(view, at), properties_end(view, at, total), places)
+    start = 0
+    for i in range(tag_ends.size):
+        size = tag_ends[i] - start
+        if size == places[TAG_SIZE] and same_bytes(tags, start, view, places[TAG_AT], size):
+            return True
+        start = tag_ends[i]
+    return False
+
+
+@kernel
+def _in_time(view: Bytes, at: int, state: Words) -> bool:
+    born = load_be64(view, at + record.BORN_TIMESTAMP)
+    if born < state[BORN_BEGIN_MS] or born >= state[BORN_END_MS]:
+        return False
+    stored = load_be64(view, store_timestamp_at(view, at))
+    return stored >= state[STORE_BEGIN_MS] and stored < state[STORE_END_MS]
+
+
+@kernel
+def gather(units: Bytes, view: Bytes, codes: Words, tags: Bytes, tag_ends: Words, out: Bytes, state: Words) -> int:
+    """Copy the records of units[UNIT:UNIT_STOP] into `out` from OUT_AT on; returns why it stopped.
+
+    `units` uint8[20 × n], `view` uint8 the segment at BASE, `codes` int64[k] the tag hashes that pass (i32 values,
+    empty = all), `tags` uint8 and `tag_ends` int64[m] the tags that pass themselves (end of each in `tags`, empty =
+    go by the hash alone), `out` uint8. Moves UNIT, OUT_AT, COUNT, BYTES and LAST_FILTERED in `state`.
+    """
+    unit = state[UNIT]
+    base = state[BASE]
+    limit = min(view.size, state[LOG_STOP] - base)
+    timed = (
+        state[BORN_BEGIN_MS] > TIME_MIN
+        or state[BORN_END_MS] < TIME_MAX
+        or state[STORE_BEGIN_MS] > TIME_MIN
+        or state[STORE_END_MS] < TIME_MAX
+    )
+    reason = UNITS_DONE
+    while unit < state[UNIT_STOP]:
+        unit_at = _UNIT_SIZE * unit
+        physical = load_be64(units, unit_at)
+        size = load_be32(units, unit_at + _SIZE)
+        if size == _FILLER_SIZE:
+            reason = FILLER
+            break
+        if state[COUNT] >= state[COUNT_LIMIT]:
+            reason = COUNT_REACHED
+            break
+        if state[COUNT] > 0 and state[BYTES] + size > state[BYTES_LIMIT]:
+            reason = BYTES_REACHED
+            break
+        if physical < state[SKIP_BELOW] or not _has_code(codes, load_be32(units, unit_at + _LOW_CODE)):
+            state[LAST_FILTERED] = 1 if physical >= state[SKIP_BELOW] else state[LAST_FILTERED]
+            unit += 1
+            continue
+        at = physical - base
+        if at < 0 or at >= view.size:
+            reason = OTHER_SEGMENT
+            break
+        total = checked_size(view, at, limit, physical, state[VERIFY])
+        if total != size:
+            state[DAMAGE] = -total if total < 0 else BAD_SIZE
+            reason = DAMAGED
+            break
+        if not _has_tag(view, at, total, tags, tag_ends, state) or (timed and not _in_time(view, at, state)):
+            state[LAST_FILTERED] = 1
+            unit += 1
+            continue
+        if state[COPY] != 0:
+            if state[OUT_AT] + total > out.size:
+                reason = OUT_FULL
+                break
+            copy_bytes(out, state[OUT_AT], view, at, total)
+            state[OUT_AT] += total
+        state[COUNT] += 1
+        state[BYTES] += total
+        state[LAST_FILTERED] = 0
+        unit += 1
+    state[UNIT] = unit
+    return reason
+
+
+@kernel
+def match_units(units: Bytes, first: int, stop: int, codes: Words, matches: Words) -> int:
+    """Indices of the units in [first, stop) whose tag hash is one of `codes`, into `matches`; returns how many.
+
+    `units` uint8[20 × n], `codes` int64[k] not empty, `matches` int64[≥ stop − first]. Fillers never match.
+    """
+    found = 0
+    if codes.size == 1:
+        # Without a branch on the outcome, which nothing can predict.
+        only = codes[0]
+        for unit in range(first, stop):
+            at = _UNIT_SIZE * unit
+            matches[found] = unit
+            filler = load_be32(units, at + _SIZE) == _FILLER_SIZE
+            found += int(load_be32(units, at + _LOW_CODE) == only) & int(not filler)
+        return found
+    for unit in range(first, stop):
+        at = _UNIT_SIZE * unit
+        matches[found] = unit
+        filler = load_be32(units, at + _SIZE) == _FILLER_SIZE
+        found += int(_has_code(codes, load_be32(units, at + _LOW_CODE))) & int(not filler)
+    return found
+
+
+@kernel
+def first_at_or_above(units: Bytes, first: int, stop: int, physical_offset: int) -> int:
+    """First unit in [first, stop) that points at or above a physical offset; `stop` when none does."""
+    for unit in range(first, stop):
+        if load_be64(units, _UNIT_SIZE * unit) >= physical_offset:
+            return unit
+    return stop
+
+
+def warm() -> None:
+    """Compile or load these kernels."""
+    empty = np.zeros(0, np.uint8)
+    words = np.zeros(0, np.int64)
+    gather(empty, empty, words, empty, words, empty, np.zeros(STATE_SIZE, np.int64))
+    match_units(empty, 0, 0, words, words)
+    first_at_or_above(empty, 0, 0, 0)
+
+
+__all__ = [
+    "BYTES_REACHED",
+    "COUNT_REACHED",
+    "DAMAGED",
+    "FILLER",
+    "OTHER_SEGMENT",
+    "OUT_FULL",
+    "STATE_SIZE",
+    "UNITS_DONE",
+    "VERIFY_CRCS",
+    "first_at_or_above",
+    "gather",
+    "match_units",
+    "warm",
+]

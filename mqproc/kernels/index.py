@@ -1,0 +1,215 @@
+"""Putting entries into a mapped index file, walking its chains, and mending its slots (layout/index_file.py).
+
+Order of stores: an item, then its slot (release), then the header, and the count last (release). So a reader finds a
+whole item behind every slot, ignores items that the count does not cover yet, and follows `previous` past them.
+A file's slots and count can always be derived again from its items.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from llvmlite import ir
+from numpy.typing import NDArray
+
+from mqproc.kernels.intrinsics import (
+    load_acquire_be32,
+    load_be32,
+    load_be64,
+    store_be32,
+    store_be64,
+    store_release_be32,
+)
+from mqproc.kernels.jit import kernel
+from mqproc.kernels.primitive import Bytes, Words, lowering
+from mqproc.layout import index_file as layout
+
+Int32s = NDArray[np.int32]
+
+_INT32_MAX = 2**31 - 1
+_SECOND_MS = 1000
+
+# A slot is a random one of 20 MB: its line is asked for this many entries before it is needed.
+AHEAD_ENTRIES: Final = 24
+
+
+def prefetch(buf: Bytes, i: int) -> None:
+    """Ask for the cache line of byte `i`, which will be written; changes nothing."""
+
+
+@lowering(prefetch)
+def _(builder: Any, buf: Any, i: Any) -> None:
+    pointer = builder.gep(buf, [i])
+    int32 = ir.IntType(32)
+    signature = ir.FunctionType(ir.VoidType(), [pointer.type, int32, int32, int32])
+    function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], signature)
+    for_writing, keep_in_all_caches, data = ir.Constant(int32, 1), ir.Constant(int32, 3), ir.Constant(int32, 1)
+    builder.call(function, [pointer, for_writing, keep_in_all_caches, data])
+
+
+@kernel
+def _items_start(slots: int) -> int:
+    return layout.HEADER_SIZE + layout.SLOT_SIZE * slots
+
+
+@kernel
+def _slot_at(key_hash: int, slots: int) -> int:
+    return layout.HEADER_SIZE + layout.SLOT_SIZE * (key_hash % slots)
+
+
+@kernel
+def published_count(view: Bytes) -> int:
+    """Number of the next item; items 1…count−1 are whole. A file without entries says 0, which counts as 1."""
+    return max(layout.FIRST_ITEM, load_acquire_be32(view, layout.ITEM_COUNT))
+
+
+@kernel
+def put_entries(
+    view: Bytes, slots: int, item_limit: int, hashes: Int32s, offsets: Words, times: Words, first: int, stop: int
+) -> int:
+    """Put entries [first, stop) as far as their item numbers are below `item_limit`; the first entry not put.
+
+    `view` uint8[file size] is the mapped file, its space below `item_limit` allocated; `hashes` int32[n], `offsets` and
+    `times` (store times in ms) int64[n].
+    """
+    count = published_count(view)
+    stop = min(stop, first + item_limit - count)
+    if first >= stop:
+        return first
+    used = load_be32(view, layout.SLOT_COUNT)
+    begin_ms = load_be64(view, layout.BEGIN_TIMESTAMP)
+    item_at = _items_start(slots) + layout.ITEM_SIZE * count
+    for entry in range(first, stop):
+        if entry + AHEAD_ENTRIES < stop:
+            prefetch(view, _slot_at(int(hashes[entry + AHEAD_ENTRIES]), slots))
+        key_hash = int(hashes[entry])
+        slot_at = _slot_at(key_hash, slots)
+        previous = load_be32(view, slot_at)
+        if previous <= 0 or previous > count:
+            previous = 0
+            used += 1
+        seconds = 0
+        if begin_ms > 0:
+            seconds = min(max(times[entry] - begin_ms, 0) // _SECOND_MS, _INT32_MAX)
+        store_be32(view, item_at + layout.ITEM_KEY_HASH, key_hash)
+        store_be64(view, item_at + layout.ITEM_PHYSICAL_OFFSET, offsets[entry])
+        store_be32(view, item_at + layout.ITEM_TIME_DIFFERENCE, seconds)
+        store_be32(view, item_at + layout.ITEM_PREVIOUS, previous)
+        store_release_be32(view, slot_at, count)
+        if count == layout.FIRST_ITEM:
+            # Only now: the first item's time counts from the begin that the file was made with.
+            begin_ms = times[entry]
+            store_be64(view, layout.BEGIN_TIMESTAMP, begin_ms)
+            store_be64(view, layout.BEGIN_PHYSICAL_OFFSET, offsets[entry])
+        count += 1
+        item_at += layout.ITEM_SIZE
+    store_be64(view, layout.END_TIMESTAMP, times[stop - 1])
+    store_be64(view, layout.END_PHYSICAL_OFFSET, offsets[stop - 1])
+    store_be32(view, layout.SLOT_COUNT, used)
+    store_release_be32(view, layout.ITEM_COUNT, count)
+    return stop
+
+
+@kernel
+def walk_chain(
+    view: Bytes, slots: int, count: int, key_hash: int, begin_ms: int, end_ms: int, max_results: int, out: Words
+) -> int:
+    """Physical offsets of the items with a key hash and a time in [begin_ms, end_ms], newest first; their number.
+
+    `view` uint8[file size]; `count` is the published count that the reader goes by; `out` int64[≥ max_results]. Times
+    are whole seconds after the file's begin. Items at or above `count` are passed over, and a chain that does not
+    descend ends there.
+    """
+    if count <= layout.FIRST_ITEM:
+        return 0
+    items_at = _items_start(slots)
+    capacity = (view.size - items_at) // layout.ITEM_SIZE
+    file_begin_ms = load_be64(view, layout.BEGIN_TIMESTAMP)
+    item = load_acquire_be32(view, _slot_at(key_hash, slots))
+    above = capacity
+    found = 0
+    while found < max_results and 0 < item < above:
+        above = item
+        at = items_at + layout.ITEM_SIZE * item
+        item = load_be32(view, at + layout.ITEM_PREVIOUS)
+        if above >= count:
+            continue
+        seconds = load_be32(view, at + layout.ITEM_TIME_DIFFERENCE)
+        if seconds < 0:
+            break
+        time_ms = file_begin_ms + seconds * _SECOND_MS
+        if load_be32(view, at + layout.ITEM_KEY_HASH) == key_hash and begin_ms <= time_ms <= end_ms:
+            out[found] = load_be64(view, at + layout.ITEM_PHYSICAL_OFFSET)
+            found += 1
+        if time_ms < begin_ms:
+            break
+    return found
+
+
+@kernel
+def roll_back(view: Bytes, slots: int, committed_count: int) -> int:
+    """Walk every slot that names an item ≥ `committed_count` back along `previous` below it; how many were changed.
+
+    Readers may look on: each slot goes from one whole chain to a shorter one.
+    """
+    items_at = _items_start(slots)
+    capacity = (view.size - items_at) // layout.ITEM_SIZE
+    changed = 0
+    for slot_at in range(layout.HEADER_SIZE, items_at, layout.SLOT_SIZE):
+        item = load_be32(view, slot_at)
+        if 0 <= item < committed_count:
+            continue
+        above = capacity
+        while committed_count <= item < above:
+            above = item
+            item = load_be32(view, items_at + layout.ITEM_SIZE * item + layout.ITEM_PREVIOUS)
+        store_release_be32(view, slot_at, item if 0 <= item < committed_count else 0)
+        changed += 1
+    return changed
+
+
+@kernel
+def replay_items(view: Bytes, slots: int, mark: int, header_count: int, counted: Words) -> None:
+    """Make slots and `previous` anew from the items whose physical offset is below `mark`; nobody may look on.
+
+    Items 1… are taken while their offsets do not descend and stay below `mark`. An item of zeros tells nothing by
+    itself (it may be a key of hash 0 in the record at offset 0): such items at the end count only below
+    `header_count`. `counted` int64[2] gets the count and the slots used; the header is left to the caller.
+    """
+    items_at = _items_start(slots)
+    capacity = (view.size - items_at) // layout.ITEM_SIZE
+    for slot_at in range(layout.HEADER_SIZE, items_at, layout.SLOT_SIZE):
+        store_be32(view, slot_at, 0)
+    count = layout.FIRST_ITEM
+    last_offset = 0
+    for item in range(layout.FIRST_ITEM, capacity):
+        at = items_at + layout.ITEM_SIZE * item
+        offset = load_be64(view, at + layout.ITEM_PHYSICAL_OFFSET)
+        key_hash = load_be32(view, at + layout.ITEM_KEY_HASH)
+        if offset < last_offset or offset >= mark or key_hash < 0:
+            break
+        if offset != 0 or key_hash != 0 or item < header_count:
+            count = item + 1
+        last_offset = offset
+    used = 0
+    for item in range(layout.FIRST_ITEM, count):
+        at = items_at + layout.ITEM_SIZE * item
+        slot_at = _slot_at(load_be32(view, at + layout.ITEM_KEY_HASH), slots)
+        previous = load_be32(view, slot_at)
+        if previous == 0:
+            used += 1
+        store_be32(view, at + layout.ITEM_PREVIOUS, previous)
+        store_be32(view, slot_at, item)
+    counted[0] = count
+    counted[1] = used
+
+
+def warm() -> None:
+    """Compile or load these kernels."""
+    view = np.zeros(layout.file_size(1, 2), np.uint8)
+    words = np.zeros(2, np.int64)
+    put_entries(view, 1, 2, np.zeros(1, np.int32), words, words, 0, 1)
+    walk_chain(view, 1, published_count(view), 0, 0, 0, 1, words)
+    roll_back(view, 1, 1)
+    replay_items(view, 1, 1, 1, words)

@@ -1,0 +1,72 @@
+"""Finding a queue's number in the queue table from the bytes of a record (layout/queue_table.py)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.kernels.intrinsics import load_le64, load_u8
+from mqproc.kernels.jit import kernel
+from mqproc.kernels.primitive import Bytes, Words
+from mqproc.layout import queue_table as layout
+
+MASK_32 = 0xFFFFFFFF
+
+# What find_queue returns in place of a number.
+UNKNOWN, DELETED = -1, -2
+
+
+@kernel
+def same_bytes(a: Bytes, a_at: int, b: Bytes, b_at: int, size: int) -> bool:
+    """Whether a[a_at:a_at + size] and b[b_at:b_at + size] are equal."""
+    i = 0
+    while i + 8 <= size:
+        if load_le64(a, a_at + i) != load_le64(b, b_at + i):
+            return False
+        i += 8
+    while i < size:
+        if load_u8(a, a_at + i) != load_u8(b, b_at + i):
+            return False
+        i += 1
+    return True
+
+
+@kernel
+def find_queue(
+    table: Bytes,
+    cells: Words,
+    slots: NDArray[np.int32],
+    buf: Bytes,
+    topic_at: int,
+    topic_size: int,
+    topic_hash: int,
+    queue_id: int,
+) -> int:
+    """Number of the live queue (buf[topic_at:topic_at + topic_size], queue_id); DELETED when only a tombstone bears
+    its name, else UNKNOWN.
+
+    `table` uint8, `cells` int64 and `slots` int32 are the queue table's `bytes_view`, `cells` and `slots`;
+    `topic_hash` is the topic's Java hash.
+    """
+    mask = slots.size - 1
+    mixed = (
+        (topic_hash & MASK_32) * layout.HASH_MULTIPLIER_TOPIC + (queue_id & MASK_32) * layout.HASH_MULTIPLIER_QUEUE
+    ) & MASK_32
+    slot = (mixed ^ (mixed >> 15)) & mask
+    missing = UNKNOWN
+    for _probe in range(slots.size):
+        number = int(slots[slot]) - 1
+        if number < 0:
+            break
+        first = layout.HEADER_WORDS + number * layout.ENTRY_WORDS
+        if (
+            cells[first + layout.QUEUE_ID] == queue_id
+            and cells[first + layout.TOPIC_HASH] == topic_hash
+            and cells[first + layout.TOPIC_SIZE] == topic_size
+            and same_bytes(table, layout.WORD_SIZE * first + layout.TOPIC_OFFSET_BYTES, buf, topic_at, topic_size)
+        ):
+            if cells[first + layout.STATE] == layout.STATE_LIVE:
+                return number
+            missing = DELETED
+        slot = (slot + 1) & mask
+    return missing

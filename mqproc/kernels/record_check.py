@@ -1,0 +1,205 @@
+"""Whether the bytes at a place are a whole record: sizes, magic, own offset, CRCs (layout/record.py).
+
+Every kernel that reads records goes through `record_size` first; after that all fields lie inside the record, and the
+record inside the buffer, whatever the bytes are.
+"""
+
+from __future__ import annotations
+
+from mqproc.kernels.crc import MASK_31, crc32
+from mqproc.kernels.intrinsics import load_be16, load_be32, load_be64, load_u8
+from mqproc.kernels.jit import kernel
+from mqproc.kernels.primitive import Bytes
+from mqproc.layout import record
+
+# Why a walk over records stopped, and what is wrong with a record. Negative where `record_size` returns them.
+(
+    REACHED_STOP,
+    BLANK,
+    ZERO,
+    BAD_MAGIC,
+    BAD_SIZE,
+    BAD_OFFSET,
+    BAD_BODY_CRC,
+    BAD_PROPERTY_CRC,
+) = range(8)
+REASON_NAMES = (
+    "reached stop",
+    "blank",
+    "zeros",
+    "bad magic",
+    "bad size",
+    "bad offset",
+    "bad body CRC",
+    "bad property CRC",
+)
+
+# What `record_reason` looks at beside the sizes: sums of these.
+VERIFY_NOTHING = 0
+VERIFY_BODY_CRC = 1
+VERIFY_PROPERTY_CRC = 2
+VERIFY_CRCS = VERIFY_BODY_CRC | VERIFY_PROPERTY_CRC
+
+_MAGIC_V1 = record.MAGIC_V1
+_MAGIC_V2 = record.MAGIC_V2
+_MAGIC_BLANK = record.MAGIC_BLANK
+# The parts of a record beside hosts, topic length, body, topic and properties.
+_SIZE_WITHOUT_HOSTS = record.FIXED_SIZE_V4 - 2 * record.HOST_V4_SIZE - 1
+_HOST_V4 = record.HOST_V4_SIZE
+_HOST_V6 = record.HOST_V6_SIZE
+_TAIL = record.CRC_TAIL_SIZE
+_DIGITS = record.CRC_DIGITS
+_NAME_FIRST_8 = int.from_bytes(record.CRC_NAME[:8], "big")
+_NAME_END = 1
+_PAIR_END = 2
+assert len(record.CRC_NAME) == 8 and _NAME_FIRST_8 < 1 << 63
+
+
+@kernel
+def born_host_size(sys_flag: int) -> int:
+    """8 for IPv4, 20 for IPv6."""
+    return _HOST_V6 if sys_flag & record.SYS_FLAG_BORN_HOST_V6 != 0 else _HOST_V4
+
+
+@kernel
+def store_host_size(sys_flag: int) -> int:
+    """8 for IPv4, 20 for IPv6."""
+    return _HOST_V6 if sys_flag & record.SYS_FLAG_STORE_HOST_V6 != 0 else _HOST_V4
+
+
+@kernel
+def body_length_at(view: Bytes, at: int) -> int:
+    """Position of the body's length of the record at `at`; the body lies 4 bytes behind it."""
+    sys_flag = load_be32(view, at + record.SYS_FLAG)
+    return at + record.BODY_LENGTH - 2 * _HOST_V4 + born_host_size(sys_flag) + store_host_size(sys_flag)
+
+
+@kernel
+def store_timestamp_at(view: Bytes, at: int) -> int:
+    """Position of the store time of the record at `at`."""
+    return at + record.BORN_HOST + born_host_size(load_be32(view, at + record.SYS_FLAG))
+
+
+@kernel
+def topic_length_at(view: Bytes, at: int) -> int:
+    """Position of the topic's length of the record at `at`, whose sizes hold."""
+    length_at = body_length_at(view, at)
+    return length_at + 4 + load_be32(view, length_at)
+
+
+@kernel
+def topic_length_size(view: Bytes, at: int) -> int:
+    """1 for V1 and 2 for V2."""
+    return 1 if load_be32(view, at + record.MAGIC) == _MAGIC_V1 else 2
+
+
+@kernel
+def signed_topic_length(view: Bytes, at: int, width: int) -> int:
+    """The topic's length at `at`, signed as RocketMQ reads it."""
+    if width == 2:
+        return load_be16(view, at)
+    length = load_u8(view, at)
+    return length - 256 if length > 127 else length
+
+
+@kernel
+def record_size(view: Bytes, at: int, limit: int) -> int:
+    """Total size of the record at `at` when its magic and sizes hold and it ends at or below `limit`, else −reason.
+
+    `view` uint8[≥ limit]. Reads nothing at or beyond `limit`.
+    """
+    if at < 0 or limit - at < record.BLANK_SIZE:
+        return -BAD_SIZE
+    total = load_be32(view, at + record.TOTAL_SIZE)
+    magic = load_be32(view, at + record.MAGIC)
+    if magic == _MAGIC_BLANK:
+        return -BLANK
+    if magic != _MAGIC_V1 and magic != _MAGIC_V2:
+        return -ZERO if total == 0 and magic == 0 else -BAD_MAGIC
+    width = 1 if magic == _MAGIC_V1 else 2
+    if total < record.FIXED_SIZE_V4 or total > limit - at:
+        return -BAD_SIZE
+    length_at = body_length_at(view, at)
+    # What is left for body, topic and properties.
+    room = total - (length_at - at) - 4 - width - 2
+    if room < 0:
+        return -BAD_SIZE
+    body_length = load_be32(view, length_at)
+    if body_length < 0 or body_length > room:
+        return -BAD_SIZE
+    room -= body_length
+    topic_at = length_at + 4 + body_length
+    topic_length = signed_topic_length(view, topic_at, width)
+    if topic_length < 0 or topic_length > room:
+        return -BAD_SIZE
+    room -= topic_length
+    properties_length = load_be16(view, topic_at + width + topic_length)
+    return total if max(properties_length, 0) == room else -BAD_SIZE
+
+
+@kernel
+def has_crc_tail(view: Bytes, at: int, total: int) -> bool:
+    """Whether the record, whose sizes hold, ends with a `__CRC32#` pair of its properties."""
+    width = topic_length_size(view, at)
+    topic_at = topic_length_at(view, at)
+    properties_at = topic_at + width + signed_topic_length(view, topic_at, width) + 2
+    tail = at + total - _TAIL
+    if tail < properties_at:
+        return False
+    named = load_be64(view, tail) == _NAME_FIRST_8 and load_u8(view, tail + 8) == _NAME_END
+    return named and load_u8(view, at + total - 1) == _PAIR_END
+
+
+@kernel
+def crc_tail_value(view: Bytes, end: int) -> int:
+    """The number in the CRC tail that ends at `end`: ten digits, least significant first; −1 for other characters."""
+    value = 0
+    for place in range(2, _DIGITS + 2):
+        digit = load_u8(view, end - place) - 48
+        if digit < 0 or digit > 9:
+            return -1
+        value = value * 10 + digit
+    return value
+
+
+@kernel
+def crc_reason(view: Bytes, at: int, total: int, verify: int) -> int:
+    """0, or BAD_BODY_CRC, or BAD_PROPERTY_CRC, for a record whose sizes hold.
+
+    A property CRC covers the body too, so the body's own is looked at only where there is none, or to tell which part
+    is bad.
+    """
+    if verify & VERIFY_PROPERTY_CRC != 0 and has_crc_tail(view, at, total):
+        end = at + total
+        if crc_tail_value(view, end) == crc32(view, at, end - _TAIL) & MASK_31:
+            return 0
+        return BAD_PROPERTY_CRC if body_crc_holds(view, at) else BAD_BODY_CRC
+    if verify & VERIFY_BODY_CRC != 0 and not body_crc_holds(view, at):
+        return BAD_BODY_CRC
+    return 0
+
+
+@kernel
+def body_crc_holds(view: Bytes, at: int) -> bool:
+    """Whether the stored CRC is the body's; an empty body's is not looked at, as in RocketMQ."""
+    length_at = body_length_at(view, at)
+    body_length = load_be32(view, length_at)
+    if body_length == 0:
+        return True
+    stored = load_be32(view, at + record.BODY_CRC)
+    return crc32(view, length_at + 4, length_at + 4 + body_length) & MASK_31 == stored
+
+
+@kernel
+def checked_size(view: Bytes, at: int, limit: int, physical_offset: int, verify: int) -> int:
+    """Total size of a record that is all right, else −reason.
+
+    `physical_offset` is what the record must say of its own place.
+    """
+    total = record_size(view, at, limit)
+    if total < 0:
+        return total
+    if load_be64(view, at + record.PHYSICAL_OFFSET) != physical_offset:
+        return -BAD_OFFSET
+    reason = crc_reason(view, at, total, verify)
+    return -reason if reason != 0 else total

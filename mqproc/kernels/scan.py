@@ -1,0 +1,232 @@
+"""Walking the CommitLog: where whole records end, where they begin again after damage, what they say of their queues.
+
+    scan_records(view, start, stop, base, verify, out)         recovery: the end of the whole records
+    find_record(view, start, stop, base, out)                  after damage: where the next whole record or BLANK begins
+    update_next_offsets(view, start, stop, base, table, cells, slots, next_offsets, out)
+                                                               a writer's successor: next queue offsets
+
+`view` uint8[n] is one segment (or a part of one) and `base` the physical offset of its byte 0; `start` and `stop` are
+positions in it. Records must lie inside `view`, so `stop` may cut one: the walk then ends before it with REACHED_STOP.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.kernels.hashing import java_hash_utf8
+from mqproc.kernels.intrinsics import load_be32, load_be64
+from mqproc.kernels.jit import kernel
+from mqproc.kernels.primitive import Bytes, Words
+from mqproc.kernels.queue_lookup import UNKNOWN as UNKNOWN_QUEUE
+from mqproc.kernels.queue_lookup import find_queue
+from mqproc.kernels.record_check import (
+    BAD_BODY_CRC,
+    BAD_MAGIC,
+    BAD_OFFSET,
+    BAD_PROPERTY_CRC,
+    BAD_SIZE,
+    BLANK,
+    REACHED_STOP,
+    REASON_NAMES,
+    VERIFY_CRCS,
+    ZERO,
+    checked_size,
+    record_size,
+    signed_topic_length,
+    store_timestamp_at,
+    topic_length_at,
+    topic_length_size,
+)
+from mqproc.layout import record
+
+__all__ = [
+    "BAD_BODY_CRC",
+    "BAD_MAGIC",
+    "BAD_OFFSET",
+    "BAD_PROPERTY_CRC",
+    "BAD_SIZE",
+    "BLANK",
+    "REACHED_STOP",
+    "REASON_NAMES",
+    "SCAN_SIZE",
+    "VERIFY_CRCS",
+    "ZERO",
+    "find_record",
+    "scan_records",
+    "update_next_offsets",
+    "warm",
+]
+
+# What a scan says, int64[SCAN_SIZE]. The first three also of find_record and update_next_offsets, see there.
+(
+    STOPPED_AT,  # position of the first byte not walked over
+    REASON,
+    COUNT,  # records seen
+    LAST_START,  # position of the last whole record, −1 = none
+    LAST_SIZE,
+    LAST_STORE_TIMESTAMP_MS,
+    MAX_STORE_TIMESTAMP_MS,
+    UNKNOWN,  # update_next_offsets: records of queues that the table does not have
+    FIRST_UNKNOWN,  # position of the first of them, −1 = none
+) = range(9)
+SCAN_SIZE = 9
+
+_MAGIC_V1 = record.MAGIC_V1
+_MAGIC_V2 = record.MAGIC_V2
+_MAGIC_BLANK = record.MAGIC_BLANK
+_TAKES_NO_QUEUE_OFFSET = 0x4  # prepared and rollback; none and commit have this bit clear
+assert record.SYS_FLAG_PREPARED & record.SYS_FLAG_ROLLBACK == _TAKES_NO_QUEUE_OFFSET
+assert record.SYS_FLAG_COMMIT & _TAKES_NO_QUEUE_OFFSET == 0
+
+
+@kernel
+def _begin(out: Words, start: int) -> None:
+    out[STOPPED_AT] = start
+    out[REASON] = REACHED_STOP
+    out[COUNT] = 0
+    out[LAST_START] = -1
+    out[LAST_SIZE] = 0
+    out[LAST_STORE_TIMESTAMP_MS] = 0
+    out[MAX_STORE_TIMESTAMP_MS] = 0
+    out[UNKNOWN] = 0
+    out[FIRST_UNKNOWN] = -1
+
+
+@kernel
+def scan_records(view: Bytes, start: int, stop: int, base: int, verify: int, out: Words) -> int:
+    """Walk whole records of view[start:stop]; `out` int64[SCAN_SIZE] tells how far and why no further.
+
+    `verify` is a sum of VERIFY_BODY_CRC and VERIFY_PROPERTY_CRC. Returns the reason.
+    """
+    _begin(out, start)
+    at = start
+    last = -1
+    count = 0
+    reason = REACHED_STOP
+    size = 0
+    latest = 0
+    while at < stop:
+        total = checked_size(view, at, view.size, base + at, verify)
+        if total < 0:
+            reason = -total
+            break
+        if at + total > stop:
+            break
+        latest = max(latest, load_be64(view, store_timestamp_at(view, at)))
+        last = at
+        size = total
+        at += total
+        count += 1
+    out[STOPPED_AT] = at
+    out[REASON] = reason
+    out[COUNT] = count
+    out[LAST_START] = last
+    out[LAST_SIZE] = size
+    out[MAX_STORE_TIMESTAMP_MS] = latest
+    if last >= 0:
+        out[LAST_STORE_TIMESTAMP_MS] = load_be64(view, store_timestamp_at(view, last))
+    return reason
+
+
+@kernel
+def find_record(view: Bytes, start: int, stop: int, base: int, out: Words) -> int:
+    """Where in view[start:stop] the next intact record begins, or the BLANK that fills `view` to its end; −1 = nowhere.
+
+    Intact: magic, own physical offset, sizes and CRCs hold. `out` int64[SCAN_SIZE] gets STOPPED_AT, and REASON
+    REACHED_STOP (nowhere), BLANK, or the record's COUNT 1, LAST_START, LAST_SIZE and store time. `view` must be a
+    whole segment from its begin or a part of it up to its end, else no BLANK is recognised.
+    """
+    _begin(out, start)
+    last = min(stop, view.size - record.BLANK_SIZE + 1)
+    for at in range(start, last):
+        magic = load_be32(view, at + record.MAGIC)
+        if magic == _MAGIC_BLANK and load_be32(view, at + record.TOTAL_SIZE) == view.size - at:
+            out[STOPPED_AT] = at
+            out[REASON] = BLANK
+            return at
+        if magic != _MAGIC_V1 and magic != _MAGIC_V2:
+            continue
+        total = checked_size(view, at, view.size, base + at, VERIFY_CRCS)
+        if total > 0:
+            out[STOPPED_AT] = at
+            out[COUNT] = 1
+            out[LAST_START] = at
+            out[LAST_SIZE] = total
+            out[LAST_STORE_TIMESTAMP_MS] = load_be64(view, store_timestamp_at(view, at))
+            out[MAX_STORE_TIMESTAMP_MS] = out[LAST_STORE_TIMESTAMP_MS]
+            return at
+    out[STOPPED_AT] = stop
+    return -1
+
+
+@kernel
+def update_next_offsets(
+    view: Bytes,
+    start: int,
+    stop: int,
+    base: int,
+    table: Bytes,
+    cells: Words,
+    slots: NDArray[np.int32],
+    next_offsets: Words,
+    out: Words,
+) -> int:
+    """Raise next_offsets[queue number] to queue offset + 1 of every record that has a place in its queue.
+
+    `table` uint8, `cells` int64 and `slots` int32 are the queue table's `bytes_view`, `cells` and `slots`;
+    `next_offsets` int64[capacity]. CRCs are not looked at: the range was published. `out` int64[SCAN_SIZE] tells how
+    far and why no further, the greatest store time, and how many records belong to queues that the table lacks.
+    """
+    _begin(out, start)
+    at = start
+    reason = REACHED_STOP
+    while at < stop:
+        total = record_size(view, at, view.size)
+        if total < 0:
+            reason = -total
+            break
+        if load_be64(view, at + record.PHYSICAL_OFFSET) != base + at:
+            reason = BAD_OFFSET
+            break
+        if at + total > stop:
+            break
+        store_timestamp = load_be64(view, store_timestamp_at(view, at))
+        out[LAST_START] = at
+        out[LAST_SIZE] = total
+        out[LAST_STORE_TIMESTAMP_MS] = store_timestamp
+        out[MAX_STORE_TIMESTAMP_MS] = max(out[MAX_STORE_TIMESTAMP_MS], store_timestamp)
+        out[COUNT] += 1
+        if load_be32(view, at + record.SYS_FLAG) & _TAKES_NO_QUEUE_OFFSET == 0:
+            number = _queue_of(view, at, table, cells, slots)
+            if number >= 0:
+                following = load_be64(view, at + record.QUEUE_OFFSET) + 1
+                next_offsets[number] = max(next_offsets[number], following)
+            elif number == UNKNOWN_QUEUE:
+                out[UNKNOWN] += 1
+                if out[FIRST_UNKNOWN] < 0:
+                    out[FIRST_UNKNOWN] = at
+        at += total
+    out[STOPPED_AT] = at
+    out[REASON] = reason
+    return reason
+
+
+@kernel
+def _queue_of(view: Bytes, at: int, table: Bytes, cells: Words, slots: NDArray[np.int32]) -> int:
+    width = topic_length_size(view, at)
+    length_at = topic_length_at(view, at)
+    size = signed_topic_length(view, length_at, width)
+    topic = length_at + width
+    topic_hash = java_hash_utf8(view, topic, topic + size, 0)
+    queue_id = load_be32(view, at + record.QUEUE_ID)
+    return find_queue(table, cells, slots, view, topic, size, topic_hash, queue_id)
+
+
+def warm() -> None:
+    """Compile or load these kernels."""
+    view = np.zeros(record.BLANK_SIZE, np.uint8)
+    out = np.zeros(SCAN_SIZE, np.int64)
+    scan_records(view, 0, 0, 0, VERIFY_CRCS, out)
+    find_record(view, 0, 0, 0, out)
+    update_next_offsets(view, 0, 0, 0, view, out, np.zeros(1, np.int32), out.copy(), out)

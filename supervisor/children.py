@@ -1,0 +1,42 @@
+"""Children that the supervisor has without knowing them: left by a template that died between two forks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import Final
+
+import psutil
+
+_ROUNDS_MAX: Final = 100
+
+
+def reap_strays(known: frozenset[int]) -> int:
+    """Kill and wait for every child but the known ones; returns how many there were.
+
+    In rounds, because a stray may have forked before it was killed: its child is then ours in the next round.
+    """
+    count = 0
+    for _ in range(_ROUNDS_MAX):
+        strays = _children() - known
+        if not strays:
+            break
+        for pid in strays:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in strays:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        count += len(strays)
+    return count
+
+
+def _children() -> frozenset[int]:
+    """Living and dead children of this process."""
+    pid = os.getpid()
+    try:
+        with open(f"/proc/self/task/{pid}/children", encoding="ascii") as file:
+            return frozenset(map(int, file.read().split()))
+    except FileNotFoundError:  # The kernel was built without this file.
+        return frozenset(child.pid for child in psutil.Process(pid).children())

@@ -1,0 +1,403 @@
+"""The group's roles: which run, since when, what happens when one ends. Speaks supervisord's words.
+
+             start             state RUNNING           SIGTERM              exit 0
+    STOPPED ───────▶ STARTING ───────────────▶ RUNNING ─────────▶ STOPPING ────────▶ STOPPED
+                        ▲  │ died                │ died               │ died
+                        │  ▼                     ▼                    ▼
+                      BACKOFF ◀────────────── EXITED ──────────▶   FATAL: the group halts
+
+A successor starts only when its predecessor has been waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mqproc.layout import control as layout
+from mqproc.process import log
+from mqproc.process.loop import RoleSpec
+from mqproc.shm.bell import Bell
+from mqproc.supervisor.children import reap_strays
+from mqproc.supervisor.hooks import GroupContext, Hooks, Timing
+from mqproc.supervisor.reactor import Reactor
+from mqproc.supervisor.restarts import EXIT_FAILED, Death, Deaths, Halt, Restart, RestartPolicy
+from mqproc.supervisor.template import Inheritance, Template, TemplateGoneError
+
+_MS: Final = 1_000_000
+_TRACE_BYTES_MAX: Final = 1 << 16
+_SPAWN_TRIES: Final = 2
+# A supervisor that was not run for this long (Ctrl-Z, a paused machine) starts to count silence anew.
+_PAUSE_TICKS: Final = 4
+
+Halted = Callable[[Halt], None]
+
+
+@dataclass(slots=True)
+class Member:
+    """One role as the supervisor sees it."""
+
+    spec: RoleSpec
+    deaths: Deaths
+    state: int = layout.STOPPED
+    incarnation: int = 0
+    pid: int = 0
+    pidfd: int = -1
+    started_ns: int = 0
+    asked_ns: int = 0
+    """When it was asked to stop; 0: it was not."""
+    aborted_ns: int = 0
+    """When it got SIGABRT; 0: it did not."""
+    due_ns: int = 0
+    """In BACKOFF: when it is to start."""
+    to_start_again: bool = False
+    """It was asked to stop for a restart."""
+    has_run: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def alive(self) -> bool:
+        return self.pid != 0
+
+
+class Group:
+    """All roles and the template. Its methods are called by the supervisor's loop only."""
+
+    def __init__(
+        self,
+        context: GroupContext,
+        hooks: Hooks,
+        inheritance: Inheritance,
+        reactor: Reactor,
+        timing: Timing,
+        policy: RestartPolicy,
+        halted: Halted,
+    ) -> None:
+        self._context = context
+        self._control = context.control
+        self._clock = context.clock
+        self._hooks = hooks
+        self._traces = inheritance.traces
+        self._bells: Mapping[str, Bell] = inheritance.bells
+        self._reactor = reactor
+        self._timing = timing
+        self._halted = halted
+        self._template = Template(inheritance, timing.spawn_ms / 1000)
+        self._template_deaths = Deaths(layout.TEMPLATE, policy)
+        self._template_started_ns = 0
+        self._template_incarnation = 0
+        self._patience_from_ns = 0
+        self._looked_ns = self._clock.monotonic_ns()
+        self.members = {
+            name: Member(inheritance.specs[name], Deaths(name, policy))
+            for name in layout.ROLES
+            if name in inheritance.specs
+        }
+        self.changes: dict[str, Any] = {}
+        """Options that were reloaded since the template was first forked."""
+        self.stopping = False
+        self.stop_limit_ms = timing.stop_ms
+        self.problems: list[str] = []
+        """What went wrong while stopping."""
+
+    # Starting
+
+    def start_template(self) -> None:
+        """Fork the template. Done before recovery, so that roles inherit nothing of it."""
+        self._template.fork()
+        self._template_started_ns = self._clock.monotonic_ns()
+        self._template_incarnation += 1
+        self._reactor.watch(self._template.pidfd, self._template_ended)
+        self._control.store(layout.TEMPLATE_PID, self._template.pid)
+        self._tell_of_template(layout.RUNNING, f"pid {self._template.pid}")
+
+    def start(self, member: Member) -> None:
+        """Start a role that does not run."""
+        assert not member.alive
+        member.incarnation += 1
+        member.to_start_again = False
+        member.asked_ns = member.aborted_ns = member.due_ns = 0
+        self._wipe_words(member.name)
+        member.started_ns = self._clock.monotonic_ns()
+        try:
+            member.pid = self._spawn(member)
+            member.pidfd = os.pidfd_open(member.pid)
+        except OSError as error:
+            self._died(member, Death(EXIT_FAILED), f"could not be started: {error.strerror}")
+            return
+        self._reactor.watch(member.pidfd, lambda: self._ended(member))
+        self._store(member.name, "incarnation", member.incarnation)
+        self._store(member.name, "pid", member.pid)
+        self._tell(member, layout.STARTING, f"pid {member.pid}, incarnation {member.incarnation}")
+
+    def start_next(self) -> None:
+        """Start the first role that has not run yet, once all before it have."""
+        for member in self.members.values():
+            if not member.has_run:
+                if member.state == layout.STOPPED:
+                    self.start(member)
+                return
+
+    def start_due(self) -> None:
+        """Start roles whose pause is over."""
+        now = self._clock.monotonic_ns()
+        for member in self.members.values():
+            if member.state == layout.BACKOFF and now >= member.due_ns:
+                self.start(member)
+
+    def look_for_started(self) -> None:
+        """Roles that say RUNNING themselves are."""
+        for member in self.members.values():
+            if member.state == layout.STARTING and self._said(member) == layout.STATE_RUNNING:
+                member.has_run = True
+                took_ms = (self._clock.monotonic_ns() - member.started_ns) / _MS
+                self._tell(member, layout.RUNNING, f"pid {member.pid}, after {took_ms:.1f} ms")
+
+    @property
+    def all_have_run(self) -> bool:
+        return all(member.has_run for member in self.members.values())
+
+    def next_due_ns(self) -> int | None:
+        """When the next pause is over."""
+        return min((m.due_ns for m in self.members.values() if m.state == layout.BACKOFF), default=None)
+
+    def _spawn(self, member: Member) -> int:
+        for _ in range(_SPAWN_TRIES):
+            try:
+                return self._template.spawn(member.name, member.incarnation, self.changes)
+            except TemplateGoneError:
+                self._replace_template()
+        raise OSError(0, "the template does not answer")
+
+    # Watching
+
+    def watch(self) -> None:
+        """Abort roles that are silent for too long, kill those that do not end."""
+        now = self._clock.monotonic_ns()
+        if now - self._looked_ns > _PAUSE_TICKS * self._timing.tick_ms * _MS:
+            self._patience_from_ns = now
+        self._looked_ns = now
+        for member in self._living():
+            if member.aborted_ns:
+                if now - member.aborted_ns >= self._timing.abort_grace_ms * _MS:
+                    self._send(member, signal.SIGKILL)
+            elif reason := self._overdue(member, now):
+                self._abort(member, reason)
+
+    def _overdue(self, member: Member, now: int) -> str | None:
+        if member.asked_ns and now - member.asked_ns >= self.stop_limit_ms * _MS:
+            return f"did not stop within {self.stop_limit_ms / 1000:g} s"
+        options = self._context.options
+        state = self._said(member)
+        # A role that has not said anything yet is starting.
+        busy = state == layout.STATE_NONE or state in layout.BUSY_STATES
+        limit_ms = options.busy_timeout_ms if busy else options.heartbeat_timeout_ms
+        heard_ns = max(
+            self._control.load(layout.role_word(member.name, "heartbeat_ns")),
+            member.started_ns,
+            self._patience_from_ns,
+        )
+        if now - heard_ns < limit_ms * _MS:
+            return None
+        return f"silent for {(now - heard_ns) / 1e9:.1f} s while {layout.STATE_NAMES[state]}"
+
+    def _abort(self, member: Member, reason: str) -> None:
+        self._context.report(f"{member.name} {reason}: aborted")
+        member.aborted_ns = self._clock.monotonic_ns()
+        self._send(member, signal.SIGABRT)
+        # A stopped process acts on SIGABRT only when it is continued; it does nothing else before.
+        self._send(member, signal.SIGCONT)
+
+    def ring_all(self) -> None:
+        """Wake every role once, whatever its clock says."""
+        for bell in self._bells.values():
+            bell.post()
+
+    # Stopping
+
+    def ask_to_stop(self, member: Member) -> None:
+        """SIGTERM to a living role; one that only waits for its start waits no more."""
+        if member.alive:
+            if not member.asked_ns:
+                member.asked_ns = self._clock.monotonic_ns()
+                self._tell(member, layout.STOPPING, f"pid {member.pid}")
+                self._send(member, signal.SIGTERM)
+                self._bells[member.name].post()
+        elif member.state != layout.STOPPED:
+            self._tell(member, layout.STOPPED)
+
+    def restart(self, member: Member) -> None:
+        """Stop and start again, at someone's wish: not counted as a death."""
+        if member.alive:
+            member.to_start_again = True
+            self.ask_to_stop(member)
+        else:
+            self.start(member)
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """A signal to all living roles."""
+        for member in self._living():
+            self._send(member, number)
+
+    def kill_all(self) -> None:
+        """End everything at once and wait for the ends."""
+        for member in self._living():
+            self._send(member, signal.SIGKILL)
+        for member in self._living():
+            os.waitid(os.P_PIDFD, member.pidfd, os.WEXITED)
+            self._bury(member)
+        if self._template.pid:
+            self._reactor.forget(self._template.pidfd)
+            self._template.kill()
+        reap_strays(frozenset())
+
+    def _living(self) -> list[Member]:
+        return [member for member in self.members.values() if member.alive]
+
+    def _send(self, member: Member, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(member.pidfd, number)
+
+    # Ends
+
+    def _ended(self, member: Member) -> None:
+        found = os.waitid(os.P_PIDFD, member.pidfd, os.WEXITED | os.WNOHANG)
+        if found is None:
+            return
+        death = Death.of(found, (self._clock.monotonic_ns() - member.started_ns) / _MS)
+        pid = member.pid
+        self._bury(member)
+        self._log_trace(member.name, pid, death)
+        if member.asked_ns and (death.clean or member.to_start_again):
+            self._stopped(member)
+        else:
+            self._died(member, death, f"pid {pid}, {death}, lived {death.lived_ms / 1000:.1f} s")
+
+    def _bury(self, member: Member) -> None:
+        self._reactor.forget(member.pidfd)
+        os.close(member.pidfd)
+        member.pid, member.pidfd = 0, -1
+        self._store(member.name, "pid", 0)
+
+    def _stopped(self, member: Member) -> None:
+        self._tell(member, layout.STOPPED)
+        if member.to_start_again and not self.stopping:
+            self.start(member)
+
+    def _died(self, member: Member, death: Death, detail: str) -> None:
+        self._tell(member, layout.EXITED, detail)
+        self._control.add(layout.supervised_word(member.name, "restarts"), 1)
+        if self.stopping:
+            self.problems.append(f"{member.name} died while the group stopped ({death})")
+            return
+        decision = member.deaths.decide(death, self._clock.monotonic_ns())
+        if isinstance(decision, Halt):
+            self._tell(member, layout.FATAL)
+            self._halted(decision)
+            return
+        self._sync_for(member.name)
+        self._start_after(member, decision)
+
+    def _start_after(self, member: Member, decision: Restart) -> None:
+        if decision.delay_ms == 0:
+            self.start(member)
+            return
+        member.due_ns = self._clock.monotonic_ns() + decision.delay_ms * _MS
+        self._tell(member, layout.BACKOFF, f"for {decision.delay_ms / 1000:g} s")
+
+    def _sync_for(self, name: str) -> None:
+        """Learn of a failed sync that died with the one who saw it."""
+        syncs = {layout.COMMITLOG_FLUSHER, layout.CQ_FLUSHER, layout.INDEX_FLUSHER}
+        if self._context.options.sync_flush:
+            syncs.add(layout.WRITER)
+        if name in syncs and (number := self._hooks.sync_active_segments(name)):
+            self._control.store(layout.SUPERVISOR_SYNC_ERRNO, number)
+            self._context.report(f"a sync failed ({os.strerror(number)}): the store is read-only")
+
+    def _log_trace(self, name: str, pid: int, death: Death) -> None:
+        trace = self._traces[name]
+        size = os.fstat(trace).st_size
+        if size:
+            text = os.pread(trace, _TRACE_BYTES_MAX, 0).decode(errors="replace")
+            os.ftruncate(trace, 0)
+            os.lseek(trace, 0, os.SEEK_SET)
+            log.get_logger().error("a role crashed", crashed_role=name, crashed_pid=pid, death=str(death), trace=text)
+
+    # The template's end
+
+    def _template_ended(self) -> None:
+        found = os.waitid(os.P_PIDFD, self._template.pidfd, os.WEXITED | os.WNOHANG)
+        if found is not None:
+            self._template_gone(Death.of(found, 0.0))
+
+    def _replace_template(self) -> None:
+        """It did not answer: make sure that it has ended, then go on as when it had."""
+        if not self._template.pid:
+            self.start_template()
+            return
+        signal.pidfd_send_signal(self._template.pidfd, signal.SIGKILL)
+        found = os.waitid(os.P_PIDFD, self._template.pidfd, os.WEXITED)
+        assert found is not None
+        self._template_gone(Death.of(found, 0.0))
+
+    def _template_gone(self, death: Death) -> None:
+        """Roles go on. What it was just forking is unknown to us, so it is ended before anything is started."""
+        now = self._clock.monotonic_ns()
+        death = Death(death.code, death.signal, (now - self._template_started_ns) / _MS)
+        self._tell_of_template(layout.EXITED, f"pid {self._template.pid}, {death}")
+        self._reactor.forget(self._template.pidfd)
+        self._template.buried()
+        reap_strays(self._known_pids())
+        if self.stopping:
+            return
+        self._control.add(layout.supervised_word(layout.TEMPLATE, "restarts"), 1)
+        decision = self._template_deaths.decide(death, now)
+        if isinstance(decision, Halt):
+            self._tell_of_template(layout.FATAL)
+            self._halted(decision)
+            return
+        # Without a pause: it does nothing by itself that could fail again and again, and a role may need it now.
+        self.start_template()
+
+    def _known_pids(self) -> frozenset[int]:
+        return frozenset(member.pid for member in self._living())
+
+    # Words and lines
+
+    def _said(self, member: Member) -> int:
+        return self._control.load(layout.role_word(member.name, "state"))
+
+    def _wipe_words(self, name: str) -> None:
+        """Nobody owns a dead role's words: what it said last must not be taken for its successor's word."""
+        for word in ("state", "sleeping", "heartbeat_ns", "state_since_ns"):
+            self._control.store(layout.role_word(name, word), 0)
+
+    def _store(self, name: str, word: str, value: int) -> None:
+        self._control.store(layout.supervised_word(name, word), value)
+
+    def _tell(self, member: Member, state: int, detail: str = "") -> None:
+        member.state = state
+        self._store(member.name, "supervised", state)
+        self._say(member.name, state, detail)
+
+    def _tell_of_template(self, state: int, detail: str = "") -> None:
+        self._store(layout.TEMPLATE, "supervised", state)
+        self._store(layout.TEMPLATE, "pid", self._template.pid if state == layout.RUNNING else 0)
+        self._store(layout.TEMPLATE, "incarnation", self._template_incarnation)
+        self._say(layout.TEMPLATE, state, detail)
+
+    def _say(self, name: str, state: int, detail: str) -> None:
+        word = layout.SUPERVISED_NAMES[state]
+        self._context.report(f"{name} {word}, {detail}" if detail else f"{name} {word}")
+
+
+def living_names(members: Iterable[Member]) -> list[str]:
+    """Names of those that still run."""
+    return [member.name for member in members if member.alive]
