@@ -12,24 +12,30 @@ import psutil
 _ROUNDS_MAX: Final = 100
 
 
-def reap_strays(known: frozenset[int]) -> int:
-    """Kill and wait for every child but the known ones; returns how many there were.
+class Strays:
+    """Made before the first fork: children that the process had already are not ours to end."""
 
-    In rounds, because a stray may have forked before it was killed: its child is then ours in the next round.
-    """
-    count = 0
-    for _ in range(_ROUNDS_MAX):
-        strays = _children() - known
-        if not strays:
-            break
-        for pid in strays:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in strays:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-        count += len(strays)
-    return count
+    def __init__(self) -> None:
+        self._foreign = _children()
+
+    def reap(self, known: frozenset[int] = frozenset()) -> int:
+        """Kill and wait for every child but the known ones; returns how many there were.
+
+        In rounds, because a stray may have forked before it was killed: its child is then ours in the next round.
+        """
+        count = 0
+        for _ in range(_ROUNDS_MAX):
+            strays = _children() - known - self._foreign
+            if not strays:
+                break
+            for pid in strays:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for pid in strays:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
+            count += len(strays)
+        return count
 
 
 def _children() -> frozenset[int]:

@@ -22,7 +22,7 @@ from mqproc.layout import control as layout
 from mqproc.process import log
 from mqproc.process.loop import RoleSpec
 from mqproc.shm.bell import Bell
-from mqproc.supervisor.children import reap_strays
+from mqproc.supervisor.children import Strays
 from mqproc.supervisor.hooks import GroupContext, Hooks, Timing
 from mqproc.supervisor.reactor import Reactor
 from mqproc.supervisor.restarts import EXIT_FAILED, Death, Deaths, Halt, Restart, RestartPolicy
@@ -90,6 +90,7 @@ class Group:
         self._timing = timing
         self._halted = halted
         self._template = Template(inheritance, timing.spawn_ms / 1000)
+        self._strays = Strays()
         self._template_deaths = Deaths(layout.TEMPLATE, policy)
         self._template_started_ns = 0
         self._template_incarnation = 0
@@ -170,6 +171,8 @@ class Group:
 
     def _spawn(self, member: Member) -> int:
         for _ in range(_SPAWN_TRIES):
+            if self.stopping:
+                break
             try:
                 return self._template.spawn(member.name, member.incarnation, self.changes)
             except TemplateGoneError:
@@ -256,7 +259,7 @@ class Group:
         if self._template.pid:
             self._reactor.forget(self._template.pidfd)
             self._template.kill()
-        reap_strays(frozenset())
+        self._strays.reap()
 
     def _living(self) -> list[Member]:
         return [member for member in self.members.values() if member.alive]
@@ -354,7 +357,7 @@ class Group:
         self._tell_of_template(layout.EXITED, f"pid {self._template.pid}, {death}")
         self._reactor.forget(self._template.pidfd)
         self._template.buried()
-        reap_strays(self._known_pids())
+        self._strays.reap(self._known_pids())
         if self.stopping:
             return
         self._control.add(layout.supervised_word(layout.TEMPLATE, "restarts"), 1)

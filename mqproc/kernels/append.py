@@ -96,6 +96,7 @@ _PAIR_OVERHEAD = _NAME_SIZE + 1
 _UNIQUE_DIGITS = 4
 _PAIR_END = 2
 _TAIL_SIZE = record.CRC_TAIL_SIZE
+_HALF = 10 ** (record.CRC_DIGITS // 2)
 
 
 @kernel
@@ -203,46 +204,55 @@ def _hex_digit(value: int) -> int:
 
 
 @kernel
-def _write_properties(
-    payload: Bytes, state: Integers, message: int, parts: Bytes, key_size: int, tag_size: int, staging: Bytes, at: int
+def _write_given(payload: Bytes, at: int, size: int, closing: int, staging: Bytes, to: int) -> int:
+    """Copy a whole property string; closes its last pair when `closing`. Returns the position behind it."""
+    copy_bytes(staging, to, payload, at, size)
+    if closing != 0:
+        staging[to + size] = _PAIR_END
+    return to + size + closing
+
+
+@kernel
+def _write_composed(
+    payload: Bytes,
+    parts: Bytes,
+    ends: Integers,
+    number: int,
+    tags_at: int,
+    tag_size: int,
+    keys_at: int,
+    key_size: int,
+    staging: Bytes,
+    at: int,
 ) -> int:
-    """Write a message's properties at `at`; returns the position behind them."""
-    if state[PROPERTY_LENGTHS] >= 0:
-        size = _length16(payload, state[PROPERTY_LENGTHS], message)
-        copy_bytes(staging, at, payload, state[PROPERTIES], size)
-        state[PROPERTIES] += size
-        at += size
-        if size > 0 and state[PROPERTY_CRC] != 0 and staging[at - 1] != _PAIR_END:
-            staging[at] = _PAIR_END
-            at += 1
-        return at
-    size = state[PART_0_END]
-    copy_bytes(staging, at, parts, 0, size)
-    at += size
-    if state[UNIQUE_COUNTER] >= 0:
-        number = (state[UNIQUE_COUNTER] + message) & 0xFFFF
-        staging[at] = _hex_digit(number >> 12)
+    """Write constant parts, unique id (`number` −1 = none), tag and keys. Returns the position behind them.
+
+    `ends` is the frame's state: it holds where each part ends.
+    """
+    first = ends[PART_0_END]
+    second = ends[PART_1_END]
+    third = ends[PART_2_END]
+    fourth = ends[PART_3_END]
+    copy_bytes(staging, at, parts, 0, first)
+    at += first
+    if number >= 0:
+        staging[at] = _hex_digit((number >> 12) & 15)
         staging[at + 1] = _hex_digit((number >> 8) & 15)
         staging[at + 2] = _hex_digit((number >> 4) & 15)
         staging[at + 3] = _hex_digit(number & 15)
         at += _UNIQUE_DIGITS
-    size = state[PART_1_END] - state[PART_0_END]
-    copy_bytes(staging, at, parts, state[PART_0_END], size)
-    at += size
+    copy_bytes(staging, at, parts, first, second - first)
+    at += second - first
     if tag_size > 0:
-        at = _write_pair(staging, at, _TAGS_NAME, payload, state[TAGS], tag_size)
-        state[TAGS] += tag_size
-    size = state[PART_2_END] - state[PART_1_END]
-    if size > 0:
-        copy_bytes(staging, at, parts, state[PART_1_END], size)
-        at += size
+        at = _write_pair(staging, at, _TAGS_NAME, payload, tags_at, tag_size)
+    if third > second:
+        copy_bytes(staging, at, parts, second, third - second)
+        at += third - second
     if key_size > 0:
-        at = _write_pair(staging, at, _KEYS_NAME, payload, state[KEYS], key_size)
-        state[KEYS] += key_size
-    size = state[PART_3_END] - state[PART_2_END]
-    if size > 0:
-        copy_bytes(staging, at, parts, state[PART_2_END], size)
-        at += size
+        at = _write_pair(staging, at, _KEYS_NAME, payload, keys_at, key_size)
+    if fourth > third:
+        copy_bytes(staging, at, parts, third, fourth - third)
+        at += fourth - third
     return at
 
 
@@ -257,18 +267,22 @@ def _write_pair(staging: Bytes, at: int, name: Bytes, payload: Bytes, value_at: 
 
 
 @kernel
-def _write_crc_tail(staging: Bytes, start: int, at: int) -> int:
+def _write_crc_tail(staging: Bytes, start: int, at: int) -> None:
     """RocketMQ's `__CRC32#` pair over [start, at): ten decimal digits, least significant first."""
     value = crc32(staging, start, at) & 0x7FFFFFFF
     copy_bytes(staging, at, _CRC_NAME, 0, _TAIL_SIZE - record.CRC_DIGITS - 1)
     at += _TAIL_SIZE - record.CRC_DIGITS - 1
-    for _digit in range(record.CRC_DIGITS):
-        quotient = value // 10
-        staging[at] = 48 + value - quotient * 10
-        value = quotient
-        at += 1
-    staging[at] = _PAIR_END
-    return at + 1
+    # Two halves at once: each digit waits for the one before it.
+    high = value // _HALF
+    low = value - high * _HALF
+    for digit in range(record.CRC_DIGITS // 2):
+        low_rest = low // 10
+        high_rest = high // 10
+        staging[at + digit] = 48 + low - low_rest * 10
+        staging[at + record.CRC_DIGITS // 2 + digit] = 48 + high - high_rest * 10
+        low = low_rest
+        high = high_rest
+    staging[at + record.CRC_DIGITS] = _PAIR_END
 
 
 @kernel
@@ -295,32 +309,69 @@ def encode_frame(
     head_size = state[HEAD_SIZE]
     topic_size = topic_block.size
     property_crc = state[PROPERTY_CRC] != 0
+    given = state[PROPERTY_LENGTHS] >= 0
+    # Stores to `staging` may alias `state` for all the compiler knows: what the loop uses is kept in locals.
+    body_lengths = state[BODY_LENGTHS]
+    key_lengths = state[KEY_LENGTHS]
+    tag_lengths = state[TAG_LENGTHS]
+    property_lengths = state[PROPERTY_LENGTHS]
+    bodies = state[BODIES]
+    keys = state[KEYS]
+    tags = state[TAGS]
+    properties = state[PROPERTIES]
+    flags = state[FLAGS]
+    born = state[BORN]
+    queues = state[QUEUES]
+    counter = state[UNIQUE_COUNTER]
+    fixed_queue = state[FIXED_QUEUE]
+    queue_count = state[QUEUE_COUNT]
+    rotation = state[ROTATION]
+    takes_queue_offset = state[TAKES_QUEUE_OFFSET] != 0
+    store_timestamp_at = state[STORE_TIMESTAMP_AT]
+    store_timestamp_ms = state[STORE_TIMESTAMP_MS]
+    segment_end = state[SEGMENT_END]
+    constant_size = state[PART_3_END] + (_UNIQUE_DIGITS if counter >= 0 else 0)
     at = state[STAGING_AT]
     physical = state[PHYSICAL_AT]
-    for message in range(state[NEXT_MESSAGE], count):
-        body_size = load_le32(payload, state[BODY_LENGTHS] + 4 * message)
-        key_size = _length16(payload, state[KEY_LENGTHS], message)
-        tag_size = _length16(payload, state[TAG_LENGTHS], message)
-        properties_size = _properties_size(payload, state, message, key_size, tag_size)
+    message = state[NEXT_MESSAGE]
+    reason = OK
+    tail_of = -1
+    tail_at = -1
+    while message < count:
+        body_size = load_le32(payload, body_lengths + 4 * message)
+        key_size = _length16(payload, key_lengths, message)
+        tag_size = _length16(payload, tag_lengths, message)
+        closing = 0
+        if given:
+            given_size = _length16(payload, property_lengths, message)
+            if property_crc and given_size > 0 and payload[properties + given_size - 1] != _PAIR_END:
+                closing = 1
+            properties_size = given_size + closing
+        else:
+            given_size = 0
+            properties_size = constant_size
+            if tag_size > 0:
+                properties_size += _PAIR_OVERHEAD + tag_size
+            if key_size > 0:
+                properties_size += _PAIR_OVERHEAD + key_size
         if property_crc:
-            if state[PROPERTY_LENGTHS] >= 0 and properties_size > 0:
-                last = payload[state[PROPERTIES] + properties_size - 1]
-                properties_size += 1 if last != _PAIR_END else 0
             properties_size += _TAIL_SIZE
         total = head_size + body_size + topic_size + 2 + properties_size
-        if physical + total + record.BLANK_SIZE > state[SEGMENT_END]:
-            return _pause(state, message, at, physical, SEGMENT_FULL)
+        if physical + total + record.BLANK_SIZE > segment_end:
+            reason = SEGMENT_FULL
+            break
         if at + total > staging.size:
-            return _pause(state, message, at, physical, STAGING_FULL)
+            reason = STAGING_FULL
+            break
 
-        queue_id = state[FIXED_QUEUE]
-        if queue_id == -1:
-            queue_id = state[ROTATION]
-            state[ROTATION] = queue_id + 1 if queue_id + 1 < state[QUEUE_COUNT] else 0
-        elif queue_id == -2:
-            queue_id = load_le32(payload, state[QUEUES] + 4 * message)
+        queue_id = fixed_queue
+        if fixed_queue == -1:
+            queue_id = rotation
+            rotation = rotation + 1 if rotation + 1 < queue_count else 0
+        elif fixed_queue == -2:
+            queue_id = load_le32(payload, queues + 4 * message)
         queue_offset = 0
-        if state[TAKES_QUEUE_OFFSET] != 0:
+        if takes_queue_offset:
             number = queue_numbers[queue_id]
             queue_offset = next_offsets[number]
             next_offsets[number] = queue_offset + 1
@@ -330,38 +381,66 @@ def encode_frame(
         store_be32(staging, at + record.QUEUE_ID, queue_id)
         store_be64(staging, at + record.QUEUE_OFFSET, queue_offset)
         store_be64(staging, at + record.PHYSICAL_OFFSET, physical)
-        if state[FLAGS] >= 0:
-            store_be32(staging, at + record.FLAG, load_le32(payload, state[FLAGS] + 4 * message))
-        if state[BORN] >= 0:
-            store_be64(staging, at + record.BORN_TIMESTAMP, load_le64(payload, state[BORN] + 8 * message))
-        store_be64(staging, at + state[STORE_TIMESTAMP_AT], state[STORE_TIMESTAMP_MS])
+        if flags >= 0:
+            store_be32(staging, at + record.FLAG, load_le32(payload, flags + 4 * message))
+        if born >= 0:
+            store_be64(staging, at + record.BORN_TIMESTAMP, load_le64(payload, born + 8 * message))
+        store_be64(staging, at + store_timestamp_at, store_timestamp_ms)
         store_be32(staging, at + head_size - 4, body_size)
         position = at + head_size
-        copy_bytes(staging, position, payload, state[BODIES], body_size)
-        state[BODIES] += body_size
+        copy_bytes(staging, position, payload, bodies, body_size)
         body_crc = 0
         if body_size > 0:
-            body_crc = crc32(staging, position, position + body_size) & 0x7FFFFFFF
+            body_crc = crc32(payload, bodies, bodies + body_size) & 0x7FFFFFFF
         store_be32(staging, at + record.BODY_CRC, body_crc)
         position += body_size
         copy_bytes(staging, position, topic_block, 0, topic_size)
         position += topic_size
         store_be16(staging, position, properties_size)
-        position = _write_properties(payload, state, message, parts, key_size, tag_size, staging, position + 2)
+        position += 2
+        if given:
+            position = _write_given(payload, properties, given_size, closing, staging, position)
+        else:
+            number = (counter + message) & 0xFFFF if counter >= 0 else -1
+            position = _write_composed(
+                payload, parts, state, number, tags, tag_size, keys, key_size, staging, position
+            )
         if property_crc:
-            position = _write_crc_tail(staging, at, position)
+            # One record late: a CRC's wide loads right behind the narrow stores that made the bytes would stall.
+            if tail_at >= 0:
+                _write_crc_tail(staging, tail_of, tail_at)
+            tail_of = at
+            tail_at = position
+            position += _TAIL_SIZE
 
         store_le64(answer, 8 * message, physical)
-        store_le64(answer, 8 * count + 8 * message, queue_offset)
+        store_le64(answer, 8 * (count + message), queue_offset)
         store_le32(answer, 16 * count + 4 * message, queue_id)
+        bodies += body_size
+        keys += key_size
+        tags += tag_size
+        properties += given_size
         at = position
         physical += total
-    return _pause(state, count, at, physical, OK)
-
-
-@kernel
-def _pause(state: Integers, message: int, at: int, physical: int, reason: int) -> int:
+        message += 1
+    if tail_at >= 0:
+        _write_crc_tail(staging, tail_of, tail_at)
     state[NEXT_MESSAGE] = message
+    state[BODIES] = bodies
+    state[KEYS] = keys
+    state[TAGS] = tags
+    state[PROPERTIES] = properties
+    state[ROTATION] = rotation
     state[STAGING_AT] = at
     state[PHYSICAL_AT] = physical
     return reason
+
+
+def warm() -> None:
+    """Compile or load these kernels."""
+    nothing = np.zeros(1, np.uint8)
+    constant = np.frombuffer(b"\0", np.uint8)
+    numbers = np.zeros(1, np.int64)
+    state = np.zeros(STATE_SIZE, np.int64)
+    check_frame(nothing, state, 0)
+    encode_frame(nothing, state, constant, constant, constant, numbers, numbers, nothing, nothing)

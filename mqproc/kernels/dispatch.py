@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from mqproc.kernels.hashing import index_key_hash, java_hash_utf8
 from mqproc.kernels.intrinsics import (
     copy_bytes,
-    load_be16,
     load_be32,
     load_be64,
     load_le64,
@@ -30,6 +29,16 @@ from mqproc.kernels.intrinsics import (
 )
 from mqproc.kernels.jit import kernel
 from mqproc.kernels.primitive import Bytes, Words, lowering
+from mqproc.kernels.queue_lookup import DELETED, UNKNOWN, find_queue, same_bytes
+from mqproc.kernels.record_check import (
+    BAD_OFFSET,
+    BLANK,
+    record_size,
+    signed_topic_length,
+    store_timestamp_at,
+    topic_length_at,
+    topic_length_size,
+)
 from mqproc.layout import consume_queue, properties, queue_table, record
 from mqproc.layout.index_file import KEY_TOPIC_SEPARATOR
 
@@ -117,13 +126,11 @@ SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 RECORD_ENTRIES_MAX: Final = record.PROPERTIES_SIZE_MAX // 2 + 2
 
 _UNIT = consume_queue.UNIT_SIZE
-_ENTRY_WORDS = queue_table.ENTRY_WORDS
 _SEPARATOR_CODE = ord(KEY_TOPIC_SEPARATOR)
 _MASK_32 = 0xFFFFFFFF
 
-# Words of eight equal bytes, as signed numbers: an unsigned constant would make floats of a kernel's sums.
+# Words of eight equal bytes.
 _ONES = 0x0101_0101_0101_0101
-_HIGH_BITS = -0x7F7F_7F7F_7F7F_7F80
 _BELOW_3 = 3 * _ONES
 _SPACES = 0x20 * _ONES
 _NAME_END = ord(properties.NAME_END)
@@ -145,8 +152,6 @@ assert [len(name) for name in (properties.KEYS, properties.TAGS, properties.DELA
 _SCHEDULE_SIZE = len(SCHEDULE_TOPIC)
 _SCHEDULE_WORDS = tuple(_name_word(SCHEDULE_TOPIC, start, 8) for start in (0, 8, _SCHEDULE_SIZE - 8))
 
-_UNKNOWN, _DELETED = -1, -2
-
 # The numbers of the last topic's queues, by the low bits of the queue id: pairs of (generation and id, number).
 _CACHE_SIZE = 256
 
@@ -166,71 +171,32 @@ def _find_space(log: Bytes, at: int, stop: int) -> int:
     """Position of the first space in [at, stop), `stop` when there is none. Up to seven bytes before `at` are read."""
     while at + 8 <= stop:
         word = load_le64(log, at) ^ _SPACES
-        found = (word - _ONES) & ~word & _HIGH_BITS
+        found = ((word - _ONES) & ~word) >> 7 & _ONES
         if found != 0:
             return at + (trailing_zeros(found) >> 3)
         at += 8
     if at < stop:
         word = (load_le64(log, stop - 8) >> 8 * (8 - (stop - at))) ^ _SPACES
-        found = (word - _ONES) & ~word & _HIGH_BITS
+        found = ((word - _ONES) & ~word) >> 7 & _ONES
         if found != 0:
             return at + (trailing_zeros(found) >> 3)
     return stop
 
 
 @kernel
-def _equal(left: Bytes, left_at: int, right: Bytes, right_at: int, size: int) -> bool:
-    """Whether two ranges hold the same bytes. Up to seven bytes before each range are read."""
-    done = 0
-    while done + 8 <= size:
-        if load_le64(left, left_at + done) != load_le64(right, right_at + done):
-            return False
-        done += 8
-    rest = size - done
-    if rest == 0:
-        return True
-    difference = load_le64(left, left_at + size - 8) ^ load_le64(right, right_at + size - 8)
-    return (difference >> 8 * (8 - rest)) == 0
-
-
-@kernel
-def _check_record(log: Bytes, at: int, stop: int, state: Words) -> int:
-    """Size of the intact record at `at`, 0 when there is none. Says where its topic and properties are in `state`."""
-    total = load_be32(log, at + record.TOTAL_SIZE)
-    magic = load_be32(log, at + record.MAGIC)
-    if magic != record.MAGIC_V1 and magic != record.MAGIC_V2:
-        return 0
-    if total < record.FIXED_SIZE_V4 or total > stop - at:
-        return 0
-    sys_flag = load_be32(log, at + record.SYS_FLAG)
-    extra = 0
-    if sys_flag & record.SYS_FLAG_BORN_HOST_V6:
-        extra += record.IPV6_EXTRA
-    if sys_flag & record.SYS_FLAG_STORE_HOST_V6:
-        extra += record.IPV6_EXTRA
-    length_size = 1 if magic == record.MAGIC_V1 else 2
-    # What is left of the record's size for body, topic and properties.
-    room = total - (record.FIXED_SIZE_V4 - 1 + extra + length_size)
-    if room < 0:
-        return 0
-    body_size = load_be32(log, at + record.BODY_LENGTH + extra)
-    if body_size < 0 or body_size > room:
-        return 0
-    topic_at = at + record.BODY + extra + body_size
-    topic_size = load_be16(log, topic_at) if length_size == 2 else load_u8(log, topic_at)
-    room -= body_size
-    # A V1 length is a signed byte.
-    if topic_size < 0 or topic_size > room or (length_size == 1 and topic_size > record.TOPIC_V1_CHARACTERS_MAX):
-        return 0
-    topic_at += length_size
-    properties_size = load_be16(log, topic_at + topic_size)
-    if max(properties_size, 0) != room - topic_size:
-        return 0
+def _take_record(log: Bytes, at: int, stop: int, state: Words) -> int:
+    """Size of the intact record at `at`, else −reason of record_check; its topic's and properties' places in `state`."""
+    total = record_size(log, at, stop)
+    if total < 0:
+        return total
     if load_be64(log, at + record.PHYSICAL_OFFSET) != state[SEGMENT_START] + at:
-        return 0
-    state[TOPIC_AT] = topic_at
+        return -BAD_OFFSET
+    width = topic_length_size(log, at)
+    length_at = topic_length_at(log, at)
+    topic_size = signed_topic_length(log, length_at, width)
+    state[TOPIC_AT] = length_at + width
     state[TOPIC_SIZE] = topic_size
-    state[PROPERTIES_AT] = topic_at + topic_size + 2
+    state[PROPERTIES_AT] = length_at + width + topic_size + 2
     state[PROPERTIES_END] = at + total
     return total
 
@@ -274,11 +240,8 @@ def _find_properties(log: Bytes, state: Words) -> None:
     name_end = -1
     at = pair_at
     while at < stop:
-        if at + 8 <= stop:
-            word = load_le64(log, at)
-        else:
-            word = load_le64(log, stop - 8) >> 8 * (8 - (stop - at))
-        found = (word - _BELOW_3) & ~word & _HIGH_BITS
+        word = load_le64(log, at) if at + 8 <= stop else load_le64(log, stop - 8) >> 8 * (8 - (stop - at))
+        found = ((word - _BELOW_3) & ~word) >> 7 & _ONES
         while found != 0:
             place = at + (trailing_zeros(found) >> 3)
             if place >= stop:
@@ -330,38 +293,6 @@ def _tags_code(log: Bytes, state: Words, is_schedule: bool, store_timestamp_ms: 
     if state[TAGS_END] == 0:
         return 0
     return java_hash_utf8(log, state[TAGS_AT], state[TAGS_END], 0)
-
-
-@kernel
-def _queue_number(
-    log: Bytes, state: Words, topic_hash: int, queue_id: int, table: Bytes, cells: Words, slots: Int32s
-) -> int:
-    """The live queue of the record in hand; _DELETED when only a tombstone bears its name, else _UNKNOWN.
-
-    `table` is the whole queue table, `cells` the same as words, `slots` its hash (layout/queue_table.py).
-    """
-    topic_at = state[TOPIC_AT]
-    topic_size = state[TOPIC_SIZE]
-    mask = slots.size - 1
-    mixed = (
-        int(topic_hash) * queue_table.HASH_MULTIPLIER_TOPIC + int(queue_id) * queue_table.HASH_MULTIPLIER_QUEUE
-    ) & _MASK_32
-    slot = (mixed ^ (mixed >> 15)) & mask
-    missing = _UNKNOWN
-    for _probe in range(slots.size):
-        number = int(slots[slot]) - 1
-        if number < 0:
-            break
-        word = queue_table.HEADER_WORDS + number * _ENTRY_WORDS
-        same = cells[word + queue_table.QUEUE_ID] == queue_id and cells[word + queue_table.TOPIC_HASH] == topic_hash
-        if same and cells[word + queue_table.TOPIC_SIZE] == topic_size:
-            name_at = word * queue_table.WORD_SIZE + queue_table.TOPIC_OFFSET_BYTES
-            if _equal(log, topic_at, table, name_at, topic_size):
-                if cells[word + queue_table.STATE] == queue_table.STATE_LIVE:
-                    return number
-                missing = _DELETED
-        slot = (slot + 1) & mask
-    return missing
 
 
 @kernel
@@ -477,20 +408,14 @@ def scan(
         if at >= limit:
             state[REASON] = _LIMIT
             break
-        if stop - at < record.BLANK_SIZE:
-            state[REASON] = _BAD_RECORD
-            break
-        if load_be32(log, at + record.MAGIC) == record.MAGIC_BLANK:
-            state[REASON] = _BLANK
-            break
-        total = _check_record(log, at, stop, state)
-        if total == 0:
-            state[REASON] = _BAD_RECORD
+        total = _take_record(log, at, stop, state)
+        if total < 0:
+            state[REASON] = _BLANK if total == -BLANK else _BAD_RECORD
             break
 
         topic_at = state[TOPIC_AT]
         topic_size = state[TOPIC_SIZE]
-        if topic_size != last_topic_size or not _equal(log, topic_at, log, last_topic_at, topic_size):
+        if topic_size != last_topic_size or not same_bytes(log, topic_at, log, last_topic_at, topic_size):
             topic_hash = java_hash_utf8(log, topic_at, topic_at + topic_size, 0)
             prefix_hash = 31 * topic_hash + _SEPARATOR_CODE
             is_schedule = _is_schedule_topic(log, topic_at, topic_size)
@@ -500,7 +425,7 @@ def scan(
 
         sys_flag = load_be32(log, at + record.SYS_FLAG)
         transaction = sys_flag & record.SYS_FLAG_TRANSACTION_MASK
-        number = _DELETED
+        number = DELETED
         queue_offset = 0
         if transaction == 0 or transaction == record.SYS_FLAG_COMMIT:
             queue_id = load_be32(log, at + record.QUEUE_ID)
@@ -513,8 +438,8 @@ def scan(
             if cache[cached] == wanted:
                 number = cache[cached + 1]
             else:
-                number = _queue_number(log, state, topic_hash, queue_id, table, cells, slots)
-                if number == _UNKNOWN:
+                number = find_queue(table, cells, slots, log, topic_at, topic_size, topic_hash, queue_id)
+                if number == UNKNOWN:
                     state[REASON] = _UNKNOWN_QUEUE
                     break
                 cache[cached] = wanted
@@ -522,8 +447,7 @@ def scan(
 
         _find_properties(log, state)
         physical_offset = state[SEGMENT_START] + at
-        moved = record.IPV6_EXTRA if sys_flag & record.SYS_FLAG_BORN_HOST_V6 else 0
-        store_timestamp_ms = load_be64(log, at + record.STORE_TIMESTAMP + moved)
+        store_timestamp_ms = load_be64(log, store_timestamp_at(log, at))
         if state[WITH_ENTRIES] != 0 and transaction != record.SYS_FLAG_ROLLBACK:
             added = _put_entries(log, state, prefix_hash, physical_offset, store_timestamp_ms, hashes, offsets, times)
             if added < 0:

@@ -15,7 +15,7 @@ from mqproc.kernels.queue_lookup import same_bytes
 from mqproc.kernels.record_check import has_crc_tail, signed_topic_length, topic_length_at, topic_length_size
 from mqproc.layout import properties, record
 
-# Where find_tags_and_keys says that the values are, int64[PLACES_SIZE]; sizes are 0 where the property is absent.
+# Where find_tags_and_keys says that the values are, PLACES_SIZE words; sizes are 0 where the property is absent.
 TAG_AT, TAG_SIZE, KEYS_AT, KEYS_SIZE = range(4)
 PLACES_SIZE = 4
 
@@ -68,12 +68,12 @@ def properties_end(buf: Bytes, at: int, total: int) -> int:
 
 
 @kernel
-def find_tags_and_keys(buf: Bytes, start: int, stop: int, places: Words) -> None:
-    """Where the values of TAGS and KEYS are in the properties buf[start:stop]; `places` int64[PLACES_SIZE]."""
-    places[TAG_AT] = start
-    places[TAG_SIZE] = 0
-    places[KEYS_AT] = start
-    places[KEYS_SIZE] = 0
+def find_tags_and_keys(buf: Bytes, start: int, stop: int, places: Words, first: int) -> None:
+    """Where the values of TAGS and KEYS are in the properties buf[start:stop], into places[first:first + PLACES_SIZE]."""
+    places[first + TAG_AT] = start
+    places[first + TAG_SIZE] = 0
+    places[first + KEYS_AT] = start
+    places[first + KEYS_SIZE] = 0
     at = start
     while at < stop:
         end = find_byte(buf, at, stop, _PAIR_END)
@@ -81,11 +81,11 @@ def find_tags_and_keys(buf: Bytes, start: int, stop: int, places: Words) -> None
         if end - at >= 6 and load_u8(buf, at + 4) == _NAME_END:
             word = load_be32(buf, at)
             if word == _TAGS:
-                places[TAG_AT] = at + 5
-                places[TAG_SIZE] = end - at - 5
+                places[first + TAG_AT] = at + 5
+                places[first + TAG_SIZE] = end - at - 5
             elif word == _KEYS:
-                places[KEYS_AT] = at + 5
-                places[KEYS_SIZE] = end - at - 5
+                places[first + KEYS_AT] = at + 5
+                places[first + KEYS_SIZE] = end - at - 5
         at = end + 1
 
 

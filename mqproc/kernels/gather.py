@@ -82,14 +82,15 @@ def _has_tag(view: Bytes, at: int, total: int, tags: Bytes, tag_ends: Words, sta
     """Whether the tag of the record at `at` is one of `tags`, byte for byte; none given means all."""
     if tag_ends.size == 0:
         return True
-    places = state[PLACES:]
-    find_tags_and_keys(view, properties_at(view, at), properties_end(view, at, total), places)
+    find_tags_and_keys(view, properties_at(view, at), properties_end(view, at, total), state, PLACES)
+    tag_at = int(state[PLACES + TAG_AT])
+    tag_size = int(state[PLACES + TAG_SIZE])
     start = 0
     for i in range(tag_ends.size):
-        size = tag_ends[i] - start
-        if size == places[TAG_SIZE] and same_bytes(tags, start, view, places[TAG_AT], size):
+        end = int(tag_ends[i])
+        if end - start == tag_size and same_bytes(tags, start, view, tag_at, tag_size):
             return True
-        start = tag_ends[i]
+        start = end
     return False
 
 
@@ -110,9 +111,10 @@ def gather(units: Bytes, view: Bytes, codes: Words, tags: Bytes, tag_ends: Words
     empty = all), `tags` uint8 and `tag_ends` int64[m] the tags that pass themselves (end of each in `tags`, empty =
     go by the hash alone), `out` uint8. Moves UNIT, OUT_AT, COUNT, BYTES and LAST_FILTERED in `state`.
     """
-    unit = state[UNIT]
-    base = state[BASE]
-    limit = min(view.size, state[LOG_STOP] - base)
+    unit = int(state[UNIT])
+    unit_stop = int(state[UNIT_STOP])
+    base = int(state[BASE])
+    limit = min(view.size, int(state[LOG_STOP]) - base)
     timed = (
         state[BORN_BEGIN_MS] > TIME_MIN
         or state[BORN_END_MS] < TIME_MAX
@@ -120,7 +122,7 @@ def gather(units: Bytes, view: Bytes, codes: Words, tags: Bytes, tag_ends: Words
         or state[STORE_END_MS] < TIME_MAX
     )
     reason = UNITS_DONE
-    while unit < state[UNIT_STOP]:
+    while unit < unit_stop:
         unit_at = _UNIT_SIZE * unit
         physical = load_be64(units, unit_at)
         size = load_be32(units, unit_at + _SIZE)
@@ -141,7 +143,7 @@ def gather(units: Bytes, view: Bytes, codes: Words, tags: Bytes, tag_ends: Words
         if at < 0 or at >= view.size:
             reason = OTHER_SEGMENT
             break
-        total = checked_size(view, at, limit, physical, state[VERIFY])
+        total = checked_size(view, at, limit, physical, int(state[VERIFY]))
         if total != size:
             state[DAMAGE] = -total if total < 0 else BAD_SIZE
             reason = DAMAGED
@@ -151,11 +153,12 @@ def gather(units: Bytes, view: Bytes, codes: Words, tags: Bytes, tag_ends: Words
             unit += 1
             continue
         if state[COPY] != 0:
-            if state[OUT_AT] + total > out.size:
+            out_at = int(state[OUT_AT])
+            if out_at + total > out.size:
                 reason = OUT_FULL
                 break
-            copy_bytes(out, state[OUT_AT], view, at, total)
-            state[OUT_AT] += total
+            copy_bytes(out, out_at, view, at, total)
+            state[OUT_AT] = out_at + total
         state[COUNT] += 1
         state[BYTES] += total
         state[LAST_FILTERED] = 0

@@ -76,6 +76,7 @@ _MAGIC_V1 = record.MAGIC_V1
 _MAGIC_V2 = record.MAGIC_V2
 _MAGIC_BLANK = record.MAGIC_BLANK
 _TAKES_NO_QUEUE_OFFSET = 0x4  # prepared and rollback; none and commit have this bit clear
+_QUEUE_OFFSET_MAX = 1 << 62
 assert record.SYS_FLAG_PREPARED & record.SYS_FLAG_ROLLBACK == _TAKES_NO_QUEUE_OFFSET
 assert record.SYS_FLAG_COMMIT & _TAKES_NO_QUEUE_OFFSET == 0
 
@@ -186,7 +187,8 @@ def update_next_offsets(
         if total < 0:
             reason = -total
             break
-        if load_be64(view, at + record.PHYSICAL_OFFSET) != base + at:
+        queue_offset = load_be64(view, at + record.QUEUE_OFFSET)
+        if load_be64(view, at + record.PHYSICAL_OFFSET) != base + at or not 0 <= queue_offset < _QUEUE_OFFSET_MAX:
             reason = BAD_OFFSET
             break
         if at + total > stop:
@@ -195,13 +197,12 @@ def update_next_offsets(
         out[LAST_START] = at
         out[LAST_SIZE] = total
         out[LAST_STORE_TIMESTAMP_MS] = store_timestamp
-        out[MAX_STORE_TIMESTAMP_MS] = max(out[MAX_STORE_TIMESTAMP_MS], store_timestamp)
+        out[MAX_STORE_TIMESTAMP_MS] = max(int(out[MAX_STORE_TIMESTAMP_MS]), store_timestamp)
         out[COUNT] += 1
         if load_be32(view, at + record.SYS_FLAG) & _TAKES_NO_QUEUE_OFFSET == 0:
             number = _queue_of(view, at, table, cells, slots)
             if number >= 0:
-                following = load_be64(view, at + record.QUEUE_OFFSET) + 1
-                next_offsets[number] = max(next_offsets[number], following)
+                next_offsets[number] = max(int(next_offsets[number]), queue_offset + 1)
             elif number == UNKNOWN_QUEUE:
                 out[UNKNOWN] += 1
                 if out[FIRST_UNKNOWN] < 0:

@@ -63,6 +63,7 @@ _PROPERTIES_SIZE = struct.Struct(">h")
 _PORT = struct.Struct(">i")
 _PHYSICAL_OFFSET = struct.Struct(">q")
 _CRC_MASK: Final = 0x7FFFFFFF
+_MASK64: Final = (1 << 64) - 1
 
 ID_SIZES: Final = (HOST_V4_SIZE + 8, HOST_V6_SIZE + 8)
 
@@ -188,7 +189,7 @@ def decode_record(buffer: ReadableBuffer, offset: int = 0, *, check_crc: bool = 
         raise CorruptStoreError(f"no record at byte {offset}: {check.fault}")
     if check.size == 0:
         raise CorruptStoreError(f"no record at byte {offset}: the segment ends here (BLANK)")
-    return _decode(data, offset)[0]
+    return _decode(data, offset, _Names())[0]
 
 
 def decode_records(buffer: ReadableBuffer) -> list[StoredMessage]:
@@ -199,9 +200,10 @@ def decode_records(buffer: ReadableBuffer) -> list[StoredMessage]:
     data = bytes(memoryview(buffer).cast("B"))
     messages = []
     offset = 0
+    names = _Names()
     try:
         while offset < len(data):
-            message, offset = _decode(data, offset)
+            message, offset = _decode(data, offset, names)
             messages.append(message)
     except (struct.error, KeyError, IndexError):
         raise CorruptStoreError(f"no record at byte {offset} of {len(data)}") from None
@@ -213,12 +215,81 @@ def decode_records(buffer: ReadableBuffer) -> list[StoredMessage]:
 def iterate_records(buffer: ReadableBuffer, offset: int = 0) -> Iterator[tuple[int, StoredMessage]]:
     """Records of a segment with their places, up to its BLANK or to the first bytes that are none."""
     data = bytes(memoryview(buffer).cast("B"))
+    names = _Names()
     while (check := check_record(data, offset)).success and check.size:
-        yield offset, _decode(data, offset)[0]
+        yield offset, _decode(data, offset, names)[0]
         offset += check.size
 
 
-def _decode(data: bytes, offset: int) -> tuple[StoredMessage, int]:
+class _Names:
+    """Texts of topics and hosts already met: most records repeat them."""
+
+    __slots__ = ("hosts", "ids", "topics")
+
+    def __init__(self) -> None:
+        self.topics: dict[bytes, str] = {}
+        self.hosts: dict[bytes, str] = {}
+        self.ids: dict[bytes, str] = {}  # store host → first part of an offset message id
+
+    def add_topic(self, topic: bytes) -> str:
+        text = self.topics[topic] = topic.decode("utf-8", "replace")
+        return text
+
+    def add_host(self, host: bytes) -> str:
+        text = self.hosts[host] = host_text(host)
+        self.ids[host] = host_hex(host)
+        return text
+
+
+class _Draft:
+    """A StoredMessage while it is made: filling a frozen dataclass costs five times as much as filling this."""
+
+    __slots__ = StoredMessage.__slots__
+
+    def __init__(
+        self,
+        message_id: str,
+        physical_offset: int,
+        size: int,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        tag: str,
+        keys: tuple[str, ...],
+        properties: dict[str, str],
+        flag: int,
+        sys_flag: int,
+        born_timestamp_ms: int,
+        born_host: str,
+        store_timestamp_ms: int,
+        store_host: str,
+        reconsume_times: int,
+        prepared_transaction_offset: int,
+        body_crc: int,
+        body: bytes,
+    ) -> None:
+        self.message_id = message_id
+        self.physical_offset = physical_offset
+        self.size = size
+        self.topic = topic
+        self.queue_id = queue_id
+        self.queue_offset = queue_offset
+        self.tag = tag
+        self.keys = keys
+        self.properties = properties
+        self.flag = flag
+        self.sys_flag = sys_flag
+        self.born_timestamp_ms = born_timestamp_ms
+        self.born_host = born_host
+        self.store_timestamp_ms = store_timestamp_ms
+        self.store_host = store_host
+        self.reconsume_times = reconsume_times
+        self.prepared_transaction_offset = prepared_transaction_offset
+        self.body_crc = body_crc
+        self.body = body
+
+
+def _decode(data: bytes, offset: int, names: _Names) -> tuple[StoredMessage, int]:
     """The record at `offset` and where the next begins. Its lengths are believed; struct.error and KeyError may come.
 
     This is the hot path of every client that wants objects, so it stays one function.
@@ -260,46 +331,40 @@ def _decode(data: bytes, offset: int) -> tuple[StoredMessage, int]:
     pairs = {}
     for part in data[topic_end + 2 : end].decode("utf-8", "replace").split("\x02"):
         name, _, value = part.partition("\x01")
-        if name and value:
+        if value and name:
             pairs[name] = value
-    pairs.pop(property_string.CRC32, None)
+    pairs.pop("__CRC32#", None)
     keys = pairs.get("KEYS")
-    return (
-        StoredMessage(
-            f"{host_hex(store_host)}{physical_offset & 0xFFFFFFFFFFFFFFFF:016X}",
-            physical_offset,
-            size,
-            _topic_text(data[topic_start:topic_end]),
-            queue_id,
-            queue_offset,
-            pairs.get("TAGS", ""),
-            () if keys is None else split_keys(keys),
-            pairs,
-            flag,
-            sys_flag,
-            born_timestamp_ms,
-            host_text(born_host),
-            store_timestamp_ms,
-            host_text(store_host),
-            reconsume_times,
-            prepared_transaction_offset,
-            body_crc,
-            data[body_start:body_end],
-        ),
-        end,
+    topic = data[topic_start:topic_end]
+    message = _Draft(
+        "",
+        physical_offset,
+        size,
+        names.topics.get(topic) or names.add_topic(topic),
+        queue_id,
+        queue_offset,
+        pairs.get("TAGS", ""),
+        () if keys is None else split_keys(keys) if " " in keys else (keys,),
+        pairs,
+        flag,
+        sys_flag,
+        born_timestamp_ms,
+        names.hosts.get(born_host) or names.add_host(born_host),
+        store_timestamp_ms,
+        names.hosts.get(store_host) or names.add_host(store_host),
+        reconsume_times,
+        prepared_transaction_offset,
+        body_crc,
+        data[body_start:body_end],
     )
+    message.message_id = "%s%016X" % (names.ids[store_host], physical_offset & _MASK64)  # noqa: UP031 -- twice as fast
+    message.__class__ = StoredMessage  # type: ignore[assignment]
+    return message, end  # type: ignore[return-value]
 
 
 def split_keys(keys: str) -> tuple[str, ...]:
     """The keys of a KEYS property."""
-    if property_string.KEY_SEPARATOR not in keys:
-        return (keys,)
     return tuple(key for key in keys.split(property_string.KEY_SEPARATOR) if key)
-
-
-@functools.lru_cache(4096)
-def _topic_text(topic: bytes) -> str:
-    return topic.decode("utf-8", "replace")
 
 
 @functools.lru_cache(4096)

@@ -1,0 +1,173 @@
+"""Click's commands with our manners: options that every command has, groups loaded when needed, suggestions.
+
+`mqproc --help` and `mqproc stat` must start at once, so a group knows its commands by module name and short help only;
+a test compares these with what the commands say themselves.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import click
+
+from mqproc.cli import times
+from mqproc.cli.invocation import Invocation
+from mqproc.cli.output import COLORS, FORMATS
+
+COMMON_HEADING = "Common options"
+
+
+class Seconds(click.ParamType[float]):
+    """A time span: plain seconds, or `500ms`, `15m`, `2h`."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value)
+        if re.fullmatch(r"\d+(\.\d+)?", text):
+            return float(text)
+        try:
+            return times.parse_duration_ms(text) / 1000
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Moment(click.ParamType[int]):
+    """A moment as Unix milliseconds: ISO 8601, epoch ms, or how long ago."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return times.parse_time_ms(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Size(click.ParamType[int]):
+    """Bytes: a number, or one with unit: `64KiB`, `10MB`, `1g`."""
+
+    name = "size"
+    _UNITS: ClassVar[dict[str, int]] = {
+        "": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12
+    }  # fmt: skip
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = re.fullmatch(r"(\d[\d_]*)\s*([kmgt]?)(i?b?)", str(value).strip(), re.IGNORECASE)
+        if match is None:
+            self.fail(f"{value!r} is no size; write 1000000, 64KiB, 10MB or 1g", param, ctx)
+        number, unit, tail = match[1], match[2].lower(), match[3].lower()
+        decimal = bool(unit) and tail == "b"
+        return int(number) * self._UNITS[unit + "b" if decimal else unit]
+
+
+SECONDS = Seconds()
+MOMENT = Moment()
+SIZE = Size()
+
+
+def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Put a common option's value into the invocation, if it was given at this level."""
+    if value is not None and value != () and value is not False:
+        assert parameter.name is not None
+        context.ensure_object(Invocation).take(parameter.name, value)
+    return value
+
+
+def common_options() -> list[click.Parameter]:
+    """The options that may stand before or after every command's name."""
+
+    def option(*names: str, **settings: Any) -> click.Option:
+        return click.Option(names, expose_value=False, callback=_keep, **settings)
+
+    folder = click.Path(path_type=Path)
+    return [
+        option("--store", type=folder, metavar="DIR", help="The store's folder; else MQPROC_STORE, else the config file's."),
+        option("--config", type=folder, metavar="FILE", help="TOML file or broker.conf; else MQPROC_CONFIG, else ./mqproc.toml."),
+        option("--set", "set_", multiple=True, metavar="NAME=VALUE", help="Set any option; see mqproc config doc."),
+        option("--output", type=click.Choice(FORMATS), help="Shape of the data; table is the default."),
+        option("--json", "json_", is_flag=True, help="The same as --output json."),
+        option("--timeout", type=SECONDS, help="Give up waiting after this long.  [default: 10s]"),
+        option("--color", type=click.Choice(COLORS), help="Colours; auto is the default, and NO_COLOR is heard."),
+        option("--verbose", is_flag=True, help="Show tracebacks of errors."),
+    ]  # fmt: skip
+
+
+class Command(click.Command):
+    """A command that also has the common options, told apart in its help."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.own_params = list(self.params)
+        names = {name for param in self.params for name in param.opts}
+        self.params += [option for option in common_options() if not names.intersection(option.opts)]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _format_options(self, ctx, formatter)
+
+
+class Group(click.Group):
+    """A group whose commands are loaded when they are called; a mistyped one brings a suggestion.
+
+    `lazy` maps a command's name to ("module:attribute", short help).
+    """
+
+    command_class = Command
+
+    def __init__(self, *arguments: Any, lazy: Mapping[str, tuple[str, str]] | None = None, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.lazy = dict(lazy or {})
+        self.own_params = list(self.params)
+        self.params += common_options()
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self.lazy, *(name for name in self.commands if name not in self.lazy)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self.lazy and cmd_name not in self.commands:
+            module, _, attribute = self.lazy[cmd_name][0].partition(":")
+            self.commands[cmd_name] = getattr(importlib.import_module(module), attribute)
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            names = self.list_commands(ctx)
+            near = difflib.get_close_matches(args[0], names, 1, 0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
+            ctx.fail(f"No such command {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _format_options(self, ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Names and short helps, without loading what is not loaded."""
+        rows = []
+        for name in self.list_commands(ctx):
+            command = self.commands.get(name)
+            rows.append((name, self.lazy[name][1] if command is None else command.get_short_help_str(80)))
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
+def _format_options(command: Command | Group, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    own, common = [], []
+    for param in command.get_params(ctx):
+        record = param.get_help_record(ctx)
+        if record is not None:
+            (own if param in command.own_params or param.name == "help" else common).append(record)
+    for heading, records in (("Options", own), (COMMON_HEADING, common)):
+        if records:
+            with formatter.section(heading):
+                formatter.write_dl(records)

@@ -1,0 +1,137 @@
+"""One call of the command line: what the common options said, and what follows from them.
+
+Precedence: flag, then environment, then config file, then default.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mqproc.cli.output import Output
+from mqproc.errors import ConfigurationError
+from mqproc.paths import StorePaths
+
+if TYPE_CHECKING:
+    from mqproc.client import Client
+    from mqproc.config import Options, Setting
+
+DEFAULT_CONFIG = "mqproc.toml"
+DEFAULT_TIMEOUT_S = 10.0
+
+
+@dataclass(slots=True)
+class Invocation:
+    """What was said by common options; the methods make what commands need."""
+
+    store: Path | None = None
+    config: Path | None = None
+    set_: list[str] = field(default_factory=list)
+    output: str = ""
+    timeout: float = DEFAULT_TIMEOUT_S
+    color: str = "auto"
+    verbose: bool = False
+
+    def take(self, name: str, value: Any) -> None:
+        """An option's value; a later one wins, `--set` collects."""
+        if name == "set_":
+            self.set_ += value
+        elif name == "json_":
+            self.output = "json"
+        else:
+            setattr(self, name, value)
+
+    @property
+    def out(self) -> Output:
+        return Output(self.output or "table", self.color)
+
+    def config_file(self) -> Path | None:
+        """The config file: --config, MQPROC_CONFIG, ./mqproc.toml if it is there."""
+        named = self.config or os.environ.get("MQPROC_CONFIG")
+        if named:
+            path = Path(named)
+            if not path.is_file():
+                raise ConfigurationError(f"{path}: no such file")
+            return path
+        default = Path(DEFAULT_CONFIG)
+        return default if default.is_file() else None
+
+    def store_path(self) -> Path:
+        """The store's folder, absolute. Raises a usage error that tells how to name one."""
+        named, _ = self.find_store()
+        if named is None:
+            raise click.UsageError(
+                f"no store is named: give --store DIR, set MQPROC_STORE, or write store = \"DIR\" into {DEFAULT_CONFIG}"
+            )
+        return named
+
+    def find_store(self) -> tuple[Path | None, str]:
+        """The store's folder if one is named, and where it was named."""
+        if self.store is not None:
+            return self.store.absolute(), "--store"
+        if from_environment := os.environ.get("MQPROC_STORE"):
+            return Path(from_environment).absolute(), "MQPROC_STORE"
+        file = self.config_file()
+        if file is not None and (from_file := _store_in(file)):
+            return (file.absolute().parent / Path(from_file).expanduser()), str(file)
+        return None, ""
+
+    def paths(self) -> StorePaths:
+        """The store's files."""
+        return StorePaths(self.store_path())
+
+    def existing_paths(self) -> StorePaths:
+        """The same; raises a usage error when there is no such folder."""
+        paths = self.paths()
+        if not paths.root.is_dir():
+            raise click.UsageError(f"{paths.root}: no such folder; mqproc up --store {paths.root} makes a store there")
+        return paths
+
+    def settings(self) -> dict[str, Setting]:
+        """Every option with its value and where it was set."""
+        from mqproc.config import load_settings
+
+        return load_settings(self.config_file(), self.set_)
+
+    def options(self) -> Options:
+        """The checked options."""
+        from mqproc.config import options_from
+
+        return options_from(self.settings())
+
+    def client(self) -> Client:
+        """A client of the running group. Raises NotRunningError when none runs."""
+        from mqproc.client import Client
+
+        return Client(self.existing_paths().root, timeout=self.timeout)
+
+
+def _store_in(file: Path) -> str:
+    """The `store` of a TOML file, or RocketMQ's `storePathRootDir` of a broker.conf."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        if file.suffix != ".toml":
+            return _root_of_broker_conf(text)
+        found = tomllib.loads(text)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"{file}: {error}") from None
+    store = found.get("mqproc", found).get("store", "")
+    if not isinstance(store, str):
+        raise ConfigurationError(f"{file}: store = {store!r} is not text")
+    return store
+
+
+def _root_of_broker_conf(text: str) -> str:
+    for line in text.splitlines():
+        key, _, value = line.partition("=")
+        if key.strip() == "storePathRootDir":
+            return value.strip()
+    return ""
+
+
+pass_invocation = click.make_pass_decorator(Invocation, ensure=True)

@@ -1,0 +1,138 @@
+"""The `mqproc` command: its groups, what errors look like, and what exit codes mean.
+
+An error is one line on stderr: what, where, what to do. `--verbose` shows the traceback too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import click
+
+from mqproc.cli.commands import Group
+from mqproc.cli.invocation import Invocation
+from mqproc.errors import MqprocError
+
+EXIT_CODES = {
+    0: "done",
+    1: "failed, or a check found something",
+    2: "usage",
+    3: "could not start",
+    4: "timeout",
+    5: "not found: topic, message",
+    6: "store damaged",
+    7: "store locked by another process",
+    8: "configuration wrong",
+    9: "group not running",
+    130: "interrupted",
+}
+INTERRUPTED = 130
+
+_LAZY = {
+    "up": ("mqproc.cli.group:up", "Start the group on a store and stay in the foreground."),
+    "down": ("mqproc.cli.group:down", "Stop the group in order."),
+    "restart": ("mqproc.cli.group:restart", "Restart one role."),
+    "status": ("mqproc.cli.group:status", "Show the roles, their memory, and how far they are."),
+    "run": ("mqproc.cli.group:run", "Run one role in this process, for a debugger."),
+    "demo": ("mqproc.cli.demo:demo", "Show everything on 336,776 real flights."),
+    "topic": ("mqproc.cli.topic:topic", "Create, list, inspect and delete topics."),
+    "send": ("mqproc.cli.send:send", "Send messages: one, from stdin, or a file's lines."),
+    "import": ("mqproc.cli.importing:import_", "Import CSV, JSON lines, Parquet or plain lines."),
+    "tail": ("mqproc.cli.tail:tail", "Print messages of a topic, and follow it."),
+    "message": ("mqproc.cli.message:message", "Find messages by id, key, offset, time or content."),
+    "stat": ("mqproc.cli.stat:stat", "Show every shared word, also of a dead group."),
+    "store": ("mqproc.cli.store:store", "Look into a store's files; nothing need run."),
+    "bench": ("mqproc.cli.bench:bench", "Measure this store against this machine's limits."),
+    "config": ("mqproc.cli.config:config", "Show, check and explain options."),
+    "metrics": ("mqproc.cli.metrics:metrics", "List the metrics that /metrics offers."),
+    "completion": ("mqproc.cli.completion:completion", "Print the shell completion script."),
+}
+
+
+def _version() -> str:
+    try:
+        return version("mqproc")
+    except PackageNotFoundError:
+        return "unknown (not installed)"
+
+
+def _print_version(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        click.echo(f"mqproc {_version()}")
+        context.exit()
+
+
+class MainGroup(Group):
+    """The outermost group: a closed pipe ends it quietly, and its help tells the exit codes."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader has seen enough. What is still buffered must not fail again when Python ends.
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+            return 0
+        return result
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code), meaning) for code, meaning in EXIT_CODES.items()])
+        with formatter.section("First steps"):
+            formatter.write_dl(
+                [
+                    ("mqproc demo", "see it work"),
+                    ("mqproc up --store DIR", "start a group; Ctrl-C stops it"),
+                    ("mqproc send TOPIC TEXT", "send a message"),
+                    ("mqproc tail TOPIC", "read it back"),
+                ]
+            )
+
+
+@click.group(
+    cls=MainGroup,
+    lazy=_LAZY,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
+)
+def cli() -> None:
+    """RocketMQ's storage engine as a group of Python processes on one machine."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    invocation = Invocation()
+    try:
+        result = cli.main(arguments, "mqproc", standalone_mode=False, obj=invocation)
+    except click.exceptions.Abort:
+        return INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except MqprocError as error:
+        return _failed(str(error), error.exit_code, invocation)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _failed(f"{where}{error.strerror or error}", 1, invocation)
+    return result if isinstance(result, int) and not isinstance(result, bool) else 0
+
+
+def _failed(text: str, exit_code: int, invocation: Invocation) -> int:
+    if invocation.verbose:
+        traceback.print_exc()
+    click.secho("mqproc: ", fg="red", nl=False, err=True, color=_stderr_color(invocation))
+    click.echo(text, err=True)
+    return exit_code
+
+
+def _stderr_color(invocation: Invocation) -> bool | None:
+    if invocation.color != "auto":
+        return invocation.color == "always"
+    return False if os.environ.get("NO_COLOR") else None

@@ -1,0 +1,234 @@
+"""What commands print: rows as a table, plain text, JSON, JSON lines, CSV or raw, always from the same values.
+
+    table   by rich on a terminal, aligned plain text into a pipe; sizes with unit on a terminal only
+    json    one document: {"schema_version": 1, <name>: …}, exact integers, times as `_ms`
+    jsonl   one JSON object a row
+    csv     a header and rows of exact values
+    raw     values separated by tabs, no header
+
+Data goes to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+import msgspec
+
+from mqproc.cli.times import format_time
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SCHEMA_VERSION = 1
+FORMATS = ("table", "json", "jsonl", "csv", "raw")
+COLORS = ("auto", "always", "never")
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One value of a row. `kind`: text, count, bytes, time_ms or number; all but text stand to the right."""
+
+    name: str
+    title: str = ""
+    kind: str = "text"
+
+    @property
+    def heading(self) -> str:
+        return self.title or self.name.replace("_", " ")
+
+    @property
+    def to_the_right(self) -> bool:
+        return self.kind not in ("text", "time_ms")
+
+
+def format_bytes(size: float) -> str:
+    """`0 B`, `4.0 KiB`, `1.2 GiB`."""
+    value = float(size)
+    for unit in _UNITS:
+        if abs(value) < 1024 or unit == _UNITS[-1]:
+            break
+        value /= 1024
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def format_value(value: Any, kind: str, *, terminal: bool) -> str:
+    """A value as a table shows it."""
+    if value is None:
+        return "-"
+    if kind == "time_ms":
+        return format_time(int(value))
+    if kind == "bytes":
+        return format_bytes(value) if terminal else str(value)
+    if kind == "count":
+        return f"{value:,}" if terminal else str(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(str, value))
+    return str(value)
+
+
+def encode_json(value: Any) -> str:
+    """One line of JSON, integers exact, paths and the like as text."""
+    return msgspec.json.encode(value, enc_hook=str).decode()
+
+
+class Output:
+    """Where a command's data goes, and in which shape."""
+
+    def __init__(
+        self, shape: str = "table", color: str = "auto", stream: TextIO | None = None, errors: TextIO | None = None
+    ) -> None:
+        self.shape = shape
+        self.stream = stream if stream is not None else sys.stdout
+        self.errors = errors if errors is not None else sys.stderr
+        self._color = color
+
+    @property
+    def is_json(self) -> bool:
+        """True for both JSON shapes."""
+        return self.shape in ("json", "jsonl")
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.stream.isatty()
+
+    @property
+    def colored(self) -> bool:
+        """Whether stdout may get colours: never a pipe, unless asked for; never with NO_COLOR, unless asked for."""
+        return _colored(self._color, self.stream)
+
+    def console(self, *, errors: bool = False) -> Console:
+        """A rich console on stdout, or on stderr."""
+        from rich.console import Console
+
+        stream = self.errors if errors else self.stream
+        colored = _colored(self._color, stream)
+        return Console(
+            file=stream,
+            force_terminal=colored or None,
+            no_color=not colored,
+            highlight=False,
+            soft_wrap=False,
+        )
+
+    # Data
+
+    def line(self, text: str) -> None:
+        """A line of data."""
+        self.stream.write(text + "\n")
+
+    def flush(self) -> None:
+        self.stream.flush()
+
+    def document(self, value: Mapping[str, Any]) -> None:
+        """A JSON document with the schema's version."""
+        versioned = {"schema_version": SCHEMA_VERSION, **value}
+        if self.shape == "jsonl":
+            self.line(encode_json(versioned))
+        else:
+            self.line(msgspec.json.format(encode_json(versioned), indent=2))
+
+    def rows(
+        self, name: str, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], **more: Any
+    ) -> None:
+        """Rows in the chosen shape. JSON gets every value of a row, and `more` beside them."""
+        if self.shape == "json":
+            self.document({name: [dict(row) for row in rows], **more})
+        elif self.shape == "jsonl":
+            for row in rows:
+                self.line(encode_json(dict(row)))
+        elif self.shape in ("csv", "raw"):
+            self._values(columns, rows)
+        else:
+            self._table(columns, [[row.get(column.name) for column in columns] for row in rows])
+
+    def fields(self, columns: Sequence[Column], values: Mapping[str, Any]) -> None:
+        """One thing's values: a line each."""
+        if self.is_json:
+            self.document(dict(values))
+        elif self.shape in ("csv", "raw"):
+            self._values(columns, [values])
+        else:
+            self._pairs(columns, values)
+
+    def note(self, text: str) -> None:
+        """A line for people, on stderr."""
+        self.errors.write(text + "\n")
+        self.errors.flush()
+
+    def _values(self, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> None:
+        buffer = io.StringIO()
+        delimiter = "," if self.shape == "csv" else "\t"
+        writer = csv.writer(buffer, delimiter=delimiter, lineterminator="\n")
+        if self.shape == "csv":
+            writer.writerow(column.name for column in columns)
+        for row in rows:
+            writer.writerow(_exact(row.get(column.name)) for column in columns)
+            self.stream.write(buffer.getvalue())
+            buffer.seek(0)
+            buffer.truncate()
+        self.stream.write(buffer.getvalue())
+
+    def _table(self, columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> None:
+        terminal = self.is_terminal
+        cells = [
+            [format_value(value, column.kind, terminal=terminal) for column, value in zip(columns, row, strict=True)]
+            for row in rows
+        ]
+        if terminal:
+            self._rich_table(columns, cells)
+        else:
+            self._plain_table(columns, cells)
+
+    def _rich_table(self, columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> None:
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for column in columns:
+            table.add_column(column.heading, justify="right" if column.to_the_right else "left", overflow="fold")
+        for row in cells:
+            table.add_row(*map(Text, row))
+        self.console().print(table)
+
+    def _plain_table(self, columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> None:
+        lines = [[column.heading for column in columns], *cells]
+        widths = [max(len(line[place]) for line in lines) for place in range(len(columns))]
+        for line in lines:
+            padded = (
+                text.rjust(width) if column.to_the_right else text.ljust(width)
+                for column, text, width in zip(columns, line, widths, strict=True)
+            )
+            self.line("  ".join(padded).rstrip())
+
+    def _pairs(self, columns: Sequence[Column], values: Mapping[str, Any]) -> None:
+        width = max(len(column.heading) for column in columns)
+        terminal = self.is_terminal
+        for column in columns:
+            shown = format_value(values.get(column.name), column.kind, terminal=terminal)
+            self.line(f"{column.heading.ljust(width)}  {shown}".rstrip())
+
+
+def _exact(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(str, value))
+    if isinstance(value, (dict, bool)):
+        return encode_json(value)
+    return value
+
+
+def _colored(color: str, stream: TextIO) -> bool:
+    if color != "auto":
+        return color == "always"
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -1,0 +1,92 @@
+"""Times as people write and read them: ISO 8601, epoch milliseconds, or relative to now (`15m`, `2h`, `1h30m`)."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import time
+
+MS_PER_UNIT = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
+# A bare number is epoch milliseconds; below this it would lie before 1973 and is rather a count or an offset.
+EPOCH_MS_MIN = 100_000_000_000
+# What datetime can print: the end of the year 9999.
+_EPOCH_MS_MAX = 253_402_300_799_999
+
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d|w))+")
+
+
+def now_ms() -> int:
+    """Unix time in milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+def parse_duration_ms(text: str) -> int:
+    """`90s`, `15m`, `1h30m`, `500ms` as milliseconds. Raises ValueError."""
+    if not _DURATION.fullmatch(text):
+        raise ValueError(f"{text!r} is no duration; write 500ms, 90s, 15m, 2h, 1d or 1h30m")
+    return round(sum(float(count) * MS_PER_UNIT[unit] for count, unit in _PART.findall(text)))
+
+
+def parse_time_ms(text: str, now: int | None = None) -> int:
+    """A moment as Unix milliseconds: ISO 8601 (local when it names no zone), epoch ms, `now`, or how long ago.
+
+    Raises ValueError with what would be right.
+    """
+    text = text.strip()
+    now = now_ms() if now is None else now
+    if text == "now":
+        return now
+    if _DURATION.fullmatch(text):
+        return now - parse_duration_ms(text)
+    if re.fullmatch(r"\d+", text):
+        return _epoch_ms(text)
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is no time; write 2026-11-21T10:00, 2026-11-21T10:00:00Z, epoch milliseconds, 15m or 2h"
+        ) from None
+    return datetime_ms(moment)
+
+
+def _epoch_ms(text: str) -> int:
+    if EPOCH_MS_MIN <= int(text) <= _EPOCH_MS_MAX:
+        return int(text)
+    raise ValueError(f"{text!r} is no time in epoch milliseconds; seconds would be {text}000")
+
+
+def datetime_ms(moment: datetime.datetime) -> int:
+    """Unix milliseconds of a datetime, exact; one without a zone is local time."""
+    if moment.tzinfo is None:
+        moment = moment.astimezone()
+    return (moment - _EPOCH) // _MILLISECOND
+
+
+_EPOCH = datetime.datetime.fromtimestamp(0, datetime.UTC)
+_MILLISECOND = datetime.timedelta(milliseconds=1)
+
+
+def format_time(time_ms: int) -> str:
+    """ISO 8601 in local time with zone and milliseconds; `-` for 0, the number itself when it is no moment."""
+    if time_ms == 0:
+        return "-"
+    if not 0 < time_ms <= _EPOCH_MS_MAX:
+        return str(time_ms)
+    moment = datetime.datetime.fromtimestamp(time_ms // 1000, datetime.UTC).astimezone()
+    return moment.replace(microsecond=time_ms % 1000 * 1000).isoformat(timespec="milliseconds")
+
+
+def format_duration(seconds: float) -> str:
+    """`3.2 ms`, `1.50 s`, `4 m 05 s`, `2 h 10 m`: three figures where they mean something."""
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.{1 if seconds < 0.1 else 0}f} ms"
+    if seconds < 60:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} m {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} m"

@@ -1,0 +1,206 @@
+"""One non-blocking connection: requests in, outcomes out. Who waits, and how, is the sync or the async client's affair."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from mqproc.client.retry import ConnectionLost
+from mqproc.config import MIB
+from mqproc.errors import MqprocError, NotRunningError, StoreBusyError
+from mqproc.wire.address import connect_path
+from mqproc.wire.output import OutputQueue
+from mqproc.wire.protocol import Answer, ClientProtocol
+
+if TYPE_CHECKING:
+    from mqproc.client.core import Call
+
+FRAME_BYTES_MAX: Final = 64 * MIB
+_SOCKET_BUFFER_BYTES: Final = MIB
+
+# A forked child must not talk on its parent's connections: each knows the process generation it was made in.
+_generation = 0
+
+
+def _after_fork() -> None:
+    global _generation
+    _generation += 1
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def open_socket(path: Path) -> socket.socket:
+    """Connect to a role. Raises NotRunningError when nobody listens, StoreBusyError when its backlog is full."""
+    target = connect_path(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+        sock.connect(os.fspath(target))
+    except BlockingIOError:
+        sock.close()
+        raise StoreBusyError(f"{path}: too many clients are waiting to connect", hint_ms=10) from None
+    except OSError as error:
+        sock.close()
+        raise NotRunningError(f"{path}: {error.strerror or error}") from None
+    return sock
+
+
+class Outcome:
+    """How a request ended: `value`, or `error`."""
+
+    __slots__ = ("error", "value")
+
+    def __init__(self, value: Any, error: MqprocError | ConnectionLost | None) -> None:
+        self.value = value
+        self.error = error
+
+
+class Connection:
+    """Requests on their way and outcomes not yet fetched, by request id.
+
+    After a ConnectionLost was recorded for one request it was recorded for all, and the connection is closed.
+    """
+
+    __slots__ = ("_calls", "_ends", "_generation", "_output", "_protocol", "closed", "done", "fd", "sock")
+
+    def __init__(self, sock: socket.socket, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.closed = False
+        self.done: dict[int, Outcome] = {}
+        self._protocol = ClientProtocol(frame_bytes_max)
+        self._output = OutputQueue()
+        self._calls: dict[int, Call[Any]] = {}
+        self._ends: dict[int, int] = {}  # position in the output at which each request's frame ends
+        self._generation = _generation
+
+    @property
+    def usable(self) -> bool:
+        return not self.closed and self._generation == _generation
+
+    @property
+    def idle(self) -> bool:
+        return not self._calls and not self.sending
+
+    @property
+    def sending(self) -> bool:
+        """Whether something waits for room in the socket."""
+        return self._output.waiting_bytes > 0
+
+    def submit(self, call: Call[Any]) -> int:
+        """Send a request, or as much of it as the socket takes now; `flush` sends the rest.
+
+        The payload's bytes must stay as they are until all is sent. A loss is recorded as the outcome.
+        """
+        request_id, pieces = self._protocol.request(call.operation, call.options, call.payload, oneway=call.oneway)
+        if not call.oneway:
+            self._calls[request_id] = call
+        if self.closed:
+            self._record_loss("connection is closed")
+            return request_id
+        output = self._output
+        try:
+            output.write(self.sock, pieces)
+        except OSError as error:
+            # The frame counts as not sent: part of a frame is dropped by the server.
+            self._ends[request_id] = output.sent_bytes + 1
+            self._lose_on_send(error)
+            return request_id
+        self._ends[request_id] = output.queued_bytes
+        return request_id
+
+    def flush(self) -> None:
+        """Send what waits, as much as the socket takes now."""
+        if self.closed:
+            return
+        try:
+            self._output.send(self.sock)
+        except OSError as error:
+            self._lose_on_send(error)
+
+    def receive(self) -> bool:
+        """Read what is there and record outcomes; False when nothing is there."""
+        if self.closed:
+            return False
+        reader = self._protocol.reader
+        try:
+            count = self.sock.recv_into(reader.writable())
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self.lose(str(error.strerror or error))
+            return True
+        if count == 0:
+            self.lose("the server closed the connection")
+            return True
+        reader.received(count)
+        try:
+            while (answer := self._protocol.next_answer()) is not None:
+                self._record(answer)
+        except MqprocError as error:
+            self._fail(error)
+        return True
+
+    def _record(self, answer: Answer) -> None:
+        request_id, options, payload, error = answer
+        call = self._calls.pop(request_id)
+        self._ends.pop(request_id, None)
+        value = None
+        if error is None:
+            try:
+                value = call.parse(options, payload)
+            except MqprocError as problem:
+                error = problem
+        self.done[request_id] = Outcome(value, error)
+
+    def _lose_on_send(self, error: OSError) -> None:
+        """The server is gone, but may have said why before it closed."""
+        while not self.closed and self.receive():
+            pass
+        self.lose(str(error.strerror or error))
+
+    def lose(self, reason: str) -> None:
+        """End the connection; each open request learns whether the server may have taken it."""
+        if not self.closed:
+            self._record_loss(reason)
+            self.close()
+
+    def _record_loss(self, reason: str) -> None:
+        sent = self._output.sent_bytes
+        for request_id in self._calls:
+            taken = self._ends.get(request_id, sent + 1) <= sent
+            self.done[request_id] = Outcome(None, ConnectionLost(reason, taken=taken))
+        self._calls.clear()
+        self._ends.clear()
+
+    def _fail(self, error: MqprocError) -> None:
+        """The server refused the connection, or sends what is no answer: nothing more can be read from it."""
+        if not error.retryable:
+            sent = self._output.sent_bytes
+            for request_id in list(self._calls):
+                if self._ends.get(request_id, sent + 1) > sent or self.refuses_connection(error):
+                    self.done[request_id] = Outcome(None, error)
+                    del self._calls[request_id]
+            self.lose(str(error))
+            return
+        for request_id in self._calls:
+            self.done[request_id] = Outcome(None, error)
+        self._calls.clear()
+        self.lose(str(error))
+
+    def forget(self, request_id: int) -> None:
+        """Nobody waits for this request any more."""
+        self._calls.pop(request_id, None)
+        self._ends.pop(request_id, None)
+        self.done.pop(request_id, None)
+        self._protocol.forget(request_id)
+
+    def close(self) -> None:
+        """Close the socket; outcomes already recorded stay."""
+        if not self.closed:
+            self.closed = True
+            self._output.clear()
+            self.sock.close()

@@ -1,0 +1,76 @@
+"""When a request is made again, and after how long. Only what was surely not carried out is, and reads."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from mqproc.errors import MqprocError, NotRunningError, RequestTimeoutError, SendOutcomeUnknownError
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Exponential pauses with jitter, until the request's timeout is over.
+
+    The nth pause is `base_ms` · 2ⁿ, at most `max_ms`, times a random factor from 1 − `jitter` to 1, and never shorter
+    than what the server asked for. `enabled` False raises the first error instead.
+    """
+
+    base_ms: float = 1.0
+    max_ms: float = 250.0
+    jitter: float = 0.5
+    enabled: bool = True
+
+    def pause_s(self, attempt: int, hint_ms: int = 0) -> float:
+        """Seconds to wait after failed attempt number `attempt`, which counts from 0."""
+        longest = min(self.max_ms, self.base_ms * 2.0 ** min(attempt, 30))
+        pause_ms = longest * (1.0 - self.jitter * random.random())
+        return max(pause_ms, float(hint_ms)) / 1000
+
+
+NO_RETRY = RetryPolicy(enabled=False)
+
+
+class ConnectionLost(Exception):  # noqa: N818 -- not an error that users see
+    """A connection broke or could not be made. `taken`: the server may have carried the request out."""
+
+    def __init__(self, reason: str, *, taken: bool, ever_connected: bool = True) -> None:
+        super().__init__(reason)
+        self.taken = taken
+        self.ever_connected = ever_connected
+
+
+class Attempts:
+    """One request's attempts: says how long to wait before the next, or raises what the user shall see."""
+
+    __slots__ = ("_count", "_deadline", "_policy", "_repeatable")
+
+    def __init__(self, policy: RetryPolicy, deadline: float, *, repeatable: bool) -> None:
+        self._policy = policy
+        self._deadline = deadline
+        self._repeatable = repeatable
+        self._count = 0
+
+    def pause_after(self, error: MqprocError | ConnectionLost, now: float) -> float:
+        """Seconds to wait before trying again; raises when it must not be, or when the time is over."""
+        if isinstance(error, ConnectionLost):
+            seen = self._seen_after_loss(error)
+            again = not isinstance(seen, SendOutcomeUnknownError) and error.ever_connected
+            hint_ms = 0
+        else:
+            seen = self._seen_after_timeout(error) if isinstance(error, RequestTimeoutError) else error
+            again = error.retryable
+            hint_ms = error.hint_ms
+        pause_s = self._policy.pause_s(self._count, hint_ms)
+        self._count += 1
+        if not again or not self._policy.enabled or now + pause_s >= self._deadline:
+            raise seen from None
+        return pause_s
+
+    def _seen_after_loss(self, error: ConnectionLost) -> MqprocError:
+        if error.taken and not self._repeatable:
+            return SendOutcomeUnknownError(f"{error}; the request may have been carried out")
+        return NotRunningError(str(error))
+
+    def _seen_after_timeout(self, error: RequestTimeoutError) -> MqprocError:
+        return error if self._repeatable else SendOutcomeUnknownError(f"{error}; the request may be carried out yet")

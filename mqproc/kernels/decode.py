@@ -1,0 +1,299 @@
+"""Whole records, one after the other, into columns: what a pull's answer becomes for Arrow and numpy.
+
+    decode_to_columns(buffer, count, columns) -> {name: int64[n] or int32[n] or (offsets int32[n + 1], data uint8[m])}
+
+`buffer` is any buffer of `count` records (−1: as many as there are), `columns` names from FIXED_COLUMNS and
+VARIABLE_COLUMNS, or ALL_COLUMNS. Value i of a variable column is data[offsets[i]:offsets[i + 1]]: UTF-8 for topic,
+tag, keys (joined by a space, as stored), properties (the raw string without the CRC pair), born_host and store_host
+(`address:port`, an IPv6 address in brackets), bytes for body. An absent tag or key is empty. Nothing is shared with
+`buffer`.
+
+Two passes: `locate_records` checks sizes and says where each record's parts are, then one small kernel per column
+copies. CRCs are not checked: whoever read the records from the log did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.errors import CorruptStoreError
+from mqproc.kernels.fields import KEYS_AT, KEYS_SIZE, PLACES_SIZE, TAG_AT, TAG_SIZE, find_tags_and_keys
+from mqproc.kernels.host_text import HOST_TEXT_MAX, host_text
+from mqproc.kernels.intrinsics import copy_bytes, load_be32, load_be64
+from mqproc.kernels.jit import kernel
+from mqproc.kernels.primitive import Bytes, Words
+from mqproc.kernels.record_check import (
+    REASON_NAMES,
+    body_length_at,
+    born_host_size,
+    has_crc_tail,
+    record_size,
+    signed_topic_length,
+    store_host_size,
+    topic_length_size,
+)
+from mqproc.kernels.views import as_kernel_array
+from mqproc.layout import record
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer  # type: ignore[attr-defined,unused-ignore]
+
+Int32s = NDArray[np.int32]
+
+# Rows of the places, int64[PLACE_ROWS × n]: row r of record i is word r × n + i. Positions and sizes are bytes.
+(
+    RECORD,
+    STORE_TIMESTAMP,
+    TAIL,  # reconsume times, prepared transaction offset, body length
+    BODY,
+    BODY_SIZE,
+    TOPIC,
+    TOPIC_SIZE,
+    PROPERTIES,
+    PROPERTIES_SIZE,
+    BORN_HOST,
+    BORN_HOST_SIZE,
+    STORE_HOST,
+    STORE_HOST_SIZE,
+    TAG,
+    TAG_LENGTH,
+    KEYS,
+    KEYS_LENGTH,
+) = range(17)
+PLACE_ROWS: Final = 17
+_TAIL_SIZE = record.BODY_LENGTH - record.RECONSUME_TIMES
+_PREPARED = record.PREPARED_TRANSACTION_OFFSET - record.RECONSUME_TIMES
+
+# Each fixed column: the row that its position counts from, the distance, and its width in bytes.
+_FIXED: Final[dict[str, tuple[int, int, int]]] = {
+    "physical_offset": (RECORD, record.PHYSICAL_OFFSET, 8),
+    "size": (RECORD, record.TOTAL_SIZE, 4),
+    "queue_id": (RECORD, record.QUEUE_ID, 4),
+    "queue_offset": (RECORD, record.QUEUE_OFFSET, 8),
+    "flag": (RECORD, record.FLAG, 4),
+    "sys_flag": (RECORD, record.SYS_FLAG, 4),
+    "born_timestamp_ms": (RECORD, record.BORN_TIMESTAMP, 8),
+    "store_timestamp_ms": (STORE_TIMESTAMP, 0, 8),
+    "reconsume_times": (TAIL, 0, 4),
+    "prepared_transaction_offset": (TAIL, _PREPARED, 8),
+    "body_crc": (RECORD, record.BODY_CRC, 4),
+}
+# Each variable column: its row; the sizes are in the next one.
+_VARIABLE: Final[dict[str, int]] = {
+    "topic": TOPIC,
+    "tag": TAG,
+    "keys": KEYS,
+    "properties": PROPERTIES,
+    "born_host": BORN_HOST,
+    "store_host": STORE_HOST,
+    "body": BODY,
+}
+_HOST_COLUMNS: Final = frozenset({"born_host", "store_host"})
+FIXED_COLUMNS: Final = tuple(_FIXED)
+VARIABLE_COLUMNS: Final = tuple(_VARIABLE)
+ALL_COLUMNS: Final = (
+    "physical_offset",
+    "size",
+    "topic",
+    "queue_id",
+    "queue_offset",
+    "tag",
+    "keys",
+    "properties",
+    "flag",
+    "sys_flag",
+    "born_timestamp_ms",
+    "born_host",
+    "store_timestamp_ms",
+    "store_host",
+    "reconsume_times",
+    "prepared_transaction_offset",
+    "body_crc",
+    "body",
+)
+assert sorted(ALL_COLUMNS) == sorted(FIXED_COLUMNS + VARIABLE_COLUMNS)
+_INT32_MAX = 2**31 - 1
+
+Column = NDArray[Any] | tuple[NDArray[np.int32], NDArray[np.uint8]]
+
+
+@kernel
+def count_records(buf: Bytes, failed: Words) -> int:
+    """How many whole records follow one another in `buf`; failed[0] is the position of the first byte behind them."""
+    count = 0
+    at = 0
+    while at < buf.size:
+        total = record_size(buf, at, buf.size)
+        if total < 0:
+            break
+        count += 1
+        at += total
+    failed[0] = at
+    return count
+
+
+@kernel
+def locate_records(buf: Bytes, count: int, with_pairs: int, places: Words, failed: Words) -> int:
+    """Where the parts of `count` records are; `places` int64[PLACE_ROWS × count].
+
+    TAG and KEYS are looked for only with `with_pairs` ≠ 0. Returns 0, or the reason (record_check) why the bytes at
+    failed[0] are no record; `failed` int64[1 + PLACES_SIZE] is also room for the search.
+    """
+    at = 0
+    for i in range(count):
+        total = record_size(buf, at, buf.size)
+        if total < 0:
+            failed[0] = at
+            return -total
+        sys_flag = load_be32(buf, at + record.SYS_FLAG)
+        store_at = at + record.BORN_HOST + born_host_size(sys_flag)
+        length_at = body_length_at(buf, at)
+        body_size = load_be32(buf, length_at)
+        width = topic_length_size(buf, at)
+        topic_length = length_at + 4 + body_size
+        topic_size = signed_topic_length(buf, topic_length, width)
+        properties_at = topic_length + width + topic_size + 2
+        end = at + total
+        if has_crc_tail(buf, at, total):
+            end -= record.CRC_TAIL_SIZE
+        places[RECORD * count + i] = at
+        places[STORE_TIMESTAMP * count + i] = store_at
+        places[TAIL * count + i] = length_at - _TAIL_SIZE
+        places[BODY * count + i] = length_at + 4
+        places[BODY_SIZE * count + i] = body_size
+        places[TOPIC * count + i] = topic_length + width
+        places[TOPIC_SIZE * count + i] = topic_size
+        places[PROPERTIES * count + i] = properties_at
+        places[PROPERTIES_SIZE * count + i] = end - properties_at
+        places[BORN_HOST * count + i] = at + record.BORN_HOST
+        places[BORN_HOST_SIZE * count + i] = born_host_size(sys_flag)
+        places[STORE_HOST * count + i] = store_at + 8
+        places[STORE_HOST_SIZE * count + i] = store_host_size(sys_flag)
+        if with_pairs != 0:
+            find_tags_and_keys(buf, properties_at, end, failed, 1)
+            places[TAG * count + i] = failed[1 + TAG_AT]
+            places[TAG_LENGTH * count + i] = failed[1 + TAG_SIZE]
+            places[KEYS * count + i] = failed[1 + KEYS_AT]
+            places[KEYS_LENGTH * count + i] = failed[1 + KEYS_SIZE]
+        at += total
+    failed[0] = at
+    return 0
+
+
+@kernel
+def take_int64(buf: Bytes, places: Words, row: int, delta: int, values: Words) -> None:
+    """Big-endian i64 at `delta` behind each record's place in `row` → `values` int64[n]."""
+    count = values.size
+    for i in range(count):
+        values[i] = load_be64(buf, int(places[row * count + i]) + delta)
+
+
+@kernel
+def take_int32(buf: Bytes, places: Words, row: int, delta: int, values: Int32s) -> None:
+    """Big-endian i32 at `delta` behind each record's place in `row` → `values` int32[n]."""
+    count = values.size
+    for i in range(count):
+        values[i] = load_be32(buf, int(places[row * count + i]) + delta)
+
+
+@kernel
+def take_bytes(buf: Bytes, places: Words, row: int, offsets: Int32s, data: Bytes) -> None:
+    """The bytes that `row` and the row of sizes behind it name → `offsets` int32[n + 1] and `data` uint8[≥ their sum]."""
+    count = offsets.size - 1
+    end = 0
+    offsets[0] = 0
+    for i in range(count):
+        size = int(places[(row + 1) * count + i])
+        copy_bytes(data, end, buf, int(places[row * count + i]), size)
+        end += size
+        offsets[i + 1] = end
+
+
+@kernel
+def take_hosts(buf: Bytes, places: Words, row: int, offsets: Int32s, data: Bytes) -> int:
+    """The hosts of `row` as text → `offsets` int32[n + 1] and `data` uint8[≥ HOST_TEXT_MAX × n]; returns the bytes."""
+    count = offsets.size - 1
+    end = 0
+    offsets[0] = 0
+    for i in range(count):
+        end = host_text(buf, int(places[row * count + i]), int(places[(row + 1) * count + i]), data, end)
+        offsets[i + 1] = end
+    return end
+
+
+def decode_to_columns(buffer: Buffer, count: int, columns: Sequence[str]) -> dict[str, Column]:
+    """Decode `count` records (−1: all) of `buffer` into the named columns, in the order they are named.
+
+    See the head of the module for the shapes. Raises CorruptStoreError when the bytes are not exactly that many
+    records, ValueError for a name that is no column or for 2 GiB and more of one column.
+    """
+    unknown = [name for name in columns if name not in _FIXED and name not in _VARIABLE]
+    if unknown:
+        raise ValueError(f"no column is called {unknown[0]!r}")
+    buf = as_kernel_array(buffer)
+    places, count = _locate(buf, count, "tag" in columns or "keys" in columns)
+    decoded: dict[str, Column] = {}
+    for name in columns:
+        decoded[name] = _fixed(buf, places, count, name) if name in _FIXED else _variable(buf, places, count, name)
+    return decoded
+
+
+def _locate(buf: NDArray[np.uint8], count: int, with_pairs: bool) -> tuple[NDArray[np.int64], int]:
+    failed = np.zeros(1 + PLACES_SIZE, np.int64)
+    if count < 0:
+        count = count_records(buf, failed)
+    # A record has at least its fixed part, so a false count cannot make this large.
+    if count > buf.size // record.FIXED_SIZE_V4:
+        raise CorruptStoreError(f"{buf.size:,} bytes are not {count:,} records")
+    places = np.empty(PLACE_ROWS * count, np.int64)
+    reason = locate_records(buf, count, int(with_pairs), places, failed)
+    if reason != 0:
+        raise CorruptStoreError(f"no record at byte {failed[0]:,} of {buf.size:,}: {REASON_NAMES[reason]}")
+    if failed[0] != buf.size and (count or buf.size):
+        raise CorruptStoreError(f"{count:,} records end at byte {failed[0]:,} of {buf.size:,}")
+    return places, count
+
+
+def _fixed(buf: NDArray[np.uint8], places: NDArray[np.int64], count: int, name: str) -> NDArray[Any]:
+    row, delta, width = _FIXED[name]
+    if width == 8:
+        values = np.empty(count, np.int64)
+        take_int64(buf, places, row, delta, values)
+        return values
+    narrow = np.empty(count, np.int32)
+    take_int32(buf, places, row, delta, narrow)
+    return narrow
+
+
+def _variable(
+    buf: NDArray[np.uint8], places: NDArray[np.int64], count: int, name: str
+) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
+    row = _VARIABLE[name]
+    offsets = np.empty(count + 1, np.int32)
+    if name in _HOST_COLUMNS:
+        text = np.empty(HOST_TEXT_MAX * count, np.uint8)
+        return offsets, text[: take_hosts(buf, places, row, offsets, text)].copy()
+    size = int(places[(row + 1) * count : (row + 2) * count].sum())
+    if size > _INT32_MAX:
+        raise ValueError(f"column {name} of {size:,} bytes exceeds {_INT32_MAX:,}")
+    data = np.empty(size, np.uint8)
+    take_bytes(buf, places, row, offsets, data)
+    return offsets, data
+
+
+def warm() -> None:
+    """Compile or load these kernels."""
+    places = np.zeros(PLACE_ROWS, np.int64)
+    buf = np.zeros(128, np.uint8)
+    offsets = np.zeros(2, np.int32)
+    count_records(buf, places)
+    locate_records(buf, 0, 1, places, places)
+    take_int64(buf, places, 0, 0, places[:1])
+    take_int32(buf, places, 0, 0, offsets[:1])
+    take_bytes(buf, places, 0, offsets, buf)
+    places[1] = record.HOST_V4_SIZE
+    take_hosts(buf, places, 0, offsets, np.zeros(HOST_TEXT_MAX, np.uint8))

@@ -1,0 +1,90 @@
+"""`ctl.sock`: what one may ask a running supervisor. STATUS, RESTART_ROLE, STOP_GROUP, RELOAD.
+
+A restart is answered when the role runs again, a stop when the group has stopped; then the connection closes, and the
+store's lock is free once it has.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from mqproc.errors import InternalError, MqprocError
+from mqproc.process import log
+from mqproc.supervisor.reactor import Reactor
+from mqproc.wire.operations import Operation, RoleRequest, StatusAnswer
+from mqproc.wire.server import Limits, Request, SocketServer
+
+OPERATIONS: Final = frozenset(
+    {Operation.PING, Operation.STATUS, Operation.RESTART_ROLE, Operation.STOP_GROUP, Operation.RELOAD}
+)
+# Requests are a few bytes, and clients few: people and their tools.
+LIMITS: Final = Limits(connections=64, frame_bytes=1 << 16, output_bytes=1 << 20, frame_read_s=5.0)
+_DRAIN_S: Final = 1.0
+
+Done = Callable[[MqprocError | None], None]
+"""Called once, when what was asked for has happened or has failed."""
+
+
+class Commands(Protocol):
+    """What the supervisor does for a client. Errors of the tree are the client's refusals."""
+
+    def status(self) -> StatusAnswer: ...
+
+    def restart_role(self, role: str, done: Done) -> None: ...
+
+    def stop_group(self, done: Done) -> None: ...
+
+    def reload(self) -> None: ...
+
+
+class ControlSocket:
+    """The supervisor's socket. Its `poll` is the supervisor's one place to sleep."""
+
+    def __init__(self, listener: socket.socket, commands: Commands, reactor: Reactor) -> None:
+        self._commands = commands
+        self._server = SocketServer(listener, LIMITS, operations=OPERATIONS)
+        self._server.register(reactor.fileno(), reactor.dispatch)
+
+    def poll(self, timeout_s: float) -> None:
+        """Wait for clients and for whatever the reactor watches, and serve both."""
+        for request in self._server.poll(timeout_s):
+            try:
+                self._serve(request)
+            except MqprocError as error:
+                request.refuse(error)
+            except Exception:
+                log.get_logger().exception("a request failed", operation=request.operation)
+                request.refuse(InternalError("unexpected error: the supervisor's log has it"))
+
+    def close(self) -> None:
+        """Send what is still to be sent, then let all clients go."""
+        self._server.drain(_DRAIN_S)
+        self._server.close()
+
+    def _serve(self, request: Request) -> None:
+        options = request.decode()
+        match request.operation:
+            case Operation.STATUS:
+                request.answer(self._commands.status())
+            case Operation.RESTART_ROLE:
+                assert isinstance(options, RoleRequest)
+                self._commands.restart_role(options.role, _answer_to(request))
+            case Operation.STOP_GROUP:
+                self._commands.stop_group(_answer_to(request))
+            case Operation.RELOAD:
+                self._commands.reload()
+                request.answer()
+            case _:
+                request.answer()
+
+
+def _answer_to(request: Request) -> Done:
+    def done(error: MqprocError | None) -> None:
+        if error is None:
+            request.answer()
+        else:
+            request.refuse(error)
+
+    return done

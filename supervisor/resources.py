@@ -1,0 +1,87 @@
+"""What a group has before its first fork: bells, listening sockets, memory for stacks. Made once, inherited by all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mqproc.control import Control
+from mqproc.layout import control as layout
+from mqproc.paths import StorePaths
+from mqproc.process.loop import BellKind, RoleSpec
+from mqproc.shm.bell import Bell, EventBell, SemaphoreBell, semaphore_name, unlink_semaphore
+from mqproc.wire.address import listen, remove
+
+CONTROL_SOCKET = "ctl"
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Bells by role, sockets by name, and the eventfd by which roles wake the supervisor."""
+
+    paths: StorePaths
+    bells: Mapping[str, Bell]
+    sockets: Mapping[str, socket.socket]
+    control_socket: socket.socket
+    traces: Mapping[str, int]
+    changed_fd: int
+
+    @classmethod
+    def make(cls, paths: StorePaths, control: Control, specs: Sequence[RoleSpec]) -> Resources:
+        """Open everything. Semaphores keep their names until `unlink_names`."""
+        _unlink_left_over(control)
+        names = {name for spec in specs for name in spec.sockets}
+        return cls(
+            paths=paths,
+            bells={spec.name: _bell(control, spec) for spec in specs},
+            sockets={name: listen(paths.socket(name)) for name in sorted(names)},
+            control_socket=listen(paths.socket(CONTROL_SOCKET)),
+            traces={spec.name: os.memfd_create(f"mqproc-{spec.name}", os.MFD_CLOEXEC) for spec in specs},
+            changed_fd=os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC),
+        )
+
+    def unlink_names(self) -> None:
+        """The template has the semaphores, and this process's handles are good for later templates."""
+        for bell in self.bells.values():
+            if isinstance(bell, SemaphoreBell):
+                bell.unlink()
+
+    def drain_changed(self) -> None:
+        """Forget that roles have changed their state."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.changed_fd)
+
+    def remove_sockets(self) -> None:
+        """From now on a client is told at once that nothing runs."""
+        for name in (*self.sockets, CONTROL_SOCKET):
+            remove(self.paths.socket(name))
+
+    def close(self) -> None:
+        """Let go of everything but the socket files' names."""
+        for bell in self.bells.values():
+            bell.close()
+        for listener in (*self.sockets.values(), self.control_socket):
+            listener.close()
+        for fd in (*self.traces.values(), self.changed_fd):
+            os.close(fd)
+
+
+def _bell(control: Control, spec: RoleSpec) -> Bell:
+    sleeping = layout.role_word(spec.name, "sleeping")
+    if spec.bell is BellKind.EVENT:
+        return EventBell(control.cells, sleeping)
+    return SemaphoreBell(_name(control, spec.name), control.cells, sleeping)
+
+
+def _name(control: Control, role: str, epochs_back: int = 0) -> str:
+    epoch = control.load(layout.EPOCH) - epochs_back
+    return semaphore_name(control.load(layout.STORE_ID), epoch, layout.ROLES.index(role))
+
+
+def _unlink_left_over(control: Control) -> None:
+    """A supervisor that was killed before it unlinked its names left them; its epoch was the one before."""
+    for role in layout.ROLES:
+        unlink_semaphore(_name(control, role, epochs_back=1))

@@ -1,0 +1,366 @@
+"""The supervisor: lock, recovery, template, spawn in order, watch, restart, stop in order.
+
+    supervise()   lock → control → warm → bells, sockets → template → recovery → loop → everything ended → lock free
+
+The loop is single-threaded and sleeps in one place, at the control socket's epoll, which also holds children (pidfds),
+signals and the roles' notes that their state has changed. It never waits for a role: starting and stopping are plans
+that advance when something has happened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import os
+import signal
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from mqproc.config import FIELDS, Options
+from mqproc.control import Control
+from mqproc.errors import BadRequestError, MqprocError, NotRunningError, StartError, StoreBusyError
+from mqproc.io import StoreIO
+from mqproc.layout import control as layout
+from mqproc.paths import StorePaths
+from mqproc.process import log
+from mqproc.process.loop import RoleSpec, write_settings
+from mqproc.process.title import set_title
+from mqproc.shm.clock import Clock
+from mqproc.shm.lock import StoreLock
+from mqproc.supervisor import prctl
+from mqproc.supervisor.control_socket import ControlSocket, Done
+from mqproc.supervisor.group import Group, Member, living_names
+from mqproc.supervisor.hooks import GroupContext, Hooks, Outcome, Report, Timing
+from mqproc.supervisor.reactor import Reactor
+from mqproc.supervisor.resources import Resources
+from mqproc.supervisor.restarts import EXIT_FAILED, Halt, RestartPolicy
+from mqproc.supervisor.signals import Signals
+from mqproc.supervisor.stopping import StopPlan
+from mqproc.supervisor.store_folder import prepare_folder
+from mqproc.supervisor.template import Inheritance
+from mqproc.wire.operations import StatusAnswer
+
+EXIT_NOT_BOOTED: Final = 3
+EXIT_INTERRUPTED: Final = 130
+_MS: Final = 1_000_000
+
+
+def supervise(
+    paths: StorePaths,
+    options: Options,
+    specs: Sequence[RoleSpec],
+    hooks: Hooks,
+    *,
+    report: Report = print,
+    ready: Callable[[], None] = lambda: None,
+    timing: Timing | None = None,
+    policy: RestartPolicy | None = None,
+    io: StoreIO | None = None,
+    clock: Clock | None = None,
+) -> Outcome:
+    """Run a group on a store until it is told to stop; `ready` is called when every role serves.
+
+    Raises a MqprocError when it cannot begin: StoreAccessError, StoreLockedError, whatever recovery raises. The calling
+    process is the supervisor from then on and has no threads of its own, since it forks.
+    """
+    io, clock = io or StoreIO(), clock or Clock()
+    paths = StorePaths(paths.root.absolute())
+    with contextlib.ExitStack() as stack:
+        prepare_folder(io, paths)
+        lock = StoreLock.acquire(io, paths)
+        stack.callback(lock.close)
+        log.configure(layout.SUPERVISOR)
+        set_title(layout.SUPERVISOR, paths.root)
+        prctl.become_subreaper()
+        control = Control.create(io, paths, clock, os.getpid())
+        stack.callback(control.close)
+        stack.callback(control.store, layout.GROUP_STATE, layout.GROUP_DOWN)
+        clean = not io.exists(paths.abort)
+        context = GroupContext(paths, options, io, clock, control, report, clean)
+        supervisor = Supervisor(context, hooks, specs, lock, ready, timing or Timing(), policy or RestartPolicy())
+        return supervisor.run()
+
+
+class Supervisor:
+    """One group's life. Also the `Commands` of its control socket."""
+
+    def __init__(
+        self,
+        context: GroupContext,
+        hooks: Hooks,
+        specs: Sequence[RoleSpec],
+        lock: StoreLock,
+        ready: Callable[[], None],
+        timing: Timing,
+        policy: RestartPolicy,
+    ) -> None:
+        self._context = context
+        self._control = context.control
+        self._clock = context.clock
+        self._hooks = hooks
+        self._specs = specs
+        self._lock = lock
+        self._ready = ready
+        self._timing = timing
+        self._policy = policy
+        self._options = context.options
+        self._stop_plan: StopPlan | None = None
+        self._outcome = Outcome(0, "stopped")
+        self._stop_waiters: list[Done] = []
+        self._restart_waiters: list[tuple[Member, int, Done]] = []
+        self._interrupts = 0
+        self._next_tick_ns = 0
+        self._next_ring_ns = 0
+        self._ended = False
+
+    # Life
+
+    def run(self) -> Outcome:
+        """From what is locked and empty to what has ended."""
+        with contextlib.ExitStack() as stack:
+            self._signals = Signals()
+            stack.callback(self._signals.close)
+            try:
+                with self._signals.interrupting():
+                    self._begin(stack)
+            except KeyboardInterrupt:
+                return Outcome(EXIT_INTERRUPTED, "interrupted before the group was up; the next start recovers")
+            while not self._ended:
+                self._turn()
+            return self._outcome
+
+    def _begin(self, stack: contextlib.ExitStack) -> None:
+        """Everything before the first role. Whatever it made, `stack` undoes."""
+        context = self._context
+        self._control.store(layout.GROUP_STATE, layout.GROUP_RECOVERING)
+        write_settings(context.io, context.paths, context.options)
+        self._hooks.warm(context)
+        gc.collect()
+        gc.freeze()
+        resources = Resources.make(context.paths, self._control, self._specs)
+        stack.callback(resources.close)
+        self._reactor = Reactor()
+        stack.callback(self._reactor.close)
+        self._reactor.watch(self._signals.fileno(), self._take_signals)
+        self._reactor.watch(resources.changed_fd, resources.drain_changed)
+        self._group = self._make_group(resources)
+        self._socket = ControlSocket(resources.control_socket, self, self._reactor)
+        # Undone in this order: children end, names go, the lock is freed, and only then clients see the end.
+        stack.callback(self._socket.close)
+        stack.callback(self._lock.close)
+        stack.callback(resources.remove_sockets)
+        stack.callback(self._group.kill_all)
+        self._group.start_template()
+        resources.unlink_names()
+        self._recover()
+
+    def _make_group(self, resources: Resources) -> Group:
+        context = self._context
+        inheritance = Inheritance(
+            supervisor_pid=os.getpid(),
+            specs={spec.name: spec for spec in self._specs},
+            paths=context.paths,
+            options=context.options,
+            control=context.control,
+            io=context.io,
+            clock=context.clock,
+            bells=resources.bells,
+            sockets=resources.sockets,
+            traces=resources.traces,
+            lock_fd=self._lock.fd,
+            changed_fd=resources.changed_fd,
+        )
+        return Group(context, self._hooks, inheritance, self._reactor, self._timing, self._policy, self._halt)
+
+    def _recover(self) -> None:
+        context = self._context
+        # Before anything is changed: a crash in recovery is a crash.
+        context.io.write_file_atomically(context.paths.abort, str(os.getpid()).encode())
+        began_ns = self._clock.monotonic_ns()
+        self._hooks.recover(context)
+        self._control.store(layout.RECOVERY_US, (self._clock.monotonic_ns() - began_ns) // 1000)
+        self._set_group_state(layout.GROUP_STARTING)
+
+    # One turn of the loop
+
+    def _turn(self) -> None:
+        if self._stop_plan is None:
+            self._group.look_for_started()
+            self._group.start_due()
+            self._begin_next()
+        elif self._stop_plan.advance():
+            self._end()
+            return
+        self._answer_restarts()
+        self._tick()
+        self._socket.poll(self._pause_s())
+
+    def _begin_next(self) -> None:
+        if self._control.load(layout.GROUP_STATE) != layout.GROUP_STARTING:
+            return
+        if self._group.all_have_run:
+            self._set_group_state(layout.GROUP_READY)
+            self._ready()
+        else:
+            self._group.start_next()
+
+    def _tick(self) -> None:
+        now = self._clock.monotonic_ns()
+        if now >= self._next_tick_ns:
+            self._next_tick_ns = now + self._timing.tick_ms * _MS
+            self._control.store(layout.SUPERVISOR_HEARTBEAT_NS, now)
+            self._group.watch()
+        if now >= self._next_ring_ns:
+            self._next_ring_ns = now + self._timing.ring_ms * _MS
+            self._group.ring_all()
+
+    def _pause_s(self) -> float:
+        # A halt inside this turn made a plan that is still to be begun.
+        if self._stop_plan is not None and not self._group.stopping:
+            return 0.0
+        due_ns = self._group.next_due_ns()
+        until_ns = self._next_tick_ns if due_ns is None else min(self._next_tick_ns, due_ns)
+        return max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9)
+
+    def _set_group_state(self, state: int) -> None:
+        self._control.store(layout.GROUP_STATE, state)
+        self._context.report(f"group {layout.GROUP_NAMES[state]}")
+
+    # Signals
+
+    def _take_signals(self) -> None:
+        for number in self._signals.take():
+            if number == signal.SIGHUP:
+                self._reload_by_signal()
+            elif number == signal.SIGINT:
+                self._interrupted()
+            else:
+                self._stop(Outcome(0, "stopped"))
+
+    def _interrupted(self) -> None:
+        """Ctrl-C: once stops in order, twice hurries, three times kills."""
+        self._interrupts += 1
+        if self._stop_plan is None:
+            self._stop(Outcome(0, "stopped"))
+        elif self._interrupts == 2:
+            self._outcome = Outcome(EXIT_INTERRUPTED, "the stop was cut short; the next start recovers")
+            self._group.stop_limit_ms = self._timing.quick_stop_ms
+            self._stop_plan.hurry()
+        elif self._interrupts > 2:
+            self._group.signal_all(signal.SIGKILL)
+
+    def _reload_by_signal(self) -> None:
+        try:
+            self.reload()
+        except MqprocError as error:
+            self._context.report(f"options not reloaded: {error}")
+
+    # The end
+
+    def _halt(self, halt: Halt) -> None:
+        """A role cannot be kept running."""
+        booted = self._control.load(layout.GROUP_STATE) == layout.GROUP_READY
+        code = EXIT_NOT_BOOTED if halt.exit_code == EXIT_FAILED and not booted else halt.exit_code
+        self._stop(Outcome(code, halt.reason))
+        self._group.problems.append(halt.reason)
+
+    def _stop(self, outcome: Outcome) -> None:
+        if self._stop_plan is not None:
+            return
+        self._outcome = outcome
+        self._group.stopping = True
+        self._set_group_state(layout.GROUP_STOPPING)
+        for _, _, done in self._restart_waiters:
+            done(StoreBusyError("the group is stopping"))
+        self._restart_waiters.clear()
+        self._stop_plan = StopPlan(self._group, self._finish)
+
+    def _finish(self) -> None:
+        """All but the monitor have ended: note what is durable, and that this was a stop in order."""
+        context, problems = self._context, self._group.problems
+        behind = self._control.confirmed(sync_flush=self._options.sync_flush) - self._control.load(layout.DISPATCHED)
+        if behind > 0:
+            problems.append(f"dispatch is {behind:,} bytes behind")
+        if self._control.read_only:
+            problems.append("the store is read-only after a failed sync")
+        try:
+            self._hooks.finish(context, not problems)
+            if not problems:
+                context.io.unlink(context.paths.abort)
+                context.io.sync_folder(context.paths.root)
+        except (MqprocError, OSError) as error:
+            problems.append(f"marks and checkpoint: {error}")
+        if problems:
+            context.report("not a clean stop, the next start recovers: " + "; ".join(problems))
+            if self._outcome.exit_code == 0:
+                self._outcome = Outcome(EXIT_FAILED, "; ".join(problems))
+
+    def _end(self) -> None:
+        self._ended = True
+        self._control.store(layout.GROUP_STATE, layout.GROUP_DOWN)
+        self._context.report("group down")
+        for done in self._stop_waiters:
+            done(None)
+
+    # Commands
+
+    def status(self) -> StatusAnswer:
+        """What `mqproc status` shows."""
+        roles: dict[str, dict[str, int | str]] = {}
+        for name in (layout.TEMPLATE, *self._group.members):
+            words = {word: self._control.load(layout.supervised_word(name, word)) for word in _SHOWN}
+            state = layout.SUPERVISED_NAMES[self._control.load(layout.supervised_word(name, "supervised"))]
+            roles[name] = {"state": state, **words}
+        return StatusAnswer(
+            group=layout.GROUP_NAMES[self._control.load(layout.GROUP_STATE)],
+            store=str(self._context.paths.root),
+            pid=os.getpid(),
+            epoch=self._control.load(layout.EPOCH),
+            started_ms=self._control.load(layout.GROUP_STARTED_MS),
+            roles=roles,
+        )
+
+    def restart_role(self, role: str, done: Done) -> None:
+        """Stop a role and start it again; `done` when it runs."""
+        member = self._group.members.get(role)
+        if member is None:
+            raise BadRequestError(f"no role is called {role!r}; there are {', '.join(self._group.members)}")
+        if self._stop_plan is not None:
+            raise StoreBusyError("the group is stopping")
+        incarnation = member.incarnation + (0 if member.to_start_again else 1)
+        self._restart_waiters.append((member, incarnation, done))
+        self._group.restart(member)
+
+    def _answer_restarts(self) -> None:
+        for waiter in list(self._restart_waiters):
+            member, incarnation, done = waiter
+            if member.state == layout.RUNNING and member.incarnation >= incarnation:
+                self._restart_waiters.remove(waiter)
+                done(None)
+
+    def stop_group(self, done: Done) -> None:
+        """Stop in order; `done` when everything has ended."""
+        self._stop_waiters.append(done)
+        self._stop(Outcome(0, "stopped"))
+
+    def reload(self) -> None:
+        """Read the options again; those that may change while the group runs reach every role."""
+        if self._hooks.reload is None:
+            raise BadRequestError("this group's options cannot be reloaded")
+        found, old = self._hooks.reload(), self._options
+        changed = [name for name in FIELDS if getattr(found, name) != getattr(old, name)]
+        taken = {name: getattr(found, name) for name in changed if FIELDS[name].metadata["reload"]}
+        self._options = dataclasses.replace(old, **taken)
+        self._group.changes |= taken
+        write_settings(self._context.io, self._context.paths, self._options)
+        self._group.signal_all(signal.SIGHUP)
+        self._context.report(_reload_line(taken, [name for name in changed if name not in taken]))
+
+
+_SHOWN: Final = ("pid", "incarnation", "restarts")
+
+
+def _reload_line(taken: dict[str, object], left: list[str]) -> str:
+    new = ", ".join(f"{name} = {value}" for name, value in taken.items()) or "nothing new"
+    return f"options reloaded: {new}" + (f"; a restart of the group is needed for {', '.join(left)}" if left else "")
