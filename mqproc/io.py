@@ -65,15 +65,16 @@ class StoreIO:
         except FileNotFoundError:
             return []
 
-    def make_folder(self, folder: Path, mode: int = 0o755) -> None:
-        """Make a folder and those above it; each new name is synced into its parent."""
+    def make_folder(self, folder: Path, mode: int = 0o755, *, sync: bool = True) -> None:
+        """Make a folder and those above it; each new name is synced into its parent unless the caller does it later."""
         missing = []
         while not folder.exists():
             missing.append(folder)
             folder = folder.parent
         for new in reversed(missing):
             new.mkdir(mode=mode, exist_ok=True)
-            self.sync_folder(new.parent)
+            if sync:
+                self.sync_folder(new.parent)
 
     def read_file(self, path: Path) -> bytes:
         """A whole small file."""

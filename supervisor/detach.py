@@ -60,10 +60,7 @@ def _lead(run: Run, log_file: Path, writer: int) -> NoReturn:
     code = EXIT_FAILED
     try:
         os.setsid()
-        if os.fork() == 0:
-            code = _supervise(run, log_file, writer)
-        else:
-            code = 0
+        code = _supervise(run, log_file, writer) if os.fork() == 0 else 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:

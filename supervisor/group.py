@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -399,8 +399,3 @@ class Group:
     def _say(self, name: str, state: int, detail: str) -> None:
         word = layout.SUPERVISED_NAMES[state]
         self._context.report(f"{name} {word}, {detail}" if detail else f"{name} {word}")
-
-
-def living_names(members: Iterable[Member]) -> list[str]:
-    """Names of those that still run."""
-    return [member.name for member in members if member.alive]

@@ -19,7 +19,7 @@ from typing import Final
 
 from mqproc.config import FIELDS, Options
 from mqproc.control import Control
-from mqproc.errors import BadRequestError, MqprocError, NotRunningError, StartError, StoreBusyError
+from mqproc.errors import BadRequestError, MqprocError, StoreBusyError
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
@@ -30,7 +30,7 @@ from mqproc.shm.clock import Clock
 from mqproc.shm.lock import StoreLock
 from mqproc.supervisor import prctl
 from mqproc.supervisor.control_socket import ControlSocket, Done
-from mqproc.supervisor.group import Group, Member, living_names
+from mqproc.supervisor.group import Group, Member
 from mqproc.supervisor.hooks import GroupContext, Hooks, Outcome, Report, Timing
 from mqproc.supervisor.reactor import Reactor
 from mqproc.supervisor.resources import Resources

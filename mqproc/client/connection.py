@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqproc.client.retry import ConnectionLost
 from mqproc.config import MIB
-from mqproc.errors import MqprocError, NotRunningError, StoreBusyError
+from mqproc.errors import (
+    MqprocError,
+    NotRunningError,
+    PermissionDeniedError,
+    StoreBusyError,
+    TooManyConnectionsError,
+    UnsupportedVersionError,
+)
 from mqproc.wire.address import connect_path
 from mqproc.wire.output import OutputQueue
 from mqproc.wire.protocol import Answer, ClientProtocol
@@ -19,6 +26,9 @@ if TYPE_CHECKING:
 
 FRAME_BYTES_MAX: Final = 64 * MIB
 _SOCKET_BUFFER_BYTES: Final = MIB
+
+# Said before any request is read, so none was carried out.
+_TURNED_AWAY: Final = (TooManyConnectionsError, PermissionDeniedError, UnsupportedVersionError)
 
 # A forked child must not talk on its parent's connections: each knows the process generation it was made in.
 _generation = 0
@@ -177,18 +187,11 @@ class Connection:
         self._ends.clear()
 
     def _fail(self, error: MqprocError) -> None:
-        """The server refused the connection, or sends what is no answer: nothing more can be read from it."""
-        if not error.retryable:
-            sent = self._output.sent_bytes
-            for request_id in list(self._calls):
-                if self._ends.get(request_id, sent + 1) > sent or self.refuses_connection(error):
-                    self.done[request_id] = Outcome(None, error)
-                    del self._calls[request_id]
-            self.lose(str(error))
-            return
-        for request_id in self._calls:
-            self.done[request_id] = Outcome(None, error)
-        self._calls.clear()
+        """The server turned the connection away, or sends what is no answer: nothing more can be read from it."""
+        for request_id, call in list(self._calls.items()):
+            if call.repeatable or isinstance(error, _TURNED_AWAY):
+                self.done[request_id] = Outcome(None, error)
+                del self._calls[request_id]
         self.lose(str(error))
 
     def forget(self, request_id: int) -> None:

@@ -185,7 +185,7 @@ def _find_space(log: Bytes, at: int, stop: int) -> int:
 
 @kernel
 def _take_record(log: Bytes, at: int, stop: int, state: Words) -> int:
-    """Size of the intact record at `at`, else −reason of record_check; its topic's and properties' places in `state`."""
+    """Size of the intact record at `at`, with its topic's and properties' places in `state`; else −reason."""
     total = record_size(log, at, stop)
     if total < 0:
         return total

@@ -87,9 +87,7 @@ class BellKind(enum.Enum):
 class Heart:
     """A role's own words: heartbeat, state, counts. `changed` tells the supervisor that the state is another."""
 
-    def __init__(
-        self, control: Control, role: str, clock: Clock, changed: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, control: Control, role: str, clock: Clock, changed: Callable[[], None] = lambda: None) -> None:
         self._control = control
         self._clock = clock
         self._changed = changed

@@ -53,6 +53,10 @@ class Bell(abc.ABC):
     def post(self) -> None:
         """Wake the listener whether it sleeps or not."""
 
+    def fileno(self) -> int:
+        """For an epoll, readable once the bell was rung. Only an EventBell has one."""
+        raise TypeError(f"a {type(self).__name__} has no descriptor: give the role BellKind.EVENT")
+
     # Listener
 
     def announce(self) -> None:
@@ -119,7 +123,6 @@ class EventBell(Bell):
         self._poll.register(self._fd, select.POLLIN)
 
     def fileno(self) -> int:
-        """For an epoll: readable once the bell was rung."""
         return self._fd
 
     def post(self) -> None:

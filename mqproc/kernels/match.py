@@ -1,0 +1,150 @@
+"""A pass over the log without a key: which records of a range have a topic, a property, bytes in the body, a time.
+
+    match_records(view, topic, name, value, part, matches, state)
+
+Empty conditions hold for every record. Bodies are searched as they are stored: a compressed one is not inflated.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mqproc.kernels.fields import (
+    ABSENT,
+    find_byte,
+    find_property,
+    place_at,
+    place_size,
+    properties_at,
+    properties_end,
+)
+from mqproc.kernels.intrinsics import load_be32, load_be64, load_u8
+from mqproc.kernels.jit import kernel
+from mqproc.kernels.primitive import Bytes, Words
+from mqproc.kernels.queue_lookup import same_bytes
+from mqproc.kernels.record_check import (
+    BAD_OFFSET,
+    REACHED_STOP,
+    body_length_at,
+    record_size,
+    signed_topic_length,
+    store_timestamp_at,
+    topic_length_at,
+    topic_length_size,
+)
+from mqproc.layout import record
+
+# Indices into the state, int64[STATE_SIZE].
+(
+    AT,  # position in the view; moved
+    STOP,  # records that end above it are left
+    BASE,  # physical offset of the view's byte 0
+    BEGIN_MS,  # BEGIN_MS ≤ store time < END_MS
+    END_MS,
+    MATCHES_MAX,
+    # said
+    MATCHES,
+    RECORDS,  # looked at
+) = range(8)
+STATE_SIZE = 8
+
+MATCHES_FULL = 100
+"""A reason beside record_check's: the next match has no room any more."""
+
+
+@kernel
+def _holds_part(view: Bytes, start: int, stop: int, part: Bytes) -> bool:
+    """Whether `part` (not empty) occurs in view[start:stop]; at least 8 bytes lie before `start`."""
+    last = stop - part.size
+    first = load_u8(part, 0)
+    at = start
+    while at <= last:
+        at = find_byte(view, at, last + 1, first)
+        if at > last:
+            return False
+        if same_bytes(view, at, part, 0, part.size):
+            return True
+        at += 1
+    return False
+
+
+@kernel
+def _has_topic(view: Bytes, at: int, topic: Bytes) -> bool:
+    width = topic_length_size(view, at)
+    length_at = topic_length_at(view, at)
+    size = signed_topic_length(view, length_at, width)
+    return size == topic.size and same_bytes(view, length_at + width, topic, 0, size)
+
+
+@kernel
+def _has_property(view: Bytes, at: int, total: int, name: Bytes, value: Bytes) -> bool:
+    """Whether the record has the property, with the value unless that is empty."""
+    place = find_property(view, properties_at(view, at), properties_end(view, at, total), name)
+    if place == ABSENT:
+        return False
+    size = place_size(place)
+    return value.size == 0 or (size == value.size and same_bytes(view, place_at(place), value, 0, size))
+
+
+@kernel
+def _matches(
+    view: Bytes, at: int, total: int, topic: Bytes, name: Bytes, value: Bytes, part: Bytes, begin_ms: int, end_ms: int
+) -> bool:
+    stored = load_be64(view, store_timestamp_at(view, at))
+    if stored < begin_ms or stored >= end_ms:
+        return False
+    if topic.size > 0 and not _has_topic(view, at, topic):
+        return False
+    if name.size > 0 and not _has_property(view, at, total, name, value):
+        return False
+    if part.size == 0:
+        return True
+    body = body_length_at(view, at)
+    return _holds_part(view, body + 4, body + 4 + load_be32(view, body), part)
+
+
+@kernel
+def match_records(
+    view: Bytes, topic: Bytes, name: Bytes, value: Bytes, part: Bytes, matches: Words, state: Words
+) -> int:
+    """Positions of the matching records of view[AT:STOP], into `matches` int64[≥ MATCHES_MAX]; why it stopped.
+
+    `view`, `topic`, `name` and `value` (of a property), `part` (of a body) uint8. The reason is MATCHES_FULL or one of
+    record_check's. CRCs are not looked at here: whoever hands a match out checks it.
+    """
+    at = int(state[AT])
+    stop = int(state[STOP])
+    base = int(state[BASE])
+    begin_ms = int(state[BEGIN_MS])
+    end_ms = int(state[END_MS])
+    found = 0
+    records = 0
+    reason = REACHED_STOP
+    while at < stop:
+        total = record_size(view, at, view.size)
+        if total < 0:
+            reason = -total
+            break
+        if load_be64(view, at + record.PHYSICAL_OFFSET) != base + at:
+            reason = BAD_OFFSET
+            break
+        if at + total > stop:
+            break
+        if _matches(view, at, total, topic, name, value, part, begin_ms, end_ms):
+            if found >= state[MATCHES_MAX]:
+                reason = MATCHES_FULL
+                break
+            matches[found] = at
+            found += 1
+        records += 1
+        at += total
+    state[AT] = at
+    state[MATCHES] = found
+    state[RECORDS] = records
+    return reason
+
+
+def warm() -> None:
+    """Compile or load these kernels."""
+    empty = np.zeros(0, np.uint8)
+    match_records(empty, empty, empty, empty, empty, np.zeros(0, np.int64), np.zeros(STATE_SIZE, np.int64))
