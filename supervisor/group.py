@@ -233,7 +233,7 @@ class Group:
                 self._tell(member, layout.STOPPING, f"pid {member.pid}")
                 self._send(member, signal.SIGTERM)
                 self._bells[member.name].post()
-        elif member.state != layout.STOPPED:
+        elif member.state == layout.BACKOFF:
             self._tell(member, layout.STOPPED)
 
     def restart(self, member: Member) -> None:

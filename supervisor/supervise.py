@@ -140,6 +140,7 @@ class Supervisor:
         gc.freeze()
         resources = Resources.make(context.paths, self._control, self._specs)
         stack.callback(resources.close)
+        stack.callback(resources.unlink_names)
         self._reactor = Reactor()
         stack.callback(self._reactor.close)
         self._reactor.watch(self._signals.fileno(), self._take_signals)
@@ -185,16 +186,18 @@ class Supervisor:
     # One turn of the loop
 
     def _turn(self) -> None:
-        if self._stop_plan is None:
+        plan = self._stop_plan
+        if plan is None:
             self._group.look_for_started()
             self._group.start_due()
             self._begin_next()
-        elif self._stop_plan.advance():
+        elif plan.advance():
             self._end()
             return
         self._answer_restarts()
         self._tick()
-        self._socket.poll(self._pause_s())
+        # A halt in this very turn made a plan that is to be begun at once.
+        self._socket.poll(self._pause_s() if plan is self._stop_plan else 0.0)
 
     def _begin_next(self) -> None:
         if self._control.load(layout.GROUP_STATE) != layout.GROUP_STARTING:
@@ -216,9 +219,6 @@ class Supervisor:
             self._group.ring_all()
 
     def _pause_s(self) -> float:
-        # A halt inside this turn made a plan that is still to be begun.
-        if self._stop_plan is not None and not self._group.stopping:
-            return 0.0
         due_ns = self._group.next_due_ns()
         until_ns = self._next_tick_ns if due_ns is None else min(self._next_tick_ns, due_ns)
         return max(0.0, (until_ns - self._clock.monotonic_ns()) / 1e9)
@@ -328,8 +328,7 @@ class Supervisor:
             raise BadRequestError(f"no role is called {role!r}; there are {', '.join(self._group.members)}")
         if self._stop_plan is not None:
             raise StoreBusyError("the group is stopping")
-        incarnation = member.incarnation + (0 if member.to_start_again else 1)
-        self._restart_waiters.append((member, incarnation, done))
+        self._restart_waiters.append((member, member.incarnation + 1, done))
         self._group.restart(member)
 
     def _answer_restarts(self) -> None:

@@ -55,17 +55,15 @@ class Size(click.ParamType[int]):
     """Bytes: a number, or one with unit: `64KiB`, `10MB`, `1g`."""
 
     name = "size"
-    _UNITS: ClassVar[dict[str, int]] = {
-        "": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12
-    }  # fmt: skip
+    _PREFIXES: ClassVar[tuple[str, ...]] = ("", "k", "m", "g", "t")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         match = re.fullmatch(r"(\d[\d_]*)\s*([kmgt]?)(i?b?)", str(value).strip(), re.IGNORECASE)
         if match is None:
             self.fail(f"{value!r} is no size; write 1000000, 64KiB, 10MB or 1g", param, ctx)
         number, unit, tail = match[1], match[2].lower(), match[3].lower()
-        decimal = bool(unit) and tail == "b"
-        return int(number) * self._UNITS[unit + "b" if decimal else unit]
+        base = 1000 if unit and tail == "b" else 1024
+        return int(number) * base ** self._PREFIXES.index(unit)
 
 
 SECONDS = Seconds()
@@ -89,15 +87,15 @@ def common_options() -> list[click.Parameter]:
 
     folder = click.Path(path_type=Path)
     return [
-        option("--store", type=folder, metavar="DIR", help="The store's folder; else MQPROC_STORE, else the config file's."),
-        option("--config", type=folder, metavar="FILE", help="TOML file or broker.conf; else MQPROC_CONFIG, else ./mqproc.toml."),
+        option("--store", type=folder, metavar="DIR", help="Store; else MQPROC_STORE, else the config file's."),
+        option("--config", type=folder, metavar="FILE", help="TOML or broker.conf; else MQPROC_CONFIG, ./mqproc.toml."),
         option("--set", "set_", multiple=True, metavar="NAME=VALUE", help="Set any option; see mqproc config doc."),
         option("--output", type=click.Choice(FORMATS), help="Shape of the data; table is the default."),
         option("--json", "json_", is_flag=True, help="The same as --output json."),
         option("--timeout", type=SECONDS, help="Give up waiting after this long.  [default: 10s]"),
         option("--color", type=click.Choice(COLORS), help="Colours; auto is the default, and NO_COLOR is heard."),
         option("--verbose", is_flag=True, help="Show tracebacks of errors."),
-    ]  # fmt: skip
+    ]
 
 
 class Command(click.Command):
@@ -162,9 +160,10 @@ class Group(click.Group):
 
 
 def _format_options(command: Command | Group, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    own, common = [], []
+    own: list[tuple[str, str]] = []
+    common: list[tuple[str, str]] = []
     for param in command.get_params(ctx):
-        record = param.get_help_record(ctx)
+        record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
         if record is not None:
             (own if param in command.own_params or param.name == "help" else common).append(record)
     for heading, records in (("Options", own), (COMMON_HEADING, common)):

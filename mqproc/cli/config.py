@@ -62,7 +62,7 @@ def check(invocation: Invocation) -> None:
         invocation.out.document({"options": len(settings), "set": named, "file": invocation.config_file()})
     else:
         file = invocation.config_file()
-        invocation.out.line(f"{len(settings)} options are right, {named} of them set" + (f", file {file}" if file else ""))
+        invocation.out.line(f"{len(settings)} options are right, {named} of them set; file: {file or 'none'}")
 
 
 @config.command(cls=Command)

@@ -66,7 +66,7 @@ class Invocation:
         named, _ = self.find_store()
         if named is None:
             raise click.UsageError(
-                f"no store is named: give --store DIR, set MQPROC_STORE, or write store = \"DIR\" into {DEFAULT_CONFIG}"
+                f'no store is named: give --store DIR, set MQPROC_STORE, or write store = "DIR" into {DEFAULT_CONFIG}'
             )
         return named
 

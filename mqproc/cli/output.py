@@ -138,9 +138,7 @@ class Output:
         else:
             self.line(msgspec.json.format(encode_json(versioned), indent=2))
 
-    def rows(
-        self, name: str, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], **more: Any
-    ) -> None:
+    def rows(self, name: str, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], **more: Any) -> None:
         """Rows in the chosen shape. JSON gets every value of a row, and `more` beside them."""
         if self.shape == "json":
             self.document({name: [dict(row) for row in rows], **more})

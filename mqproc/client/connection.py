@@ -1,4 +1,4 @@
-"""One non-blocking connection: requests in, outcomes out. Who waits, and how, is the sync or the async client's affair."""
+"""One non-blocking connection: requests in, outcomes out. How to wait is the sync or the async client's affair."""
 
 from __future__ import annotations
 

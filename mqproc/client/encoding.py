@@ -6,7 +6,9 @@ would be stored as something else than was meant is refused here: separator byte
 
 from __future__ import annotations
 
+import functools
 import re
+import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,17 +18,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.client.unique_id import COUNTERS, reserve, unique_id
+from mqproc.client.unique_id import COUNTERS, ID_CHARACTERS, reserve, unique_id
 from mqproc.errors import (
     BadMessageError,
     BadPropertyError,
-    BadTopicError,
     FrameTooLargeError,
     NoSuchQueueError,
     PropertiesTooLargeError,
 )
 from mqproc.layout.properties import (
-    CRC32,
     KEY_SEPARATOR,
     KEYS,
     NAME_END,
@@ -36,7 +36,6 @@ from mqproc.layout.properties import (
     UNIQ_KEY,
     bucket,
 )
-from mqproc.layout.properties import encode as encode_properties
 from mqproc.layout.record import PROPERTIES_SIZE_MAX
 from mqproc.message import Message
 from mqproc.wire.checks import check_topic
@@ -58,21 +57,22 @@ _SHORT_LENGTH = np.dtype("<u2")
 _SEPARATOR = re.compile(f"[{NAME_END}{PAIR_END}]")
 _KEY_FORBIDDEN = re.compile(f"[{NAME_END}{PAIR_END}{KEY_SEPARATOR}]")
 _encode_options = msgspec.msgpack.Encoder().encode
+_pack_length = struct.Struct("<I").pack
+_pack_short_length = struct.Struct("<H").pack
 
 # RocketMQ's order of the names that the writer fills in itself, which the four gaps stand around.
 _UNIQUE_BUCKET, _TAG_BUCKET, _KEYS_BUCKET = bucket(UNIQ_KEY), bucket(TAGS), bucket(KEYS)
 assert _UNIQUE_BUCKET < _TAG_BUCKET < _KEYS_BUCKET
+# Bytes of the three pairs, without the values of tag and keys.
+_UNIQUE_PAIR_BYTES: Final = len(UNIQ_KEY) + 1 + ID_CHARACTERS + 1
+_TAG_PAIR_BYTES: Final = len(TAGS) + 2
+_KEYS_PAIR_BYTES: Final = len(KEYS) + 2
+_FIXED_PAIRS_BYTES: Final = _UNIQUE_PAIR_BYTES + _TAG_PAIR_BYTES + _KEYS_PAIR_BYTES
+# A tag up to so many characters surely fits.
+_SHORT_TAG: Final = 4096
 
 Texts = Any
 """Keys or tags: one text for all, a list of texts, or an Arrow string array; keys also a list of lists of texts."""
-
-
-class Column(NamedTuple):
-    """Values of all messages one after the other. `size` is the sum of `lengths`."""
-
-    lengths: NDArray[Any]
-    size: int
-    data: list[ReadableBuffer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,154 +137,261 @@ def _check_topic(topic: str) -> None:
         _checked_topics.add(topic)
 
 
-def check_property(name: str, value: str) -> None:
-    """Raise BadPropertyError unless a user's property would be stored and read back as it is."""
-    if not isinstance(name, str) or not isinstance(value, str) or not name or not value:
-        raise BadPropertyError(f"property {name!r} = {value!r}: name and value must be texts that are not empty")
-    if name in RESERVED or name.startswith(TRANSIENT_PREFIX):
-        raise BadPropertyError(f"property {name!r} is reserved")
-    if found := _SEPARATOR.search(name) or _SEPARATOR.search(value):
-        raise BadPropertyError(f"property {name!r} holds the separator byte 0x{ord(found[0]):02X}")
+# Frames
 
 
-def check_tag(tag: str) -> None:
-    """Raise BadPropertyError when a tag holds a separator byte."""
-    if found := _SEPARATOR.search(tag):
-        raise BadPropertyError(f"tag {tag[:64]!r} holds the separator byte 0x{ord(found[0]):02X}")
+@dataclass(slots=True)
+class _Columns:
+    """What a frame is made of, checked."""
+
+    topic: str
+    bodies: Column
+    keys: Column | None = None
+    tags: Column | None = None
+    properties: Column | None = None
+    born: NDArray[np.int64] | None = None
+    queues: NDArray[np.int32] | None = None
+    flags: NDArray[np.int32] | None = None
+    queue_id: int = QUEUE_ANY
+    tag: str = ""
+    gaps: Gaps = _NO_GAPS
+    born_timestamp_ms: int = 0
+    flag: int = 0
+    unique_prefix: str = ""
+    unique_counter: int = 0
 
 
-def check_keys(keys: Sequence[str]) -> None:
-    """Raise BadPropertyError when a key is empty, or holds a separator byte or a space, at which it would be split."""
-    if isinstance(keys, str):
-        raise BadPropertyError(f"keys must be a sequence of texts, not the text {keys[:64]!r}")
-    for key in keys:
-        if not key:
-            raise BadPropertyError("a key is empty")
-        if found := _KEY_FORBIDDEN.search(key):
-            raise BadPropertyError(f"key {key[:64]!r} holds the separator byte 0x{ord(found[0]):02X}")
+def _frame(columns: _Columns, *, wait: bool, batch: bool = False, oneway: bool = False) -> AppendFrame:
+    count = len(columns.bodies.lengths)
+    _check_property_sizes(columns)
+    gaps = columns.gaps
+    whole = columns.properties
+    options = AppendRequest(
+        topic=columns.topic,
+        count=count,
+        queue_id=columns.queue_id if columns.queues is None else QUEUE_COLUMN,
+        bodies_bytes=columns.bodies.size,
+        keys_bytes=COLUMN_ABSENT if columns.keys is None else columns.keys.size,
+        tags_bytes=COLUMN_ABSENT if columns.tags is None else columns.tags.size,
+        properties_bytes=COLUMN_ABSENT if whole is None else whole.size,
+        has_born=columns.born is not None,
+        has_queues=columns.queues is not None,
+        has_flags=columns.flags is not None,
+        tag=columns.tag,
+        unique_prefix=columns.unique_prefix if whole is None else "",
+        unique_counter=columns.unique_counter if whole is None else 0,
+        born_timestamp_ms=columns.born_timestamp_ms,
+        flag=columns.flag,
+        gap_before_unique=gaps.before_unique,
+        gap_before_tag=gaps.before_tag,
+        gap_before_keys=gaps.before_keys,
+        gap_after_keys=gaps.after_keys,
+        wait=wait,
+        batch=batch,
+        oneway=oneway,
+    )
+    payload: list[ReadableBuffer] = []
+    for column in (columns.bodies, columns.keys, columns.tags, whole):
+        if column is not None:
+            payload.append(column.lengths.data)
+            payload.extend(column.data)
+    payload.extend(numbers.data for numbers in (columns.born, columns.queues, columns.flags) if numbers is not None)
+    return AppendFrame(
+        columns.topic, count, _encode_options(options), payload, columns.unique_prefix, columns.unique_counter
+    )
 
 
-# Columns of bytes
+def _check_property_sizes(columns: _Columns) -> None:
+    """Sizes of the whole strings that the writer will make; a record's CRC is its affair."""
+    if columns.properties is not None:
+        return
+    constant = _UNIQUE_PAIR_BYTES + _TAG_PAIR_BYTES + _KEYS_PAIR_BYTES + len(columns.tag.encode())
+    largest = constant + sum(map(len, columns.gaps))
+    for column in (columns.keys, columns.tags):
+        if column is not None and len(column.lengths):
+            largest += int(column.lengths.max())
+    if largest <= PROPERTIES_SIZE_MAX:
+        return
+    sizes = np.full(len(columns.bodies.lengths), constant + sum(map(len, columns.gaps)), np.int64)
+    for column in (columns.keys, columns.tags):
+        if column is not None:
+            sizes += column.lengths
+    if int(sizes.max()) > PROPERTIES_SIZE_MAX:
+        raise PropertiesTooLargeError(f"properties of {int(sizes.max()):,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
 
 
-def _lengths_of(values: Sequence[Any], dtype: np.dtype[Any] = _LENGTH) -> NDArray[Any]:
-    return np.fromiter(map(len, values), dtype, len(values))
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
-def encode_bodies(bodies: Any) -> Column:
-    """A body column of what `Batch.bodies` may be. Raises BadMessageError."""
-    if isinstance(bodies, np.ndarray):
-        return _numpy_bodies(bodies)
-    if is_arrow(bodies):
-        return arrow_column(bodies, _LENGTH, "bodies")
-    if isinstance(bodies, str | bytes | bytearray | memoryview) or not isinstance(bodies, Sequence):
-        raise BadMessageError(f"bodies must be a list of bytes, or a numpy or Arrow array, not {type(bodies).__name__}")
-    return _list_bodies(bodies)
+def encode_message(message: Message, *, wait: bool = True, oneway: bool = False) -> AppendFrame:
+    """One message as a frame: the path of single sends, so nothing is done that one message does not need."""
+    topic, body, tag = message.topic, message.body, message.tag
+    _check_topic(topic)
+    if type(body) is not bytes:
+        body = _as_bytes(body)
+    if message.properties or message.unique_id:
+        return encode_messages([message], wait=wait, oneway=oneway)
+    if tag:
+        check_tag(tag)
+    keys = b""
+    if message.keys:
+        check_keys(message.keys)
+        keys = KEY_SEPARATOR.join(message.keys).encode()
+        if len(keys) + len(tag.encode()) > PROPERTIES_SIZE_MAX - _FIXED_PAIRS_BYTES:
+            raise PropertiesTooLargeError(f"keys of {len(keys):,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
+    elif len(tag) > _SHORT_TAG and len(tag.encode()) > PROPERTIES_SIZE_MAX - _FIXED_PAIRS_BYTES:
+        raise PropertiesTooLargeError(f"a tag of {len(tag.encode()):,} bytes exceeds {PROPERTIES_SIZE_MAX:,}")
+    queue_id = QUEUE_ANY
+    if message.queue_id is not None:
+        queue_id = message.queue_id
+        _check_queue_id(queue_id)
+    if message.flag:
+        _check_flag(message.flag)
+    prefix, counter = reserve(1)
+    born = message.born_timestamp_ms
+    options = AppendRequest(
+        topic=topic,
+        count=1,
+        queue_id=queue_id,
+        bodies_bytes=len(body),
+        keys_bytes=len(keys) if keys else COLUMN_ABSENT,
+        tag=tag,
+        unique_prefix=prefix,
+        unique_counter=counter,
+        born_timestamp_ms=_now_ms() if born is None else born,
+        flag=message.flag,
+        wait=wait,
+        oneway=oneway,
+    )
+    payload: list[ReadableBuffer] = [_pack_length(len(body)), body]
+    if keys:
+        payload += (_pack_short_length(len(keys)), keys)
+    return AppendFrame(topic, 1, _encode_options(options), payload, prefix, counter)
 
 
-def _list_bodies(bodies: Sequence[Any]) -> Column:
+def _as_bytes(body: Any) -> bytes:
     try:
-        lengths = _lengths_of(bodies)
-        size = int(lengths.sum(dtype=np.int64))
-        if size < len(bodies) * _SCATTERED_BODY_BYTES:
-            joined = b"".join(bodies)
-            if len(joined) != size:
-                raise TypeError("a body's items are not bytes")
-            return Column(lengths, size, [joined])
-        views: list[ReadableBuffer] = [memoryview(body).cast("B") for body in bodies if len(body)]
-    except (TypeError, ValueError) as error:
-        raise BadMessageError(f"bodies: {error}") from None
-    return Column(lengths, size, views)
+        return bytes(memoryview(body).cast("B"))
+    except (TypeError, ValueError):
+        raise BadMessageError(f"body must be bytes, not {type(body).__name__}") from None
 
 
-def _numpy_bodies(bodies: NDArray[Any]) -> Column:
-    if bodies.dtype == np.uint8 and bodies.ndim == 2:
-        rows = np.ascontiguousarray(bodies)
-        return Column(np.full(len(rows), rows.shape[1], _LENGTH), rows.nbytes, [rows.reshape(-1).data])
-    if bodies.dtype.kind == "S" and bodies.ndim == 1:
-        return _padded_bodies(np.ascontiguousarray(bodies))
-    if bodies.dtype.kind == "O" and bodies.ndim == 1:
-        return _list_bodies(bodies.tolist())
-    raise BadMessageError(f"bodies: a numpy array of {bodies.dtype} with {bodies.ndim} dimensions is no list of bodies")
-
-
-def _padded_bodies(bodies: NDArray[np.bytes_]) -> Column:
-    """Texts padded with zero bytes to one width, as numpy keeps them; the padding is not sent."""
-    width = bodies.dtype.itemsize
-    lengths = np.strings.str_len(bodies).astype(_LENGTH)
-    rows = bodies.view(np.uint8).reshape(len(bodies), width)
-    size = int(lengths.sum(dtype=np.int64))
-    data = rows.reshape(-1) if size == rows.size else rows[np.arange(width) < lengths[:, None]]
-    return Column(lengths, size, [data.data])
-
-
-def encode_texts(texts: Texts, count: int, name: str) -> Column:
-    """A column of short texts, one for each message; None and "" are none."""
-    if is_arrow(texts):
-        column = arrow_column(texts, _SHORT_LENGTH, name)
+def encode_messages(messages: Sequence[Message], *, wait: bool = True, oneway: bool = False) -> AppendFrame:
+    """Messages of one topic as a frame. Either all name a queue or none does."""
+    first = messages[0]
+    count = len(messages)
+    _check_topic(first.topic)
+    now_ms = _now_ms()
+    prefix, counter = reserve(count)
+    columns = _Columns(
+        first.topic,
+        _list_bodies([message.body for message in messages]),
+        born=_numbers(
+            [now_ms if message.born_timestamp_ms is None else message.born_timestamp_ms for message in messages],
+            "i8",
+            count,
+            "born times",
+        ),
+        flags=_numbers([message.flag for message in messages], "i4", count, "flags"),
+        unique_prefix=prefix,
+        unique_counter=counter,
+    )
+    if first.queue_id is not None:
+        columns.queues = _queue_numbers([message.queue_id for message in messages], count)
+    keys = [_joined_keys(message.keys if not isinstance(message.keys, str) else ()) for message in messages]
+    if any(message.properties or message.unique_id for message in messages):
+        columns.properties = _whole_column(messages, keys, prefix, counter)
     else:
-        values = texts.tolist() if isinstance(texts, np.ndarray) else texts
-        if not isinstance(values, Sequence):
-            raise BadPropertyError(f"{name} must be a list of texts or an Arrow array, not {type(texts).__name__}")
-        column = _list_texts(values, name)
-    if len(column.lengths) != count:
-        raise BadMessageError(f"{len(column.lengths):,} {name} for {count:,} bodies")
-    return column
+        columns.keys = encode_texts(keys, count, "keys")
+        columns.tags = encode_tags([message.tag for message in messages], count)
+    return _frame(columns, wait=wait, oneway=oneway)
 
 
-def _list_texts(values: Sequence[Any], name: str) -> Column:
-    try:
-        joined = "".join(values)
-        data = joined.encode()
-        if len(data) == len(joined):
-            sizes = _lengths_of(values, np.dtype(np.int64))
-        else:
-            sizes = _lengths_of(list(map(str.encode, values)), np.dtype(np.int64))
-    except (TypeError, UnicodeEncodeError) as error:
-        raise BadPropertyError(f"{name}: {error}") from None
-    return Column(_short_lengths(sizes, name), len(data), [data])
+def _whole_column(messages: Sequence[Message], keys: Sequence[str], prefix: str, counter: int) -> Column:
+    texts = []
+    for index, message in enumerate(messages):
+        check_tag(message.tag)
+        check_unique_id(message.unique_id)
+        unique = message.unique_id or unique_id(prefix, counter + index)
+        texts.append(whole_properties(message.tag, keys[index], message.properties, unique))
+    return encode_texts(texts, len(texts), "properties")
 
 
-def _short_lengths(sizes: NDArray[np.int64], name: str) -> NDArray[Any]:
-    if len(sizes) and int(sizes.max()) > PROPERTIES_SIZE_MAX:
-        raise PropertiesTooLargeError(f"{name} of {int(sizes.max()):,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
-    return sizes.astype(_SHORT_LENGTH)
+def encode_batch(batch: Batch, frame_bytes_max: int) -> Iterator[AppendFrame]:
+    """A batch as frames: one, or as many as it takes when it is larger than a frame may be."""
+    count = len(batch)
+    if count == 0:
+        return
+    frame = _encode_whole(batch) if count <= FRAME_MESSAGES_MAX else None
+    if frame is not None and sum(memoryview(part).nbytes for part in frame.payload) <= frame_bytes_max - _OVERHEAD_BYTES:
+        yield frame
+        return
+    if batch.batch or count == 1:
+        raise FrameTooLargeError(f"{count:,} messages that must go together exceed a frame of {frame_bytes_max:,} bytes")
+    yield from encode_batch(batch.part(0, count // 2), frame_bytes_max)
+    yield from encode_batch(batch.part(count // 2, count), frame_bytes_max)
 
 
-def _contains(column: Column, byte: str) -> bool:
-    needle = byte.encode()
-    return any(needle in (part if type(part) is bytes else bytes(part)) for part in column.data)
+def _encode_whole(batch: Batch) -> AppendFrame:
+    count = len(batch)
+    _check_topic(batch.topic)
+    bodies = encode_bodies(batch.bodies)
+    columns = _Columns(batch.topic, bodies)
+    columns.unique_prefix, columns.unique_counter = reserve(count)
+    if batch.queue_id is not None:
+        _check_queue_id(batch.queue_id)
+        columns.queue_id = batch.queue_id
+    elif batch.queue_ids is not None:
+        columns.queues = _queue_numbers(batch.queue_ids, count)
+    if batch.born_timestamps_ms is None:
+        columns.born_timestamp_ms = _now_ms()
+    else:
+        columns.born = _numbers(batch.born_timestamps_ms, "i8", count, "born times")
+    if batch.flags is not None:
+        columns.flags = _numbers(batch.flags, "i4", count, "flags")
+    if batch.properties is not None and not isinstance(batch.properties, Mapping):
+        columns.properties = _own_properties(batch, columns)
+    else:
+        _add_columns(batch, columns)
+    return _frame(columns, wait=batch.wait, batch=batch.batch)
 
 
-def encode_keys(keys: Texts, count: int) -> Column:
-    """The keys column: each message's keys joined by a space. Raises BadPropertyError."""
-    spaces = 0
-    if not is_arrow(keys) and not isinstance(keys, np.ndarray):
-        lists = [index for index, value in enumerate(keys) if type(value) is not str] if _mixed(keys) else []
-        if lists:
-            keys = list(keys)
-            for index in lists:
-                check_keys(keys[index])
-                spaces += max(0, len(keys[index]) - 1)
-                keys[index] = KEY_SEPARATOR.join(keys[index])
-    column = encode_texts(keys, count, "keys")
-    found = sum(bytes(part).count(b" ") for part in column.data)
-    if found != spaces:
-        raise BadPropertyError("a key holds a space, at which it would be split")
-    _check_separators(column, "key")
-    return column
+def _add_columns(batch: Batch, columns: _Columns) -> None:
+    """Keys, tags and properties that are the same for all messages."""
+    count = len(batch)
+    if batch.keys is not None:
+        columns.keys = encode_keys(batch.keys, count)
+    if isinstance(batch.tags, str):
+        check_tag(batch.tags)
+        columns.tag = batch.tags
+    elif batch.tags is not None:
+        columns.tags = encode_tags(batch.tags, count)
+    if batch.properties:
+        assert isinstance(batch.properties, Mapping)
+        columns.gaps = split_at_gaps(batch.properties)
 
 
-def _mixed(keys: Any) -> bool:
-    """Whether some element is a list of keys."""
-    return isinstance(keys, Sequence) and not all(map(str.__instancecheck__, keys)) if False else _any_list(keys)
+def _own_properties(batch: Batch, columns: _Columns) -> Column:
+    """Whole property strings, for messages that have properties each of its own."""
+    assert isinstance(batch.properties, Sequence)
+    keys = _per_message(batch.keys, len(batch), "keys")
+    tags = _per_message(batch.tags, len(batch), "tags")
+    if len(batch.properties) != len(batch):
+        raise BadMessageError(f"{len(batch.properties):,} properties for {len(batch):,} bodies")
+    texts = []
+    for index, (tag, key, properties) in enumerate(zip(tags, keys, batch.properties, strict=True)):
+        check_tag(tag or "")
+        unique = unique_id(columns.unique_prefix, columns.unique_counter + index)
+        texts.append(whole_properties(tag or "", _joined_keys(key), properties, unique))
+    return encode_texts(texts, len(texts), "properties")
 
 
-def _any_list(keys: Any) -> bool:
-    return isinstance(keys, Sequence) and set(map(type, keys)) != {str}
-
-
-def _check_separators(column: Column, name: str) -> None:
-    for separator in (NAME_END, PAIR_END):
-        if _contains(column, separator):
-            raise BadPropertyError(f"a {name} holds the separator byte 0x{ord(separator):02X}")
+def _per_message(texts: Texts, count: int, name: str) -> Sequence[Any]:
+    """One text for each message, whatever form they were given in."""
+    if texts is None or isinstance(texts, str):
+        return [texts] * count
+    values = texts.to_pylist() if is_arrow(texts) else _as_list(texts, name)
+    if values is None or len(values) != count:
+        raise BadMessageError(f"{len(values or ()):,} {name} for {count:,} bodies")
+    return list(values)

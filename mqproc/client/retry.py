@@ -31,7 +31,7 @@ class RetryPolicy:
 NO_RETRY = RetryPolicy(enabled=False)
 
 
-class ConnectionLost(Exception):  # noqa: N818 -- not an error that users see
+class ConnectionLost(Exception):
     """A connection broke or could not be made. `taken`: the server may have carried the request out."""
 
     def __init__(self, reason: str, *, taken: bool, ever_connected: bool = True) -> None:

@@ -235,8 +235,8 @@ def _find_properties(log: Bytes, state: Words) -> None:
     state[KEYS_END] = 0
     state[TAGS_END] = 0
     state[DELAY_END] = 0
-    pair_at = state[PROPERTIES_AT]
-    stop = state[PROPERTIES_END]
+    pair_at = int(state[PROPERTIES_AT])
+    stop = int(state[PROPERTIES_END])
     name_end = -1
     at = pair_at
     while at < stop:
@@ -300,7 +300,7 @@ def _put_entries(
     log: Bytes, state: Words, prefix_hash: int, offset: int, time_ms: int, hashes: Int32s, offsets: Words, times: Words
 ) -> int:
     """Add the entries of the record in hand behind state[ENTRIES]; their number, −1 when they do not fit."""
-    first = state[ENTRIES]
+    first = int(state[ENTRIES])
     entry = first
     if state[UNIQ_KEY_END] != 0:
         if entry == hashes.size:
@@ -308,8 +308,8 @@ def _put_entries(
         hashes[entry] = index_key_hash(java_hash_utf8(log, state[UNIQ_KEY_AT], state[UNIQ_KEY_END], prefix_hash))
         entry += 1
     if state[KEYS_END] != 0:
-        at = state[KEYS_AT]
-        stop = state[KEYS_END]
+        at = int(state[KEYS_AT])
+        stop = int(state[KEYS_END])
         while at < stop:
             end = _find_space(log, at, stop)
             if end > at:
@@ -332,7 +332,7 @@ def _put_unit(
     run = int(run_of_queue[number]) - 1
     column = run * RUN_COLUMNS
     if run < 0 or runs[column + RUN_FIRST_OFFSET] + runs[column + RUN_COUNT] != queue_offset:
-        run = state[RUNS]
+        run = int(state[RUNS])
         column = run * RUN_COLUMNS
         runs[column + RUN_QUEUE] = number
         runs[column + RUN_FIRST_OFFSET] = queue_offset
@@ -388,9 +388,9 @@ def scan(
     `runs` int64[RUN_COLUMNS × records]; `hashes` int32[n], `offsets` and `times` int64[n] take the entries.
     Fills state[STOPPED_AT:STORE_TIMESTAMP_MS + 1]; what it says of units and entries belongs to whole records.
     """
-    at = state[START]
-    limit = state[LIMIT]
-    stop = state[STOP]
+    at = int(state[START])
+    limit = int(state[LIMIT])
+    stop = int(state[STOP])
     records = 0
     state[UNITS] = 0
     state[RUNS] = 0
@@ -413,8 +413,8 @@ def scan(
             state[REASON] = _BLANK if total == -BLANK else _BAD_RECORD
             break
 
-        topic_at = state[TOPIC_AT]
-        topic_size = state[TOPIC_SIZE]
+        topic_at = int(state[TOPIC_AT])
+        topic_size = int(state[TOPIC_SIZE])
         if topic_size != last_topic_size or not same_bytes(log, topic_at, log, last_topic_at, topic_size):
             topic_hash = java_hash_utf8(log, topic_at, topic_at + topic_size, 0)
             prefix_hash = 31 * topic_hash + _SEPARATOR_CODE
@@ -436,7 +436,7 @@ def scan(
             cached = 2 * (queue_id & (_CACHE_SIZE - 1))
             wanted = (generation << 32) + (queue_id & _MASK_32)
             if cache[cached] == wanted:
-                number = cache[cached + 1]
+                number = int(cache[cached + 1])
             else:
                 number = find_queue(table, cells, slots, log, topic_at, topic_size, topic_hash, queue_id)
                 if number == UNKNOWN:
@@ -446,7 +446,7 @@ def scan(
                 cache[cached + 1] = number
 
         _find_properties(log, state)
-        physical_offset = state[SEGMENT_START] + at
+        physical_offset = int(state[SEGMENT_START]) + at
         store_timestamp_ms = load_be64(log, store_timestamp_at(log, at))
         if state[WITH_ENTRIES] != 0 and transaction != record.SYS_FLAG_ROLLBACK:
             added = _put_entries(log, state, prefix_hash, physical_offset, store_timestamp_ms, hashes, offsets, times)
@@ -458,7 +458,7 @@ def scan(
             run = _put_unit(units, run_of_unit, run_of_queue, runs, state, number, queue_offset)
             runs[run + RUN_PHYSICAL_END] = physical_offset + total
             runs[run + RUN_STORE_TIMESTAMP_MS] = store_timestamp_ms
-            unit_at = _UNIT * state[UNITS]
+            unit_at = _UNIT * int(state[UNITS])
             store_be64(units, unit_at + consume_queue.PHYSICAL_OFFSET, physical_offset)
             store_be32(units, unit_at + consume_queue.SIZE, total)
             tags_code = _tags_code(log, state, is_schedule, store_timestamp_ms)

@@ -6,6 +6,8 @@ record inside the buffer, whatever the bytes are.
 
 from __future__ import annotations
 
+import numpy as np
+
 from mqproc.kernels.crc import MASK_31, crc32
 from mqproc.kernels.intrinsics import load_be16, load_be32, load_be64, load_u8
 from mqproc.kernels.jit import kernel
@@ -39,6 +41,9 @@ VERIFY_NOTHING = 0
 VERIFY_BODY_CRC = 1
 VERIFY_PROPERTY_CRC = 2
 VERIFY_CRCS = VERIFY_BODY_CRC | VERIFY_PROPERTY_CRC
+# For recovery: a zero byte where the tail would be is what a torn write leaves, since segments begin as zeros.
+VERIFY_TORN_TAIL = 4
+VERIFY_ALL = VERIFY_CRCS | VERIFY_TORN_TAIL
 
 _MAGIC_V1 = record.MAGIC_V1
 _MAGIC_V2 = record.MAGIC_V2
@@ -52,6 +57,8 @@ _DIGITS = record.CRC_DIGITS
 _NAME_FIRST_8 = int.from_bytes(record.CRC_NAME[:8], "big")
 _NAME_END = 1
 _PAIR_END = 2
+# A tail of which this much of the name is left was one; fewer equal bytes happen in other properties too.
+_NAME_BYTES_LEFT = 5
 assert len(record.CRC_NAME) == 8 and _NAME_FIRST_8 < 1 << 63
 
 
@@ -151,6 +158,30 @@ def has_crc_tail(view: Bytes, at: int, total: int) -> bool:
 
 
 @kernel
+def has_broken_tail(view: Bytes, at: int, total: int, verify: int) -> bool:
+    """Whether a record without a CRC tail seems to have lost it: most of its name is there, or zeros are.
+
+    Without this, damage to the tail itself would pass for a record that never had one.
+    """
+    width = topic_length_size(view, at)
+    topic_at = topic_length_at(view, at)
+    properties_at = topic_at + width + signed_topic_length(view, topic_at, width) + 2
+    tail = at + total - _TAIL
+    if tail < properties_at:
+        return False
+    equal = 0
+    for place in range(8):
+        equal += 1 if load_u8(view, tail + place) == (_NAME_FIRST_8 >> (56 - 8 * place)) & 0xFF else 0
+    if equal >= _NAME_BYTES_LEFT:
+        return True
+    if verify & VERIFY_TORN_TAIL != 0:
+        for place in range(_TAIL):
+            if load_u8(view, tail + place) == 0:
+                return True
+    return False
+
+
+@kernel
 def crc_tail_value(view: Bytes, end: int) -> int:
     """The number in the CRC tail that ends at `end`: ten digits, least significant first; −1 for other characters."""
     value = 0
@@ -174,6 +205,8 @@ def crc_reason(view: Bytes, at: int, total: int, verify: int) -> int:
         if crc_tail_value(view, end) == crc32(view, at, end - _TAIL) & MASK_31:
             return 0
         return BAD_PROPERTY_CRC if body_crc_holds(view, at) else BAD_BODY_CRC
+    if verify & VERIFY_PROPERTY_CRC != 0 and has_broken_tail(view, at, total, verify):
+        return BAD_PROPERTY_CRC
     if verify & VERIFY_BODY_CRC != 0 and not body_crc_holds(view, at):
         return BAD_BODY_CRC
     return 0
@@ -203,3 +236,18 @@ def checked_size(view: Bytes, at: int, limit: int, physical_offset: int, verify:
         return -BAD_OFFSET
     reason = crc_reason(view, at, total, verify)
     return -reason if reason != 0 else total
+
+
+@kernel
+def stored_at_ms(view: Bytes, at: int, limit: int, physical_offset: int) -> int:
+    """Store time of the record at `at`, −1 when its sizes or its own offset do not hold."""
+    if record_size(view, at, limit) < 0 or load_be64(view, at + record.PHYSICAL_OFFSET) != physical_offset:
+        return -1
+    return load_be64(view, store_timestamp_at(view, at))
+
+
+def warm() -> None:
+    """Compile or load the kernels that are called from Python."""
+    view = np.zeros(record.BLANK_SIZE, np.uint8)
+    checked_size(view, 0, 0, 0, VERIFY_CRCS)
+    stored_at_ms(view, 0, 0, 0)

@@ -29,6 +29,7 @@ from mqproc.kernels.record_check import (
     BLANK,
     REACHED_STOP,
     REASON_NAMES,
+    VERIFY_ALL,
     VERIFY_CRCS,
     ZERO,
     checked_size,
@@ -50,6 +51,7 @@ __all__ = [
     "REACHED_STOP",
     "REASON_NAMES",
     "SCAN_SIZE",
+    "VERIFY_ALL",
     "VERIFY_CRCS",
     "ZERO",
     "find_record",
@@ -148,7 +150,7 @@ def find_record(view: Bytes, start: int, stop: int, base: int, out: Words) -> in
             return at
         if magic != _MAGIC_V1 and magic != _MAGIC_V2:
             continue
-        total = checked_size(view, at, view.size, base + at, VERIFY_CRCS)
+        total = checked_size(view, at, view.size, base + at, VERIFY_ALL)
         if total > 0:
             out[STOPPED_AT] = at
             out[COUNT] = 1

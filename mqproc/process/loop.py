@@ -214,7 +214,7 @@ class Loop:
         self._bell = context.bell
         self._heart = context.heart
         self._clock = context.clock
-        self._read_settings = lambda: read_settings(context.io, context.paths)
+        self._context = context
         self._signals = signals
         self._spin_ns = context.options.max_spin_us * 1000
         timeout_s = context.options.heartbeat_timeout_ms / 1000
@@ -265,7 +265,7 @@ class Loop:
     def _reload(self) -> None:
         self._signals.reload_asked = False
         if isinstance(self._role, Reloadable):
-            self._role.reload(self._read_settings())
+            self._role.reload(read_settings(self._context.io, self._context.paths))
 
 
 def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int) -> int:

@@ -90,8 +90,9 @@ class SemaphoreBell(Bell):
         self._semaphore = posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0)
 
     def unlink(self) -> None:
-        """Remove the name: done as soon as the processes that need the handle can inherit it."""
-        self._semaphore.unlink()
+        """Remove the name, if it is still there: done as soon as those who need the handle can inherit it."""
+        with contextlib.suppress(posix_ipc.ExistentialError):
+            self._semaphore.unlink()
 
     def post(self) -> None:
         # EOVERFLOW: 2³¹−1 posts wait already.

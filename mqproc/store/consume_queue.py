@@ -9,9 +9,8 @@ Nothing is synced here: `queue_flush` does that.
 
 from __future__ import annotations
 
-import errno
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -41,7 +40,7 @@ ALLOCATION_STEP_MAX: Final = 256 * KIB
 
 
 def as_units(data: bytes | NDArray[np.uint8]) -> NDArray[np.void]:
-    """Units as a structured array (`physical_offset`, `size`, `tags_code`, big-endian); a broken last one is left out."""
+    """Whole units as a structured array: `physical_offset`, `size`, `tags_code`, big-endian."""
     return np.frombuffer(data, UNIT_DTYPE, len(data) // UNIT_SIZE)
 
 
@@ -106,10 +105,11 @@ def queues_on_disk(io: StoreIO, folder: Path) -> tuple[list[tuple[str, int]], li
 
 @dataclass(slots=True)
 class _OpenFile:
-    """An open file. `allocated_end` is how far this process knows its space to be allocated."""
+    """An open file. `complete` says that it has its full length, `allocated_end` how far its space is allocated."""
 
     fd: int
     generation: int
+    complete: bool = False
     allocated_end: int = 0
 
 
@@ -164,9 +164,10 @@ class ConsumeQueueFiles:
     def write_run(
         self, topic: str, queue_id: int, first_queue_offset: int, units: NDArray[np.uint8], generation: int = 0
     ) -> None:
-        """Write consecutive units, uint8[20 × n], from a queue offset on. Raises OSError; it can be repeated harmlessly.
+        """Write consecutive units, uint8[20 × n], from a queue offset on.
 
-        A unit's place is its queue offset, so writing the same units again changes nothing.
+        A unit's place is its queue offset, so writing the same units again changes nothing: after an OSError the call
+        can be repeated.
         """
         position = first_queue_offset * UNIT_SIZE
         done = 0
@@ -182,21 +183,21 @@ class ConsumeQueueFiles:
 
     def _for_writing(self, topic: str, queue_id: int, start: int, place: int, generation: int) -> _OpenFile:
         file = self._opened(topic, queue_id, start, generation)
-        if file is not None:
-            return file
+        if file is None:
+            file = self._keep(topic, queue_id, start, _OpenFile(self._create(topic, queue_id, start), generation))
+        if not file.complete:
+            self._complete(file.fd, self.path(topic, queue_id, start), place)
+            file.complete = True
+        return file
+
+    def _create(self, topic: str, queue_id: int, start: int) -> int:
         path = self.path(topic, queue_id, start)
         try:
-            fd = self._io.open(path, write=True, create=True)
+            return self._io.open(path, write=True, create=True)
         except FileNotFoundError:
             # The flusher syncs these folders before its mark moves; a sync here for each new queue would take minutes.
             self._io.make_folder(path.parent, sync=False)
-            fd = self._io.open(path, write=True, create=True)
-        try:
-            self._complete(fd, path, place)
-        except BaseException:
-            self._io.close(fd)
-            raise
-        return self._keep(topic, queue_id, start, _OpenFile(fd, generation))
+            return self._io.open(path, write=True, create=True)
 
     def _complete(self, fd: int, path: Path, place: int) -> None:
         """Give a new file, or one that a crash left short, its full length, and fillers before its first unit.
@@ -265,7 +266,7 @@ class ConsumeQueueFiles:
         Units below it must be whole. Files without any unit left are deleted, the first one of the queue excepted: its
         name keeps the queue's offset. The caller syncs (`sync`) before new units are written.
         """
-        last_start, extent = self._extent(topic, queue_id, lambda offset, size: 0 <= offset < physical_offset and size > 0)
+        last_start, extent = self._extent(topic, queue_id, lambda at, size: 0 <= at < physical_offset and size > 0)
         changed = False
         for start in self.starts(topic, queue_id):
             if start > last_start:
@@ -286,10 +287,8 @@ class ConsumeQueueFiles:
         finally:
             self._io.close(fd)
 
-    def _extent(
-        self, topic: str, queue_id: int, keep: Callable[[int, int], bool]
-    ) -> tuple[int, QueueExtent]:
-        """(start of the file that holds the last kept unit, extent), where `keep` is true up to one place in the row."""
+    def _extent(self, topic: str, queue_id: int, keep: Callable[[int, int], bool]) -> tuple[int, QueueExtent]:
+        """(start of the file with the last kept unit, extent), where `keep` is true up to one place in the row."""
         starts = self.starts(topic, queue_id)
         if not starts:
             return 0, QueueExtent(0, 0, 0)
@@ -383,8 +382,3 @@ class ConsumeQueueFiles:
         if file is not None:
             self._io.close(file.fd)
 
-
-def file_starts_between(first_unit: int, stop_unit: int, file_bytes: int) -> Iterator[int]:
-    """Where the files begin that hold units [first_unit, stop_unit)."""
-    first = first_unit * UNIT_SIZE
-    return iter(range(first - first % file_bytes, stop_unit * UNIT_SIZE, file_bytes))

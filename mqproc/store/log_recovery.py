@@ -114,7 +114,7 @@ class LogRecovery:
         reason = scan.REACHED_STOP
         while position < len(view):
             stop = min(len(view), position + (64 << 20))
-            reason = scan.scan_records(view, position, stop, base, scan.VERIFY_CRCS, self._out)
+            reason = scan.scan_records(view, position, stop, base, scan.VERIFY_ALL, self._out)
             stopped = int(self._out[scan.STOPPED_AT])
             found.scanned_bytes += stopped - position
             found.records += int(self._out[scan.COUNT])

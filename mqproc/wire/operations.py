@@ -59,7 +59,7 @@ class Options(msgspec.Struct, array_like=True, frozen=True):
     """Base of all options: an array on the wire, so that a field added at the end is read as its default."""
 
 
-class ErrorAnswer(Options):
+class ErrorAnswer(Options, frozen=True):
     """Options of a refusal."""
 
     code: str
@@ -67,11 +67,11 @@ class ErrorAnswer(Options):
     details: dict[str, int] = {}
 
 
-class Empty(Options):
+class Empty(Options, frozen=True):
     """No options."""
 
 
-class AppendRequest(Options):
+class AppendRequest(Options, frozen=True):
     """A frame of `count` messages for one topic.
 
     `queue_id` ≥ 0 names the queue of all, QUEUE_ANY lets the writer go round the topic's queues message by message,
@@ -112,24 +112,24 @@ class AppendRequest(Options):
     prepared_transaction_offset: int = 0
 
 
-class AppendAnswer(Options):
+class AppendAnswer(Options, frozen=True):
     """`store_timestamp_ms` of the frame; `store_host` as in the record, for message ids."""
 
     store_timestamp_ms: int
     store_host: bytes
 
 
-class CreateTopicRequest(Options):
+class CreateTopicRequest(Options, frozen=True):
     topic: str
     queues: int
     perm: int = 6
 
 
-class DeleteTopicRequest(Options):
+class DeleteTopicRequest(Options, frozen=True):
     topic: str
 
 
-class PullRequest(Options):
+class PullRequest(Options, frozen=True):
     """`timeout_ms` > 0 holds the request until a message that matches is there. `tags` are tag strings, empty = all.
 
     `rocketmq_limits`: stop at RocketMQ's own 32 messages and 256 KiB, filter by the hash alone, one ConsumeQueue file
@@ -146,7 +146,7 @@ class PullRequest(Options):
     rocketmq_limits: bool = False
 
 
-class PullAnswer(Options):
+class PullAnswer(Options, frozen=True):
     status: str
     next_offset: int
     min_offset: int
@@ -155,15 +155,16 @@ class PullAnswer(Options):
     detail: str = ""
 
 
-class GetRequest(Options):
+class GetRequest(Options, frozen=True):
     """`message_id` is an offset id (32 or 56 hex digits) or a unique id, which is looked up in `topic` when given."""
 
     message_id: str
     topic: str = ""
 
 
-class ByKeyRequest(Options):
-    """Times are store times in ms, inclusive; `unique` looks for a unique id instead of a key."""
+class ByKeyRequest(Options, frozen=True):
+    """Times in ms, both inclusive: store times, or with `born_time` the messages' born times. `unique` looks for a
+    unique id instead of a key."""
 
     topic: str
     key: str
@@ -171,9 +172,10 @@ class ByKeyRequest(Options):
     end_ms: int = 1 << 62
     max_messages: int = 64
     unique: bool = False
+    born_time: bool = False
 
 
-class RecordsAnswer(Options):
+class RecordsAnswer(Options, frozen=True):
     """`count` records in the payload. `cursor` is where the next request goes on, −1 at the end; `complete` false when
     a limit cut the answer short."""
 
@@ -182,7 +184,7 @@ class RecordsAnswer(Options):
     complete: bool = True
 
 
-class RangeRequest(Options):
+class RangeRequest(Options, frozen=True):
     """Messages with begin_ms ≤ store time < end_ms, by queue; `cursor` from the last answer goes on."""
 
     topic: str
@@ -194,7 +196,7 @@ class RangeRequest(Options):
     cursor: list[int] = []
 
 
-class CountRequest(Options):
+class CountRequest(Options, frozen=True):
     topic: str
     begin_ms: int = 0
     end_ms: int = 1 << 62
@@ -202,11 +204,11 @@ class CountRequest(Options):
     born_time: bool = False
 
 
-class CountAnswer(Options):
+class CountAnswer(Options, frozen=True):
     count: int
 
 
-class OffsetAtRequest(Options):
+class OffsetAtRequest(Options, frozen=True):
     """`upper`: the last message at or before the time, else the first at or after it."""
 
     topic: str
@@ -215,29 +217,29 @@ class OffsetAtRequest(Options):
     upper: bool = False
 
 
-class OffsetAnswer(Options):
+class OffsetAnswer(Options, frozen=True):
     offset: int
 
 
-class QueuesRequest(Options):
+class QueuesRequest(Options, frozen=True):
     """Queues of a topic; an empty name means all queues of the store."""
 
     topic: str = ""
 
 
-class QueuesAnswer(Options):
+class QueuesAnswer(Options, frozen=True):
     """[topic, queue id, min offset, max offset] a queue."""
 
     queues: list[tuple[str, int, int, int]]
 
 
-class TopicsAnswer(Options):
+class TopicsAnswer(Options, frozen=True):
     """[topic, queues, perm, message count, attributes] a topic."""
 
     topics: list[tuple[str, int, int, int, dict[str, str]]]
 
 
-class QueryMessageRequest(Options):
+class QueryMessageRequest(Options, frozen=True):
     """RocketMQ's own `queryMessage`: hash hits and all."""
 
     topic: str
@@ -247,13 +249,13 @@ class QueryMessageRequest(Options):
     end_ms: int
 
 
-class QueryMessageAnswer(Options):
+class QueryMessageAnswer(Options, frozen=True):
     physical_offsets: list[int]
     index_last_update_timestamp_ms: int
     index_last_update_physical_offset: int
 
 
-class ScanRequest(Options):
+class ScanRequest(Options, frozen=True):
     """A pass over the log without a key: records whose properties and body match, from `physical_offset` on.
 
     Stops after `max_messages` hits or `max_scan_bytes` of log; `cursor` [physical offset] goes on.
@@ -270,24 +272,24 @@ class ScanRequest(Options):
     max_scan_bytes: int = 256 << 20
 
 
-class StatsAnswer(Options):
+class StatsAnswer(Options, frozen=True):
     """Every word of the control file by name."""
 
     words: dict[str, int]
 
 
-class HealthAnswer(Options):
+class HealthAnswer(Options, frozen=True):
     ready: bool
     read_only: bool
     dispatch_behind_bytes: int
     problems: list[str]
 
 
-class RoleRequest(Options):
+class RoleRequest(Options, frozen=True):
     role: str
 
 
-class StatusAnswer(Options):
+class StatusAnswer(Options, frozen=True):
     """The supervisor's view; `roles` maps a role to {"state", "pid", "incarnation", "restarts"}."""
 
     group: str

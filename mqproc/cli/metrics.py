@@ -1,0 +1,58 @@
+"""`mqproc metrics`: the catalogue of what /metrics offers, and a check of a running group's answer against it."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+
+import click
+
+from mqproc.cli.commands import Command
+from mqproc.cli.invocation import Invocation, pass_invocation
+from mqproc.cli.output import Column
+from mqproc.control import Control
+from mqproc.errors import NotRunningError
+from mqproc.io import StoreIO
+from mqproc.layout import control as layout
+from mqproc.metrics.catalogue import METRICS, sample_names
+
+_COLUMNS = [Column("name"), Column("kind", "type"), Column("unit"), Column("labels"), Column("help", "meaning")]
+
+
+@click.command(cls=Command)
+@click.option("--check", is_flag=True, help="Scrape the running group and compare; exit code 1 when they differ.")
+@pass_invocation
+def metrics(invocation: Invocation, check: bool) -> int:
+    """List the metrics that /metrics offers."""
+    if check:
+        return _check(invocation)
+    rows = [
+        {"name": metric.name, "kind": metric.kind, "unit": metric.unit, "labels": metric.labels, "help": metric.help}
+        for metric in METRICS
+    ]
+    invocation.out.rows("metrics", _COLUMNS, rows)
+    return 0
+
+
+def _check(invocation: Invocation) -> int:
+    control = Control.open(StoreIO(), invocation.existing_paths())
+    port = control.load(layout.MONITOR_PORT)
+    control.close()
+    address = f"http://127.0.0.1:{port}/metrics"
+    try:
+        with urllib.request.urlopen(address, timeout=invocation.timeout) as answer:
+            text = answer.read().decode()
+    except (urllib.error.URLError, OSError) as error:
+        raise NotRunningError(f"{address}: {error}") from None
+    found = sample_names(text)
+    expected = {metric.name for metric in METRICS}
+    missing, unknown = sorted(expected - found), sorted(found - expected)
+    out = invocation.out
+    if out.is_json:
+        out.document({"address": address, "missing": missing, "unknown": unknown})
+    else:
+        for text, names in (("not offered", missing), ("not in the catalogue", unknown)):
+            for name in names:
+                out.line(f"{name}: {text}")
+        out.line(f"{len(found & expected)} of {len(expected)} metrics of the catalogue at {address}")
+    return 1 if missing or unknown else 0

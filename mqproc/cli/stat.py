@@ -1,0 +1,160 @@
+"""`mqproc stat`: every word of the control file, and what follows from several of them.
+
+Reads the file only, so it works with the group dead: the values then are those of its last moment.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from mqproc.cli.commands import SECONDS, Command
+from mqproc.cli.invocation import Invocation, pass_invocation
+from mqproc.cli.output import Column, Output
+from mqproc.control import Control
+from mqproc.errors import NotRunningError
+from mqproc.io import StoreIO
+from mqproc.layout import control as layout
+from mqproc.paths import StorePaths
+
+_COLUMNS = [Column("name"), Column("value", kind="number"), Column("unit"), Column("owner"), Column("help", "meaning")]
+_WATCHED = [Column("name"), Column("value", kind="number"), Column("per_second", "per s", "number"), Column("unit")]
+# Words that hold the header's format: nobody asks for them by eye.
+_HIDDEN = frozenset({"magic", "version", "store_id"})
+_STATE_WORDS = {"state": layout.STATE_NAMES, "supervised": layout.SUPERVISED_NAMES, "group_state": layout.GROUP_NAMES}
+
+
+@click.command(cls=Command)
+@click.option("--prefix", default="", metavar="TEXT", help="Only names that begin so: writer, disp, cq-flusher…")
+@click.option("--changed", is_flag=True, help="Leave out what is 0.")
+@click.option("--watch", is_flag=True, help="Print again and again, with rates, until Ctrl-C.")
+@click.option("--interval", type=SECONDS, default="1", help="Pause between two prints of --watch.  [default: 1s]")
+@pass_invocation
+def stat(invocation: Invocation, prefix: str, changed: bool, watch: bool, interval: float) -> None:
+    """Show every shared word, also of a dead group.
+
+    Figures that follow from several words stand first: how far dispatch and flush are behind, whether the group lives.
+    """
+    out = invocation.out
+    paths = invocation.existing_paths()
+    if watch:
+        _watch(paths, out, prefix, max(interval, 0.05))
+        return
+    control = Control.open(StoreIO(), paths)
+    try:
+        values = figures(control) | control.snapshot()
+    finally:
+        control.close()
+    _print(out, values, prefix, changed)
+
+
+def figures(control: Control) -> dict[str, Any]:
+    """What follows from several words, read at one moment."""
+    return {
+        "alive": _alive(control),
+        "dispatch_behind_bytes": control.dispatch_behind_bytes,
+        "dispatch_behind_ms": control.dispatch_behind_ms,
+        "flush_behind_bytes": control.flush_behind_bytes,
+        "flushed": control.flushed,
+        "read_only": int(control.read_only),
+    }
+
+
+_FIGURE_HELP = {
+    "alive": ("", "1 while the supervisor's heartbeat goes on"),
+    "dispatch_behind_bytes": ("bytes", "log that queues and index do not hold yet"),
+    "dispatch_behind_ms": ("ms", "store time between the last dispatched and the last written record"),
+    "flush_behind_bytes": ("bytes", "log that a power loss could take"),
+    "flushed": ("bytes", "end of the durable log"),
+    "read_only": ("", "1 after a failed sync"),
+}
+
+SUPERVISOR_SILENT_NS = 3_000_000_000
+
+
+def _alive(control: Control) -> int:
+    """The heartbeat is by the monotonic clock, so one from before a reboot lies in the future or far back."""
+    age_ns = time.monotonic_ns() - control.load(layout.SUPERVISOR_HEARTBEAT_NS)
+    down = control.load(layout.GROUP_STATE) == layout.GROUP_DOWN
+    return int(not down and 0 <= age_ns < SUPERVISOR_SILENT_NS)
+
+
+def _rows(values: dict[str, Any], prefix: str, changed: bool) -> Iterator[dict[str, Any]]:
+    for name, value in values.items():
+        if not name.startswith(prefix) or (changed and not value) or name in _HIDDEN:
+            continue
+        word = layout.WORDS.get(name)
+        unit, text = (word.unit, word.help) if word else _FIGURE_HELP[name]
+        yield {"name": name, "value": value, "unit": unit, "owner": word.owner if word else "", "help": text}
+
+
+def shown(name: str, value: int) -> int | str:
+    """A state's name beside its number; everything else as it is."""
+    names = _STATE_WORDS.get(name.rpartition(".")[2])
+    return f"{names[value]} ({value})" if names and 0 <= value < len(names) else value
+
+
+def _print(out: Output, values: dict[str, Any], prefix: str, changed: bool) -> None:
+    rows = list(_rows(values, prefix, changed))
+    if out.shape == "json":
+        out.document({"words": {row["name"]: row["value"] for row in rows}})
+        return
+    if out.shape == "table":
+        rows = [row | {"value": shown(row["name"], row["value"])} for row in rows]
+    out.rows("words", _COLUMNS, rows)
+
+
+def _watch(paths: StorePaths, out: Output, prefix: str, interval_s: float) -> None:
+    """A block each time: changed words with their rates. Follows a new group when one has started."""
+    io = StoreIO()
+    before: dict[str, Any] = {}
+    before_s = 0.0
+    control = Control.open(io, paths)
+    while True:
+        if not control.is_current(io, paths):
+            control.close()
+            control, before = _reopen(io, paths, interval_s), {}
+        values, now_s = figures(control) | control.snapshot(), time.monotonic()
+        _print_block(out, values, before, now_s - before_s, prefix)
+        before, before_s = values, now_s
+        time.sleep(interval_s)
+
+
+def _reopen(io: StoreIO, paths: StorePaths, interval_s: float) -> Control:
+    while True:
+        try:
+            return Control.open(io, paths)
+        except NotRunningError:
+            time.sleep(interval_s)
+
+
+def _print_block(out: Output, values: dict[str, Any], before: dict[str, Any], passed_s: float, prefix: str) -> None:
+    rows = [row for row in _rows(values, prefix, False) if _moving(row["name"], row["value"], before)]
+    for row in rows:
+        name, value = row["name"], row["value"]
+        row["per_second"] = round((value - before[name]) / passed_s) if name in before else 0
+        if out.shape == "table":
+            row["value"] = shown(name, value)
+    if out.shape == "json":
+        out.shape = "jsonl"
+    if out.shape == "table" and out.is_terminal:
+        sys.stdout.write("\x1b[2J\x1b[H")
+    if out.is_json:
+        out.document({"words": {row["name"]: row["value"] for row in rows}})
+    else:
+        out.rows("words", _WATCHED, rows)
+        out.line("")
+    out.flush()
+
+
+def _moving(name: str, value: int, before: dict[str, Any]) -> bool:
+    """Watched are the figures, and words that changed since the last block (all that are not 0 in the first)."""
+    if name in _FIGURE_HELP:
+        return True
+    if name.endswith("_ns"):
+        return False
+    return before[name] != value if before else bool(value)

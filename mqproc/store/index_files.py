@@ -1,0 +1,365 @@
+"""Index files, the writing side: made at their first entry, filled through a map, rolled when full, mended.
+
+    index/<17 digits, local time>      header, hash slots, chained items (layout/index_file.py)
+
+The dispatcher is the only writer; `index_query` has the reading side. Slots stay mapped while a file is filled; of the
+items only those near the end, since present pages count as this process's memory. All space is allocated before a
+store goes to it: a full disk is an OSError, never a signal.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.config import MIB
+from mqproc.errors import CorruptStoreError
+from mqproc.io import StoreIO
+from mqproc.kernels import index as kernels
+from mqproc.kernels.intrinsics import load_be32, load_be64, store_be32, store_be64, store_release_be32
+from mqproc.kernels.views import as_kernel_array
+from mqproc.layout import index_file as layout
+from mqproc.paths import index_name, index_name_time_ms
+
+# Items are allocated in steps of this size, and unmapped behind when a step is full.
+ITEM_STEP_BYTES: Final = 8 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class IndexHeader:
+    """The header's fields. `count` is the number of the next item; a file without entries has 1."""
+
+    begin_timestamp_ms: int
+    end_timestamp_ms: int
+    begin_physical_offset: int
+    end_physical_offset: int
+    slots_used: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexCommit:
+    """Where the index stood after a dispatch step. `file_ms` is the newest file's name as a time, 0 = no file."""
+
+    file_ms: int = 0
+    count: int = layout.FIRST_ITEM
+    slots_used: int = 0
+    end_timestamp_ms: int = 0
+    end_physical_offset: int = 0
+
+
+def read_header(view: NDArray[np.uint8]) -> IndexHeader:
+    """The header of a mapped file; the count first, so that what it covers is not newer than the rest."""
+    count = kernels.published_count(view)
+    return IndexHeader(
+        begin_timestamp_ms=load_be64(view, layout.BEGIN_TIMESTAMP),
+        end_timestamp_ms=load_be64(view, layout.END_TIMESTAMP),
+        begin_physical_offset=load_be64(view, layout.BEGIN_PHYSICAL_OFFSET),
+        end_physical_offset=load_be64(view, layout.END_PHYSICAL_OFFSET),
+        slots_used=load_be32(view, layout.SLOT_COUNT),
+        count=count,
+    )
+
+
+def index_file_names(io: StoreIO, folder: Path) -> list[str]:
+    """Names of the index files, oldest first; other names in the folder are passed over."""
+    return [name for name in io.names(folder) if index_name_time_ms(name) is not None]
+
+
+def file_ms(name: str) -> int:
+    """The time that an index file's name tells."""
+    time_ms = index_name_time_ms(name)
+    assert time_ms is not None, name
+    return time_ms
+
+
+def next_name(store_timestamp_ms: int, previous: str) -> str:
+    """Name for a file whose first entry has this store time; it sorts behind `previous` ('' = none).
+
+    That is the later of the store time and one millisecond after the previous name. Local time may be set back an
+    hour; then the previous name counts on as it reads.
+    """
+    name = index_name(store_timestamp_ms)
+    if name > previous:
+        return name
+    moment = datetime.strptime(previous[:14], "%Y%m%d%H%M%S") + timedelta(milliseconds=int(previous[14:]) + 1)
+    return f"{moment:%Y%m%d%H%M%S}{moment.microsecond // 1000:03d}"
+
+
+class _MappedIndex:
+    """One index file, mapped for writing."""
+
+    def __init__(self, io: StoreIO, path: Path, slots: int, items: int) -> None:
+        self._io = io
+        self.name = path.name
+        self.slots = slots
+        self.items = items
+        self._fd = io.open(path, write=True)
+        try:
+            size = io.size(self._fd)
+            if size != layout.file_size(slots, items):
+                raise CorruptStoreError(f"{path}: {size:,} bytes; expected {layout.file_size(slots, items):,}")
+            self.mapping: mmap.mmap = io.map(self._fd, size, write=True)
+            self.view = as_kernel_array(self.mapping)
+            io.allocate(self._fd, 0, layout.items_start(slots))
+        except BaseException:
+            io.close(self._fd)
+            raise
+        # Items below it are allocated; where it lies for a file that was there before is not known.
+        self.allocated_items = 0
+        self._step_start = self._item_step(self.count)
+
+    @property
+    def count(self) -> int:
+        return kernels.published_count(self.view)
+
+    def put(
+        self,
+        hashes: NDArray[np.int32],
+        offsets: NDArray[np.int64],
+        times: NDArray[np.int64],
+        first: int,
+        stop: int,
+    ) -> int:
+        """Put entries until all are put or the file is full; the first entry not put. Raises OSError (ENOSPC…)."""
+        while first < stop and (count := self.count) < self.items:
+            if count >= self.allocated_items:
+                self._allocate_items(count)
+            first = kernels.put_entries(self.view, self.slots, self.allocated_items, hashes, offsets, times, first, stop)
+        return first
+
+    def write_header(self, header: IndexHeader) -> None:
+        """Store all fields, the count last."""
+        view = self.view
+        store_be64(view, layout.BEGIN_TIMESTAMP, header.begin_timestamp_ms)
+        store_be64(view, layout.BEGIN_PHYSICAL_OFFSET, header.begin_physical_offset)
+        self._write_end(header)
+
+    def roll_back(self, commit: IndexCommit) -> None:
+        """Make it what it was at a commit of this very file; readers may look on."""
+        # The count goes first, so that a reader leaves out the items before their slots forget them.
+        header = read_header(self.view)
+        self._write_end(
+            IndexHeader(
+                begin_timestamp_ms=header.begin_timestamp_ms,
+                end_timestamp_ms=commit.end_timestamp_ms,
+                begin_physical_offset=header.begin_physical_offset,
+                end_physical_offset=commit.end_physical_offset,
+                slots_used=commit.slots_used,
+                count=commit.count,
+            )
+        )
+        kernels.roll_back(self.view, self.slots, commit.count)
+
+    def close(self) -> None:
+        """Close the file; the map goes with its last view."""
+        self._io.close(self._fd)
+
+    def _write_end(self, header: IndexHeader) -> None:
+        view = self.view
+        store_be64(view, layout.END_TIMESTAMP, header.end_timestamp_ms)
+        store_be64(view, layout.END_PHYSICAL_OFFSET, header.end_physical_offset)
+        store_be32(view, layout.SLOT_COUNT, header.slots_used)
+        store_release_be32(view, layout.ITEM_COUNT, header.count)
+
+    def _item_step(self, item: int) -> int:
+        """Byte offset of the step that an item begins in."""
+        start = layout.items_start(self.slots)
+        place = layout.item_offset(self.slots, item) - start
+        return start + place - place % ITEM_STEP_BYTES
+
+    def _allocate_items(self, item: int) -> None:
+        """Allocate the step that the item begins in, and let go of the pages of steps before it."""
+        start = self._item_step(item)
+        stop = min(start + ITEM_STEP_BYTES, len(self.mapping))
+        # Items are not aligned to steps, so the last one of a step may reach into the next.
+        reach = min(stop + layout.ITEM_SIZE, len(self.mapping))
+        self._io.allocate(self._fd, start, reach - start)
+        if start > self._step_start:
+            self._io.unmap_pages(self.mapping, self._step_start, start - self._step_start)
+            self._step_start = start
+        whole_items = -(-(stop - layout.items_start(self.slots)) // layout.ITEM_SIZE)
+        self.allocated_items = min(whole_items, self.items)
+
+
+class IndexFiles:
+    """The index of one store, for its only writer."""
+
+    def __init__(self, io: StoreIO, folder: Path, slots: int, items: int) -> None:
+        """`slots` and `items` are `max_hash_slot_num` and `max_index_num`.
+
+        Raises CorruptStoreError at once when the newest file has another length than they give, which tells neither:
+        its slots would be misread.
+        """
+        self._io = io
+        self._folder = folder
+        self._slots = slots
+        self._items = items
+        self._current: _MappedIndex | None = None
+        self.full_files = 0
+        self.check_sizes()
+
+    def check_sizes(self) -> None:
+        """Raise CorruptStoreError when a file has another length than the options give."""
+        expected = layout.file_size(self._slots, self._items)
+        for name in index_file_names(self._io, self._folder):
+            size = self._io.size_of(self._folder / name)
+            # An empty file is one that was being made at a crash.
+            if size not in (0, expected):
+                raise CorruptStoreError(
+                    f"{self._folder / name}: {size:,} bytes; max_hash_slot_num = {self._slots:,} and "
+                    f"max_index_num = {self._items:,} give {expected:,}"
+                )
+
+    def commit(self) -> IndexCommit:
+        """Where the index stands now."""
+        file = self._newest()
+        if file is None:
+            return IndexCommit()
+        header = read_header(file.view)
+        return IndexCommit(
+            file_ms=file_ms(file.name),
+            count=header.count,
+            slots_used=header.slots_used,
+            end_timestamp_ms=header.end_timestamp_ms,
+            end_physical_offset=header.end_physical_offset,
+        )
+
+    def put(
+        self, hashes: NDArray[np.int32], offsets: NDArray[np.int64], times: NDArray[np.int64], count: int
+    ) -> None:
+        """Put the first `count` entries in order, rolling to new files. Raises OSError; then `roll_back` first.
+
+        `hashes` int32[n] are index key hashes, `offsets` int64[n] CommitLog offsets, `times` int64[n] store times in ms.
+        """
+        first = 0
+        while first < count:
+            file = self._newest()
+            if file is None or file.count >= file.items:
+                file = self._create(int(times[first]), file)
+            first = file.put(hashes, offsets, times, first, count)
+
+    def roll_back(self, commit: IndexCommit) -> None:
+        """Forget every entry put since a commit. Files made since are deleted.
+
+        Raises CorruptStoreError when the commit's own file is missing.
+        """
+        self._let_current_go()
+        names = index_file_names(self._io, self._folder)
+        for name in reversed(names):
+            if file_ms(name) <= commit.file_ms:
+                break
+            self._io.unlink(self._folder / name)
+        if commit.file_ms == 0:
+            return
+        file = self._newest()
+        if file is None or file_ms(file.name) != commit.file_ms:
+            raise CorruptStoreError(f"{self._folder}: the index file of {commit.file_ms} ms is missing")
+        if self.commit() != commit:
+            file.roll_back(commit)
+
+    def rebuild(self, mark: int, store_timestamp_ms: Callable[[int], int | None]) -> int:
+        """After a power loss: make slots and counts anew from the items whose physical offset is below `mark`.
+
+        Items below the mark must be durable; all else in the files may be anything. From the newest file back to the
+        first that keeps an item; older ones were full and durable. Files that keep none are deleted.
+        `store_timestamp_ms` gives a record's store time by its offset. Nobody else may have the files open; the caller
+        makes the result durable. Returns the items kept in the newest file.
+        """
+        self._let_current_go()
+        for name in reversed(index_file_names(self._io, self._folder)):
+            kept = self._rebuild_file(name, mark, store_timestamp_ms)
+            if kept:
+                return kept
+            self._io.unlink(self._folder / name)
+        return 0
+
+    def close(self) -> None:
+        """Close the current file."""
+        self._let_current_go()
+
+    def _newest(self) -> _MappedIndex | None:
+        if self._current is None:
+            names = index_file_names(self._io, self._folder)
+            if names:
+                self._current = _MappedIndex(self._io, self._folder / names[-1], self._slots, self._items)
+        return self._current
+
+    def _create(self, store_timestamp_ms: int, full: _MappedIndex | None) -> _MappedIndex:
+        """A new file for an entry of this store time. One that follows a full file begins with that one's end."""
+        name = next_name(store_timestamp_ms, full.name if full else "")
+        path = self._folder / name
+        self._io.make_folder(self._folder, sync=False)
+        fd = self._io.open(path, write=True, create=True)
+        try:
+            self._io.set_size(fd, layout.file_size(self._slots, self._items))
+            self._io.allocate(fd, 0, layout.items_start(self._slots))
+        finally:
+            self._io.close(fd)
+        file = _MappedIndex(self._io, path, self._slots, self._items)
+        if full is not None:
+            end = read_header(full.view)
+            # RocketMQ's own file has a count of 0 here until its first entry.
+            file.write_header(
+                IndexHeader(
+                    begin_timestamp_ms=end.end_timestamp_ms,
+                    end_timestamp_ms=end.end_timestamp_ms,
+                    begin_physical_offset=end.end_physical_offset,
+                    end_physical_offset=end.end_physical_offset,
+                    slots_used=0,
+                    count=0,
+                )
+            )
+            self.full_files += 1
+        self._let_current_go()
+        self._current = file
+        return file
+
+    def _rebuild_file(self, name: str, mark: int, store_timestamp_ms: Callable[[int], int | None]) -> int:
+        path = self._folder / name
+        if self._io.size_of(path) == 0:
+            return 0
+        file = _MappedIndex(self._io, path, self._slots, self._items)
+        try:
+            header = read_header(file.view)
+            counted = np.zeros(2, np.int64)
+            kernels.replay_items(file.view, self._slots, mark, header.count, counted)
+            count, used = int(counted[0]), int(counted[1])
+            if count == layout.FIRST_ITEM:
+                return 0
+            last_item = layout.item_offset(self._slots, count - 1)
+            end_offset = load_be64(file.view, last_item + layout.ITEM_PHYSICAL_OFFSET)
+            end_ms = store_timestamp_ms(end_offset)
+            if end_ms is None:
+                # The record is gone by retention: what the item says, in whole seconds.
+                seconds = load_be32(file.view, last_item + layout.ITEM_TIME_DIFFERENCE)
+                end_ms = header.begin_timestamp_ms + 1000 * seconds
+            file.write_header(
+                IndexHeader(header.begin_timestamp_ms, end_ms, header.begin_physical_offset, end_offset, used, count)
+            )
+        finally:
+            file.close()
+        self._clear_behind(path, layout.item_offset(self._slots, count))
+        return count - layout.FIRST_ITEM
+
+    def _clear_behind(self, path: Path, end: int) -> None:
+        """Zero what lies behind the last item, so that a later rebuild cannot take stale items for its own."""
+        fd = self._io.open(path, write=True)
+        try:
+            size = self._io.size(fd)
+            self._io.set_size(fd, end)
+            self._io.set_size(fd, size)
+        finally:
+            self._io.close(fd)
+
+    def _let_current_go(self) -> None:
+        if self._current is not None:
+            self._current.close()
+            self._current = None

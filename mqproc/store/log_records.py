@@ -1,0 +1,94 @@
+"""Single records of the CommitLog by physical offset, checked before they are handed out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.errors import CorruptStoreError
+from mqproc.kernels.record_check import BLANK, REASON_NAMES, VERIFY_CRCS, checked_size, stored_at_ms
+from mqproc.store.segments import LogSegments
+
+
+class Visible(NamedTuple):
+    """The part of the log that may be read: physical offsets [begin, end)."""
+
+    begin: int
+    end: int
+
+
+class LogRecords:
+    """Records by where they lie. `visible` tells what may be read now."""
+
+    def __init__(self, segments: LogSegments, visible: Callable[[], Visible]) -> None:
+        self.segments = segments
+        self.visible = visible
+
+    def segment(self, physical_offset: int) -> tuple[int, NDArray[np.uint8]] | None:
+        """(start, view) of the segment that holds an offset; None when it is not there: deleted, or never made."""
+        start = self.segments.start_of(physical_offset)
+        try:
+            return start, self.segments.view(start)
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            # The map is longer than the file.
+            raise CorruptStoreError(f"{self.segments.path(start)}: shorter than a segment") from None
+
+    def record(self, physical_offset: int) -> NDArray[np.uint8] | None:
+        """The whole record at an offset, a copy; None when it is outside the log or no record begins there.
+
+        Raises CorruptStoreError when a record begins there and its CRC does not hold.
+        """
+        found = self._find(physical_offset)
+        if found is None:
+            return None
+        start, view, limit = found
+        at = physical_offset - start
+        size = checked_size(view, at, limit, physical_offset, 0)
+        if size < 0:
+            return None
+        reason = -checked_size(view, at, limit, physical_offset, VERIFY_CRCS)
+        if reason > 0:
+            path = self.segments.path(start)
+            raise CorruptStoreError(f"{path}: record [{physical_offset}, {physical_offset + size}): {REASON_NAMES[reason]}")
+        self.segments.touched(size)
+        return view[at : at + size].copy()
+
+    def store_timestamp_ms(self, physical_offset: int) -> int:
+        """Store time of the record at an offset, −1 when there is none."""
+        found = self._find(physical_offset)
+        if found is None:
+            return -1
+        start, view, limit = found
+        self.segments.touched(1)
+        return int(stored_at_ms(view, physical_offset - start, limit, physical_offset))
+
+    def first_record(self) -> int:
+        """Physical offset of the first record that can be read, −1 when there is none."""
+        begin, end = self.visible()
+        while begin < end:
+            found = self._find(begin)
+            if found is not None:
+                start, view, limit = found
+                size = checked_size(view, begin - start, limit, begin, 0)
+                if size > 0:
+                    return begin
+                if size != -BLANK:
+                    return -1
+            begin = self.segments.start_of(begin) + self.segments.segment_size
+        return -1
+
+    def _find(self, physical_offset: int) -> tuple[int, NDArray[np.uint8], int] | None:
+        """(segment's start, its view, position in it where reading ends)."""
+        begin, end = self.visible()
+        if not begin <= physical_offset < end:
+            return None
+        found = self.segment(physical_offset)
+        if found is None:
+            return None
+        start, view = found
+        return start, view, min(len(view), end - start)

@@ -1,0 +1,253 @@
+"""Walking a queue's units and gathering their records: what pulls, ranges and counts have in common.
+
+    ConsumeQueue files ──units──▶ kernels.gather ◀──views── CommitLog segments
+                                       └──▶ records, one after the other
+
+The kernel does all that is done per message; this module feeds it chunks of units and the segment that they point into.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.kernels import gather as kernel
+from mqproc.kernels.record_check import REASON_NAMES, VERIFY_CRCS
+from mqproc.kernels.views import as_kernel_array
+from mqproc.layout.consume_queue import FILLER_SIZE
+from mqproc.layout.java_hash import java_hash
+from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
+from mqproc.store.log_records import LogRecords
+
+FIRST_CHUNK_UNITS = 1024
+CHUNK_UNITS_MAX = 65_536
+# Damaged records that one answer steps over; fillers cost nothing and are passed over a chunk at a time.
+DAMAGED_RUN_MAX = 1024
+
+
+class Halt(enum.Enum):
+    """Why a walk ended."""
+
+    DONE = "every unit was looked at"
+    LIMIT = "a limit is reached"
+    DAMAGE = "the next unit has no intact record"
+    NO_UNITS = "the file of the next unit is not there"
+
+
+class Miss(enum.Enum):
+    """Why the last unit that gave nothing gave nothing."""
+
+    NONE = 0
+    FILTERED = 1
+    REMOVED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TagFilter:
+    """Tags that pass: `codes` int64[k] by hash, then `tags` uint8 with `ends` int64[k] byte for byte; empty = all."""
+
+    codes: NDArray[np.int64]
+    tags: NDArray[np.uint8]
+    ends: NDArray[np.int64]
+
+
+@functools.lru_cache(1024)
+def tag_filter(tags: tuple[str, ...], *, exact: bool = True) -> TagFilter:
+    """The filter for some tags. Not `exact`: by the hash alone, as RocketMQ's store filters."""
+    names = [tag.encode() for tag in tags] if exact else []
+    return TagFilter(
+        codes=np.array(sorted({java_hash(tag) for tag in tags}), np.int64),
+        tags=as_kernel_array(bytearray(b"".join(names))),
+        ends=np.cumsum([len(name) for name in names], dtype=np.int64),
+    )
+
+
+@dataclass(slots=True)
+class Limits:
+    """Where a walk ends, and what passes beside the tags. Times in ms, the end not included."""
+
+    messages: int = 1 << 62
+    bytes: int = 1 << 62
+    born_begin_ms: int = kernel.TIME_MIN
+    born_end_ms: int = kernel.TIME_MAX
+    store_begin_ms: int = kernel.TIME_MIN
+    store_end_ms: int = kernel.TIME_MAX
+    verify: int = VERIFY_CRCS
+    copy: bool = True
+
+
+@dataclass(slots=True)
+class Damage:
+    """Queue offsets [first, stop) without intact records; the log positions that they name; what is wrong."""
+
+    first: int
+    stop: int
+    physical_begin: int
+    physical_end: int
+    reason: str
+
+    def __str__(self) -> str:
+        place = f"[{self.physical_begin}, {self.physical_end})"
+        return f"queue offsets [{self.first}, {self.stop}) have no intact record: log {place}: {self.reason}"
+
+
+@dataclass(slots=True)
+class Walk:
+    """One walk over units of one queue; it can be told to go on. `next_offset` is the first unit not consumed."""
+
+    records: LogRecords
+    files: ConsumeQueueFiles
+    topic: str
+    queue_id: int
+    number: int
+    next_offset: int
+    filter: TagFilter
+    limits: Limits = field(default_factory=Limits)
+    miss: Miss = Miss.NONE
+    _state: NDArray[np.int64] = field(default_factory=lambda: np.zeros(kernel.STATE_SIZE, np.int64))
+    _out: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
+    _view: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
+    _units: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
+
+    def __post_init__(self) -> None:
+        limits, state = self.limits, self._state
+        state[kernel.COUNT_LIMIT] = limits.messages
+        state[kernel.BYTES_LIMIT] = limits.bytes
+        state[kernel.BORN_BEGIN_MS] = limits.born_begin_ms
+        state[kernel.BORN_END_MS] = limits.born_end_ms
+        state[kernel.STORE_BEGIN_MS] = limits.store_begin_ms
+        state[kernel.STORE_END_MS] = limits.store_end_ms
+        state[kernel.VERIFY] = limits.verify
+        state[kernel.COPY] = int(limits.copy)
+
+    @property
+    def count(self) -> int:
+        """Records gathered."""
+        return int(self._state[kernel.COUNT])
+
+    @property
+    def gathered(self) -> NDArray[np.uint8]:
+        """The records, one after the other; its memory belongs to the caller."""
+        return self._out[: int(self._state[kernel.OUT_AT])]
+
+    def run(self, stop_offset: int) -> Halt:
+        """Look at units up to `stop_offset`."""
+        begin, end = self.records.visible()
+        self._state[kernel.LOG_STOP] = end
+        self._state[kernel.SKIP_BELOW] = max(int(self._state[kernel.SKIP_BELOW]), 0)
+        chunk = FIRST_CHUNK_UNITS
+        while self.next_offset < stop_offset:
+            wanted = min(chunk, stop_offset - self.next_offset)
+            if not self._read_units(wanted):
+                return Halt.NO_UNITS
+            if self.limits.copy and not len(self._out):
+                self._out = self._room_for(whole=self.next_offset + wanted >= stop_offset)
+            halt = self._chunk(begin, end)
+            self.records.segments.touched(int(self._state[kernel.BYTES]))
+            if halt is not Halt.DONE:
+                return halt
+            chunk = min(4 * chunk, CHUNK_UNITS_MAX)
+        return Halt.DONE
+
+    def step_over_damage(self, stop_offset: int) -> Damage:
+        """After Halt.DAMAGE: consume the units that have no intact record, up to the next one that has."""
+        damage: Damage | None = None
+        before = self._state[kernel.COUNT_LIMIT], self._state[kernel.COPY]
+        for _ in range(DAMAGED_RUN_MAX):
+            damage = self._consume_damaged(damage)
+            # One look ahead: whatever would stop the walk before a record is copied tells what comes next.
+            at = self.next_offset
+            self._state[kernel.COUNT_LIMIT], self._state[kernel.COPY] = self.count + 1, 0
+            counted = self.count, int(self._state[kernel.BYTES])
+            halt = self.run(min(at + 1, stop_offset))
+            self._state[kernel.COUNT], self._state[kernel.BYTES] = counted
+            passed, self.next_offset = self.next_offset, at
+            if halt is not Halt.DAMAGE or passed != at:
+                break
+        self._state[kernel.COUNT_LIMIT], self._state[kernel.COPY] = before
+        assert damage is not None
+        return damage
+
+    def _consume_damaged(self, damage: Damage | None) -> Damage:
+        """The unit at UNIT, and when it is a filler all fillers behind it in the chunk."""
+        unit = int(self._state[kernel.UNIT])
+        units = as_units(self._units)[unit:]
+        first = units[0]
+        physical, size = int(first["physical_offset"]), int(first["size"])
+        if size == FILLER_SIZE:
+            others = np.flatnonzero(units["size"] != FILLER_SIZE)
+            run = int(others[0]) if len(others) else len(units)
+            physical_end, reason = int(units[run - 1]["physical_offset"]), "a hole"
+        else:
+            run, physical_end = 1, physical + max(size, 0)
+            reason = REASON_NAMES[int(self._state[kernel.DAMAGE])]
+        if damage is None:
+            damage = Damage(self.next_offset, self.next_offset, physical, physical_end, reason)
+        self.next_offset += run
+        damage.stop = self.next_offset
+        damage.physical_begin = min(damage.physical_begin, physical)
+        damage.physical_end = max(damage.physical_end, physical_end)
+        return damage
+
+    def _read_units(self, count: int) -> bool:
+        try:
+            data = self.files.read_units(self.topic, self.queue_id, self.next_offset, count, self.number)
+        except FileNotFoundError:
+            return False
+        self._units = as_kernel_array(data)
+        self._state[kernel.UNIT] = 0
+        self._state[kernel.UNIT_STOP] = len(self._units) // self.files.unit_size
+        return len(self._units) >= self.files.unit_size
+
+    def _room_for(self, *, whole: bool) -> NDArray[np.uint8]:
+        """A buffer for the answer: as large as its units say, or as its limit when more units may follow."""
+        limit = self.limits.bytes
+        if whole:
+            sizes = as_units(self._units)["size"].astype(np.int64)
+            limit = min(limit, int(sizes[(sizes > 0) & (sizes < FILLER_SIZE)].sum()))
+        return np.empty(max(limit, 1), np.uint8)
+
+    def _chunk(self, begin: int, end: int) -> Halt:
+        """Gather from the units that were read, segment by segment."""
+        state = self._state
+        while True:
+            before = int(state[kernel.UNIT])
+            state[kernel.LAST_FILTERED] = 0
+            reason = kernel.gather(
+                self._units, self._view, self.filter.codes, self.filter.tags, self.filter.ends, self._out, state
+            )
+            self.next_offset += int(state[kernel.UNIT]) - before
+            if state[kernel.LAST_FILTERED]:
+                self.miss = Miss.FILTERED
+            if reason == kernel.UNITS_DONE:
+                return Halt.DONE
+            if reason in (kernel.COUNT_REACHED, kernel.BYTES_REACHED):
+                return Halt.LIMIT
+            if reason in (kernel.DAMAGED, kernel.FILLER):
+                return Halt.DAMAGE
+            unit = as_units(self._units)[int(state[kernel.UNIT])]
+            if reason == kernel.OUT_FULL:
+                if self.count:
+                    return Halt.LIMIT
+                self._out = np.empty(int(unit["size"]), np.uint8)
+            elif not self._enter_segment(int(unit["physical_offset"]), begin, end):
+                return Halt.DAMAGE
+
+    def _enter_segment(self, physical_offset: int, begin: int, end: int) -> bool:
+        """Let the kernel see the segment that the next unit points into; False when it points nowhere."""
+        if physical_offset < 0 or physical_offset >= end:
+            self._state[kernel.DAMAGE] = kernel.BAD_OFFSET
+            return False
+        start = self.records.segments.start_of(physical_offset)
+        found = self.records.segment(physical_offset) if physical_offset >= begin else None
+        if found is None:
+            # Retention took the segment: what points below the next one is passed over.
+            self._state[kernel.SKIP_BELOW] = start + self.records.segments.segment_size
+            self.miss = Miss.REMOVED
+        else:
+            self._state[kernel.BASE], self._view = found
+        return True

@@ -1,0 +1,157 @@
+"""A supervisor with tiny roles, for the tests of this folder: run as a process of its own.
+
+Each role counts into its word `cycles`, holds a file lock of its own (two of a role at once would be seen), and appends
+to `events` what happened to it. What a role is to do wrong is told by `--bad ROLE:WHAT`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from mqproc.config import Options, load_options
+from mqproc.errors import ConfigurationError, CorruptStoreError, MqprocError
+from mqproc.layout import control as layout
+from mqproc.paths import StorePaths
+from mqproc.process.loop import BellKind, RoleContext, RoleSpec
+from mqproc.supervisor import GroupContext, Hooks, Outcome, RestartPolicy, Timing, detach, supervise
+
+WITH_SOCKETS = {layout.WRITER, layout.QUERY}
+LAZY_S = 0.02
+STEP_NS = 5_000_000
+
+
+def note(root: Path, line: str) -> None:
+    """Append a line to the test's own record of what happened, in one write."""
+    fd = os.open(root / "events", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(fd, f"{line}\n".encode())
+    os.close(fd)
+
+
+class Counter:
+    """Works a little, waits at its bell, counts."""
+
+    def __init__(self, context: RoleContext, bad: str) -> None:
+        self.name = context.name
+        self._context = context
+        self._bad = bad
+        self._root = context.paths.root
+        self._lock = os.open(self._root / f"{self.name}.one", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            note(self._root, f"{self.name} two-at-once")
+        note(self._root, f"{self.name} start {context.incarnation}")
+        if bad == "boot":
+            raise CorruptStoreError("bytes are not what they must be")
+        if bad == "boot-bug":
+            raise RuntimeError("a bug in the factory")
+        self._stops = 3
+        self._due_ns = 0
+
+    def do_work(self) -> int:
+        if self._bad == "bug":
+            raise RuntimeError("a bug in the role")
+        if self._bad == "sleep":
+            while True:
+                time.sleep(60)
+        now = self._context.clock.monotonic_ns()
+        if now < self._due_ns:
+            return 0
+        self._due_ns = now + STEP_NS
+        return 1
+
+    def wait(self, timeout_s: float) -> None:
+        self._context.bell.wait(min(timeout_s, LAZY_S))
+
+    def on_stop(self) -> bool:
+        if self._bad == "deaf":
+            time.sleep(0.05)
+            return False
+        self._stops -= 1
+        return self._stops == 0
+
+    def reload(self, options: Options) -> None:
+        note(self._root, f"{self.name} reload {options.max_message_size}")
+
+    def close(self) -> None:
+        note(self._root, f"{self.name} close")
+        os.close(self._lock)
+
+
+def make_specs(names: list[str], bad: dict[str, str]) -> list[RoleSpec]:
+    def spec(name: str) -> RoleSpec:
+        sockets = (name,) if name in WITH_SOCKETS else ()
+        bell = BellKind.EVENT if name in WITH_SOCKETS else BellKind.SEMAPHORE
+        return RoleSpec(name, lambda context: Counter(context, bad.get(name, "")), bell, sockets)
+
+    return [spec(name) for name in names]
+
+
+def make_hooks(arguments: argparse.Namespace) -> Hooks:
+    def recover(context: GroupContext) -> None:
+        note(context.paths.root, f"recover {'clean' if context.clean else 'unclean'}")
+        if arguments.recovery == "refuse":
+            raise CorruptStoreError("damaged below the mark")
+        if arguments.recovery == "slow":
+            time.sleep(60)
+        context.report("recovery: nothing to do")
+
+    def finish(context: GroupContext, clean: bool) -> None:
+        note(context.paths.root, f"finish {'clean' if clean else 'unclean'}")
+
+    def reload() -> Options:
+        size = int((Path(arguments.store) / "new_size").read_text())
+        if size < 10:
+            raise ConfigurationError("max_message_size is too small")
+        return load_options(flags=[*arguments.set, f"max_message_size={size}", "max_queues=99"], environment={})
+
+    def sync(role: str) -> int:
+        note(Path(arguments.store), f"sync for {role}")
+        return arguments.sync_errno
+
+    return Hooks(recover=recover, finish=finish, reload=reload, sync_active_segments=sync)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("store")
+    parser.add_argument("--roles", default=",".join(layout.ROLES))
+    parser.add_argument("--bad", action="append", default=[])
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--recovery", default="")
+    parser.add_argument("--sync-errno", type=int, default=0)
+    parser.add_argument("--detach", action="store_true")
+    parser.add_argument("--behind", action="store_true", help="leave dispatch behind what is written")
+    arguments = parser.parse_args()
+    bad = dict(item.split(":") for item in arguments.bad)
+    paths = StorePaths(Path(arguments.store))
+    specs = make_specs(arguments.roles.split(","), bad)
+    options = load_options(flags=arguments.set, environment={})
+    timing = Timing(tick_ms=50, abort_grace_ms=300, stop_ms=1000, quick_stop_ms=300)
+    policy = RestartPolicy(back_off_ms=20)
+
+    def run(report, ready) -> Outcome:  # type: ignore[no-untyped-def]
+        hooks = make_hooks(arguments)
+        return supervise(paths, options, specs, hooks, report=report, ready=ready, timing=timing, policy=policy)
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        outcome = detach(run, paths.log, say) if arguments.detach else run(say, lambda: say("all serve"))
+    except MqprocError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    say(f"outcome {outcome.exit_code}: {outcome.reason}")
+    return outcome.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""A group of tiny roles in processes of its own, seen from a test: its lines, its words, its pids."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+import psutil
+
+from mqproc.control import Control
+from mqproc.io import StoreIO
+from mqproc.layout import control as layout
+from mqproc.paths import StorePaths
+from mqproc.shm.lock import holder_of
+from mqproc.wire import frame
+from mqproc.wire.address import connect_path
+from mqproc.wire.operations import ANSWERS, Empty, Operation, Options
+from mqproc.wire.protocol import FrameReader, decode_refusal, encode_frame, encode_options
+
+PROGRAM = Path(__file__).with_name("group_program.py")
+PATIENCE_S = 15.0
+
+
+def wait_until(condition: Callable[[], object], what: str = "", timeout_s: float = PATIENCE_S) -> float:
+    """Look until it is true; returns how long that took in ms."""
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > timeout_s:
+            raise AssertionError(f"not within {timeout_s:g} s: {what}")
+        time.sleep(0.0003)
+    return (time.monotonic() - began) * 1000
+
+
+def _collect(stream: TextIO, lines: list[str]) -> None:
+    for line in stream:
+        lines.append(line.rstrip())
+
+
+class RunningGroup:
+    """One run of `group_program.py`."""
+
+    def __init__(self, root: Path, *arguments: str, wait: bool = True) -> None:
+        self.root = root
+        self.paths = StorePaths(root)
+        self.lines: list[str] = []
+        self.errors: list[str] = []
+        self._control: Control | None = None
+        command = [sys.executable, str(PROGRAM), str(root), *arguments]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self._readers = [
+            threading.Thread(target=_collect, args=(self.process.stdout, self.lines)),
+            threading.Thread(target=_collect, args=(self.process.stderr, self.errors)),
+        ]
+        for reader in self._readers:
+            reader.start()
+        if wait:
+            self.wait_for_line("all serve")
+
+    # What it says
+
+    def wait_for_line(self, text: str, count: int = 1) -> float:
+        def there() -> bool:
+            return sum(text in line for line in self.lines) >= count or self.process.poll() is not None
+
+        took = wait_until(there, f"{text!r} in {self.lines} {self.errors}")
+        assert sum(text in line for line in list(self.lines)) >= count, (self.lines, self.errors)
+        return took
+
+    @property
+    def events(self) -> list[str]:
+        try:
+            return (self.root / "events").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+
+    # What it is
+
+    @property
+    def control(self) -> Control:
+        if self._control is None:
+            self._control = Control.open(StoreIO(), self.paths)
+        return self._control
+
+    def word(self, role: str, name: str) -> int:
+        return self.control.load(layout.supervised_word(role, name))
+
+    def pid(self, role: str) -> int:
+        if role == layout.SUPERVISOR:
+            return self.control.load(layout.SUPERVISOR_PID)
+        return self.word(role, "pid")
+
+    def cycles(self, role: str) -> int:
+        return self.control.load(layout.role_word(role, "cycles"))
+
+    def running(self, role: str) -> bool:
+        return self.word(role, "supervised") == layout.RUNNING
+
+    @property
+    def lock_is_free(self) -> bool:
+        return holder_of(StoreIO(), self.paths) is None
+
+    # What is done to it
+
+    def kill(self, role: str, number: signal.Signals = signal.SIGKILL) -> int:
+        pid = self.pid(role)
+        os.kill(pid, number)
+        return pid
+
+    def kill_and_wait(self, role: str) -> float:
+        """SIGKILL; ms until a successor has done work."""
+        before, incarnation = self.cycles(role), self.word(role, "incarnation")
+        self.kill(role)
+        return wait_until(
+            lambda: (
+                self.word(role, "incarnation") > incarnation and self.running(role) and self.cycles(role) > before
+            ),
+            f"{role} again",
+        )
+
+    def ask(self, operation: Operation, options: Options | None = None) -> Options:
+        """One request at the control socket."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.settimeout(PATIENCE_S)
+            client.connect(str(connect_path(self.paths.socket("ctl"))))
+            client.sendall(b"".join(encode_frame(operation, 1, encode_options(options or Empty()), ())))
+            reader = FrameReader(1 << 20)
+            while (found := reader.next_frame()) is None:
+                count = client.recv_into(reader.writable())
+                assert count, "the supervisor closed the connection without an answer"
+                reader.received(count)
+        answered, _, encoded, _ = found
+        if answered & frame.REFUSAL:
+            raise decode_refusal(encoded)
+        return msgspec.msgpack.decode(encoded, type=ANSWERS[operation])
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        code = self.process.wait(PATIENCE_S)
+        for reader in self._readers:
+            reader.join(PATIENCE_S)
+        return code
+
+    def close(self) -> None:
+        """End everything that is left of it."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.wait()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+        if self._control is not None:
+            self._control.close()
+
+
+def titles_of(root: Path) -> dict[int, str]:
+    """Living processes that say they belong to this store."""
+    found = {}
+    for process in psutil.process_iter(["cmdline", "status"]):
+        title = " ".join(process.info["cmdline"] or ()).strip()
+        if title.startswith("mqproc: ") and title.endswith(f"[{root}]"):
+            found[process.pid] = title
+    return found
