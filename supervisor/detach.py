@@ -17,8 +17,12 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, TextIO
 
 from mqproc.errors import MqprocError
+from mqproc.io import StoreIO
+from mqproc.layout.control import SUPERVISOR
+from mqproc.paths import StorePaths
 from mqproc.process import log
 from mqproc.supervisor.hooks import Outcome, Report
+from mqproc.supervisor.store_folder import prepare_folder
 
 EXIT_FAILED: Final = 1
 EXIT_NOT_BOOTED: Final = 3
@@ -27,11 +31,11 @@ Run = Callable[[Report, Callable[[], None]], Outcome]
 """The group's life: takes `report` and `ready` for `supervise`."""
 
 
-def detach(run: Run, log_file: Path, report: Report = print) -> Outcome:
+def detach(run: Run, paths: StorePaths, report: Report = print) -> Outcome:
     """Run a group in the background; returns once it is ready (exit code 0) or has ended before that.
 
-    Until then its lines are handed to `report` here, later ones go to the log. The caller has no threads and takes no
-    lock before: both would be the wrong process's. The log file's folder is made when missing.
+    Until then its lines are handed to `report` here; all go to the store's log, too. The caller has no threads and has
+    not taken the store's lock: both would be the wrong process's.
     """
     reader, writer = os.pipe()
     sys.stdout.flush()
@@ -39,11 +43,11 @@ def detach(run: Run, log_file: Path, report: Report = print) -> Outcome:
     leader = os.fork()
     if leader == 0:
         os.close(reader)
-        _lead(run, log_file, writer)
+        _lead(run, paths, writer)
     os.close(writer)
     os.waitpid(leader, 0)
     with open(reader, encoding="utf-8") as lines:
-        return _follow(lines, report, log_file)
+        return _follow(lines, report, paths.log)
 
 
 def _follow(lines: TextIO, report: Report, log_file: Path) -> Outcome:
@@ -56,21 +60,23 @@ def _follow(lines: TextIO, report: Report, log_file: Path) -> Outcome:
     return Outcome(EXIT_NOT_BOOTED, f"the supervisor ended without a word; see {log_file}")
 
 
-def _lead(run: Run, log_file: Path, writer: int) -> NoReturn:
+def _lead(run: Run, paths: StorePaths, writer: int) -> NoReturn:
     code = EXIT_FAILED
     try:
         os.setsid()
-        code = _supervise(run, log_file, writer) if os.fork() == 0 else 0
+        code = _supervise(run, paths, writer) if os.fork() == 0 else 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(code)
 
 
-def _supervise(run: Run, log_file: Path, writer: int) -> int:
+def _supervise(run: Run, paths: StorePaths, writer: int) -> int:
     caller = _Caller(writer)
+    log.configure(SUPERVISOR)
     try:
-        _redirect(log_file)
+        prepare_folder(StoreIO(), paths)
+        _redirect(paths.log)
         outcome = run(caller.report, caller.ready)
     except MqprocError as error:
         outcome = Outcome(error.exit_code, str(error))
@@ -85,14 +91,13 @@ def _supervise(run: Run, log_file: Path, writer: int) -> int:
 
 def _redirect(log_file: Path) -> None:
     """Standard input from nowhere, output to the log."""
-    log_file.parent.mkdir(mode=0o700, exist_ok=True)
     out = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     nowhere = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nowhere, 0), (out, 1), (out, 2)):
         os.dup2(source, target)
     os.close(out)
     os.close(nowhere)
-    log.configure("supervisor")
+    log.configure(SUPERVISOR)
 
 
 class _Caller:

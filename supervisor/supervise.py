@@ -26,6 +26,7 @@ from mqproc.paths import StorePaths
 from mqproc.process import log
 from mqproc.process.loop import RoleSpec, write_settings
 from mqproc.process.title import set_title
+from mqproc.shm import bell
 from mqproc.shm.clock import Clock
 from mqproc.shm.lock import StoreLock
 from mqproc.supervisor import prctl
@@ -135,6 +136,7 @@ class Supervisor:
         context = self._context
         self._control.store(layout.GROUP_STATE, layout.GROUP_RECOVERING)
         write_settings(context.io, context.paths, context.options)
+        bell.warm()
         self._hooks.warm(context)
         gc.collect()
         gc.freeze()

@@ -63,7 +63,7 @@ class Size(click.ParamType[int]):
             self.fail(f"{value!r} is no size; write 1000000, 64KiB, 10MB or 1g", param, ctx)
         number, unit, tail = match[1], match[2].lower(), match[3].lower()
         base = 1000 if unit and tail == "b" else 1024
-        return int(number) * base ** self._PREFIXES.index(unit)
+        return int(number) * int(base ** self._PREFIXES.index(unit))
 
 
 SECONDS = Seconds()

@@ -6,36 +6,45 @@ would be stored as something else than was meant is refused here: separator byte
 
 from __future__ import annotations
 
-import functools
-import re
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.client.unique_id import COUNTERS, ID_CHARACTERS, reserve, unique_id
-from mqproc.errors import (
-    BadMessageError,
-    BadPropertyError,
-    FrameTooLargeError,
-    NoSuchQueueError,
-    PropertiesTooLargeError,
+from mqproc.client.columns import (
+    Column,
+    Texts,
+    as_list,
+    check_flag,
+    check_queue_id,
+    encode_bodies,
+    encode_keys,
+    encode_tags,
+    encode_texts,
+    is_arrow,
+    joined_keys,
+    list_bodies,
+    numbers,
+    queue_numbers,
 )
-from mqproc.layout.properties import (
-    KEY_SEPARATOR,
-    KEYS,
-    NAME_END,
-    PAIR_END,
-    RESERVED,
-    TAGS,
-    UNIQ_KEY,
-    bucket,
+from mqproc.client.properties import (
+    FIXED_PAIRS_BYTES,
+    NO_GAPS,
+    Gaps,
+    check_keys,
+    check_tag,
+    check_unique_id,
+    split_at_gaps,
+    whole_properties,
 )
+from mqproc.client.unique_id import COUNTERS, reserve, unique_id
+from mqproc.errors import BadMessageError, FrameTooLargeError, PropertiesTooLargeError
+from mqproc.layout.properties import KEY_SEPARATOR
 from mqproc.layout.record import PROPERTIES_SIZE_MAX
 from mqproc.message import Message
 from mqproc.wire.checks import check_topic
@@ -44,35 +53,17 @@ from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_ANY, QUEUE_COLUMN, Appen
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-# A body of this size or more is sent from where it lies; smaller ones are joined.
-_SCATTERED_BODY_BYTES: Final = 16 << 10
 # A frame has one prefix of unique ids, which has so many counters.
 FRAME_MESSAGES_MAX: Final = COUNTERS
 # Room that a frame's header and options may take.
 _OVERHEAD_BYTES: Final = 128 << 10
-TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."
+# A tag up to so many characters surely fits.
+_SHORT_TAG: Final = 4096
+_TOPICS_REMEMBERED_MAX: Final = 65_536
 
-_LENGTH = np.dtype("<u4")
-_SHORT_LENGTH = np.dtype("<u2")
-_SEPARATOR = re.compile(f"[{NAME_END}{PAIR_END}]")
-_KEY_FORBIDDEN = re.compile(f"[{NAME_END}{PAIR_END}{KEY_SEPARATOR}]")
 _encode_options = msgspec.msgpack.Encoder().encode
 _pack_length = struct.Struct("<I").pack
 _pack_short_length = struct.Struct("<H").pack
-
-# RocketMQ's order of the names that the writer fills in itself, which the four gaps stand around.
-_UNIQUE_BUCKET, _TAG_BUCKET, _KEYS_BUCKET = bucket(UNIQ_KEY), bucket(TAGS), bucket(KEYS)
-assert _UNIQUE_BUCKET < _TAG_BUCKET < _KEYS_BUCKET
-# Bytes of the three pairs, without the values of tag and keys.
-_UNIQUE_PAIR_BYTES: Final = len(UNIQ_KEY) + 1 + ID_CHARACTERS + 1
-_TAG_PAIR_BYTES: Final = len(TAGS) + 2
-_KEYS_PAIR_BYTES: Final = len(KEYS) + 2
-_FIXED_PAIRS_BYTES: Final = _UNIQUE_PAIR_BYTES + _TAG_PAIR_BYTES + _KEYS_PAIR_BYTES
-# A tag up to so many characters surely fits.
-_SHORT_TAG: Final = 4096
-
-Texts = Any
-"""Keys or tags: one text for all, a list of texts, or an Arrow string array; keys also a list of lists of texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +103,8 @@ def _slice(column: Any, start: int, stop: int) -> Any:
     return column if column is None or isinstance(column, str | Mapping) else column[start:stop]
 
 
-class AppendFrame(NamedTuple):
+@dataclass(slots=True)
+class AppendFrame:
     """An append request, encoded. The message i has unique id `unique_prefix` + counter `unique_counter` + i."""
 
     topic: str
@@ -121,6 +113,10 @@ class AppendFrame(NamedTuple):
     payload: list[ReadableBuffer]
     unique_prefix: str
     unique_counter: int
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(memoryview(part).nbytes for part in self.payload)
 
 
 # Checks
@@ -132,7 +128,7 @@ def _check_topic(topic: str) -> None:
     """As `check_topic`; a name that passed is not looked at again."""
     if topic not in _checked_topics:
         check_topic(topic)
-        if len(_checked_topics) >= 65_536:
+        if len(_checked_topics) >= _TOPICS_REMEMBERED_MAX:
             _checked_topics.clear()
         _checked_topics.add(topic)
 
@@ -154,7 +150,7 @@ class _Columns:
     flags: NDArray[np.int32] | None = None
     queue_id: int = QUEUE_ANY
     tag: str = ""
-    gaps: Gaps = _NO_GAPS
+    gaps: Gaps = NO_GAPS
     born_timestamp_ms: int = 0
     flag: int = 0
     unique_prefix: str = ""
@@ -205,14 +201,14 @@ def _check_property_sizes(columns: _Columns) -> None:
     """Sizes of the whole strings that the writer will make; a record's CRC is its affair."""
     if columns.properties is not None:
         return
-    constant = _UNIQUE_PAIR_BYTES + _TAG_PAIR_BYTES + _KEYS_PAIR_BYTES + len(columns.tag.encode())
-    largest = constant + sum(map(len, columns.gaps))
+    constant = FIXED_PAIRS_BYTES + len(columns.tag.encode()) + sum(map(len, columns.gaps))
+    largest = constant
     for column in (columns.keys, columns.tags):
         if column is not None and len(column.lengths):
             largest += int(column.lengths.max())
     if largest <= PROPERTIES_SIZE_MAX:
         return
-    sizes = np.full(len(columns.bodies.lengths), constant + sum(map(len, columns.gaps)), np.int64)
+    sizes = np.full(len(columns.bodies.lengths), constant, np.int64)
     for column in (columns.keys, columns.tags):
         if column is not None:
             sizes += column.lengths
@@ -238,16 +234,16 @@ def encode_message(message: Message, *, wait: bool = True, oneway: bool = False)
     if message.keys:
         check_keys(message.keys)
         keys = KEY_SEPARATOR.join(message.keys).encode()
-        if len(keys) + len(tag.encode()) > PROPERTIES_SIZE_MAX - _FIXED_PAIRS_BYTES:
+        if len(keys) + len(tag.encode()) > PROPERTIES_SIZE_MAX - FIXED_PAIRS_BYTES:
             raise PropertiesTooLargeError(f"keys of {len(keys):,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
-    elif len(tag) > _SHORT_TAG and len(tag.encode()) > PROPERTIES_SIZE_MAX - _FIXED_PAIRS_BYTES:
+    elif len(tag) > _SHORT_TAG and len(tag.encode()) > PROPERTIES_SIZE_MAX - FIXED_PAIRS_BYTES:
         raise PropertiesTooLargeError(f"a tag of {len(tag.encode()):,} bytes exceeds {PROPERTIES_SIZE_MAX:,}")
     queue_id = QUEUE_ANY
     if message.queue_id is not None:
         queue_id = message.queue_id
-        _check_queue_id(queue_id)
+        check_queue_id(queue_id)
     if message.flag:
-        _check_flag(message.flag)
+        check_flag(message.flag)
     prefix, counter = reserve(1)
     born = message.born_timestamp_ms
     options = AppendRequest(
@@ -286,26 +282,32 @@ def encode_messages(messages: Sequence[Message], *, wait: bool = True, oneway: b
     prefix, counter = reserve(count)
     columns = _Columns(
         first.topic,
-        _list_bodies([message.body for message in messages]),
-        born=_numbers(
-            [now_ms if message.born_timestamp_ms is None else message.born_timestamp_ms for message in messages],
-            "i8",
-            count,
-            "born times",
-        ),
-        flags=_numbers([message.flag for message in messages], "i4", count, "flags"),
+        list_bodies([message.body for message in messages]),
+        born_timestamp_ms=now_ms,
         unique_prefix=prefix,
         unique_counter=counter,
     )
+    if any(message.born_timestamp_ms is not None for message in messages):
+        born = [now_ms if message.born_timestamp_ms is None else message.born_timestamp_ms for message in messages]
+        columns.born = numbers(born, "i8", count, "born times")
+    if any(message.flag for message in messages):
+        columns.flags = numbers([message.flag for message in messages], "i4", count, "flags")
     if first.queue_id is not None:
-        columns.queues = _queue_numbers([message.queue_id for message in messages], count)
-    keys = [_joined_keys(message.keys if not isinstance(message.keys, str) else ()) for message in messages]
+        columns.queues = queue_numbers([message.queue_id for message in messages], count)
+    keys = [_keys_of(message) for message in messages]
     if any(message.properties or message.unique_id for message in messages):
         columns.properties = _whole_column(messages, keys, prefix, counter)
     else:
         columns.keys = encode_texts(keys, count, "keys")
         columns.tags = encode_tags([message.tag for message in messages], count)
     return _frame(columns, wait=wait, oneway=oneway)
+
+
+def _keys_of(message: Message) -> str:
+    if not message.keys:
+        return ""
+    check_keys(message.keys)
+    return KEY_SEPARATOR.join(message.keys)
 
 
 def _whole_column(messages: Sequence[Message], keys: Sequence[str], prefix: str, counter: int) -> Column:
@@ -324,11 +326,14 @@ def encode_batch(batch: Batch, frame_bytes_max: int) -> Iterator[AppendFrame]:
     if count == 0:
         return
     frame = _encode_whole(batch) if count <= FRAME_MESSAGES_MAX else None
-    if frame is not None and sum(memoryview(part).nbytes for part in frame.payload) <= frame_bytes_max - _OVERHEAD_BYTES:
+    if frame is not None and frame.payload_bytes <= frame_bytes_max - _OVERHEAD_BYTES:
         yield frame
         return
     if batch.batch or count == 1:
-        raise FrameTooLargeError(f"{count:,} messages that must go together exceed a frame of {frame_bytes_max:,} bytes")
+        raise FrameTooLargeError(
+            f"{count:,} messages that must go together exceed a frame of {frame_bytes_max:,} bytes"
+            f" or {FRAME_MESSAGES_MAX:,} messages"
+        )
     yield from encode_batch(batch.part(0, count // 2), frame_bytes_max)
     yield from encode_batch(batch.part(count // 2, count), frame_bytes_max)
 
@@ -340,16 +345,16 @@ def _encode_whole(batch: Batch) -> AppendFrame:
     columns = _Columns(batch.topic, bodies)
     columns.unique_prefix, columns.unique_counter = reserve(count)
     if batch.queue_id is not None:
-        _check_queue_id(batch.queue_id)
+        check_queue_id(batch.queue_id)
         columns.queue_id = batch.queue_id
     elif batch.queue_ids is not None:
-        columns.queues = _queue_numbers(batch.queue_ids, count)
+        columns.queues = queue_numbers(batch.queue_ids, count)
     if batch.born_timestamps_ms is None:
         columns.born_timestamp_ms = _now_ms()
     else:
-        columns.born = _numbers(batch.born_timestamps_ms, "i8", count, "born times")
+        columns.born = numbers(batch.born_timestamps_ms, "i8", count, "born times")
     if batch.flags is not None:
-        columns.flags = _numbers(batch.flags, "i4", count, "flags")
+        columns.flags = numbers(batch.flags, "i4", count, "flags")
     if batch.properties is not None and not isinstance(batch.properties, Mapping):
         columns.properties = _own_properties(batch, columns)
     else:
@@ -383,7 +388,7 @@ def _own_properties(batch: Batch, columns: _Columns) -> Column:
     for index, (tag, key, properties) in enumerate(zip(tags, keys, batch.properties, strict=True)):
         check_tag(tag or "")
         unique = unique_id(columns.unique_prefix, columns.unique_counter + index)
-        texts.append(whole_properties(tag or "", _joined_keys(key), properties, unique))
+        texts.append(whole_properties(tag or "", joined_keys(key), properties, unique))
     return encode_texts(texts, len(texts), "properties")
 
 
@@ -391,7 +396,7 @@ def _per_message(texts: Texts, count: int, name: str) -> Sequence[Any]:
     """One text for each message, whatever form they were given in."""
     if texts is None or isinstance(texts, str):
         return [texts] * count
-    values = texts.to_pylist() if is_arrow(texts) else _as_list(texts, name)
+    values = texts.to_pylist() if is_arrow(texts) else as_list(texts, name)
     if values is None or len(values) != count:
         raise BadMessageError(f"{len(values or ()):,} {name} for {count:,} bodies")
     return list(values)

@@ -128,7 +128,7 @@ def _by_role(words: Mapping[str, int], to_unix: Callable[[int], float]) -> dict[
         return [((role,), words[f"{role}.{name}"]) for role in layout.ROLES]
 
     running = {role: words[f"{role}.supervised"] == layout.RUNNING for role in layout.ROLES}
-    beats = [((role,), to_unix(words[f"{role}.heartbeat_ns"])) for role in layout.ROLES]
+    beats: list[Sample] = [((role,), to_unix(words[f"{role}.heartbeat_ns"])) for role in layout.ROLES]
     return {
         "mqproc_role_up": [((role,), float(up)) for role, up in running.items()],
         "mqproc_role_heartbeat_timestamp_seconds": beats,

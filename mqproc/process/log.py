@@ -81,7 +81,8 @@ def get_logger() -> Logger:
 def _rendering(terminal: bool) -> list[structlog.typing.Processor]:
     if terminal:
         colors = "NO_COLOR" not in os.environ
-        return [structlog.dev.ConsoleRenderer(timestamp_key="ts", colors=colors)]
+        plain = structlog.dev.plain_traceback
+        return [structlog.dev.ConsoleRenderer(timestamp_key="ts", colors=colors, exception_formatter=plain)]
     return [
         structlog.processors.format_exc_info,
         _in_order,

@@ -142,6 +142,13 @@ class EventBell(Bell):
         os.close(self._fd)
 
 
+def warm() -> None:
+    """Load what bells call of compiled code, so that forked processes find it ready."""
+    cells = np.zeros(1, np.int64)
+    publish_and_peek(cells, 0, 0, 0)
+    fence_and_peek(cells, 0)
+
+
 def semaphore_name(store_id: int, epoch: int, role_number: int) -> str:
     """A semaphore's name: hex digits only, never anything that a user typed."""
     return f"/{store_id:016x}{epoch:08x}{role_number:02x}"

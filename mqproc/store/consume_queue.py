@@ -333,21 +333,18 @@ class ConsumeQueueFiles:
         return int(unit["physical_offset"]), int(unit["size"])
 
     def _clear_behind(self, topic: str, queue_id: int, start: int, place: int) -> bool:
-        """Make a file read as zeros from `place` on; whether it did not before. The space behind becomes free."""
+        """Make a file whole, and read as zeros from `place` on; whether it was not so before."""
         fd = self._for_reading(topic, queue_id, start, 0).fd
-        if self._io.size(fd) == self.file_bytes and not self._filled_behind(fd, place):
-            return False
-        self._io.set_size(fd, place)
-        self._io.set_size(fd, self.file_bytes)
-        return True
-
-    def _filled_behind(self, fd: int, place: int) -> bool:
-        """Whether any byte from `place` on is not zero."""
+        changed = False
+        if self._io.size(fd) < self.file_bytes:
+            self._io.set_size(fd, self.file_bytes)
+            changed = True
         while (data := self._io.next_data(fd, place)) is not None:
             place = self._io.next_hole(fd, data)
             if self._io.pread(fd, place - data, data).strip(b"\0"):
-                return True
-        return False
+                self._io.zero(fd, data, place - data)
+                changed = True
+        return changed
 
     # Open files
 

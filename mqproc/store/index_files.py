@@ -132,7 +132,8 @@ class _MappedIndex:
         while first < stop and (count := self.count) < self.items:
             if count >= self.allocated_items:
                 self._allocate_items(count)
-            first = kernels.put_entries(self.view, self.slots, self.allocated_items, hashes, offsets, times, first, stop)
+            limit = self.allocated_items
+            first = kernels.put_entries(self.view, self.slots, limit, hashes, offsets, times, first, stop)
         return first
 
     def write_header(self, header: IndexHeader) -> None:
@@ -140,34 +141,28 @@ class _MappedIndex:
         view = self.view
         store_be64(view, layout.BEGIN_TIMESTAMP, header.begin_timestamp_ms)
         store_be64(view, layout.BEGIN_PHYSICAL_OFFSET, header.begin_physical_offset)
-        self._write_end(header)
+        self._write_end(header.end_timestamp_ms, header.end_physical_offset, header.slots_used, header.count)
 
     def roll_back(self, commit: IndexCommit) -> None:
         """Make it what it was at a commit of this very file; readers may look on."""
         # The count goes first, so that a reader leaves out the items before their slots forget them.
-        header = read_header(self.view)
-        self._write_end(
-            IndexHeader(
-                begin_timestamp_ms=header.begin_timestamp_ms,
-                end_timestamp_ms=commit.end_timestamp_ms,
-                begin_physical_offset=header.begin_physical_offset,
-                end_physical_offset=commit.end_physical_offset,
-                slots_used=commit.slots_used,
-                count=commit.count,
-            )
-        )
+        self._write_end(commit.end_timestamp_ms, commit.end_physical_offset, commit.slots_used, commit.count)
+        if commit.count == layout.FIRST_ITEM:
+            # A file without entries begins where the one before it ended.
+            store_be64(self.view, layout.BEGIN_TIMESTAMP, commit.end_timestamp_ms)
+            store_be64(self.view, layout.BEGIN_PHYSICAL_OFFSET, commit.end_physical_offset)
         kernels.roll_back(self.view, self.slots, commit.count)
 
     def close(self) -> None:
         """Close the file; the map goes with its last view."""
         self._io.close(self._fd)
 
-    def _write_end(self, header: IndexHeader) -> None:
+    def _write_end(self, timestamp_ms: int, physical_offset: int, slots_used: int, count: int) -> None:
         view = self.view
-        store_be64(view, layout.END_TIMESTAMP, header.end_timestamp_ms)
-        store_be64(view, layout.END_PHYSICAL_OFFSET, header.end_physical_offset)
-        store_be32(view, layout.SLOT_COUNT, header.slots_used)
-        store_release_be32(view, layout.ITEM_COUNT, header.count)
+        store_be64(view, layout.END_TIMESTAMP, timestamp_ms)
+        store_be64(view, layout.END_PHYSICAL_OFFSET, physical_offset)
+        store_be32(view, layout.SLOT_COUNT, slots_used)
+        store_release_be32(view, layout.ITEM_COUNT, count)
 
     def _item_step(self, item: int) -> int:
         """Byte offset of the step that an item begins in."""
@@ -195,8 +190,8 @@ class IndexFiles:
     def __init__(self, io: StoreIO, folder: Path, slots: int, items: int) -> None:
         """`slots` and `items` are `max_hash_slot_num` and `max_index_num`.
 
-        Raises CorruptStoreError at once when the newest file has another length than they give, which tells neither:
-        its slots would be misread.
+        Raises CorruptStoreError when a file has another length than they give: its slots would be misread, and the
+        length alone does not tell how many it has.
         """
         self._io = io
         self._folder = folder
@@ -204,10 +199,9 @@ class IndexFiles:
         self._items = items
         self._current: _MappedIndex | None = None
         self.full_files = 0
-        self.check_sizes()
+        self._check_sizes()
 
-    def check_sizes(self) -> None:
-        """Raise CorruptStoreError when a file has another length than the options give."""
+    def _check_sizes(self) -> None:
         expected = layout.file_size(self._slots, self._items)
         for name in index_file_names(self._io, self._folder):
             size = self._io.size_of(self._folder / name)
@@ -237,7 +231,7 @@ class IndexFiles:
     ) -> None:
         """Put the first `count` entries in order, rolling to new files. Raises OSError; then `roll_back` first.
 
-        `hashes` int32[n] are index key hashes, `offsets` int64[n] CommitLog offsets, `times` int64[n] store times in ms.
+        `hashes` int32[n] are index key hashes, `offsets` int64[n] CommitLog offsets, `times` int64[n] store times.
         """
         first = 0
         while first < count:
@@ -262,8 +256,7 @@ class IndexFiles:
         file = self._newest()
         if file is None or file_ms(file.name) != commit.file_ms:
             raise CorruptStoreError(f"{self._folder}: the index file of {commit.file_ms} ms is missing")
-        if self.commit() != commit:
-            file.roll_back(commit)
+        file.roll_back(commit)
 
     def rebuild(self, mark: int, store_timestamp_ms: Callable[[int], int | None]) -> int:
         """After a power loss: make slots and counts anew from the items whose physical offset is below `mark`.
@@ -353,9 +346,9 @@ class IndexFiles:
         """Zero what lies behind the last item, so that a later rebuild cannot take stale items for its own."""
         fd = self._io.open(path, write=True)
         try:
-            size = self._io.size(fd)
-            self._io.set_size(fd, end)
-            self._io.set_size(fd, size)
+            while (data := self._io.next_data(fd, end)) is not None:
+                end = self._io.next_hole(fd, data)
+                self._io.zero(fd, data, end - data)
         finally:
             self._io.close(fd)
 

@@ -10,23 +10,24 @@ from __future__ import annotations
 
 import enum
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.kernels import gather as kernel
-from mqproc.kernels.record_check import REASON_NAMES, VERIFY_CRCS
+from mqproc.kernels.record_check import BAD_OFFSET, REASON_NAMES, VERIFY_CRCS
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.layout.java_hash import java_hash
-from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
+from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles, as_units
 from mqproc.store.log_records import LogRecords
 
 FIRST_CHUNK_UNITS = 1024
 CHUNK_UNITS_MAX = 65_536
 # Damaged records that one answer steps over; fillers cost nothing and are passed over a chunk at a time.
 DAMAGED_RUN_MAX = 1024
+_NOTHING = np.empty(0, np.uint8)
 
 
 class Halt(enum.Enum):
@@ -95,26 +96,35 @@ class Damage:
         return f"queue offsets [{self.first}, {self.stop}) have no intact record: log {place}: {self.reason}"
 
 
-@dataclass(slots=True)
 class Walk:
-    """One walk over units of one queue; it can be told to go on. `next_offset` is the first unit not consumed."""
+    """One walk over units of one queue; `run` can be told to go on. `next_offset` is the first unit not consumed."""
 
-    records: LogRecords
-    files: ConsumeQueueFiles
-    topic: str
-    queue_id: int
-    number: int
-    next_offset: int
-    filter: TagFilter
-    limits: Limits = field(default_factory=Limits)
-    miss: Miss = Miss.NONE
-    _state: NDArray[np.int64] = field(default_factory=lambda: np.zeros(kernel.STATE_SIZE, np.int64))
-    _out: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
-    _view: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
-    _units: NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
+    __slots__ = ("_files", "_filter", "_limits", "_number", "_out", "_queue", "_records", "_state", "_units", "_view")
+    __slots__ += ("miss", "next_offset")
 
-    def __post_init__(self) -> None:
-        limits, state = self.limits, self._state
+    def __init__(
+        self,
+        records: LogRecords,
+        files: ConsumeQueueFiles,
+        queue: tuple[str, int],
+        number: int,
+        next_offset: int,
+        passing: TagFilter,
+        limits: Limits,
+    ) -> None:
+        """`queue` is (topic, queue id), `number` its number in the queue table."""
+        self._records = records
+        self._files = files
+        self._queue = queue
+        self._number = number
+        self.next_offset = next_offset
+        self._filter = passing
+        self._limits = limits
+        self.miss = Miss.NONE
+        self._out = _NOTHING
+        self._view = _NOTHING
+        self._units = _NOTHING
+        state = self._state = np.zeros(kernel.STATE_SIZE, np.int64)
         state[kernel.COUNT_LIMIT] = limits.messages
         state[kernel.BYTES_LIMIT] = limits.bytes
         state[kernel.BORN_BEGIN_MS] = limits.born_begin_ms
@@ -136,18 +146,17 @@ class Walk:
 
     def run(self, stop_offset: int) -> Halt:
         """Look at units up to `stop_offset`."""
-        begin, end = self.records.visible()
+        begin, end = self._records.visible()
         self._state[kernel.LOG_STOP] = end
-        self._state[kernel.SKIP_BELOW] = max(int(self._state[kernel.SKIP_BELOW]), 0)
         chunk = FIRST_CHUNK_UNITS
         while self.next_offset < stop_offset:
             wanted = min(chunk, stop_offset - self.next_offset)
             if not self._read_units(wanted):
                 return Halt.NO_UNITS
-            if self.limits.copy and not len(self._out):
+            if self._limits.copy and not len(self._out):
                 self._out = self._room_for(whole=self.next_offset + wanted >= stop_offset)
             halt = self._chunk(begin, end)
-            self.records.segments.touched(int(self._state[kernel.BYTES]))
+            self._records.segments.touched(int(self._state[kernel.BYTES]))
             if halt is not Halt.DONE:
                 return halt
             chunk = min(4 * chunk, CHUNK_UNITS_MAX)
@@ -155,22 +164,32 @@ class Walk:
 
     def step_over_damage(self, stop_offset: int) -> Damage:
         """After Halt.DAMAGE: consume the units that have no intact record, up to the next one that has."""
-        damage: Damage | None = None
-        before = self._state[kernel.COUNT_LIMIT], self._state[kernel.COPY]
+        damage = self._consume_damaged(None)
         for _ in range(DAMAGED_RUN_MAX):
-            damage = self._consume_damaged(damage)
-            # One look ahead: whatever would stop the walk before a record is copied tells what comes next.
-            at = self.next_offset
-            self._state[kernel.COUNT_LIMIT], self._state[kernel.COPY] = self.count + 1, 0
-            counted = self.count, int(self._state[kernel.BYTES])
-            halt = self.run(min(at + 1, stop_offset))
-            self._state[kernel.COUNT], self._state[kernel.BYTES] = counted
-            passed, self.next_offset = self.next_offset, at
-            if halt is not Halt.DAMAGE or passed != at:
+            if not self._next_is_damaged(stop_offset):
                 break
-        self._state[kernel.COUNT_LIMIT], self._state[kernel.COPY] = before
-        assert damage is not None
+            damage = self._consume_damaged(damage)
         return damage
+
+    def pass_over_as_removed(self) -> None:
+        """After Halt.DAMAGE: take it as RocketMQ takes a record that it cannot read, for one that retention removed."""
+        physical_offset = max(0, int(as_units(self._units)[int(self._state[kernel.UNIT])]["physical_offset"]))
+        self._pass_over_segment(self._records.segments.start_of(physical_offset))
+        self._state[kernel.UNIT] += 1
+        self.next_offset += 1
+
+    def _next_is_damaged(self, stop_offset: int) -> bool:
+        """Whether the walk would stop at once for damage. Only what the units say of it stays changed."""
+        if self.next_offset >= stop_offset:
+            return False
+        at, miss, before = self.next_offset, self.miss, self._state.copy()
+        self._state[kernel.COUNT_LIMIT], self._state[kernel.COPY] = 1 << 62, 0
+        halt = self.run(min(stop_offset, at + FIRST_CHUNK_UNITS))
+        damaged = halt is Halt.DAMAGE and self.next_offset == at
+        before[kernel.UNIT], before[kernel.UNIT_STOP] = 0, self._state[kernel.UNIT_STOP]
+        before[kernel.DAMAGE], before[kernel.BASE] = self._state[kernel.DAMAGE], self._state[kernel.BASE]
+        self._state, self.next_offset, self.miss = before, at, miss
+        return damaged
 
     def _consume_damaged(self, damage: Damage | None) -> Damage:
         """The unit at UNIT, and when it is a filler all fillers behind it in the chunk."""
@@ -195,17 +214,17 @@ class Walk:
 
     def _read_units(self, count: int) -> bool:
         try:
-            data = self.files.read_units(self.topic, self.queue_id, self.next_offset, count, self.number)
+            data = self._files.read_units(*self._queue, self.next_offset, count, self._number)
         except FileNotFoundError:
             return False
         self._units = as_kernel_array(data)
         self._state[kernel.UNIT] = 0
-        self._state[kernel.UNIT_STOP] = len(self._units) // self.files.unit_size
-        return len(self._units) >= self.files.unit_size
+        self._state[kernel.UNIT_STOP] = len(self._units) // UNIT_SIZE
+        return len(self._units) >= UNIT_SIZE
 
     def _room_for(self, *, whole: bool) -> NDArray[np.uint8]:
         """A buffer for the answer: as large as its units say, or as its limit when more units may follow."""
-        limit = self.limits.bytes
+        limit = self._limits.bytes
         if whole:
             sizes = as_units(self._units)["size"].astype(np.int64)
             limit = min(limit, int(sizes[(sizes > 0) & (sizes < FILLER_SIZE)].sum()))
@@ -218,7 +237,7 @@ class Walk:
             before = int(state[kernel.UNIT])
             state[kernel.LAST_FILTERED] = 0
             reason = kernel.gather(
-                self._units, self._view, self.filter.codes, self.filter.tags, self.filter.ends, self._out, state
+                self._units, self._view, self._filter.codes, self._filter.tags, self._filter.ends, self._out, state
             )
             self.next_offset += int(state[kernel.UNIT]) - before
             if state[kernel.LAST_FILTERED]:
@@ -240,14 +259,18 @@ class Walk:
     def _enter_segment(self, physical_offset: int, begin: int, end: int) -> bool:
         """Let the kernel see the segment that the next unit points into; False when it points nowhere."""
         if physical_offset < 0 or physical_offset >= end:
-            self._state[kernel.DAMAGE] = kernel.BAD_OFFSET
+            self._state[kernel.DAMAGE] = BAD_OFFSET
             return False
-        start = self.records.segments.start_of(physical_offset)
-        found = self.records.segment(physical_offset) if physical_offset >= begin else None
+        start = self._records.segments.start_of(physical_offset)
+        found = self._records.segment(physical_offset) if physical_offset >= begin else None
         if found is None:
             # Retention took the segment: what points below the next one is passed over.
-            self._state[kernel.SKIP_BELOW] = start + self.records.segments.segment_size
-            self.miss = Miss.REMOVED
+            self._pass_over_segment(max(start, begin - self._records.segments.segment_size))
         else:
             self._state[kernel.BASE], self._view = found
         return True
+
+    def _pass_over_segment(self, start: int) -> None:
+        """What points below the end of the segment at `start` is gone."""
+        self._state[kernel.SKIP_BELOW] = start + self._records.segments.segment_size
+        self.miss = Miss.REMOVED

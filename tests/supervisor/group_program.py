@@ -127,13 +127,12 @@ def main() -> int:
     parser.add_argument("--recovery", default="")
     parser.add_argument("--sync-errno", type=int, default=0)
     parser.add_argument("--detach", action="store_true")
-    parser.add_argument("--behind", action="store_true", help="leave dispatch behind what is written")
     arguments = parser.parse_args()
     bad = dict(item.split(":") for item in arguments.bad)
     paths = StorePaths(Path(arguments.store))
     specs = make_specs(arguments.roles.split(","), bad)
     options = load_options(flags=arguments.set, environment={})
-    timing = Timing(tick_ms=50, abort_grace_ms=300, stop_ms=1000, quick_stop_ms=300)
+    timing = Timing(tick_ms=50, abort_grace_ms=300, stop_ms=1000, quick_stop_ms=300, spawn_ms=1500)
     policy = RestartPolicy(back_off_ms=20)
 
     def run(report, ready) -> Outcome:  # type: ignore[no-untyped-def]
@@ -145,7 +144,7 @@ def main() -> int:
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        outcome = detach(run, paths.log, say) if arguments.detach else run(say, lambda: say("all serve"))
+        outcome = detach(run, paths, say) if arguments.detach else run(say, lambda: say("all serve"))
     except MqprocError as error:
         print(error, file=sys.stderr)
         return error.exit_code

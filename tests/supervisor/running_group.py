@@ -122,9 +122,7 @@ class RunningGroup:
         before, incarnation = self.cycles(role), self.word(role, "incarnation")
         self.kill(role)
         return wait_until(
-            lambda: (
-                self.word(role, "incarnation") > incarnation and self.running(role) and self.cycles(role) > before
-            ),
+            lambda: self.word(role, "incarnation") > incarnation and self.running(role) and self.cycles(role) > before,
             f"{role} again",
         )
 

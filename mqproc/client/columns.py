@@ -1,0 +1,258 @@
+"""Columns of an append frame: lengths and bytes of all messages, with no Python step for each of them.
+
+Values may be lists, numpy arrays or Arrow arrays; an Arrow array's own buffers are sent, also those of a slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.client.properties import check_keys
+from mqproc.errors import BadMessageError, BadPropertyError, NoSuchQueueError, PropertiesTooLargeError
+from mqproc.layout.properties import KEY_SEPARATOR, NAME_END, PAIR_END
+from mqproc.layout.record import PROPERTIES_SIZE_MAX
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+# A body of this size or more is sent from where it lies; smaller ones are joined.
+_SCATTERED_BODY_BYTES: Final = 16 << 10
+_LENGTH = np.dtype("<u4")
+_SHORT_LENGTH = np.dtype("<u2")
+_OFFSET_TYPES: Final = {"binary": np.int32, "string": np.int32, "large_binary": np.int64, "large_string": np.int64}
+
+Texts = Any
+"""Keys or tags: one text for all, a list of texts, or an Arrow string array; keys also a list of lists of texts."""
+
+
+class Column(NamedTuple):
+    """Values of all messages one after the other. `size` is the sum of `lengths`."""
+
+    lengths: NDArray[Any]
+    size: int
+    data: list[ReadableBuffer]
+
+
+# Bodies
+
+
+def _lengths_of(values: Sequence[Any], dtype: np.dtype[Any] = _LENGTH) -> NDArray[Any]:
+    return np.fromiter(map(len, values), dtype, len(values))
+
+
+def encode_bodies(bodies: Any) -> Column:
+    """A body column of what `Batch.bodies` may be. Raises BadMessageError."""
+    if isinstance(bodies, np.ndarray):
+        return _numpy_bodies(bodies)
+    if is_arrow(bodies):
+        return _arrow_bodies(bodies)
+    if isinstance(bodies, str | bytes | bytearray | memoryview) or not isinstance(bodies, Sequence):
+        raise BadMessageError(f"bodies must be a list of bytes, or a numpy or Arrow array, not {type(bodies).__name__}")
+    return list_bodies(bodies)
+
+
+def list_bodies(bodies: Sequence[Any]) -> Column:
+    """A body column of a list of bytes. Raises BadMessageError."""
+    try:
+        lengths = _lengths_of(bodies)
+        size = int(lengths.sum(dtype=np.int64))
+        if size < len(bodies) * _SCATTERED_BODY_BYTES:
+            joined = b"".join(bodies)
+            if len(joined) != size:
+                raise TypeError("a body's items are not bytes")
+            return Column(lengths, size, [joined])
+        views: list[ReadableBuffer] = [memoryview(body).cast("B") for body in bodies if len(body)]
+    except (TypeError, ValueError) as error:
+        raise BadMessageError(f"bodies: {error}") from None
+    return Column(lengths, size, views)
+
+
+def _numpy_bodies(bodies: NDArray[Any]) -> Column:
+    if bodies.dtype == np.uint8 and bodies.ndim == 2:
+        rows = np.ascontiguousarray(bodies)
+        return Column(np.full(len(rows), rows.shape[1], _LENGTH), rows.nbytes, [rows.reshape(-1).data])
+    if bodies.dtype.kind == "S" and bodies.ndim == 1:
+        return _padded_bodies(np.ascontiguousarray(bodies))
+    if bodies.dtype.kind == "O" and bodies.ndim == 1:
+        return list_bodies(bodies.tolist())
+    raise BadMessageError(f"bodies: a numpy array of {bodies.dtype} with {bodies.ndim} dimensions is no list of bodies")
+
+
+def _padded_bodies(bodies: NDArray[np.bytes_]) -> Column:
+    """Texts padded with zero bytes to one width, as numpy keeps them; the padding is not sent."""
+    width = bodies.dtype.itemsize
+    lengths = np.strings.str_len(bodies).astype(_LENGTH)
+    rows = bodies.view(np.uint8).reshape(len(bodies), width)
+    size = int(lengths.sum(dtype=np.int64))
+    data = rows.reshape(-1) if size == rows.size else rows[np.arange(width) < lengths[:, None]]
+    return Column(lengths, size, [data.data])
+
+
+def is_arrow(values: Any) -> bool:
+    """Whether this is pyarrow's, told without importing it."""
+    return type(values).__module__.partition(".")[0] == "pyarrow"
+
+
+def _arrow_column(array: Any, name: str) -> tuple[NDArray[np.int64], ReadableBuffer]:
+    """Sizes and bytes of an Arrow array of texts or binaries: a view of its own buffer, a slice's part of it."""
+    if hasattr(array, "combine_chunks"):
+        array = array.combine_chunks()
+    kind = str(array.type)
+    if kind.startswith("fixed_size_binary"):
+        width = array.type.byte_width
+        data = memoryview(array.buffers()[1] or b"")
+        return np.full(len(array), width, np.int64), data[array.offset * width : (array.offset + len(array)) * width]
+    if kind not in _OFFSET_TYPES:
+        array, kind = _cast_arrow(array, name), "large_binary"
+    _, offsets_buffer, data_buffer = array.buffers()
+    if not len(array):
+        return np.empty(0, np.int64), b""
+    offsets = np.frombuffer(offsets_buffer, _OFFSET_TYPES[kind])[array.offset : array.offset + len(array) + 1]
+    data = memoryview(data_buffer or b"").cast("B")
+    return np.diff(offsets).astype(np.int64), data[int(offsets[0]) : int(offsets[-1])]
+
+
+def _cast_arrow(array: Any, name: str) -> Any:
+    """Dictionary and view types as plain ones. pyarrow's errors are ValueErrors and NotImplementedErrors."""
+    try:
+        plain = array.dictionary_decode() if hasattr(array, "dictionary_decode") else array
+        return plain.cast("large_binary")
+    except (ValueError, NotImplementedError):
+        raise BadMessageError(f"{name}: an Arrow array of {array.type} holds neither binaries nor texts") from None
+
+
+def _arrow_bodies(bodies: Any) -> Column:
+    if bodies.null_count:
+        raise BadMessageError(f"bodies: {bodies.null_count:,} of {len(bodies):,} are null")
+    sizes, data = _arrow_column(bodies, "bodies")
+    if len(sizes) and int(sizes.max()) >= 1 << 32:
+        raise BadMessageError(f"a body has {int(sizes.max()):,} bytes")
+    return Column(sizes.astype(_LENGTH), int(sizes.sum()), [data])
+
+
+# Texts
+
+
+def encode_keys(keys: Texts, count: int) -> Column:
+    """The keys column, each message's keys joined by a space. Raises BadPropertyError."""
+    if isinstance(keys, str):
+        check_keys((keys,))
+        return encode_texts([keys] * count, count, "keys")
+    values = as_list(keys, "keys")
+    if values is not None and not _all_texts(values):
+        return encode_texts([joined_keys(value) for value in values], count, "keys")
+    column = encode_texts(keys, count, "keys")
+    _refuse_bytes(column, "keys", NAME_END + PAIR_END + KEY_SEPARATOR)
+    return column
+
+
+def joined_keys(keys: Any) -> str:
+    """One message's keys, given as a text, a sequence of texts, or None."""
+    if not keys:
+        return ""
+    several = (keys,) if isinstance(keys, str) else keys
+    check_keys(several)
+    return KEY_SEPARATOR.join(several)
+
+
+def encode_tags(tags: Texts, count: int) -> Column:
+    """The tags column. Raises BadPropertyError."""
+    column = encode_texts(tags, count, "tags")
+    _refuse_bytes(column, "tags", NAME_END + PAIR_END)
+    return column
+
+
+def encode_texts(texts: Texts, count: int, name: str) -> Column:
+    """A column of short texts, one for each message; None and "" are none."""
+    values = as_list(texts, name)
+    if values is None:
+        sizes, data = _arrow_column(texts.fill_null("") if texts.null_count else texts, name)
+    else:
+        sizes, data = _list_texts(values, name)
+    if len(sizes) != count:
+        raise BadMessageError(f"{len(sizes):,} {name} for {count:,} bodies")
+    if count and int(sizes.max()) > PROPERTIES_SIZE_MAX:
+        raise PropertiesTooLargeError(f"{name} of {int(sizes.max()):,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
+    return Column(sizes.astype(_SHORT_LENGTH), int(sizes.sum()), [data])
+
+
+def as_list(texts: Texts, name: str) -> Sequence[Any] | None:
+    """The texts as a sequence, or None when they are one of Arrow's arrays of texts."""
+    if is_arrow(texts):
+        return list(texts.to_pylist()) if "list" in str(texts.type) else None
+    if isinstance(texts, np.ndarray):
+        return list(texts.tolist())
+    if isinstance(texts, bytes | str) or not isinstance(texts, Sequence):
+        raise BadPropertyError(f"{name} must be a list of texts or an array, not {type(texts).__name__}")
+    return texts
+
+
+def _all_texts(values: Sequence[Any]) -> bool:
+    try:
+        "".join(values)
+    except TypeError:
+        return False
+    return True
+
+
+def _list_texts(values: Sequence[Any], name: str) -> tuple[NDArray[np.int64], bytes]:
+    try:
+        if not _all_texts(values):
+            values = ["" if value is None else value for value in values]
+        joined = "".join(values)
+        data = joined.encode()
+        if len(data) != len(joined):  # Not all ASCII, so characters are not bytes.
+            values = list(map(str.encode, values))
+    except (TypeError, UnicodeEncodeError) as error:
+        raise BadPropertyError(f"{name}: {error}") from None
+    return _lengths_of(values, np.dtype(np.int64)), data
+
+
+def _refuse_bytes(column: Column, name: str, forbidden: str) -> None:
+    data = b"".join(column.data)
+    for byte in forbidden.encode():
+        if byte in data:
+            raise BadPropertyError(f"{name}: one holds the separator byte 0x{byte:02X}")
+
+
+# Numbers
+
+
+def numbers(values: Any, dtype: str, count: int, name: str) -> NDArray[Any]:
+    """A column of numbers, one for each message."""
+    try:
+        found = np.asarray(values)
+        if found.dtype.kind not in "iu" and len(found):
+            raise BadMessageError(f"{name}: {found.dtype} are no whole numbers")
+        limits = np.iinfo(dtype)
+        if len(found) and not limits.min <= int(found.min()) <= int(found.max()) <= limits.max:
+            raise BadMessageError(f"{name}: {int(found.min()):,}…{int(found.max()):,} do not fit {limits.bits} bits")
+    except (TypeError, ValueError, OverflowError) as error:
+        raise BadMessageError(f"{name}: {error}") from None
+    if found.shape != (count,):
+        raise BadMessageError(f"{found.shape} {name} for {count:,} bodies")
+    return np.ascontiguousarray(found, np.dtype(dtype).newbyteorder("<"))
+
+
+def check_queue_id(queue_id: int) -> None:
+    """Raise NoSuchQueueError when no topic can have this queue."""
+    if not 0 <= queue_id < 1 << 31:
+        raise NoSuchQueueError(f"queue id {queue_id:,} is below 0 or too large")
+
+
+def check_flag(flag: int) -> None:
+    """Raise BadMessageError when a flag does not fit its field."""
+    if not -(1 << 31) <= flag < 1 << 31:
+        raise BadMessageError(f"flag {flag:,} does not fit 32 bits")
+
+
+def queue_numbers(queue_ids: Any, count: int) -> NDArray[np.int32]:
+    """A column of queue ids. Raises NoSuchQueueError when one is negative."""
+    found = numbers(queue_ids, "i4", count, "queue ids")
+    if count and int(found.min()) < 0:
+        raise NoSuchQueueError(f"queue id {int(found.min()):,} is below 0")
+    return found

@@ -1,0 +1,100 @@
+"""Properties of messages to send: what is refused, and the order in which RocketMQ stores them.
+
+The writer fills in UNIQ_KEY, TAGS and KEYS. Other properties that all messages of a frame share are sent as the four
+gaps around those three; properties that differ are sent as whole strings.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from mqproc.client.unique_id import ID_CHARACTERS
+from mqproc.errors import BadPropertyError
+from mqproc.layout.properties import KEY_SEPARATOR, KEYS, NAME_END, PAIR_END, RESERVED, TAGS, UNIQ_KEY, bucket
+
+# Names with this beginning are for RocketMQ's clients alone and must not be stored.
+TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."
+
+_SEPARATOR = re.compile(f"[{NAME_END}{PAIR_END}]")
+_KEY_FORBIDDEN = re.compile(f"[{NAME_END}{PAIR_END}{KEY_SEPARATOR}]")
+
+# RocketMQ's order of the names that the writer fills in, which the four gaps stand around.
+_UNIQUE_BUCKET, _TAG_BUCKET, _KEYS_BUCKET = bucket(UNIQ_KEY), bucket(TAGS), bucket(KEYS)
+assert _UNIQUE_BUCKET < _TAG_BUCKET < _KEYS_BUCKET
+# Bytes of those three pairs, without the values of tag and keys.
+FIXED_PAIRS_BYTES: Final = len(UNIQ_KEY) + ID_CHARACTERS + len(TAGS) + len(KEYS) + 6
+
+_bucket = functools.lru_cache(4096)(bucket)
+
+
+def check_property(name: str, value: str) -> None:
+    """Raise BadPropertyError unless a user's property would be stored and read back as it is."""
+    if not isinstance(name, str) or not isinstance(value, str) or not name or not value:
+        raise BadPropertyError(f"property {name!r} = {value!r}: name and value must be texts that are not empty")
+    if name in RESERVED or name.startswith(TRANSIENT_PREFIX):
+        raise BadPropertyError(f"property {name!r} is reserved")
+    if found := _SEPARATOR.search(name) or _SEPARATOR.search(value):
+        raise BadPropertyError(f"property {name!r} holds the separator byte 0x{ord(found[0]):02X}")
+
+
+def check_tag(tag: str) -> None:
+    """Raise BadPropertyError when a tag holds a separator byte."""
+    if found := _SEPARATOR.search(tag):
+        raise BadPropertyError(f"tag {tag[:64]!r} holds the separator byte 0x{ord(found[0]):02X}")
+
+
+def check_keys(keys: Sequence[str]) -> None:
+    """Raise BadPropertyError when a key is empty, or holds a separator byte or a space, at which it would be split."""
+    if isinstance(keys, str):
+        raise BadPropertyError(f"keys must be a sequence of texts, not the text {keys[:64]!r}")
+    for key in keys:
+        if not key:
+            raise BadPropertyError("a key is empty")
+        if found := _KEY_FORBIDDEN.search(key):
+            raise BadPropertyError(f"key {key[:64]!r} holds the separator byte 0x{ord(found[0]):02X}")
+
+
+def check_unique_id(unique: str) -> None:
+    """Raise BadPropertyError when a unique id of the user's own holds a separator byte or a space."""
+    if found := _KEY_FORBIDDEN.search(unique):
+        raise BadPropertyError(f"unique id {unique[:64]!r} holds the separator byte 0x{ord(found[0]):02X}")
+
+
+class Gaps(NamedTuple):
+    """Properties of all messages of a frame, encoded, by where they stand among the three that the writer fills in."""
+
+    before_unique: bytes = b""
+    before_tag: bytes = b""
+    before_keys: bytes = b""
+    after_keys: bytes = b""
+
+
+NO_GAPS = Gaps()
+
+
+def split_at_gaps(properties: Mapping[str, str]) -> Gaps:
+    """Encode constant properties. In a bucket that is shared, tag and keys come first and the unique id last."""
+    parts: tuple[list[str], ...] = ([], [], [], [])
+    for name in sorted(properties, key=_bucket):
+        check_property(name, properties[name])
+        place = _bucket(name)
+        gap = (place > _UNIQUE_BUCKET) + (place >= _TAG_BUCKET) + (place >= _KEYS_BUCKET)
+        parts[gap].append(f"{name}{NAME_END}{properties[name]}{PAIR_END}")
+    return Gaps(*("".join(part).encode() for part in parts))
+
+
+def whole_properties(tag: str, keys: str, properties: Mapping[str, str], unique: str) -> str:
+    """One message's whole property string, in RocketMQ's order."""
+    pairs = {}
+    if tag:
+        pairs[TAGS] = tag
+    if keys:
+        pairs[KEYS] = keys
+    for name, value in properties.items():
+        check_property(name, value)
+        pairs[name] = value
+    pairs[UNIQ_KEY] = unique
+    return "".join([f"{name}{NAME_END}{pairs[name]}{PAIR_END}" for name in sorted(pairs, key=_bucket)])

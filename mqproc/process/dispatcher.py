@@ -1,0 +1,153 @@
+"""The dispatcher: brings ConsumeQueues and index to the end of what may be seen of the log (reput)."""
+
+from __future__ import annotations
+
+import errno
+import time
+from typing import Any
+
+import msgspec
+
+from mqproc.errors import CorruptStoreError
+from mqproc.kernels.dispatch import StopReason
+from mqproc.layout import control as words_of
+from mqproc.process.log import get_logger
+from mqproc.process.loop import RoleContext
+from mqproc.shm.words import Words
+from mqproc.store.consume_queue import ConsumeQueueFiles
+from mqproc.store.dispatcher import Dispatch, DispatchStep
+from mqproc.store.index_files import IndexCommit, IndexFiles
+from mqproc.store.queue_table import QueueTable
+from mqproc.store.segments import LogSegments
+
+# After a failed step (a full disk) the next one waits this long, so that it does not spin.
+RETRY_S = 0.1
+STOP_WAIT_S = 0.001
+
+
+class Dispatcher:
+    """The role. A restarted one rolls the index back to the last committed step and goes on there."""
+
+    name = words_of.DISPATCHER
+
+    def __init__(self, context: RoleContext) -> None:
+        self._context = context
+        self._words = context.control.words
+        self._log = get_logger()
+        options, io, paths = context.options, context.io, context.paths
+        self._table = QueueTable(io, paths.queues, write=True)
+        self._segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log, mapped_max=2)
+        queues = ConsumeQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes, write=True)
+        index = IndexFiles(io, paths.index, options.max_hash_slot_num, options.max_index_num)
+        if context.incarnation > 1 and options.message_index_enable:
+            with context.heart.busy(words_of.STATE_RECOVERING):
+                index.roll_back(committed(self._words))
+        self._dispatch = Dispatch(io, options, self._table, self._segments, queues, index, holes=known_holes(context))
+        self._query_bell = context.bells[words_of.QUERY]
+        self._index_bell = context.bells[words_of.INDEX_FLUSHER]
+        self._full_files = index.full_files
+        self._retry_at = 0.0
+
+    def do_work(self) -> int:
+        words = self._words
+        dispatched = words[words_of.DISPATCHED]
+        confirmed = self._context.control.confirmed(sync_flush=self._context.sync_flush)
+        if dispatched >= confirmed or time.monotonic() < self._retry_at:
+            return 0
+        try:
+            step = self._dispatch.step(dispatched, confirmed)
+        except OSError as error:
+            self._hold_up(error)
+            return 0
+        if step.position == dispatched:
+            self._explain(step)
+            return 0
+        self._publish(step)
+        return max(1, step.records)
+
+    def wait(self, timeout_s: float) -> None:
+        until_retry_s = self._retry_at - time.monotonic()
+        self._context.bell.wait(min(timeout_s, until_retry_s) if until_retry_s > 0 else timeout_s)
+
+    def on_stop(self) -> bool:
+        """Reach the end of what is confirmed; the supervisor gives up on one that cannot."""
+        if self.do_work():
+            return False
+        confirmed = self._context.control.confirmed(sync_flush=self._context.sync_flush)
+        if self._words[words_of.DISPATCHED] >= confirmed or self._words[words_of.DISPATCH_ERRNO]:
+            return True
+        time.sleep(STOP_WAIT_S)
+        return False
+
+    def close(self) -> None:
+        self._dispatch.close()
+        self._segments.close()
+        self._table.close()
+
+    def _publish(self, step: DispatchStep) -> None:
+        words = self._words
+        messages = words[words_of.DISPATCHED_MESSAGES] + step.records
+        self._commit(step.position, messages)
+        if step.store_timestamp_ms:
+            words[words_of.DISPATCHED_STORE_TIMESTAMP_MS] = step.store_timestamp_ms
+        words[words_of.DISPATCHED_MESSAGES] = messages
+        words.add(words_of.DISPATCHED_ENTRIES, step.entries)
+        words[words_of.DISPATCH_ERRNO] = 0
+        self._query_bell.publish(words_of.DISPATCHED, step.position)
+        if self._dispatch.index.full_files != self._full_files:
+            self._full_files = self._dispatch.index.full_files
+            words[words_of.INDEX_FULL_FILES] = self._full_files
+            self._index_bell.ring()
+
+    def _commit(self, position: int, messages: int) -> None:
+        """Write down where the index stands at this position: the slot first, then its number."""
+        words = self._words
+        index = self._dispatch.index.commit()
+        sequence = words[words_of.COMMIT_SEQUENCE] + 1
+        slot = sequence & 1
+        words[words_of.COMMIT_DISPATCHED[slot]] = position
+        words[words_of.COMMIT_INDEX_MS[slot]] = index.file_ms
+        words[words_of.COMMIT_INDEX_ITEMS[slot]] = index.count
+        words[words_of.COMMIT_INDEX_SLOTS[slot]] = index.slots_used
+        words[words_of.COMMIT_INDEX_END_MS[slot]] = index.end_timestamp_ms
+        words[words_of.COMMIT_INDEX_END[slot]] = index.end_physical_offset
+        words[words_of.COMMIT_MESSAGES[slot]] = messages
+        words[words_of.COMMIT_SEQUENCE] = sequence
+        words[words_of.INDEX_FILE_MS] = index.file_ms
+        words[words_of.INDEX_ITEMS] = index.count
+
+    def _hold_up(self, error: OSError) -> None:
+        """Nothing is skipped: the same step is tried again until it goes well."""
+        self._words[words_of.DISPATCH_ERRNO] = error.errno or errno.EIO
+        self._retry_at = time.monotonic() + RETRY_S
+        self._context.heart.failed()
+        self._log.error("dispatch waits", error=str(error), position=self._words[words_of.DISPATCHED])
+
+    def _explain(self, step: DispatchStep) -> None:
+        if step.reason is StopReason.BAD_RECORD:
+            base = self._segments.start_of(step.position)
+            raise CorruptStoreError(f"{self._segments.path(base)}: offset {step.position - base}: no record begins here")
+        if step.reason is StopReason.UNKNOWN_QUEUE:
+            self._hold_up(OSError(errno.ENOENT, f"the record at {step.position} belongs to no known queue"))
+
+
+def committed(words: Words) -> IndexCommit:
+    """Where the index stood at the last committed step."""
+    slot = words[words_of.COMMIT_SEQUENCE] & 1
+    words[words_of.DISPATCHED] = words[words_of.COMMIT_DISPATCHED[slot]]
+    words[words_of.DISPATCHED_MESSAGES] = words[words_of.COMMIT_MESSAGES[slot]]
+    return IndexCommit(
+        file_ms=words[words_of.COMMIT_INDEX_MS[slot]],
+        count=words[words_of.COMMIT_INDEX_ITEMS[slot]],
+        slots_used=words[words_of.COMMIT_INDEX_SLOTS[slot]],
+        end_timestamp_ms=words[words_of.COMMIT_INDEX_END_MS[slot]],
+        end_physical_offset=words[words_of.COMMIT_INDEX_END[slot]],
+    )
+
+
+def known_holes(context: RoleContext) -> list[tuple[int, int]]:
+    """Ranges of damage that recovery found in the log."""
+    if not context.control.load(words_of.DAMAGE_HOLES):
+        return []
+    found: dict[str, Any] = msgspec.json.decode(context.io.read_file(context.paths.damage))
+    return [(hole["start"], hole["stop"]) for hole in found["holes"]]

@@ -1,0 +1,84 @@
+"""The monitor: /metrics, /healthz, /readyz and a page for people, from the control file. Owns nothing of the store.
+
+The port may be taken, by another group perhaps: then the store runs all the same, and the port is tried again.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+from mqproc.layout import control as words_of
+from mqproc.metrics.http import HttpServer
+from mqproc.metrics.pages import Pages
+from mqproc.process.log import get_logger
+from mqproc.process.loop import RoleContext
+from mqproc.shm.bell import EventBell
+
+RETRY_NS = 5_000_000_000
+
+
+class Monitor:
+    """The role. Its bell is an EventBell, so that one epoll waits for it and for clients."""
+
+    name = words_of.MONITOR
+
+    def __init__(self, context: RoleContext) -> None:
+        self._context = context
+        self._words = context.control.words
+        self._log = get_logger()
+        options = context.options
+        self._pages = Pages(context.control, str(context.paths.root), _version(), options.heartbeat_timeout_ms)
+        self._server: HttpServer | None = None
+        self._retry_ns = 0
+        self._listen()
+
+    def do_work(self) -> int:
+        if self._server is None and self._context.clock.monotonic_ns() >= self._retry_ns:
+            self._listen()
+        return self._poll(0)
+
+    def wait(self, timeout_s: float) -> None:
+        if self._server is None:
+            self._context.bell.wait(timeout_s)
+        else:
+            self._poll(timeout_s)
+
+    def on_stop(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._words[words_of.MONITOR_PORT] = 0
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _poll(self, timeout_s: float) -> int:
+        if self._server is None:
+            return 0
+        answered = self._server.poll(timeout_s)
+        self._words.add(words_of.SCRAPES, answered)
+        return answered
+
+    def _listen(self) -> None:
+        options = self._context.options
+        try:
+            server = HttpServer(options.metrics_host, options.metrics_port, self._pages.page)
+        except OSError as error:
+            self._retry_ns = self._context.clock.monotonic_ns() + RETRY_NS
+            address = f"{options.metrics_host}:{options.metrics_port}"
+            self._log.warning(
+                "metrics are not offered", address=address, error=error.strerror, remedy="set metrics_port"
+            )
+            return
+        bell = self._context.bell
+        if isinstance(bell, EventBell):
+            server.watch(bell.fileno())
+        self._server = server
+        self._words[words_of.MONITOR_PORT] = server.port
+
+
+def _version() -> str:
+    try:
+        return version("mqproc")
+    except PackageNotFoundError:
+        return "unknown"

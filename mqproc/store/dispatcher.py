@@ -1,0 +1,185 @@
+"""Dispatch (reput): records of the log become ConsumeQueue units and index entries, in bounded steps.
+
+Order of a step: units, index entries, the `max_offset` words. The caller then publishes `dispatched`. Killed anywhere in
+between, the successor rolls the index back to the last commit and does the step again: a unit's place is its queue
+offset, so units are only written over by themselves.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.config import MIB, Options
+from mqproc.io import StoreIO
+from mqproc.kernels.dispatch import (
+    RUN_COUNT,
+    RUN_FIRST_OFFSET,
+    RUN_PHYSICAL_END,
+    RUN_QUEUE,
+    RUN_STORE_TIMESTAMP_MS,
+    DispatchBuffers,
+    ScanResult,
+    StopReason,
+)
+from mqproc.layout import queue_table as table_layout
+from mqproc.layout.consume_queue import UNIT_SIZE
+from mqproc.store.consume_queue import ConsumeQueueFiles
+from mqproc.store.index_files import IndexFiles
+from mqproc.store.queue_table import QueueTable
+from mqproc.store.segments import LogSegments
+
+STEP_BYTES_MAX: Final = 8 * MIB
+STEP_RECORDS_MAX: Final = 65_536
+# Two entries a record and some more; a step with more of them just ends earlier.
+STEP_ENTRIES_MAX: Final = 4 * STEP_RECORDS_MAX
+
+# After these the log goes on where the step ended.
+GOING_ON: Final = frozenset({StopReason.LIMIT, StopReason.RECORDS, StopReason.BLANK, StopReason.ENTRIES_FULL})
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchStep:
+    """What a step did. `position` is the new `dispatched`.
+
+    With a `reason` outside GOING_ON dispatch cannot pass `position`: nothing of the record there was written.
+    `store_timestamp_ms` is the last dispatched record's, 0 when the step had none.
+    """
+
+    position: int
+    records: int
+    entries: int
+    store_timestamp_ms: int
+    reason: StopReason
+
+    @property
+    def stuck(self) -> bool:
+        return self.reason not in GOING_ON
+
+
+class Dispatch:
+    """Dispatch over one store's files. The only writer of ConsumeQueue and index bytes and of `max_offset` words."""
+
+    def __init__(
+        self,
+        io: StoreIO,
+        options: Options,
+        table: QueueTable,
+        segments: LogSegments,
+        queues: ConsumeQueueFiles,
+        index: IndexFiles,
+        *,
+        holes: Sequence[tuple[int, int]] = (),
+        step_bytes: int = STEP_BYTES_MAX,
+        step_records: int = STEP_RECORDS_MAX,
+    ) -> None:
+        """`holes` are ranges [start, stop) of damage in the log, which are jumped over."""
+        self._io = io
+        self._table = table
+        self._segments = segments
+        self._queues = queues
+        self.index = index
+        self._with_index = options.message_index_enable
+        self._holes = sorted(holes)
+        self._step_bytes = step_bytes
+        self._buffers = DispatchBuffers(table.capacity, step_records, STEP_ENTRIES_MAX)
+
+    def step(self, dispatched: int, confirmed: int) -> DispatchStep:
+        """Dispatch records from `dispatched` on, none at or above `confirmed`.
+
+        Raises OSError (a full disk…), after which nothing is published and the same step can be tried again.
+        """
+        start, stop = self._between_holes(dispatched, confirmed)
+        if start >= stop:
+            return DispatchStep(start, 0, 0, 0, StopReason.LIMIT)
+        segment_start = self._segments.start_of(start)
+        segment_end = segment_start + self._segments.segment_size
+        result = self._buffers.scan(
+            self._segments.view(segment_start),
+            self._table.bytes_view,
+            self._table.cells,
+            self._table.slots,
+            start=start - segment_start,
+            limit=start - segment_start + self._step_bytes,
+            stop=min(stop, segment_end) - segment_start,
+            segment_start=segment_start,
+            with_entries=self._with_index,
+        )
+        self._segments.touched(result.stopped_at - (start - segment_start))
+        self._write_units(result)
+        self._io.crash_point("dispatch.units_written")
+        self._put_entries(result.entries)
+        self._io.crash_point("dispatch.entries_put")
+        self._publish_queues(result)
+        self._io.crash_point("dispatch.queues_published")
+        position = segment_start + result.stopped_at
+        if result.reason is StopReason.BLANK:
+            position = segment_end
+        return DispatchStep(
+            position=self._behind_hole(position),
+            records=result.records,
+            entries=result.entries,
+            store_timestamp_ms=result.store_timestamp_ms,
+            reason=result.reason,
+        )
+
+    def close(self) -> None:
+        """Close the files; the table and the segments are the caller's."""
+        self._queues.close()
+        self.index.close()
+
+    def _between_holes(self, dispatched: int, confirmed: int) -> tuple[int, int]:
+        """(start, stop) of a range without holes: `dispatched` or the end of its hole, and the next hole's start."""
+        start = self._behind_hole(dispatched)
+        following = bisect.bisect_left(self._holes, (start, start))
+        if following < len(self._holes):
+            confirmed = min(confirmed, self._holes[following][0])
+        return start, confirmed
+
+    def _behind_hole(self, position: int) -> int:
+        for start, stop in self._holes:
+            if start <= position < stop:
+                position = stop
+        return position
+
+    def _write_units(self, result: ScanResult) -> None:
+        units = result.units
+        for number, first, count, offset, _end, _time in result.runs.tolist():
+            topic, queue_id = self._table.name(number)
+            self._queues.write_run(
+                topic, queue_id, first, units[offset : offset + count * UNIT_SIZE], generation=number
+            )
+
+    def _put_entries(self, count: int) -> None:
+        if count == 0:
+            return
+        before = self.index.commit()
+        try:
+            self.index.put(
+                self._buffers.entry_hashes, self._buffers.entry_offsets, self._buffers.entry_times, count
+            )
+        except OSError:
+            # Entries have no place of their own as units have: without this a repeated step would add them twice.
+            self.index.roll_back(before)
+            raise
+
+    def _publish_queues(self, result: ScanResult) -> None:
+        """Raise the queues' words to what their newest runs say, position before time."""
+        runs = result.runs
+        # np.unique takes the first of equal ones: the newest run of each queue, when read from the end.
+        numbers, newest = np.unique(runs[::-1, RUN_QUEUE], return_index=True)
+        last = runs[::-1][newest]
+        self._raise(numbers, table_layout.MAX_OFFSET, last[:, RUN_FIRST_OFFSET] + last[:, RUN_COUNT])
+        self._raise(numbers, table_layout.LAST_PHYSICAL_END, last[:, RUN_PHYSICAL_END])
+        self._raise(numbers, table_layout.LAST_STORE_TIMESTAMP_MS, last[:, RUN_STORE_TIMESTAMP_MS])
+
+    def _raise(self, numbers: NDArray[np.int64], word: int, values: NDArray[np.int64]) -> None:
+        """Store each queue's word unless it is higher already: a repeated step may be shorter than it was."""
+        cells = self._table.cells
+        places = table_layout.HEADER_WORDS + numbers * table_layout.ENTRY_WORDS + word
+        cells[places] = np.maximum(cells[places], values)

@@ -1,0 +1,165 @@
+"""Looking keys up in the index, from any process, while the dispatcher fills its newest file.
+
+Answers are CommitLog offsets whose key hash matches: callers compare topic and key of the records.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.config import MIB
+from mqproc.io import StoreIO
+from mqproc.kernels import index as kernels
+from mqproc.kernels.views import as_kernel_array
+from mqproc.layout import index_file as layout
+from mqproc.layout.java_hash import index_key_hash_of
+from mqproc.store.index_files import IndexHeader, index_file_names, read_header
+
+MAPPED_FILES_MAX: Final = 32
+# A reader lets go of its mapped pages when it may have this many bytes of them present.
+PRESENT_BYTES_MAX: Final = 32 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class IndexAnswer:
+    """Offsets found, with how far the newest file reaches."""
+
+    offsets: list[int] = field(default_factory=list)
+    last_update_timestamp_ms: int = 0
+    last_update_physical_offset: int = 0
+
+
+class IndexReader:
+    """The index files of a store, for reading. `refresh` when the dispatcher has made a new file."""
+
+    def __init__(
+        self, io: StoreIO, folder: Path, slots: int, items: int, results_max: int, mapped_max: int = MAPPED_FILES_MAX
+    ) -> None:
+        """`slots`, `items`, `results_max`: max_hash_slot_num, max_index_num, max_msgs_num_batch."""
+        self._io = io
+        self._folder = folder
+        self._slots = slots
+        self._file_size = layout.file_size(slots, items)
+        self._mapped_max = mapped_max
+        self._maps: OrderedDict[str, tuple[mmap.mmap, NDArray[np.uint8]]] = OrderedDict()
+        self._names: list[str] = []
+        self._newest_ms = -1
+        self._present_bytes = 0
+        self._found = np.zeros(results_max, np.int64)
+        self.passed_over: list[str] = []
+        """Files whose length is not what the options give; they are not searched."""
+
+    def refresh(self, newest_ms: int) -> None:
+        """List the files again if the newest one's name (INDEX_FILE_MS) is another than last time."""
+        if newest_ms == self._newest_ms:
+            return
+        self._newest_ms = newest_ms
+        self._names = index_file_names(self._io, self._folder)
+        self.passed_over = []
+        for name in [name for name in self._maps if name not in self._names]:
+            del self._maps[name]
+
+    def query_offset(self, topic: str, key: str, max_results: int, begin_ms: int, end_ms: int) -> IndexAnswer:
+        """Offsets of records whose key hash is that of `topic#key`, newest file first, by RocketMQ's `queryOffset`."""
+        key_hash = index_key_hash_of(topic, key)
+        wanted = min(max_results, len(self._found))
+        offsets: list[int] = []
+        newest: IndexHeader | None = None
+        for name in reversed(self._names):
+            view = self._view(name)
+            if view is None:
+                continue
+            header = read_header(view)
+            newest = newest or header
+            if _may_hold(header, begin_ms, end_ms):
+                offsets += self._walk(view, header.count, key_hash, wanted - len(offsets), begin_ms, end_ms)
+            if header.begin_timestamp_ms < begin_ms or len(offsets) >= wanted:
+                break
+        if newest is None:
+            return IndexAnswer()
+        return IndexAnswer(offsets, newest.end_timestamp_ms, newest.end_physical_offset)
+
+    def query_message(
+        self,
+        topic: str,
+        key: str,
+        max_results: int,
+        begin_ms: int,
+        end_ms: int,
+        is_there: Callable[[int], bool],
+    ) -> IndexAnswer:
+        """Offsets of records that are still there, ascending, by RocketMQ's `queryMessage`.
+
+        `is_there` tells whether the log still has a record. RocketMQ asks up to three times, further back, until a
+        round finds a record that is there; but retention deletes the oldest first, so behind a round without any
+        there is none, and one round gives the same answer. Without any match the answer says nothing of the newest
+        file, as RocketMQ's.
+        """
+        found = self.query_offset(topic, key, max_results, begin_ms, end_ms)
+        if not found.offsets:
+            return IndexAnswer()
+        there = sorted(offset for offset in found.offsets if is_there(offset))
+        return IndexAnswer(there, found.last_update_timestamp_ms, found.last_update_physical_offset)
+
+    def let_go(self) -> None:
+        """Let go of all mapped pages; the maps stay."""
+        for mapping, _view in self._maps.values():
+            self._io.unmap_pages(mapping, 0, len(mapping))
+        self._present_bytes = 0
+
+    def close(self) -> None:
+        """Drop all maps."""
+        self._maps.clear()
+
+    def _walk(
+        self, view: NDArray[np.uint8], count: int, key_hash: int, wanted: int, begin_ms: int, end_ms: int
+    ) -> list[int]:
+        found = kernels.walk_chain(view, self._slots, count, key_hash, begin_ms, end_ms, wanted, self._found)
+        # Each item of a chain is likely to lie in another page; those that did not match are not counted.
+        self._present_bytes += (found + 2) * mmap.PAGESIZE
+        if self._present_bytes > PRESENT_BYTES_MAX:
+            self.let_go()
+        offsets: list[int] = self._found[:found].tolist()
+        return offsets
+
+    def _view(self, name: str) -> NDArray[np.uint8] | None:
+        """uint8[file size] of a file; None when it is gone or of another size."""
+        found = self._maps.get(name)
+        if found is None:
+            found = self._map(name)
+            if found is None:
+                return None
+        self._maps.move_to_end(name)
+        return found[1]
+
+    def _map(self, name: str) -> tuple[mmap.mmap, NDArray[np.uint8]] | None:
+        try:
+            fd = self._io.open(self._folder / name)
+        except FileNotFoundError:
+            return None  # Deleted by retention, or rolled back by the dispatcher's successor.
+        try:
+            if self._io.size(fd) != self._file_size:
+                if name not in self.passed_over:
+                    self.passed_over.append(name)
+                return None
+            mapping = self._io.map(fd, self._file_size)
+        finally:
+            self._io.close(fd)
+        while len(self._maps) >= self._mapped_max:
+            self._maps.popitem(last=False)
+        self._maps[name] = mapping, as_kernel_array(mapping)
+        return self._maps[name]
+
+
+def _may_hold(header: IndexHeader, begin_ms: int, end_ms: int) -> bool:
+    """Whether a file's times and a range overlap, as RocketMQ tests it."""
+    first, last = header.begin_timestamp_ms, header.end_timestamp_ms
+    return (begin_ms < first and end_ms > last) or first <= begin_ms <= last or first <= end_ms <= last

@@ -1,0 +1,39 @@
+"""Long questions in bounded slices: generators that yield between slices and return the answer at the end.
+
+A server steps several of them in turn; a script runs one through with `finish`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+T = TypeVar("T")
+Slices = Generator[None, None, T]
+
+
+def finish(slices: Slices[T]) -> T:
+    """Run all slices; the answer."""
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Records of one answer: `count` of them in `records`, each uint8[n] of whole records one after the other.
+
+    `cursor` is where the next question goes on; `complete` says that there is no more.
+    """
+
+    count: int
+    records: Sequence[NDArray[np.uint8]]
+    cursor: tuple[int, ...] = ()
+    complete: bool = True
