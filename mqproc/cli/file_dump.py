@@ -278,7 +278,7 @@ def _index(io: StoreIO, path: Path, options: Options) -> Dump:
 
 
 def _guess_slots(size: int, usual: int) -> int:
-    """RocketMQ's stores in the field have four items a slot; a file of another size is read so, if that comes out even."""
+    """Stores are usually made with four items a slot: a file of another size is read so, if that comes out even."""
     slots, rest = divmod(size - index_file.HEADER_SIZE, index_file.SLOT_SIZE + 4 * index_file.ITEM_SIZE)
     return usual if rest else slots
 

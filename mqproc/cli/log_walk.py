@@ -1,7 +1,7 @@
 """Walking a CommitLog's files record by record with nothing running, around damage.
 
-Chunks are read, never a whole segment. Bytes that are no record are a hole: it reaches to the next place where an intact
-record says that it belongs just there. Behind the last record there is no hole unless something lies there.
+Chunks are read, never a whole segment. Bytes that are no record are a hole: it reaches to the next place where an
+intact record says that it belongs just there. Behind the last record there is no hole unless something lies there.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class _Walker:
         return Hole(self._start + begin, self._start + self._at, reason)
 
     def _next_record(self, begin: int) -> int:
-        """The first place at or behind `begin` where an intact record or a true BLANK lies; else the segment's end."""
+        """The first place at or behind `begin` where an intact record lies; else the segment's end."""
         at = begin
         while at < self._size:
             data = self._io.pread(self._fd, CHUNK_BYTES + record.BLANK_SIZE, at)

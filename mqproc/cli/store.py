@@ -147,9 +147,9 @@ def _size_of(folder: Path) -> dict[str, int]:
 def dump(invocation: Invocation, path: Path, most: int, topic: str) -> int:
     """Print every CommitLog record of the store PATH, or explain the file PATH.
 
-    Of a folder, --json prints one JSON line a record, in the order of the log. Holes are told on stderr, and the exit
-    code is then 1. A file may be the checkpoint, a CommitLog segment, a ConsumeQueue, an index file, a durable mark, the
-    control file, the queue table, or a config file.
+    Of a folder, --json prints one JSON line a record, in the order of the log. Holes are told on stderr, and the
+    exit code is then 1. A file may be the checkpoint, a CommitLog segment, a ConsumeQueue, an index file, a durable
+    mark, the control file, the queue table, or a config file.
     """
     if path.is_dir():
         return _dump_log(invocation.out, path, most, topic)

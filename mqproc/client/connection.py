@@ -116,10 +116,10 @@ class Connection:
             output.write(self.sock, pieces)
         except OSError as error:
             # The frame counts as not sent: part of a frame is dropped by the server.
-            self._ends[request_id] = output.sent_bytes + 1
             self._lose_on_send(error)
             return request_id
-        self._ends[request_id] = output.queued_bytes
+        if not call.oneway:
+            self._ends[request_id] = output.queued_bytes
         return request_id
 
     def flush(self) -> None:

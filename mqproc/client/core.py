@@ -17,7 +17,14 @@ import numpy as np
 
 from mqproc.client.encoding import FRAME_MESSAGES_MAX, AppendFrame, Batch, encode_batch, encode_message, encode_messages
 from mqproc.client.unique_id import unique_id
-from mqproc.errors import BadRequestError, MessageNotFoundError, NoSuchQueueError, ProtocolError, TopicNotFoundError
+from mqproc.errors import (
+    BadMessageError,
+    BadRequestError,
+    MessageNotFoundError,
+    NoSuchQueueError,
+    ProtocolError,
+    TopicNotFoundError,
+)
 from mqproc.layout.record_codec import decode_records, host_hex
 from mqproc.message import (
     BatchResult,
@@ -132,6 +139,27 @@ def _nothing(_options: Any, _payload: memoryview) -> None:
 
 
 # Sending
+
+
+def message_of(
+    topic: Message | str,
+    body: bytes | None,
+    tag: str,
+    keys: str | Sequence[str],
+    properties: Mapping[str, str] | None,
+    queue_id: int | None,
+    flag: int,
+    born_timestamp_ms: int | None,
+) -> Message:
+    """The message that `send` was given, whole or in parts."""
+    if isinstance(topic, Message):
+        if body is not None:
+            raise BadRequestError("give a Message, or a topic and a body, not both")
+        return topic
+    if body is None:
+        raise BadMessageError("a message needs a body")
+    several = (keys,) if isinstance(keys, str) and keys else keys or ()
+    return Message(topic, body, tag, several, properties or {}, queue_id, flag, born_timestamp_ms)
 
 
 def _append_call(frame: AppendFrame, parse: Callable[[memoryview, memoryview], T], *, oneway: bool = False) -> Call[T]:

@@ -42,7 +42,7 @@ from mqproc.client.properties import (
     split_at_gaps,
     whole_properties,
 )
-from mqproc.client.unique_id import COUNTERS, reserve, unique_id
+from mqproc.client.unique_id import COUNTERS, ID_CHARACTERS, reserve, unique_id
 from mqproc.errors import BadMessageError, FrameTooLargeError, PropertiesTooLargeError
 from mqproc.layout.properties import KEY_SEPARATOR
 from mqproc.layout.record import PROPERTIES_SIZE_MAX
@@ -264,6 +264,22 @@ def encode_message(message: Message, *, wait: bool = True, oneway: bool = False)
     if keys:
         payload += (_pack_short_length(len(keys)), keys)
     return AppendFrame(topic, 1, _encode_options(options), payload, prefix, counter)
+
+
+def check_message(message: Message) -> None:
+    """Raise a BadRequestError when a message could not be sent, for those who send it later with others."""
+    _check_topic(message.topic)
+    _as_bytes(message.body)
+    check_tag(message.tag)
+    check_unique_id(message.unique_id)
+    keys = _keys_of(message)
+    if message.queue_id is not None:
+        check_queue_id(message.queue_id)
+    check_flag(message.flag)
+    whole = whole_properties(message.tag, keys, message.properties, message.unique_id or "0" * ID_CHARACTERS)
+    size = len(whole.encode())
+    if size > PROPERTIES_SIZE_MAX:
+        raise PropertiesTooLargeError(f"properties of {size:,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
 
 
 def _as_bytes(body: Any) -> bytes:

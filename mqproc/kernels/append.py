@@ -118,7 +118,7 @@ def _properties_size(payload: Bytes, state: Integers, message: int, key_size: in
         size += _PAIR_OVERHEAD + tag_size
     if key_size > 0:
         size += _PAIR_OVERHEAD + key_size
-    return size
+    return int(size)
 
 
 @kernel
@@ -194,7 +194,7 @@ def _column_size(state: Integers, column: int) -> int:
         return 0
     for later in range(column + 1, PAYLOAD_SIZE + 1):
         if state[later] >= 0:
-            return state[later] - start
+            return int(state[later] - start)
     return 0
 
 

@@ -7,6 +7,8 @@ the other's old value, and a wake-up is lost.
 
 from __future__ import annotations
 
+import numpy as np
+
 from mqproc.kernels.intrinsics import fence, load_acquire, store_release
 from mqproc.kernels.jit import kernel
 from mqproc.kernels.primitive import Words
@@ -25,3 +27,10 @@ def fence_and_peek(words: Words, peek_index: int) -> int:
     """Load word `peek_index` after everything that this process stored before."""
     fence()
     return load_acquire(words, peek_index)
+
+
+def warm() -> None:
+    """Compile or load these kernels."""
+    words = np.zeros(2, np.int64)
+    publish_and_peek(words, 0, 0, 1)
+    fence_and_peek(words, 1)

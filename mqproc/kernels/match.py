@@ -1,6 +1,7 @@
 """A pass over the log without a key: which records of a range have a topic, a property, bytes in the body, a time.
 
     match_records(view, topic, name, value, part, matches, state)
+    has_key(view, at, total, topic, name, key)             of one record
 
 Empty conditions hold for every record. Bodies are searched as they are stored: a compressed one is not inflated.
 """
@@ -32,7 +33,7 @@ from mqproc.kernels.record_check import (
     topic_length_at,
     topic_length_size,
 )
-from mqproc.layout import record
+from mqproc.layout import properties, record
 
 # Indices into the state, int64[STATE_SIZE].
 (
@@ -47,6 +48,8 @@ from mqproc.layout import record
     RECORDS,  # looked at
 ) = range(8)
 STATE_SIZE = 8
+
+_SPACE = ord(properties.KEY_SEPARATOR)
 
 MATCHES_FULL = 100
 """A reason beside record_check's: the next match has no room any more."""
@@ -144,7 +147,29 @@ def match_records(
     return reason
 
 
+@kernel
+def has_key(view: Bytes, at: int, total: int, topic: Bytes, name: Bytes, key: Bytes) -> bool:
+    """Whether the record at `at`, whose sizes hold, has a topic and a key: one word of property `name`.
+
+    `topic`, `name` (KEYS, or UNIQ_KEY) and `key` uint8, not empty.
+    """
+    if not _has_topic(view, at, topic):
+        return False
+    place = find_property(view, properties_at(view, at), properties_end(view, at, total), name)
+    if place == ABSENT:
+        return False
+    word = place_at(place)
+    stop = word + place_size(place)
+    while word < stop:
+        end = find_byte(view, word, stop, _SPACE)
+        if end - word == key.size and same_bytes(view, word, key, 0, key.size):
+            return True
+        word = end + 1
+    return False
+
+
 def warm() -> None:
     """Compile or load these kernels."""
     empty = np.zeros(0, np.uint8)
+    has_key(np.zeros(record.FIXED_SIZE_V4, np.uint8), 0, record.FIXED_SIZE_V4, np.zeros(1, np.uint8), empty, empty)
     match_records(empty, empty, empty, empty, empty, np.zeros(0, np.int64), np.zeros(STATE_SIZE, np.int64))

@@ -241,7 +241,7 @@ class Writer:
                 self._answered_ms = pending.store_timestamp_ms
                 options = AppendAnswer(pending.store_timestamp_ms, self._appender.store_host)
                 self._answer_options = msgspec.msgpack.encode(options)
-            pending.request.answer(self._answer_options, (pending.answer,), owned=True)
+            pending.request.answer(self._answer_options, (pending.answer.data,), owned=True)
 
     def _create_topic(self, request: Request, options: CreateTopicRequest) -> None:
         self._commit()

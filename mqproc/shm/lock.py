@@ -28,6 +28,8 @@ PATIENCE_S = 2.0
 _RETRY_S = 0.01
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock where off_t has 64 bits: type, whence, start, length, pid
 _LOCK_SIZE = 1
+# A process's start is told in ticks since boot; a clock set forward after the group started adds to it.
+_CLOCKS_APART_MS = 3_600_000
 _WORD = struct.Struct("=q")
 
 
@@ -122,7 +124,7 @@ def _holder(io: StoreIO, paths: StorePaths, fd: int) -> Holder:
     if not pid:
         pid = _from_abort(io, paths)
         since_ms = _started_ms(pid) if pid else None
-    return Holder(pid, since_ms, ended=bool(pid) and not psutil.pid_exists(pid))
+    return Holder(pid, since_ms, ended=bool(pid) and _has_ended(pid, since_ms))
 
 
 def _from_control(io: StoreIO, paths: StorePaths) -> tuple[int, int | None]:
@@ -150,6 +152,17 @@ def _from_abort(io: StoreIO, paths: StorePaths) -> int:
     except OSError:
         return 0
     return int(text) if text.isdigit() and len(text) < 10 else 0
+
+
+def _has_ended(pid: int, since_ms: int | None) -> bool:
+    """Also true of a process that nobody has waited for yet, and of another one that got the same pid later."""
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return True
+        return since_ms is not None and process.create_time() * 1000 > since_ms + _CLOCKS_APART_MS
+    except psutil.Error:
+        return True
 
 
 def _started_ms(pid: int) -> int | None:

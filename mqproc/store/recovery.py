@@ -17,6 +17,7 @@ import errno
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -50,7 +51,7 @@ def adopt_sizes(io: StoreIO, paths: StorePaths, options: Options, report: Report
     """The options with the file sizes that the store already has. Raises CorruptStoreError when those are mixed."""
     segment = adopted_segment_size(io, paths.commit_log, options.mapped_file_size_commit_log)
     queue = adopted_file_bytes(io, paths.consume_queue, options.consume_queue_file_bytes)
-    changes = {}
+    changes: dict[str, Any] = {}
     for name, found, configured in (
         ("mapped_file_size_commit_log", segment, options.mapped_file_size_commit_log),
         ("mapped_file_size_consume_queue", queue, options.consume_queue_file_bytes),

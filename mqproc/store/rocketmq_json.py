@@ -30,7 +30,7 @@ def load(io: StoreIO, path: Path) -> tuple[Any, str]:
 
     Returns (None, "") when neither file is there. Raises CorruptStoreError when no copy can be read.
     """
-    remarks = []
+    remarks: list[str] = []
     for candidate in (path, path.with_name(path.name + ".bak")):
         if not io.exists(candidate):
             continue

@@ -165,6 +165,14 @@ class RunningGroup:
             self._control.close()
 
 
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody has waited for yet does not."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def titles_of(root: Path) -> dict[int, str]:
     """Living processes that say they belong to this store."""
     found = {}

@@ -1,0 +1,69 @@
+"""What the supervisor runs: the engine's roles, and its part in a group's start and end."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from mqproc.kernels.warming import warm_all
+from mqproc.layout import control as words_of
+from mqproc.process.commitlog_flusher import CommitLogFlusher
+from mqproc.process.cq_flusher import CqFlusher
+from mqproc.process.dispatcher import Dispatcher
+from mqproc.process.index_flusher import IndexFlusher
+from mqproc.process.keeper import Keeper
+from mqproc.process.loop import BellKind, RoleSpec
+from mqproc.process.monitor import Monitor
+from mqproc.process.query import Query
+from mqproc.process.writer import Writer
+from mqproc.store.active_segments import ActiveSegments
+from mqproc.store.recovery import Recovery
+from mqproc.supervisor.hooks import GroupContext, Hooks
+
+# A load from the cache takes a fraction of it; compiling is worth a line.
+WARM_REPORT_S = 3.0
+
+SPECS = (
+    RoleSpec(words_of.WRITER, Writer, BellKind.EVENT, sockets=("writer",)),
+    RoleSpec(words_of.COMMITLOG_FLUSHER, CommitLogFlusher),
+    RoleSpec(words_of.CQ_FLUSHER, CqFlusher),
+    RoleSpec(words_of.INDEX_FLUSHER, IndexFlusher),
+    RoleSpec(words_of.DISPATCHER, Dispatcher),
+    RoleSpec(words_of.QUERY, Query, BellKind.EVENT, sockets=("query",)),
+    RoleSpec(words_of.KEEPER, Keeper),
+    RoleSpec(words_of.MONITOR, Monitor),
+)
+
+
+def _compile_in_a_child() -> None:
+    """Fill the compiler's cache in another process: what compiling leaves in memory would stay in every role's."""
+    child = os.fork()
+    if child == 0:
+        try:
+            warm_all()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+def engine_hooks() -> Hooks:
+    """The engine's part, for one group's life."""
+    active = ActiveSegments()
+
+    def warm(context: GroupContext) -> None:
+        context.report("kernels: loading (the first start on a machine compiles them)")
+        started = time.perf_counter()
+        _compile_in_a_child()
+        warm_all()
+        if (took_s := time.perf_counter() - started) > WARM_REPORT_S:
+            context.report(f"kernels: compiled in {took_s:.0f} s")
+
+    def recover(context: GroupContext) -> None:
+        words = context.control.words
+        recovery = Recovery(
+            context.io, context.paths, context.options, words, context.report, clean=context.clean
+        )
+        recovery.run()
+        active.open(context.io, context.paths, context.options, words)
+
+    return Hooks(warm=warm, recover=recover, sync_active_segments=active.sync)

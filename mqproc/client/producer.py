@@ -1,0 +1,194 @@
+"""The batching producer: gathers messages of many threads into frames and tells each message's future what became of it.
+
+    producer.send ──▶ Batcher ──Group──▶ sender thread ──frames──▶ Pipeline ──results──▶ futures
+
+One thread sends and receives. Memory is bounded: `send` waits while `max_buffered_bytes` are waiting or under way.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from mqproc.client import core
+from mqproc.client.batching import Batcher, Group, Limits
+from mqproc.client.encoding import check_message
+from mqproc.errors import BadRequestError, MqprocError, RequestTimeoutError, StoreBusyError
+from mqproc.message import Message, SendResult
+
+if TYPE_CHECKING:
+    from mqproc.client.sync import Client
+
+Results = Future[SendResult]
+_clock = time.monotonic
+
+
+class Producer:
+    """Made by `Client.producer`; thread-safe.
+
+        with client.producer(linger_ms=2) as producer:
+            future = producer.send("orders", b"…", keys="order-1")
+        print(future.result().queue_offset)
+
+    A message waits at most `linger_ms` for others of its topic. With several frames in flight a frame that the store
+    refused for now is sent again after later ones. `close`, and the end of the `with` block, send what is left.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        linger_ms: float,
+        max_batch_messages: int,
+        max_batch_bytes: int,
+        max_in_flight: int,
+        max_buffered_bytes: int,
+    ) -> None:
+        self._limits = Limits(linger_ms / 1000, max_batch_messages, max_batch_bytes, max_in_flight, max_buffered_bytes)
+        self._client = client
+        self._batcher: Batcher[Results] = Batcher(self._limits)
+        self._changed = threading.Condition()
+        self._flushing = 0
+        self._closing = False
+        self._under_way = 0  # messages taken by the sender and not yet resolved
+        self._thread = threading.Thread(target=self._run, name="mqproc-producer", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def send(
+        self,
+        topic: Message | str,
+        body: bytes | None = None,
+        *,
+        tag: str = "",
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue_id: int | None = None,
+        flag: int = 0,
+        born_timestamp_ms: int | None = None,
+        on_done: Callable[[Results], object] | None = None,
+        timeout: float | None = None,
+    ) -> Results:
+        """Put a message in line; its future gets the SendResult or the error. `on_done` is called with the future.
+
+        Waits while the buffer is full, at most `timeout` seconds, then raises StoreBusyError. Raises BadRequestError
+        at once for a message that cannot be sent.
+        """
+        message = core.message_of(topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms)
+        check_message(message)
+        future: Results = Future()
+        if on_done is not None:
+            future.add_done_callback(on_done)
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._closing or self._batcher.has_room(message), timeout):
+                raise StoreBusyError(f"{self._batcher.buffered_bytes:,} bytes are waiting to be sent")
+            if self._closing:
+                raise BadRequestError("the producer is closed")
+            if self._batcher.add(message, future, _clock()):
+                self._changed.notify_all()
+        return future
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Return when everything given so far has its outcome. Raises RequestTimeoutError."""
+        with self._changed:
+            self._flushing += 1
+            self._changed.notify_all()
+            try:
+                if not self._changed.wait_for(lambda: self._batcher.empty and not self._under_way, timeout):
+                    raise RequestTimeoutError(f"not everything was sent within {timeout:g} s")
+            finally:
+                self._flushing -= 1
+
+    def close(self, timeout: float | None = None) -> None:
+        """Send what is left and end the thread. Raises RequestTimeoutError; the thread then goes on."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise RequestTimeoutError(f"not everything was sent within {timeout:g} s")
+
+    # The sender thread
+
+    def _run(self) -> None:
+        pipeline = self._client.pipeline(core.WRITER)
+        groups: deque[Group[Results]] = deque()
+        try:
+            while (group := self._next_group(idle=not groups)) is not None or groups:
+                if group is not None:
+                    call = core.send_group(group.messages)
+                    if len(groups) >= self._limits.in_flight:
+                        self._finish(groups.popleft(), pipeline.finish)
+                    groups.append(group)
+                    pipeline.start(call)
+                else:
+                    self._finish(groups.popleft(), pipeline.finish)
+        finally:
+            pipeline.close()
+
+    def _next_group(self, *, idle: bool) -> Group[Results] | None:
+        """The next group to send. None when answers should be fetched, or, if `idle`, when all is over."""
+        with self._changed:
+            while True:
+                everything = bool(self._flushing) or self._closing
+                group = self._batcher.take(_clock(), everything=everything)
+                if group is not None:
+                    live = _without_cancelled(group)
+                    if live.messages:
+                        self._under_way += len(live.messages)
+                        return live
+                    self._batcher.done(live)
+                    self._changed.notify_all()
+                elif not idle or (self._closing and self._batcher.empty):
+                    return None
+                else:
+                    self._changed.wait(self._batcher.wait_s(_clock()))
+
+    def _finish(self, group: Group[Results], results: Callable[[], list[SendResult]]) -> None:
+        """Resolve a group's futures from its frame's answer."""
+        try:
+            for future, result in zip(group.futures, results(), strict=True):
+                future.set_result(result)
+        except BadRequestError as error:
+            self._one_by_one(group, error)
+        except MqprocError as error:
+            for future in group.futures:
+                future.set_exception(error)
+        finally:
+            with self._changed:
+                self._under_way -= len(group.messages)
+                self._batcher.done(group)
+                self._changed.notify_all()
+
+    def _one_by_one(self, group: Group[Results], error: MqprocError) -> None:
+        """One message was refused, so none of its frame was stored: the others shall not suffer for it."""
+        for message, future in zip(group.messages, group.futures, strict=True):
+            if len(group.messages) == 1:
+                future.set_exception(error)
+                return
+            try:
+                future.set_result(self._client.run(core.send(message)))
+            except MqprocError as own:
+                future.set_exception(own)
+
+
+def _without_cancelled(group: Group[Results]) -> Group[Results]:
+    """The group without messages whose futures were cancelled in time; it keeps its size."""
+    kept = [
+        (message, future)
+        for message, future in zip(group.messages, group.futures, strict=True)
+        if future.set_running_or_notify_cancel()
+    ]
+    return Group(group.due, [message for message, _ in kept], [future for _, future in kept], group.size)

@@ -1,0 +1,627 @@
+"""The synchronous client: the calls of `core` over sockets of its own, with waiting and retries. Thread-safe.
+
+A thread that calls takes a free connection of the role, or makes one; so a long poll keeps nobody else waiting.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from mqproc.client import core
+from mqproc.client.connection import FRAME_BYTES_MAX, Connection, open_socket
+from mqproc.client.core import (
+    PULL_BYTES,
+    PULL_MESSAGES,
+    QUERY,
+    WRITER,
+    Call,
+    Page,
+    QueryMessageResult,
+    Time,
+    TimeKind,
+)
+from mqproc.client.encoding import Batch
+from mqproc.client.producer import Producer
+from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
+from mqproc.errors import MqprocError, NotRunningError, RequestTimeoutError, StoreBusyError
+from mqproc.message import (
+    BatchResult,
+    Health,
+    Message,
+    PullResult,
+    QueueInfo,
+    SendResult,
+    StoredMessage,
+    TopicInfo,
+)
+
+if TYPE_CHECKING:
+    from mqproc.client.arrow import ArrowPullResult
+
+T = TypeVar("T")
+
+TIMEOUT_S = 30.0
+MAX_SPIN_US = 50
+IN_FLIGHT = 4
+_clock = time.monotonic
+
+
+class _Line:
+    """A connection and how a thread waits on it: a short spin, then poll."""
+
+    __slots__ = ("_poll", "_spin_s", "_watched", "connection")
+
+    def __init__(self, connection: Connection, spin_s: float) -> None:
+        self.connection = connection
+        self._spin_s = spin_s
+        self._poll = select.poll()
+        self._watched = select.POLLIN
+        self._poll.register(connection.fd, select.POLLIN)
+
+    def push(self, deadline: float) -> None:
+        """Return when the socket has taken all that was submitted, reading answers meanwhile."""
+        connection = self.connection
+        while connection.sending:
+            if not self._wait(deadline):
+                connection.lose("the server did not take the request in time")
+                raise StoreBusyError("the server did not take the request in time")
+
+    def finish(self, request_id: int, deadline: float, spin: bool = True) -> Any:
+        """The value of a request; raises its error. Raises RequestTimeoutError when it takes too long."""
+        connection = self.connection
+        done = connection.done
+        if request_id not in done:
+            if spin:
+                self._look(request_id)
+            while request_id not in done:
+                if not self._wait(deadline):
+                    connection.forget(request_id)
+                    raise RequestTimeoutError("no answer in time")
+        outcome = done.pop(request_id)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.value
+
+    def _look(self, request_id: int) -> None:
+        """Look for the answer a moment long before sleeping; yielding lets the server run on this processor."""
+        connection, poll, done = self.connection, self._poll.poll, self.connection.done
+        end = _clock() + self._spin_s
+        while _clock() < end:
+            if poll(0):
+                connection.receive()
+                if request_id in done or connection.closed:
+                    return
+            else:
+                os.sched_yield()
+
+    def _wait(self, deadline: float) -> bool:
+        """Sleep until something can be read or sent, and do it; False when the time is over."""
+        connection = self.connection
+        if connection.closed:
+            return True
+        wanted = select.POLLIN | select.POLLOUT if connection.sending else select.POLLIN
+        if wanted != self._watched:
+            self._watched = wanted
+            self._poll.modify(connection.fd, wanted)
+        left_s = deadline - _clock()
+        if left_s <= 0:
+            return False
+        events = self._poll.poll(left_s * 1000 + 1)
+        for _, event in events:
+            if event & select.POLLOUT:
+                connection.flush()
+            if event & ~select.POLLOUT:
+                connection.receive()
+        return True
+
+
+class _Lines:
+    """The free connections to one role."""
+
+    def __init__(self, path: Path, spin_s: float, frame_bytes_max: int) -> None:
+        self._path = path
+        self._spin_s = spin_s
+        self._frame_bytes_max = frame_bytes_max
+        self._free: deque[_Line] = deque()
+        self._ever_connected = False
+
+    def take(self) -> _Line:
+        """A free connection, or a new one. Raises ConnectionLost when nobody listens."""
+        while self._free:
+            try:
+                line = self._free.pop()
+            except IndexError:
+                break  # Another thread was faster.
+            if line.connection.usable:
+                return line
+        try:
+            sock = open_socket(self._path)
+        except NotRunningError as error:
+            raise ConnectionLost(str(error), taken=False, ever_connected=self._ever_connected) from None
+        self._ever_connected = True
+        return _Line(Connection(sock, self._frame_bytes_max), self._spin_s)
+
+    def give(self, line: _Line) -> None:
+        """Take a connection back, unless something is under way on it."""
+        if line.connection.usable and line.connection.idle:
+            self._free.append(line)
+        else:
+            line.connection.close()
+
+    def close(self) -> None:
+        while self._free:
+            self._free.pop().connection.close()
+
+
+@dataclass(slots=True)
+class _Flight(Generic[T]):
+    """A call under way, or the error that kept it from getting so far."""
+
+    call: Call[T]
+    deadline: float
+    line: _Line | None
+    request_id: int
+    error: MqprocError | ConnectionLost | None
+
+
+class Pipeline:
+    """Several calls to one role under way at once, finished in the order they were started.
+
+    A call that was refused for now, or surely not taken, is made again when its turn to finish comes: then it may be
+    carried out after later ones.
+    """
+
+    def __init__(self, client: Client, role: str) -> None:
+        self._client = client
+        self._role = role
+        self._line: _Line | None = None
+        self._flights: deque[_Flight[Any]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def start(self, call: Call[Any]) -> None:
+        """Send a call; returns when its bytes are the socket's."""
+        deadline = self._client.deadline_of(call)
+        flight: _Flight[Any] = _Flight(call, deadline, None, 0, None)
+        self._flights.append(flight)
+        try:
+            flight.line = self._current_line()
+            flight.request_id = flight.line.connection.submit(call)
+            flight.line.push(deadline)
+        except (MqprocError, ConnectionLost) as error:
+            flight.error = error
+
+    def _current_line(self) -> _Line:
+        if self._line is None or not self._line.connection.usable:
+            self._line = self._client.take_line(self._role)
+        return self._line
+
+    def finish(self) -> Any:
+        """The value of the oldest call; raises its error."""
+        flight = self._flights.popleft()
+        error = flight.error
+        if error is None:
+            assert flight.line is not None
+            try:
+                return flight.line.finish(flight.request_id, flight.deadline)
+            except (MqprocError, ConnectionLost) as problem:
+                error = problem
+        return self._client.run_again(flight.call, flight.deadline, error)
+
+    def close(self) -> None:
+        """Give the connection back; what is still under way is given up, its outcome unknown."""
+        self._flights.clear()
+        if self._line is not None:
+            self._client.give_line(self._role, self._line)
+            self._line = None
+
+
+class Client:
+    """A store's client. Connects at the first call and again after a loss.
+
+        with mqproc.Client("/var/lib/store") as client:
+            client.send("orders", b"…", keys="order-1", tag="new")
+            for message in client.by_key("orders", "order-1"):
+                print(message.body)
+
+    `timeout` in seconds bounds each call, retries included; a pull's own waiting time comes on top. `max_spin_us`: how
+    long to look for an answer before sleeping.
+    """
+
+    def __init__(
+        self,
+        store_or_socket: str | Path,
+        *,
+        timeout: float = TIMEOUT_S,
+        retry: RetryPolicy | None = None,
+        max_spin_us: float = MAX_SPIN_US,
+        max_frame_bytes: int = FRAME_BYTES_MAX,
+    ) -> None:
+        self._timeout_s = timeout
+        self._retry = retry or RetryPolicy()
+        self._frame_bytes_max = max_frame_bytes
+        self._lines = {
+            role: _Lines(path, max_spin_us / 1e6, max_frame_bytes)
+            for role, path in core.socket_paths(store_or_socket).items()
+        }
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the free connections. The client can still be used: it connects again."""
+        for lines in self._lines.values():
+            lines.close()
+
+    # Running calls
+
+    def deadline_of(self, call: Call[Any]) -> float:
+        return _clock() + self._timeout_s + call.wait_s
+
+    def take_line(self, role: str) -> _Line:
+        return self._lines[role].take()
+
+    def give_line(self, role: str, line: _Line) -> None:
+        self._lines[role].give(line)
+
+    def run(self, call: Call[T]) -> T:
+        """Make a call, again when that is safe, and return its value or raise its error."""
+        deadline = _clock() + self._timeout_s + call.wait_s
+        try:
+            return self._run_once(call, deadline)
+        except (MqprocError, ConnectionLost) as error:
+            failure = error
+        return self.run_again(call, deadline, failure)
+
+    def run_again(self, call: Call[T], deadline: float, failure: MqprocError | ConnectionLost) -> T:
+        """After a failed attempt: wait and try again as long as that is safe and time is left."""
+        attempts = Attempts(self._retry, deadline, repeatable=call.repeatable)
+        while True:
+            time.sleep(attempts.pause_after(failure, _clock()))
+            try:
+                return self._run_once(call, deadline)
+            except (MqprocError, ConnectionLost) as error:
+                failure = error
+
+    def _run_once(self, call: Call[T], deadline: float) -> T:
+        lines = self._lines[call.role]
+        line = lines.take()
+        try:
+            request_id = line.connection.submit(call)
+            if line.connection.sending:
+                line.push(deadline)
+            if call.oneway:
+                return self._told(call, line)
+            value: T = line.finish(request_id, deadline, not call.wait_s)
+            return value
+        finally:
+            lines.give(line)
+
+    def _told(self, call: Call[T], line: _Line) -> T:
+        """A oneway call is done when its bytes are the socket's."""
+        if line.connection.closed:
+            raise ConnectionLost("the server closed the connection", taken=False)
+        return call.parse(memoryview(b""), memoryview(b""))
+
+    def pipeline(self, role: str) -> Pipeline:
+        """For several calls to one role under way at once."""
+        return Pipeline(self, role)
+
+    def run_all(self, calls: Iterable[Call[T]], role: str, in_flight: int) -> Iterator[T]:
+        """Make calls with up to `in_flight` of them under way; yields the values in order.
+
+        At an error the calls under way are given up.
+        """
+        pipeline = Pipeline(self, role)
+        try:
+            for call in calls:
+                if len(pipeline) >= max(1, in_flight):
+                    yield pipeline.finish()
+                pipeline.start(call)
+            while len(pipeline):
+                yield pipeline.finish()
+        finally:
+            pipeline.close()
+
+    # Sending
+
+    def send(
+        self,
+        topic: Message | str,
+        body: bytes | None = None,
+        *,
+        tag: str = "",
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue_id: int | None = None,
+        flag: int = 0,
+        born_timestamp_ms: int | None = None,
+        wait: bool = True,
+    ) -> SendResult:
+        """Store one message, given as a Message or as topic and body.
+
+        `wait` False is answered before the sync of a SYNC_FLUSH store. Raises SendOutcomeUnknownError when the answer
+        was lost.
+        """
+        message = core.message_of(topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms)
+        return self.run(core.send(message, wait=wait))
+
+    def send_many(
+        self, messages: Iterable[Message], *, in_flight: int = IN_FLIGHT, wait: bool = True
+    ) -> list[SendResult]:
+        """Store messages of any topics, grouped into frames by topic; the results are in the order of the messages.
+
+        At an error the frames under way are finished first; the error's notes tell how many messages were stored.
+        """
+        results: dict[int, SendResult] = {}
+        indices: deque[list[int]] = deque()
+        pipeline = Pipeline(self, WRITER)
+        failure: MqprocError | None = None
+
+        def finish() -> None:
+            nonlocal failure
+            places = indices.popleft()
+            try:
+                results.update(zip(places, pipeline.finish(), strict=True))
+            except MqprocError as error:
+                failure = failure or error
+
+        try:
+            for group in core.groups_of(messages):
+                call = core.send_group([message for _, message in group], wait=wait)
+                if len(pipeline) >= max(1, in_flight):
+                    finish()
+                if failure is not None:
+                    break
+                indices.append([index for index, _ in group])
+                pipeline.start(call)
+            while indices:
+                finish()
+        finally:
+            pipeline.close()
+        if failure is not None:
+            failure.add_note(f"{len(results):,} messages were stored")
+            raise failure
+        return [results[index] for index in range(len(results))]
+
+    def send_batch(
+        self,
+        topic: str,
+        bodies: Any,
+        *,
+        keys: Any = None,
+        tags: Any = None,
+        queue_id: int | None = None,
+        queue_ids: Any = None,
+        born_timestamps_ms: Any = None,
+        properties: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
+        flags: Any = None,
+        batch: bool = False,
+        wait: bool = True,
+    ) -> BatchResult:
+        """Store columns of messages for one topic; see `Batch` for what columns may be.
+
+        A batch larger than a frame (65,536 messages, 64 MiB) goes as several, unless `batch` wants all or nothing.
+        """
+        whole = Batch(
+            topic, bodies, keys, tags, queue_id, queue_ids, born_timestamps_ms, properties, flags, batch, wait
+        )
+        calls = core.send_batch(whole, self._frame_bytes_max)
+        return core.joined(topic, list(self.run_all(calls, WRITER, IN_FLIGHT)))
+
+    def send_batches(self, batches: Iterable[Batch], *, in_flight: int = IN_FLIGHT) -> Iterator[BatchResult]:
+        """Store many batches with up to `in_flight` frames under way; iterate to send, results come in order.
+
+        A batch larger than a frame gives one result for each frame.
+        """
+        calls = (call for batch in batches for call in core.send_batch(batch, self._frame_bytes_max))
+        return self.run_all(calls, WRITER, in_flight)
+
+    def send_oneway(
+        self,
+        topic: Message | str,
+        body: bytes | None = None,
+        *,
+        tag: str = "",
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue_id: int | None = None,
+        flag: int = 0,
+        born_timestamp_ms: int | None = None,
+    ) -> None:
+        """Hand one message to the writer and do not ask what became of it."""
+        message = core.message_of(topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms)
+        self.run(core.send_oneway(message))
+
+    def producer(
+        self,
+        *,
+        linger_ms: float = 5.0,
+        max_batch_messages: int = core.GROUP_MESSAGES_MAX,
+        max_batch_bytes: int = core.GROUP_BYTES_MAX,
+        max_in_flight: int = IN_FLIGHT,
+        max_buffered_bytes: int = 64 << 20,
+    ) -> Producer:
+        """A producer that gathers messages of many threads into frames; see `Producer`."""
+        return Producer(
+            self,
+            linger_ms=linger_ms,
+            max_batch_messages=max_batch_messages,
+            max_batch_bytes=max_batch_bytes,
+            max_in_flight=max_in_flight,
+            max_buffered_bytes=max_buffered_bytes,
+        )
+
+    # Topics
+
+    def create_topic(self, topic: str, queues: int = 8, *, perm: int = 6) -> None:
+        """Make a topic, or give it more queues. Raises TopicExistsError when that would take something away."""
+        self.run(core.create_topic(topic, queues, perm))
+
+    def delete_topic(self, topic: str) -> None:
+        """Remove a topic and its queues. Raises TopicNotFoundError."""
+        self.run(core.delete_topic(topic))
+
+    def topics(self) -> list[TopicInfo]:
+        """All topics."""
+        return self.run(core.topics())
+
+    def queues(self, topic: str = "") -> list[QueueInfo]:
+        """The queues of a topic, or of all."""
+        return self.run(core.queues(topic))
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """The first offset that a queue can be read from."""
+        return self.run(core.queue(topic, queue_id)).min_offset
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """The offset that a queue's next message will get, as far as it has been dispatched."""
+        return self.run(core.queue(topic, queue_id)).max_offset
+
+    def offset_at(self, topic: str, queue_id: int, time: Time, *, upper: bool = False) -> int:
+        """The first offset whose store time is at or after `time`; with `upper` the last at or before it."""
+        return self.run(core.offset_at(topic, queue_id, time, upper))
+
+    # Reading
+
+    def pull(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_messages: int = PULL_MESSAGES,
+        *,
+        tags: str = "",
+        timeout: float = 0.0,
+        max_bytes: int = PULL_BYTES,
+        rocketmq_limits: bool = False,
+    ) -> PullResult:
+        """Messages of a queue from `offset` on, with RocketMQ's status and next offset.
+
+        `tags` is a filter like "a || b". With `timeout` seconds the server waits that long for a message.
+        `rocketmq_limits` gives RocketMQ's own answers: at most 32 messages and 256 KiB, filtered by tag hash.
+        """
+        return self.run(
+            core.pull(
+                core.pull_request(topic, queue_id, offset, max_messages, max_bytes, tags, timeout, rocketmq_limits)
+            )
+        )
+
+    def pull_arrow(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_messages: int = PULL_MESSAGES,
+        *,
+        columns: Sequence[str] | None = None,
+        tags: str = "",
+        timeout: float = 0.0,
+        max_bytes: int = PULL_BYTES,
+    ) -> ArrowPullResult:
+        """As `pull`, with the messages as a pyarrow.RecordBatch of the named columns, or of all."""
+        request = core.pull_request(topic, queue_id, offset, max_messages, max_bytes, tags, timeout, False)
+        return self.run(core.pull_as(request, _arrow_parser(columns)))
+
+    def get(self, message_id: str, topic: str = "") -> StoredMessage:
+        """The message with an offset id (32 or 56 hex digits) or a unique id; a unique id needs its topic.
+
+        Raises MessageNotFoundError.
+        """
+        return self.run(core.get(message_id, topic))
+
+    def by_key(
+        self,
+        topic: str,
+        key: str,
+        begin: Time = None,
+        end: Time = None,
+        *,
+        max_messages: int = 64,
+        unique: bool = False,
+        time: TimeKind = "store",
+    ) -> list[StoredMessage]:
+        """Messages that have the key, begin ≤ time ≤ end, none twice; `unique` looks for a unique id."""
+        return self.run(core.by_key(topic, key, begin, end, max_messages, unique, time))
+
+    def query_message(
+        self, topic: str, key: str, max_messages: int = 32, begin: Time = None, end: Time = None
+    ) -> QueryMessageResult:
+        """RocketMQ's own answer by key: whatever the index points to, other keys of the same hash included."""
+        return self.run(core.query_message(topic, key, max_messages, begin, end))
+
+    def range(
+        self,
+        topic: str,
+        begin: Time = None,
+        end: Time = None,
+        *,
+        tags: str = "",
+        time: TimeKind = "store",
+        page_messages: int = 4096,
+    ) -> Iterator[StoredMessage]:
+        """All messages of a topic with begin ≤ time < end, queue by queue; asked for page by page."""
+        return self._pages(core.range_page(topic, begin, end, tags, page_messages, time))
+
+    def scan(
+        self,
+        topic: str = "",
+        begin: Time = None,
+        end: Time = None,
+        *,
+        properties: Mapping[str, str] | None = None,
+        body_contains: bytes = b"",
+        physical_offset: int = -1,
+        page_messages: int = 256,
+    ) -> Iterator[StoredMessage]:
+        """Messages found by a pass over the whole log: by topic, time, one property, and bytes in the body."""
+        request = core.scan_request(topic, begin, end, properties, body_contains, physical_offset, page_messages)
+        return self._pages(core.scan_page(request))
+
+    def _pages(self, call: Call[Page] | None) -> Iterator[StoredMessage]:
+        while call is not None:
+            page = self.run(call)
+            yield from page.messages
+            call = page.next_call
+
+    def count(
+        self, topic: str, begin: Time = None, end: Time = None, *, tags: str = "", time: TimeKind = "store"
+    ) -> int:
+        """How many messages of a topic have begin ≤ time < end."""
+        return self.run(core.count(topic, begin, end, tags, time))
+
+    # State
+
+    def stats(self) -> dict[str, int]:
+        """Every word of the control file by name."""
+        return self.run(core.stats())
+
+    def health(self) -> Health:
+        """Whether all roles run and beat, and what does not."""
+        return self.run(core.health())
+
+    def ping(self) -> None:
+        """Return when both roles answer."""
+        for role in (WRITER, QUERY):
+            self.run(core.ping(role))
+
+
+def _arrow_parser(columns: Sequence[str] | None) -> Callable[[Any, memoryview], ArrowPullResult]:
+    # pyarrow and the kernels take half a second to import: only who asks for Arrow pays.
+    from mqproc.client.arrow import parser
+
+    return parser(columns)

@@ -1,0 +1,160 @@
+"""Everything that can be asked of a store: what stands behind the query role and behind `StoreReader`.
+
+    pulls ──▶ QueuePulls ──┐
+    times ──▶ QueueTimes ──┼──▶ Walk: units × segments ──▶ records
+    ranges ─▶ QueueRanges ─┘
+    keys ───▶ KeySearch ───▶ index ──▶ LogRecords
+    scans ──▶ LogScan
+
+It owns no files of its own and changes nothing. Long questions are generators of slices (`store.slices`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.config import Options
+from mqproc.errors import BadRequestError, MessageNotFoundError
+from mqproc.io import StoreIO
+from mqproc.kernels.gather import match_units
+from mqproc.kernels.views import as_kernel_array
+from mqproc.layout.consume_queue import FILLER_SIZE
+from mqproc.layout.record_codec import decode_message_id, decode_record
+from mqproc.message import QueueInfo
+from mqproc.paths import StorePaths
+from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles, as_units
+from mqproc.store.index_query import IndexAnswer, IndexReader
+from mqproc.store.key_search import CANDIDATES_MAX, KeySearch
+from mqproc.store.log_records import LogRecords, Visible
+from mqproc.store.log_scan import LogScan
+from mqproc.store.pull import QueuePulls
+from mqproc.store.queue_bounds import Queues, each_queue
+from mqproc.store.queue_ranges import QueueRanges
+from mqproc.store.queue_times import QueueTimes
+from mqproc.store.segments import LogSegments
+from mqproc.store.slices import Slices
+from mqproc.store.unit_walk import tag_filter
+
+# A topic's index is asked for a unique id in a fraction of a millisecond; this many are asked between two slices.
+_TOPICS_PER_SLICE = 16
+MESSAGE_ID_CHARACTERS_MAX = 512
+UNITS_LOOKED_AT = 65_536
+
+
+class StoreReading:
+    """Questions to one store. `queues` and `visible` say what may be read at this moment."""
+
+    def __init__(
+        self,
+        io: StoreIO,
+        paths: StorePaths,
+        options: Options,
+        queues: Queues,
+        visible: Callable[[], Visible],
+        newest_index_ms: Callable[[], int],
+    ) -> None:
+        self.options = options
+        self.queues = queues
+        self.segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
+        self.records = LogRecords(self.segments, visible)
+        self.files = ConsumeQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes)
+        self._index = IndexReader(
+            io, paths.index, options.max_hash_slot_num, options.max_index_num, CANDIDATES_MAX
+        )
+        self._pulls = QueuePulls(queues, self.files, self.records, options)
+        self.times = QueueTimes(queues, self.files, self.records)
+        self._ranges = QueueRanges(queues, self.files, self.records, self.times)
+        self._keys = KeySearch(self._index, self.records, newest_index_ms)
+        self._scans = LogScan(self.records)
+        self.pull = self._pulls.pull
+        self.scan = self._scans.scan
+        self.count = self._ranges.count
+        self.range = self._ranges.range
+        self.by_key = self._keys.by_key
+        self.offset_at = self.times.offset_at
+        self.store_time_ms = self.times.store_time_ms
+
+    def close(self) -> None:
+        """Let go of files and maps."""
+        self.files.close()
+        self.segments.close()
+        self._index.close()
+
+    # Single records
+
+    def look(self, physical_offset: int) -> NDArray[np.uint8] | None:
+        """The record at a physical offset, None when none begins there."""
+        return self.records.record(physical_offset)
+
+    def get(self, message_id: str, topic: str = "") -> Slices[NDArray[np.uint8]]:
+        """The record that an offset message id or a unique id names; a unique id's newest, in `topic` or in any.
+
+        Raises MessageNotFoundError.
+        """
+        if not 0 < len(message_id) <= MESSAGE_ID_CHARACTERS_MAX:
+            raise BadRequestError(f"message id {message_id[:64]!r} has {len(message_id)} characters")
+        record = self._by_offset_id(message_id)
+        if record is not None:
+            return record
+        for number, name in enumerate([topic] if topic else self.queues.topics()):
+            if number % _TOPICS_PER_SLICE == _TOPICS_PER_SLICE - 1:
+                yield
+            found = yield from self._keys.by_key(
+                name, message_id, unique=True, max_messages=1, max_bytes=self.options.max_pull_bytes
+            )
+            if found.count:
+                return found.records[0]
+        raise MessageNotFoundError(f"no message has the id {message_id!r}{f' in topic {topic}' if topic else ''}")
+
+    def _by_offset_id(self, message_id: str) -> NDArray[np.uint8] | None:
+        """The record whose own offset message id this is; any other id, a unique one among them, names none."""
+        try:
+            _host, physical_offset = decode_message_id(message_id)
+        except BadRequestError:
+            return None
+        record = self.records.record(physical_offset)
+        if record is None or decode_record(record, check_crc=False).message_id != message_id.upper():
+            return None
+        return record
+
+    # RocketMQ's own answers
+
+    def query_message(self, topic: str, key: str, max_messages: int, begin_ms: int, end_ms: int) -> IndexAnswer:
+        """`queryMessage`: hash hits and all, at most `max_msgs_num_batch`."""
+        return self._keys.query_message(
+            topic, key, min(max_messages, self.options.max_msgs_num_batch), begin_ms, end_ms
+        )
+
+    # Queues
+
+    def queue_infos(self, topic: str = "") -> list[QueueInfo]:
+        """Queues of a topic, or of all topics."""
+        topics = [topic] if topic else self.queues.topics()
+        return [
+            QueueInfo(name, queue_id, bounds.min_offset, bounds.max_offset)
+            for name, queue_id, bounds in each_queue(self.queues, topics)
+        ]
+
+    def may_match(self, topic: str, queue_id: int, first: int, tags: Sequence[str]) -> bool:
+        """Whether any unit from `first` on may match the tags, by their hashes: what a held pull asks first.
+
+        Looks at no more than UNITS_LOOKED_AT of them; behind those the answer is yes.
+        """
+        bounds = self.queues.bounds(topic, queue_id)
+        if bounds is None or first >= bounds.max_offset:
+            return False
+        count = bounds.max_offset - first
+        if not tags or first < bounds.min_offset or count > UNITS_LOOKED_AT:
+            return True
+        try:
+            units = as_kernel_array(self.files.read_units(topic, queue_id, first, count, bounds.number))
+        except FileNotFoundError:
+            return True
+        whole = len(units) // UNIT_SIZE
+        # Fillers match no tag, but their pull must say CORRUPT.
+        if whole < count or bool((as_units(units)["size"] == FILLER_SIZE).any()):
+            return True
+        return bool(match_units(units, 0, whole, tag_filter(tuple(tags)).codes, np.empty(whole, np.int64)))

@@ -1,0 +1,395 @@
+"""The dispatch scan against a slow reading of RocketMQ's rules, and its uncompiled twin against both.
+
+Logs are made of random records (V1 and V2, IPv4 and IPv6, all transaction types, any properties); the model takes them
+apart with `struct` and dictionaries.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mqproc.kernels import dispatch
+from mqproc.kernels.dispatch import DELAY_LEVELS_MS, RUN_COLUMNS, SCHEDULE_TOPIC, DispatchBuffers, StopReason
+from mqproc.kernels.jit import COMPILED
+from mqproc.layout import queue_table as table_layout
+from mqproc.layout import record
+from mqproc.layout.java_hash import index_key_hash_of, java_hash
+
+SEGMENT_START = 1 << 20
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass
+class Record:
+    """What goes into a record; `queue_offset` and the like as given."""
+
+    topic: str = "TopicTest"
+    queue_id: int = 0
+    queue_offset: int = 0
+    properties: bytes = b""
+    body: bytes = b"body"
+    sys_flag: int = 0
+    store_timestamp_ms: int = 1_700_000_000_000
+    v2: bool = False
+
+    def encode(self, physical_offset: int) -> bytes:
+        topic = self.topic.encode()
+        born = bytes(20 if self.sys_flag & record.SYS_FLAG_BORN_HOST_V6 else 8)
+        store = bytes(20 if self.sys_flag & record.SYS_FLAG_STORE_HOST_V6 else 8)
+        head = struct.pack(
+            ">iiiqqiq",
+            0,
+            self.queue_id,
+            0,
+            self.queue_offset,
+            physical_offset,
+            self.sys_flag,
+            self.store_timestamp_ms - 1,
+        )
+        rest = b"".join(
+            (
+                head,
+                born,
+                struct.pack(">q", self.store_timestamp_ms),
+                store,
+                struct.pack(">iqi", 0, 0, len(self.body)),
+                self.body,
+                struct.pack(">h" if self.v2 else ">b", len(topic)),
+                topic,
+                struct.pack(">h", len(self.properties)),
+                self.properties,
+            )
+        )
+        magic = record.MAGIC_V2 if self.v2 else record.MAGIC_V1
+        return struct.pack(">ii", len(rest) + 8, magic) + rest
+
+
+def as_pairs(text: str) -> dict[str, str]:
+    """RocketMQ's `string2messageProperties`."""
+    pairs = {}
+    for part in text.split("\x02"):
+        name, separator, value = part.partition("\x01")
+        if separator and name and value:
+            pairs[name] = value
+    return pairs
+
+
+def tags_code(message: Record, pairs: dict[str, str]) -> int:
+    if message.topic == SCHEDULE_TOPIC and "DELAY" in pairs:
+        try:
+            level = min(int(pairs["DELAY"]), 18)
+        except ValueError:
+            level = 0
+        if level > 0:
+            return message.store_timestamp_ms + int(DELAY_LEVELS_MS[level])
+    return java_hash(pairs["TAGS"]) if "TAGS" in pairs else 0
+
+
+@dataclass
+class Model:
+    """What dispatch must make of a log."""
+
+    units: dict[tuple[str, int], list[tuple[int, int, int, int]]] = field(default_factory=dict)
+    entries: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def add(self, message: Record, physical_offset: int, size: int) -> None:
+        pairs = as_pairs(message.properties.decode())
+        kind = message.sys_flag & 0xC
+        if kind in (0, 8):
+            unit = (message.queue_offset, physical_offset, size, tags_code(message, pairs))
+            self.units.setdefault((message.topic, message.queue_id), []).append(unit)
+        if kind == 0xC:
+            return
+        keys = [pairs["UNIQ_KEY"]] if "UNIQ_KEY" in pairs else []
+        keys += [key for key in pairs.get("KEYS", "").split(" ") if key]
+        for key in keys:
+            self.entries.append((index_key_hash_of(message.topic, key), physical_offset, message.store_timestamp_ms))
+
+
+class Table:
+    """A queue table in memory."""
+
+    def __init__(self, names: list[tuple[str, int]], capacity: int = 64) -> None:
+        self.view = np.zeros(table_layout.file_size(capacity), np.uint8)
+        self.cells = self.view.view(np.int64)
+        start = table_layout.hash_offset(capacity)
+        self.slots: NDArray[np.int32] = self.view[start:].view(np.int32)
+        self.names: list[tuple[str, int]] = []
+        for topic, queue_id in names:
+            self.add(topic, queue_id)
+
+    def add(self, topic: str, queue_id: int) -> int:
+        number = len(self.names)
+        self.names.append((topic, queue_id))
+        name = topic.encode()
+        start = table_layout.entry_offset(number) + table_layout.TOPIC_OFFSET_BYTES
+        self.view[start : start + len(name)] = np.frombuffer(name, np.uint8)
+        self.set(number, table_layout.QUEUE_ID, queue_id)
+        self.set(number, table_layout.TOPIC_SIZE, len(name))
+        self.set(number, table_layout.TOPIC_HASH, java_hash(topic))
+        self.set(number, table_layout.STATE, table_layout.STATE_LIVE)
+        slot = table_layout.first_slot(java_hash(topic), queue_id, len(self.slots))
+        while self.slots[slot]:
+            slot = (slot + 1) % len(self.slots)
+        self.slots[slot] = number + 1
+        return number
+
+    def set(self, number: int, word: int, value: int) -> None:
+        self.cells[table_layout.entry_word(number, word)] = value
+
+
+class Log:
+    """Records one after the other, in a segment that ends right behind them."""
+
+    def __init__(self, messages: list[Record], tail: bytes = b"") -> None:
+        self.messages = messages
+        self.model = Model()
+        self.starts: list[int] = []
+        data = b""
+        for message in messages:
+            encoded = message.encode(SEGMENT_START + len(data))
+            self.starts.append(len(data))
+            self.model.add(message, SEGMENT_START + len(data), len(encoded))
+            data += encoded
+        self.end = len(data)
+        self.view = np.frombuffer(bytearray(data + tail or b"\0"), np.uint8)
+
+    def table(self) -> Table:
+        return Table(sorted({(message.topic, message.queue_id) for message in self.messages}))
+
+
+def scan(log: Log, table: Table, buffers: DispatchBuffers, start: int = 0, **limits: int) -> dispatch.ScanResult:
+    asked = {"start": start, "limit": log.end, "stop": log.end} | limits
+    return buffers.scan(log.view, table.view, table.cells, table.slots, segment_start=SEGMENT_START, **asked)
+
+
+def units_of(result: dispatch.ScanResult, table: Table) -> dict[tuple[str, int], list[tuple[int, int, int, int]]]:
+    """Queue → (queue offset, physical offset, size, tags code), taken from the runs."""
+    found: dict[tuple[str, int], list[tuple[int, int, int, int]]] = {}
+    for number, first, count, offset, _end, _time in result.runs.tolist():
+        for index in range(count):
+            at = offset + 20 * index
+            unit = struct.unpack(">qiq", result.units[at : at + 20].tobytes())
+            found.setdefault(table.names[number], []).append((first + index, *unit))
+    return found
+
+
+def entries_of(result: dispatch.ScanResult, buffers: DispatchBuffers) -> list[tuple[int, int, int]]:
+    columns = (buffers.entry_hashes, buffers.entry_offsets, buffers.entry_times)
+    return list(zip(*(column[: result.entries].tolist() for column in columns), strict=True))
+
+
+TOPICS = st.sampled_from(["TopicTest", "a", "Zwölf", "%RETRY%group", "T" * 127, SCHEDULE_TOPIC, "eight_by", "n" * 24])
+NAMES = st.sampled_from(["KEYS", "TAGS", "UNIQ_KEY", "DELAY", "WAIT", "KEY", "UNIQ_KEYS", "", "ключ", "TAGSX", "kEYS"])
+VALUES = st.one_of(
+    st.sampled_from(["", "a", "TagA", "a b", " a  b ", "3", "18", "99", "-2", "0", "+4", "x\x01y", "\x01", "\0 \0"]),
+    st.text(st.characters(exclude_characters="\x02", exclude_categories=["Cs"]), max_size=40),
+)
+PAIRS = st.lists(st.tuples(NAMES, st.sampled_from(["\x01", "\x01", "\x01", ""]), VALUES), max_size=6)
+
+
+@st.composite
+def records(draw: st.DrawFn) -> Record:
+    text = "\x02".join(name + end + value for name, end, value in draw(PAIRS))
+    text += draw(st.sampled_from(["", "\x02", "\x02__CRC32#\x011234567890\x02"]))
+    return Record(
+        topic=draw(TOPICS),
+        queue_id=draw(st.sampled_from([0, 1, 2, 300, 2**31 - 1])),
+        properties=text.encode(),
+        body=bytes(draw(st.integers(0, 40))),
+        sys_flag=draw(st.sampled_from([0, 0, 0, 4, 8, 12])) | draw(st.sampled_from([0, 0x10, 0x20, 0x30, 0x1])),
+        store_timestamp_ms=draw(st.integers(0, 2**41)),
+        v2=draw(st.booleans()),
+    )
+
+
+def numbered(messages: list[Record], gaps: list[bool]) -> list[Record]:
+    """Queue offsets as a writer gives them, with a jump wherever `gaps` says so."""
+    following: dict[tuple[str, int], int] = {}
+    for index, message in enumerate(messages):
+        if message.sys_flag & 4:
+            continue
+        key = (message.topic, message.queue_id)
+        message.queue_offset = following.get(key, 5) + (3 if gaps and gaps[index % len(gaps)] else 0)
+        following[key] = message.queue_offset + 1
+    return messages
+
+
+@settings(max_examples=300 if COMPILED else 60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(records(), max_size=12), st.lists(st.booleans(), max_size=3))
+def test_units_and_entries_are_what_rocketmq_would_dispatch(messages: list[Record], gaps: list[bool]) -> None:
+    log = Log(numbered(messages, gaps))
+    table = log.table()
+    buffers = DispatchBuffers(64, 100, 1)
+    result = scan(log, table, buffers)
+    assert (result.stopped_at, result.records, result.reason) == (log.end, len(messages), StopReason.LIMIT)
+    assert units_of(result, table) == log.model.units
+    assert entries_of(result, buffers) == log.model.entries
+    assert result.store_timestamp_ms == (messages[-1].store_timestamp_ms if messages else 0)
+
+
+@settings(max_examples=100 if COMPILED else 20, deadline=None)
+@given(st.lists(records(), min_size=1, max_size=12), st.integers(1, 5), st.data())
+def test_a_scan_in_parts_finds_the_same(messages: list[Record], records_max: int, data: st.DataObject) -> None:
+    log = Log(numbered(messages, []))
+    table = log.table()
+    buffers = DispatchBuffers(64, records_max, 1)
+    units: dict[tuple[str, int], list[tuple[int, int, int, int]]] = {}
+    entries = []
+    position = 0
+    while position < log.end:
+        limit = data.draw(st.integers(position + 1, log.end))
+        result = scan(log, table, buffers, position, limit=limit)
+        assert result.reason in (StopReason.LIMIT, StopReason.RECORDS)
+        assert result.records <= records_max
+        for key, found in units_of(result, table).items():
+            units.setdefault(key, []).extend(found)
+        entries += entries_of(result, buffers)
+        position = result.stopped_at
+    assert units == log.model.units
+    assert entries == log.model.entries
+
+
+@settings(max_examples=300 if COMPILED else 40, deadline=None)
+@given(st.binary(max_size=300), st.booleans())
+def test_any_bytes_are_survived(noise: bytes, with_record: bool) -> None:
+    log = Log([Record(properties=b"KEYS\x01a\x02")] if with_record else [], tail=noise)
+    result = scan(log, log.table(), DispatchBuffers(64, 100, 1), limit=len(log.view), stop=len(log.view))
+    assert result.stopped_at >= log.end
+    assert result.records >= with_record
+
+
+@settings(max_examples=300 if COMPILED else 60, deadline=None)
+@given(st.data())
+def test_a_changed_length_is_a_bad_record_or_the_same_record(data: st.DataObject) -> None:
+    """Every length field of a record may be wrong: the scan stops before it and reads nothing behind `stop`."""
+    message = data.draw(records())
+    log = Log([message])
+    view = log.view.copy()
+    at = data.draw(st.integers(0, len(view) - 1))
+    view[at] ^= data.draw(st.integers(1, 255))
+    log.view = view
+    result = scan(log, log.table(), DispatchBuffers(64, 100, 1))
+    assert result.stopped_at in (0, log.end)
+
+
+def test_a_run_knows_its_last_record() -> None:
+    messages = [Record(queue_id=index % 2, queue_offset=index // 2, store_timestamp_ms=index) for index in range(1, 8)]
+    log = Log(messages)
+    table = log.table()
+    result = scan(log, table, DispatchBuffers(64, 100, 1))
+    assert result.runs.shape == (2, RUN_COLUMNS)
+    by_queue = {table.names[run[dispatch.RUN_QUEUE]][1]: run for run in result.runs.tolist()}
+    assert by_queue[1][dispatch.RUN_PHYSICAL_END] == SEGMENT_START + log.end
+    assert by_queue[1][dispatch.RUN_STORE_TIMESTAMP_MS] == 7
+    assert by_queue[0][dispatch.RUN_PHYSICAL_END] == SEGMENT_START + log.starts[6]
+    assert [by_queue[0][dispatch.RUN_FIRST_OFFSET], by_queue[0][dispatch.RUN_COUNT]] == [1, 3]
+
+
+def test_a_blank_ends_a_segment() -> None:
+    log = Log([Record()], tail=struct.pack(">ii", 1234, record.MAGIC_BLANK) + b"stale bytes")
+    result = scan(log, log.table(), DispatchBuffers(64, 100, 1), limit=len(log.view), stop=len(log.view))
+    assert (result.stopped_at, result.records, result.reason) == (log.end, 1, StopReason.BLANK)
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 200, struct.pack(">ii", 100, record.MAGIC_V1), b"\1"])
+def test_what_is_no_record_stops_the_scan(tail: bytes) -> None:
+    log = Log([Record(), Record(queue_offset=1)], tail=tail)
+    result = scan(log, log.table(), DispatchBuffers(64, 100, 1), limit=len(log.view), stop=len(log.view))
+    assert (result.stopped_at, result.records, result.reason) == (log.end, 2, StopReason.BAD_RECORD)
+    assert len(result.units) == 40
+
+
+def test_a_record_at_another_place_than_its_own_is_bad() -> None:
+    log = Log([Record()])
+    table = log.table()
+    result = DispatchBuffers(64, 100, 1).scan(
+        log.view, table.view, table.cells, table.slots, start=0, limit=log.end, stop=log.end, segment_start=0
+    )
+    assert result.reason == StopReason.BAD_RECORD
+
+
+def test_an_unknown_queue_stops_before_its_record() -> None:
+    log = Log([Record(), Record(queue_id=7, properties=b"KEYS\x01a\x02")])
+    buffers = DispatchBuffers(64, 100, 1)
+    table = Table([("TopicTest", 0)])
+    result = scan(log, table, buffers)
+    assert (result.stopped_at, result.reason) == (log.starts[1], StopReason.UNKNOWN_QUEUE)
+    assert (result.records, result.entries) == (1, 0)
+    table.add("TopicTest", 7)
+    assert scan(log, table, buffers).reason == StopReason.LIMIT
+
+
+def test_a_deleted_queue_gets_entries_and_no_units() -> None:
+    log = Log([Record(properties=b"KEYS\x01a\x02"), Record(queue_id=1)])
+    table = log.table()
+    buffers = DispatchBuffers(64, 100, 1)
+    table.set(0, table_layout.STATE, table_layout.STATE_TOMBSTONE)
+    result = scan(log, table, buffers)
+    assert result.reason == StopReason.LIMIT
+    assert list(units_of(result, table)) == [("TopicTest", 1)]
+    assert result.entries == 1
+    number = table.add("TopicTest", 0)
+    assert scan(log, table, buffers).runs[0, dispatch.RUN_QUEUE] == number
+
+
+def test_entries_that_do_not_fit_wait_for_the_next_scan() -> None:
+    many = b"KEYS\x01" + b"k " * 16_000 + b"\x02"
+    log = Log([Record(properties=many), Record(properties=many, queue_offset=1)])
+    buffers = DispatchBuffers(64, 100, 1)
+    result = scan(log, log.table(), buffers)
+    assert (result.records, result.entries, result.reason) == (1, 16_000, StopReason.ENTRIES_FULL)
+    result = scan(log, log.table(), buffers, result.stopped_at)
+    assert (result.records, result.entries, result.reason) == (1, 16_000, StopReason.LIMIT)
+
+
+def test_a_record_with_as_many_keys_as_possible_fits() -> None:
+    keys = b"KEYS\x01" + b"k " * (record.PROPERTIES_SIZE_MAX // 2 - 3)
+    log = Log([Record(properties=keys)])
+    result = scan(log, log.table(), DispatchBuffers(64, 1, 1))
+    assert result.records == 1
+    assert result.entries == len(keys[5:]) // 2 <= dispatch.RECORD_ENTRIES_MAX
+
+
+def test_without_index_there_are_no_entries() -> None:
+    log = Log([Record(properties=b"KEYS\x01a\x02TAGS\x01b\x02")])
+    table = log.table()
+    result = DispatchBuffers(64, 100, 1).scan(
+        log.view,
+        table.view,
+        table.cells,
+        table.slots,
+        start=0,
+        limit=log.end,
+        stop=log.end,
+        segment_start=SEGMENT_START,
+        with_entries=False,
+    )
+    assert result.entries == 0
+    assert units_of(result, table) == log.model.units
+
+
+def test_the_scan_has_one_signature() -> None:
+    dispatch.warm()
+    if COMPILED:
+        assert len(dispatch.scan.signatures) == 1  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(not COMPILED, reason="runs this very file uncompiled")
+def test_uncompiled_it_does_the_same() -> None:
+    """All of this file again as plain Python."""
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout[-3000:]

@@ -1,0 +1,286 @@
+"""The index kernels against a model of RocketMQ's `putKey` and `selectPhyOffset`, compiled and as plain Python.
+
+Also every place at which a writer can die: the plain twin is stopped at each of its stores in turn, a reader looks, the
+slots are rolled back, and the entries are put again.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mqproc.kernels import index as kernels
+from mqproc.kernels.intrinsics import load_be32, load_be64, observe_stores
+from mqproc.kernels.jit import COMPILED, plain
+from mqproc.layout import index_file as layout
+from mqproc.layout.java_hash import index_key_hash_of
+
+ROOT = Path(__file__).resolve().parents[2]
+T0 = 1_700_000_000_000
+FOREVER = 2**63 - 1
+
+Entry = tuple[int, int, int]
+"""(key hash, physical offset, store time in ms)"""
+
+
+@dataclass
+class File:
+    """An index file in memory."""
+
+    slots: int
+    items: int
+    twin: bool = False
+
+    def __post_init__(self) -> None:
+        self.view = np.zeros(layout.file_size(self.slots, self.items), np.uint8)
+
+    def put(self, entries: list[Entry], first: int = 0, limit: int | None = None) -> int:
+        hashes = np.array([entry[0] for entry in entries], np.int32)
+        offsets = np.array([entry[1] for entry in entries], np.int64)
+        times = np.array([entry[2] for entry in entries], np.int64)
+        put = plain(kernels.put_entries) if self.twin else kernels.put_entries
+        item_limit = self.items if limit is None else limit
+        return int(put(self.view, self.slots, item_limit, hashes, offsets, times, first, len(entries)))
+
+    def select(self, key_hash: int, begin: int = 0, end: int = FOREVER, most: int = 64) -> list[int]:
+        out = np.zeros(most, np.int64)
+        walk = plain(kernels.walk_chain) if self.twin else kernels.walk_chain
+        count = kernels.published_count(self.view)
+        found = walk(self.view, self.slots, count, key_hash, begin, end, most, out)
+        return [int(offset) for offset in out[:found]]
+
+    @property
+    def count(self) -> int:
+        return kernels.published_count(self.view)
+
+    def header(self) -> tuple[int, int, int, int, int, int]:
+        longs = [load_be64(self.view, at) for at in (0, 8, 16, 24)]
+        return (*longs, load_be32(self.view, 32), load_be32(self.view, 36))  # type: ignore[return-value]
+
+    def slot(self, number: int) -> int:
+        return load_be32(self.view, layout.HEADER_SIZE + 4 * number)
+
+    def item(self, number: int) -> bytes:
+        start = layout.item_offset(self.slots, number)
+        return self.view[start : start + layout.ITEM_SIZE].tobytes()
+
+
+class Model:
+    """RocketMQ's `IndexFile`, word by word."""
+
+    def __init__(self, slots: int, items: int) -> None:
+        self.slots = [0] * slots
+        self.items: list[tuple[int, int, int, int]] = [(0, 0, 0, 0)]
+        self.capacity = items
+        self.begin = self.end = self.begin_offset = self.end_offset = self.used = 0
+
+    def put(self, key_hash: int, offset: int, time_ms: int) -> bool:
+        count = len(self.items)
+        if count >= self.capacity:
+            return False
+        slot = key_hash % len(self.slots)
+        previous = self.slots[slot]
+        if previous <= 0 or previous > count:
+            previous = 0
+        seconds = max(0, min((time_ms - self.begin) // 1000, 2**31 - 1)) if self.begin > 0 else 0
+        self.items.append((key_hash, offset, seconds, previous))
+        self.slots[slot] = count
+        if count == 1:
+            self.begin_offset, self.begin = offset, time_ms
+        self.used += previous == 0
+        self.end_offset, self.end = offset, time_ms
+        return True
+
+    def select(self, key_hash: int, begin: int, end: int, most: int) -> list[int]:
+        found: list[int] = []
+        item = self.slots[key_hash % len(self.slots)]
+        while item > 0 and len(found) < most:
+            item_hash, offset, seconds, previous = self.items[item]
+            time_ms = self.begin + 1000 * seconds
+            if item_hash == key_hash and begin <= time_ms <= end:
+                found.append(offset)
+            if time_ms < begin:
+                break
+            item = previous
+        return found
+
+    def encode(self) -> bytes:
+        words = [self.begin, self.end, self.begin_offset, self.end_offset]
+        data = b"".join(word.to_bytes(8, "big") for word in words)
+        data += self.used.to_bytes(4, "big")
+        data += (len(self.items) if len(self.items) > 1 else 0).to_bytes(4, "big")
+        data += b"".join(slot.to_bytes(4, "big") for slot in self.slots)
+        for item_hash, offset, seconds, previous in self.items:
+            data += item_hash.to_bytes(4, "big") + offset.to_bytes(8, "big")
+            data += seconds.to_bytes(4, "big") + previous.to_bytes(4, "big")
+        return data.ljust(layout.file_size(len(self.slots), self.capacity), b"\0")
+
+
+HASHES = st.one_of(st.integers(0, 30), st.integers(0, 2**31 - 1))
+TIMES = st.one_of(st.integers(T0, T0 + 60_000), st.integers(0, 2**62))
+ENTRIES = st.lists(st.tuples(HASHES, st.integers(0, 2**62), TIMES), max_size=60)
+
+
+@settings(max_examples=200 if COMPILED else 50, deadline=None)
+@given(ENTRIES, st.integers(1, 9), st.integers(2, 50), st.data())
+def test_files_and_answers_are_rocketmqs(entries: list[Entry], slots: int, items: int, data: st.DataObject) -> None:
+    model = Model(slots, items)
+    stored = [entry for entry in entries if model.put(*entry)]
+    for twin in (False, True):
+        file = File(slots, items, twin)
+        # In pieces, with the allocated space growing.
+        done = 0
+        while done < len(stored):
+            limit = data.draw(st.integers(file.count + 1, items))
+            done = file.put(entries, done, limit)
+            assert file.count == min(limit, len(stored) + 1)
+        assert file.put(entries, done) == len(stored)
+        assert file.view.tobytes() == model.encode()
+        for key_hash in {entry[0] for entry in entries[:5]} | {7}:
+            begin, end = sorted([data.draw(TIMES), data.draw(TIMES)])
+            most = data.draw(st.integers(1, 9))
+            assert file.select(key_hash, begin, end, most) == (model.select(key_hash, begin, end, most) if stored else [])
+
+
+def test_vector_of_a_full_file() -> None:
+    """N = 10 slots, M = 4: three entries fit, and the times in the header need not ascend."""
+    file = File(10, 4)
+    keys = [index_key_hash_of("T", key) for key in ("k1", "k1", "k2")]
+    entries = list(zip(keys, (100, 200, 300), (T0, T0 + 5_999, T0 + 4_000), strict=True))
+    assert file.put(entries) == 3
+    expected = (
+        "0000018bcfe56800 0000018bcfe577a0 0000000000000064 000000000000012c 00000002 00000004"
+        "00000000 00000000 00000000 00000000 00000000 00000002 00000003 00000000 00000000 00000000"
+        "0000000000000000000000000000000000000000"
+        "0026bfb5 0000000000000064 00000000 00000000"
+        "0026bfb5 00000000000000c8 00000005 00000001"
+        "0026bfb6 000000000000012c 00000004 00000000"
+    )
+    assert file.view.tobytes() == bytes.fromhex(expected)
+    assert file.put([(1, 400, T0)]) == 0
+
+
+def test_hundred_slots_and_four_hundred_items_take_399_keys() -> None:
+    file = File(100, 400)
+    entries = [(index_key_hash_of("", str(number)), number, T0) for number in range(400)]
+    assert file.put(entries) == 399
+    assert file.select(index_key_hash_of("", "60")) == [60]
+
+
+def test_a_long_chain_is_walked_newest_first_up_to_the_limit() -> None:
+    file = File(3, 1000)
+    file.put([(5, number, T0 + 1000 * number) for number in range(900)])
+    assert file.select(5, most=10) == list(range(899, 889, -1))
+    assert file.select(5, T0 + 100_000, T0 + 102_999, 10) == [102, 101, 100]
+    assert file.select(8) == []
+
+
+def test_an_empty_file_answers_nothing_whatever_its_slots_say() -> None:
+    file = File(1, 10)
+    file.view[layout.HEADER_SIZE :] = 1
+    assert file.select(0) == []
+
+
+def test_a_chain_in_a_circle_ends() -> None:
+    file = File(1, 10)
+    file.put([(0, number, T0) for number in range(5)])
+    start = layout.item_offset(1, 2) + layout.ITEM_PREVIOUS
+    file.view[start + 3] = 4
+    assert file.select(0) == [4, 3, 2, 1]
+
+
+class Stopped(Exception):
+    """Stands for the death of the writer."""
+
+
+def stop_at(nth: int) -> Any:
+    left = nth
+
+    def observer(array: NDArray[Any], position: int, size: int) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Stopped
+
+    return observer
+
+
+def test_a_writer_may_die_at_any_store() -> None:
+    """Readers find exactly the committed entries, and after a roll back the file grows as if nothing had happened."""
+    before = [(number % 4, number, T0 + 1000 * number) for number in range(6)]
+    after = [(number % 3, 100 + number, T0 + 1000 * number) for number in range(7)]
+    whole = File(3, 20, twin=True)
+    whole.put(before)
+    whole.put(after)
+    committed = File(3, 20)
+    committed.put(before)
+    answers = {key_hash: committed.select(key_hash) for key_hash in range(5)}
+    header = committed.header()
+    stores = 0
+    while True:
+        file = File(3, 20, twin=True)
+        file.put(before)
+        try:
+            with observe_stores(stop_at(stores)):
+                file.put(after)
+            break
+        except Stopped:
+            stores += 1
+        assert file.count == len(before) + 1 or file.view.tobytes() == whole.view.tobytes()
+        if file.count == header[5]:
+            assert {key_hash: file.select(key_hash) for key_hash in range(5)} == answers
+        for twin in (False, True):
+            again = File(3, 20, twin)
+            again.view[:] = file.view
+            again.view[: layout.HEADER_SIZE] = committed.view[: layout.HEADER_SIZE]
+            roll_back = plain(kernels.roll_back) if twin else kernels.roll_back
+            roll_back(again.view, 3, header[5])
+            assert [again.slot(number) for number in range(3)] == [committed.slot(number) for number in range(3)]
+            again.put(after)
+            assert again.view.tobytes() == whole.view.tobytes()
+    # Four stores an item and one a slot, four of the header.
+    assert stores == 5 * len(after) + 4
+
+
+@settings(max_examples=100 if COMPILED else 30, deadline=None)
+@given(st.lists(st.tuples(HASHES, st.integers(0, 1000), TIMES), max_size=30), st.integers(0, 1100), st.data())
+def test_slots_are_made_anew_from_the_items(entries: list[Entry], mark: int, data: st.DataObject) -> None:
+    """After a power loss all but the items below the mark may be noise."""
+    entries = sorted(entries, key=lambda entry: entry[1])
+    kept = [entry for entry in entries if entry[1] < mark]
+    model = Model(4, 40)
+    for entry in kept:
+        model.put(*entry)
+    whole = File(4, 40)
+    whole.put(entries)
+    noise = np.frombuffer(data.draw(st.binary(min_size=16, max_size=16)), np.uint8)
+    for twin in (False, True):
+        file = File(4, 40)
+        file.view[:] = whole.view
+        file.view[layout.HEADER_SIZE : layout.HEADER_SIZE + 16] = noise
+        counted = np.zeros(2, np.int64)
+        replay = plain(kernels.replay_items) if twin else kernels.replay_items
+        replay(file.view, 4, mark, whole.count, counted)
+        assert counted.tolist() == [len(kept) + 1, model.used]
+        assert [file.slot(number) for number in range(4)] == model.slots
+        for number in range(1, len(kept) + 1):
+            assert file.item(number)[-4:] == model.items[number][3].to_bytes(4, "big")
+
+
+@pytest.mark.skipif(not COMPILED, reason="runs this very file uncompiled")
+def test_uncompiled_it_does_the_same() -> None:
+    """All of this file again as plain Python."""
+    environment = os.environ | {"NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout[-3000:]

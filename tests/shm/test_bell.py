@@ -1,0 +1,156 @@
+"""Bells: no wake-up is lost between two processes, none is needed while the listener is awake, every wait ends."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import posix_ipc
+import pytest
+from numpy.typing import NDArray
+
+from mqproc.shm.bell import MAX_WAIT_S, Bell, EventBell, SemaphoreBell, semaphore_name, unlink_semaphore, warm
+
+ROUNDS = 20_000
+# Words of a test's map, each in a line of its own.
+PING_SLEEPING, PONG_SLEEPING, PING, PONG = 0, 8, 16, 24
+Cells = NDArray[np.int64]
+MakeBell = Callable[[Cells, int], Bell]
+
+
+def semaphore(cells: Cells, sleeping: int) -> Bell:
+    bell = SemaphoreBell(semaphore_name(secrets.randbits(60), 1, sleeping), cells, sleeping)
+    bell.unlink()
+    return bell
+
+
+@pytest.fixture(params=[semaphore, EventBell], ids=["semaphore", "event"])
+def make_bell(request: pytest.FixtureRequest) -> MakeBell:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def cells() -> Cells:
+    return np.frombuffer(mmap.mmap(-1, 4096), np.int64)
+
+
+@pytest.fixture
+def bell(make_bell: MakeBell, cells: Cells) -> Iterator[Bell]:
+    made = make_bell(cells, PING_SLEEPING)
+    yield made
+    made.close()
+
+
+def listen(bell: Bell, cells: Cells, index: int, wanted: int) -> int:
+    """Wait until a word has a value; returns how many waits passed without it."""
+    timeouts = 0
+    while cells[index] < wanted:
+        bell.announce()
+        if cells[index] < wanted:
+            began = time.monotonic()
+            bell.wait(MAX_WAIT_S)
+            timeouts += time.monotonic() - began >= MAX_WAIT_S * 0.9
+        bell.awake()
+    return timeouts
+
+
+def play(ours: Bell, theirs: Bell, cells: Cells, wait_for: int, publish: int, first: bool) -> int:
+    """One side of a game in which each publishes a number when it has seen the other's."""
+    timeouts = 0
+    for number in range(1, ROUNDS + 1):
+        if first:
+            theirs.publish(publish, number)
+        timeouts += listen(ours, cells, wait_for, number)
+        if not first:
+            theirs.publish(publish, number)
+    return timeouts
+
+
+def test_no_wake_up_is_lost_between_two_processes(make_bell: MakeBell, cells: Cells) -> None:
+    warm()
+    ping, pong = make_bell(cells, PING_SLEEPING), make_bell(cells, PONG_SLEEPING)
+    child = os.fork()
+    if child == 0:
+        os._exit(min(100, play(pong, ping, cells, PING, PONG, first=False)))
+    timeouts = play(ping, pong, cells, PONG, PING, first=True)
+    _, status = os.waitpid(child, 0)
+    # A lost wake-up is a wait of a whole second.
+    assert (timeouts, os.waitstatus_to_exitcode(status)) == (0, 0)
+    ping.close()
+    pong.close()
+
+
+def test_ring_posts_only_to_a_sleeping_listener(bell: Bell, cells: Cells) -> None:
+    bell.ring()
+    assert not rung(bell)
+    bell.announce()
+    assert cells[PING_SLEEPING] == 1
+    bell.ring()
+    assert rung(bell)
+    bell.awake()
+    assert cells[PING_SLEEPING] == 0
+
+
+def test_publish_stores_and_rings_in_one(bell: Bell, cells: Cells) -> None:
+    bell.publish(PING, 41)
+    assert cells[PING] == 41
+    assert not rung(bell)
+    bell.announce()
+    bell.publish(PING, 42)
+    assert cells[PING] == 42
+    assert rung(bell)
+
+
+def test_awake_forgets_all_posts(bell: Bell) -> None:
+    for _ in range(5):
+        bell.post()
+    bell.awake()
+    assert not rung(bell)
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0, math.nan])
+def test_strange_timeouts_do_not_wait(bell: Bell, timeout_s: float) -> None:
+    began = time.monotonic()
+    bell.wait(timeout_s)
+    assert time.monotonic() - began < 0.5
+
+
+def test_no_wait_is_longer_than_a_second(bell: Bell) -> None:
+    began = time.monotonic()
+    bell.wait(3600.0)
+    assert 0.9 < time.monotonic() - began < 2
+
+
+def test_only_an_event_bell_stands_in_an_epoll(cells: Cells) -> None:
+    event, by_semaphore = EventBell(cells, PING_SLEEPING), semaphore(cells, PONG_SLEEPING)
+    assert event.fileno() >= 0
+    with pytest.raises(TypeError, match=r"BellKind\.EVENT"):
+        by_semaphore.fileno()
+    event.close()
+    by_semaphore.close()
+
+
+def test_semaphore_names_are_hex_and_never_taken_over(cells: Cells) -> None:
+    name = semaphore_name(0x1234, 7, 3)
+    assert name == "/00000000000012340000000703"
+    unlink_semaphore(name)
+    first = SemaphoreBell(name, cells, PING_SLEEPING)
+    with pytest.raises(posix_ipc.ExistentialError):
+        SemaphoreBell(name, cells, PING_SLEEPING)
+    first.unlink()
+    first.unlink()
+    first.post()
+    assert rung(first)
+    first.close()
+
+
+def rung(bell: Bell) -> bool:
+    """Whether a post was waiting; takes one."""
+    began = time.monotonic()
+    bell.wait(0.05)
+    return time.monotonic() - began < 0.04

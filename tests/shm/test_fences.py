@@ -1,0 +1,78 @@
+"""Two threads that each store a word and then look at the other's: with the fence at least one sees the other.
+
+The two run compiled, without the GIL and in step, because the time between two steps of the interpreter hides what the
+fence is for. Without it, both miss each other in about one of 10,000 rounds on x86-64.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mqproc.kernels.fences import fence_and_peek, publish_and_peek
+from mqproc.kernels.intrinsics import load_acquire, store_release
+from mqproc.kernels.jit import COMPILED, kernel
+from mqproc.kernels.primitive import Words
+
+ROUNDS = 200
+CHUNKS = 2000
+LIMIT_S = 3.0
+# Words in lines of their own: what is stored, and how far each has come.
+STORED, ARRIVED = (0, 8), (16, 24)
+
+
+@kernel
+def store_and_look(words: Words, side: int, first: int, seen: Words) -> None:
+    other = 1 - side
+    for number in range(first, first + ROUNDS):
+        store_release(words, 16 + 8 * side, number)
+        while load_acquire(words, 16 + 8 * other) < number:
+            pass
+        seen[number - first] = publish_and_peek(words, 8 * side, number, 8 * other)
+
+
+def test_peek_returns_the_word() -> None:
+    words = np.zeros(16, np.int64)
+    words[8] = 7
+    assert publish_and_peek(words, 0, 5, 8) == fence_and_peek(words, 8) == 7
+    assert words[0] == 5
+
+
+@pytest.mark.skipif(not COMPILED, reason="without compiled kernels the threads take turns")
+def test_store_is_seen_before_the_look() -> None:
+    words = np.zeros(32, np.int64)
+    seen = (np.zeros(ROUNDS, np.int64), np.zeros(ROUNDS, np.int64))
+    both_missed: list[int] = []
+    chunks = iter(range(CHUNKS))
+    deadline = time.monotonic() + LIMIT_S
+    first = 1
+    more = True
+
+    def begin() -> None:
+        nonlocal first, more
+        if first > 1:
+            numbers = np.arange(first - ROUNDS, first)
+            both_missed.append(int(np.count_nonzero((seen[0] < numbers) & (seen[1] < numbers))))
+        more = next(chunks, None) is not None and time.monotonic() < deadline
+        first += ROUNDS
+
+    together = threading.Barrier(2, action=begin)
+
+    def run(side: int, results: NDArray[np.int64]) -> None:
+        while True:
+            together.wait(30)
+            if not more:
+                return
+            store_and_look(words, side, first - ROUNDS, results)
+
+    other = threading.Thread(target=run, args=(1, seen[1]))
+    other.start()
+    run(0, seen[0])
+    other.join()
+    assert both_missed
+    assert sum(both_missed) == 0
+    print(f"{len(both_missed) * ROUNDS:,} rounds")
