@@ -1,1 +1,160 @@
-"""RocketMQ's storage engine as a group of Python processes on one machine."""
+"""RocketMQ's storage engine as a group of Python processes on one machine.
+
+    with mqproc.Client("/var/lib/store") as client:
+        client.send("orders", b"first", keys="order-1", tag="new")
+
+Names that need numpy or more are imported at their first use.
+"""
+
+import importlib
+import importlib.metadata
+from typing import TYPE_CHECKING
+
+from mqproc.errors import (
+    BadLevelError,
+    BadMessageError,
+    BadPropertyError,
+    BadRequestError,
+    BadTopicError,
+    ConfigurationError,
+    CorruptStoreError,
+    DiskFullError,
+    FilterSyntaxError,
+    FlushFailedError,
+    FrameTooLargeError,
+    InternalError,
+    MessageNotFoundError,
+    MessageTooLargeError,
+    MqprocError,
+    NoSuchQueueError,
+    NotRunningError,
+    OffsetOutOfRangeError,
+    PermissionDeniedError,
+    PropertiesTooLargeError,
+    ProtocolError,
+    RequestTimeoutError,
+    RetryLaterError,
+    SendOutcomeUnknownError,
+    SlowConsumerError,
+    StartError,
+    StoreAccessError,
+    StoreBusyError,
+    StoreLockedError,
+    StoreReadOnlyError,
+    TooManyConnectionsError,
+    TooManyQueuesError,
+    TopicExistsError,
+    TopicNotFoundError,
+    TopicReservedError,
+    UnknownCommandError,
+    UnsupportedVersionError,
+)
+from mqproc.message import (
+    BatchResult,
+    Health,
+    Message,
+    PullResult,
+    PullStatus,
+    QueueInfo,
+    SendResult,
+    SendStatus,
+    StoredMessage,
+    TopicInfo,
+)
+
+if TYPE_CHECKING:
+    from mqproc.client.aio import AsyncClient
+    from mqproc.client.aio_producer import AsyncProducer
+    from mqproc.client.encoding import Batch
+    from mqproc.client.producer import Producer
+    from mqproc.client.retry import RetryPolicy
+    from mqproc.client.sync import Client
+
+    __version__: str
+
+__all__ = [
+    "AsyncClient",
+    "AsyncProducer",
+    "BadLevelError",
+    "BadMessageError",
+    "BadPropertyError",
+    "BadRequestError",
+    "BadTopicError",
+    "Batch",
+    "BatchResult",
+    "Client",
+    "ConfigurationError",
+    "CorruptStoreError",
+    "DiskFullError",
+    "FilterSyntaxError",
+    "FlushFailedError",
+    "FrameTooLargeError",
+    "Health",
+    "InternalError",
+    "Message",
+    "MessageNotFoundError",
+    "MessageTooLargeError",
+    "MqprocError",
+    "NoSuchQueueError",
+    "NotRunningError",
+    "OffsetOutOfRangeError",
+    "PermissionDeniedError",
+    "Producer",
+    "PropertiesTooLargeError",
+    "ProtocolError",
+    "PullResult",
+    "PullStatus",
+    "QueueInfo",
+    "RequestTimeoutError",
+    "RetryLaterError",
+    "RetryPolicy",
+    "SendOutcomeUnknownError",
+    "SendResult",
+    "SendStatus",
+    "SlowConsumerError",
+    "StartError",
+    "StoreAccessError",
+    "StoreBusyError",
+    "StoreLockedError",
+    "StoreReadOnlyError",
+    "StoredMessage",
+    "TooManyConnectionsError",
+    "TooManyQueuesError",
+    "TopicExistsError",
+    "TopicInfo",
+    "TopicNotFoundError",
+    "TopicReservedError",
+    "UnknownCommandError",
+    "UnsupportedVersionError",
+    "__version__",
+]
+
+_LAZY = {
+    "AsyncClient": "mqproc.client.aio",
+    "AsyncProducer": "mqproc.client.aio_producer",
+    "Batch": "mqproc.client.encoding",
+    "Client": "mqproc.client.sync",
+    "Producer": "mqproc.client.producer",
+    "RetryPolicy": "mqproc.client.retry",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return _version()
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = found
+    return found
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("mqproc")
+    except importlib.metadata.PackageNotFoundError:  # A checkout that is not installed.
+        return "0+checkout"
+
+
+def __dir__() -> list[str]:
+    return __all__

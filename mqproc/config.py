@@ -134,7 +134,11 @@ class Options:
     metrics_port: int = _option(5557, "port of /metrics; 0 lets the system choose", "", 0, 65_535)
     metrics_host: str = _option("127.0.0.1", "address of /metrics")
     page_cache_behind_bytes: int = _option(
-        0, "let go of the log's pages this far behind dispatch and flush; 0 keeps all", "bytes", 0, 1 << 50
+        512 * MIB,
+        "let go of the log's pages this far behind dispatch and flush, so that writing reuses warm ones; 0 keeps all",
+        "bytes",
+        0,
+        1 << 50,
     )
 
     @property

@@ -22,6 +22,8 @@ def prepare_folder(io: StoreIO, paths: StorePaths) -> None:
                 raise StoreAccessError(f"{root}: its parent folder does not exist")
             io.make_folder(root, mode=_OWN_MODE)
         _check(root)
+        if paths.own.is_symlink():
+            raise StoreAccessError(f"{paths.own}: a symlink")
         if not io.exists(paths.own):
             io.make_folder(paths.own, mode=_OWN_MODE)
         _check(paths.own)

@@ -63,7 +63,8 @@ def supervise(
     """Run a group on a store until it is told to stop; `ready` is called when every role serves.
 
     Raises a MqprocError when it cannot begin: StoreAccessError, StoreLockedError, whatever recovery raises. The calling
-    process is the supervisor from then on and has no threads of its own, since it forks.
+    process is the supervisor from then on and has no threads of its own, since it forks (OPENBLAS_NUM_THREADS=1 in the
+    environment before numpy is imported keeps numpy from making some).
     """
     io, clock = io or StoreIO(), clock or Clock()
     paths = StorePaths(paths.root.absolute())
@@ -78,9 +79,19 @@ def supervise(
         stack.callback(control.close)
         stack.callback(control.store, layout.GROUP_STATE, layout.GROUP_DOWN)
         clean = not io.exists(paths.abort)
-        context = GroupContext(paths, options, io, clock, control, report, clean)
+        context = GroupContext(paths, options, io, clock, control, _lenient(report), clean)
         supervisor = Supervisor(context, hooks, specs, lock, ready, timing or Timing(), policy or RestartPolicy())
         return supervisor.run()
+
+
+def _lenient(report: Report) -> Report:
+    """A reader of the lines that has gone away must not end the group."""
+
+    def lenient(line: str) -> None:
+        with contextlib.suppress(OSError):
+            report(line)
+
+    return lenient
 
 
 class Supervisor:
@@ -111,6 +122,8 @@ class Supervisor:
         self._stop_waiters: list[Done] = []
         self._restart_waiters: list[tuple[Member, int, Done]] = []
         self._interrupts = 0
+        # A terminal that is closed sends SIGHUP too, and means the end.
+        self._on_terminal = os.isatty(0)
         self._next_tick_ns = 0
         self._next_ring_ns = 0
         self._ended = False
@@ -123,8 +136,7 @@ class Supervisor:
             self._signals = Signals()
             stack.callback(self._signals.close)
             try:
-                with self._signals.interrupting():
-                    self._begin(stack)
+                self._begin(stack)
             except KeyboardInterrupt:
                 return Outcome(EXIT_INTERRUPTED, "interrupted before the group was up; the next start recovers")
             while not self._ended:
@@ -137,7 +149,8 @@ class Supervisor:
         self._control.store(layout.GROUP_STATE, layout.GROUP_RECOVERING)
         write_settings(context.io, context.paths, context.options)
         bell.warm()
-        self._hooks.warm(context)
+        with self._signals.interrupting():
+            self._hooks.warm(context)
         gc.collect()
         gc.freeze()
         resources = Resources.make(context.paths, self._control, self._specs)
@@ -181,7 +194,8 @@ class Supervisor:
         # Before anything is changed: a crash in recovery is a crash.
         context.io.write_file_atomically(context.paths.abort, str(os.getpid()).encode())
         began_ns = self._clock.monotonic_ns()
-        self._hooks.recover(context)
+        with self._signals.interrupting():
+            self._hooks.recover(context)
         self._control.store(layout.RECOVERY_US, (self._clock.monotonic_ns() - began_ns) // 1000)
         self._set_group_state(layout.GROUP_STARTING)
 
@@ -233,7 +247,7 @@ class Supervisor:
 
     def _take_signals(self) -> None:
         for number in self._signals.take():
-            if number == signal.SIGHUP:
+            if number == signal.SIGHUP and not self._on_terminal:
                 self._reload_by_signal()
             elif number == signal.SIGINT:
                 self._interrupted()

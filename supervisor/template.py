@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
-from mqproc.config import Options
+from mqproc.config import Options, parse_option
 from mqproc.control import Control
 from mqproc.io import StoreIO
 from mqproc.layout.control import TEMPLATE
@@ -87,6 +87,7 @@ class Template:
 
     def fork(self) -> None:
         """Make the process. Any earlier one has ended."""
+        _flush_output()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(self._answer_timeout_s)
         with signals.held_back():
@@ -228,10 +229,11 @@ def _live(inheritance: Inheritance, request: Mapping[str, Any]) -> int:
     own = {trace, *(listener.fileno() for listener in sockets.values())}
     close_others(inheritance.shared_descriptors() | own, [inheritance.paths.control])
     set_title(spec.name, inheritance.paths.root)
+    changes = {name: parse_option(name, value, "reload") for name, value in request["changes"].items()}
     context = RoleContext(
         name=spec.name,
         paths=inheritance.paths,
-        options=dataclasses.replace(inheritance.options, **request["changes"]),
+        options=dataclasses.replace(inheritance.options, **changes),
         control=inheritance.control,
         io=inheritance.io,
         clock=inheritance.clock,
@@ -250,7 +252,12 @@ def _live(inheritance: Inheritance, request: Mapping[str, Any]) -> int:
 
 def _leave(code: int) -> NoReturn:
     """End without unwinding the parent's frames, and without its exit handlers."""
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    _flush_output()
     os._exit(code)
+
+
+def _flush_output() -> None:
+    """Before a fork: or what waits in the buffers is written by each process. Its reader may have gone away."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()

@@ -60,9 +60,7 @@ def engine_hooks() -> Hooks:
 
     def recover(context: GroupContext) -> None:
         words = context.control.words
-        recovery = Recovery(
-            context.io, context.paths, context.options, words, context.report, clean=context.clean
-        )
+        recovery = Recovery(context.io, context.paths, context.options, words, context.report, clean=context.clean)
         recovery.run()
         active.open(context.io, context.paths, context.options, words)
 

@@ -1,4 +1,4 @@
-"""Which messages of a producer go together and when: by topic, when a group is full or has waited long enough. No I/O."""
+"""Which messages of a producer go together, and when: a topic's, when enough or old enough. Without I/O."""
 
 from __future__ import annotations
 

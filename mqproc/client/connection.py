@@ -96,6 +96,11 @@ class Connection:
         return not self._calls and not self.sending
 
     @property
+    def waiting_bytes(self) -> int:
+        """Bytes that wait for room in the socket."""
+        return self._output.waiting_bytes
+
+    @property
     def sending(self) -> bool:
         """Whether something waits for room in the socket."""
         return self._output.waiting_bytes > 0

@@ -61,11 +61,15 @@ from mqproc.wire.operations import (
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+    from mqproc.client.arrow import ArrowPullResult
+
 T = TypeVar("T")
 Time = int | float | datetime.datetime | None
 """A moment: Unix ms, a datetime (a naive one is local time), or None for no bound."""
 TimeKind = Literal["store", "born"]
 
+TIMEOUT_S: Final = 30.0
+IN_FLIGHT: Final = 4
 WRITER: Final = "writer"
 QUERY: Final = "query"
 TIME_MAX_MS: Final = 1 << 62
@@ -387,6 +391,14 @@ def pull_as(request: PullRequest, parse: Callable[[Any, memoryview], T]) -> Call
     call = _call(Operation.PULL, request, parse)
     call.wait_s = request.timeout_ms / 1000
     return call
+
+
+def arrow_parser(columns: Sequence[str] | None) -> Callable[[Any, memoryview], ArrowPullResult]:
+    """What makes a pull's answer into Arrow."""
+    # pyarrow and the kernels take half a second to import: only who asks for Arrow pays.
+    from mqproc.client.arrow import parser
+
+    return parser(columns)
 
 
 def get(message_id: str, topic: str) -> Call[StoredMessage]:

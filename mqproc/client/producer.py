@@ -1,4 +1,4 @@
-"""The batching producer: gathers messages of many threads into frames and tells each message's future what became of it.
+"""The batching producer: gathers messages of many threads into frames, and tells each message's future the outcome.
 
     producer.send ──▶ Batcher ──Group──▶ sender thread ──frames──▶ Pipeline ──results──▶ futures
 
@@ -127,16 +127,30 @@ class Producer:
         groups: deque[Group[Results]] = deque()
         try:
             while (group := self._next_group(idle=not groups)) is not None or groups:
-                if group is not None:
-                    call = core.send_group(group.messages)
-                    if len(groups) >= self._limits.in_flight:
-                        self._finish(groups.popleft(), pipeline.finish)
-                    groups.append(group)
-                    pipeline.start(call)
-                else:
+                if group is None or len(groups) >= self._limits.in_flight:
                     self._finish(groups.popleft(), pipeline.finish)
+                if group is not None:
+                    groups.append(group)
+                    pipeline.start(core.send_group(group.messages))
+        except BaseException as error:
+            # A defect: nobody must wait for ever for what this thread will not do any more.
+            self._give_up(groups, error)
+            raise
         finally:
             pipeline.close()
+
+    def _give_up(self, groups: deque[Group[Results]], error: BaseException) -> None:
+        with self._changed:
+            self._closing = True
+            while (group := self._batcher.take(_clock(), everything=True)) is not None:
+                groups.append(group)
+            for group in groups:
+                for future in group.futures:
+                    if not future.done():
+                        future.set_exception(error)
+                self._batcher.done(group)
+            self._under_way = 0
+            self._changed.notify_all()
 
     def _next_group(self, *, idle: bool) -> Group[Results] | None:
         """The next group to send. None when answers should be fetched, or, if `idle`, when all is over."""

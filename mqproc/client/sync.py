@@ -9,7 +9,7 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from mqproc.client import core
 from mqproc.client.connection import FRAME_BYTES_MAX, Connection, open_socket
 from mqproc.client.core import (
+    IN_FLIGHT,
     PULL_BYTES,
     PULL_MESSAGES,
     QUERY,
+    TIMEOUT_S,
     WRITER,
     Call,
     Page,
@@ -48,9 +50,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TIMEOUT_S = 30.0
 MAX_SPIN_US = 50
-IN_FLIGHT = 4
 _clock = time.monotonic
 
 
@@ -535,7 +535,7 @@ class Client:
     ) -> ArrowPullResult:
         """As `pull`, with the messages as a pyarrow.RecordBatch of the named columns, or of all."""
         request = core.pull_request(topic, queue_id, offset, max_messages, max_bytes, tags, timeout, False)
-        return self.run(core.pull_as(request, _arrow_parser(columns)))
+        return self.run(core.pull_as(request, core.arrow_parser(columns)))
 
     def get(self, message_id: str, topic: str = "") -> StoredMessage:
         """The message with an offset id (32 or 56 hex digits) or a unique id; a unique id needs its topic.
@@ -618,10 +618,3 @@ class Client:
         """Return when both roles answer."""
         for role in (WRITER, QUERY):
             self.run(core.ping(role))
-
-
-def _arrow_parser(columns: Sequence[str] | None) -> Callable[[Any, memoryview], ArrowPullResult]:
-    # pyarrow and the kernels take half a second to import: only who asks for Arrow pays.
-    from mqproc.client.arrow import parser
-
-    return parser(columns)

@@ -202,7 +202,7 @@ def take_int32(buf: Bytes, places: Words, row: int, delta: int, values: Int32s) 
 
 @kernel
 def take_bytes(buf: Bytes, places: Words, row: int, offsets: Int32s, data: Bytes) -> None:
-    """The bytes that `row` and the row of sizes behind it name → `offsets` int32[n + 1] and `data` uint8[≥ their sum]."""
+    """The bytes at `row`, with sizes in the row behind it → `offsets` int32[n + 1], `data` uint8[≥ their sum]."""
     count = offsets.size - 1
     end = 0
     offsets[0] = 0

@@ -69,7 +69,7 @@ def properties_end(buf: Bytes, at: int, total: int) -> int:
 
 @kernel
 def find_tags_and_keys(buf: Bytes, start: int, stop: int, places: Words, first: int) -> None:
-    """Where the values of TAGS and KEYS are in the properties buf[start:stop], into places[first:first + PLACES_SIZE]."""
+    """Where TAGS and KEYS are in the properties buf[start:stop]: PLACES_SIZE words of `places` from `first` on."""
     places[first + TAG_AT] = start
     places[first + TAG_SIZE] = 0
     places[first + KEYS_AT] = start

@@ -100,7 +100,7 @@ def _in_time(view: Bytes, at: int, state: Words) -> bool:
     if born < state[BORN_BEGIN_MS] or born >= state[BORN_END_MS]:
         return False
     stored = load_be64(view, store_timestamp_at(view, at))
-    return stored >= state[STORE_BEGIN_MS] and stored < state[STORE_END_MS]
+    return int(state[STORE_BEGIN_MS]) <= stored < int(state[STORE_END_MS])
 
 
 @kernel

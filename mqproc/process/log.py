@@ -7,6 +7,7 @@ left out comes with the next line of that event.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -52,6 +53,21 @@ class RepeatLimit:
         return event
 
 
+class _Lenient:
+    """A stream whose reader may go away: a closed pipe or terminal costs lines, not the process."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+
 def configure(role: str, stream: TextIO | None = None) -> None:
     """Set this process's logging up; to be called again after a fork."""
     stream = stream if stream is not None else sys.stderr
@@ -66,7 +82,7 @@ def configure(role: str, stream: TextIO | None = None) -> None:
             *_rendering(terminal),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(stream),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _Lenient(stream))),
         cache_logger_on_first_use=False,
     )
     structlog.contextvars.clear_contextvars()

@@ -1,6 +1,6 @@
 """The one loop that runs every role: step, beat, wait at the bell, stop.
 
-    start    handlers, STARTING, factory, RUNNING
+    start    signal handlers, STARTING, factory, RUNNING
     run      do_work until it returns 0 · spin a little · announce, look again, wait · …
     stop     SIGTERM: STOPPING, on_stop until it returns True, close
 
@@ -228,8 +228,7 @@ class Loop:
                 self._reload()
             if self._step():
                 self._go_on()
-            else:
-                self._rest()
+            self._rest()
         self._heart.enter(layout.STATE_STOPPING)
         while not self._role.on_stop():
             self._heart.beat_if_due()

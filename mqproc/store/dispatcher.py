@@ -30,7 +30,7 @@ from mqproc.kernels.dispatch import (
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.store.consume_queue import ConsumeQueueFiles
-from mqproc.store.index_files import IndexFiles
+from mqproc.store.index_files import IndexCommit, IndexFiles
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
 
@@ -88,12 +88,17 @@ class Dispatch:
         self._holes = sorted(holes)
         self._step_bytes = step_bytes
         self._buffers = DispatchBuffers(table.capacity, step_records, STEP_ENTRIES_MAX)
+        # Where the index stood before a step that failed; entries have no place of their own as units have.
+        self._undo: IndexCommit | None = None
 
     def step(self, dispatched: int, confirmed: int) -> DispatchStep:
         """Dispatch records from `dispatched` on, none at or above `confirmed`.
 
         Raises OSError (a full disk…), after which nothing is published and the same step can be tried again.
         """
+        if self._undo is not None:
+            self.index.roll_back(self._undo)
+            self._undo = None
         start, stop = self._between_holes(dispatched, confirmed)
         if start >= stop:
             return DispatchStep(start, 0, 0, 0, StopReason.LIMIT)
@@ -158,15 +163,10 @@ class Dispatch:
     def _put_entries(self, count: int) -> None:
         if count == 0:
             return
-        before = self.index.commit()
-        try:
-            self.index.put(
-                self._buffers.entry_hashes, self._buffers.entry_offsets, self._buffers.entry_times, count
-            )
-        except OSError:
-            # Entries have no place of their own as units have: without this a repeated step would add them twice.
-            self.index.roll_back(before)
-            raise
+        buffers = self._buffers
+        self._undo = self.index.commit()
+        self.index.put(buffers.entry_hashes, buffers.entry_offsets, buffers.entry_times, count)
+        self._undo = None
 
     def _publish_queues(self, result: ScanResult) -> None:
         """Raise the queues' words to what their newest runs say, position before time."""

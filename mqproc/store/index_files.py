@@ -108,11 +108,10 @@ class _MappedIndex:
                 raise CorruptStoreError(f"{path}: {size:,} bytes; expected {layout.file_size(slots, items):,}")
             self.mapping: mmap.mmap = io.map(self._fd, size, write=True)
             self.view = as_kernel_array(self.mapping)
-            io.allocate(self._fd, 0, layout.items_start(slots))
         except BaseException:
             io.close(self._fd)
             raise
-        # Items below it are allocated; where it lies for a file that was there before is not known.
+        # Items below it are allocated, and header and slots. What is of a file that was there before is not known.
         self.allocated_items = 0
         self._step_start = self._item_step(self.count)
 
@@ -130,11 +129,17 @@ class _MappedIndex:
     ) -> int:
         """Put entries until all are put or the file is full; the first entry not put. Raises OSError (ENOSPC…)."""
         while first < stop and (count := self.count) < self.items:
+            if self.allocated_items == 0:
+                self.allocate_slots()
             if count >= self.allocated_items:
                 self._allocate_items(count)
             limit = self.allocated_items
             first = kernels.put_entries(self.view, self.slots, limit, hashes, offsets, times, first, stop)
         return first
+
+    def allocate_slots(self) -> None:
+        """Allocate header and slots, which must come before any store to them. Raises OSError."""
+        self._io.allocate(self._fd, 0, layout.items_start(self.slots))
 
     def write_header(self, header: IndexHeader) -> None:
         """Store all fields, the count last."""
@@ -229,7 +234,9 @@ class IndexFiles:
     def put(
         self, hashes: NDArray[np.int32], offsets: NDArray[np.int64], times: NDArray[np.int64], count: int
     ) -> None:
-        """Put the first `count` entries in order, rolling to new files. Raises OSError; then `roll_back` first.
+        """Put the first `count` entries in order, rolling to new files.
+
+        After an OSError some of them may be there: `roll_back` before they are put again.
 
         `hashes` int32[n] are index key hashes, `offsets` int64[n] CommitLog offsets, `times` int64[n] store times.
         """
@@ -293,27 +300,35 @@ class IndexFiles:
         fd = self._io.open(path, write=True, create=True)
         try:
             self._io.set_size(fd, layout.file_size(self._slots, self._items))
-            self._io.allocate(fd, 0, layout.items_start(self._slots))
         finally:
             self._io.close(fd)
         file = _MappedIndex(self._io, path, self._slots, self._items)
-        if full is not None:
-            end = read_header(full.view)
-            # RocketMQ's own file has a count of 0 here until its first entry.
-            file.write_header(
-                IndexHeader(
-                    begin_timestamp_ms=end.end_timestamp_ms,
-                    end_timestamp_ms=end.end_timestamp_ms,
-                    begin_physical_offset=end.end_physical_offset,
-                    end_physical_offset=end.end_physical_offset,
-                    slots_used=0,
-                    count=0,
-                )
-            )
-            self.full_files += 1
+        try:
+            self._begin(file, full)
+        except BaseException:
+            file.close()
+            raise
         self._let_current_go()
         self._current = file
         return file
+
+    def _begin(self, file: _MappedIndex, full: _MappedIndex | None) -> None:
+        """Make a new file ready for its first entry. Until then its header has a count of 0, as RocketMQ's."""
+        file.allocate_slots()
+        if full is None:
+            return
+        end = read_header(full.view)
+        file.write_header(
+            IndexHeader(
+                begin_timestamp_ms=end.end_timestamp_ms,
+                end_timestamp_ms=end.end_timestamp_ms,
+                begin_physical_offset=end.end_physical_offset,
+                end_physical_offset=end.end_physical_offset,
+                slots_used=0,
+                count=0,
+            )
+        )
+        self.full_files += 1
 
     def _rebuild_file(self, name: str, mark: int, store_timestamp_ms: Callable[[int], int | None]) -> int:
         path = self._folder / name
@@ -321,6 +336,7 @@ class IndexFiles:
             return 0
         file = _MappedIndex(self._io, path, self._slots, self._items)
         try:
+            file.allocate_slots()
             header = read_header(file.view)
             counted = np.zeros(2, np.int64)
             kernels.replay_items(file.view, self._slots, mark, header.count, counted)

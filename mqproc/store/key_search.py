@@ -16,9 +16,12 @@ from numpy.typing import NDArray
 
 from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.kernels.gather import TIME_MAX, TIME_MIN
+from mqproc.kernels.intrinsics import load_be64
 from mqproc.kernels.match import has_key
+from mqproc.kernels.record_check import store_timestamp_at
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import properties
+from mqproc.layout.record import BORN_TIMESTAMP
 from mqproc.store.index_query import IndexAnswer, IndexReader
 from mqproc.store.log_records import LogRecords
 from mqproc.store.slices import Batch, Slices
@@ -49,19 +52,23 @@ class KeySearch:
         end_ms: int = TIME_MAX,
         *,
         unique: bool = False,
+        born_time: bool = False,
         max_messages: int,
         max_bytes: int,
     ) -> Slices[Batch]:
-        """The newest messages of a topic with a key (`unique`: a unique id) and begin_ms ≤ store time ≤ end_ms.
+        """The newest messages of a topic with a key (`unique`: a unique id) and begin_ms ≤ time ≤ end_ms.
 
-        Sorted by physical offset, none twice. Not complete when there are more than `max_messages`.
+        The time is the store time, or with `born_time` the born time, by which nothing is ordered. Sorted by
+        physical offset, none twice. Not complete when there are more than `max_messages`.
         """
         if not key or not topic:
             raise BadRequestError("a search needs a topic and a key")
         if end_ms < begin_ms:
             raise BadRequestError(f"the search ends ({end_ms}) before it begins ({begin_ms})")
         self._index.refresh(self._newest_ms())
-        wanted = _Wanted(topic, key, begin_ms, end_ms, unique=unique)
+        wanted = _Wanted(topic, key, begin_ms, end_ms, unique=unique, born_time=born_time)
+        if born_time:
+            begin_ms, end_ms = TIME_MIN, TIME_MAX
         found: list[NDArray[np.uint8]] = []
         size, looked_at = 0, 0
         index_end_ms, below = TIME_MAX, 1 << 62
@@ -75,7 +82,7 @@ class KeySearch:
                 looked_at += 1
                 if looked_at % SLICE_RECORDS == 0:
                     yield
-                if record is None or not wanted.is_met_by(record, self._records.store_timestamp_ms(offset)):
+                if record is None or not wanted.is_met_by(record):
                     continue
                 if found and (len(found) >= max_messages or size + len(record) > max_bytes):
                     return Batch(len(found), found[::-1], complete=False)
@@ -115,12 +122,15 @@ class KeySearch:
 class _Wanted:
     """What a record is compared with."""
 
-    def __init__(self, topic: str, key: str, begin_ms: int, end_ms: int, *, unique: bool) -> None:
+    def __init__(self, topic: str, key: str, begin_ms: int, end_ms: int, *, unique: bool, born_time: bool) -> None:
         name = properties.UNIQ_KEY if unique else properties.KEYS
         self._arguments = tuple(as_kernel_array(bytearray(text.encode())) for text in (topic, name, key))
         self._begin_ms = begin_ms
         self._end_ms = end_ms
+        self._born_time = born_time
 
-    def is_met_by(self, record: NDArray[np.uint8], store_timestamp_ms: int) -> bool:
-        in_time = self._begin_ms <= store_timestamp_ms <= self._end_ms
+    def is_met_by(self, record: NDArray[np.uint8]) -> bool:
+        """`record` uint8[n] is one whole record."""
+        time_at = BORN_TIMESTAMP if self._born_time else store_timestamp_at(record, 0)
+        in_time = self._begin_ms <= load_be64(record, int(time_at)) <= self._end_ms
         return in_time and bool(has_key(record, 0, len(record), *self._arguments))

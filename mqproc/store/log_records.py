@@ -53,8 +53,8 @@ class LogRecords:
             return None
         reason = -checked_size(view, at, limit, physical_offset, VERIFY_CRCS)
         if reason > 0:
-            path = self.segments.path(start)
-            raise CorruptStoreError(f"{path}: record [{physical_offset}, {physical_offset + size}): {REASON_NAMES[reason]}")
+            place = f"{self.segments.path(start)}: record [{physical_offset}, {physical_offset + size})"
+            raise CorruptStoreError(f"{place}: {REASON_NAMES[reason]}")
         self.segments.touched(size)
         return view[at : at + size].copy()
 

@@ -116,8 +116,9 @@ class _Found:
 
     def run(self, view: NDArray[np.uint8], at: int, stop: int, base: int) -> int:
         """Match view[at:stop]; the kernel's reason."""
+        topic, name, value, part = self._parts
         self._state[match.AT], self._state[match.STOP], self._state[match.BASE] = at, stop, base
-        return int(match.match_records(view, *self._parts, self.matches, self._state))
+        return int(match.match_records(view, topic, name, value, part, self.matches, self._state))
 
     @property
     def stopped_at(self) -> int:

@@ -83,7 +83,7 @@ class QueuePulls:
             (topic, queue_id),
             bounds.number,
             offset,
-            tag_filter(tuple(tags), exact=not rocketmq_limits),
+            tag_filter(topic, tuple(tags), exact=not rocketmq_limits),
             limits,
         )
         if not tags and not rocketmq_limits:
@@ -146,5 +146,3 @@ def out_of_bounds(offset: int, bounds: QueueBounds) -> Pulled | None:
     if offset > high:
         return Pulled(PullStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
     return None
-
-

@@ -42,7 +42,7 @@ class QueueRanges:
     ) -> Slices[Batch]:
         """Messages with begin_ms ≤ time < end_ms, queue by queue; `cursor` (queue id, queue offset) goes on."""
         first_queue, first_offset = (int(cursor[0]), int(cursor[1])) if len(cursor) == 2 else (0, 0)
-        passing = tag_filter(tuple(tags))
+        passing = tag_filter(topic, tuple(tags))
         parts: list[NDArray[np.uint8]] = []
         count, size = 0, 0
         for queue_id in self._queues.ids(topic):
@@ -78,7 +78,7 @@ class QueueRanges:
         born_time: bool = False,
     ) -> Slices[int]:
         """How many messages `range` would give. Without tags, by store time, no record but at the borders is read."""
-        passing = tag_filter(tuple(tags))
+        passing = tag_filter(topic, tuple(tags))
         count = 0
         for queue_id in self._queues.ids(topic):
             bounds = self._queues.bounds(topic, queue_id)

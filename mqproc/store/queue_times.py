@@ -56,9 +56,7 @@ class QueueTimes:
                 high = middle
         return low
 
-    def _readable(
-        self, queue: tuple[str, int], bounds: QueueBounds, offset: int, stop: int
-    ) -> tuple[int, int] | None:
+    def _readable(self, queue: tuple[str, int], bounds: QueueBounds, offset: int, stop: int) -> tuple[int, int] | None:
         """(offset, store time) of the first unit in [offset, stop) with a record, among the next ones; None without.
 
         A unit that points below the log's beginning is older than any time.

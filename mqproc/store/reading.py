@@ -61,9 +61,7 @@ class StoreReading:
         self.segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
         self.records = LogRecords(self.segments, visible)
         self.files = ConsumeQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes)
-        self._index = IndexReader(
-            io, paths.index, options.max_hash_slot_num, options.max_index_num, CANDIDATES_MAX
-        )
+        self._index = IndexReader(io, paths.index, options.max_hash_slot_num, options.max_index_num, CANDIDATES_MAX)
         self._pulls = QueuePulls(queues, self.files, self.records, options)
         self.times = QueueTimes(queues, self.files, self.records)
         self._ranges = QueueRanges(queues, self.files, self.records, self.times)
@@ -116,7 +114,7 @@ class StoreReading:
         except BadRequestError:
             return None
         record = self.records.record(physical_offset)
-        if record is None or decode_record(record, check_crc=False).message_id != message_id.upper():
+        if record is None or decode_record(record.data, check_crc=False).message_id != message_id.upper():
             return None
         return record
 
@@ -157,4 +155,5 @@ class StoreReading:
         # Fillers match no tag, but their pull must say CORRUPT.
         if whole < count or bool((as_units(units)["size"] == FILLER_SIZE).any()):
             return True
-        return bool(match_units(units, 0, whole, tag_filter(tuple(tags)).codes, np.empty(whole, np.int64)))
+        codes = tag_filter(topic, tuple(tags)).codes
+        return not len(codes) or bool(match_units(units, 0, whole, codes, np.empty(whole, np.int64)))

@@ -22,6 +22,7 @@ from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.layout.java_hash import java_hash
 from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles, as_units
 from mqproc.store.log_records import LogRecords
+from mqproc.store.topics import SCHEDULE_TOPIC
 
 FIRST_CHUNK_UNITS = 1024
 CHUNK_UNITS_MAX = 65_536
@@ -57,11 +58,13 @@ class TagFilter:
 
 
 @functools.lru_cache(1024)
-def tag_filter(tags: tuple[str, ...], *, exact: bool = True) -> TagFilter:
-    """The filter for some tags. Not `exact`: by the hash alone, as RocketMQ's store filters."""
+def tag_filter(topic: str, tags: tuple[str, ...], *, exact: bool = True) -> TagFilter:
+    """The filter for some tags of a topic. Not `exact`: by the hash alone, as RocketMQ's store filters."""
     names = [tag.encode() for tag in tags] if exact else []
+    # Units of the schedule topic have the time to deliver at in the place of the hash.
+    by_hash = not exact or topic != SCHEDULE_TOPIC
     return TagFilter(
-        codes=np.array(sorted({java_hash(tag) for tag in tags}), np.int64),
+        codes=np.array(sorted({java_hash(tag) for tag in tags}) if by_hash else [], np.int64),
         tags=as_kernel_array(bytearray(b"".join(names))),
         ends=np.cumsum([len(name) for name in names], dtype=np.int64),
     )
@@ -99,8 +102,20 @@ class Damage:
 class Walk:
     """One walk over units of one queue; `run` can be told to go on. `next_offset` is the first unit not consumed."""
 
-    __slots__ = ("_files", "_filter", "_limits", "_number", "_out", "_queue", "_records", "_state", "_units", "_view")
-    __slots__ += ("miss", "next_offset")
+    __slots__ = (
+        "_files",
+        "_filter",
+        "_limits",
+        "_number",
+        "_out",
+        "_queue",
+        "_records",
+        "_state",
+        "_units",
+        "_view",
+        "miss",
+        "next_offset",
+    )
 
     def __init__(
         self,

@@ -149,7 +149,8 @@ def test_files_and_answers_are_rocketmqs(entries: list[Entry], slots: int, items
         for key_hash in {entry[0] for entry in entries[:5]} | {7}:
             begin, end = sorted([data.draw(TIMES), data.draw(TIMES)])
             most = data.draw(st.integers(1, 9))
-            assert file.select(key_hash, begin, end, most) == (model.select(key_hash, begin, end, most) if stored else [])
+            expected = model.select(key_hash, begin, end, most) if stored else []
+            assert file.select(key_hash, begin, end, most) == expected
 
 
 def test_vector_of_a_full_file() -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 
-from manual_clock import ManualClock
-
 from mqproc.shm.clock import Clock
+from tests.shm.manual_clock import ManualClock
 
 
 def test_monotonic_nanoseconds_and_unix_milliseconds() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from running_group import RunningGroup, titles_of, wait_until
+
+from tests.supervisor.running_group import RunningGroup, titles_of, wait_until
 
 StartGroup = Callable[..., RunningGroup]
 
@@ -30,8 +32,8 @@ def quiet_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGro
 def groups_on(root: Path) -> Iterator[StartGroup]:
     started: list[RunningGroup] = []
 
-    def start(*arguments: str, wait: bool = True) -> RunningGroup:
-        group = RunningGroup(root, *arguments, wait=wait)
+    def start(*arguments: str, **options: Any) -> RunningGroup:
+        group = RunningGroup(root, *arguments, **options)
         started.append(group)
         return group
 

@@ -143,6 +143,7 @@ def main() -> int:
         print(line, flush=True)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    print("begin")  # Not flushed: a fork must not write it a second time.
     try:
         outcome = detach(run, paths, say) if arguments.detach else run(say, lambda: say("all serve"))
     except MqprocError as error:

@@ -48,19 +48,26 @@ def _collect(stream: TextIO, lines: list[str]) -> None:
 class RunningGroup:
     """One run of `group_program.py`."""
 
-    def __init__(self, root: Path, *arguments: str, wait: bool = True) -> None:
+    def __init__(self, root: Path, *arguments: str, wait: bool = True, stdout: int = subprocess.PIPE) -> None:
         self.root = root
         self.paths = StorePaths(root)
         self.lines: list[str] = []
         self.errors: list[str] = []
         self._control: Control | None = None
         command = [sys.executable, str(PROGRAM), str(root), *arguments]
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
         self.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         self._readers = [
-            threading.Thread(target=_collect, args=(self.process.stdout, self.lines)),
-            threading.Thread(target=_collect, args=(self.process.stderr, self.errors)),
+            threading.Thread(target=_collect, args=(stream, lines))
+            for stream, lines in ((self.process.stdout, self.lines), (self.process.stderr, self.errors))
+            if stream is not None
         ]
         for reader in self._readers:
             reader.start()

@@ -1,0 +1,152 @@
+"""From a record's fields to a message's columns: keys, tag, born time, queue."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mqproc.cli.sources import Chunk
+from mqproc.cli.times import EPOCH_MS_MIN, datetime_ms
+from mqproc.errors import BadMessageError
+
+TIME_FORMATS = ("auto", "iso", "s", "ms")
+_KNOWN_TIMES_MAX = 100_000
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class FieldNames:
+    """Which fields become what. `time_format`: auto, iso, s, ms, or a strptime format."""
+
+    keys: tuple[str, ...] = ()
+    tag: str = ""
+    time: str = ""
+    queue: str = ""
+    time_format: str = "auto"
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Every field that a source must give, once."""
+        named = (*self.keys, self.tag, self.time, self.queue)
+        return tuple(dict.fromkeys(name for name in named if name))
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of a chunk; None where a column was not asked for."""
+
+    keys: list[Any] | None
+    tags: list[str] | None
+    born_timestamps_ms: list[int] | None
+    queue_ids: list[int] | None
+
+
+class ColumnMaker:
+    """Makes columns of chunks. Times already parsed are remembered."""
+
+    def __init__(self, names: FieldNames, now_ms: int) -> None:
+        self._names = names
+        self._now_ms = now_ms
+        self._times: dict[Any, int] = {}
+
+    def columns(self, chunk: Chunk) -> Columns:
+        """A chunk's columns. Raises BadMessageError naming record, field and value."""
+        names = self._names
+        return Columns(
+            keys=self._keys(chunk),
+            tags=[_text(value) for value in chunk.fields[names.tag]] if names.tag else None,
+            born_timestamps_ms=self._born(chunk) if names.time else None,
+            queue_ids=_queues(chunk, names.queue) if names.queue else None,
+        )
+
+    def _keys(self, chunk: Chunk) -> list[Any] | None:
+        """One text for each message, or a list of texts where several fields are keys; "" is none."""
+        columns = [[_key(value) for value in chunk.fields[name]] for name in self._names.keys]
+        if len(columns) < 2:
+            return columns[0] if columns else None
+        return [list(dict.fromkeys(filter(None, keys))) for keys in zip(*columns, strict=True)]
+
+    def _born(self, chunk: Chunk) -> list[int]:
+        known = self._times
+        values = chunk.fields[self._names.time]
+        try:
+            return [known[value] for value in values]
+        except KeyError:
+            return [self._time(chunk, index, value) for index, value in enumerate(values)]
+
+    def _time(self, chunk: Chunk, index: int, value: Any) -> int:
+        found = self._times.get(value)
+        if found is not None:
+            return found
+        try:
+            found = self._now_ms if value is None else parse_field_time(value, self._names.time_format)
+        except ValueError as error:
+            raise BadMessageError(
+                f"record {chunk.first + index + 1:,}: field {self._names.time!r} = {value!r} is no time: {error}"
+            ) from None
+        if len(self._times) < _KNOWN_TIMES_MAX:
+            self._times[value] = found
+        return found
+
+
+def parse_field_time(value: Any, time_format: str = "auto") -> int:
+    """A field's time as Unix ms: ISO 8601 (local when it names no zone), epoch s or ms, or a strptime format.
+
+    `auto` takes numbers from 100,000,000,000 on as milliseconds, smaller ones as seconds. Raises ValueError.
+    """
+    if isinstance(value, datetime.datetime):
+        return datetime_ms(value)
+    if isinstance(value, datetime.date):
+        return datetime_ms(datetime.datetime(value.year, value.month, value.day))
+    text = str(value).strip()
+    if time_format in ("auto", "s", "ms") and _NUMBER.fullmatch(text):
+        in_ms = time_format == "ms" or (time_format == "auto" and abs(float(text)) >= EPOCH_MS_MIN)
+        return int(float(text)) if in_ms and "." in text else int(text) if in_ms else round(float(text) * 1000)
+    if time_format in ("auto", "iso"):
+        return datetime_ms(datetime.datetime.fromisoformat(text))
+    if time_format in ("s", "ms"):
+        raise ValueError("not a number")
+    return datetime_ms(datetime.datetime.strptime(text, time_format))
+
+
+def _queues(chunk: Chunk, name: str) -> list[int]:
+    try:
+        return [int(value) for value in chunk.fields[name]]
+    except (TypeError, ValueError):
+        wrong = next(value for value in chunk.fields[name] if not str(value).lstrip("-").isdigit())
+        raise BadMessageError(
+            f"records {chunk.first + 1:,} to {chunk.end:,}: field {name!r} = {wrong!r} is no queue id"
+        ) from None
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else value if type(value) is str else str(value)
+
+
+def _key(value: Any) -> str:
+    """RocketMQ separates keys by spaces, so one with a space would become two."""
+    text = _text(value)
+    return text.replace(" ", "_") if " " in text else text
+
+
+def without(chunk: Chunk, stored: Sequence[int] | frozenset[int]) -> list[Chunk]:
+    """A chunk without the records `stored`, as chunks of records that follow one another."""
+    gone = {record - chunk.first for record in stored if chunk.first <= record < chunk.end}
+    if not gone:
+        return [chunk]
+    parts = []
+    start = 0
+    for stop in [*sorted(gone), len(chunk.bodies)]:
+        if start < stop:
+            parts.append(part(chunk, start, stop))
+        start = stop + 1
+    return parts
+
+
+def part(chunk: Chunk, start: int, stop: int) -> Chunk:
+    """Records [start, stop) of a chunk, counted from its first."""
+    fields = {name: values[start:stop] for name, values in chunk.fields.items()}
+    return Chunk(chunk.first + start, chunk.bodies[start:stop], fields)

@@ -1,0 +1,240 @@
+"""Importing with no record twice and none missed, whoever is killed: importer, writer, or the group.
+
+    position      records below it are acknowledged; written to the journal after each answer
+    under way     at most IN_FLIGHT frames behind it, answered in order
+    unique ids    record n of an import has an id made of import and n, which the store indexes
+
+An acknowledged record is stored. Of those under way at a kill or a lost answer nobody knows, so before anything is sent
+again the importer settles them:
+
+    1. ping the writer DRAIN_PINGS times: each answer is a step of the writer's, and each step reads every connection that
+       has bytes, so what a dead importer left in a socket has been taken or is lost
+    2. wait until dispatch has reached what is written then: from here on the index knows every record
+    3. look up the ids from the position on, a window at a time, until a whole window is missing
+
+What was found is left out, the rest is sent. The ids do not depend on the journal: without one, the position is searched
+for by the ids themselves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+
+from mqproc.cli.columns import ColumnMaker, part, without
+from mqproc.cli.import_journal import Entry, Journal, unique_id_of, unique_id_prefix
+from mqproc.cli.sources import Chunk
+from mqproc.client import Client, core
+from mqproc.client.connection import FRAME_BYTES_MAX
+from mqproc.client.encoding import AppendFrame, Batch, encode_batch
+from mqproc.errors import (
+    BadRequestError,
+    MqprocError,
+    NotRunningError,
+    RequestTimeoutError,
+    SendOutcomeUnknownError,
+    StoreBusyError,
+)
+from mqproc.wire.operations import AppendRequest, Operation
+
+IN_FLIGHT = 4
+CHUNK_ROWS = 1000
+DRAIN_PINGS = 256
+# Records that may be stored although the position does not say so, and a margin.
+WINDOW = (IN_FLIGHT + 1) * CHUNK_ROWS
+_LOOKUPS_IN_FLIGHT = 64
+# Unique ids of one frame share all but their last four digits.
+_IDS_PER_PREFIX = 1 << 16
+# Errors after which it is not known which records under way are stored.
+_UNSETTLED = (SendOutcomeUnknownError, NotRunningError, RequestTimeoutError, StoreBusyError)
+_POLL_S = 0.005
+_PATIENCE_S = 60.0
+
+_decode_append = msgspec.msgpack.Decoder(AppendRequest).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Importer:
+    """One import into one topic. `acknowledged` is told after each answer."""
+
+    def __init__(
+        self,
+        client: Client,
+        journal: Journal,
+        topic: str,
+        columns: ColumnMaker,
+        acknowledged: Callable[[int], None],
+        note: Callable[[str], None],
+    ) -> None:
+        assert journal.entry is not None
+        self._client = client
+        self._journal = journal
+        self._entry: Entry = journal.entry
+        self._topic = topic
+        self._columns = columns
+        self._acknowledged = acknowledged
+        self._note = note
+        self._pending: deque[Chunk] = deque()
+        self.position = journal.position
+        self.found = 0
+
+    # Where to begin
+
+    def begin(self) -> frozenset[int]:
+        """Settle what an earlier run left: sets `position`, returns the records at or above it that are stored."""
+        self._await_dispatch()
+        if self.position and not self._is_stored(self.position - 1):
+            self._note(f"record {self.position:,} was acknowledged but is not in the store: looking for the last one")
+            self.position = self._search()
+            if self.position == 0:
+                raise BadRequestError(
+                    "records of this import were stored and are gone; --restart imports everything again"
+                )
+        elif self.position == 0:
+            self.position = self._search()
+        return self._settle()
+
+    def _search(self) -> int:
+        """About how many records are stored, by their ids alone: they are a beginning of the input, but for a window."""
+        if not self._is_stored(0):
+            return 0
+        low, high = 0, WINDOW
+        while self._is_stored(high):
+            low, high = high, high * 2
+        while high - low > WINDOW:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._is_stored(middle) else (low, middle)
+        return max(0, low - WINDOW) + 1
+
+    def _settle(self) -> frozenset[int]:
+        stored: set[int] = set()
+        at = self.position
+        while found := self._stored_in(range(at, at + WINDOW)):
+            stored |= found
+            at += WINDOW
+        self.found += len(stored)
+        return frozenset(stored)
+
+    def _is_stored(self, record: int) -> bool:
+        return bool(self._stored_in(range(record, record + 1)))
+
+    def _stored_in(self, records: range) -> set[int]:
+        """Which of these records the store holds."""
+        name, generation = self._journal.name, self._entry.generation
+        calls = (
+            core.by_key(self._topic, unique_id_of(name, generation, record), None, None, 1, True, "store")
+            for record in records
+        )
+        answers = self._client.run_all(calls, core.QUERY, _LOOKUPS_IN_FLIGHT)
+        return {record for record, messages in zip(records, answers, strict=True) if messages}
+
+    def _await_dispatch(self) -> None:
+        """Until the index holds everything that any importer may have had stored. Raises RequestTimeoutError."""
+        for _ in range(DRAIN_PINGS):
+            self._client.run(core.ping(core.WRITER))
+        target = self._client.stats()["written"]
+        deadline = time.monotonic() + _PATIENCE_S
+        while (dispatched := self._client.stats()["dispatched"]) < target:
+            if time.monotonic() > deadline:
+                raise RequestTimeoutError(f"dispatch has not caught up: {target - dispatched:,} bytes are left")
+            time.sleep(_POLL_S)
+
+    # Sending
+
+    def send(self, chunks: Iterator[Chunk], stored: frozenset[int]) -> None:
+        """Send all records but those stored. Raises what cannot be settled; the position then is right."""
+        left: Iterable[Chunk] = chunks
+        failed_at, failed_s = -1, 0.0
+        while True:
+            try:
+                self._send(left, stored)
+                return
+            except _UNSETTLED as error:
+                if failed_at != self.position:
+                    failed_at, failed_s = self.position, time.monotonic()
+                elif time.monotonic() - failed_s > _PATIENCE_S:
+                    raise
+                self._note(f"at record {self.position:,}: {error}; asking the store what it has")
+                stored = self._settle_again(failed_s)
+            left = self._unsent(chunks)
+
+    def _settle_again(self, since_s: float) -> frozenset[int]:
+        """After a lost answer: the same as at the beginning, as soon as the group answers again."""
+        while True:
+            try:
+                self._await_dispatch()
+                return self._settle()
+            except MqprocError as error:
+                if not isinstance(error, _UNSETTLED) or time.monotonic() - since_s > _PATIENCE_S:
+                    raise
+                time.sleep(0.1)
+
+    def _unsent(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+        """Chunks that were under way, then the rest of the input."""
+        under_way = list(self._pending)
+        self._pending.clear()
+        yield from under_way
+        yield from chunks
+
+    def _send(self, chunks: Iterable[Chunk], stored: frozenset[int]) -> None:
+        for end in self._client.run_all(self._calls(chunks, stored), core.WRITER, IN_FLIGHT):
+            self._pass(end)
+        # Records at the end may have been stored all, so that no answer told of them.
+        while self._pending:
+            self._pass(self._pending[0].end)
+
+    def _pass(self, end: int) -> None:
+        """Everything below `end` is stored."""
+        while self._pending and self._pending[0].end <= end:
+            self._pending.popleft()
+        self.position = end
+        self._journal.advance(end)
+        self._acknowledged(end)
+
+    def _calls(self, chunks: Iterable[Chunk], stored: frozenset[int]) -> Iterator[core.Call[int]]:
+        for chunk in chunks:
+            self._pending.append(chunk)
+            for piece in without(chunk, stored) if stored else (chunk,):
+                for aligned in _within_prefixes(piece):
+                    yield from self._frames(aligned)
+
+    def _frames(self, chunk: Chunk) -> Iterator[core.Call[int]]:
+        columns = self._columns.columns(chunk)
+        batch = Batch(
+            self._topic,
+            chunk.bodies,
+            keys=columns.keys,
+            tags=columns.tags,
+            queue_ids=columns.queue_ids,
+            born_timestamps_ms=columns.born_timestamps_ms,
+        )
+        at = chunk.first
+        for frame in encode_batch(batch, FRAME_BYTES_MAX):
+            options = self._with_ids(frame, at)
+            at += frame.count
+            yield core.Call(core.WRITER, Operation.APPEND, options, frame.payload, _ended_at(at), repeatable=False)
+
+    def _with_ids(self, frame: AppendFrame, first: int) -> bytes:
+        """A frame's options with the unique ids of the records from `first` on."""
+        prefix = unique_id_prefix(self._journal.name, self._entry.generation, first)
+        return _encode(
+            msgspec.structs.replace(
+                _decode_append(frame.options), unique_prefix=prefix, unique_counter=first % _IDS_PER_PREFIX
+            )
+        )
+
+
+def _ended_at(record: int) -> Callable[[memoryview, memoryview], int]:
+    return lambda options, payload: record
+
+
+def _within_prefixes(chunk: Chunk) -> list[Chunk]:
+    """A chunk in parts whose unique ids have one prefix each."""
+    first_block, last_block = chunk.first // _IDS_PER_PREFIX, (chunk.end - 1) // _IDS_PER_PREFIX
+    if first_block == last_block:
+        return [chunk]
+    cut = (first_block + 1) * _IDS_PER_PREFIX - chunk.first
+    return [part(chunk, 0, cut), *_within_prefixes(part(chunk, cut, len(chunk.bodies)))]

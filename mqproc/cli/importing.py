@@ -1,0 +1,223 @@
+"""`mqproc import`: files of records as messages; see `importer` for how it goes on after an interruption."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mqproc.cli.columns import TIME_FORMATS, ColumnMaker, FieldNames
+from mqproc.cli.commands import Command
+from mqproc.cli.import_journal import Entry, Fingerprint, Journal
+from mqproc.cli.importer import CHUNK_ROWS, Importer
+from mqproc.cli.invocation import Invocation, pass_invocation
+from mqproc.cli.output import Column, Output
+from mqproc.cli.progress import Progress
+from mqproc.cli.sources import FORMATS, STDIN, Reading, Source
+from mqproc.cli.times import format_duration, format_time, now_ms
+from mqproc.client import Client
+from mqproc.errors import BadRequestError
+from mqproc.io import StoreIO
+from mqproc.paths import StorePaths
+
+_COLUMNS = [
+    Column("source"),
+    Column("records", kind="count"),
+    Column("already_stored", kind="count"),
+    Column("seconds", kind="number"),
+    Column("per_second", "per s", "count"),
+]
+
+
+@click.command("import", cls=Command)
+@click.argument("files", nargs=-1, required=True, metavar="FILE…")
+@click.option("--topic", required=True, help="Topic to send to; made when missing.")
+@click.option("--format", "kind", type=click.Choice(FORMATS), help="Format; else by the file's name, else lines.")
+@click.option("--key-field", "keys", multiple=True, metavar="FIELD", help="Field that is a key; may be repeated.")
+@click.option("--tag-field", "tag", default="", metavar="FIELD", help="Field that is the tag.")
+@click.option("--time-field", "time", default="", metavar="FIELD", help="Field that is the born time.")
+@click.option(
+    "--time-format",
+    default="auto",
+    metavar="FORMAT",
+    help=f"{', '.join(TIME_FORMATS)}, or strptime's.  [default: auto]",
+)
+@click.option("--queue-field", "queue", default="", metavar="FIELD", help="Field that is the queue id.")
+@click.option("--queues", type=click.IntRange(1, 65535), help="Queues of a topic that is made, or widened to.")
+@click.option("--typed", is_flag=True, help="CSV: numbers, true and false become JSON's, nulls null.")
+@click.option("--null", "nulls", multiple=True, metavar="TEXT", help="Text that means no value, besides the empty one.")
+@click.option("--delimiter", default=",", help="CSV: separator of fields.  [default: ,]")
+@click.option("--member", default="", metavar="NAME", help="File inside a .zip that holds several.")
+@click.option("--name", default="", help="Name of this import of stdin, so that it can go on later.")
+@click.option("--restart", is_flag=True, help="Import from the beginning, though it was done before.")
+@pass_invocation
+def import_(
+    invocation: Invocation,
+    files: tuple[str, ...],
+    topic: str,
+    kind: str | None,
+    keys: tuple[str, ...],
+    tag: str,
+    time: str,
+    time_format: str,
+    queue: str,
+    queues: int | None,
+    typed: bool,
+    nulls: tuple[str, ...],
+    delimiter: str,
+    member: str,
+    name: str,
+    restart: bool,
+) -> None:
+    """Import CSV, JSON lines, Parquet or plain lines.
+
+    FILE may be packed (.gz, .zip) or - for stdin. A record of CSV or Parquet becomes a JSON object, a line of the
+    others is the body as it is. A key's spaces become _, since RocketMQ separates keys by spaces.
+
+    The same command again goes on where it stopped, after Ctrl-C or a kill: no record twice, none missed. A file that
+    has grown since is continued. --restart imports it once more.
+    """
+    names = FieldNames(tuple(keys), tag, time, queue, time_format)
+    reading = Reading(names.wanted, typed, ("", *nulls), delimiter, CHUNK_ROWS)
+    paths = invocation.existing_paths()
+    rows = []
+    with invocation.client() as client:
+        if queues is not None:
+            client.create_topic(topic, queues)
+        for file in files:
+            job = ImportJob(client, paths, file, topic, names, reading, kind or "", member, name)
+            rows.append(job.run(invocation.out, restart=restart))
+    out = invocation.out
+    if out.shape != "table":
+        out.rows("imports", _COLUMNS, rows, topic=topic)
+
+
+class ImportJob:
+    """One input's import: opens source and journal, sends what is missing, tells how it went."""
+
+    def __init__(
+        self,
+        client: Client,
+        paths: StorePaths,
+        file: str,
+        topic: str,
+        names: FieldNames,
+        reading: Reading,
+        kind: str = "",
+        member: str = "",
+        name: str = "",
+    ) -> None:
+        self._client = client
+        self._paths = paths
+        self._file = file
+        self._path = None if file == STDIN else Path(file).absolute()
+        self._topic = topic
+        self._names = names
+        self._reading = reading
+        self._kind = kind
+        self._member = member
+        self._name = name
+
+    def run(self, out: Output, *, restart: bool = False) -> dict[str, Any]:
+        """Import what is not stored yet; returns the numbers."""
+        with Source(self._file, self._kind, self._member) as source:
+            journal = Journal(StoreIO(), self._paths, self._identity(source.kind))
+            try:
+                return self._run(out, source, journal, restart)
+            finally:
+                journal.close()
+
+    def _run(self, out: Output, source: Source, journal: Journal, restart: bool) -> dict[str, Any]:
+        entry = self._prepare(journal, source, restart)
+        if entry is None:
+            assert journal.entry is not None
+            self._say_done(out, journal.entry)
+            return self._numbers(0, journal.entry.records, 0.0)
+        title = self._path.name if self._path else "stdin"
+        with Progress(out, title) as progress:
+            first = 0
+            importer = Importer(
+                self._client,
+                journal,
+                self._topic,
+                ColumnMaker(self._names, now_ms()),
+                lambda position: progress.update(source.done(), source.total, position - first),
+                out.note,
+            )
+            stored = importer.begin()
+            first = importer.position
+            if first or stored:
+                out.note(f"{title}: going on behind record {first + len(stored):,}")
+            self._send(importer, source, stored, first, out)
+            importer_end = importer.position
+            progress.end(source.total, source.total, importer_end - first)
+            journal.finish(entry, importer_end, now_ms())
+            sent = importer_end - first - importer.found
+            out.note(
+                f"{title}: {sent:,} records to {self._topic} in {format_duration(progress.seconds)}, "
+                f"{sent / max(progress.seconds, 1e-9):,.0f}/s"
+            )
+            return self._numbers(sent, importer_end - sent, progress.seconds)
+
+    def _send(self, importer: Importer, source: Source, stored: frozenset[int], first: int, out: Output) -> None:
+        reading = Reading(
+            self._reading.fields,
+            self._reading.typed,
+            self._reading.nulls,
+            self._reading.delimiter,
+            self._reading.chunk_rows,
+            first,
+        )
+        try:
+            importer.send(source.chunks(reading), stored)
+        except KeyboardInterrupt:
+            again = "the same command goes on" if self._resumable else "without --name it cannot go on"
+            out.note(f"\nstopped; {importer.position:,} records are acknowledged, {again}")
+            raise
+
+    @property
+    def _resumable(self) -> bool:
+        return self._path is not None or bool(self._name)
+
+    def _identity(self, kind: str) -> dict[str, Any]:
+        """Whatever shapes the messages: a run with other options is another import."""
+        source = str(self._path) if self._path else f"stdin:{self._name}"
+        if not self._resumable:
+            # Nobody can say that two streams are one: each is an import of its own.
+            source = f"stdin:{now_ms()}"
+        names, reading = self._names, self._reading
+        return {
+            "source": source,
+            "member": self._member,
+            "format": kind,
+            "topic": self._topic,
+            "fields": [list(names.keys), names.tag, names.time, names.time_format, names.queue],
+            "reading": [reading.typed, list(reading.nulls), reading.delimiter],
+        }
+
+    def _prepare(self, journal: Journal, source: Source, restart: bool) -> Entry | None:
+        """The journal's entry for this run; None when there is nothing to do. Raises BadRequestError."""
+        fingerprint = Fingerprint.of(self._path) if self._path else Fingerprint()
+        before = journal.entry
+        if before is None or restart:
+            return journal.begin(fingerprint, before.generation + 1 if before else 0, now_ms())
+        may_grow = not source.compressed and source.kind != "parquet"
+        if self._path and not before.fingerprint.is_continued_by(self._path, may_grow=may_grow):
+            raise BadRequestError(f"{self._path} is another file than at the last import; --restart begins anew")
+        if before.finished_ms and self._path and before.fingerprint == fingerprint:
+            return None
+        return journal.go_on(before, fingerprint)
+
+    def _say_done(self, out: Output, entry: Entry) -> None:
+        when = format_time(entry.finished_ms)
+        out.note(f"{self._file}: all {entry.records:,} records were imported {when}; --restart imports them again")
+
+    def _numbers(self, sent: int, before: int, seconds: float) -> dict[str, Any]:
+        return {
+            "source": self._file,
+            "records": sent,
+            "already_stored": before,
+            "seconds": round(seconds, 3),
+            "per_second": round(sent / seconds) if seconds else 0,
+        }

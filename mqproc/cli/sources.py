@@ -1,0 +1,308 @@
+"""What `mqproc import` reads: files and streams as chunks of message bodies, with the fields that were asked for.
+
+    file, .gz, .zip, stdin ──bytes──▶ CSV │ JSON lines │ Parquet │ plain lines ──▶ Chunk, Chunk, …
+
+A record of CSV or Parquet becomes a JSON object, a line of the others is the body as it is. Records are counted from 0
+in the order of the input, always the same way, so that an import can go on where it stopped.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import itertools
+import re
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, cast
+
+import click
+import msgspec
+
+from mqproc.errors import BadMessageError
+
+FORMATS = ("csv", "jsonl", "parquet", "lines")
+STDIN = "-"
+_SUFFIXES = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+}
+_PACKED = (".gz", ".zip")
+_BUFFER_BYTES = 1 << 20
+# A column of identifiers has as many values as rows: the memory for known values is bounded.
+_KNOWN_VALUES_MAX = 100_000
+# What JSON calls a number; "007" and "+1" are none, so codes with leading zeros stay text.
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How to read: `fields` are those whose values are wanted beside the bodies.
+
+    `typed`: numbers, true, false and empty values of CSV become JSON's, not text. `nulls`: texts that mean no value.
+    """
+
+    fields: tuple[str, ...] = ()
+    typed: bool = False
+    nulls: tuple[str, ...] = ("",)
+    delimiter: str = ","
+    chunk_rows: int = 1000
+    skip: int = 0
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Records [first, first + count): bodies, and the wanted fields' values, None where there is none."""
+
+    first: int
+    bodies: list[bytes]
+    fields: dict[str, list[Any]] = field(default_factory=dict)
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.bodies)
+
+
+class Counted(io.RawIOBase):
+    """A binary stream that counts what was read from it."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        self.count += len(data)
+        return len(data)
+
+
+class Source:
+    """An opened input. `total` and `done()` are in one unit, bytes or records; `total` is 0 when it is not known."""
+
+    def __init__(self, name: str, kind: str = "", member: str = "") -> None:
+        """`name` is a path or `-`. Raises OSError, or a usage error when the kind cannot be told."""
+        self.name = name
+        self.kind = kind or guess_kind(name)
+        self.total = 0
+        self.done: Callable[[], int] = lambda: 0
+        self._stack = ExitStack()
+        try:
+            self.stream = self._open(member)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def compressed(self) -> bool:
+        return Path(self.name).suffix in _PACKED
+
+    def chunks(self, reading: Reading) -> Iterator[Chunk]:
+        """The records from `reading.skip` on."""
+        return _READERS[self.kind](self, reading)
+
+    def _open(self, member: str) -> IO[bytes]:
+        if self.name == STDIN:
+            return self._counted(sys.stdin.buffer)
+        path = Path(self.name)
+        if path.suffix == ".zip":
+            return self._open_zip(path, member)
+        file = self._stack.enter_context(path.open("rb"))
+        self.total = path.stat().st_size
+        if path.suffix == ".gz":
+            return cast(IO[bytes], self._stack.enter_context(gzip.open(self._counted(file))))
+        return file if self.kind == "parquet" else self._counted(file)
+
+    def _counted(self, stream: IO[bytes]) -> IO[bytes]:
+        counted = Counted(stream)
+        self.done = lambda: counted.count
+        return io.BufferedReader(counted, _BUFFER_BYTES)
+
+    def _open_zip(self, path: Path, member: str) -> IO[bytes]:
+        archive = self._stack.enter_context(zipfile.ZipFile(path))
+        names = [info.filename for info in archive.infolist() if not info.is_dir()]
+        if not member and len(names) != 1:
+            raise click.UsageError(f"{path} holds {len(names)} files; choose one with --member: {', '.join(names[:8])}")
+        info = archive.getinfo(member or names[0])
+        self.total = info.file_size
+        return self._counted(self._stack.enter_context(archive.open(info)))
+
+
+def guess_kind(name: str) -> str:
+    """The format that a name tells; plain lines when it tells none."""
+    path = Path(name)
+    if path.suffix in _PACKED:
+        path = path.with_suffix("")
+    return _SUFFIXES.get(path.suffix.lower(), "lines")
+
+
+# CSV
+
+
+class _Values(dict[str, Any]):
+    """CSV text → JSON value, remembered: most columns repeat theirs."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._nulls = frozenset(reading.nulls)
+
+    def __missing__(self, text: str) -> Any:
+        value: Any = text
+        if text in self._nulls:
+            value = None
+        elif _NUMBER.fullmatch(text):
+            value = msgspec.Raw(text.encode())
+        elif text in ("true", "false"):
+            value = text == "true"
+        if len(self) < _KNOWN_VALUES_MAX:
+            self[text] = value
+        return value
+
+
+def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
+    text = io.TextIOWrapper(source.stream, "utf-8-sig", newline="")
+    delimiter = "\t" if ".tsv" in Path(source.name).suffixes else reading.delimiter
+    rows = csv.reader(text, delimiter=delimiter)
+    header = next(rows, None)
+    if header is None:
+        return
+    places = _places(header, reading.fields, source.name)
+    encode = msgspec.json.Encoder().encode
+    value_of = _Values(reading).__getitem__
+    first = reading.skip
+    full = filter(None, rows)
+    next(itertools.islice(full, first - 1, first), None) if first else None
+    while part := _take(full, reading.chunk_rows, source.name, rows):
+        _check_widths(part, len(header), source.name, first)
+        if reading.typed:
+            bodies = [encode(dict(zip(header, map(value_of, row), strict=True))) for row in part]
+        else:
+            bodies = [encode(dict(zip(header, row, strict=True))) for row in part]
+        fields = {name: _column(part, place, reading.nulls) for name, place in places.items()}
+        yield Chunk(first, bodies, fields)
+        first += len(part)
+
+
+def _places(header: Sequence[str], fields: Sequence[str], name: str) -> dict[str, int]:
+    for wanted in fields:
+        if wanted not in header:
+            raise click.UsageError(f"{name} has no field {wanted!r}; there are {', '.join(header)}")
+    return {wanted: header.index(wanted) for wanted in fields}
+
+
+def _take(rows: Iterator[list[str]], count: int, name: str, reader: Any) -> list[list[str]]:
+    try:
+        return list(itertools.islice(rows, count))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise BadMessageError(f"{name}: line {reader.line_num + 1}: {error}") from None
+
+
+def _check_widths(rows: Sequence[list[str]], width: int, name: str, first: int) -> None:
+    if set(map(len, rows)) != {width}:
+        wrong = next(index for index, row in enumerate(rows) if len(row) != width)
+        raise BadMessageError(f"{name}: record {first + wrong + 1:,} has {len(rows[wrong])} fields, the header {width}")
+
+
+def _column(rows: Sequence[list[str]], place: int, nulls: Sequence[str]) -> list[Any]:
+    values: list[Any] = [row[place] for row in rows]
+    if any(null in values for null in nulls):
+        return [None if value in nulls else value for value in values]
+    return values
+
+
+# Lines
+
+
+def _read_lines(source: Source, reading: Reading) -> Iterator[Chunk]:
+    if reading.fields:
+        raise click.UsageError(f"{source.name}: plain lines have no fields; --format csv or jsonl has")
+    lines = map(_strip_newline, source.stream)
+    first = reading.skip
+    next(itertools.islice(lines, first - 1, first), None) if first else None
+    while bodies := list(itertools.islice(lines, reading.chunk_rows)):
+        yield Chunk(first, bodies)
+        first += len(bodies)
+
+
+def _strip_newline(line: bytes) -> bytes:
+    return line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _read_json_lines(source: Source, reading: Reading) -> Iterator[Chunk]:
+    lines = filter(None, map(bytes.strip, source.stream))
+    first = reading.skip
+    next(itertools.islice(lines, first - 1, first), None) if first else None
+    while bodies := list(itertools.islice(lines, reading.chunk_rows)):
+        fields = _json_fields(bodies, reading, source.name, first) if reading.fields else {}
+        yield Chunk(first, bodies, fields)
+        first += len(bodies)
+
+
+def _json_fields(bodies: Sequence[bytes], reading: Reading, name: str, first: int) -> dict[str, list[Any]]:
+    decode = msgspec.json.Decoder(dict[str, Any]).decode
+    fields: dict[str, list[Any]] = {wanted: [] for wanted in reading.fields}
+    for index, body in enumerate(bodies):
+        try:
+            found = decode(body)
+        except msgspec.MsgspecError as error:
+            raise BadMessageError(f"{name}: record {first + index + 1:,} is no JSON object: {error}") from None
+        for wanted, values in fields.items():
+            value = found.get(wanted)
+            values.append(None if value in reading.nulls else value)
+    return fields
+
+
+# Parquet
+
+
+def _read_parquet(source: Source, reading: Reading) -> Iterator[Chunk]:
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise click.UsageError("Parquet needs pyarrow: pip install 'mqproc[arrow]'") from None
+    file = parquet.ParquetFile(_seekable(source.stream))
+    source.total = file.metadata.num_rows
+    _places(file.schema_arrow.names, reading.fields, source.name)
+    encode = msgspec.json.Encoder().encode
+    at = 0
+    for batch in file.iter_batches(reading.chunk_rows):
+        skipped = max(0, min(batch.num_rows, reading.skip - at))
+        first, at = at + skipped, at + batch.num_rows
+        source.done = lambda at=at: at  # type: ignore[misc]
+        rows = batch.slice(skipped).to_pylist()
+        if rows:
+            fields = {wanted: [row[wanted] for row in rows] for wanted in reading.fields}
+            yield Chunk(first, [encode(row) for row in rows], fields)
+
+
+def _seekable(stream: IO[bytes]) -> IO[bytes]:
+    """Parquet begins at its end: what cannot be sought in is read whole."""
+    return stream if stream.seekable() else io.BytesIO(stream.read())
+
+
+_READERS: dict[str, Callable[[Source, Reading], Iterator[Chunk]]] = {
+    "csv": _read_csv,
+    "jsonl": _read_json_lines,
+    "lines": _read_lines,
+    "parquet": _read_parquet,
+}

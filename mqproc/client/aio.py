@@ -1,0 +1,499 @@
+"""The asynchronous client: the calls of `core` over one connection a role, shared by all tasks of an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from mqproc.client import core
+from mqproc.client.aio_producer import AsyncProducer
+from mqproc.client.connection import FRAME_BYTES_MAX, Connection, Outcome, open_socket
+from mqproc.client.core import (
+    IN_FLIGHT,
+    PULL_BYTES,
+    PULL_MESSAGES,
+    QUERY,
+    TIMEOUT_S,
+    WRITER,
+    Call,
+    Page,
+    QueryMessageResult,
+    Time,
+    TimeKind,
+)
+from mqproc.client.encoding import Batch
+from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
+from mqproc.errors import MqprocError, NotRunningError, RequestTimeoutError, StoreBusyError
+from mqproc.message import (
+    BatchResult,
+    Health,
+    Message,
+    PullResult,
+    QueueInfo,
+    SendResult,
+    StoredMessage,
+    TopicInfo,
+)
+
+if TYPE_CHECKING:
+    from mqproc.client.arrow import ArrowPullResult
+
+T = TypeVar("T")
+
+# Requests wait while more than this is waiting for room in the socket.
+_OUTPUT_BYTES_MAX: Final = 8 << 20
+_clock = time.monotonic
+
+
+class _Line:
+    """A connection that an event loop watches. Each request has a future, which gets its outcome."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.loop = asyncio.get_running_loop()
+        self._futures: dict[int, asyncio.Future[Outcome]] = {}
+        self._room = asyncio.Event()
+        self._room.set()
+        self._writing = False
+        self.loop.add_reader(connection.fd, self._on_readable)
+
+    @property
+    def usable(self) -> bool:
+        return self.connection.usable and self.loop is asyncio.get_running_loop()
+
+    async def room(self) -> None:
+        """Wait while too much waits to be sent."""
+        await self._room.wait()
+
+    def submit(self, call: Call[Any]) -> tuple[int, asyncio.Future[Outcome] | None]:
+        """Send a request; a oneway one has no future."""
+        request_id = self.connection.submit(call)
+        future = None
+        if not call.oneway:
+            future = self._futures[request_id] = self.loop.create_future()
+        self._settle()
+        return request_id, future
+
+    def forget(self, request_id: int) -> None:
+        """Nobody waits for this request any more."""
+        self._futures.pop(request_id, None)
+        self.connection.forget(request_id)
+
+    def _on_readable(self) -> None:
+        self.connection.receive()
+        self._settle()
+
+    def _on_writable(self) -> None:
+        self.connection.flush()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Hand out outcomes and watch for what the connection waits for now."""
+        connection = self.connection
+        while connection.done:
+            request_id, outcome = connection.done.popitem()
+            future = self._futures.pop(request_id, None)
+            if future is not None and not future.done():
+                future.set_result(outcome)
+        if connection.closed:
+            self._unwatch()
+        elif connection.sending != self._writing:
+            self._writing = connection.sending
+            if self._writing:
+                self.loop.add_writer(connection.fd, self._on_writable)
+            else:
+                self.loop.remove_writer(connection.fd)
+        if connection.closed or connection.waiting_bytes <= _OUTPUT_BYTES_MAX:
+            self._room.set()
+        else:
+            self._room.clear()
+
+    def _unwatch(self) -> None:
+        if not self.loop.is_closed():
+            self.loop.remove_reader(self.connection.fd)
+            self.loop.remove_writer(self.connection.fd)
+
+    def close(self) -> None:
+        self._unwatch()
+        self.connection.lose("the client was closed")
+        if not self.loop.is_closed():
+            self._settle()
+
+
+class AsyncClient:
+    """A store's client for asyncio, with the calls of `Client`. Connects at the first call and again after a loss.
+
+        async with mqproc.AsyncClient("/var/lib/store") as client:
+            await client.send("orders", b"…", keys="order-1", tag="new")
+            for message in await client.by_key("orders", "order-1"):
+                print(message.body)
+
+    Tasks may call at the same time. `timeout` in seconds bounds each call, retries included; a pull's own waiting time
+    comes on top.
+    """
+
+    def __init__(
+        self,
+        store_or_socket: str | Path,
+        *,
+        timeout: float = TIMEOUT_S,
+        retry: RetryPolicy | None = None,
+        max_frame_bytes: int = FRAME_BYTES_MAX,
+    ) -> None:
+        self._timeout_s = timeout
+        self._retry = retry or RetryPolicy()
+        self._frame_bytes_max = max_frame_bytes
+        self._paths = core.socket_paths(store_or_socket)
+        self._lines: dict[str, _Line] = {}
+        self._ever_connected: set[str] = set()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; calls under way end. The client can still be used: it connects again."""
+        while self._lines:
+            self._lines.popitem()[1].close()
+
+    # Running calls
+
+    async def run(self, call: Call[T]) -> T:
+        """Make a call, again when that is safe, and return its value or raise its error."""
+        deadline = _clock() + self._timeout_s + call.wait_s
+        attempts: Attempts | None = None
+        while True:
+            try:
+                return await self._run_once(call, deadline)
+            except (MqprocError, ConnectionLost) as error:
+                attempts = attempts or Attempts(self._retry, deadline, repeatable=call.repeatable)
+                pause_s = attempts.pause_after(error, _clock())
+            await asyncio.sleep(pause_s)
+
+    async def _run_once(self, call: Call[T], deadline: float) -> T:
+        line = self._line(call.role)
+        try:
+            async with asyncio.timeout(max(0.0, deadline - _clock())):
+                await line.room()
+        except TimeoutError:
+            raise StoreBusyError("the server did not take the request in time") from None
+        request_id, future = line.submit(call)
+        if future is None:
+            if line.connection.closed:
+                raise ConnectionLost("the server closed the connection", taken=False)
+            return call.parse(memoryview(b""), memoryview(b""))
+        try:
+            async with asyncio.timeout(max(0.0, deadline - _clock())):
+                outcome = await future
+        except TimeoutError:
+            raise RequestTimeoutError("no answer in time") from None
+        finally:
+            if not future.done() or future.cancelled():
+                line.forget(request_id)
+        if outcome.error is not None:
+            raise outcome.error
+        value: T = outcome.value
+        return value
+
+    def _line(self, role: str) -> _Line:
+        line = self._lines.get(role)
+        if line is not None:
+            if line.usable:
+                return line
+            line.close()
+        try:
+            sock = open_socket(self._paths[role])
+        except NotRunningError as error:
+            raise ConnectionLost(str(error), taken=False, ever_connected=role in self._ever_connected) from None
+        self._ever_connected.add(role)
+        line = self._lines[role] = _Line(Connection(sock, self._frame_bytes_max))
+        return line
+
+    async def run_all(self, calls: Iterable[Call[T]], in_flight: int) -> AsyncIterator[T]:
+        """Make calls with up to `in_flight` of them under way; yields the values in order.
+
+        At an error the calls under way are given up.
+        """
+        tasks: deque[asyncio.Task[T]] = deque()
+        try:
+            for call in calls:
+                if len(tasks) >= max(1, in_flight):
+                    yield await tasks.popleft()
+                tasks.append(asyncio.ensure_future(self.run(call)))
+                # Let the frame go out before the next is made: its bytes may be the caller's own.
+                await asyncio.sleep(0)
+            while tasks:
+                yield await tasks.popleft()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # Sending
+
+    async def send(
+        self,
+        topic: Message | str,
+        body: bytes | None = None,
+        *,
+        tag: str = "",
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue_id: int | None = None,
+        flag: int = 0,
+        born_timestamp_ms: int | None = None,
+        wait: bool = True,
+    ) -> SendResult:
+        """Store one message; see `Client.send`."""
+        message = core.message_of(topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms)
+        return await self.run(core.send(message, wait=wait))
+
+    async def send_group(self, messages: Sequence[Message], *, wait: bool = True) -> list[SendResult]:
+        """Store messages of one topic in one frame; either all name a queue or none does."""
+        return await self.run(core.send_group(messages, wait=wait))
+
+    async def send_many(
+        self, messages: Iterable[Message], *, in_flight: int = IN_FLIGHT, wait: bool = True
+    ) -> list[SendResult]:
+        """Store messages of any topics; see `Client.send_many`."""
+        results: dict[int, SendResult] = {}
+        under_way: set[asyncio.Task[None]] = set()
+        failures: list[MqprocError] = []
+
+        async def deliver(group: list[tuple[int, Message]]) -> None:
+            try:
+                found = await self.send_group([message for _, message in group], wait=wait)
+                results.update(zip([index for index, _ in group], found, strict=True))
+            except MqprocError as error:
+                failures.append(error)
+
+        for group in core.groups_of(messages):
+            if failures:
+                break
+            under_way.add(asyncio.ensure_future(deliver(group)))
+            await asyncio.sleep(0)
+            if len(under_way) >= max(1, in_flight):
+                _, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.gather(*under_way)
+        if failures:
+            failures[0].add_note(f"{len(results):,} messages were stored")
+            raise failures[0]
+        return [results[index] for index in range(len(results))]
+
+    async def send_batch(
+        self,
+        topic: str,
+        bodies: Any,
+        *,
+        keys: Any = None,
+        tags: Any = None,
+        queue_id: int | None = None,
+        queue_ids: Any = None,
+        born_timestamps_ms: Any = None,
+        properties: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None,
+        flags: Any = None,
+        batch: bool = False,
+        wait: bool = True,
+    ) -> BatchResult:
+        """Store columns of messages for one topic; see `Client.send_batch`."""
+        whole = Batch(
+            topic, bodies, keys, tags, queue_id, queue_ids, born_timestamps_ms, properties, flags, batch, wait
+        )
+        calls = core.send_batch(whole, self._frame_bytes_max)
+        return core.joined(topic, [result async for result in self.run_all(calls, IN_FLIGHT)])
+
+    def send_batches(self, batches: Iterable[Batch], *, in_flight: int = IN_FLIGHT) -> AsyncIterator[BatchResult]:
+        """Store many batches with up to `in_flight` frames under way; see `Client.send_batches`."""
+        calls = (call for batch in batches for call in core.send_batch(batch, self._frame_bytes_max))
+        return self.run_all(calls, in_flight)
+
+    async def send_oneway(
+        self,
+        topic: Message | str,
+        body: bytes | None = None,
+        *,
+        tag: str = "",
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue_id: int | None = None,
+        flag: int = 0,
+        born_timestamp_ms: int | None = None,
+    ) -> None:
+        """Hand one message to the writer and do not ask what became of it."""
+        message = core.message_of(topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms)
+        await self.run(core.send_oneway(message))
+
+    def producer(
+        self,
+        *,
+        linger_ms: float = 5.0,
+        max_batch_messages: int = core.GROUP_MESSAGES_MAX,
+        max_batch_bytes: int = core.GROUP_BYTES_MAX,
+        max_in_flight: int = IN_FLIGHT,
+        max_buffered_bytes: int = 64 << 20,
+    ) -> AsyncProducer:
+        """A producer that gathers messages of many tasks into frames; see `AsyncProducer`."""
+        return AsyncProducer(
+            self,
+            linger_ms=linger_ms,
+            max_batch_messages=max_batch_messages,
+            max_batch_bytes=max_batch_bytes,
+            max_in_flight=max_in_flight,
+            max_buffered_bytes=max_buffered_bytes,
+        )
+
+    # Topics
+
+    async def create_topic(self, topic: str, queues: int = 8, *, perm: int = 6) -> None:
+        """Make a topic, or give it more queues. Raises TopicExistsError when that would take something away."""
+        await self.run(core.create_topic(topic, queues, perm))
+
+    async def delete_topic(self, topic: str) -> None:
+        """Remove a topic and its queues. Raises TopicNotFoundError."""
+        await self.run(core.delete_topic(topic))
+
+    async def topics(self) -> list[TopicInfo]:
+        """All topics."""
+        return await self.run(core.topics())
+
+    async def queues(self, topic: str = "") -> list[QueueInfo]:
+        """The queues of a topic, or of all."""
+        return await self.run(core.queues(topic))
+
+    async def min_offset(self, topic: str, queue_id: int) -> int:
+        """The first offset that a queue can be read from."""
+        return (await self.run(core.queue(topic, queue_id))).min_offset
+
+    async def max_offset(self, topic: str, queue_id: int) -> int:
+        """The offset that a queue's next message will get, as far as it has been dispatched."""
+        return (await self.run(core.queue(topic, queue_id))).max_offset
+
+    async def offset_at(self, topic: str, queue_id: int, time: Time, *, upper: bool = False) -> int:
+        """The first offset whose store time is at or after `time`; with `upper` the last at or before it."""
+        return await self.run(core.offset_at(topic, queue_id, time, upper))
+
+    # Reading
+
+    async def pull(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_messages: int = PULL_MESSAGES,
+        *,
+        tags: str = "",
+        timeout: float = 0.0,
+        max_bytes: int = PULL_BYTES,
+        rocketmq_limits: bool = False,
+    ) -> PullResult:
+        """Messages of a queue from `offset` on; see `Client.pull`."""
+        return await self.run(
+            core.pull(
+                core.pull_request(topic, queue_id, offset, max_messages, max_bytes, tags, timeout, rocketmq_limits)
+            )
+        )
+
+    async def pull_arrow(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_messages: int = PULL_MESSAGES,
+        *,
+        columns: Sequence[str] | None = None,
+        tags: str = "",
+        timeout: float = 0.0,
+        max_bytes: int = PULL_BYTES,
+    ) -> ArrowPullResult:
+        """As `pull`, with the messages as a pyarrow.RecordBatch of the named columns, or of all."""
+        request = core.pull_request(topic, queue_id, offset, max_messages, max_bytes, tags, timeout, False)
+        return await self.run(core.pull_as(request, core.arrow_parser(columns)))
+
+    async def get(self, message_id: str, topic: str = "") -> StoredMessage:
+        """The message with an offset id or a unique id; see `Client.get`."""
+        return await self.run(core.get(message_id, topic))
+
+    async def by_key(
+        self,
+        topic: str,
+        key: str,
+        begin: Time = None,
+        end: Time = None,
+        *,
+        max_messages: int = 64,
+        unique: bool = False,
+        time: TimeKind = "store",
+    ) -> list[StoredMessage]:
+        """Messages that have the key, begin ≤ time ≤ end, none twice; `unique` looks for a unique id."""
+        return await self.run(core.by_key(topic, key, begin, end, max_messages, unique, time))
+
+    async def query_message(
+        self, topic: str, key: str, max_messages: int = 32, begin: Time = None, end: Time = None
+    ) -> QueryMessageResult:
+        """RocketMQ's own answer by key: whatever the index points to, other keys of the same hash included."""
+        return await self.run(core.query_message(topic, key, max_messages, begin, end))
+
+    def range(
+        self,
+        topic: str,
+        begin: Time = None,
+        end: Time = None,
+        *,
+        tags: str = "",
+        time: TimeKind = "store",
+        page_messages: int = 4096,
+    ) -> AsyncIterator[StoredMessage]:
+        """All messages of a topic with begin ≤ time < end, queue by queue; asked for page by page."""
+        return self._pages(core.range_page(topic, begin, end, tags, page_messages, time))
+
+    def scan(
+        self,
+        topic: str = "",
+        begin: Time = None,
+        end: Time = None,
+        *,
+        properties: Mapping[str, str] | None = None,
+        body_contains: bytes = b"",
+        physical_offset: int = -1,
+        page_messages: int = 256,
+    ) -> AsyncIterator[StoredMessage]:
+        """Messages found by a pass over the whole log: by topic, time, one property, and bytes in the body."""
+        request = core.scan_request(topic, begin, end, properties, body_contains, physical_offset, page_messages)
+        return self._pages(core.scan_page(request))
+
+    async def _pages(self, call: Call[Page] | None) -> AsyncIterator[StoredMessage]:
+        while call is not None:
+            page = await self.run(call)
+            for message in page.messages:
+                yield message
+            call = page.next_call
+
+    async def count(
+        self, topic: str, begin: Time = None, end: Time = None, *, tags: str = "", time: TimeKind = "store"
+    ) -> int:
+        """How many messages of a topic have begin ≤ time < end."""
+        return await self.run(core.count(topic, begin, end, tags, time))
+
+    # State
+
+    async def stats(self) -> dict[str, int]:
+        """Every word of the control file by name."""
+        return await self.run(core.stats())
+
+    async def health(self) -> Health:
+        """Whether all roles run and beat, and what does not."""
+        return await self.run(core.health())
+
+    async def ping(self) -> None:
+        """Return when both roles answer."""
+        for role in (WRITER, QUERY):
+            await self.run(core.ping(role))

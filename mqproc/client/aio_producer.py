@@ -1,0 +1,173 @@
+"""The batching producer for asyncio: the same `Batcher` as the threaded one, with tasks instead of a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from mqproc.client import core
+from mqproc.client.batching import Batcher, Group, Limits
+from mqproc.client.encoding import check_message
+from mqproc.errors import BadRequestError, MqprocError
+from mqproc.message import Message, SendResult
+
+if TYPE_CHECKING:
+    from mqproc.client.aio import AsyncClient
+
+Results = asyncio.Future[SendResult]
+_clock = time.monotonic
+
+
+class AsyncProducer:
+    """Made by `AsyncClient.producer`.
+
+        async with client.producer(linger_ms=2) as producer:
+            future = await producer.send("orders", b"…", keys="order-1")
+        print((await future).queue_offset)
+
+    As `Producer`; `send` waits for room in the buffer, and its future for the outcome.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        *,
+        linger_ms: float,
+        max_batch_messages: int,
+        max_batch_bytes: int,
+        max_in_flight: int,
+        max_buffered_bytes: int,
+    ) -> None:
+        self._limits = Limits(linger_ms / 1000, max_batch_messages, max_batch_bytes, max_in_flight, max_buffered_bytes)
+        self._client = client
+        self._batcher: Batcher[Results] = Batcher(self._limits)
+        self._wake = asyncio.Event()
+        self._resolved = asyncio.Event()
+        self._under_way: set[asyncio.Task[None]] = set()
+        self._flushing = 0
+        self._closing = False
+        self._sender: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> AsyncProducer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def send(
+        self,
+        topic: Message | str,
+        body: bytes | None = None,
+        *,
+        tag: str = "",
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue_id: int | None = None,
+        flag: int = 0,
+        born_timestamp_ms: int | None = None,
+    ) -> Results:
+        """Put a message in line, waiting while the buffer is full; the future gets the SendResult or the error."""
+        message = core.message_of(topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms)
+        check_message(message)
+        while not self._closing and not self._batcher.has_room(message):
+            await self._next_resolved()
+        if self._closing:
+            raise BadRequestError("the producer is closed")
+        if self._sender is None:
+            self._sender = asyncio.ensure_future(self._run())
+        future: Results = asyncio.get_running_loop().create_future()
+        if self._batcher.add(message, future, _clock()):
+            self._wake.set()
+        return future
+
+    async def _next_resolved(self) -> None:
+        self._resolved.clear()
+        await self._resolved.wait()
+
+    async def flush(self) -> None:
+        """Return when everything given so far has its outcome."""
+        self._flushing += 1
+        try:
+            while not self._batcher.empty or self._under_way:
+                self._wake.set()
+                await self._next_resolved()
+        finally:
+            self._flushing -= 1
+
+    async def close(self) -> None:
+        """Send what is left; then nothing more is taken."""
+        self._closing = True
+        self._wake.set()
+        self._resolved.set()
+        if self._sender is not None:
+            await self._sender
+
+    async def _run(self) -> None:
+        """Start a frame whenever a group is due and fewer than `max_in_flight` are under way."""
+        while True:
+            while len(self._under_way) < self._limits.in_flight:
+                everything = bool(self._flushing) or self._closing
+                group = self._batcher.take(_clock(), everything=everything)
+                if group is None:
+                    break
+                task = asyncio.ensure_future(self._deliver(group))
+                self._under_way.add(task)
+                task.add_done_callback(self._landed)
+            if self._closing and self._batcher.empty and not self._under_way:
+                return
+            await self._sleep()
+
+    async def _sleep(self) -> None:
+        """Until a group is due by time, or something has changed."""
+        crowded = len(self._under_way) >= self._limits.in_flight
+        wait_s = None if crowded else self._batcher.wait_s(_clock())
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+
+    def _landed(self, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        self._wake.set()
+        self._resolved.set()
+
+    async def _deliver(self, group: Group[Results]) -> None:
+        try:
+            results = await self._client.send_group(group.messages)
+            for future, result in zip(group.futures, results, strict=True):
+                _resolve(future, result)
+        except BadRequestError as error:
+            await self._one_by_one(group, error)
+        except MqprocError as error:
+            for future in group.futures:
+                _resolve(future, error)
+        finally:
+            self._batcher.done(group)
+
+    async def _one_by_one(self, group: Group[Results], error: MqprocError) -> None:
+        """One message was refused, so none of its frame was stored: the others shall not suffer for it."""
+        for message, future in zip(group.messages, group.futures, strict=True):
+            if len(group.messages) == 1:
+                _resolve(future, error)
+                return
+            try:
+                _resolve(future, await self._client.send(message))
+            except MqprocError as own:
+                _resolve(future, own)
+
+
+def _resolve(future: Results, outcome: SendResult | MqprocError) -> None:
+    """Tell a future, unless nobody wants to know any more."""
+    if future.done():
+        return
+    if isinstance(outcome, MqprocError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

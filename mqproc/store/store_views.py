@@ -1,0 +1,174 @@
+"""Where reading learns what there is to read: from a group that runs, or once from a store's files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from mqproc.config import Options
+from mqproc.errors import CorruptStoreError
+from mqproc.io import StoreIO
+from mqproc.kernels import scan
+from mqproc.layout import control as words_of
+from mqproc.layout.consume_queue import FILLER_SIZE
+from mqproc.paths import StorePaths
+from mqproc.shm.lock import holder_of
+from mqproc.shm.words import Words
+from mqproc.store.consume_queue import ConsumeQueueFiles, as_units, queues_on_disk
+from mqproc.store.log_records import Visible
+from mqproc.store.queue_bounds import FoundQueues, QueueBounds, Queues, TableQueues
+from mqproc.store.queue_table import QueueTable
+from mqproc.store.segments import LogSegments
+
+_RUNNING_STATES = frozenset({words_of.GROUP_STARTING, words_of.GROUP_READY, words_of.GROUP_STOPPING})
+
+
+class StoreView(Protocol):
+    """What can be read of a store."""
+
+    @property
+    def queues(self) -> Queues: ...
+
+    def visible(self) -> Visible:
+        """The part of the log that may be read now."""
+        ...
+
+    def newest_index_ms(self) -> int:
+        """The newest index file's name as a time; another value says that there may be other files."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class WordsView:
+    """The view of a process that has the group's control words and queue table."""
+
+    def __init__(self, words: Words, table: QueueTable) -> None:
+        self._words = words
+        self._table = table
+        self._queues = TableQueues(table)
+
+    @property
+    def queues(self) -> Queues:
+        return self._queues
+
+    def visible(self) -> Visible:
+        """What is dispatched: consumers see a message when its queue shows it."""
+        end = self._words[words_of.DISPATCHED]
+        return Visible(self._words[words_of.MIN_PHYSICAL_OFFSET], end)
+
+    def newest_index_ms(self) -> int:
+        return self._words[words_of.INDEX_FILE_MS]
+
+    def close(self) -> None:
+        self._table.close()
+
+
+class GroupView(WordsView):
+    """The same from outside the group, over its control file."""
+
+    @classmethod
+    def open(cls, io: StoreIO, paths: StorePaths, options: Options) -> GroupView | None:
+        """None when no group runs on the store."""
+        if holder_of(io, paths) is None:
+            return None
+        words = _open_control(io, paths.control)
+        if words is None or words[words_of.GROUP_STATE] not in _RUNNING_STATES:
+            return None
+        try:
+            return cls(words, QueueTable(io, paths.queues))
+        except (FileNotFoundError, CorruptStoreError):
+            return None
+
+
+def _open_control(io: StoreIO, path: Path) -> Words | None:
+    try:
+        fd = io.open(path)
+    except FileNotFoundError:
+        return None
+    try:
+        if io.size(fd) != words_of.FILE_SIZE:
+            return None
+        words = Words(io.map(fd, words_of.FILE_SIZE))
+    finally:
+        io.close(fd)
+    magic, version = words[words_of.HEADER_MAGIC], words[words_of.HEADER_VERSION]
+    return words if (magic, version) == (words_of.MAGIC, words_of.VERSION) else None
+
+
+class FilesView:
+    """What the files of a store say, looked at once."""
+
+    def __init__(self, io: StoreIO, paths: StorePaths, options: Options) -> None:
+        segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
+        files = ConsumeQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes)
+        try:
+            starts = segments.starts()
+            # No unit points into the log below this; where the last ones point to tells where to look for its end.
+            begin = starts[0] if starts else 0
+            found = {name: _extent(files, *name, begin) for name in queues_on_disk(io, paths.consume_queue)[0]}
+            reached = max((extent[1] for extent in found.values()), default=0)
+            self._visible = Visible(begin, _log_end(segments, starts, reached))
+            self._queues = FoundQueues({name: extent[0] for name, extent in found.items()})
+        finally:
+            files.close()
+            segments.close()
+
+    @property
+    def queues(self) -> Queues:
+        return self._queues
+
+    def visible(self) -> Visible:
+        return self._visible
+
+    def newest_index_ms(self) -> int:
+        """Files do not change, so any number does."""
+        return 0
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def _extent(files: ConsumeQueueFiles, topic: str, queue_id: int, log_begin: int) -> tuple[QueueBounds, int]:
+    """A queue's bounds, and where in the log its last record ends."""
+    found = files.extent(topic, queue_id)
+    low, high = found.first_offset, found.max_offset
+    while low < high:
+        middle = (low + high) // 2
+        unit = as_units(files.read_units(topic, queue_id, middle, 1))[0]
+        if int(unit["physical_offset"]) < log_begin and int(unit["size"]) != FILLER_SIZE:
+            low = middle + 1
+        else:
+            high = middle
+    return QueueBounds(0, low, found.max_offset), found.last_physical_end
+
+
+def _log_end(segments: LogSegments, starts: list[int], reached: int) -> int:
+    """End of the whole records behind the segment that the queues reach into."""
+    if not starts:
+        return 0
+    out = np.zeros(scan.SCAN_SIZE, np.int64)
+    start = max((each for each in starts if each <= max(reached - 1, 0)), default=starts[0])
+    while True:
+        try:
+            view = segments.view(start)
+        except FileNotFoundError:
+            return start
+        except ValueError:
+            raise CorruptStoreError(f"{segments.path(start)}: shorter than a segment") from None
+        reason = scan.scan_records(view, 0, len(view), start, 0, out)
+        end = start + int(out[scan.STOPPED_AT])
+        while reason != scan.BLANK and end < reached and end - start < len(view):
+            # Damage below the queues' end: the log goes on behind it.
+            at = int(scan.find_record(view, end - start + 1, len(view), start, out))
+            if at < 0:
+                break
+            reason = scan.scan_records(view, at, len(view), start, 0, out)
+            end = start + int(out[scan.STOPPED_AT])
+        segments.let_go_all()
+        following = start + segments.segment_size
+        if reason != scan.BLANK and max(end, reached) < following:
+            return max(end, min(reached, following))
+        start = following

@@ -1,0 +1,20 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqproc.client.sync import Client
+from tests.client.memory_roles import MemoryRoles
+
+
+@pytest.fixture
+def roles(tmp_path: Path) -> Iterator[MemoryRoles]:
+    (tmp_path / "mqproc").mkdir(mode=0o700)
+    with MemoryRoles(tmp_path) as roles:
+        yield roles
+
+
+@pytest.fixture
+def client(roles: MemoryRoles) -> Iterator[Client]:
+    with Client(roles.store, timeout=5.0) as client:
+        yield client

@@ -1,0 +1,91 @@
+"""Log lines: one JSON object each off a terminal, for people on one, repeats limited."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from mqproc.process import log
+from mqproc.process.log import RepeatLimit
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
+
+def test_json_line_has_the_common_fields_first_and_then_its_own() -> None:
+    stream = io.StringIO()
+    log.configure("writer", stream)
+    log.get_logger().warning("segment not ready", waited_ms=3)
+    line = stream.getvalue()
+    assert line.count("\n") == 1
+    found = json.loads(line)
+    assert list(found) == ["ts", "level", "role", "pid", "event", "waited_ms"]
+    assert (found["level"], found["role"], found["pid"]) == ("warning", "writer", os.getpid())
+    assert (found["event"], found["waited_ms"]) == ("segment not ready", 3)
+    assert found["ts"][:2] == "20"
+
+
+def test_traceback_is_a_field() -> None:
+    stream = io.StringIO()
+    log.configure("writer", stream)
+    try:
+        raise ValueError("what happened")
+    except ValueError:
+        log.get_logger().exception("failed")
+    (line,) = stream.getvalue().splitlines()
+    assert "ValueError: what happened" in json.loads(line)["exception"]
+
+
+def test_terminal_gets_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = Terminal()
+    log.configure("writer", stream)
+    log.get_logger().warning("segment not ready", waited_ms=3)
+    assert "segment not ready" in stream.getvalue()
+    assert "waited_ms=3" in stream.getvalue()
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_debug_is_left_out() -> None:
+    stream = io.StringIO()
+    log.configure("writer", stream)
+    log.get_logger().debug("detail")
+    assert not stream.getvalue()
+
+
+def test_repeats_are_limited_and_counted() -> None:
+    now = 0.0
+    limit = RepeatLimit(burst=3, window_s=10.0, now=lambda: now)
+
+    def passed(event: str) -> bool:
+        try:
+            limit(None, "warning", {"event": event})
+        except structlog.DropEvent:
+            return False
+        return True
+
+    assert [passed("full") for _ in range(5)] == [True, True, True, False, False]
+    assert passed("another event")
+    now = 10.0
+    assert limit(None, "warning", {"event": "full"}) == {"event": "full", "left_out": 2}
+
+
+def test_limit_does_not_grow_without_bound() -> None:
+    limit = RepeatLimit()
+    for number in range(10_000):
+        limit(None, "info", {"event": str(number)})
+    assert len(limit._seen) <= 512

@@ -1,0 +1,238 @@
+"""The loop that runs every role: when it steps, waits, beats and stops, and which exit code an error gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mqproc.config import Options
+from mqproc.control import Control
+from mqproc.errors import BadRequestError, ConfigurationError, CorruptStoreError
+from mqproc.io import StoreIO
+from mqproc.layout import control as layout
+from mqproc.paths import StorePaths
+from mqproc.process.loop import Heart, RoleContext, RoleSpec, read_settings, run_role, write_settings
+from mqproc.shm.bell import EventBell, SemaphoreBell
+from mqproc.shm.clock import Clock
+
+IO = StoreIO()
+NAME = layout.KEEPER
+
+
+class Scripted:
+    """A role that does what a test wants at each step, then asks itself to stop."""
+
+    name = NAME
+
+    def __init__(self, context: RoleContext, steps: list[int], stops: int = 1) -> None:
+        self.context = context
+        self.log: list[str] = []
+        self.waits: list[float] = []
+        self._steps = iter(steps)
+        self._stops = stops
+
+    def state(self) -> int:
+        return self.context.control.load(layout.role_word(NAME, "state"))
+
+    def sleeping(self) -> int:
+        return self.context.control.load(layout.role_word(NAME, "sleeping"))
+
+    def do_work(self) -> int:
+        done = next(self._steps, None)
+        if done is None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return 0
+        self.log.append(f"work {done}{' again' if self.sleeping() else ''}")
+        return done
+
+    def wait(self, timeout_s: float) -> None:
+        self.log.append("wait" if self.sleeping() else "wait unannounced")
+        self.waits.append(timeout_s)
+
+    def on_stop(self) -> bool:
+        assert self.state() == layout.STATE_STOPPING
+        self._stops -= 1
+        self.log.append("stop")
+        return self._stops == 0
+
+    def close(self) -> None:
+        self.log.append("close")
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Iterator[RoleContext]:
+    paths = StorePaths(tmp_path)
+    control = Control.create(IO, paths, Clock(), os.getpid())
+    bell = EventBell(control.cells, layout.role_word(NAME, "sleeping"))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    yield RoleContext(
+        name=NAME,
+        paths=paths,
+        options=Options(max_spin_us=0),
+        control=control,
+        io=IO,
+        clock=Clock(),
+        bells={NAME: bell},
+        sockets={},
+        incarnation=1,
+        heart=Heart(control, NAME, Clock()),
+    )
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    bell.close()
+
+
+def run(context: RoleContext, factory: Callable[[RoleContext], object]) -> int:
+    with tempfile.TemporaryFile() as trace:
+        return run_role(RoleSpec(NAME, factory), context, trace.fileno())  # type: ignore[arg-type]
+
+
+def run_script(context: RoleContext, steps: list[int], stops: int = 1) -> Scripted:
+    made: list[Scripted] = []
+
+    def factory(context: RoleContext) -> Scripted:
+        made.append(Scripted(context, steps, stops))
+        return made[0]
+
+    assert run(context, factory) == 0
+    return made[0]
+
+
+def test_works_on_while_there_is_work_and_looks_again_before_each_wait(context: RoleContext) -> None:
+    role = run_script(context, [3, 1, 0, 0, 5, 0, 0, 0, 2])
+    assert role.log == [
+        *("work 3", "work 1", "work 0", "work 0 again", "wait"),
+        *("work 5", "work 0", "work 0 again", "wait"),
+        *("work 0", "work 2 again"),  # Found at the second look, so there is no wait.
+        *("stop", "close"),
+    ]
+
+
+def test_stops_in_steps_until_the_role_is_done(context: RoleContext) -> None:
+    assert run_script(context, [], stops=3).log == ["stop", "stop", "stop", "close"]
+
+
+def test_waits_are_short_enough_for_the_heartbeat(context: RoleContext) -> None:
+    assert run_script(context, [0, 0, 0, 0]).waits == [1.0, 1.0]
+
+
+def test_counts_steps_that_did_work(context: RoleContext) -> None:
+    run_script(context, [1, 0, 7, 0, 0])
+    assert context.control.load(layout.role_word(NAME, "cycles")) == 2
+
+
+def test_beats_and_says_its_state(context: RoleContext) -> None:
+    began = time.monotonic_ns()
+    role = run_script(context, [0])
+    words = context.control
+    assert words.load(layout.role_word(NAME, "state")) == layout.STATE_STOPPING
+    assert began <= words.load(layout.role_word(NAME, "state_since_ns")) <= time.monotonic_ns()
+    assert began <= words.load(layout.role_word(NAME, "heartbeat_ns")) <= time.monotonic_ns()
+    assert role.sleeping() == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (CorruptStoreError("damage"), 6),
+        (ConfigurationError("wrong"), 8),
+        (BadRequestError("a request that should have been refused"), 1),
+        (RuntimeError("a bug"), 1),
+    ],
+)
+def test_errors_are_logged_and_give_the_exit_code(
+    context: RoleContext, error: Exception, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Failing(Scripted):
+        def do_work(self) -> int:
+            raise error
+
+    role = Failing(context, [])
+    assert run(context, lambda _: role) == code
+    assert role.log == ["close"]
+    assert context.control.load(layout.role_word(NAME, "errors")) == 1
+    line = json.loads(capfd.readouterr().err.splitlines()[0])
+    assert (line["level"], line["role"], line["pid"]) == ("error", NAME, os.getpid())
+    assert str(error) in line["event"] + line.get("exception", "")
+
+
+def test_busy_is_a_state_for_a_while(context: RoleContext) -> None:
+    heart, words = context.heart, context.control
+    heart.enter(layout.STATE_RUNNING)
+    with heart.busy(layout.STATE_SYNCING):
+        assert words.load(layout.role_word(NAME, "state")) == layout.STATE_SYNCING
+        since = words.load(layout.role_word(NAME, "state_since_ns"))
+    assert words.load(layout.role_word(NAME, "state")) == layout.STATE_RUNNING
+    assert words.load(layout.role_word(NAME, "state_since_ns")) >= since
+
+
+def test_changes_of_state_are_told(context: RoleContext) -> None:
+    told: list[int] = []
+    state = layout.role_word(NAME, "state")
+    heart = Heart(context.control, NAME, Clock(), changed=lambda: told.append(context.control.load(state)))
+    heart.enter(layout.STATE_STARTING)
+    heart.enter(layout.STATE_RUNNING)
+    assert told == [layout.STATE_STARTING, layout.STATE_RUNNING]
+
+
+@pytest.mark.parametrize("kind", ["semaphore", "event"])
+def test_sigterm_ends_a_wait_at_once(context: RoleContext, kind: str) -> None:
+    """A timer sends it while the role sleeps."""
+    sleeping = layout.role_word(NAME, "sleeping")
+    if kind == "semaphore":
+        bell = SemaphoreBell(f"/{os.urandom(8).hex()}", context.control.cells, sleeping)
+        bell.unlink()
+        context = _with_bell(context, bell)
+
+    class Sleeper(Scripted):
+        def do_work(self) -> int:
+            return 0
+
+        def wait(self, timeout_s: float) -> None:
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            self.context.bell.wait(timeout_s)
+
+    before = signal.signal(signal.SIGALRM, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        began = time.monotonic()
+        assert run(context, lambda made: Sleeper(made, [])) == 0
+        assert time.monotonic() - began < 0.5
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_sighup_reloads_from_the_settings_file(context: RoleContext) -> None:
+    write_settings(IO, context.paths, Options(max_message_size=4321))
+    seen: list[int] = []
+
+    class Reloading(Scripted):
+        def do_work(self) -> int:
+            if not seen:
+                os.kill(os.getpid(), signal.SIGHUP)
+                return 0
+            return super().do_work()
+
+        def reload(self, options: Options) -> None:
+            seen.append(options.max_message_size)
+
+    assert run(context, lambda made: Reloading(made, [])) == 0
+    assert seen == [4321]
+
+
+def test_settings_survive_the_file(tmp_path: Path) -> None:
+    StorePaths(tmp_path).own.mkdir()
+    options = Options(max_queues=17, broker_ip="10.0.0.1")
+    write_settings(IO, StorePaths(tmp_path), options)
+    assert read_settings(IO, StorePaths(tmp_path)) == options
+
+
+def _with_bell(context: RoleContext, bell: SemaphoreBell) -> RoleContext:
+    return dataclasses.replace(context, bells={NAME: bell})

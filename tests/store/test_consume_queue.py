@@ -1,0 +1,262 @@
+"""ConsumeQueue files: places, lengths, fillers and space of what is written; reading; cutting; taking stock."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mqproc.errors import CorruptStoreError
+from mqproc.io import StoreIO
+from mqproc.layout.consume_queue import FILLER_SIZE
+from mqproc.store.consume_queue import (
+    ConsumeQueueFiles,
+    adopted_file_bytes,
+    allocation_end,
+    as_units,
+    fillers,
+    queues_on_disk,
+)
+
+FILE_BYTES = 400  # 20 units
+UNITS_PER_FILE = FILE_BYTES // 20
+
+
+def units(first: int, count: int, size: int = 100) -> NDArray[np.uint8]:
+    """Units of records of `size` bytes that follow one another in the log from `first` × size on."""
+    packed = b"".join(struct.pack(">qiq", number * size, size, number) for number in range(first, first + count))
+    return np.frombuffer(packed, np.uint8)
+
+
+class FailingIO(StoreIO):
+    """Fails the nth write with a full disk."""
+
+    def __init__(self, nth: int) -> None:
+        super().__init__()
+        self.left = nth
+
+    def pwrite(self, fd: int, data: object, offset: int) -> None:
+        self.left -= 1
+        if self.left == 0:
+            super().pwrite(fd, bytes(data)[:7], offset)  # type: ignore[call-overload]
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().pwrite(fd, data, offset)  # type: ignore[arg-type]
+
+
+def open_files(
+    root: Path, io: StoreIO | None = None, file_bytes: int = FILE_BYTES, open_max: int = 512
+) -> ConsumeQueueFiles:
+    return ConsumeQueueFiles(io or StoreIO(), root / "consumequeue", file_bytes, write=True, open_max=open_max)
+
+
+def row(files: ConsumeQueueFiles, topic: str = "T", queue_id: int = 0) -> dict[int, bytes]:
+    return {start: files.path(topic, queue_id, start).read_bytes() for start in files.starts(topic, queue_id)}
+
+
+def test_a_run_over_file_borders_lies_at_its_queue_offsets(tmp_path: Path) -> None:
+    files = open_files(tmp_path)
+    files.write_run("T", 0, 0, units(0, 50))
+    files.write_run("T", 0, 50, units(50, 3))
+    found = row(files)
+    assert list(found) == [0, 400, 800]
+    assert b"".join(found.values()) == units(0, 53).tobytes().ljust(1200, b"\0")
+    assert files.path("T", 0, 400).name == "00000000000000000400"
+
+
+def test_a_queue_that_begins_inside_a_file_gets_fillers_before_its_first_unit(tmp_path: Path) -> None:
+    files = open_files(tmp_path)
+    files.write_run("T", 0, 47, units(47, 2))
+    assert row(files) == {800: (fillers(7) + units(47, 2).tobytes()).ljust(400, b"\0")}
+    assert as_units(fillers(1)).tolist() == [(0, FILLER_SIZE, 0)]
+    assert files.extent("T", 0).first_offset == 47
+
+
+def test_writing_the_same_units_again_appends_nothing(tmp_path: Path) -> None:
+    files = open_files(tmp_path)
+    files.write_run("T", 0, 0, units(0, 30))
+    before, extent = row(files), files.extent("T", 0)
+    files.write_run("T", 0, 10, units(10, 20))
+    assert row(files) == before
+    assert files.extent("T", 0) == extent
+
+
+@pytest.mark.parametrize("nth", range(1, 5))
+def test_after_a_full_disk_the_run_can_be_written_again(tmp_path: Path, nth: int) -> None:
+    whole = open_files(tmp_path / "whole")
+    whole.write_run("T", 0, 5, units(5, 50))
+    files = open_files(tmp_path, FailingIO(nth))
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        files.write_run("T", 0, 5, units(5, 50))
+    files.write_run("T", 0, 5, units(5, 50))
+    assert row(files) == row(whole)
+
+
+@pytest.mark.parametrize("left", [0, 5, 20, 100, 139])
+def test_a_file_that_a_crash_left_short_is_completed(tmp_path: Path, left: int) -> None:
+    whole = open_files(tmp_path / "whole")
+    whole.write_run("T", 0, 7, units(7, 2))
+    files = open_files(tmp_path)
+    path = files.path("T", 0, 0)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(fillers(7)[:left])
+    files.write_run("T", 0, 7, units(7, 2))
+    assert row(files) == row(whole)
+
+
+def test_space_is_allocated_in_growing_steps(tmp_path: Path) -> None:
+    ends = [allocation_end(end, 6_000_000) for end in (1, 4096, 4097, 20_000, 262_144, 262_145, 5_999_999)]
+    assert ends == [4096, 4096, 8192, 32_768, 262_144, 524_288, 6_000_000]
+    assert allocation_end(1, 400) == 400
+    files = open_files(tmp_path, file_bytes=6_000_000)
+    for queue_id in range(3):
+        files.write_run("T", queue_id, 0, units(0, 1))
+    for queue_id in range(3):
+        status = files.path("T", queue_id, 0).stat()
+        assert status.st_size == 6_000_000
+        assert status.st_blocks * 512 <= 8192
+
+
+def test_open_files_are_bounded(tmp_path: Path) -> None:
+    files = open_files(tmp_path, open_max=3)
+    before = len(os.listdir("/proc/self/fd"))
+    for turn in range(3):
+        for queue_id in range(20):
+            files.write_run("T", queue_id, turn, units(turn, 1))
+    assert len(os.listdir("/proc/self/fd")) <= before + 3
+    for queue_id in range(20):
+        assert files.read_units("T", queue_id, 0, 9) == units(0, 3).tobytes().ljust(180, b"\0")
+    files.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_queue_of_the_same_name_made_anew_gets_new_files(tmp_path: Path) -> None:
+    files = open_files(tmp_path)
+    files.write_run("T", 0, 0, units(0, 5), generation=1)
+    files.path("T", 0, 0).unlink()
+    files.write_run("T", 0, 0, units(9, 1), generation=2)
+    assert row(files) == {0: units(9, 1).tobytes().ljust(400, b"\0")}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 70), st.integers(0, 70))
+def test_what_is_read_is_what_was_written(tmp_path_factory: pytest.TempPathFactory, first: int, count: int) -> None:
+    files = open_files(tmp_path_factory.mktemp("queue"))
+    files.write_run("T", 0, 0, units(0, 60))
+    if count == 0 or first >= 60:
+        return
+    found = files.read_units("T", 0, first, count)
+    written = units(0, 60).tobytes()
+    assert found == written[20 * first : 20 * (first + count)]
+    files.close()
+
+
+def test_reading_what_is_not_there_says_so(tmp_path: Path) -> None:
+    files = open_files(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        files.read_units("T", 0, 0, 1)
+    files.write_run("T", 0, 0, units(0, 45))
+    files.path("T", 0, 0).unlink()
+    reader = ConsumeQueueFiles(StoreIO(), tmp_path / "consumequeue", FILE_BYTES)
+    with pytest.raises(FileNotFoundError):
+        reader.read_units("T", 0, 5, 30)
+    assert reader.read_units("T", 0, 20, 5) == units(20, 5).tobytes()
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 50), st.integers(0, 45), st.integers(0, 60), st.binary(max_size=30))
+def test_a_cut_keeps_the_units_below_it_and_nothing_else(
+    tmp_path_factory: pytest.TempPathFactory, first: int, count: int, kept: int, noise: bytes
+) -> None:
+    """Also when bytes behind the last unit are noise, as after a power loss."""
+    files = open_files(tmp_path_factory.mktemp("queue"))
+    last = first + count
+    if count:
+        files.write_run("T", 0, first, units(first, count))
+        path = files.path("T", 0, files.starts("T", 0)[-1])
+        place = 20 * last % FILE_BYTES
+        if place:
+            data = path.read_bytes()
+            path.write_bytes((data[:place] + b"\x7f" * len(noise) + data[place + len(noise) :])[:FILE_BYTES])
+    starts = files.starts("T", 0)
+    extent = files.cut("T", 0, 100 * kept)
+    if not count:
+        assert extent.max_offset == 0
+        return
+    expected = max(first, min(kept, last)) if kept else starts[0] // 20
+    assert extent.max_offset == expected
+    assert extent.last_physical_end == (100 * expected if expected > first else 0)
+    data = b"".join(row(files).values())
+    kept_bytes = 20 * expected - starts[0]
+    whole = fillers(max(0, first - starts[0] // 20)) + units(first, count).tobytes()
+    assert data[:kept_bytes] == whole[:kept_bytes]
+    assert not data[kept_bytes:].strip(b"\0")
+    assert all(len(file) == FILE_BYTES for file in row(files).values())
+    again = files.cut("T", 0, 100 * kept)
+    assert (again.max_offset, again.changed) == (extent.max_offset, False)
+    if expected > first:
+        assert files.extent("T", 0).max_offset == expected
+    files.sync()
+    files.close()
+
+
+def test_units_can_be_written_behind_a_cut(tmp_path: Path) -> None:
+    files = open_files(tmp_path)
+    files.write_run("T", 0, 0, units(0, 45))
+    assert files.cut("T", 0, 2500).max_offset == 25
+    files.write_run("T", 0, 25, units(25, 20))
+    assert b"".join(row(files).values()) == units(0, 45).tobytes().ljust(1200, b"\0")
+
+
+def test_the_first_file_stays_when_everything_is_cut(tmp_path: Path) -> None:
+    """Its name keeps the queue's offset."""
+    files = open_files(tmp_path)
+    files.write_run("T", 0, 40, units(40, 45))
+    extent = files.cut("T", 0, 0)
+    assert (extent.first_offset, extent.max_offset, extent.changed) == (40, 40, True)
+    assert row(files) == {800: bytes(400)}
+
+
+def test_extent_of_many_units(tmp_path: Path) -> None:
+    """10,000 units of records of 100 bytes."""
+    files = open_files(tmp_path, file_bytes=20 * 3000)
+    files.write_run("T", 3, 0, units(0, 10_000))
+    extent = files.extent("T", 3)
+    assert (extent.first_offset, extent.max_offset, extent.last_physical_end) == (0, 10_000, 1_000_000)
+    assert files.extent("T", 4).max_offset == 0
+
+
+def test_queues_are_found_on_disk_and_strays_named(tmp_path: Path) -> None:
+    files = open_files(tmp_path)
+    files.write_run("T", 0, 0, units(0, 1))
+    files.write_run("%RETRY%g", 12, 0, units(0, 1))
+    folder = tmp_path / "consumequeue"
+    (folder / "notes.txt").write_text("stray")
+    (folder / "T" / "x1").mkdir()
+    (folder / "T" / "01").mkdir()
+    queues, strays = queues_on_disk(StoreIO(), folder)
+    assert queues == [("%RETRY%g", 12), ("T", 0)]
+    assert [path.name for path in strays] == ["01", "x1", "notes.txt"]
+    assert queues_on_disk(StoreIO(), tmp_path / "none") == ([], [])
+
+
+def test_another_uniform_file_size_is_adopted(tmp_path: Path) -> None:
+    folder = tmp_path / "consumequeue"
+    assert adopted_file_bytes(StoreIO(), folder, 6_000_000) == 6_000_000
+    files = open_files(tmp_path)
+    files.write_run("T", 0, 0, units(0, 50))
+    assert adopted_file_bytes(StoreIO(), folder, 6_000_000) == FILE_BYTES
+    files.path("T", 1, 0).parent.mkdir()
+    files.path("T", 1, 0).write_bytes(b"")
+    assert adopted_file_bytes(StoreIO(), folder, 6_000_000) == FILE_BYTES
+    files.path("T", 1, 0).write_bytes(bytes(800))
+    with pytest.raises(CorruptStoreError):
+        adopted_file_bytes(StoreIO(), folder, FILE_BYTES)
+    with pytest.raises(CorruptStoreError, match="expected 400"):
+        files.write_run("T", 1, 0, units(0, 1))

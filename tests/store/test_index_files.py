@@ -1,0 +1,315 @@
+"""Index files on disk: names, rolling, space, rolling back, mending after a power loss; and looking keys up in them."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mqproc.errors import CorruptStoreError
+from mqproc.io import StoreIO
+from mqproc.kernels.views import as_kernel_array
+from mqproc.layout import index_file as layout
+from mqproc.layout.java_hash import index_key_hash_of
+from mqproc.paths import index_name, index_name_time_ms
+from mqproc.store import index_files
+from mqproc.store.index_files import IndexCommit, IndexFiles, next_name, read_header
+from mqproc.store.index_query import IndexReader
+
+T0 = 1_700_000_000_000
+FOREVER = 2**63 - 1
+
+Entry = tuple[int, int, int]
+"""(key hash, physical offset, store time in ms)"""
+
+
+def put(index: IndexFiles, entries: list[Entry]) -> None:
+    index.put(
+        np.array([entry[0] for entry in entries], np.int32),
+        np.array([entry[1] for entry in entries], np.int64),
+        np.array([entry[2] for entry in entries], np.int64),
+        len(entries),
+    )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def keyed(key: str, offset: int, time_ms: int) -> Entry:
+    return index_key_hash_of("T", key), offset, time_ms
+
+
+def reader_of(folder: Path, slots: int, items: int, newest_ms: int = 1) -> IndexReader:
+    reader = IndexReader(StoreIO(), folder, slots, items, 64)
+    reader.refresh(newest_ms)
+    return reader
+
+
+def test_vectors_of_two_files(tmp_path: Path) -> None:
+    """N = 10, M = 4: the 160 bytes of a full file, the next one before any key, and after its first."""
+    index = IndexFiles(StoreIO(), tmp_path, 10, 4)
+    put(index, [keyed("k1", 100, T0), keyed("k1", 200, T0 + 5_999), keyed("k2", 300, T0 + 4_000)])
+    full = (
+        "0000018bcfe56800 0000018bcfe577a0 0000000000000064 000000000000012c 00000002 00000004"
+        "00000000 00000000 00000000 00000000 00000000 00000002 00000003 00000000 00000000 00000000"
+        "0000000000000000000000000000000000000000"
+        "0026bfb5 0000000000000064 00000000 00000000"
+        "0026bfb5 00000000000000c8 00000005 00000001"
+        "0026bfb6 000000000000012c 00000004 00000000"
+    )
+    assert list(contents(tmp_path).values()) == [bytes.fromhex(full)]
+    put(index, [keyed("k4", 500, T0 + 12_000)])
+    second = (
+        "0000018bcfe596e0 0000018bcfe596e0 00000000000001f4 00000000000001f4 00000001 00000002"
+        "00000000 00000000 00000000 00000000 00000000 00000000 00000000 00000000 00000001 00000000"
+        "0000000000000000000000000000000000000000"
+        "0026bfb8 00000000000001f4 00000008 00000000"
+    )
+    names = [index_name(T0), index_name(T0 + 12_000)]
+    assert contents(tmp_path) == {
+        names[0]: bytes.fromhex(full),
+        names[1]: bytes.fromhex(second).ljust(160, b"\0"),
+    }
+    index.close()
+
+
+class FullDiskIO(StoreIO):
+    """Fails an allocation with a full disk once `left` have gone well."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def allocate(self, fd: int, offset: int, size: int) -> None:
+        if self.left == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.left -= 1
+        super().allocate(fd, offset, size)
+
+
+def test_the_next_file_begins_with_the_end_of_the_full_one(tmp_path: Path) -> None:
+    """Before its first entry: the disk is full when the space for it is asked for."""
+    io = FullDiskIO(left=4)
+    index = IndexFiles(io, tmp_path, 10, 4)
+    put(index, [keyed("k1", 100, T0), keyed("k1", 200, T0 + 5_999), keyed("k2", 300, T0 + 4_000)])
+    before = index.commit()
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        put(index, [keyed("k4", 500, T0 + 12_000)])
+    *_first, second = contents(tmp_path).values()
+    header = "0000018bcfe577a0 0000018bcfe577a0 000000000000012c 000000000000012c 00000000 00000000"
+    assert second == bytes.fromhex(header).ljust(160, b"\0")
+    index.roll_back(before)
+    assert list(contents(tmp_path)) == [index_name(T0)]
+    io.left = 9
+    put(index, [keyed("k4", 500, T0 + 12_000)])
+    assert list(contents(tmp_path)) == [index_name(T0), index_name(T0 + 12_000)]
+    assert index.full_files == 2
+
+
+def test_names_ascend_whatever_the_store_times_do(tmp_path: Path) -> None:
+    index = IndexFiles(StoreIO(), tmp_path, 1, 2)
+    for time_ms in (T0, T0, T0 - 5_000, T0 + 1, T0 + 7):
+        put(index, [(0, 0, time_ms)])
+    names = list(contents(tmp_path))
+    assert [index_name_time_ms(name) for name in names] == [T0, T0 + 1, T0 + 2, T0 + 3, T0 + 7]
+    assert next_name(0, "20251026025959999") == "20251026030000000"
+    assert next_name(T0, "") == index_name(T0)
+
+
+def test_a_file_is_sparse_beyond_what_was_allocated(tmp_path: Path) -> None:
+    """RocketMQ's default file: slots at once, items step by step."""
+    index = IndexFiles(StoreIO(), tmp_path, 5_000_000, 20_000_000)
+    put(index, [(1, 0, T0)])
+    (path,) = tmp_path.iterdir()
+    status = path.stat()
+    assert status.st_size == 420_000_040
+    allocated = status.st_blocks * 512
+    assert layout.items_start(5_000_000) < allocated < layout.items_start(5_000_000) + 2 * index_files.ITEM_STEP_BYTES
+
+
+def test_items_are_allocated_before_they_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With steps that items do not fit evenly: each item lies below the end of what was asked for."""
+    monkeypatch.setattr(index_files, "ITEM_STEP_BYTES", 4096)
+    asked = [0]
+
+    class CheckedIO(StoreIO):
+        def allocate(self, fd: int, offset: int, size: int) -> None:
+            assert offset <= asked[-1]
+            asked.append(max(asked[-1], offset + size))
+            super().allocate(fd, offset, size)
+
+    index = IndexFiles(CheckedIO(), tmp_path, 10, 2000)
+    for number in range(1999):
+        put(index, [(number, number, T0)])
+        assert layout.item_offset(10, index.commit().count) <= asked[-1]
+    assert asked[-1] == layout.file_size(10, 2000)
+
+
+ENTRIES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 50), st.integers(T0, T0 + 9_000)), max_size=40)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ENTRIES, st.integers(0, 40), st.integers(2, 20))
+def test_after_a_roll_back_the_files_grow_as_if_nothing_had_been(
+    tmp_path_factory: pytest.TempPathFactory, entries: list[Entry], kept: int, items: int
+) -> None:
+    whole = IndexFiles(StoreIO(), tmp_path_factory.mktemp("whole"), 5, items)
+    put(whole, entries)
+    folder = tmp_path_factory.mktemp("index")
+    index = IndexFiles(StoreIO(), folder, 5, items)
+    put(index, entries[:kept])
+    commit = index.commit()
+    put(index, [(hashed + 1, offset, time_ms) for hashed, offset, time_ms in entries[kept:]])
+    index.close()
+    successor = IndexFiles(StoreIO(), folder, 5, items)
+    successor.roll_back(commit)
+    assert successor.commit() == commit
+    put(successor, entries[kept:])
+    assert contents(folder) == contents(whole._folder)
+    successor.close()
+    whole.close()
+
+
+def test_a_roll_back_to_nothing_removes_all_files(tmp_path: Path) -> None:
+    index = IndexFiles(StoreIO(), tmp_path, 5, 3)
+    assert index.commit() == IndexCommit()
+    put(index, [(1, 1, T0)] * 7)
+    index.roll_back(IndexCommit())
+    assert contents(tmp_path) == {}
+    with pytest.raises(CorruptStoreError, match="missing"):
+        index.roll_back(IndexCommit(file_ms=T0))
+
+
+@settings(max_examples=60, deadline=None)
+@given(ENTRIES, st.integers(0, 60), st.integers(2, 20), st.binary(min_size=4, max_size=4))
+def test_after_a_power_loss_the_items_below_the_mark_make_the_index(
+    tmp_path_factory: pytest.TempPathFactory, entries: list[Entry], mark: int, items: int, noise: bytes
+) -> None:
+    """Slots, counts and what lies behind may be anything; the rest must come out as when only those had been put."""
+    entries = sorted((hashed, offset + 1, time_ms) for hashed, offset, time_ms in entries)
+    entries.sort(key=lambda entry: entry[1])
+    kept = [entry for entry in entries if entry[1] < mark]
+    expected = IndexFiles(StoreIO(), tmp_path_factory.mktemp("expected"), 5, items)
+    put(expected, kept)
+    folder = tmp_path_factory.mktemp("index")
+    index = IndexFiles(StoreIO(), folder, 5, items)
+    put(index, kept)
+    synced = index.commit()
+    put(index, entries[len(kept) :])
+    index.close()
+    for name in contents(folder):
+        if index_name_time_ms(name) < synced.file_ms:
+            continue
+        data = bytearray((folder / name).read_bytes())
+        data[layout.SLOT_COUNT : layout.HEADER_SIZE] = noise + data[layout.ITEM_COUNT : layout.HEADER_SIZE]
+        data[layout.HEADER_SIZE : layout.HEADER_SIZE + 4] = noise
+        (folder / name).write_bytes(data)
+    times = {offset: time_ms for _hashed, offset, time_ms in kept}
+    successor = IndexFiles(StoreIO(), folder, 5, items)
+    successor.rebuild(mark, times.get)
+    assert contents(folder) == contents(expected._folder)
+    put(successor, entries[len(kept) :])
+    put(expected, entries[len(kept) :])
+    assert contents(folder) == contents(expected._folder)
+
+
+def test_a_file_that_was_being_made_is_removed(tmp_path: Path) -> None:
+    index = IndexFiles(StoreIO(), tmp_path, 5, 4)
+    put(index, [(1, 1, T0)])
+    commit = index.commit()
+    index.close()
+    (tmp_path / index_name(T0 + 5)).write_bytes(b"")
+    IndexFiles(StoreIO(), tmp_path, 5, 4).roll_back(commit)
+    assert list(contents(tmp_path)) == [index_name(T0)]
+    (tmp_path / index_name(T0 + 5)).write_bytes(b"")
+    assert IndexFiles(StoreIO(), tmp_path, 5, 4).rebuild(2, {1: T0}.get) == 1
+    assert list(contents(tmp_path)) == [index_name(T0)]
+
+
+def test_files_of_another_size_are_refused(tmp_path: Path) -> None:
+    put(IndexFiles(StoreIO(), tmp_path, 5, 4), [(1, 1, T0)])
+    with pytest.raises(CorruptStoreError, match="140 bytes; max_hash_slot_num = 6"):
+        IndexFiles(StoreIO(), tmp_path, 6, 4)
+    reader = reader_of(tmp_path, 6, 4)
+    assert reader.query_offset("T", "k", 9, 0, FOREVER).offsets == []
+    assert reader.passed_over == [index_name(T0)]
+
+
+def test_names_that_are_no_index_files_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("stray")
+    (tmp_path / "20251399000000000").write_text("no such month")
+    index = IndexFiles(StoreIO(), tmp_path, 5, 4)
+    put(index, [(1, 1, T0)])
+    assert index.commit().file_ms == T0
+
+
+def test_hundred_slots_four_hundred_items(tmp_path: Path) -> None:
+    """399 keys fill a file, the 400th begins the next; one is found among them."""
+    index = IndexFiles(StoreIO(), tmp_path, 100, 400)
+    put(index, [keyed(str(number), number, T0) for number in range(399)])
+    assert len(contents(tmp_path)) == 1
+    put(index, [keyed("399", 399, T0)])
+    assert len(contents(tmp_path)) == 2
+    assert reader_of(tmp_path, 100, 400).query_offset("T", "60", 64, 0, FOREVER).offsets == [60]
+
+
+def test_a_query_with_the_largest_number_reserves_nothing_for_it(tmp_path: Path) -> None:
+    index = IndexFiles(StoreIO(), tmp_path, 10, 1000)
+    put(index, [keyed("k", number, T0) for number in range(200)])
+    found = reader_of(tmp_path, 10, 1000).query_offset("T", "k", 2**31 - 1, 0, FOREVER)
+    assert found.offsets == list(range(199, 135, -1))
+    assert (found.last_update_timestamp_ms, found.last_update_physical_offset) == (T0, 199)
+
+
+def test_a_query_goes_from_the_newest_file_back_as_far_as_its_times(tmp_path: Path) -> None:
+    index = IndexFiles(StoreIO(), tmp_path, 10, 4)
+    put(index, [keyed("k", number, T0 + 10_000 * number) for number in range(9)])
+    reader = reader_of(tmp_path, 10, 4)
+    # Three entries a file. The first of a later file reads too late by its distance to the file before.
+    assert reader.query_offset("T", "k", 9, 0, FOREVER).offsets == [8, 7, 6, 5, 4, 3, 2, 1, 0]
+    assert reader.query_offset("T", "k", 4, 0, FOREVER).offsets == [8, 7, 6, 5]
+    assert reader.query_offset("T", "k", 9, T0, T0 + 20_000).offsets == [2, 1, 0]
+    assert reader.query_offset("T", "k", 9, T0 + 10_000, T0 + 40_000).offsets == [4, 3, 2, 1]
+    assert reader.query_offset("T", "k", 9, T0 + 1_000_000, FOREVER).offsets == []
+    assert reader.query_message("T", "k", 9, 0, FOREVER, lambda offset: offset > 5).offsets == [6, 7, 8]
+    assert reader.query_message("T", "other", 9, 0, FOREVER, lambda offset: True).last_update_timestamp_ms == 0
+
+
+def test_a_reader_sees_a_growing_file_and_lists_again_when_told(tmp_path: Path) -> None:
+    index = IndexFiles(StoreIO(), tmp_path, 10, 4)
+    put(index, [keyed("k", 1, T0)])
+    reader = reader_of(tmp_path, 10, 4, index.commit().file_ms)
+    assert reader.query_offset("T", "k", 9, 0, FOREVER).offsets == [1]
+    put(index, [keyed("k", 2, T0)])
+    assert reader.query_offset("T", "k", 9, 0, FOREVER).offsets == [2, 1]
+    put(index, [keyed("k", number, T0) for number in range(3, 6)])
+    assert reader.query_offset("T", "k", 9, 0, FOREVER).offsets == [3, 2, 1]
+    reader.refresh(index.commit().file_ms)
+    assert reader.query_offset("T", "k", 9, 0, FOREVER).offsets == [5, 4, 3, 2, 1]
+    (tmp_path / index_name(T0)).unlink()
+    reader.refresh(0)
+    assert reader.query_offset("T", "k", 9, 0, FOREVER).offsets == [5, 4]
+    reader.let_go()
+    reader.close()
+
+
+def test_maps_of_a_reader_are_bounded(tmp_path: Path) -> None:
+    index = IndexFiles(StoreIO(), tmp_path, 10, 3)
+    put(index, [keyed("k", number, T0 + number) for number in range(40)])
+    reader = IndexReader(StoreIO(), tmp_path, 10, 3, 64, mapped_max=4)
+    reader.refresh(1)
+    before = len(os.listdir("/proc/self/fd"))
+    assert len(reader.query_offset("T", "k", 64, 0, FOREVER).offsets) == 40
+    assert len(os.listdir("/proc/self/fd")) <= before + 4
+
+
+def test_a_header_is_read_count_first() -> None:
+    mapping = mmap.mmap(-1, 4096)
+    assert read_header(as_kernel_array(mapping)).count == layout.FIRST_ITEM

@@ -1,0 +1,186 @@
+"""The flusher's passes: what is dirty is derived from the queue table, and all of it is durable before `complete`."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mqproc.io import StoreIO
+from mqproc.layout import queue_table as table_layout
+from mqproc.store.consume_queue import ConsumeQueueFiles
+from mqproc.store.queue_flush import ConsumeQueueFlush
+from mqproc.store.queue_table import QueueTable
+
+FILE_BYTES = 20_000  # 1,000 units: files end inside a page
+PAGE_UNITS = 4096 // 20 + 1
+
+
+class RecordingIO(StoreIO):
+    """Notes what is synced, by path, and can be told to fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.synced: list[str] = []
+        self.failing = False
+
+    def sync(self, fd: int) -> None:
+        if self.failing:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        self.synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        super().sync(fd)
+
+    def sync_folder(self, folder: Path) -> None:
+        self.synced.append(f"{folder}/")
+        super().sync_folder(folder)
+
+    def sync_file_system(self, fd: int) -> None:
+        self.synced.append("*")
+        super().sync_file_system(fd)
+
+
+class Queues:
+    """A table, its files, and a dispatcher that only writes zeros."""
+
+    def __init__(self, root: Path) -> None:
+        self.io = RecordingIO()
+        self.folder = root / "consumequeue"
+        self.table = QueueTable.create(StoreIO(), root / "queues", 256)
+        self.files = ConsumeQueueFiles(StoreIO(), self.folder, FILE_BYTES, write=True)
+
+    def flusher(self) -> ConsumeQueueFlush:
+        return ConsumeQueueFlush(self.io, self.folder, FILE_BYTES, self.table, 0)
+
+    def dispatch(self, queue_id: int, count: int) -> None:
+        number = self.table.create_queue("T", queue_id)
+        offset = self.table.max_offset(number)
+        self.files.write_run("T", queue_id, offset, np.zeros(20 * count, np.uint8))
+        self.table.store(number, table_layout.MAX_OFFSET, offset + count)
+
+    def synced(self) -> list[str]:
+        """What was synced since the last call, relative to the store's folder; folders end with a slash."""
+        root = str(self.folder.parent)
+        found = [path.replace(root, ".").removeprefix("./") or "./" for path in self.io.synced]
+        self.io.synced.clear()
+        return found
+
+
+@pytest.fixture
+def queues(tmp_path: Path) -> Queues:
+    return Queues(tmp_path)
+
+
+def test_one_dirty_page_waits_for_the_forced_pass(queues: Queues) -> None:
+    flush = queues.flusher()
+    queues.dispatch(0, PAGE_UNITS)
+    done = flush.pass_(2, 5)
+    assert (done.synced_files, done.synced_queues, done.waiting_queues, done.complete) == (0, 0, 1, False)
+    assert queues.synced() == []
+    done = flush.pass_(0, 6)
+    assert (done.synced_files, done.synced_queues, done.waiting_queues, done.complete) == (1, 1, 0, True)
+    assert flush.forced_ns == 6
+    assert flush.pass_(0, 7).synced_files == 0
+
+
+def test_two_dirty_pages_are_synced(queues: Queues) -> None:
+    flush = queues.flusher()
+    queues.dispatch(0, 2 * PAGE_UNITS)
+    queues.dispatch(1, 1)
+    done = flush.pass_(2, 1)
+    assert (done.synced_files, done.synced_queues, done.waiting_queues) == (1, 1, 1)
+    queues.dispatch(0, 1)
+    assert flush.pass_(2, 2).synced_files == 0
+    queues.dispatch(0, 2 * PAGE_UNITS)
+    assert flush.pass_(2, 3).synced_files == 1
+
+
+def test_a_filled_file_is_synced_whatever_the_pages(queues: Queues) -> None:
+    flush = queues.flusher()
+    queues.dispatch(0, 999)
+    flush.pass_(0, 1)
+    queues.synced()
+    queues.dispatch(0, 2)
+    assert flush.pass_(2, 2).synced_files == 2
+    names = [path for path in queues.synced() if not path.endswith("/")]
+    assert names == ["consumequeue/T/0/00000000000000000000", "consumequeue/T/0/00000000000000020000"]
+
+
+def test_folders_of_new_files_are_synced_after_them(queues: Queues) -> None:
+    flush = queues.flusher()
+    queues.dispatch(7, 1)
+    flush.pass_(0, 1)
+    file = "consumequeue/T/7/00000000000000000000"
+    folders = {"consumequeue/T/7/", "consumequeue/T/", "consumequeue/"}
+    synced = queues.synced()
+    assert synced[0] == file
+    assert folders <= set(synced[1:])
+    queues.dispatch(7, 1)
+    flush.pass_(0, 2)
+    assert queues.synced() == [file]
+    queues.dispatch(7, 1000)
+    flush.pass_(0, 3)
+    assert "consumequeue/T/7/" in queues.synced()
+
+
+def test_more_than_64_dirty_files_are_one_sync_of_the_file_system(queues: Queues) -> None:
+    flush = queues.flusher()
+    for queue_id in range(64):
+        queues.dispatch(queue_id, 1)
+    done = flush.pass_(0, 1)
+    assert (done.synced_files, done.whole_file_system) == (64, False)
+    queues.synced()
+    for queue_id in range(65):
+        queues.dispatch(queue_id, 1)
+    done = flush.pass_(0, 2)
+    assert (done.synced_queues, done.whole_file_system, done.complete) == (65, True, True)
+    assert queues.synced() == ["*"]
+    assert flush.pass_(0, 3).synced_queues == 0
+
+
+def test_a_new_flusher_takes_nothing_for_durable(queues: Queues) -> None:
+    queues.dispatch(0, 5)
+    flush = queues.flusher()
+    queues.dispatch(1, 5)
+    done = flush.pass_(2, 1)
+    assert done.whole_file_system
+    assert queues.synced() == ["*"]
+    assert flush.pass_(0, 2).synced_queues == 1
+
+
+def test_a_queue_that_begins_high_syncs_the_files_it_has(queues: Queues) -> None:
+    flush = queues.flusher()
+    number = queues.table.create_queue("T", 0, next_offset=10_000_000, min_offset=10_000_000)
+    queues.dispatch(0, 5)
+    assert queues.table.max_offset(number) == 10_000_005
+    done = flush.pass_(0, 1)
+    assert (done.synced_files, done.complete) == (1, True)
+
+
+def test_deleted_files_and_queues_are_passed_over(queues: Queues) -> None:
+    flush = queues.flusher()
+    for queue_id in range(3):
+        queues.dispatch(queue_id, 5)
+    queues.files.path("T", 0, 0).unlink()
+    queues.table.delete_queue(queues.table.find("T", 1))
+    done = flush.pass_(0, 1)
+    assert done.complete
+    assert [path for path in queues.synced() if not path.endswith("/")] == ["consumequeue/T/2/00000000000000000000"]
+
+
+def test_a_failed_sync_leaves_the_queue_dirty_and_is_raised(queues: Queues) -> None:
+    flush = queues.flusher()
+    queues.dispatch(0, 5)
+    queues.io.failing = True
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        flush.pass_(0, 1)
+    queues.io.failing = False
+    assert flush.pass_(0, 2).synced_queues == 1
+
+
+def test_without_any_queue_there_is_nothing_to_do(queues: Queues) -> None:
+    done = queues.flusher().pass_(0, 1)
+    assert (done.synced_files, done.complete) == (0, True)
+    assert queues.synced() == []
