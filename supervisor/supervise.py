@@ -220,7 +220,8 @@ class Supervisor:
             return
         if self._group.all_have_run:
             self._set_group_state(layout.GROUP_READY)
-            self._ready()
+            with contextlib.suppress(OSError):
+                self._ready()
         else:
             self._group.start_next()
 

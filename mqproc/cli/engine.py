@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import time
 
+from mqproc.config import Options
+from mqproc.io import StoreIO
 from mqproc.kernels.warming import warm_all
 from mqproc.layout import control as words_of
+from mqproc.paths import StorePaths
 from mqproc.process.commitlog_flusher import CommitLogFlusher
 from mqproc.process.cq_flusher import CqFlusher
 from mqproc.process.dispatcher import Dispatcher
@@ -17,8 +20,8 @@ from mqproc.process.monitor import Monitor
 from mqproc.process.query import Query
 from mqproc.process.writer import Writer
 from mqproc.store.active_segments import ActiveSegments
-from mqproc.store.recovery import Recovery
-from mqproc.supervisor.hooks import GroupContext, Hooks
+from mqproc.store.recovery import Recovery, adopt_sizes
+from mqproc.supervisor.hooks import GroupContext, Hooks, Report
 
 # A load from the cache takes a fraction of it; compiling is worth a line.
 WARM_REPORT_S = 3.0
@@ -33,6 +36,11 @@ SPECS = (
     RoleSpec(words_of.KEEPER, Keeper),
     RoleSpec(words_of.MONITOR, Monitor),
 )
+
+
+def adopted_options(paths: StorePaths, options: Options, report: Report) -> Options:
+    """The options with the file sizes that the store already has."""
+    return adopt_sizes(StoreIO(), paths, options, report)
 
 
 def _compile_in_a_child() -> None:

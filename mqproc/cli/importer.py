@@ -7,13 +7,13 @@
 An acknowledged record is stored. Of those under way at a kill or a lost answer nobody knows, so before anything is sent
 again the importer settles them:
 
-    1. ping the writer DRAIN_PINGS times: each answer is a step of the writer's, and each step reads every connection that
-       has bytes, so what a dead importer left in a socket has been taken or is lost
+    1. ping the writer DRAIN_PINGS times: each answer is a step of the writer's, and each step reads every connection
+       that has bytes, so what a dead importer left in a socket has been taken or is lost
     2. wait until dispatch has reached what is written then: from here on the index knows every record
     3. look up the ids from the position on, a window at a time, until a whole window is missing
 
-What was found is left out, the rest is sent. The ids do not depend on the journal: without one, the position is searched
-for by the ids themselves.
+What was found is left out, the rest is sent. The ids do not depend on the journal: without one, the position is
+searched for by the ids themselves.
 """
 
 from __future__ import annotations
@@ -95,10 +95,12 @@ class Importer:
                 )
         elif self.position == 0:
             self.position = self._search()
-        return self._settle()
+        stored = self._settle()
+        self.found = len(stored)
+        return stored
 
     def _search(self) -> int:
-        """About how many records are stored, by their ids alone: they are a beginning of the input, but for a window."""
+        """About how many records are stored, by their ids alone: they are the input's beginning, but for a window."""
         if not self._is_stored(0):
             return 0
         low, high = 0, WINDOW
@@ -115,7 +117,6 @@ class Importer:
         while found := self._stored_in(range(at, at + WINDOW)):
             stored |= found
             at += WINDOW
-        self.found += len(stored)
         return frozenset(stored)
 
     def _is_stored(self, record: int) -> bool:
@@ -173,10 +174,11 @@ class Importer:
                 time.sleep(0.1)
 
     def _unsent(self, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-        """Chunks that were under way, then the rest of the input."""
+        """What was under way and not acknowledged, then the rest of the input."""
         under_way = list(self._pending)
         self._pending.clear()
-        yield from under_way
+        for chunk in under_way:
+            yield part(chunk, max(0, self.position - chunk.first), len(chunk.bodies))
         yield from chunks
 
     def _send(self, chunks: Iterable[Chunk], stored: frozenset[int]) -> None:

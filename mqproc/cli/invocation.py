@@ -34,6 +34,7 @@ class Invocation:
     set_: list[str] = field(default_factory=list)
     output: str = ""
     timeout: float = DEFAULT_TIMEOUT_S
+    timeout_given: bool = False
     color: str = "auto"
     verbose: bool = False
 
@@ -45,6 +46,7 @@ class Invocation:
             self.output = "json"
         else:
             setattr(self, name, value)
+            self.timeout_given |= name == "timeout"
 
     @property
     def out(self) -> Output:

@@ -39,6 +39,8 @@ from mqproc.store.segments import LogSegments
 
 _HEAD_V4 = struct.Struct(">iiiiiqqiq")
 _BLANK = struct.Struct(">ii")
+# What `_prepare` sets of the kernel's state: COUNT … NEXT_MESSAGE.
+_STATE = struct.Struct(f"={kernel.NEXT_MESSAGE + 1}q")
 STAGING_BYTES_MIN = 1 << 20
 
 
@@ -96,6 +98,7 @@ class CommitLogAppender:
         self.segment_size = segments.segment_size
         record_max = options.max_message_size + record.RECORD_OVERHEAD_MAX
         self._staging = np.zeros(max(STAGING_BYTES_MIN, min(record_max, self.segment_size)), np.uint8)
+        self._record_size_max = self._largest_record()
         self._state = np.zeros(kernel.STATE_SIZE, np.int64)
         self._next_offsets = np.zeros(table.capacity, np.int64)
         self._touched: set[int] = set()
@@ -118,6 +121,15 @@ class CommitLogAppender:
     def set_options(self, options: Options) -> None:
         """Take a new `max_message_size`."""
         self._options = options
+        self._record_size_max = self._largest_record()
+        if len(self._staging) < self._record_size_max:
+            self._write_staged()
+            self._staging = np.zeros(self._record_size_max, np.uint8)
+
+    def _largest_record(self) -> int:
+        """RocketMQ's own limit, or what a segment takes."""
+        record_max = self._options.max_message_size + record.RECORD_OVERHEAD_MAX
+        return min(record_max, self.segment_size - record.BLANK_SIZE)
 
     def read_next_offsets(self) -> None:
         """Take the published next offsets of all queues as our own."""
@@ -205,28 +217,35 @@ class CommitLogAppender:
     # Encoding
 
     def _prepare(self, plan: AppendPlan, store_timestamp_ms: int) -> NDArray[np.int64]:
-        state = self._state
-        state[kernel.COUNT] = plan.count
-        state[kernel.BODY_LENGTHS : kernel.PAYLOAD_SIZE] = plan.columns
-        state[kernel.PAYLOAD_SIZE] = len(plan.payload)
-        state[kernel.UNIQUE_COUNTER] = plan.unique_counter
-        state[kernel.FIXED_QUEUE] = plan.fixed_queue
-        state[kernel.QUEUE_COUNT] = len(plan.queue_numbers)
-        state[kernel.ROTATION] = plan.rotation
+        """Fill the kernel's state for a frame, in one go: numpy's item by item would cost as much as the kernel."""
         transaction = plan.sys_flag & record.SYS_FLAG_TRANSACTION_MASK
-        state[kernel.TAKES_QUEUE_OFFSET] = transaction in (0, record.SYS_FLAG_COMMIT)
-        state[kernel.BODY_SIZE_MAX] = self._options.max_message_size
-        record_max = self._options.max_message_size + record.RECORD_OVERHEAD_MAX
-        state[kernel.RECORD_SIZE_MAX] = min(record_max, self.segment_size - record.BLANK_SIZE, len(self._staging))
-        state[kernel.PROPERTY_CRC] = self._options.enabled_append_prop_crc
         born_extra = len(plan.born_host) - record.HOST_V4_SIZE
         store_extra = len(self.store_host) - record.HOST_V4_SIZE
-        state[kernel.HEAD_SIZE] = record.BODY + born_extra + store_extra
-        state[kernel.STORE_TIMESTAMP_AT] = record.STORE_TIMESTAMP + born_extra
-        state[kernel.STORE_TIMESTAMP_MS] = store_timestamp_ms
-        state[kernel.PART_0_END : kernel.PART_3_END + 1] = np.cumsum([len(part) for part in plan.parts])
-        state[kernel.NEXT_MESSAGE] = 0
-        return state
+        first, second, third, fourth = map(len, plan.parts)
+        _STATE.pack_into(
+            self._state.data,
+            0,
+            plan.count,
+            *plan.columns,
+            len(plan.payload),
+            plan.unique_counter,
+            plan.fixed_queue,
+            len(plan.queue_numbers),
+            plan.rotation,
+            transaction in (0, record.SYS_FLAG_COMMIT),
+            self._options.max_message_size,
+            self._record_size_max,
+            self._options.enabled_append_prop_crc,
+            record.BODY + born_extra + store_extra,
+            record.STORE_TIMESTAMP + born_extra,
+            store_timestamp_ms,
+            first,
+            first + second,
+            first + second + third,
+            first + second + third + fourth,
+            0,
+        )
+        return self._state
 
     def _head(self, plan: AppendPlan) -> bytes:
         """The fixed part of each record, what differs between records as zeros."""
@@ -341,7 +360,10 @@ class CommitLogAppender:
             self._io.close(self._fds.pop(old))
 
     def _touch(self, plan: AppendPlan, answer: NDArray[np.uint8]) -> None:
-        if plan.fixed_queue >= 0:
+        if plan.count == 1:
+            queue_id = int.from_bytes(answer[16:20].data, "little")
+            self._touched.add(int(plan.queue_numbers[queue_id]))
+        elif plan.fixed_queue >= 0:
             self._touched.add(int(plan.queue_numbers[plan.fixed_queue]))
         elif len(plan.queue_numbers) <= plan.count:
             self._touched.update(plan.queue_numbers.tolist())

@@ -44,11 +44,12 @@ def as_units(data: bytes | NDArray[np.uint8]) -> NDArray[np.void]:
     return np.frombuffer(data, UNIT_DTYPE, len(data) // UNIT_SIZE)
 
 
-def fillers(count: int) -> bytes:
-    """`count` units as RocketMQ writes them before a queue's first one: (0, 0x7FFFFFFF, 0)."""
+def fillers(count: int, physical_offset: int = 0) -> NDArray[np.uint8]:
+    """uint8[20 × count]: units for places that no record has. Before a queue's first unit their offset is 0."""
     units = np.zeros(count, UNIT_DTYPE)
+    units["physical_offset"] = physical_offset
     units["size"] = layout.FILLER_SIZE
-    return units.tobytes()
+    return units.view(np.uint8)
 
 
 def allocation_end(end: int, file_bytes: int) -> int:

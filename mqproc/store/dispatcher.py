@@ -1,7 +1,7 @@
 """Dispatch (reput): records of the log become ConsumeQueue units and index entries, in bounded steps.
 
-Order of a step: units, index entries, the `max_offset` words. The caller then publishes `dispatched`. Killed anywhere in
-between, the successor rolls the index back to the last commit and does the step again: a unit's place is its queue
+Order of a step: units, index entries, the `max_offset` words. The caller then publishes `dispatched`. Killed anywhere
+in between, the successor rolls the index back to the last commit and does the step again: a unit's place is its queue
 offset, so units are only written over by themselves.
 """
 
@@ -29,7 +29,7 @@ from mqproc.kernels.dispatch import (
 )
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout.consume_queue import UNIT_SIZE
-from mqproc.store.consume_queue import ConsumeQueueFiles
+from mqproc.store.consume_queue import ConsumeQueueFiles, as_units, fillers
 from mqproc.store.index_files import IndexCommit, IndexFiles
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
@@ -78,7 +78,7 @@ class Dispatch:
         step_bytes: int = STEP_BYTES_MAX,
         step_records: int = STEP_RECORDS_MAX,
     ) -> None:
-        """`holes` are ranges [start, stop) of damage in the log, which are jumped over."""
+        """`holes` are ranges [start, stop) of damage in the log, which are jumped over. Fillers mark their units."""
         self._io = io
         self._table = table
         self._segments = segments
@@ -156,9 +156,20 @@ class Dispatch:
         units = result.units
         for number, first, count, offset, _end, _time in result.runs.tolist():
             topic, queue_id = self._table.name(number)
-            self._queues.write_run(
-                topic, queue_id, first, units[offset : offset + count * UNIT_SIZE], generation=number
-            )
+            run = units[offset : offset + count * UNIT_SIZE]
+            missing = first - self._table.max_offset(number)
+            if self._holes and 0 < missing < first:
+                self._fill_gap(topic, queue_id, number, first, missing, int(as_units(run[:UNIT_SIZE])[0][0]))
+            self._queues.write_run(topic, queue_id, first, run, generation=number)
+
+    def _fill_gap(
+        self, topic: str, queue_id: int, number: int, first: int, missing: int, physical_offset: int
+    ) -> None:
+        """Write RocketMQ's fillers for the units of records that a hole before `physical_offset` has swallowed."""
+        following = bisect.bisect_left(self._holes, (physical_offset, physical_offset))
+        if following > 0:
+            run = fillers(missing, self._holes[following - 1][0])
+            self._queues.write_run(topic, queue_id, first - missing, run, generation=number)
 
     def _put_entries(self, count: int) -> None:
         if count == 0:

@@ -34,7 +34,6 @@ from mqproc.store.reading import StoreReading
 from mqproc.store.segments import adopted_segment_size
 from mqproc.store.slices import Batch, finish
 from mqproc.store.store_views import FilesView, GroupView, StoreView
-from mqproc.store.topics import Topics
 
 PAGE_MESSAGES = 4096
 MESSAGES_MAX = 1 << 31
@@ -83,16 +82,7 @@ class StoreReader:
 
     def topics(self) -> list[TopicInfo]:
         """Topics that have a queue or an entry in `config/topics.json`, sorted."""
-        configured = Topics(self._io, self.paths)
-        configured.load()
-        infos = []
-        for name in sorted({*self.reading.queues.topics(), *configured.names()}):
-            queues = self.reading.queue_infos(name)
-            config = configured.get(name)
-            count = sum(queue.max_offset - queue.min_offset for queue in queues)
-            perm, attributes = (config.perm, config.attributes) if config else (6, {})
-            infos.append(TopicInfo(name, config.queues if config else len(queues), perm, count, attributes))
-        return infos
+        return self.reading.topic_infos()
 
     def queues(self, topic: str = "") -> list[QueueInfo]:
         """Queues of a topic, or of all."""

@@ -23,7 +23,7 @@ from mqproc.kernels.gather import match_units
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.layout.record_codec import decode_message_id, decode_record
-from mqproc.message import QueueInfo
+from mqproc.message import QueueInfo, TopicInfo
 from mqproc.paths import StorePaths
 from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles, as_units
 from mqproc.store.index_query import IndexAnswer, IndexReader
@@ -36,6 +36,7 @@ from mqproc.store.queue_ranges import QueueRanges
 from mqproc.store.queue_times import QueueTimes
 from mqproc.store.segments import LogSegments
 from mqproc.store.slices import Slices
+from mqproc.store.topics import TopicConfig, Topics
 from mqproc.store.unit_walk import tag_filter
 
 # A topic's index is asked for a unique id in a fraction of a millisecond; this many are asked between two slices.
@@ -56,6 +57,8 @@ class StoreReading:
         visible: Callable[[], Visible],
         newest_index_ms: Callable[[], int],
     ) -> None:
+        self._io = io
+        self._paths = paths
         self.options = options
         self.queues = queues
         self.segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
@@ -135,6 +138,18 @@ class StoreReading:
             QueueInfo(name, queue_id, bounds.min_offset, bounds.max_offset)
             for name, queue_id, bounds in each_queue(self.queues, topics)
         ]
+
+    def topic_infos(self) -> list[TopicInfo]:
+        """Topics that have a queue or an entry in `config/topics.json`, sorted; without the latter with defaults."""
+        configured = Topics(self._io, self._paths)
+        configured.load()
+        infos = []
+        for name in sorted({*self.queues.topics(), *configured.names()}):
+            queues = self.queue_infos(name)
+            count = sum(queue.max_offset - queue.min_offset for queue in queues)
+            config = configured.get(name) or TopicConfig(name, len(queues))
+            infos.append(TopicInfo(name, config.queues, config.perm, count, config.attributes))
+        return infos
 
     def may_match(self, topic: str, queue_id: int, first: int, tags: Sequence[str]) -> bool:
         """Whether any unit from `first` on may match the tags, by their hashes: what a held pull asks first.

@@ -45,8 +45,9 @@ class StoreView(Protocol):
 class WordsView:
     """The view of a process that has the group's control words and queue table."""
 
-    def __init__(self, words: Words, table: QueueTable) -> None:
+    def __init__(self, words: Words, table: QueueTable, *, sync_flush: bool) -> None:
         self._words = words
+        self._sync_flush = sync_flush
         self._table = table
         self._queues = TableQueues(table)
 
@@ -55,9 +56,13 @@ class WordsView:
         return self._queues
 
     def visible(self) -> Visible:
-        """What is dispatched: consumers see a message when its queue shows it."""
-        end = self._words[words_of.DISPATCHED]
-        return Visible(self._words[words_of.MIN_PHYSICAL_OFFSET], end)
+        """Up to what is confirmed. A queue's units are published a moment before `dispatched` moves past them."""
+        words = self._words
+        if self._sync_flush:
+            end = max(words[words_of.WRITER_SYNCED], words[words_of.FLUSHER_SYNCED])
+        else:
+            end = words[words_of.WRITTEN]
+        return Visible(words[words_of.MIN_PHYSICAL_OFFSET], end)
 
     def newest_index_ms(self) -> int:
         return self._words[words_of.INDEX_FILE_MS]
@@ -78,7 +83,7 @@ class GroupView(WordsView):
         if words is None or words[words_of.GROUP_STATE] not in _RUNNING_STATES:
             return None
         try:
-            return cls(words, QueueTable(io, paths.queues))
+            return cls(words, QueueTable(io, paths.queues), sync_flush=options.sync_flush)
         except (FileNotFoundError, CorruptStoreError):
             return None
 

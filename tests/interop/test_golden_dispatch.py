@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ from tests.golden.fixtures import Fixture, load_fixture
 SLOTS, ITEMS = 200, 800
 
 
-def dispatch_all(fixture: Fixture, root: Path, **limits: int) -> StorePaths:
+def dispatch_all(fixture: Fixture, root: Path, **limits: Any) -> StorePaths:
     """Build queues and index below `root` from the fixture's log."""
     io = StoreIO()
     theirs, ours = StorePaths(fixture.store), StorePaths(root)

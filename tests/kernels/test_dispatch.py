@@ -169,9 +169,28 @@ class Log:
         return Table(sorted({(message.topic, message.queue_id) for message in self.messages}))
 
 
-def scan(log: Log, table: Table, buffers: DispatchBuffers, start: int = 0, **limits: int) -> dispatch.ScanResult:
-    asked = {"start": start, "limit": log.end, "stop": log.end} | limits
-    return buffers.scan(log.view, table.view, table.cells, table.slots, segment_start=SEGMENT_START, **asked)
+def scan(
+    log: Log,
+    table: Table,
+    buffers: DispatchBuffers,
+    start: int = 0,
+    *,
+    limit: int | None = None,
+    stop: int | None = None,
+    segment_start: int = SEGMENT_START,
+    with_entries: bool = True,
+) -> dispatch.ScanResult:
+    return buffers.scan(
+        log.view,
+        table.view,
+        table.cells,
+        table.slots,
+        start=start,
+        limit=log.end if limit is None else limit,
+        stop=log.end if stop is None else stop,
+        segment_start=segment_start,
+        with_entries=with_entries,
+    )
 
 
 def units_of(result: dispatch.ScanResult, table: Table) -> dict[tuple[str, int], list[tuple[int, int, int, int]]]:
@@ -313,10 +332,7 @@ def test_what_is_no_record_stops_the_scan(tail: bytes) -> None:
 
 def test_a_record_at_another_place_than_its_own_is_bad() -> None:
     log = Log([Record()])
-    table = log.table()
-    result = DispatchBuffers(64, 100, 1).scan(
-        log.view, table.view, table.cells, table.slots, start=0, limit=log.end, stop=log.end, segment_start=0
-    )
+    result = scan(log, log.table(), DispatchBuffers(64, 100, 1), segment_start=0)
     assert result.reason == StopReason.BAD_RECORD
 
 
@@ -365,17 +381,7 @@ def test_a_record_with_as_many_keys_as_possible_fits() -> None:
 def test_without_index_there_are_no_entries() -> None:
     log = Log([Record(properties=b"KEYS\x01a\x02TAGS\x01b\x02")])
     table = log.table()
-    result = DispatchBuffers(64, 100, 1).scan(
-        log.view,
-        table.view,
-        table.cells,
-        table.slots,
-        start=0,
-        limit=log.end,
-        stop=log.end,
-        segment_start=SEGMENT_START,
-        with_entries=False,
-    )
+    result = scan(log, table, DispatchBuffers(64, 100, 1), with_entries=False)
     assert result.entries == 0
     assert units_of(result, table) == log.model.units
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -276,6 +277,33 @@ def test_slots_are_made_anew_from_the_items(entries: list[Entry], mark: int, dat
         assert [file.slot(number) for number in range(4)] == model.slots
         for number in range(1, len(kept) + 1):
             assert file.item(number)[-4:] == model.items[number][3].to_bytes(4, "big")
+
+
+@pytest.mark.skipif(not COMPILED, reason="plain kernels hold the GIL")
+def test_readers_beside_a_writer_find_whole_chains_only() -> None:
+    """A thread puts entries whose offset is a multiple of their hash; each answer is a whole chain, newest first."""
+    file = File(64, 200_000)
+    entries = [(1 + number % 97, (1 + number % 97) * (1_000_000 + number), T0) for number in range(199_000)]
+    columns = (np.array(column, dtype) for column, dtype in zip(zip(*entries, strict=True), "ill", strict=True))
+    hashes, offsets, times = columns
+
+    def write() -> None:
+        for first in range(0, len(entries), 500):
+            kernels.put_entries(file.view, 64, 200_000, hashes, offsets, times, first, min(first + 500, len(entries)))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    looks = 0
+    while writer.is_alive() or looks == 0:
+        count = file.count
+        for key_hash in (1, 50, 97):
+            numbers = [offset // key_hash - 1_000_000 for offset in file.select(key_hash, most=100)]
+            expected = sum(1 for number in range(max(0, count - 9_700), count - 1) if 1 + number % 97 == key_hash)
+            assert len(numbers) == 100 or len(numbers) >= expected
+            assert all(1 + number % 97 == key_hash for number in numbers)
+            assert numbers == sorted(numbers, reverse=True)
+        looks += 1
+    writer.join()
 
 
 @pytest.mark.skipif(not COMPILED, reason="runs this very file uncompiled")

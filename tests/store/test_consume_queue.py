@@ -45,7 +45,7 @@ class FailingIO(StoreIO):
     def pwrite(self, fd: int, data: object, offset: int) -> None:
         self.left -= 1
         if self.left == 0:
-            super().pwrite(fd, bytes(data)[:7], offset)  # type: ignore[call-overload]
+            super().pwrite(fd, bytes(data)[:7], offset)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         super().pwrite(fd, data, offset)  # type: ignore[arg-type]
 
@@ -73,7 +73,7 @@ def test_a_run_over_file_borders_lies_at_its_queue_offsets(tmp_path: Path) -> No
 def test_a_queue_that_begins_inside_a_file_gets_fillers_before_its_first_unit(tmp_path: Path) -> None:
     files = open_files(tmp_path)
     files.write_run("T", 0, 47, units(47, 2))
-    assert row(files) == {800: (fillers(7) + units(47, 2).tobytes()).ljust(400, b"\0")}
+    assert row(files) == {800: (fillers(7).tobytes() + units(47, 2).tobytes()).ljust(400, b"\0")}
     assert as_units(fillers(1)).tolist() == [(0, FILLER_SIZE, 0)]
     assert files.extent("T", 0).first_offset == 47
 
@@ -105,7 +105,7 @@ def test_a_file_that_a_crash_left_short_is_completed(tmp_path: Path, left: int) 
     files = open_files(tmp_path)
     path = files.path("T", 0, 0)
     path.parent.mkdir(parents=True)
-    path.write_bytes(fillers(7)[:left])
+    path.write_bytes(fillers(7).tobytes()[:left])
     files.write_run("T", 0, 7, units(7, 2))
     assert row(files) == row(whole)
 
@@ -194,7 +194,7 @@ def test_a_cut_keeps_the_units_below_it_and_nothing_else(
     assert extent.last_physical_end == (100 * expected if expected > first else 0)
     data = b"".join(row(files).values())
     kept_bytes = 20 * expected - starts[0]
-    whole = fillers(max(0, first - starts[0] // 20)) + units(first, count).tobytes()
+    whole = fillers(max(0, first - starts[0] // 20)).tobytes() + units(first, count).tobytes()
     assert data[:kept_bytes] == whole[:kept_bytes]
     assert not data[kept_bytes:].strip(b"\0")
     assert all(len(file) == FILE_BYTES for file in row(files).values())

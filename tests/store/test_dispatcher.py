@@ -1,6 +1,6 @@
 """Dispatch of what our own writer appended: steps, borders, published words, and every kind of interruption.
 
-What must come out is known from one undisturbed run; full disks, deaths and repeated steps must end with the same files.
+What must come out is known from one undisturbed run; full disks, deaths and repeated steps end with the same files.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from mqproc.io import StoreIO
 from mqproc.kernels.dispatch import StopReason
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
+from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
 from mqproc.store.dispatcher import Dispatch, DispatchStep
 from mqproc.store.index_files import IndexCommit, IndexFiles
@@ -75,7 +76,8 @@ class Dispatched:
         number = self.engine.table.find(topic, queue_id)
         queues = ConsumeQueueFiles(StoreIO(), self.folder / "consumequeue", QUEUE_FILE_BYTES)
         data = queues.read_units(topic, queue_id, 0, self.engine.table.max_offset(number))
-        return as_units(data).tolist()
+        units: list[tuple[int, int, int]] = as_units(data).tolist()
+        return units
 
 
 @pytest.fixture
@@ -127,8 +129,8 @@ def test_units_entries_and_words_of_a_whole_log(engine: Engine, tmp_path: Path) 
     found = reader.query_offset("First", "k5", 64, 0, 2**63 - 1)
     bodies = [engine.log_bytes(offset, offset + 400) for offset in found.offsets]
     assert all(b"k5" in body for body in bodies)
-    # Key 5 of turn 5 stands twice in its first message, and once in the other seven and in one of turns 1…4 each... 8 + 5.
-    assert len(found.offsets) >= 13
+    # All eight messages of turn 5, the first one twice, and one of each turn before it.
+    assert len(found.offsets) == 8 + 1 + 5
 
 
 def test_a_step_is_bounded(engine: Engine, tmp_path: Path) -> None:
@@ -203,8 +205,11 @@ def test_an_unknown_queue_and_a_bad_record_stop_the_live_path(engine: Engine, tm
 
 
 def test_holes_are_jumped_over(engine: Engine, tmp_path: Path) -> None:
-    first = int.from_bytes(engine.log_bytes(0, 4), "big")
-    hole = (3 * first, 5 * first)
+    """Four records, unit 4 of each queue of one topic, are gone; fillers with the hole's offset stand for them."""
+    whole = dispatch_all(engine, tmp_path / "whole").units("First", 2)
+    forget_queues(engine)
+    offsets = sorted(unit[0] for queue_id in range(4) for unit in whole_queue(engine, tmp_path, queue_id))
+    hole = (offsets[16], offsets[20])
     path = engine.segments.path(0)
     with path.open("r+b") as file:
         file.seek(hole[0])
@@ -212,10 +217,19 @@ def test_holes_are_jumped_over(engine: Engine, tmp_path: Path) -> None:
     dispatched = Dispatched(engine, tmp_path / "out", holes=[hole, (engine.written, engine.written + 9)])
     steps = dispatched.run()
     assert steps[0].position == hole[1]
-    assert sum(step.records for step in steps) == 478
+    assert sum(step.records for step in steps) == 480 - 4
     assert dispatched.position == engine.written + 9
-    # The hole's places in the queues hold nothing.
-    assert [unit[1] == 0 for unit in dispatched.units("First", 3)[:1]] == [True]
+    units = dispatched.units("First", 2)
+    assert units[4] == (hole[0], FILLER_SIZE, 0)
+    assert units[:4] + units[5:] == whole[:4] + whole[5:]
+    queues = ConsumeQueueFiles(StoreIO(), tmp_path / "out" / "consumequeue", QUEUE_FILE_BYTES)
+    assert queues.extent("First", 2).max_offset == 60
+
+
+def whole_queue(engine: Engine, root: Path, queue_id: int) -> list[tuple[int, int, int]]:
+    queues = ConsumeQueueFiles(StoreIO(), root / "whole" / "consumequeue", QUEUE_FILE_BYTES)
+    units: list[tuple[int, int, int]] = as_units(queues.read_units("First", queue_id, 0, 60)).tolist()
+    return units
 
 
 def test_without_index_there_are_queues_only(tmp_path: Path) -> None:

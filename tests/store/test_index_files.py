@@ -205,7 +205,7 @@ def test_after_a_power_loss_the_items_below_the_mark_make_the_index(
     put(index, entries[len(kept) :])
     index.close()
     for name in contents(folder):
-        if index_name_time_ms(name) < synced.file_ms:
+        if index_files.file_ms(name) < synced.file_ms:
             continue
         data = bytearray((folder / name).read_bytes())
         data[layout.SLOT_COUNT : layout.HEADER_SIZE] = noise + data[layout.ITEM_COUNT : layout.HEADER_SIZE]

@@ -316,16 +316,13 @@ class TestHalt:
 
 
 class TestControlSocket:
-    def test_restart_is_answered_when_the_role_runs_again_and_is_no_death(self, start_group: StartGroup) -> None:
+    def test_restart_and_stop_are_answered_when_done(self, start_group: StartGroup) -> None:
         group = start_group(FEW)
         before = group.pid("writer")
         group.ask(Operation.RESTART_ROLE, RoleRequest("writer"))
         assert group.pid("writer") not in (0, before)
         assert (group.word("writer", "incarnation"), group.word("writer", "restarts")) == (2, 0)
         assert "writer close" in group.events
-
-    def test_stop_is_answered_when_all_has_stopped(self, start_group: StartGroup) -> None:
-        group = start_group(FEW)
         group.ask(Operation.STOP_GROUP)
         assert "finish clean" in group.events
         assert group.wait() == 0

@@ -1,0 +1,237 @@
+"""`mqproc up`, `down`, `restart`, `status`, `run`: the group of processes on one store."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mqproc.cli.commands import Command
+from mqproc.cli.invocation import Invocation, pass_invocation
+from mqproc.cli.output import Column, Output, format_bytes
+from mqproc.cli.supervisor_client import ask_supervisor
+from mqproc.cli.times import format_duration, now_ms
+from mqproc.layout.control import ROLES
+from mqproc.paths import StorePaths
+from mqproc.wire.operations import Operation, RoleRequest
+
+if TYPE_CHECKING:
+    from mqproc.config import Options
+    from mqproc.supervisor import Outcome, Report
+
+# Stopping in order writes out and syncs whatever is dirty.
+DOWN_TIMEOUT_S = 120.0
+_ROLE = click.Choice(ROLES)
+_ROLE_COLUMNS = [
+    Column("role"),
+    Column("state"),
+    Column("pid", kind="number"),
+    Column("restarts", kind="count"),
+    Column("uptime_s", "up", "number"),
+    Column("cpu_percent", "cpu %", "number"),
+    Column("pss_bytes", "memory", "bytes"),
+]
+EXIT_NOT_READY = 1
+
+
+@click.command(cls=Command)
+@click.option("--detach", is_flag=True, help="Return as soon as the group is ready; it goes on in the background.")
+@pass_invocation
+def up(invocation: Invocation, detach: bool) -> int:
+    """Start the group on a store and stay in the foreground.
+
+    Prints one line per change of state. Ctrl-C or SIGTERM stops in order, a second Ctrl-C hurries. SIGHUP reads the
+    options again. The store's folder is made when missing.
+    """
+    outcome = start_group(invocation.paths(), invocation.options, _reporter(invocation.out), detach=detach)
+    if outcome.exit_code and outcome.reason:
+        invocation.out.note(f"mqproc: {outcome.reason}")
+    return outcome.exit_code
+
+
+def _reporter(out: Output) -> Report:
+    def report(line: str) -> None:
+        if out.is_json:
+            out.stream.write(f'{{"ts_ms":{now_ms()},"event":{_json_text(line)}}}\n')
+        else:
+            out.line(f"{time.strftime('%H:%M:%S')} {line}" if out.is_terminal else line)
+        out.flush()
+
+    return report
+
+
+def _json_text(text: str) -> str:
+    import json
+
+    return json.dumps(text)
+
+
+def start_group(paths: StorePaths, load_options: Callable[[], Options], report: Report, *, detach: bool) -> Outcome:
+    """Run a group here until it ends, or in the background until it is ready."""
+    # Numba and the kernels take a second: only who starts a group pays.
+    from mqproc.cli.engine import SPECS, adopted_options, engine_hooks
+    from mqproc.supervisor import detach as run_detached
+    from mqproc.supervisor import supervise
+
+    options = adopted_options(paths, load_options(), report)
+    hooks = replace(engine_hooks(), reload=lambda: adopted_options(paths, load_options(), report))
+
+    def run(report: Report, ready: Callable[[], None]) -> Outcome:
+        return supervise(paths, options, SPECS, hooks, report=report, ready=ready)
+
+    if not detach:
+        return run(report, lambda: None)
+    return run_detached(run, paths.log, report)
+
+
+@click.command(cls=Command)
+@pass_invocation
+def down(invocation: Invocation) -> None:
+    """Stop the group in order.
+
+    Returns when everything is durable and the store's lock is free. A --timeout ends the waiting, not the stopping.
+    """
+    started = time.monotonic()
+    timeout_s = invocation.timeout if invocation.timeout_given else DOWN_TIMEOUT_S
+    ask_supervisor(invocation.existing_paths(), Operation.STOP_GROUP, None, timeout_s)
+    took_s = time.monotonic() - started
+    if invocation.out.is_json:
+        invocation.out.document({"stopped": True, "seconds": round(took_s, 3)})
+    else:
+        invocation.out.note(f"stopped in {format_duration(took_s)}")
+
+
+@click.command(cls=Command)
+@click.argument("role", type=_ROLE)
+@pass_invocation
+def restart(invocation: Invocation, role: str) -> None:
+    """Restart one role: it stops in order, and returns when it serves again."""
+    started = time.monotonic()
+    ask_supervisor(invocation.existing_paths(), Operation.RESTART_ROLE, RoleRequest(role), invocation.timeout)
+    took_s = time.monotonic() - started
+    if invocation.out.is_json:
+        invocation.out.document({"role": role, "seconds": round(took_s, 3)})
+    else:
+        invocation.out.note(f"{role} restarted in {format_duration(took_s)}")
+
+
+@click.command(cls=Command)
+@pass_invocation
+def status(invocation: Invocation) -> int:
+    """Show the roles, their memory, and how far they are.
+
+    Exit code 0 when the group is ready, 1 when it runs but is not ready, 9 when it does not run.
+    """
+    found = group_status(invocation.existing_paths(), invocation.timeout)
+    out = invocation.out
+    if out.shape == "table":
+        _print_status(out, found)
+    elif out.shape == "json":
+        out.document(found)
+    else:
+        out.rows("roles", _ROLE_COLUMNS, found["roles"])
+    return 0 if found["ready"] else EXIT_NOT_READY
+
+
+def group_status(paths: StorePaths, timeout_s: float) -> dict[str, Any]:
+    """What the supervisor says, with each process's memory and the positions of the control file."""
+    answer = ask_supervisor(paths, Operation.STATUS, None, timeout_s)
+    words = read_words(paths)
+    roles = [
+        {"role": "supervisor", "state": "RUNNING", "pid": answer.pid, "restarts": 0},
+        *({"role": role, **values} for role, values in answer.roles.items()),
+    ]
+    for role in roles:
+        role |= process_figures(int(role["pid"]))
+    behind = max(0, words["written"] - words["dispatched"])
+    running = all(role["state"] == "RUNNING" for role in roles)
+    return {
+        "group": answer.group,
+        "ready": answer.group == "ready" and running,
+        "store": answer.store,
+        "epoch": answer.epoch,
+        "started_ms": answer.started_ms,
+        "written_bytes": words["written"],
+        "dispatch_behind_bytes": behind,
+        "flush_behind_bytes": max(0, words["written"] - max(words["writer_synced"], words["flusher_synced"])),
+        "read_only": any(words[f"{name}_sync_errno"] for name in _SYNCERS),
+        "pss_bytes": sum(role["pss_bytes"] or 0 for role in roles),
+        "roles": roles,
+    }
+
+
+_SYNCERS = ("writer", "flusher", "cq", "index", "supervisor")
+
+
+def read_words(paths: StorePaths) -> dict[str, int]:
+    """The control file's words, read in an order in which dispatch never seems ahead of the writer."""
+    from mqproc.io import StoreIO
+    from mqproc.layout import control as layout
+    from mqproc.shm.words import Words
+
+    io = StoreIO()
+    fd = io.open(paths.control)
+    try:
+        mapping = io.map(fd, layout.FILE_SIZE)
+    finally:
+        io.close(fd)
+    words = Words(mapping)
+    dispatched = words[layout.DISPATCHED]
+    values = {name: words[word.index] for name, word in layout.WORDS.items()}
+    words.close()
+    mapping.close()
+    return values | {"dispatched": dispatched}
+
+
+def process_figures(pid: int) -> dict[str, Any]:
+    """Memory and CPU of a process: its proportional share (PSS), which may be added up over a group."""
+    nothing: dict[str, Any] = {"pss_bytes": None, "cpu_percent": None, "uptime_s": None}
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as rollup:
+            pss = next(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Pss:"))
+        with open(f"/proc/{pid}/stat") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+        with open("/proc/uptime") as uptime:
+            up_s = float(uptime.read().split()[0])
+    except (OSError, StopIteration):
+        return nothing
+    ticks = os.sysconf("SC_CLK_TCK")
+    # After the name: state is field 3, utime and stime 14 and 15, the start time 22.
+    cpu_s, lived_s = (int(fields[11]) + int(fields[12])) / ticks, up_s - int(fields[19]) / ticks
+    return {
+        "pss_bytes": pss,
+        "cpu_percent": round(100 * cpu_s / lived_s, 1) if lived_s > 0 else 0.0,
+        "uptime_s": round(lived_s, 1),
+    }
+
+
+def _print_status(out: Output, found: Mapping[str, Any]) -> None:
+    since = format_duration((now_ms() - found["started_ms"]) / 1000)
+    state = "ready" if found["ready"] else f"{found['group']}, not ready"
+    read_only = ", READ-ONLY after a failed sync" if found["read_only"] else ""
+    out.line(f"{found['store']}: {state}{read_only}, up {since}, epoch {found['epoch']}")
+    out.line(
+        f"written {format_bytes(found['written_bytes'])}, dispatch {format_bytes(found['dispatch_behind_bytes'])} behind, "
+        f"flush {format_bytes(found['flush_behind_bytes'])} behind, memory {format_bytes(found['pss_bytes'])}"
+    )
+    out.line("")
+    rows = [
+        role | {"uptime_s": None if role["uptime_s"] is None else format_duration(role["uptime_s"])}
+        for role in found["roles"]
+    ]
+    out.rows("roles", _ROLE_COLUMNS, rows)
+
+
+@click.command(cls=Command)
+@click.argument("role", type=_ROLE)
+@pass_invocation
+def run(invocation: Invocation, role: str) -> None:
+    """Run one role in this process, for a debugger.
+
+    The running supervisor would have to hand the role over; this one does not offer it.
+    """
+    raise click.UsageError(f"the supervisor cannot hand {role} over")

@@ -1,0 +1,90 @@
+"""Asking a running supervisor: one request over `ctl.sock`, one answer.
+
+Small and without numpy, so that `mqproc status` answers at once.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+import msgspec
+
+from mqproc.errors import MqprocError, NotRunningError, ProtocolError, RequestTimeoutError, error_from_wire
+from mqproc.paths import StorePaths
+from mqproc.wire.address import connect_path
+from mqproc.wire.frame import ANSWER, HEADER, HEADER_SIZE, MAGIC, OPERATION_MASK, REFUSAL, encode_header
+from mqproc.wire.operations import ANSWERS, Empty, ErrorAnswer, Operation, Options
+
+_REQUEST_ID = 1
+
+
+def ask_supervisor(paths: StorePaths, operation: Operation, options: Options | None, timeout_s: float) -> Any:
+    """The answer's options. Raises NotRunningError, RequestTimeoutError, or what the supervisor refused with."""
+    deadline = time.monotonic() + timeout_s
+    with _connect(paths, timeout_s) as sock:
+        request = msgspec.msgpack.encode(options or Empty())
+        sock.sendall(encode_header(operation, _REQUEST_ID, len(request), 0) + request)
+        try:
+            word, answer = _receive(sock, deadline)
+        except TimeoutError:
+            raise RequestTimeoutError(f"{paths.root}: the supervisor did not answer in {timeout_s:g} s") from None
+        except OSError as error:
+            raise NotRunningError(f"{paths.root}: the supervisor went away: {error}") from None
+        if operation is Operation.STOP_GROUP and not word & REFUSAL:
+            _await_end(sock, deadline)
+    if word & REFUSAL:
+        raise _refusal(answer)
+    if word != operation | ANSWER:
+        raise ProtocolError(f"{paths.root}: the supervisor answered with 0x{word:04X}")
+    return msgspec.msgpack.decode(answer, type=ANSWERS[Operation(word & OPERATION_MASK)])
+
+
+def _connect(paths: StorePaths, timeout_s: float) -> socket.socket:
+    try:
+        target = connect_path(paths.socket("ctl"))
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(timeout_s)
+        sock.connect(str(target))
+    except (OSError, NotRunningError):
+        raise NotRunningError(
+            f"{paths.root}: no group runs on this store; mqproc up --store {paths.root} starts one"
+        ) from None
+    return sock
+
+
+def _receive(sock: socket.socket, deadline: float) -> tuple[int, bytes]:
+    magic, _, word, _, options_size, _, payload_size = HEADER.unpack(_exactly(sock, HEADER_SIZE, deadline))
+    if magic != MAGIC:
+        raise ProtocolError("the supervisor's socket speaks another protocol")
+    options = _exactly(sock, options_size, deadline)
+    _exactly(sock, payload_size, deadline)
+    return word, options
+
+
+def _exactly(sock: socket.socket, size: int, deadline: float) -> bytes:
+    data = b""
+    while len(data) < size:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        sock.settimeout(left_s)
+        piece = sock.recv(size - len(data))
+        if not piece:
+            raise ConnectionError("connection closed")
+        data += piece
+    return data
+
+
+def _await_end(sock: socket.socket, deadline: float) -> None:
+    """The connection closes when the store's lock is free."""
+    try:
+        _exactly(sock, 1, deadline)
+    except (TimeoutError, OSError):
+        return
+
+
+def _refusal(options: bytes) -> MqprocError:
+    answer = msgspec.msgpack.decode(options, type=ErrorAnswer)
+    return error_from_wire(answer.code, answer.message, answer.details)

@@ -1,0 +1,524 @@
+"""The query role: answers everything that is asked of the store, and holds the long polls.
+
+    socket ──request──▶ queue ──▶ pull, look-ups: at once              ──▶ answer
+                              ├─▶ long questions: a slice a step       ──▶ answer
+                              └─▶ pulls with nothing to give: held     ──bell──▶ tried again ──▶ answer
+
+A step works for a bounded time and then lets the loop look at the sockets again, so that one client's long question
+keeps nobody waiting. Records go out as the buffers that they were gathered in.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from mqproc.control import Control
+from mqproc.errors import BadRequestError, FilterSyntaxError, InternalError, MqprocError
+from mqproc.layout import control as words_of
+from mqproc.message import PullStatus
+from mqproc.metrics.pages import ready_problems
+from mqproc.process.held_pulls import HeldPull, HeldPulls
+from mqproc.process.limits import client_limits
+from mqproc.process.log import get_logger
+from mqproc.process.loop import RoleContext
+from mqproc.store.log_scan import Conditions
+from mqproc.store.pull import Pulled
+from mqproc.store.queue_table import QueueTable
+from mqproc.store.read_ahead import ReadAhead
+from mqproc.store.reading import StoreReading
+from mqproc.store.slices import Batch, Slices
+from mqproc.store.store_views import WordsView
+from mqproc.wire.checks import FILTER_BYTES_MAX
+from mqproc.wire.operations import (
+    ByKeyRequest,
+    CountAnswer,
+    CountRequest,
+    Empty,
+    GetRequest,
+    HealthAnswer,
+    OffsetAnswer,
+    OffsetAtRequest,
+    Operation,
+    Options,
+    PullAnswer,
+    PullRequest,
+    QueryMessageAnswer,
+    QueryMessageRequest,
+    QueuesAnswer,
+    QueuesRequest,
+    RangeRequest,
+    RecordsAnswer,
+    ScanRequest,
+    StatsAnswer,
+    TopicsAnswer,
+)
+from mqproc.wire.server import Connection, Request, SocketServer
+
+OPERATIONS = frozenset(
+    {
+        Operation.PING,
+        Operation.PULL,
+        Operation.GET,
+        Operation.BY_KEY,
+        Operation.RANGE,
+        Operation.COUNT,
+        Operation.OFFSET_AT,
+        Operation.QUEUES,
+        Operation.TOPICS,
+        Operation.QUERY_MESSAGE,
+        Operation.SCAN,
+        Operation.STATS,
+        Operation.HEALTH,
+    }
+)
+
+STEP_NS = 5_000_000
+"""A step takes no new request and no further slice after this time."""
+
+WAITING_REQUESTS_MAX = 4096
+"""With more requests than this waiting, the sockets are not read."""
+
+HELD_PULLS_MAX = 16_384
+HOLD_MS_MAX = 60_000
+MESSAGES_MAX = 65_536
+STOP_DRAIN_S = 1.0
+
+# The cursor of an answer that is complete.
+_END = [-1]
+_INTEGER_MAX = 1 << 62
+# Statuses that say "nothing yet": a pull that waits is held at them.
+_NOTHING_YET = frozenset(
+    {PullStatus.OFFSET_OVERFLOW_ONE, PullStatus.NO_MESSAGE_IN_QUEUE, PullStatus.NO_MATCHED_LOGIC_QUEUE}
+)
+# Those at which it goes on at once from the next offset.
+_GO_ON = frozenset({PullStatus.NO_MATCHED_MESSAGE, PullStatus.MESSAGE_WAS_REMOVING})
+
+Payload = tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A request whose options are decoded: its frame's buffer is no longer needed."""
+
+    connection: Connection
+    request_id: int
+    operation: int
+    options: Any
+
+
+@dataclass(slots=True)
+class _Job:
+    """A long question under way; `answer` makes its value into options and payload."""
+
+    request: _Waiting
+    slices: Slices[Any]
+    answer: Callable[[Any], tuple[Options, Payload]]
+
+
+class Query:
+    """The role. It holds nothing that a successor needs."""
+
+    name = words_of.QUERY
+
+    def __init__(self, context: RoleContext) -> None:
+        self._context = context
+        self._clock = context.clock
+        self._words = context.control.words
+        self._log = get_logger()
+        options, io, paths = context.options, context.io, context.paths
+        self._max_bytes = options.max_pull_bytes
+        self._table = QueueTable(io, paths.queues)
+        view = WordsView(self._words, self._table, sync_flush=options.sync_flush)
+        self._reading = StoreReading(io, paths, options, view.queues, view.visible, view.newest_index_ms)
+        self._read_ahead = ReadAhead(io, self._reading.files, self._reading.segments)
+        self._held = HeldPulls(self._table)
+        self._server = SocketServer(
+            context.sockets["query"], client_limits(options), operations=OPERATIONS, on_close=self._held.drop
+        )
+        # The loop drains the bell when the wait is over.
+        self._server.register(context.bell.fileno(), lambda: None)
+        self._waiting: deque[_Waiting] = deque()
+        self._jobs: deque[_Job] = deque()
+        self._dispatched = -1
+        self._min_physical_offset = 0
+        self._handlers: dict[int, Callable[[_Waiting], None]] = {
+            Operation.PING: lambda request: self._answer(request, Empty()),
+            Operation.PULL: self._pull,
+            Operation.GET: self._get,
+            Operation.BY_KEY: self._by_key,
+            Operation.RANGE: self._range,
+            Operation.COUNT: self._count,
+            Operation.OFFSET_AT: self._offset_at,
+            Operation.QUEUES: self._queues,
+            Operation.TOPICS: self._topics,
+            Operation.QUERY_MESSAGE: self._query_message,
+            Operation.SCAN: self._scan,
+            Operation.STATS: self._stats,
+            Operation.HEALTH: self._health,
+        }
+
+    # The loop's side
+
+    def do_work(self) -> int:
+        if len(self._waiting) < WAITING_REQUESTS_MAX:
+            self._take(self._server.poll(0))
+        end_ns = self._clock.monotonic_ns() + STEP_NS
+        done = self._serve(end_ns)
+        done += self._look_at_held()
+        done += self._step_jobs(end_ns)
+        if done:
+            self._words[words_of.WAITING_PULLS] = len(self._held)
+        self._words[words_of.QUERY_CONNECTIONS] = len(self._server.connections)
+        return done
+
+    def wait(self, timeout_s: float) -> None:
+        self._take(self._server.poll(self._held.seconds_left(self._clock.monotonic_ns(), timeout_s)))
+
+    def on_stop(self) -> bool:
+        """Answer what is there, let held pulls go with what they have, send what is queued."""
+        self._server.stop_accepting()
+        self.do_work()
+        for pull in self._held.all():
+            self._let_go(pull)
+        if self._jobs or self._waiting:
+            return False
+        self._server.drain(STOP_DRAIN_S)
+        return True
+
+    def close(self) -> None:
+        self._server.close()
+        self._reading.close()
+        self._table.close()
+
+    # Requests
+
+    def _take(self, requests: list[Request]) -> None:
+        """Decode what came: the frames' bytes are valid until the next poll only."""
+        for request in requests:
+            try:
+                options = _checked(request.decode())
+            except MqprocError as error:
+                self._count_reject()
+                request.refuse(error)
+                continue
+            self._waiting.append(_Waiting(request.connection, request.request_id, request.operation, options))
+
+    def _serve(self, end_ns: int) -> int:
+        """Requests in order, for a bounded time. One whose client does not read its answers waits."""
+        done = 0
+        for _ in range(len(self._waiting)):
+            request = self._waiting.popleft()
+            if request.connection.closed:
+                continue
+            if request.connection.paused:
+                self._waiting.append(request)
+                continue
+            self._guarded(request, self._handlers[request.operation], request)
+            done += 1
+            if self._clock.monotonic_ns() >= end_ns:
+                break
+        self._words.add(words_of.QUERY_REQUESTS, done)
+        return done
+
+    def _guarded(self, request: _Waiting, handle: Callable[..., None], *arguments: Any) -> None:
+        """A request that fails is refused; the role goes on."""
+        try:
+            handle(*arguments)
+        except MqprocError as error:
+            self._refuse(request, error)
+        except OSError as error:
+            self._context.heart.failed()
+            self._log.error("reading failed", error=str(error), operation=request.operation)
+            self._refuse(request, InternalError(f"reading failed: {error.strerror or error}"))
+        except Exception as error:
+            self._context.heart.failed()
+            self._log.exception("unexpected error", operation=request.operation)
+            self._refuse(request, InternalError(f"{type(error).__name__}: {error}"))
+
+    def _answer(self, request: _Waiting, options: Options, payload: Payload = ()) -> None:
+        request.connection.answer(request.request_id, request.operation, options, payload, owned=True)
+
+    def _refuse(self, request: _Waiting, error: MqprocError) -> None:
+        self._count_reject()
+        request.connection.refuse(request.request_id, request.operation, error)
+
+    def _count_reject(self) -> None:
+        self._words.add(words_of.QUERY_REJECTS, 1)
+
+    # Long questions
+
+    def _start(
+        self, request: _Waiting, slices: Slices[Any], answer: Callable[[Any], tuple[Options, Payload]]
+    ) -> None:
+        """The first slice now; most questions have no second one."""
+        job = _Job(request, slices, answer)
+        if not self._step(job):
+            self._jobs.append(job)
+
+    def _step(self, job: _Job) -> bool:
+        """One slice; True when the job is over."""
+        try:
+            next(job.slices)
+        except StopIteration as end:
+            self._answer(job.request, *job.answer(end.value))
+            return True
+        return False
+
+    def _step_jobs(self, end_ns: int) -> int:
+        """One slice for each job, as far as the time goes."""
+        done = 0
+        for _ in range(len(self._jobs)):
+            if done and self._clock.monotonic_ns() >= end_ns:
+                break
+            job = self._jobs.popleft()
+            done += 1
+            if job.request.connection.closed:
+                job.slices.close()
+            else:
+                self._guarded(job.request, self._go_on_with, job)
+        return done
+
+    def _go_on_with(self, job: _Job) -> None:
+        if not self._step(job):
+            self._jobs.append(job)
+
+    # Pulls
+
+    def _pull(self, request: _Waiting) -> None:
+        options: PullRequest = request.options
+        if options.timeout_ms > 0:
+            self._forget_below_minimum()
+        bounds = self._reading.queues.bounds(options.topic, options.queue_id)
+        if bounds is not None:
+            self._read_ahead.before_pull(options.topic, options.queue_id, bounds, options.offset)
+        pulled = self._pull_from(options, options.offset)
+        if options.timeout_ms <= 0 or not _may_wait(pulled, options.offset) or len(self._held) >= HELD_PULLS_MAX:
+            self._answer_pull(request.connection, request.request_id, pulled)
+            return
+        offset = pulled.next_offset if pulled.status in _GO_ON else options.offset
+        deadline_ns = self._clock.monotonic_ns() + min(options.timeout_ms, HOLD_MS_MAX) * 1_000_000
+        self._held.hold(HeldPull(request.connection, request.request_id, options, offset, deadline_ns, pulled))
+        # What came since the pull looked would ring nobody: look at held queues in this very step.
+        self._dispatched = -1
+
+    def _pull_from(self, options: PullRequest, offset: int) -> Pulled:
+        return self._reading.pull(
+            options.topic,
+            options.queue_id,
+            offset,
+            options.max_messages,
+            options.max_bytes,
+            options.tags,
+            rocketmq_limits=options.rocketmq_limits,
+        )
+
+    def _answer_pull(self, connection: Connection, request_id: int, pulled: Pulled) -> None:
+        self._words.add(words_of.PULLED_MESSAGES, pulled.count)
+        self._words.add(words_of.PULLED_BYTES, len(pulled.records))
+        answer = PullAnswer(
+            pulled.status.value,
+            pulled.next_offset,
+            pulled.min_offset,
+            pulled.max_offset,
+            pulled.count,
+            pulled.detail,
+        )
+        payload = (pulled.records,) if pulled.count else ()
+        connection.answer(request_id, Operation.PULL, answer, payload, owned=True)
+
+    def _look_at_held(self) -> int:
+        """Answer held pulls whose time is over or whose queue has something for them."""
+        if not len(self._held):
+            return 0
+        done = 0
+        for pull in self._held.expired(self._clock.monotonic_ns()):
+            self._let_go(pull)
+            done += 1
+        dispatched = self._words[words_of.DISPATCHED]
+        if dispatched == self._dispatched:
+            return done
+        self._dispatched = dispatched
+        for pull in self._held.moved():
+            request = _Waiting(pull.connection, pull.request_id, Operation.PULL, pull.options)
+            self._guarded(request, self._try_again, pull)
+            done += 1
+        return done
+
+    def _try_again(self, pull: HeldPull) -> None:
+        options = pull.options
+        try:
+            if options.tags and pull.last.status in _GO_ON and not options.rocketmq_limits:
+                if not self._reading.may_match(options.topic, options.queue_id, pull.offset, options.tags):
+                    self._pass_over(pull)
+                    return
+            pulled = self._pull_from(options, pull.offset)
+        except BaseException:
+            self._held.release(pull)
+            raise
+        pull.last = pulled
+        if pulled.status in _GO_ON:
+            pull.offset = pulled.next_offset
+            if pulled.next_offset < pulled.max_offset:
+                self._dispatched = -1  # More units wait than one pull looks at.
+        elif not _may_wait(pulled, pull.offset):
+            self._held.release(pull)
+            self._answer_pull(pull.connection, pull.request_id, pulled)
+
+    def _pass_over(self, pull: HeldPull) -> None:
+        """Nothing that was looked at matches: the next look begins behind it."""
+        bounds = self._reading.queues.bounds(pull.options.topic, pull.options.queue_id)
+        if bounds is not None and bounds.max_offset > pull.offset:
+            raise AssertionError("units were passed over that nobody looked at")
+
+    def _let_go(self, pull: HeldPull) -> None:
+        self._held.release(pull)
+        self._answer_pull(pull.connection, pull.request_id, pull.last)
+
+    def _forget_below_minimum(self) -> None:
+        """Maps of segments that retention has removed keep their space on disk: drop them."""
+        minimum = self._words[words_of.MIN_PHYSICAL_OFFSET]
+        if minimum != self._min_physical_offset:
+            self._min_physical_offset = minimum
+            self._reading.segments.forget_below(minimum)
+
+    # Other questions
+
+    def _get(self, request: _Waiting) -> None:
+        options: GetRequest = request.options
+        slices = self._reading.get(options.message_id, options.topic)
+        self._start(request, slices, lambda record: (RecordsAnswer(1, _END), (record,)))
+
+    def _by_key(self, request: _Waiting) -> None:
+        options: ByKeyRequest = request.options
+        slices = self._reading.by_key(
+            options.topic,
+            options.key,
+            options.begin_ms,
+            options.end_ms,
+            unique=options.unique,
+            born_time=options.born_time,
+            max_messages=_message_limit(options.max_messages),
+            max_bytes=self._max_bytes,
+        )
+        self._start(request, slices, _records)
+
+    def _range(self, request: _Waiting) -> None:
+        options: RangeRequest = request.options
+        if options.cursor == _END:
+            self._answer(request, RecordsAnswer(0, _END))
+            return
+        slices = self._reading.range(
+            options.topic,
+            options.begin_ms,
+            options.end_ms,
+            tags=options.tags,
+            born_time=options.born_time,
+            cursor=options.cursor,
+            max_messages=_message_limit(options.max_messages),
+            max_bytes=self._max_bytes,
+        )
+        self._start(request, slices, _records)
+
+    def _count(self, request: _Waiting) -> None:
+        options: CountRequest = request.options
+        slices = self._reading.count(
+            options.topic, options.begin_ms, options.end_ms, tags=options.tags, born_time=options.born_time
+        )
+        self._start(request, slices, lambda count: (CountAnswer(count), ()))
+
+    def _scan(self, request: _Waiting) -> None:
+        options: ScanRequest = request.options
+        conditions = Conditions(
+            options.topic,
+            options.property_name,
+            options.property_value,
+            options.body_contains,
+            options.begin_ms,
+            options.end_ms,
+        )
+        slices = self._reading.scan(
+            conditions,
+            options.physical_offset,
+            max_messages=_message_limit(options.max_messages),
+            max_bytes=self._max_bytes,
+            max_scan_bytes=options.max_scan_bytes,
+        )
+        self._start(request, slices, _records)
+
+    def _offset_at(self, request: _Waiting) -> None:
+        options: OffsetAtRequest = request.options
+        offset = self._reading.offset_at(options.topic, options.queue_id, options.time_ms, upper=options.upper)
+        self._answer(request, OffsetAnswer(offset))
+
+    def _query_message(self, request: _Waiting) -> None:
+        options: QueryMessageRequest = request.options
+        found = self._reading.query_message(
+            options.topic, options.key, options.max_messages, options.begin_ms, options.end_ms
+        )
+        records = [record for offset in found.offsets if (record := self._reading.look(offset)) is not None]
+        answer = QueryMessageAnswer(
+            found.offsets, found.last_update_timestamp_ms, found.last_update_physical_offset
+        )
+        self._answer(request, answer, tuple(records))
+
+    def _queues(self, request: _Waiting) -> None:
+        options: QueuesRequest = request.options
+        infos = self._reading.queue_infos(options.topic)
+        rows = [(info.topic, info.queue_id, info.min_offset, info.max_offset) for info in infos]
+        self._answer(request, QueuesAnswer(rows))
+
+    def _topics(self, request: _Waiting) -> None:
+        rows = [
+            (info.topic, info.queues, info.perm, info.message_count, dict(info.attributes))
+            for info in self._reading.topic_infos()
+        ]
+        self._answer(request, TopicsAnswer(rows))
+
+    def _stats(self, request: _Waiting) -> None:
+        self._answer(request, StatsAnswer(self._context.control.snapshot()))
+
+    def _health(self, request: _Waiting) -> None:
+        control: Control = self._context.control
+        problems = ready_problems(control, self._context.options.heartbeat_timeout_ms * 1_000_000)
+        answer = HealthAnswer(not problems, control.read_only, control.dispatch_behind_bytes, problems)
+        self._answer(request, answer)
+
+
+def _records(batch: Batch) -> tuple[Options, Payload]:
+    cursor = _END if batch.complete else list(batch.cursor)
+    return RecordsAnswer(batch.count, cursor, batch.complete), tuple(batch.records)
+
+
+def _may_wait(pulled: Pulled, offset: int) -> bool:
+    """Whether a pull that waits goes on waiting at this answer: nothing is there yet."""
+    if pulled.status in _NOTHING_YET:
+        # An offset that an empty or unknown queue does not have is wrong now and later.
+        return pulled.status is PullStatus.OFFSET_OVERFLOW_ONE or offset == 0
+    return pulled.status in _GO_ON
+
+
+def _message_limit(wanted: int) -> int:
+    return min(max(wanted, 1), MESSAGES_MAX)
+
+
+def _checked(options: Options) -> Options:
+    """The options with numbers that fit 64-bit arithmetic. Raises BadRequestError, FilterSyntaxError."""
+    changes: dict[str, int] = {}
+    for name in options.__struct_fields__:
+        value = getattr(options, name)
+        if type(value) is int and not -_INTEGER_MAX <= value <= _INTEGER_MAX:
+            changes[name] = _INTEGER_MAX if value > 0 else -_INTEGER_MAX
+    tags = getattr(options, "tags", None)
+    if tags and sum(map(len, tags)) > FILTER_BYTES_MAX:
+        raise FilterSyntaxError(f"a filter of {len(tags)} tags exceeds {FILTER_BYTES_MAX:,} bytes")
+    cursor = getattr(options, "cursor", None)
+    if cursor and any(not -_INTEGER_MAX <= place <= _INTEGER_MAX for place in cursor):
+        raise BadRequestError(f"cursor {cursor[:2]} is none of ours")
+    return msgspec.structs.replace(options, **changes) if changes else options
+
+

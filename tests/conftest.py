@@ -1,0 +1,135 @@
+"""A real group of processes for tests, started by the command that a user would type."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqproc.control import Control
+from mqproc.errors import CorruptStoreError, NotRunningError
+from mqproc.io import StoreIO
+from mqproc.layout import control as words_of
+from mqproc.paths import StorePaths
+
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 60.0
+# Small files, so that tests see every kind of roll.
+SMALL: dict[str, Any] = {
+    "mapped_file_size_commit_log": 1 << 20,
+    "mapped_file_size_consume_queue": 20_000,
+    "max_hash_slot_num": 5_000,
+    "max_index_num": 20_000,
+    "max_message_size": 1 << 18,
+    "metrics_port": 0,
+}
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0, what: str = "condition") -> Any:
+    """The condition's value once it is true. Fails after the timeout."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"{what} not reached within {timeout_s:g} s")
+        time.sleep(0.002)
+    return found
+
+
+class Group:
+    """A group on a store: started, watched through its control file, killed in any way."""
+
+    def __init__(self, store: Path, **options: Any) -> None:
+        self.store = store
+        self.paths = StorePaths(store)
+        self.options = SMALL | options
+        self.process: subprocess.Popen[bytes] | None = None
+        self.output = store.with_name(store.name + ".log")
+
+    def start(self) -> Group:
+        flags = [part for name, value in self.options.items() for part in ("--set", f"{name}={value}")]
+        command = [sys.executable, "-m", "mqproc", "up", "--store", str(self.store), *flags]
+        with self.output.open("ab") as output:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        wait_until(self.ready, START_TIMEOUT_S, f"group ready: {self.output.read_text()[-2000:]}")
+        return self
+
+    def ready(self) -> bool:
+        if self.process is not None and self.process.poll() is not None:
+            pytest.fail(f"the group ended with {self.process.returncode}:\n{self.output.read_text()[-4000:]}")
+        words = self.words()
+        if not words or words["group_state"] != words_of.GROUP_READY:
+            return False
+        return self.process is None or words["supervisor_pid"] == self.process.pid
+
+    def words(self) -> dict[str, int]:
+        """Every control word, empty before there is a file."""
+        try:
+            control = Control.open(StoreIO(), self.paths)
+        except (NotRunningError, CorruptStoreError):
+            return {}
+        try:
+            return control.snapshot()
+        finally:
+            control.close()
+
+    def pid(self, role: str) -> int:
+        words = self.words()
+        return words["supervisor_pid"] if role == words_of.SUPERVISOR else words[f"{role}.pid"]
+
+    def caught_up(self) -> bool:
+        words = self.words()
+        return words["dispatched"] >= words["written"]
+
+    def wait_dispatched(self) -> None:
+        wait_until(self.caught_up, what="dispatch at the end of the log")
+
+    def client(self, **settings: Any) -> Any:
+        from mqproc import Client
+
+        return Client(self.store, **settings)
+
+    def stop(self) -> int:
+        """Stop in order; returns the exit code."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_TIMEOUT_S)
+
+    def kill(self) -> None:
+        """Kill the supervisor; everything else goes with it."""
+        assert self.process is not None
+        pids = [self.pid(role) for role in words_of.ROLES]
+        self.process.kill()
+        self.process.wait(10)
+        for pid in pids:
+            wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), 10, f"end of {pid}")
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(10)
+
+
+@pytest.fixture
+def make_group(tmp_path: Path) -> Iterator[Callable[..., Group]]:
+    """Start groups on stores below `tmp_path`; all are gone after the test."""
+    groups: list[Group] = []
+
+    def make(name: str = "store", **options: Any) -> Group:
+        groups.append(Group(tmp_path / name, **options))
+        return groups[-1].start()
+
+    yield make
+    for group in groups:
+        group.close()
+
+
+@pytest.fixture
+def group(make_group: Callable[..., Group]) -> Group:
+    """A running group with small files."""
+    return make_group()

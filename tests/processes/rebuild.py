@@ -1,0 +1,56 @@
+"""A from-scratch rebuild of ConsumeQueues and index from a stopped store's log, and comparing with what is there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from mqproc.config import Options
+from mqproc.io import StoreIO
+from mqproc.layout import control as words_of
+from mqproc.layout import index_file as index_layout
+from mqproc.paths import StorePaths
+from mqproc.shm.words import Words
+from mqproc.store.recovery import Recovery
+from tests.conftest import Group
+
+
+def rebuilt(group: Group) -> StorePaths:
+    """A copy of the store with nothing but its log, recovered."""
+    copy = StorePaths(group.store.with_name(group.store.name + ".rebuilt"))
+    shutil.rmtree(copy.root, ignore_errors=True)
+    copy.root.mkdir()
+    shutil.copytree(group.paths.commit_log, copy.commit_log)
+    options = Options(**{name: value for name, value in group.options.items() if name != "flush_disk_type"})
+    words = Words(bytearray(words_of.FILE_SIZE))
+    Recovery(StoreIO(), copy, options, words, lambda line: None, clean=False).run()
+    return copy
+
+
+def assert_equals_rebuild(group: Group) -> None:
+    """ConsumeQueue files byte for byte, index files by header, slots and items; names by their order."""
+    other = rebuilt(group)
+    assert queue_files(group.paths) == queue_files(other)
+    ours, theirs = index_files(group.paths), index_files(other)
+    assert len(ours) == len(theirs)
+    for one, two in zip(ours, theirs, strict=True):
+        assert one.name == two.name
+        assert np.array_equal(used_part(one, group), used_part(two, group)), one.name
+
+
+def queue_files(paths: StorePaths) -> dict[str, bytes]:
+    found = sorted(path for path in paths.consume_queue.rglob("*") if path.is_file())
+    return {str(path.relative_to(paths.consume_queue)): path.read_bytes() for path in found}
+
+
+def index_files(paths: StorePaths) -> list[Path]:
+    return sorted(path for path in paths.index.iterdir())
+
+
+def used_part(path: Path, group: Group) -> np.ndarray:
+    """Header, slots and the items below the count."""
+    data = np.fromfile(path, np.uint8)
+    count = int.from_bytes(data[index_layout.ITEM_COUNT : index_layout.ITEM_COUNT + 4].tobytes(), "big")
+    return data[: index_layout.item_offset(group.options["max_hash_slot_num"], max(1, count))]

@@ -1,0 +1,200 @@
+"""`kill -9` of each process under load: what was acknowledged is there, once, and queues and index are what the log says.
+
+Four client processes send batches all the time and write down what they were told. After the kills, every
+acknowledged message must be found at its place; queues and index must equal a rebuild from the log, byte for byte.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqproc.errors import MqprocError, SendOutcomeUnknownError
+from mqproc.layout import control as words_of
+from tests.conftest import Group, wait_until
+from tests.processes.rebuild import assert_equals_rebuild
+
+CLIENTS = 4
+BATCH = 20
+ROLE_BACK_S = 5.0
+
+
+def send_until_told(store: str, number: int, stop: Any, report: str) -> None:
+    """A client's life: batches with bodies that name themselves; what was answered goes to a file at the end."""
+    from mqproc import Client
+
+    acknowledged: list[tuple[str, int, int, int]] = []
+    unknown: list[str] = []
+    longest_gap_s = 0.0
+    last = time.monotonic()
+    sequence = 0
+    with Client(store, timeout=20.0) as client:
+        while not stop.is_set():
+            names = [f"{number}-{sequence + each}" for each in range(BATCH)]
+            sequence += BATCH
+            try:
+                told = client.send_batch("kill", [name.encode() for name in names], keys=names, tags="t")
+            except SendOutcomeUnknownError:
+                unknown += names
+                continue
+            except MqprocError:
+                continue
+            now = time.monotonic()
+            longest_gap_s = max(longest_gap_s, now - last)
+            last = now
+            columns = (told.queue_ids.tolist(), told.queue_offsets.tolist(), told.physical_offsets.tolist())
+            acknowledged += list(zip(names, *columns, strict=True))
+    Path(report).write_text(json.dumps([acknowledged, unknown, longest_gap_s]))
+
+
+class Load:
+    """Four client processes at work."""
+
+    def __init__(self, group: Group, folder: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.stop = context.Event()
+        self.reports = [folder / f"client{number}.json" for number in range(CLIENTS)]
+        self.processes = [
+            context.Process(target=send_until_told, args=(str(group.store), number, self.stop, str(self.reports[number])))
+            for number in range(CLIENTS)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def finish(self) -> tuple[dict[str, tuple[int, int, int]], set[str], float]:
+        """(acknowledged by name: queue id, queue offset, physical offset; unknown names; longest gap in s)."""
+        self.stop.set()
+        for process in self.processes:
+            process.join(60)
+            assert process.exitcode == 0
+        acknowledged: dict[str, tuple[int, int, int]] = {}
+        unknown: set[str] = set()
+        gap_s = 0.0
+        for report in self.reports:
+            told, lost, longest = json.loads(report.read_text())
+            acknowledged |= {name: (queue_id, offset, physical) for name, queue_id, offset, physical in told}
+            unknown |= set(lost)
+            gap_s = max(gap_s, longest)
+        return acknowledged, unknown, gap_s
+
+
+def all_messages(group: Group) -> dict[str, list[tuple[int, int, int]]]:
+    """Every message of the topic by body, with all its places."""
+    found: dict[str, list[tuple[int, int, int]]] = {}
+    with group.client() as client:
+        for queue in client.queues("kill"):
+            offset = queue.min_offset
+            while offset < queue.max_offset:
+                pulled = client.pull("kill", queue.queue_id, offset, max_messages=4096)
+                for message in pulled.messages:
+                    place = (message.queue_id, message.queue_offset, message.physical_offset)
+                    found.setdefault(message.body.decode(), []).append(place)
+                assert pulled.next_offset > offset, pulled
+                offset = pulled.next_offset
+    return found
+
+
+def check_all(group: Group, acknowledged: dict[str, tuple[int, int, int]], unknown: set[str]) -> None:
+    group.wait_dispatched()
+    found = all_messages(group)
+    missing = {name for name in acknowledged if name not in found}
+    assert not missing, f"{len(missing)} of {len(acknowledged)} acknowledged messages are gone: {sorted(missing)[:5]}"
+    moved = {name for name, place in acknowledged.items() if found[name] != [tuple(place)]}
+    assert not moved, {name: (acknowledged[name], found[name]) for name in sorted(moved)[:5]}
+    strangers = set(found) - set(acknowledged) - unknown
+    assert not strangers, sorted(strangers)[:5]
+    assert all(len(places) == 1 for places in found.values())
+
+
+@pytest.mark.parametrize("role", words_of.ROLES)
+def test_a_killed_role_comes_back_and_nothing_is_lost(group: Group, tmp_path: Path, role: str) -> None:
+    load = Load(group, tmp_path)
+    wait_until(lambda: group.words()["appended_messages"] > 2000, what="load")
+    for _ in range(3):
+        kill_and_wait(group, role)
+        before = group.words()["appended_messages"]
+        wait_until(lambda before=before: group.words()["appended_messages"] > before + 400, what="load goes on")
+    acknowledged, unknown, gap_s = load.finish()
+    assert len(acknowledged) > 2000
+    assert gap_s < 5.0
+    check_all(group, acknowledged, unknown)
+    assert group.stop() == 0
+    assert_equals_rebuild(group)
+
+
+def kill_and_wait(group: Group, role: str) -> None:
+    words = group.words()
+    os.kill(words[f"{role}.pid"], signal.SIGKILL)
+    incarnation = words[f"{role}.incarnation"]
+
+    def back() -> bool:
+        now = group.words()
+        running = now[f"{role}.state"] == words_of.STATE_RUNNING
+        return now[f"{role}.incarnation"] > incarnation and running
+
+    wait_until(back, ROLE_BACK_S, f"{role} back")
+
+
+def test_a_killed_template_is_replaced(group: Group) -> None:
+    words = group.words()
+    os.kill(words["template_pid"], signal.SIGKILL)
+    wait_until(lambda: group.words()["template_pid"] not in (0, words["template_pid"]), what="new template")
+    for role in words_of.ROLES:
+        assert group.words()[f"{role}.pid"] == words[f"{role}.pid"]
+    kill_and_wait(group, words_of.WRITER)
+    with group.client() as client:
+        assert client.send("kill", b"after").queue_offset == 0
+
+
+def test_a_killed_supervisor_takes_all_along_and_the_store_comes_back(
+    make_group: Callable[..., Group], tmp_path: Path
+) -> None:
+    group = make_group()
+    acknowledged: dict[str, tuple[int, int, int]] = {}
+    unknown: set[str] = set()
+    for life in range(2):
+        folder = tmp_path / str(life)
+        folder.mkdir()
+        load = Load(group, folder)
+        wait_until(lambda: group.words()["appended_messages"] > 2000, what="load")
+        load.stop.set()
+        group.kill()
+        told, lost, _gap = load.finish()
+        # Names are given anew in each life.
+        acknowledged = {name: place for name, place in acknowledged.items() if name not in told}
+        acknowledged |= told
+        unknown |= lost
+        group.start()
+        group.wait_dispatched()
+        found = all_messages(group)
+        for name, place in told.items():
+            assert tuple(place) in found.get(name, []), name
+    assert group.stop() == 0
+    assert_equals_rebuild(group)
+
+
+def test_a_deleted_own_folder_loses_nothing(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    with group.client() as client:
+        told = client.send_batch("kill", [b"%d" % n for n in range(5000)], keys=[f"k{n}" for n in range(5000)])
+    group.wait_dispatched()
+    assert group.stop() == 0
+    for path in sorted(group.paths.own.rglob("*"), reverse=True):
+        path.unlink() if not path.is_dir() else path.rmdir()
+    group.paths.own.rmdir()
+    group.start()
+    with group.client() as client:
+        assert sum(queue.max_offset for queue in client.queues("kill")) == 5000
+        (message,) = client.by_key("kill", "k4999")
+        assert message.physical_offset == told.physical_offsets[4999]
+        assert client.send("kill", b"next").physical_offset > told.physical_offsets[-1]
+    assert group.stop() == 0
+    assert_equals_rebuild(group)

@@ -1,0 +1,101 @@
+"""Sockets are found again wherever they must lie, and only their owner may open them."""
+
+from __future__ import annotations
+
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from mqproc.errors import NotRunningError, StoreAccessError
+from mqproc.wire import address
+from mqproc.wire.address import SOCKET_PATH_BYTES_MAX, connect_path, listen, peer_uid, remove, runtime_folder
+
+
+def can_connect(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(connect_path(path)))
+    return True
+
+
+@pytest.fixture
+def runtime(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    return folder / "mqproc"
+
+
+def test_the_socket_is_the_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "mqproc" / "writer.sock"
+    with listen(path):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert can_connect(path)
+        assert [entry.name for entry in path.parent.iterdir()] == ["writer.sock"]
+
+
+def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "writer.sock"
+    listen(path).close()
+    with listen(path):
+        assert can_connect(path)
+
+
+def test_a_long_path_gets_a_short_one_with_a_pointer(tmp_path: Path, runtime: Path) -> None:
+    path = tmp_path / ("d" * SOCKET_PATH_BYTES_MAX) / "writer.sock"
+    path.parent.mkdir()
+    with listen(path):
+        assert path.is_file()
+        assert connect_path(path).parent == runtime
+        assert can_connect(path)
+        remove(path)
+        assert not path.exists()
+        assert list(runtime.iterdir()) == []
+
+
+def test_a_runtime_folder_that_others_may_enter_is_refused(runtime: Path) -> None:
+    assert runtime_folder() == runtime
+    runtime.chmod(0o755)
+    with pytest.raises(StoreAccessError, match="mode 0700"):
+        runtime_folder()
+
+
+def test_a_runtime_folder_that_is_a_link_is_refused(runtime: Path, tmp_path: Path) -> None:
+    runtime.symlink_to(tmp_path)
+    with pytest.raises(StoreAccessError):
+        runtime_folder()
+
+
+def test_nothing_there_means_not_running(tmp_path: Path) -> None:
+    with pytest.raises(NotRunningError, match="No such file"):
+        connect_path(tmp_path / "writer.sock")
+
+
+@pytest.mark.parametrize("content", [b"", b"relative/path\n", b"/a\0b\n"])
+def test_a_file_that_is_no_pointer_means_not_running(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "writer.sock"
+    path.write_bytes(content)
+    with pytest.raises(NotRunningError):
+        connect_path(path)
+
+
+def test_a_pointer_of_another_user_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "writer.sock"
+    path.write_bytes(b"/run/elsewhere.sock\n")
+    monkeypatch.setattr(address.os, "getuid", lambda: path.stat().st_uid + 1)
+    with pytest.raises(NotRunningError):
+        connect_path(path)
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "file" / "writer.sock"
+    path.parent.write_bytes(b"")
+    with pytest.raises((StoreAccessError, OSError)):
+        listen(path)
+
+
+def test_the_peer_is_known() -> None:
+    left, right = socket.socketpair()
+    with left, right:
+        assert peer_uid(left) == address.os.getuid()

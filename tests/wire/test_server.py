@@ -1,0 +1,487 @@
+"""The socket server with real sockets: bad clients are let go, good ones notice nothing.
+
+A test is both sides: it writes bytes into a client's socket, lets the server step, and looks at what comes back.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mqproc.errors import (
+    FrameTooLargeError,
+    MqprocError,
+    PermissionDeniedError,
+    StoreBusyError,
+    TooManyConnectionsError,
+    UnknownCommandError,
+    UnsupportedVersionError,
+)
+from mqproc.wire.address import listen
+from mqproc.wire.frame import ANSWER, CONNECTION_ID, HEADER, MAGIC, VERSION
+from mqproc.wire.operations import Empty, Operation, PullRequest
+from mqproc.wire.protocol import ClientProtocol, Frame, FrameReader, decode_refusal, encode_frame, encode_options
+from mqproc.wire.server import Limits, Request, SocketServer
+
+APPEND = int(Operation.APPEND)
+LIMITS = Limits(connections=8, frame_bytes=1 << 20, output_bytes=1 << 20, frame_read_s=0.15, output_grace_s=0.15)
+
+Server = Callable[..., SocketServer]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Server]:
+    servers = []
+    listener = listen(tmp_path / "mqproc" / "x.sock")
+
+    def start(limits: Limits = LIMITS, **options: object) -> SocketServer:
+        servers.append(SocketServer(listener, limits, **options))  # type: ignore[arg-type]
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+    listener.close()
+
+
+class Peer:
+    """A client's end, byte by byte."""
+
+    def __init__(self, server: SocketServer) -> None:
+        self.server = server
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(server._listener.getsockname().removesuffix(".tmp"))
+        self.sock.setblocking(False)
+        self.reader = FrameReader(1 << 30)
+        self.frames: list[Frame] = []
+        self.ended = False
+        server.poll(0)
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
+
+    def send(self, data: bytes) -> list[Request]:
+        """Write all of `data`, letting the server read; returns the requests that it made of it."""
+        requests = []
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[self.sock.send(view) :]
+            except BlockingIOError:
+                requests += self.server.poll(0)
+        return requests + self.server.poll(0)
+
+    def read(self) -> None:
+        """Take what is there."""
+        while not self.ended:
+            try:
+                data = self.sock.recv(1 << 20)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                data = b""
+            self.ended = not data
+            self.reader.feed(data)
+            while (frame := self.reader.next_frame()) is not None:
+                self.frames.append(
+                    Frame(frame[0], frame[1], memoryview(bytes(frame[2])), memoryview(bytes(frame[3])))
+                )
+
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+        end = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < end, "nothing happened in time"
+            self.server.poll(0.01)
+            self.read()
+
+    def refusal(self) -> MqprocError:
+        """The one refusal that must come, and the end of the connection after it."""
+        self.wait_for(lambda: self.ended)
+        (frame,) = self.frames
+        return decode_refusal(frame.options)
+
+
+def request(payload: bytes = b"", request_id: int = 1, operation: int = APPEND) -> bytes:
+    return b"".join(encode_frame(operation, request_id, b"\x90", [payload]))
+
+
+def check_echo(peer: Peer, payload: bytes = b"hello", request_id: int = 77) -> None:
+    """A good frame is answered."""
+    (found,) = peer.send(request(payload, request_id))
+    assert bytes(found.payload) == payload
+    found.answer(Empty(), [found.payload])
+    peer.wait_for(lambda: bool(peer.frames))
+    frame = peer.frames.pop()
+    assert (frame.operation, frame.request_id, bytes(frame.payload)) == (APPEND | ANSWER, request_id, payload)
+
+
+def test_a_request_is_answered(serve: Server) -> None:
+    with Peer(serve()) as peer:
+        check_echo(peer)
+
+
+@pytest.mark.parametrize("size", [0, 1, 100_000, (1 << 20) - 200])
+def test_frames_of_all_sizes_arrive_in_pieces(serve: Server, size: int) -> None:
+    payload = os.urandom(size)
+    with Peer(serve()) as peer:
+        data = request(payload)
+        found = []
+        for start in range(0, len(data), 60_001):
+            found += peer.send(data[start : start + 60_001])
+        assert [bytes(one.payload) for one in found] == [payload]
+
+
+def test_frames_cut_anywhere_arrive(serve: Server) -> None:
+    with Peer(serve()) as peer:
+        data = b"".join(request(b"p" * index, index + 1) for index in range(40))
+        found: list[tuple[int, bytes]] = []
+        for start in range(0, len(data), 7):
+            found += [(one.request_id, bytes(one.payload)) for one in peer.send(data[start : start + 7])]
+        assert found == [(index + 1, b"p" * index) for index in range(40)]
+
+
+def test_the_largest_frame_works_and_its_memory_is_given_back(serve: Server) -> None:
+    limits = Limits(frame_bytes=64 << 20)
+    with Peer(serve(limits)) as peer:
+        payload = bytes(range(256)) * (1 << 18)
+        payload = payload[: (64 << 20) - 33]
+        (found,) = peer.send(request(payload))
+        assert found.payload == payload
+        peer.server.poll(0)
+        assert all(connection.reader is None for connection in peer.server.connections.values())
+        check_echo(peer)
+
+
+def test_frames_of_many_clients_in_one_poll_do_not_disturb_each_other(serve: Server) -> None:
+    server = serve()
+    peers = [Peer(server) for _ in range(8)]
+    sizes = [10, 300_000, 20, 150_000, 90_000, 30, 200_000, 1]
+    payloads = [bytes([index]) * size for index, size in enumerate(sizes)]
+    frames = [request(payload, index + 1) for index, payload in enumerate(payloads)]
+    for peer, frame in zip(peers, frames, strict=True):
+        peer.sock.send(frame[: len(frame) // 2])
+    found = {one.request_id: bytes(one.payload) for one in server.poll(0.1)}
+    for peer, frame in zip(peers, frames, strict=True):
+        rest = memoryview(frame)[len(frame) // 2 :]
+        while rest:
+            try:
+                rest = rest[peer.sock.send(rest) :]
+            except BlockingIOError:
+                pass
+            found |= {one.request_id: bytes(one.payload) for one in server.poll(0)}
+    while requests := server.poll(0.05):
+        found |= {one.request_id: bytes(one.payload) for one in requests}
+    assert found == {index + 1: payload for index, payload in enumerate(payloads)}
+    for peer in peers:
+        peer.sock.close()
+
+
+def test_views_stay_valid_until_the_next_poll(serve: Server) -> None:
+    server = serve()
+    peers = [Peer(server) for _ in range(8)]
+    payloads = [bytes([65 + index]) * 150_000 for index in range(8)]
+    for peer, payload in zip(peers, payloads, strict=True):
+        view = memoryview(request(payload))
+        peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        while view:
+            view = view[peer.sock.send(view) :]
+    seen = []
+    while requests := server.poll(0.05):
+        texts = [bytes(one.payload) for one in requests]
+        assert all(len(set(text)) == 1 for text in texts)
+        seen += texts
+    assert sorted(seen) == payloads
+    for peer in peers:
+        peer.sock.close()
+
+
+def test_requests_beyond_the_polls_limit_wait(serve: Server) -> None:
+    with Peer(serve(Limits(requests_per_poll=3))) as peer:
+        data = b"".join(request(request_id=index) for index in range(1, 11))
+        found = [peer.send(data)]
+        while len(sum(found, [])) < 10:
+            found.append(peer.server.poll(0))
+        assert [one.request_id for poll in found for one in poll] == list(range(1, 11))
+        assert max(map(len, found)) == 3
+        check_echo(peer)
+
+
+def test_answers_may_come_late_and_in_any_order(serve: Server) -> None:
+    with Peer(serve()) as peer:
+        first, second = peer.send(request(b"a", 1) + request(b"b", 2))
+        for held in (second, first):
+            held.connection.answer(held.request_id, held.operation)
+        peer.wait_for(lambda: len(peer.frames) == 2)
+        assert [frame.request_id for frame in peer.frames] == [2, 1]
+
+
+def test_options_are_decoded_as_their_operation_says(serve: Server) -> None:
+    with Peer(serve()) as peer:
+        options = PullRequest("orders", 3, 17)
+        (found,) = peer.send(b"".join(encode_frame(Operation.PULL, 1, encode_options(options))))
+        assert found.decode() == options
+
+
+def test_an_unknown_command_keeps_the_connection(serve: Server) -> None:
+    with Peer(serve(operations=frozenset({APPEND}))) as peer:
+        assert peer.send(request(operation=Operation.PULL)) == []
+        assert peer.send(request(operation=4711, request_id=2) + request(operation=APPEND | ANSWER, request_id=3)) == []
+        peer.wait_for(lambda: len(peer.frames) == 3)
+        assert [frame.request_id for frame in peer.frames] == [1, 2, 3]
+        assert {type(decode_refusal(frame.options)) for frame in peer.frames} == {UnknownCommandError}
+        peer.frames.clear()
+        assert peer.server.rejects["UNKNOWN_COMMAND"] == 3
+        check_echo(peer)
+
+
+def test_a_frame_that_is_too_large_is_not_read(serve: Server) -> None:
+    with Peer(serve()) as peer:
+        header = HEADER.pack(MAGIC, VERSION, APPEND, 5, 0, 0, 100 << 20)
+        peer.send(header + bytes(1000))
+        assert type(peer.refusal()) is FrameTooLargeError
+        assert peer.frames[0].request_id == 5
+        assert peer.server.connections == {}
+
+
+@pytest.mark.parametrize("data", [HEADER.pack(MAGIC, 9, APPEND, 5, 0, 0, 0), b"GET / HTTP/1.1\r\n\r\n"])
+def test_another_version_or_protocol_is_told_ours(serve: Server, data: bytes) -> None:
+    with Peer(serve()) as peer:
+        peer.send(data)
+        error = peer.refusal()
+        assert type(error) is UnsupportedVersionError
+        assert f"speaks 1..{VERSION}" in str(error)
+
+
+def test_a_frame_that_does_not_end_is_counted(serve: Server) -> None:
+    server = serve()
+    with Peer(server) as peer:
+        peer.send(request(b"hello")[:-1])
+    with Peer(server) as peer:
+        peer.send(request(bytes(100_000))[:-1])
+    with Peer(server):
+        pass
+    server.poll(0.01)
+    assert server.partial_frames == 2
+    assert server.connections == {}
+
+
+def test_a_slow_loris_is_let_go_although_it_sends_on(serve: Server) -> None:
+    server = serve()
+    with Peer(server) as peer, Peer(server) as good:
+        for byte in request(b"hello"):
+            try:
+                peer.sock.send(bytes([byte]))
+            except OSError as error:
+                assert error.errno == errno.EPIPE
+                break
+            time.sleep(0.01)
+            server.poll(0)
+        else:
+            pytest.fail("the whole frame was taken")
+        assert server.read_timeouts == 1
+        check_echo(good)
+
+
+def test_a_slow_loris_in_a_large_frame_is_let_go(serve: Server) -> None:
+    with Peer(serve()) as peer:
+        peer.send(request(bytes(900_000))[:500_000])
+        peer.wait_for(lambda: peer.ended)
+        assert peer.server.read_timeouts == 1
+
+
+def test_each_frame_has_its_own_time(serve: Server) -> None:
+    with Peer(serve()) as peer:
+        frame = request(b"hello")
+        peer.send(frame[:-1])
+        for _ in range(6):
+            time.sleep(0.05)
+            assert len(peer.send(frame[-1:] + frame[:-1])) == 1
+        assert peer.server.read_timeouts == 0
+
+
+def test_an_idle_client_is_not_let_go(serve: Server) -> None:
+    with Peer(serve()) as peer:
+        check_echo(peer)
+        end = time.monotonic() + 0.4
+        while time.monotonic() < end:
+            peer.server.poll(0.05)
+        check_echo(peer)
+
+
+def test_a_client_that_never_reads_is_let_go_and_others_are_served(serve: Server) -> None:
+    server = serve()
+    with Peer(server) as silent, Peer(server) as good:
+        (found,) = silent.send(request())
+        connection = found.connection
+        for _ in range(5):
+            connection.answer(1, APPEND, payload=[bytes(1 << 20)])
+        assert connection.paused
+        assert silent.send(request(request_id=2)) == [], "a paused client is not listened to"
+        check_echo(good)
+        end = time.monotonic() + 5
+        while not connection.closed and time.monotonic() < end:
+            check_echo(good)
+        assert server.slow_consumers == 1
+        assert server.rejects["SLOW_CONSUMER"] == 1
+        connection.answer(2, APPEND)  # is dropped without an error
+
+
+def test_a_client_that_reads_slowly_goes_on(serve: Server) -> None:
+    with Peer(serve()) as peer:
+        (found,) = peer.send(request())
+        payload = os.urandom(5 << 20)
+        found.answer(payload=[payload])
+        assert found.connection.paused
+        data = b""
+        while len(data) < len(payload):
+            peer.server.poll(0.02)
+            data += peer.sock.recv(100_000)
+        assert not found.connection.paused
+        peer.reader.feed(data)
+        peer.wait_for(lambda: bool(peer.frames))
+        assert peer.frames.pop().payload == payload
+        check_echo(peer)
+
+
+def test_a_queued_answer_is_copied_unless_it_is_owned(serve: Server) -> None:
+    with Peer(serve(Limits())) as peer:
+        (found,) = peer.send(request())
+        hot = bytearray(b"a" * (3 << 20))
+        found.answer(payload=[hot])
+        hot[:] = b"b" * len(hot)
+        peer.wait_for(lambda: bool(peer.frames))
+        assert set(bytes(peer.frames[0].payload)) == {ord("a")}
+
+
+def test_too_many_connections_are_told_so(serve: Server) -> None:
+    server = serve()
+    peers = [Peer(server) for _ in range(8)]
+    with Peer(server) as peer:
+        error = peer.refusal()
+        assert type(error) is TooManyConnectionsError
+        assert error.retryable
+        assert error.hint_ms > 0
+        assert peer.frames[0].request_id == CONNECTION_ID
+    peers.pop().sock.close()
+    server.poll(0.05)
+    with Peer(server) as peer:
+        check_echo(peer)
+    for peer in peers:
+        peer.sock.close()
+
+
+def test_another_user_is_refused(serve: Server) -> None:
+    server = serve(allowed_uids={os.getuid() + 1})
+    with Peer(server) as peer:
+        assert type(peer.refusal()) is PermissionDeniedError
+
+
+def test_without_descriptors_a_client_is_told_so(serve: Server) -> None:
+    server = serve()
+    waiting = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd"))
+    fillers = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 20, limits[1]))
+        with pytest.raises(OSError, match="Too many open files"):
+            while True:
+                fillers.append(os.open(os.devnull, os.O_RDONLY))
+        waiting[0].connect(server._listener.getsockname().removesuffix(".tmp"))
+        server.poll(0.1)
+        reader = FrameReader(1 << 20)
+        reader.feed(waiting[0].recv(1000))
+        frame = reader.next_frame()
+        assert frame is not None
+        assert type(decode_refusal(frame.options)) is TooManyConnectionsError
+    finally:
+        for fd in fillers:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    waiting[1].connect(server._listener.getsockname().removesuffix(".tmp"))
+    server.poll(0.1)
+    assert len(server.connections) == 1
+    for sock in waiting:
+        sock.close()
+
+
+def test_a_thousand_idle_clients_are_cheap(serve: Server) -> None:
+    server = serve(Limits())
+    peers = []
+    for _ in range(1000):
+        peers.append(socket.socket(socket.AF_UNIX))
+        peers[-1].connect(server._listener.getsockname().removesuffix(".tmp"))
+        server.poll(0)
+    frame = request(b"hello")
+    answered = 0
+    for peer in peers:
+        peer.send(frame)
+        for found in server.poll(0.1):
+            found.answer()
+            answered += 1
+    assert answered == 1000
+    assert len(server.connections) == 1000
+    assert all(connection.reader is None for connection in server.connections.values())
+    for peer in peers:
+        peer.close()
+
+
+def test_a_bell_ends_the_wait(serve: Server) -> None:
+    server = serve()
+    bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    rung = []
+    server.register(bell, lambda: rung.append(os.eventfd_read(bell)))
+    os.eventfd_write(bell, 3)
+    start = time.monotonic()
+    assert server.poll(5.0) == []
+    assert time.monotonic() - start < 1.0
+    assert rung == [3]
+    assert server.poll(0) == []
+    os.close(bell)
+
+
+def test_a_client_that_leaves_is_reported(serve: Server) -> None:
+    left = []
+    server = serve(on_close=left.append)
+    with Peer(server) as peer:
+        (found,) = peer.send(request())
+    server.poll(0.05)
+    assert left == [found.connection]
+    assert found.connection.closed
+
+
+def test_no_new_clients_after_stop_accepting_and_drain_sends_the_rest(serve: Server) -> None:
+    server = serve()
+    with Peer(server) as peer:
+        (found,) = peer.send(request())
+        server.stop_accepting()
+        with Peer(server):
+            assert len(server.connections) == 1
+        found.answer(payload=[bytes(3 << 20)])
+        assert found.connection.output.waiting_bytes > 0
+        server.drain(0.05)
+        peer.wait_for(lambda: bool(peer.frames))
+
+
+def test_the_client_protocol_and_the_server_understand_each_other(serve: Server) -> None:
+    with Peer(serve()) as peer:
+        protocol = ClientProtocol(1 << 20)
+        request_id, pieces = protocol.request(APPEND, b"\x90", [b"abc"])
+        (found,) = peer.send(b"".join(pieces))
+        found.refuse(StoreBusyError("later", hint_ms=9))
+        protocol.reader.feed(peer.sock.recv(1000))
+        answer = protocol.next_answer()
+        assert answer is not None
+        assert isinstance(answer.error, StoreBusyError)
+        assert (answer.request_id, answer.error.hint_ms) == (request_id, 9)
+        assert peer.server.rejects["STORE_BUSY"] == 1
