@@ -325,11 +325,10 @@ class Group:
             self._context.report(f"a sync failed ({os.strerror(number)}): the store is read-only")
 
     def _log_trace(self, name: str, pid: int, death: Death) -> None:
-        trace = self._traces[name]
-        size = os.fstat(trace).st_size
-        if size:
-            text = os.pread(trace, _TRACE_BYTES_MAX, 0).decode(errors="replace")
-            os.ftruncate(trace, 0)
+        io, trace = self._context.io, self._traces[name]
+        if io.size(trace):
+            text = io.pread(trace, _TRACE_BYTES_MAX, 0).decode(errors="replace")
+            io.set_size(trace, 0)
             os.lseek(trace, 0, os.SEEK_SET)
             log.get_logger().error("a role crashed", crashed_role=name, crashed_pid=pid, death=str(death), trace=text)
 

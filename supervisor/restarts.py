@@ -4,6 +4,8 @@
     dies early again and again     wait 0.1 s, 0.2 s, 0.4 s … before the next start
     the fifth death within 60 s    the group halts
     exit code 2, 3, 6, 7 or 8      the group halts with it: a restart would not cure it
+
+A long life makes the next death a first one again.
 """
 
 from __future__ import annotations

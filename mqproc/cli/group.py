@@ -85,7 +85,7 @@ def start_group(paths: StorePaths, load_options: Callable[[], Options], report: 
 
     if not detach:
         return run(report, lambda: None)
-    return run_detached(run, paths.log, report)
+    return run_detached(run, paths, report)
 
 
 @click.command(cls=Command)
@@ -214,9 +214,12 @@ def _print_status(out: Output, found: Mapping[str, Any]) -> None:
     state = "ready" if found["ready"] else f"{found['group']}, not ready"
     read_only = ", READ-ONLY after a failed sync" if found["read_only"] else ""
     out.line(f"{found['store']}: {state}{read_only}, up {since}, epoch {found['epoch']}")
+    sizes = {
+        name: format_bytes(found[f"{name}_bytes"]) for name in ("written", "dispatch_behind", "flush_behind", "pss")
+    }
     out.line(
-        f"written {format_bytes(found['written_bytes'])}, dispatch {format_bytes(found['dispatch_behind_bytes'])} behind, "
-        f"flush {format_bytes(found['flush_behind_bytes'])} behind, memory {format_bytes(found['pss_bytes'])}"
+        f"written {sizes['written']}, dispatch {sizes['dispatch_behind']} behind, "
+        f"flush {sizes['flush_behind']} behind, memory {sizes['pss']}"
     )
     out.line("")
     rows = [

@@ -7,7 +7,6 @@ operation, and only the pulls of queues that moved are tried again.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +19,9 @@ from mqproc.wire.operations import PullRequest
 from mqproc.wire.server import Connection
 
 NO_QUEUE = -1
+NEVER_SEEN = -1
+# Rows of queues that nobody waits for any more, kept because somebody may again.
+IDLE_ROWS_MAX = 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -49,21 +51,21 @@ class HeldPulls:
         self._deadlines: list[tuple[int, int, HeldPull]] = []
         self._sequence = 0
         self._count = 0
-        # What is compared: rows of the queues that exist, their places in the table's words, the maxima last seen.
+        # What is compared, a row each queue: its place among the table's words (−1 = no such queue), the maximum seen.
         self._queues: list[tuple[str, int]] = []
+        self._known: set[tuple[str, int]] = set()
         self._cells: NDArray[np.int64] = np.empty(0, np.int64)
         self._seen: NDArray[np.int64] = np.empty(0, np.int64)
-        self._missing: list[tuple[str, int]] = []
-        self._stale = False
+        self._table_state = (-1, -1)
 
     def __len__(self) -> int:
         return self._count
 
     def hold(self, pull: HeldPull) -> None:
         """Keep a pull. The caller looks at the queue once more afterwards (`moved`)."""
-        pulls = self._by_queue.setdefault(pull.queue, [])
-        self._stale |= not pulls
-        pulls.append(pull)
+        self._by_queue.setdefault(pull.queue, []).append(pull)
+        if pull.queue not in self._known:
+            self._table_state = (-1, -1)
         self._by_connection.setdefault(pull.connection, set()).add(pull)
         self._sequence += 1
         heapq.heappush(self._deadlines, (pull.deadline_ns, self._sequence, pull))
@@ -78,8 +80,8 @@ class HeldPulls:
         pulls = self._by_queue[pull.queue]
         pulls.remove(pull)
         if not pulls:
+            # The row stays: most often the same queue is waited for again at once.
             del self._by_queue[pull.queue]
-            self._stale = True
         of_connection = self._by_connection[pull.connection]
         of_connection.discard(pull)
         if not of_connection:
@@ -94,16 +96,19 @@ class HeldPulls:
             self.release(pull)
 
     def moved(self) -> list[HeldPull]:
-        """The pulls of queues whose maximum offset is another than at the last call, or that are new here."""
-        if not self._by_queue:
-            return []
-        fresh: set[tuple[str, int]] = set()
-        if self._stale or self._appeared():
-            fresh = self._list_queues()
-        maxima = self._table.cells[self._cells]
-        changed = np.flatnonzero(maxima != self._seen).tolist()
+        """The pulls of queues whose maximum offset is another than at the last call, or that were not compared yet."""
+        table = self._table
+        state = (table.count, table.words[layout.HEADER_LIVE])
+        if state != self._table_state or len(self._queues) > 2 * len(self._by_queue) + IDLE_ROWS_MAX:
+            self._list_queues()
+            self._table_state = state
+        maxima = np.where(self._cells >= 0, table.cells[self._cells], 0)
+        changed = np.flatnonzero(maxima != self._seen)
         self._seen = maxima
-        return [pull for queue in {*(self._queues[row] for row in changed), *fresh} for pull in self._of(queue)]
+        if not len(changed):
+            return []
+        queues = (self._queues[row] for row in changed.tolist())
+        return [pull for queue in queues for pull in self._by_queue.get(queue, ())]
 
     def expired(self, now_ns: int) -> list[HeldPull]:
         """The pulls whose time is over."""
@@ -124,28 +129,17 @@ class HeldPulls:
         """Every held pull."""
         return [pull for pulls in self._by_queue.values() for pull in pulls]
 
-    def _of(self, queue: tuple[str, int]) -> Iterable[HeldPull]:
-        return tuple(self._by_queue.get(queue, ()))
-
-    def _appeared(self) -> bool:
-        return any(self._table.find(*queue) != NO_QUEUE for queue in self._missing)
-
-    def _list_queues(self) -> set[tuple[str, int]]:
-        """Make the arrays anew; the queues that were not compared before."""
-        before = set(self._queues)
-        numbers = {queue: self._table.find(*queue) for queue in self._by_queue}
-        self._queues = [queue for queue, number in numbers.items() if number != NO_QUEUE]
-        self._missing = [queue for queue, number in numbers.items() if number == NO_QUEUE]
-        places = [layout.entry_word(numbers[queue], layout.MAX_OFFSET) for queue in self._queues]
-        seen = dict(zip(before_places(self._cells), self._seen.tolist(), strict=True))
-        self._cells = np.array(places, np.int64)
-        # A queue that is new here is looked at once in any case: it may have moved before it was held.
-        self._seen = np.array([seen.get(place, -1) for place in places], np.int64)
-        self._stale = False
-        return set(self._queues) - before
-
-
-def before_places(cells: NDArray[np.int64]) -> list[int]:
-    """Word indices as Python's ints."""
-    places: list[int] = cells.tolist()
-    return places
+    def _list_queues(self) -> None:
+        """Make the rows anew. A queue that had none, or whose number is another now, is looked at in any case."""
+        before = dict(zip(self._queues, zip(self._cells.tolist(), self._seen.tolist(), strict=True), strict=True))
+        queues = list(self._by_queue)
+        numbers = [self._table.find(*queue) for queue in queues]
+        cells = [layout.entry_word(number, layout.MAX_OFFSET) if number >= 0 else NO_QUEUE for number in numbers]
+        seen = []
+        for queue, cell in zip(queues, cells, strict=True):
+            cell_before, seen_before = before.get(queue, (NO_QUEUE, NEVER_SEEN))
+            seen.append(seen_before if cell == cell_before else NEVER_SEEN)
+        self._queues = queues
+        self._known = set(queues)
+        self._cells = np.array(cells, np.int64)
+        self._seen = np.array(seen, np.int64)

@@ -11,7 +11,7 @@ keeps nobody waiting. Records go out as the buffers that they were gathered in.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +98,7 @@ _NOTHING_YET = frozenset(
 # Those at which it goes on at once from the next offset.
 _GO_ON = frozenset({PullStatus.NO_MATCHED_MESSAGE, PullStatus.MESSAGE_WAS_REMOVING})
 
-Payload = tuple[Any, ...]
+Payload = Sequence[memoryview]
 
 
 @dataclass(slots=True)
@@ -167,12 +167,12 @@ class Query:
     def do_work(self) -> int:
         if len(self._waiting) < WAITING_REQUESTS_MAX:
             self._take(self._server.poll(0))
+        self._forget_below_minimum()
         end_ns = self._clock.monotonic_ns() + STEP_NS
         done = self._serve(end_ns)
         done += self._look_at_held()
         done += self._step_jobs(end_ns)
-        if done:
-            self._words[words_of.WAITING_PULLS] = len(self._held)
+        self._words[words_of.WAITING_PULLS] = len(self._held)
         self._words[words_of.QUERY_CONNECTIONS] = len(self._server.connections)
         return done
 
@@ -252,9 +252,7 @@ class Query:
 
     # Long questions
 
-    def _start(
-        self, request: _Waiting, slices: Slices[Any], answer: Callable[[Any], tuple[Options, Payload]]
-    ) -> None:
+    def _start(self, request: _Waiting, slices: Slices[Any], answer: Callable[[Any], tuple[Options, Payload]]) -> None:
         """The first slice now; most questions have no second one."""
         job = _Job(request, slices, answer)
         if not self._step(job):
@@ -291,8 +289,6 @@ class Query:
 
     def _pull(self, request: _Waiting) -> None:
         options: PullRequest = request.options
-        if options.timeout_ms > 0:
-            self._forget_below_minimum()
         bounds = self._reading.queues.bounds(options.topic, options.queue_id)
         if bounds is not None:
             self._read_ahead.before_pull(options.topic, options.queue_id, bounds, options.offset)
@@ -303,8 +299,8 @@ class Query:
         offset = pulled.next_offset if pulled.status in _GO_ON else options.offset
         deadline_ns = self._clock.monotonic_ns() + min(options.timeout_ms, HOLD_MS_MAX) * 1_000_000
         self._held.hold(HeldPull(request.connection, request.request_id, options, offset, deadline_ns, pulled))
-        # What came since the pull looked would ring nobody: look at held queues in this very step.
-        self._dispatched = -1
+        # What came since the pull looked has rung already: look at held queues in this very step.
+        self._look_again()
 
     def _pull_from(self, options: PullRequest, offset: int) -> Pulled:
         return self._reading.pull(
@@ -328,7 +324,7 @@ class Query:
             pulled.count,
             pulled.detail,
         )
-        payload = (pulled.records,) if pulled.count else ()
+        payload = (pulled.records.data,) if pulled.count else ()
         connection.answer(request_id, Operation.PULL, answer, payload, owned=True)
 
     def _look_at_held(self) -> int:
@@ -350,30 +346,26 @@ class Query:
         return done
 
     def _try_again(self, pull: HeldPull) -> None:
+        """Look at what a held pull's queue has now; answer it, or hold it further on."""
         options = pull.options
         try:
-            if options.tags and pull.last.status in _GO_ON and not options.rocketmq_limits:
-                if not self._reading.may_match(options.topic, options.queue_id, pull.offset, options.tags):
-                    self._pass_over(pull)
-                    return
-            pulled = self._pull_from(options, pull.offset)
+            first = self._reading.first_candidate(options.topic, options.queue_id, pull.offset, options.tags)
+            pulled = self._pull_from(options, first)
         except BaseException:
             self._held.release(pull)
             raise
-        pull.last = pulled
-        if pulled.status in _GO_ON:
-            pull.offset = pulled.next_offset
-            if pulled.next_offset < pulled.max_offset:
-                self._dispatched = -1  # More units wait than one pull looks at.
-        elif not _may_wait(pulled, pull.offset):
+        pull.last, pull.offset = pulled, first
+        if not _may_wait(pulled, first):
             self._held.release(pull)
             self._answer_pull(pull.connection, pull.request_id, pulled)
+        elif pulled.status in _GO_ON:
+            pull.offset = pulled.next_offset
+            if pulled.next_offset < pulled.max_offset:
+                self._look_again()  # More units wait than one pull looks at.
 
-    def _pass_over(self, pull: HeldPull) -> None:
-        """Nothing that was looked at matches: the next look begins behind it."""
-        bounds = self._reading.queues.bounds(pull.options.topic, pull.options.queue_id)
-        if bounds is not None and bounds.max_offset > pull.offset:
-            raise AssertionError("units were passed over that nobody looked at")
+    def _look_again(self) -> None:
+        """Have the next look at held pulls find work, whether the dispatcher moves or not."""
+        self._dispatched = -1
 
     def _let_go(self, pull: HeldPull) -> None:
         self._held.release(pull)
@@ -391,7 +383,7 @@ class Query:
     def _get(self, request: _Waiting) -> None:
         options: GetRequest = request.options
         slices = self._reading.get(options.message_id, options.topic)
-        self._start(request, slices, lambda record: (RecordsAnswer(1, _END), (record,)))
+        self._start(request, slices, lambda record: (RecordsAnswer(1, _END), (record.data,)))
 
     def _by_key(self, request: _Waiting) -> None:
         options: ByKeyRequest = request.options
@@ -460,11 +452,9 @@ class Query:
         found = self._reading.query_message(
             options.topic, options.key, options.max_messages, options.begin_ms, options.end_ms
         )
-        records = [record for offset in found.offsets if (record := self._reading.look(offset)) is not None]
-        answer = QueryMessageAnswer(
-            found.offsets, found.last_update_timestamp_ms, found.last_update_physical_offset
-        )
-        self._answer(request, answer, tuple(records))
+        records = [record.data for offset in found.offsets if (record := self._reading.look(offset)) is not None]
+        answer = QueryMessageAnswer(found.offsets, found.last_update_timestamp_ms, found.last_update_physical_offset)
+        self._answer(request, answer, records)
 
     def _queues(self, request: _Waiting) -> None:
         options: QueuesRequest = request.options
@@ -491,7 +481,7 @@ class Query:
 
 def _records(batch: Batch) -> tuple[Options, Payload]:
     cursor = _END if batch.complete else list(batch.cursor)
-    return RecordsAnswer(batch.count, cursor, batch.complete), tuple(batch.records)
+    return RecordsAnswer(batch.count, cursor, batch.complete), [part.data for part in batch.records]
 
 
 def _may_wait(pulled: Pulled, offset: int) -> bool:
@@ -520,5 +510,3 @@ def _checked(options: Options) -> Options:
     if cursor and any(not -_INTEGER_MAX <= place <= _INTEGER_MAX for place in cursor):
         raise BadRequestError(f"cursor {cursor[:2]} is none of ours")
     return msgspec.structs.replace(options, **changes) if changes else options
-
-

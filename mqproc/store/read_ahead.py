@@ -1,4 +1,4 @@
-"""Asking the kernel to read ahead for a queue that is pulled for the first time: its units, and the log they point to."""
+"""Reading ahead for a queue that is pulled for the first time: its units, and the log that they point to."""
 
 from __future__ import annotations
 

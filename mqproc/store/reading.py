@@ -151,24 +151,27 @@ class StoreReading:
             infos.append(TopicInfo(name, config.queues, config.perm, count, config.attributes))
         return infos
 
-    def may_match(self, topic: str, queue_id: int, first: int, tags: Sequence[str]) -> bool:
-        """Whether any unit from `first` on may match the tags, by their hashes: what a held pull asks first.
+    def first_candidate(self, topic: str, queue_id: int, first: int, tags: Sequence[str]) -> int:
+        """The first queue offset from `first` on whose unit may match the tags by its hash: where a held pull goes on.
 
-        Looks at no more than UNITS_LOOKED_AT of them; behind those the answer is yes.
+        Looks at UNITS_LOOKED_AT units at most; the maximum offset when none of a queue's last ones matches.
         """
         bounds = self.queues.bounds(topic, queue_id)
-        if bounds is None or first >= bounds.max_offset:
-            return False
-        count = bounds.max_offset - first
-        if not tags or first < bounds.min_offset or count > UNITS_LOOKED_AT:
-            return True
+        if not tags or bounds is None or not bounds.min_offset <= first < bounds.max_offset:
+            return first
+        codes = tag_filter(topic, tuple(tags)).codes
+        count = min(bounds.max_offset - first, UNITS_LOOKED_AT)
         try:
             units = as_kernel_array(self.files.read_units(topic, queue_id, first, count, bounds.number))
         except FileNotFoundError:
-            return True
-        whole = len(units) // UNIT_SIZE
-        # Fillers match no tag, but their pull must say CORRUPT.
-        if whole < count or bool((as_units(units)["size"] == FILLER_SIZE).any()):
-            return True
-        codes = tag_filter(topic, tuple(tags)).codes
-        return not len(codes) or bool(match_units(units, 0, whole, codes, np.empty(whole, np.int64)))
+            return first
+        count = len(units) // UNIT_SIZE
+        if not len(codes):
+            return first
+        matches = np.empty(count, np.int64)
+        # Fillers match no tag, but a pull that meets one says CORRUPT.
+        fillers = np.flatnonzero(as_units(units)["size"] == FILLER_SIZE)
+        candidates = [int(fillers[0])] if len(fillers) else []
+        if match_units(units, 0, count, codes, matches):
+            candidates.append(int(matches[0]))
+        return first + min(candidates, default=count)

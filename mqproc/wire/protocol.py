@@ -151,7 +151,8 @@ class FrameReader:
             return buffer
         needed = self._needed or self.waiting_bytes + HEADER_SIZE
         if self._start + needed > len(buffer):
-            buffer = self._make_room(buffer, needed)
+            # Whole frames that nobody has taken may fill the buffer: then it doubles, as often as it must.
+            buffer = self._make_room(buffer, needed if self._needed else max(needed, 2 * self.waiting_bytes))
         return buffer[self._end :]
 
     def _make_room(self, buffer: memoryview, needed: int) -> memoryview:
@@ -169,9 +170,6 @@ class FrameReader:
         view = memoryview(data).cast("B")
         while view.nbytes:
             room = self.writable()
-            if not len(room):
-                assert self._buffer is not None
-                room = self._make_room(self._buffer, 2 * len(self._buffer))[self._end :]
             count = min(len(room), view.nbytes)
             room[:count] = view[:count]
             self.received(count)

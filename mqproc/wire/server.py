@@ -531,17 +531,18 @@ class SocketServer:
 
     def _write(self, connection: Connection) -> None:
         """The socket has room again."""
+        output = connection.output
+        sent_bytes = output.sent_bytes
         try:
-            connection.output.send(connection.sock)
+            output.send(connection.sock)
         except OSError:
             self.drop(connection)
             return
-        if connection.paused:
-            if connection.output.waiting_bytes <= self.limits.output_bytes // 2:
-                connection.paused = False
-                connection.write_by = 0.0
-            else:
-                connection.write_by = time.monotonic() + self.limits.output_grace_s
+        if connection.paused and output.waiting_bytes <= self.limits.output_bytes // 2:
+            connection.paused = False
+            connection.write_by = 0.0
+        elif connection.paused and output.sent_bytes > sent_bytes:
+            connection.write_by = time.monotonic() + self.limits.output_grace_s
         self._listen_for(connection)
 
     def _listen_for(self, connection: Connection) -> None:
@@ -563,9 +564,7 @@ class SocketServer:
         self._look_at = now + _TIMES_EVERY_S
         for fd, connection in list(self._timed.items()):
             if connection.write_by and now >= connection.write_by:
-                self.slow_consumers += 1
-                self.rejects[SlowConsumerError.code] += 1
-                self.drop(connection)
+                self._end_grace(connection, now)
             elif connection.read_by and now >= connection.read_by and not connection.paused:
                 self.read_timeouts += 1
                 error = RequestTimeoutError(f"frame not whole after {self.limits.frame_read_s:g} s")
@@ -574,6 +573,14 @@ class SocketServer:
             elif not connection.write_by and not connection.read_by:
                 del self._timed[fd]
         return _TIMES_EVERY_S
+
+    def _end_grace(self, connection: Connection, now: float) -> None:
+        """Let a client go that has read nothing. The kernel tells of room late, so it is tried once more."""
+        self._write(connection)
+        if not connection.closed and connection.write_by and now >= connection.write_by:
+            self.slow_consumers += 1
+            self.rejects[SlowConsumerError.code] += 1
+            self.drop(connection)
 
     def drop(self, connection: Connection) -> None:
         """Close a connection; a frame that it had begun is counted and forgotten."""

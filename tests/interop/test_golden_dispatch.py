@@ -57,7 +57,7 @@ def files_below(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-@pytest.mark.parametrize("name", ["a_basic", "e_delay"])
+@pytest.mark.parametrize("name", ["a_basic", "b_transaction", "e_delay", "f_batch"])
 @pytest.mark.parametrize("limits", [{}, {"step_records": 7}, {"step_bytes": 1000}], ids=["whole", "records", "bytes"])
 def test_dispatch_makes_rocketmqs_files(name: str, limits: dict[str, int], tmp_path: Path) -> None:
     fixture = load_fixture(name, tmp_path / "theirs")
@@ -71,7 +71,7 @@ def test_dispatch_makes_rocketmqs_files(name: str, limits: dict[str, int], tmp_p
     assert len(our_index) == len(headers)
 
 
-@pytest.mark.parametrize("name", ["a_basic", "e_delay"])
+@pytest.mark.parametrize("name", ["a_basic", "b_transaction", "e_delay", "f_batch"])
 def test_keys_are_found_as_rocketmq_finds_them(name: str, tmp_path: Path) -> None:
     """The recorded `queryMessage` answers, from the index that dispatch built."""
     fixture = load_fixture(name, tmp_path / "theirs")

@@ -6,6 +6,7 @@ import errno
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,12 +43,12 @@ class FailingIO(StoreIO):
         super().__init__()
         self.left = nth
 
-    def pwrite(self, fd: int, data: object, offset: int) -> None:
+    def pwrite(self, fd: int, data: Any, offset: int) -> None:
         self.left -= 1
         if self.left == 0:
             super().pwrite(fd, bytes(data)[:7], offset)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        super().pwrite(fd, data, offset)  # type: ignore[arg-type]
+        super().pwrite(fd, data, offset)
 
 
 def open_files(

@@ -1,0 +1,245 @@
+"""`mqproc message`: find messages by id, key, offset, time, or content."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+import click
+import msgspec
+
+from mqproc.cli.commands import MOMENT, Command, Group
+from mqproc.cli.invocation import Invocation, pass_invocation
+from mqproc.cli.message_format import BODIES, FIELD_COLUMNS, ROW_COLUMNS, to_json, to_row
+from mqproc.cli.output import Output, encode_json
+from mqproc.cli.progress import Progress
+from mqproc.cli.send import PROPERTY
+from mqproc.client import Client, core
+from mqproc.errors import MessageNotFoundError, OffsetOutOfRangeError
+from mqproc.message import StoredMessage
+from mqproc.wire.operations import ScanRequest
+
+Command_ = Callable[..., Any]
+
+_body = click.option("--body", type=click.Choice(BODIES), help="How bodies are shown.  [default: text]")
+_begin = click.option("--begin", type=MOMENT, metavar="TIME", help="From this time on: ISO 8601, epoch ms, or 15m ago.")
+_end = click.option("--end", type=MOMENT, metavar="TIME", help="Up to this time.")
+_time = click.option(
+    "--time", type=click.Choice(["store", "born"]), default="store", show_default=True, help="Which time is meant."
+)
+_MAX = click.IntRange(1)
+
+
+@click.group(cls=Group)
+def message() -> None:
+    """Find messages by id, key, offset, time or content.
+
+    Times are ISO 8601 (local when they name no zone), epoch milliseconds, or how long ago: 15m, 2h, 1d.
+    """
+
+
+@message.command(cls=Command)
+@click.argument("message_id", metavar="ID")
+@click.option("--topic", default="", help="Topic of a unique id.")
+@_body
+@pass_invocation
+def get(invocation: Invocation, message_id: str, topic: str, body: str | None) -> None:
+    """Show the message with an offset id, or with a unique id and its --topic. Exit code 5 when there is none."""
+    with invocation.client() as client:
+        print_one(invocation.out, client.get(message_id, topic), body)
+
+
+@message.command(cls=Command)
+@click.argument("topic")
+@click.argument("key")
+@_begin
+@_end
+@_time
+@click.option("--max", "most", type=_MAX, default=64, show_default=True, help="Stop after so many.")
+@click.option("--unique", is_flag=True, help="KEY is a unique id.")
+@_body
+@pass_invocation
+def key(
+    invocation: Invocation,
+    topic: str,
+    key: str,
+    begin: int | None,
+    end: int | None,
+    time: Literal["store", "born"],
+    most: int,
+    unique: bool,
+    body: str | None,
+) -> int:
+    """Show the messages of TOPIC that have KEY. Exit code 5 when there is none."""
+    with invocation.client() as client:
+        found = client.by_key(topic, key, begin, end, max_messages=most, unique=unique, time=time)
+    if not found:
+        raise MessageNotFoundError(f"no message of {topic} has the key {key!r}")
+    return print_many(invocation.out, found, body)
+
+
+@message.command(cls=Command)
+@click.argument("topic")
+@click.argument("queue", type=click.IntRange(0))
+@click.argument("offset", type=click.IntRange(0))
+@_body
+@pass_invocation
+def offset(invocation: Invocation, topic: str, queue: int, offset: int, body: str | None) -> None:
+    """Show the message at an OFFSET of a QUEUE. Exit code 5 when there is none."""
+    with invocation.client() as client:
+        found = client.pull(topic, queue, offset, 1)
+    if not found.messages:
+        bounds = f"[{found.min_offset}, {found.max_offset})"
+        error = OffsetOutOfRangeError(
+            f"queue {queue} of {topic} has no message at {offset}: {found.status.value}, offsets are {bounds}",
+            min_offset=found.min_offset,
+            max_offset=found.max_offset,
+        )
+        raise MessageNotFoundError(str(error)) from error
+    print_one(invocation.out, found.messages[0], body)
+
+
+@message.command("range", cls=Command)
+@click.argument("topic")
+@_begin
+@_end
+@_time
+@click.option("--tag", "tags", default="", metavar="EXPR", help="Only these tags: a || b.")
+@click.option("--max", "most", type=_MAX, help="Stop after so many.  [default: all]")
+@click.option("--count", "only_count", is_flag=True, help="Only say how many.")
+@_body
+@pass_invocation
+def range_(
+    invocation: Invocation,
+    topic: str,
+    begin: int | None,
+    end: int | None,
+    time: Literal["store", "born"],
+    tags: str,
+    most: int | None,
+    only_count: bool,
+    body: str | None,
+) -> int:
+    """Show the messages of TOPIC with begin ≤ time < end, queue by queue."""
+    with invocation.client() as client:
+        if only_count:
+            count = client.count(topic, begin, end, tags=tags, time=time)
+            _print_count(invocation.out, topic, count)
+            return 0
+        pages = min(most, 4096) if most else 4096
+        found = client.range(topic, begin, end, tags=tags, time=time, page_messages=pages)
+        return print_many(invocation.out, itertools.islice(found, most), body)
+
+
+def _print_count(out: Output, topic: str, count: int) -> None:
+    if out.is_json:
+        out.document({"topic": topic, "count": count})
+    else:
+        out.line(str(count))
+
+
+@message.command(cls=Command)
+@click.option("--topic", default="", help="Only this topic.")
+@click.option(
+    "--property", "wanted", type=PROPERTY, metavar="NAME=VALUE", help="Only with this property; also KEYS, TAGS."
+)
+@click.option("--contains", default="", metavar="TEXT", help="Only bodies that contain this.")
+@_begin
+@_end
+@click.option("--max", "most", type=_MAX, default=256, show_default=True, help="Stop after so many hits.")
+@click.option("--cursor", type=click.IntRange(0), default=None, help="Go on from where an earlier scan stopped.")
+@_body
+@pass_invocation
+def scan(
+    invocation: Invocation,
+    topic: str,
+    wanted: tuple[str, str] | None,
+    contains: str,
+    begin: int | None,
+    end: int | None,
+    most: int,
+    cursor: int | None,
+    body: str | None,
+) -> int:
+    """Pass over the whole log for messages by property, body or time, without a key.
+
+    When it stops at --max, or by Ctrl-C, it tells the --cursor that goes on from there.
+    """
+    out = invocation.out
+    request = core.scan_request(
+        topic,
+        begin,
+        end,
+        dict([wanted]) if wanted else None,
+        contains.encode("utf-8", "surrogateescape"),
+        -1 if cursor is None else cursor,
+        min(most, 256),
+    )
+    with invocation.client() as client:
+        scanner = _Scan(client, request, most)
+        try:
+            result = print_many(out, scanner.messages(out), body, streaming=True)
+        except KeyboardInterrupt:
+            scanner.tell_cursor(out)
+            raise
+        scanner.tell_cursor(out)
+    return result
+
+
+class _Scan:
+    """A scan page by page, which knows where it would go on."""
+
+    def __init__(self, client: Client, request: ScanRequest, most: int) -> None:
+        self._client = client
+        self._request = request
+        self._left = most
+        self.cursor = request.physical_offset
+        self.complete = False
+
+    def messages(self, out: Output) -> Iterator[StoredMessage]:
+        end = self._client.stats()["written"]
+        found = 0
+        with Progress(out, "scan", "hits", quiet=out.is_terminal) as progress:
+            while self._left and not self.complete:
+                request = msgspec.structs.replace(
+                    self._request, physical_offset=self.cursor, max_messages=min(self._left, 256)
+                )
+                page = self._client.run(core.scan_page(request))
+                found += len(page.messages)
+                self._left -= len(page.messages)
+                yield from page.messages
+                self._advance(page)
+                progress.update(max(self.cursor, 0), end, found)
+
+    def _advance(self, page: core.Page) -> None:
+        if page.next_call is None:
+            self.complete = True
+            return
+        self.cursor = msgspec.msgpack.decode(page.next_call.options, type=ScanRequest).physical_offset
+
+    def tell_cursor(self, out: Output) -> None:
+        if not self.complete:
+            out.note(f"the scan has not reached the end: --cursor {max(self.cursor, 0)} goes on")
+
+
+def print_one(out: Output, found: StoredMessage, body: str | None) -> None:
+    """One message, a line for each field."""
+    if out.is_json:
+        out.document(to_json(found, body))
+    else:
+        out.fields(FIELD_COLUMNS, to_row(found, body or "text", preview=False))
+
+
+def print_many(out: Output, found: Iterable[StoredMessage], body: str | None, *, streaming: bool = False) -> int:
+    """Messages as rows. `streaming`: each as soon as it is found, so JSON comes as lines."""
+    if streaming and out.is_json:
+        for one in found:
+            out.line(encode_json(to_json(one, body)))
+            out.flush()
+    elif out.is_json:
+        out.rows("messages", ROW_COLUMNS, (to_json(one, body) for one in found))
+    else:
+        shape = body or "text"
+        out.rows("messages", ROW_COLUMNS, (to_row(one, shape, preview=out.shape == "table") for one in found))
+    return 0

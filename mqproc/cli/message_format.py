@@ -1,0 +1,129 @@
+"""Stored messages as text: kcat's format strings, bodies in the shape asked for, table rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from mqproc.cli.output import Column
+from mqproc.cli.times import format_time
+from mqproc.message import StoredMessage
+
+BODIES = ("text", "hex", "json", "none")
+DEFAULT_FORMAT = "%d  %p:%o  %g  %k  %s\\n"
+FORMAT_HELP = (
+    "%t topic, %p queue, %o offset, %k keys, %g tag, %s body, %S its size, %T store time in ms, %d as ISO 8601, "
+    "%b born time in ms, %h properties, %i message id, %u unique id, %P physical offset, %% a percent sign; "
+    "\\n, \\t, \\xNN."
+)
+PREVIEW_CHARACTERS = 60
+
+_FIELDS: dict[str, Callable[[StoredMessage], str]] = {
+    "t": lambda message: message.topic,
+    "p": lambda message: str(message.queue_id),
+    "o": lambda message: str(message.queue_offset),
+    "k": lambda message: " ".join(message.keys),
+    "g": lambda message: message.tag,
+    "s": lambda message: body_text(message.body),
+    "S": lambda message: str(len(message.body)),
+    "T": lambda message: str(message.store_timestamp_ms),
+    "d": lambda message: format_time(message.store_timestamp_ms),
+    "b": lambda message: str(message.born_timestamp_ms),
+    "h": lambda message: ",".join(f"{name}={value}" for name, value in message.properties.items()),
+    "i": lambda message: message.message_id,
+    "u": lambda message: message.unique_id,
+    "P": lambda message: str(message.physical_offset),
+    "%": lambda message: "%",
+}
+_TOKEN = re.compile(r"%(.)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(n|t|r|0|\\|x[0-9A-Fa-f]{2})")
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
+
+ROW_COLUMNS = [
+    Column("queue_id", "queue", "number"),
+    Column("queue_offset", "offset", "number"),
+    Column("store_timestamp_ms", "store time", "time_ms"),
+    Column("tag"),
+    Column("keys"),
+    Column("body"),
+]
+FIELD_COLUMNS = [
+    Column("message_id"),
+    Column("unique_id"),
+    Column("topic"),
+    Column("queue_id", "queue"),
+    Column("queue_offset"),
+    Column("physical_offset"),
+    Column("size", kind="bytes"),
+    Column("tag"),
+    Column("keys"),
+    Column("properties"),
+    Column("born_timestamp_ms", "born", "time_ms"),
+    Column("born_host", "born at"),
+    Column("store_timestamp_ms", "stored", "time_ms"),
+    Column("store_host", "stored at"),
+    Column("flag"),
+    Column("sys_flag"),
+    Column("reconsume_times"),
+    Column("body"),
+]
+
+
+def body_text(body: bytes) -> str:
+    """A body as text; bytes that are no UTF-8 become replacement characters."""
+    return body.decode("utf-8", "replace")
+
+
+def shown_body(body: bytes, shape: str) -> Any:
+    """A body as --body asks: text, hex, the JSON value that it is, or nothing. JSON that cannot be read is text."""
+    if shape == "none":
+        return None
+    if shape == "hex":
+        return body.hex()
+    if shape == "json":
+        try:
+            return msgspec.json.decode(body)
+        except msgspec.MsgspecError:
+            return body_text(body)
+    return body_text(body)
+
+
+def compile_format(text: str) -> Callable[[StoredMessage], str]:
+    """What makes a message's line of a format string. Raises ValueError for an unknown token."""
+    text = _ESCAPE.sub(lambda match: _ESCAPES.get(match[1]) or chr(int(match[1][1:], 16)), text)
+    parts: list[str | Callable[[StoredMessage], str]] = []
+    at = 0
+    for match in _TOKEN.finditer(text):
+        if match[1] not in _FIELDS:
+            raise ValueError(f"%{match[1]} is no field; there are {FORMAT_HELP}")
+        parts += [text[at : match.start()], _FIELDS[match[1]]]
+        at = match.end()
+    parts.append(text[at:])
+    return lambda message: "".join(part if isinstance(part, str) else part(message) for part in parts)
+
+
+def to_json(message: StoredMessage, body: str | None) -> dict[str, Any]:
+    """A message's JSON fields; with `body` the body is there in that shape too, and not as base64 for none."""
+    found = message.to_json()
+    if body == "none":
+        del found["body_base64"]
+    elif body is not None:
+        found["body"] = shown_body(message.body, body)
+    return found
+
+
+def to_row(message: StoredMessage, body: str, *, preview: bool) -> dict[str, Any]:
+    """A message's values for a table or CSV; a preview of the body is one short line."""
+    text = shown_body(message.body, body)
+    if text is not None and not isinstance(text, str):
+        text = msgspec.json.encode(text).decode()
+    if preview and text:
+        text = " ".join(text.split())
+        text = text if len(text) <= PREVIEW_CHARACTERS else text[: PREVIEW_CHARACTERS - 1] + "…"
+    values = message.to_json()
+    del values["body_base64"]
+    properties = " ".join(f"{name}={value}" for name, value in message.properties.items())
+    return values | {"body": text, "unique_id": message.unique_id, "properties": properties}

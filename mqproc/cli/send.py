@@ -1,0 +1,177 @@
+"""`mqproc send`: one message, or one for each line of stdin or of a file."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mqproc.cli.commands import Command
+from mqproc.cli.invocation import Invocation, pass_invocation
+from mqproc.cli.output import Column, Output
+from mqproc.cli.progress import rate_text
+from mqproc.client import Client
+from mqproc.errors import MqprocError
+from mqproc.message import Message, SendResult
+
+STDIN = "-"
+_COLUMNS = [
+    Column("message_id"),
+    Column("unique_id"),
+    Column("queue_id", "queue", "number"),
+    Column("queue_offset", kind="number"),
+    Column("physical_offset", kind="number"),
+    Column("store_timestamp_ms", "store time", "time_ms"),
+    Column("status"),
+]
+_FIRST_ERRORS = 3
+
+
+class Property(click.ParamType[tuple[str, str]]):
+    """`NAME=VALUE`."""
+
+    name = "property"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        name, separator, text = str(value).partition("=")
+        if not separator or not name:
+            self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
+        return name, text
+
+
+PROPERTY = Property()
+
+
+@click.command(cls=Command)
+@click.argument("topic")
+@click.argument("body", required=False)
+@click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Send each line of a file.")
+@click.option("--key", "keys", multiple=True, help="Key to find it by; may be repeated.")
+@click.option("--key-delimiter", metavar="TEXT", help="Of lines: what stands before it is the line's key.")
+@click.option("--tag", default="", help="Tag that consumers filter by.")
+@click.option("--property", "properties", multiple=True, type=PROPERTY, metavar="NAME=VALUE", help="Further property.")
+@click.option("--queue", type=click.IntRange(0), help="Queue id; else the queues take turns.")
+@click.option("--count", type=click.IntRange(1), default=1, help="Send the body so often.  [default: 1]")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), metavar="N", help="At most so many a second.")
+@click.option("--no-wait", is_flag=True, help="One message: answer before the sync of a SYNC_FLUSH store.")
+@pass_invocation
+def send(
+    invocation: Invocation,
+    topic: str,
+    body: str | None,
+    file: Path | None,
+    keys: tuple[str, ...],
+    key_delimiter: str | None,
+    tag: str,
+    properties: tuple[tuple[str, str], ...],
+    queue: int | None,
+    count: int,
+    rate: float | None,
+    no_wait: bool,
+) -> int:
+    """Send messages to TOPIC: BODY, or a message for each line of --file, or of stdin when BODY is - or missing.
+
+    Prints where each went. Exit code 1 when one was not stored.
+    """
+    template = Message(topic, b"", tag, keys, dict(properties), queue)
+    with ExitStack() as stack:
+        client = stack.enter_context(invocation.client())
+        if body is not None and body != STDIN:
+            if file is not None:
+                raise click.UsageError("give BODY or --file, not both")
+            bodies: Iterable[bytes] = itertools.repeat(body.encode("utf-8", "surrogateescape"), count)
+            if count == 1:
+                _print(invocation.out, [client.send(_message(template, next(iter(bodies)), None), wait=not no_wait)])
+                return 0
+        else:
+            if count != 1:
+                raise click.UsageError("--count goes with BODY")
+            stream = stack.enter_context(file.open("rb")) if file is not None else sys.stdin.buffer
+            bodies = (line.removesuffix(b"\n").removesuffix(b"\r") for line in stream)
+        delimiter = key_delimiter.encode() if key_delimiter else None
+        messages = (_message(template, line, delimiter) for line in bodies)
+        return _Sending(client, invocation.out).run(_paced(messages, rate))
+
+
+def _message(template: Message, body: bytes, delimiter: bytes | None) -> Message:
+    keys = template.keys
+    if delimiter is not None:
+        key, found, rest = body.partition(delimiter)
+        if found:
+            keys, body = (*keys, key.decode("utf-8", "replace")), rest
+    return Message(template.topic, body, template.tag, keys, template.properties, template.queue_id)
+
+
+def _paced(messages: Iterable[Message], rate: float | None) -> Iterator[Message]:
+    """No faster than `rate` a second, without catching up after a pause."""
+    if rate is None:
+        yield from messages
+        return
+    due_s = time.monotonic()
+    for message in messages:
+        pause_s = due_s - time.monotonic()
+        if pause_s > 0:
+            time.sleep(pause_s)
+        due_s = max(due_s, time.monotonic() - 1 / rate) + 1 / rate
+        yield message
+
+
+class _Sending:
+    """Many messages through a batching producer: prints results in order, counts what failed."""
+
+    def __init__(self, client: Client, out: Output) -> None:
+        self._client = client
+        self._out = out
+        self._failed = 0
+        self._stored = 0
+
+    def run(self, messages: Iterable[Message]) -> int:
+        started_s = time.monotonic()
+        with self._client.producer() as producer:
+            for message in messages:
+                producer.send(message, on_done=self._done)
+        seconds = time.monotonic() - started_s
+        self._out.note(f"{self._stored:,} messages stored in {seconds:.2f} s, {rate_text(self._stored, seconds)}")
+        if self._failed > _FIRST_ERRORS:
+            self._out.note(f"{self._failed:,} messages were not stored")
+        return 1 if self._failed else 0
+
+    def _done(self, future: Future[SendResult]) -> None:
+        """Called by the producer's thread, one after the other."""
+        error = future.exception()
+        if error is None:
+            self._stored += 1
+            if self._out.shape != "table":
+                _print_line(self._out, future.result())
+            return
+        self._failed += 1
+        if self._failed <= _FIRST_ERRORS:
+            code = error.code if isinstance(error, MqprocError) else type(error).__name__
+            self._out.note(f"mqproc: not stored: {code}: {error}")
+
+
+def _print_line(out: Output, result: SendResult) -> None:
+    shape = "jsonl" if out.shape == "json" else out.shape
+    if shape == "csv":
+        shape = "raw"
+    line = Output(shape, stream=out.stream)
+    line.rows("results", _COLUMNS, [asdict(result)])
+
+
+def _print(out: Output, results: list[SendResult]) -> None:
+    if out.shape == "json":
+        out.document(asdict(results[0]))
+    elif out.shape == "table":
+        out.fields(_COLUMNS, asdict(results[0]))
+    else:
+        out.rows("results", _COLUMNS, map(asdict, results))

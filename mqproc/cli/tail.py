@@ -1,0 +1,266 @@
+"""`mqproc tail`: a topic's messages in the order of the log, and what comes."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import click
+
+from mqproc.cli.commands import Command
+from mqproc.cli.invocation import Invocation, pass_invocation
+from mqproc.cli.message_format import BODIES, DEFAULT_FORMAT, FORMAT_HELP, compile_format, shown_body, to_json
+from mqproc.cli.output import Output, encode_json
+from mqproc.cli.times import EPOCH_MS_MIN, parse_time_ms
+from mqproc.client import Client
+from mqproc.errors import MqprocError, TopicNotFoundError
+from mqproc.message import QueueInfo, StoredMessage
+
+# Messages that may be held of all queues together, while their order is found.
+_HELD_MESSAGES = 4096
+_PAGE_MESSAGES = 256
+_FOLLOWERS_MAX = 64
+_LONG_POLL_S = 5.0
+_POLL_S = 0.1
+_NUMBER = re.compile(r"-?\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where to begin or end: `kind` is beginning, end, offset, last, or time."""
+
+    kind: str
+    value: int = 0
+
+
+class PositionType(click.ParamType[Position]):
+    """`beginning`, `end`, an offset, `-N`, or a time."""
+
+    name = "position"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Position:
+        if isinstance(value, Position):
+            return value
+        try:
+            return parse_position(str(value))
+        except ValueError as error:
+            self.fail(f"{error}; or beginning, end, an offset, -N", param, ctx)
+
+
+POSITION = PositionType()
+
+
+def parse_position(text: str) -> Position:
+    """A position. Whole numbers below 100,000,000,000 are offsets, larger ones times in ms. Raises ValueError."""
+    if text in ("beginning", "end"):
+        return Position(text)
+    if _NUMBER.fullmatch(text) and int(text) < EPOCH_MS_MIN:
+        number = int(text)
+        return Position("last", -number) if text.startswith("-") else Position("offset", number)
+    return Position("time", parse_time_ms(text))
+
+
+@dataclass(slots=True)
+class Span:
+    """What is read of one queue: offsets [begin, end); `end` None goes on for ever."""
+
+    queue_id: int
+    begin: int
+    end: int | None
+
+
+@click.command(cls=Command)
+@click.argument("topic")
+@click.option(
+    "--from", "start", type=POSITION, metavar="WHERE", help="Where to begin.  [default: -10; with --follow: end]"
+)
+@click.option("--until", "stop", type=POSITION, metavar="WHERE", help="Where to end.  [default: end, as it is now]")
+@click.option("--queue", "queues", multiple=True, type=click.IntRange(0), help="Only this queue; may be repeated.")
+@click.option("--tag", "tags", default="", metavar="EXPR", help="Only these tags: a || b.")
+@click.option("--follow", "-f", is_flag=True, help="Go on with what comes.")
+@click.option("-n", "--count", "most", type=click.IntRange(1), help="Stop after so many messages.")
+@click.option("--format", "template", metavar="TEXT", help=FORMAT_HELP)
+@click.option("--body", type=click.Choice(BODIES), help="How bodies are shown.  [default: text]")
+@pass_invocation
+def tail(
+    invocation: Invocation,
+    topic: str,
+    start: Position | None,
+    stop: Position | None,
+    queues: tuple[int, ...],
+    tags: str,
+    follow: bool,
+    most: int | None,
+    template: str | None,
+    body: str | None,
+) -> None:
+    """Print messages of TOPIC, and follow it.
+
+    WHERE is beginning, end, an offset, -N for the last N messages, or a time: 2026-11-21T10:00, epoch ms, 15m ago.
+    Messages come in the order of the log; --json prints one JSON line a message.
+    """
+    write = _writer(invocation.out, template, body)
+    if follow and stop is not None:
+        raise click.UsageError("--follow has no --until")
+    start = start or Position("end" if follow else "last", 0 if follow else 10)
+    with invocation.client() as client:
+        reader = Tail(client, topic, tags, queues)
+        found = reader.messages(start, stop, follow=follow)
+        for message in itertools.islice(found, most):
+            write(message)
+            if follow:
+                invocation.out.flush()
+
+
+def _writer(out: Output, template: str | None, body: str | None) -> Callable[[StoredMessage], None]:
+    if template is None and out.is_json:
+        return lambda message: out.line(encode_json(to_json(message, body)))
+    try:
+        line = compile_format(template or DEFAULT_FORMAT)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--format") from None
+    if body not in (None, "text"):
+        return lambda message: _write_shaped(out, message, template or DEFAULT_FORMAT, str(body))
+    return lambda message: _write(out, line(message))
+
+
+def _write(out: Output, text: str) -> None:
+    out.stream.write(text)
+
+
+def _write_shaped(out: Output, message: StoredMessage, template: str, body: str) -> None:
+    """The line with %s in another shape."""
+    shown = shown_body(message.body, body)
+    text = "" if shown is None else shown if isinstance(shown, str) else encode_json(shown)
+    head, *rest = template.split("%s")
+    parts = [compile_format(part)(message) for part in (head, *rest)]
+    out.stream.write(text.join(parts))
+
+
+class Tail:
+    """Reads queues of a topic in the order of the log."""
+
+    def __init__(self, client: Client, topic: str, tags: str = "", queues: Sequence[int] = ()) -> None:
+        """Raises TopicNotFoundError."""
+        self._client = client
+        self._topic = topic
+        self._tags = tags
+        found = sorted(client.queues(topic), key=lambda info: info.queue_id)
+        if not found:
+            raise TopicNotFoundError(f"no topic {topic!r}; mqproc topic list shows what there is")
+        unknown = set(queues) - {info.queue_id for info in found}
+        if unknown:
+            raise click.UsageError(f"topic {topic} has {len(found)} queues, none is {min(unknown)}")
+        self._queues = [info for info in found if not queues or info.queue_id in queues]
+
+    def messages(self, start: Position, stop: Position | None, *, follow: bool) -> Iterator[StoredMessage]:
+        """From `start` to `stop`, or to the present end and then, with `follow`, on."""
+        spans = [self._span(info, start, stop) for info in self._queues]
+        if start.kind == "last":
+            yield from self._last(spans, start.value)
+        else:
+            yield from self._merged(spans)
+        if follow:
+            yield from self._follow([Span(info.queue_id, info.max_offset, None) for info in self._queues])
+
+    def _span(self, info: QueueInfo, start: Position, stop: Position | None) -> Span:
+        begin = self._offset(info, start)
+        end = info.max_offset if stop is None else min(info.max_offset, self._offset(info, stop))
+        return Span(info.queue_id, max(begin, info.min_offset), end)
+
+    def _offset(self, info: QueueInfo, position: Position) -> int:
+        if position.kind == "beginning":
+            return info.min_offset
+        if position.kind == "end":
+            return info.max_offset
+        if position.kind == "last":
+            return max(info.min_offset, info.max_offset - position.value)
+        if position.kind == "time":
+            return self._offset_at(info, position.value)
+        return position.value
+
+    def _offset_at(self, info: QueueInfo, time_ms: int) -> int:
+        """The first offset at or after a time; RocketMQ's answer is the last one when all are before it."""
+        if info.max_offset == info.min_offset:
+            return info.max_offset
+        found = self._client.offset_at(self._topic, info.queue_id, time_ms)
+        pulled = self._client.pull(self._topic, info.queue_id, found, 1)
+        if pulled.messages and pulled.messages[0].store_timestamp_ms < time_ms:
+            return found + 1
+        return found
+
+    def _last(self, spans: Sequence[Span], count: int) -> list[StoredMessage]:
+        """The last `count` messages of all queues together."""
+        return heapq.nlargest(count, self._merged(spans), key=lambda message: message.physical_offset)[::-1]
+
+    def _merged(self, spans: Sequence[Span]) -> Iterator[StoredMessage]:
+        page = max(1, min(_PAGE_MESSAGES, _HELD_MESSAGES // max(1, len(spans))))
+        queues = [self._queue(span, page) for span in spans]
+        return heapq.merge(*queues, key=lambda message: message.physical_offset)
+
+    def _queue(self, span: Span, page: int) -> Iterator[StoredMessage]:
+        """One queue's messages, page by page."""
+        assert span.end is not None
+        at = span.begin
+        while at < span.end:
+            found = self._client.pull(self._topic, span.queue_id, at, min(page, span.end - at), tags=self._tags)
+            for message in found.messages:
+                if message.queue_offset < span.end:
+                    yield message
+            if found.next_offset <= at:
+                return
+            at = found.next_offset
+
+    # Following
+
+    def _follow(self, spans: Sequence[Span]) -> Iterator[StoredMessage]:
+        """What comes, by threads that wait at the server: each has one queue, or several when there are many."""
+        found: queue.Queue[Sequence[StoredMessage] | MqprocError] = queue.Queue(_FOLLOWERS_MAX)
+        count = min(len(spans), _FOLLOWERS_MAX)
+        for index in range(count):
+            own = list(spans[index::count])
+            threading.Thread(target=self._watch, args=(own, found), daemon=True).start()
+        while True:
+            some = found.get()
+            if isinstance(some, MqprocError):
+                raise some
+            # Several queues' messages that are there at once still come in the log's order.
+            yield from sorted(itertools.chain(some, _waiting(found)), key=lambda message: message.physical_offset)
+
+    def _watch(self, spans: Sequence[Span], found: queue.Queue[Sequence[StoredMessage] | MqprocError]) -> None:
+        wait_s = _LONG_POLL_S if len(spans) == 1 else 0.0
+        while True:
+            some = 0
+            for span in spans:
+                try:
+                    pulled = self._client.pull(
+                        self._topic, span.queue_id, span.begin, _PAGE_MESSAGES, tags=self._tags, timeout=wait_s
+                    )
+                except MqprocError as error:
+                    found.put(error)
+                    return
+                span.begin = max(span.begin, pulled.next_offset)
+                some += len(pulled.messages)
+                if pulled.messages:
+                    found.put(pulled.messages)
+            if not some and not wait_s:
+                time.sleep(_POLL_S)
+
+
+def _waiting(found: queue.Queue[Sequence[StoredMessage] | MqprocError]) -> Iterable[StoredMessage]:
+    """What lies in the queue now; an error is put back for the next turn."""
+    while True:
+        try:
+            some = found.get_nowait()
+        except queue.Empty:
+            return
+        if isinstance(some, MqprocError):
+            found.put(some)
+            return
+        yield from some

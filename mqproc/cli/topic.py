@@ -1,0 +1,118 @@
+"""`mqproc topic`: create, list, inspect and delete topics."""
+
+from __future__ import annotations
+
+import click
+
+from mqproc.cli.commands import Command, Group
+from mqproc.cli.invocation import Invocation, pass_invocation
+from mqproc.cli.output import Column
+from mqproc.errors import TopicNotFoundError
+from mqproc.message import TopicInfo
+
+PERMISSIONS = {"r": 4, "w": 2, "rw": 6}
+_TOPIC_COLUMNS = [
+    Column("topic"),
+    Column("queues", kind="count"),
+    Column("message_count", "messages", "count"),
+    Column("permissions"),
+]
+_QUEUE_COLUMNS = [
+    Column("queue_id", "queue", "number"),
+    Column("min_offset", kind="count"),
+    Column("max_offset", kind="count"),
+    Column("messages", kind="count"),
+]
+
+
+@click.group(cls=Group)
+def topic() -> None:
+    """Create, list, inspect and delete topics."""
+
+
+@topic.command(cls=Command)
+@click.argument("name", metavar="TOPIC")
+@click.option("--queues", type=click.IntRange(1, 65535), default=8, show_default=True, help="Number of queues.")
+@click.option("--perm", type=click.Choice(list(PERMISSIONS)), default="rw", show_default=True, help="Who may do what.")
+@pass_invocation
+def create(invocation: Invocation, name: str, queues: int, perm: str) -> None:
+    """Make a topic, or give it more queues; a topic cannot lose queues."""
+    with invocation.client() as client:
+        client.create_topic(name, queues, perm=PERMISSIONS[perm])
+    if invocation.out.is_json:
+        invocation.out.document({"topic": name, "queues": queues, "perm": PERMISSIONS[perm]})
+    else:
+        invocation.out.note(f"topic {name} has {queues} queues")
+
+
+@topic.command("list", cls=Command)
+@click.option("--prefix", default="", help="Only names that begin so.")
+@pass_invocation
+def list_(invocation: Invocation, prefix: str) -> None:
+    """List topics with their queues and messages."""
+    with invocation.client() as client:
+        found = [info for info in client.topics() if info.topic.startswith(prefix)]
+    rows = [_row(info) for info in sorted(found, key=lambda info: info.topic)]
+    invocation.out.rows("topics", _TOPIC_COLUMNS, rows)
+
+
+def _row(info: TopicInfo) -> dict[str, object]:
+    permissions = ("r" if info.perm & 4 else "") + ("w" if info.perm & 2 else "")
+    return {
+        "topic": info.topic,
+        "queues": info.queues,
+        "perm": info.perm,
+        "permissions": permissions or "none",
+        "message_count": info.message_count,
+        "attributes": dict(info.attributes),
+    }
+
+
+@topic.command(cls=Command)
+@click.argument("name", metavar="TOPIC")
+@pass_invocation
+def info(invocation: Invocation, name: str) -> None:
+    """Show a topic's queues with their offsets. Exit code 5 when there is no such topic."""
+    with invocation.client() as client:
+        found = next((info for info in client.topics() if info.topic == name), None)
+        if found is None:
+            raise TopicNotFoundError(f"no topic {name!r}; mqproc topic list shows what there is")
+        queues = sorted(client.queues(name), key=lambda queue: queue.queue_id)
+    rows = [
+        {
+            "queue_id": queue.queue_id,
+            "min_offset": queue.min_offset,
+            "max_offset": queue.max_offset,
+            "messages": queue.max_offset - queue.min_offset,
+        }
+        for queue in queues
+    ]
+    out = invocation.out
+    if out.shape == "json":
+        out.document(_row(found) | {"queue_offsets": rows})
+        return
+    if out.shape == "table":
+        out.line(f"{name}: {found.queues} queues, {found.message_count:,} messages")
+    out.rows("queue_offsets", _QUEUE_COLUMNS, rows)
+
+
+@topic.command(cls=Command)
+@click.argument("name", metavar="TOPIC")
+@click.option("--yes", is_flag=True, help="Really delete; without it only the plan is shown.")
+@pass_invocation
+def delete(invocation: Invocation, name: str, yes: bool) -> int:
+    """Delete a topic: its queues are forgotten, its messages stay in the log until retention takes them."""
+    out = invocation.out
+    with invocation.client() as client:
+        found = next((info for info in client.topics() if info.topic == name), None)
+        if found is None:
+            raise TopicNotFoundError(f"no topic {name!r}; mqproc topic list shows what there is")
+        if yes:
+            client.delete_topic(name)
+    if out.is_json:
+        out.document(_row(found) | {"deleted": yes})
+    elif yes:
+        out.note(f"topic {name} is deleted")
+    else:
+        out.note(f"would delete {name} with {found.queues} queues and {found.message_count:,} messages; --yes does it")
+    return 0 if yes else 1
