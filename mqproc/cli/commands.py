@@ -139,7 +139,7 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             names = self.list_commands(ctx)
-            near = difflib.get_close_matches(args[0], names, 1, 0.5)
+            near = difflib.get_close_matches(args[0], names, 1, 0.6)
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
             ctx.fail(f"No such command {args[0]!r}; {hint}")
         return super().resolve_command(ctx, args)

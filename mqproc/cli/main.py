@@ -113,9 +113,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = cli.main(arguments, "mqproc", standalone_mode=False, obj=invocation)
     except click.exceptions.Abort:
         return INTERRUPTED
+    except click.UsageError as error:
+        help_command = f"; {error.ctx.command_path} --help tells more" if error.ctx else ""
+        return _failed(f"{error.format_message()}{help_command}", error.exit_code, invocation)
     except click.ClickException as error:
-        error.show()
-        return error.exit_code
+        return _failed(error.format_message(), error.exit_code, invocation)
     except MqprocError as error:
         return _failed(str(error), error.exit_code, invocation)
     except OSError as error:

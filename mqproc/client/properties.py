@@ -42,17 +42,19 @@ def check_property(name: str, value: str) -> None:
 
 def check_tag(tag: str) -> None:
     """Raise BadPropertyError when a tag holds a separator byte."""
+    if not isinstance(tag, str):
+        raise BadPropertyError(f"tag {tag!r} is no text")
     if found := _SEPARATOR.search(tag):
         raise BadPropertyError(f"tag {tag[:64]!r} holds the separator byte 0x{ord(found[0]):02X}")
 
 
 def check_keys(keys: Sequence[str]) -> None:
     """Raise BadPropertyError when a key is empty, or holds a separator byte or a space, at which it would be split."""
-    if isinstance(keys, str):
-        raise BadPropertyError(f"keys must be a sequence of texts, not the text {keys[:64]!r}")
+    if isinstance(keys, str) or not isinstance(keys, Sequence):
+        raise BadPropertyError(f"keys must be a sequence of texts, not {str(keys)[:64]!r}")
     for key in keys:
-        if not key:
-            raise BadPropertyError("a key is empty")
+        if not isinstance(key, str) or not key:
+            raise BadPropertyError(f"key {key!r} is empty or no text")
         if found := _KEY_FORBIDDEN.search(key):
             raise BadPropertyError(f"key {key[:64]!r} holds the separator byte 0x{ord(found[0]):02X}")
 

@@ -48,6 +48,9 @@ def _(builder: Any, buf: Any, i: Any) -> None:
     builder.call(function, [pointer, for_writing, keep_in_all_caches, data])
 
 
+HEADER_FIELDS = 6
+
+
 @kernel
 def _items_start(slots: int) -> int:
     return layout.HEADER_SIZE + layout.SLOT_SIZE * slots
@@ -62,6 +65,17 @@ def _slot_at(key_hash: int, slots: int) -> int:
 def published_count(view: Bytes) -> int:
     """Number of the next item; items 1…count−1 are whole. A file without entries says 0, which counts as 1."""
     return max(layout.FIRST_ITEM, load_acquire_be32(view, layout.ITEM_COUNT))
+
+
+@kernel
+def load_header(view: Bytes, fields: Words) -> None:
+    """The header's six fields as int64[HEADER_FIELDS], in the file's order; the count is read first."""
+    fields[5] = published_count(view)
+    fields[0] = load_be64(view, layout.BEGIN_TIMESTAMP)
+    fields[1] = load_be64(view, layout.END_TIMESTAMP)
+    fields[2] = load_be64(view, layout.BEGIN_PHYSICAL_OFFSET)
+    fields[3] = load_be64(view, layout.END_PHYSICAL_OFFSET)
+    fields[4] = load_be32(view, layout.SLOT_COUNT)
 
 
 @kernel
@@ -209,6 +223,7 @@ def warm() -> None:
     """Compile or load these kernels."""
     view = np.zeros(layout.file_size(1, 2), np.uint8)
     words = np.zeros(2, np.int64)
+    load_header(view, np.zeros(HEADER_FIELDS, np.int64))
     put_entries(view, 1, 2, np.zeros(1, np.int32), words, words, 0, 1)
     walk_chain(view, 1, published_count(view), 0, 0, 0, 1, words)
     roll_back(view, 1, 1)

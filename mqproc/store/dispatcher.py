@@ -28,8 +28,9 @@ from mqproc.kernels.dispatch import (
     StopReason,
 )
 from mqproc.layout import queue_table as table_layout
+from mqproc.layout import record
 from mqproc.layout.consume_queue import UNIT_SIZE
-from mqproc.store.consume_queue import ConsumeQueueFiles, as_units, fillers
+from mqproc.store.consume_queue import ConsumeQueueFiles, fillers
 from mqproc.store.index_files import IndexCommit, IndexFiles
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
@@ -116,7 +117,7 @@ class Dispatch:
             with_entries=self._with_index,
         )
         self._segments.touched(result.stopped_at - (start - segment_start))
-        self._write_units(result)
+        self._write_units(result, start)
         self._io.crash_point("dispatch.units_written")
         self._put_entries(result.entries)
         self._io.crash_point("dispatch.entries_put")
@@ -152,24 +153,22 @@ class Dispatch:
                 position = stop
         return position
 
-    def _write_units(self, result: ScanResult) -> None:
-        units = result.units
+    def _write_units(self, result: ScanResult, start: int) -> None:
+        """Write each run, and fillers before it for what a hole before `start` has swallowed of its queue."""
+        holes = self._holes[: bisect.bisect_left(self._holes, (start, start))]
+        swallowed_max = sum(hole_stop - hole_start for hole_start, hole_stop in holes) // record.FIXED_SIZE_V4
+        ends: dict[int, int] = {}
         for number, first, count, offset, _end, _time in result.runs.tolist():
             topic, queue_id = self._table.name(number)
-            run = units[offset : offset + count * UNIT_SIZE]
-            missing = first - self._table.max_offset(number)
-            if self._holes and 0 < missing < first:
-                self._fill_gap(topic, queue_id, number, first, missing, int(as_units(run[:UNIT_SIZE])[0][0]))
+            if holes:
+                missing = first - ends.get(number, self._table.max_offset(number))
+                ends[number] = first + count
+                # More than the holes have room for is another fault, which fillers must not cover up.
+                if 0 < missing <= swallowed_max:
+                    gap = fillers(missing, holes[-1][0])
+                    self._queues.write_run(topic, queue_id, first - missing, gap, generation=number)
+            run = result.units[offset : offset + count * UNIT_SIZE]
             self._queues.write_run(topic, queue_id, first, run, generation=number)
-
-    def _fill_gap(
-        self, topic: str, queue_id: int, number: int, first: int, missing: int, physical_offset: int
-    ) -> None:
-        """Write RocketMQ's fillers for the units of records that a hole before `physical_offset` has swallowed."""
-        following = bisect.bisect_left(self._holes, (physical_offset, physical_offset))
-        if following > 0:
-            run = fillers(missing, self._holes[following - 1][0])
-            self._queues.write_run(topic, queue_id, first - missing, run, generation=number)
 
     def _put_entries(self, count: int) -> None:
         if count == 0:

@@ -57,15 +57,9 @@ class IndexCommit:
 
 def read_header(view: NDArray[np.uint8]) -> IndexHeader:
     """The header of a mapped file; the count first, so that what it covers is not newer than the rest."""
-    count = kernels.published_count(view)
-    return IndexHeader(
-        begin_timestamp_ms=load_be64(view, layout.BEGIN_TIMESTAMP),
-        end_timestamp_ms=load_be64(view, layout.END_TIMESTAMP),
-        begin_physical_offset=load_be64(view, layout.BEGIN_PHYSICAL_OFFSET),
-        end_physical_offset=load_be64(view, layout.END_PHYSICAL_OFFSET),
-        slots_used=load_be32(view, layout.SLOT_COUNT),
-        count=count,
-    )
+    fields = np.empty(kernels.HEADER_FIELDS, np.int64)
+    kernels.load_header(view, fields)
+    return IndexHeader(*fields.tolist())
 
 
 def index_file_names(io: StoreIO, folder: Path) -> list[str]:
@@ -99,6 +93,7 @@ class _MappedIndex:
     def __init__(self, io: StoreIO, path: Path, slots: int, items: int) -> None:
         self._io = io
         self.name = path.name
+        self.file_ms = file_ms(path.name)
         self.slots = slots
         self.items = items
         self._fd = io.open(path, write=True)
@@ -224,7 +219,7 @@ class IndexFiles:
             return IndexCommit()
         header = read_header(file.view)
         return IndexCommit(
-            file_ms=file_ms(file.name),
+            file_ms=file.file_ms,
             count=header.count,
             slots_used=header.slots_used,
             end_timestamp_ms=header.end_timestamp_ms,

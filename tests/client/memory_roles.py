@@ -174,9 +174,8 @@ class MemoryRoles:
             self.messages.append(decode_record(record))
             self._size += len(record)
         if not options.oneway:
-            columns = [
-                np.array([answer[place] for answer in answers], dtype) for place, dtype in enumerate(("<i8", "<i8", "<i4"))
-            ]
+            physical, logical, queue_ids = zip(*answers, strict=True)
+            columns = [np.array(physical, "<i8"), np.array(logical, "<i8"), np.array(queue_ids, "<i4")]
             request.answer(AppendAnswer(now_ms, STORE_HOST), columns)
 
     # Query

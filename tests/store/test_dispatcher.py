@@ -226,6 +226,16 @@ def test_holes_are_jumped_over(engine: Engine, tmp_path: Path) -> None:
     assert queues.extent("First", 2).max_offset == 60
 
 
+def test_a_hole_at_the_logs_beginning_swallows_the_queues_first_units(engine: Engine, tmp_path: Path) -> None:
+    dispatch_all(engine, tmp_path / "whole")
+    forget_queues(engine)
+    hole = (0, max(whole_queue(engine, tmp_path, queue_id)[2][0] for queue_id in range(4)))
+    dispatched = Dispatched(engine, tmp_path / "out", holes=[hole], step_records=5)
+    dispatched.run()
+    assert dispatched.units("First", 0)[:3] == [(0, FILLER_SIZE, 0)] * 3
+    assert dispatched.units("First", 0)[3:] == whole_queue(engine, tmp_path, 0)[3:]
+
+
 def whole_queue(engine: Engine, root: Path, queue_id: int) -> list[tuple[int, int, int]]:
     queues = ConsumeQueueFiles(StoreIO(), root / "whole" / "consumequeue", QUEUE_FILE_BYTES)
     units: list[tuple[int, int, int]] = as_units(queues.read_units("First", queue_id, 0, 60)).tolist()

@@ -5,7 +5,7 @@ A test is both sides: it writes bytes into a client's socket, lets the server st
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import os
 import resource
 import socket
@@ -87,15 +87,13 @@ class Peer:
             try:
                 data = self.sock.recv(1 << 20)
             except BlockingIOError:
-                return
+                break
             except ConnectionResetError:
                 data = b""
             self.ended = not data
             self.reader.feed(data)
-            while (frame := self.reader.next_frame()) is not None:
-                self.frames.append(
-                    Frame(frame[0], frame[1], memoryview(bytes(frame[2])), memoryview(bytes(frame[3])))
-                )
+        while (frame := self.reader.next_frame()) is not None:
+            self.frames.append(Frame(frame[0], frame[1], memoryview(bytes(frame[2])), memoryview(bytes(frame[3]))))
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
         end = time.monotonic() + timeout_s
@@ -174,10 +172,8 @@ def test_frames_of_many_clients_in_one_poll_do_not_disturb_each_other(serve: Ser
     for peer, frame in zip(peers, frames, strict=True):
         rest = memoryview(frame)[len(frame) // 2 :]
         while rest:
-            try:
+            with contextlib.suppress(BlockingIOError):
                 rest = rest[peer.sock.send(rest) :]
-            except BlockingIOError:
-                pass
             found |= {one.request_id: bytes(one.payload) for one in server.poll(0)}
     while requests := server.poll(0.05):
         found |= {one.request_id: bytes(one.payload) for one in requests}
@@ -209,7 +205,7 @@ def test_requests_beyond_the_polls_limit_wait(serve: Server) -> None:
     with Peer(serve(Limits(requests_per_poll=3))) as peer:
         data = b"".join(request(request_id=index) for index in range(1, 11))
         found = [peer.send(data)]
-        while len(sum(found, [])) < 10:
+        while sum(map(len, found)) < 10:
             found.append(peer.server.poll(0))
         assert [one.request_id for poll in found for one in poll] == list(range(1, 11))
         assert max(map(len, found)) == 3
@@ -394,7 +390,7 @@ def test_without_descriptors_a_client_is_told_so(serve: Server) -> None:
     fillers = []
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + 20, limits[1]))
-        with pytest.raises(OSError, match="Too many open files"):
+        with contextlib.suppress(OSError):
             while True:
                 fillers.append(os.open(os.devnull, os.O_RDONLY))
         waiting[0].connect(server._listener.getsockname().removesuffix(".tmp"))

@@ -1,0 +1,155 @@
+"""Records into columns: every field as the plain codec reads it, any subset of columns, any bytes refused or decoded."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mqproc.errors import CorruptStoreError
+from mqproc.kernels import decode
+from mqproc.kernels.decode import ALL_COLUMNS, FIXED_COLUMNS, VARIABLE_COLUMNS, decode_to_columns
+from mqproc.kernels.host_text import HOST_TEXT_MAX, host_text
+from mqproc.kernels.jit import plain
+from mqproc.layout import properties
+from mqproc.layout.record_codec import decode_records, encode_record, host_bytes
+from mqproc.layout.record_codec import host_text as host_text_of
+from tests.records import SmallLog, kernel_bytes, mutated, outcomes_uncompiled, small_log
+
+MUTATIONS = 60
+
+
+@pytest.fixture(scope="module")
+def log() -> SmallLog:
+    return small_log(count=40)
+
+
+def values(column: Any) -> list[Any]:
+    """A column as Python values."""
+    if isinstance(column, np.ndarray):
+        return column.tolist()
+    offsets, data = column
+    assert offsets[-1] == len(data)
+    return [data[start:stop].tobytes() for start, stop in zip(offsets[:-1], offsets[1:], strict=True)]
+
+
+def test_every_column_is_what_the_codec_reads(log: SmallLog) -> None:
+    columns = decode_to_columns(log.records, len(log.places), ALL_COLUMNS)
+    messages = decode_records(log.records)
+    assert list(columns) == list(ALL_COLUMNS)
+    for name in FIXED_COLUMNS:
+        assert values(columns[name]) == [getattr(message, name) for message in messages], name
+    for name in ("topic", "tag", "born_host", "store_host"):
+        assert values(columns[name]) == [getattr(message, name).encode() for message in messages], name
+    assert values(columns["body"]) == [message.body for message in messages]
+    assert values(columns["keys"]) == [" ".join(message.keys).encode() for message in messages]
+    decoded = [properties.decode(text.decode()) for text in values(columns["properties"])]
+    assert decoded == [dict(message.properties) for message in messages]
+    assert not any(b"__CRC32#" in text for text in values(columns["properties"]))
+
+
+def test_columns_have_arrows_types(log: SmallLog) -> None:
+    columns = decode_to_columns(log.records, -1, ALL_COLUMNS)
+    wide = {"physical_offset", "queue_offset", "born_timestamp_ms", "store_timestamp_ms", "prepared_transaction_offset"}
+    for name in FIXED_COLUMNS:
+        assert columns[name].dtype == (np.int64 if name in wide else np.int32)  # type: ignore[union-attr]
+    for name in VARIABLE_COLUMNS:
+        offsets, data = columns[name]
+        assert (offsets.dtype, data.dtype) == (np.int32, np.uint8)
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(ALL_COLUMNS), unique=True))
+def test_any_subset_is_the_same_as_all(names: list[str]) -> None:
+    log = small_log(count=9)
+    every, some = (decode_to_columns(log.records, 9, columns) for columns in (ALL_COLUMNS, names))
+    assert list(some) == names
+    assert all(values(some[name]) == values(every[name]) for name in names)
+
+
+def test_nothing_at_all() -> None:
+    columns = decode_to_columns(b"", 0, ALL_COLUMNS)
+    assert all(values(column) == [] for column in columns.values())
+
+
+def test_wrong_counts_and_names_are_refused(log: SmallLog) -> None:
+    count = len(log.places)
+    for wrong in (count + 1, count - 1, 0, 1 << 40):
+        with pytest.raises(CorruptStoreError):
+            decode_to_columns(log.records, wrong, ["body"])
+    with pytest.raises(CorruptStoreError):
+        decode_to_columns(log.records[:-1], -1, ["body"])
+    with pytest.raises(ValueError, match="no column"):
+        decode_to_columns(log.records, count, ["bodies"])
+
+
+def test_the_plain_kernels_agree(log: SmallLog) -> None:
+    buf, count = kernel_bytes(log.records), len(log.places)
+    found = []
+    for twin in (lambda kernel: kernel, plain):
+        places = np.zeros(decode.PLACE_ROWS * count, np.int64)
+        failed = np.zeros(8, np.int64)
+        assert twin(decode.count_records)(buf, failed) == count
+        assert twin(decode.locate_records)(buf, count, 1, places, failed) == 0
+        longs, integers = np.zeros(count, np.int64), np.zeros(count, np.int32)
+        twin(decode.take_int64)(buf, places, decode.RECORD, 20, longs)
+        twin(decode.take_int32)(buf, places, decode.RECORD, 16, integers)
+        offsets, data = np.zeros(count + 1, np.int32), np.zeros(len(buf), np.uint8)
+        twin(decode.take_bytes)(buf, places, decode.BODY, offsets, data)
+        hosts = np.zeros(HOST_TEXT_MAX * count, np.uint8)
+        twin(decode.take_hosts)(buf, places, decode.STORE_HOST, np.zeros(count + 1, np.int32), hosts)
+        found.append([each.tolist() for each in (places, longs, integers, offsets, data, hosts)])
+    assert found[0] == found[1]
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)), st.integers(-(2**31), 2**31 - 1))
+def test_hosts_read_as_the_codec_writes_them(address: Any, port: int) -> None:
+    host = host_bytes(str(address), port)
+    out = np.zeros(HOST_TEXT_MAX, np.uint8)
+    for kernel in (host_text, plain(host_text)):
+        end = kernel(kernel_bytes(host), 0, len(host), out, 0)
+        text = out[:end].tobytes().decode()
+        # An IPv4-mapped address may be written in two ways.
+        if not (address.version == 6 and address.ipv4_mapped):
+            assert text == host_text_of(host)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.binary(max_size=40), st.text(st.characters(exclude_categories=["Cs"]), max_size=30)), max_size=8
+    )
+)
+def test_any_bodies_and_properties(contents: list[tuple[bytes, str]]) -> None:
+    records = b"".join(encode_record(topic="T", body=body, properties=text) for body, text in contents)
+    columns = decode_to_columns(records, len(contents), ALL_COLUMNS)
+    messages = decode_records(records)
+    assert values(columns["body"]) == [message.body for message in messages]
+    assert values(columns["tag"]) == [message.tag.encode() for message in messages]
+
+
+def outcomes() -> list[Any]:
+    """What becomes of damaged records: columns, or the refusal's text."""
+    found: list[Any] = []
+    for seed in range(MUTATIONS):
+        data = mutated(small_log(count=6, seed=seed % 3).records, random.Random(seed))
+        try:
+            columns = decode_to_columns(data, -1 if seed % 2 else 6, ALL_COLUMNS)
+            found.append([[str(value) for value in values(column)] for column in columns.values()])
+        except CorruptStoreError as error:
+            found.append(str(error))
+    return found
+
+
+def test_uncompiled_says_the_same_and_stays_inside_its_buffers() -> None:
+    assert outcomes_uncompiled(__file__) == outcomes()
+
+
+if __name__ == "__main__":
+    print(json.dumps(outcomes()))

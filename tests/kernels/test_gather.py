@@ -1,0 +1,199 @@
+"""Gathering a pull: limits, filters, damage, segments; what goes out is exactly the intact records that match."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mqproc.kernels import gather
+from mqproc.kernels.jit import plain
+from mqproc.layout import consume_queue
+from mqproc.layout.java_hash import java_hash
+from mqproc.layout.record_codec import decode_record, decode_records
+from tests.records import BASE, SmallLog, kernel_bytes, mutated, outcomes_uncompiled, small_log
+
+UNIT = consume_queue.UNIT_SIZE
+MUTATIONS = 60
+
+
+@pytest.fixture(scope="module")
+def log() -> SmallLog:
+    return small_log()
+
+
+def new_state(log: SmallLog, **changes: int) -> NDArray[np.int64]:
+    state = np.zeros(gather.STATE_SIZE, np.int64)
+    values = {
+        "UNIT_STOP": len(log.units) // UNIT,
+        "BASE": BASE,
+        "LOG_STOP": BASE + len(log.segment),
+        "VERIFY": gather.VERIFY_CRCS,
+        "COPY": 1,
+        "COUNT_LIMIT": 1 << 40,
+        "BYTES_LIMIT": 1 << 40,
+        "BORN_END_MS": gather.TIME_MAX,
+        "STORE_END_MS": gather.TIME_MAX,
+    } | changes
+    for name, value in values.items():
+        state[getattr(gather, name)] = value
+    return state
+
+
+def filtered(tags: tuple[str, ...]) -> tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64]]:
+    names = [tag.encode() for tag in tags]
+    ends = np.cumsum([len(name) for name in names], dtype=np.int64)
+    return np.array([java_hash(tag) for tag in tags], np.int64), kernel_bytes(b"".join(names)), ends
+
+
+def gathered(
+    log: SmallLog, tags: tuple[str, ...] = (), room: int = 1 << 16, segment: bytes | None = None, **changes: int
+) -> tuple[int, bytes, NDArray[np.int64]]:
+    """(reason, records, state); compiled and plain must agree, and nothing behind the records is touched."""
+    found = []
+    for kernel in (gather.gather, plain(gather.gather)):
+        state = new_state(log, **changes)
+        out = np.full(room, 0x5A, np.uint8)
+        view = kernel_bytes(log.segment if segment is None else segment)
+        reason = kernel(kernel_bytes(log.units), view, *filtered(tags), out, state)
+        assert (out[state[gather.OUT_AT] :] == 0x5A).all()
+        found.append((reason, out[: state[gather.OUT_AT]].tobytes(), state))
+    assert found[0][:2] == found[1][:2]
+    assert found[0][2].tolist() == found[1][2].tolist()
+    return found[0]
+
+
+def test_all_records_go_out_as_they_lie_in_the_log(log: SmallLog) -> None:
+    reason, records, state = gathered(log)
+    assert reason == gather.UNITS_DONE
+    assert records == log.records
+    assert (state[gather.COUNT], state[gather.BYTES]) == (len(log.places), len(log.records))
+
+
+def test_limits_leave_the_unit_that_does_not_fit(log: SmallLog) -> None:
+    reason, _records, state = gathered(log, COUNT_LIMIT=5)
+    assert (reason, state[gather.UNIT], state[gather.COUNT]) == (gather.COUNT_REACHED, 5, 5)
+    size = log.places[3][0]
+    reason, records, state = gathered(log, BYTES_LIMIT=size + 1)
+    assert (reason, len(records), state[gather.UNIT]) == (gather.BYTES_REACHED, size, 3)
+    # The first record is handed out whatever its size.
+    reason, records, state = gathered(log, BYTES_LIMIT=1)
+    assert (reason, len(records), state[gather.UNIT]) == (gather.BYTES_REACHED, log.places[0][1], 1)
+    reason, records, state = gathered(log, room=log.places[2][0] + 3)
+    assert (reason, len(records), state[gather.UNIT]) == (gather.OUT_FULL, log.places[2][0], 2)
+
+
+@pytest.mark.parametrize("tags", [("Tag1",), ("Tag2", "Tag1"), ("schlußtag",), ("none",), ("Tag",)])
+def test_tags_are_compared_themselves(log: SmallLog, tags: tuple[str, ...]) -> None:
+    _reason, records, state = gathered(log, tags)
+    messages = decode_records(log.records)
+    assert [each.physical_offset for each in decode_records(records)] == [
+        each.physical_offset for each in messages if each.tag in tags
+    ]
+    assert state[gather.UNIT] == len(messages)
+    assert state[gather.LAST_FILTERED] == int(messages[-1].tag not in tags)
+
+
+def test_a_colliding_hash_is_no_match(log: SmallLog) -> None:
+    """Aa and BB have one hash; the record with the other tag must not go out."""
+    assert java_hash("Aa") == java_hash("BB")
+    units = b"".join(
+        log.units[at : at + 12] + struct.pack(">q", java_hash("Aa")) for at in range(0, len(log.units), UNIT)
+    )
+    collided = SmallLog(log.segment, log.places, units)
+    assert gathered(collided, ("BB",))[1] == b""
+
+
+def test_times_pass_too(log: SmallLog) -> None:
+    _reason, records, _state = gathered(log, BORN_BEGIN_MS=999_990, BORN_END_MS=999_995)
+    assert [each.born_timestamp_ms for each in decode_records(records)] == [999_994, 999_993, 999_992, 999_991, 999_990]
+    _reason, records, _state = gathered(log, STORE_BEGIN_MS=2_000_003, STORE_END_MS=2_000_005)
+    assert [each.store_timestamp_ms for each in decode_records(records)] == [2_000_003, 2_000_004]
+
+
+def test_counting_copies_nothing(log: SmallLog) -> None:
+    _reason, records, state = gathered(log, ("Tag1",), COPY=0)
+    assert records == b""
+    assert state[gather.COUNT] == sum(each.tag == "Tag1" for each in decode_records(log.records))
+
+
+def test_it_stops_at_damage_fillers_and_other_segments(log: SmallLog) -> None:
+    start = log.places[4][0]
+    broken = log.segment[: start + 12] + b"\xee" + log.segment[start + 13 :]
+    reason, records, state = gathered(log, segment=broken)
+    assert (reason, len(records), state[gather.UNIT]) == (gather.DAMAGED, start, 4)
+    filler = struct.pack(">qiq", BASE, consume_queue.FILLER_SIZE, 0)
+    holed = SmallLog(log.segment, log.places, log.units[: 2 * UNIT] + filler + log.units[3 * UNIT :])
+    assert gathered(holed)[0] == gather.FILLER
+    away = struct.pack(">qiq", BASE + (1 << 30), 100, 0)
+    moved = SmallLog(log.segment, log.places, log.units[: 2 * UNIT] + away + log.units[3 * UNIT :])
+    reason, _records, state = gathered(moved)
+    assert (reason, state[gather.UNIT]) == (gather.OTHER_SEGMENT, 2)
+    # What lies above the visible end is not there yet.
+    reason, _records, state = gathered(log, LOG_STOP=BASE + log.places[5][0] + 10)
+    assert (reason, state[gather.UNIT]) == (gather.DAMAGED, 5)
+    # What retention removed is passed over.
+    _reason, records, _state = gathered(log, SKIP_BELOW=BASE + log.places[7][0])
+    assert records == log.records[log.places[7][0] :]
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.integers(0, 1 << 30))
+def test_only_intact_records_ever_go_out(seed: int) -> None:
+    rng = random.Random(seed)
+    log = small_log(count=8, seed=seed % 3)
+    segment = mutated(log.segment, rng)
+    units = mutated(log.units, rng) if rng.random() < 0.5 else log.units
+    log = SmallLog(log.segment, log.places, units[: len(units) // UNIT * UNIT])
+    _reason, records, state = gathered(log, segment=segment)
+    at = 0
+    for _ in range(int(state[gather.COUNT])):
+        message = decode_record(records, at)
+        position = message.physical_offset - BASE
+        assert records[at : at + message.size] == segment[position : position + message.size]
+        at += message.size
+    assert at == len(records)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.sampled_from(("Aa", "BB", "C#", "other", "")), max_size=60), st.sampled_from((("Aa",), ("Aa", "other")))
+)
+def test_matching_units_by_hash(tags: list[str], wanted: tuple[str, ...]) -> None:
+    units = b"".join(struct.pack(">qiq", 0, 0x7FFFFFFF if not tag else 1, java_hash(tag)) for tag in tags)
+    codes = filtered(wanted)[0]
+    expected = [i for i, tag in enumerate(tags) if tag and java_hash(tag) in codes]
+    for kernel in (gather.match_units, plain(gather.match_units)):
+        matches = np.zeros(len(tags), np.int64)
+        count = kernel(kernel_bytes(units), 0, len(tags), codes, matches)
+        assert matches[:count].tolist() == expected
+
+
+def outcomes() -> list[list[int]]:
+    """What gathers say of damaged units and segments."""
+    found = []
+    for seed in range(MUTATIONS):
+        rng = random.Random(seed)
+        log = small_log(count=6, seed=seed % 3)
+        units = mutated(log.units, rng)[: len(log.units) // UNIT * UNIT]
+        state = new_state(log, UNIT_STOP=len(units) // UNIT)
+        out = np.zeros(1 << 13, np.uint8)
+        view = kernel_bytes(mutated(log.segment, rng))
+        tags = filtered(("Tag1", "Tag2") if seed % 2 else ())
+        reason = gather.gather(kernel_bytes(units), view, *tags, out, state)
+        found.append([int(reason), int(out.sum()), *state.tolist()])
+    return found
+
+
+def test_uncompiled_says_the_same_and_stays_inside_its_buffers() -> None:
+    assert outcomes_uncompiled(__file__) == outcomes()
+
+
+if __name__ == "__main__":
+    print(json.dumps(outcomes()))

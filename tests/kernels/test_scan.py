@@ -1,0 +1,212 @@
+"""Walking the log: where whole records end and begin again, whatever the bytes; compiled and plain say the same."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mqproc.io import StoreIO
+from mqproc.kernels import match, scan
+from mqproc.kernels.jit import plain
+from mqproc.layout import record
+from mqproc.layout.record_codec import check_record, decode_record, encode_record
+from mqproc.store.queue_table import QueueTable
+from tests.records import BASE, SmallLog, kernel_bytes, mutated, outcomes_uncompiled, small_log
+
+MUTATIONS = 60
+
+
+@pytest.fixture(scope="module")
+def log() -> SmallLog:
+    return small_log()
+
+
+def scanned(data: bytes, start: int = 0, stop: int | None = None, verify: int = scan.VERIFY_CRCS) -> list[int]:
+    """Everything that a scan says; the plain twin must say the same."""
+    view = kernel_bytes(data)
+    found = []
+    for kernel in (scan.scan_records, plain(scan.scan_records)):
+        out = np.full(scan.SCAN_SIZE, 77, np.int64)
+        reason = kernel(view, start, len(data) if stop is None else stop, BASE, verify, out)
+        assert reason == out[scan.REASON]
+        found.append(out.tolist())
+    assert found[0] == found[1]
+    return found[0]
+
+
+def test_a_whole_segment_ends_at_its_blank(log: SmallLog) -> None:
+    out = scanned(log.segment)
+    last = log.places[-1]
+    assert out[scan.STOPPED_AT] == log.end
+    assert out[scan.REASON] == scan.BLANK
+    assert out[scan.COUNT] == len(log.places)
+    assert (out[scan.LAST_START], out[scan.LAST_SIZE]) == last
+    assert out[scan.LAST_STORE_TIMESTAMP_MS] == 2_000_000 + len(log.places) - 1
+
+
+@pytest.mark.parametrize("cut", [0, 1, 7, 8, 50])
+def test_a_stop_inside_a_record_ends_before_it(log: SmallLog, cut: int) -> None:
+    start = log.places[10][0]
+    out = scanned(log.segment, stop=start + cut)
+    assert (out[scan.STOPPED_AT], out[scan.REASON], out[scan.COUNT]) == (start, scan.REACHED_STOP, 10)
+
+
+def test_the_end_of_the_view_cuts_a_record(log: SmallLog) -> None:
+    out = scanned(log.segment[: log.places[10][0] + 50])
+    assert (out[scan.STOPPED_AT], out[scan.REASON]) == (log.places[10][0], scan.BAD_SIZE)
+
+
+def patched(log: SmallLog, number: int, at: int, data: bytes) -> bytes:
+    start = log.places[number][0] + at
+    return log.segment[:start] + data + log.segment[start + len(data) :]
+
+
+@pytest.mark.parametrize(
+    ("at", "data", "reason"),
+    [
+        (0, bytes(8), scan.ZERO),
+        (4, bytes(4), scan.BAD_MAGIC),
+        (0, struct.pack(">i", -5), scan.BAD_SIZE),
+        (0, struct.pack(">i", 1 << 30), scan.BAD_SIZE),
+        (record.PHYSICAL_OFFSET, struct.pack(">q", BASE), scan.BAD_OFFSET),
+        (record.BODY_LENGTH, struct.pack(">i", -1), scan.BAD_SIZE),
+        (record.QUEUE_ID, b"\x55", scan.BAD_PROPERTY_CRC),
+    ],
+)
+def test_what_is_wrong_is_said(at: int, data: bytes, reason: int) -> None:
+    log = small_log(count=6)
+    # Record 0 has a CRC of its own and IPv4 hosts; it is put last so that others lie before it.
+    out = scanned(patched(log, 0, at, data))
+    assert (out[scan.REASON], out[scan.STOPPED_AT]) == (reason, 0)
+
+
+def test_a_flipped_body_byte_is_a_bad_body(log: SmallLog) -> None:
+    made = encode_record(topic="T", body=b"hello", physical_offset=BASE)
+    data = made[: record.BODY] + b"j" + made[record.BODY + 1 :] + log.segment[-100:]
+    assert scanned(data)[scan.REASON] == scan.BAD_BODY_CRC
+    assert scanned(data, verify=0)[scan.COUNT] == 1
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(0, 1 << 30), st.integers(0, 40))
+def test_damaged_bytes_stop_the_walk_where_a_plain_reading_stops(seed: int, tail: int) -> None:
+    """The walk goes exactly as far as `record_codec.check_record` says; bytes behind the view are never looked at."""
+    rng = random.Random(seed)
+    data = mutated(small_log(count=8, seed=seed % 4).segment, rng)
+    guarded = kernel_bytes(data + bytes([0xDA]) * tail)
+    out = np.zeros(scan.SCAN_SIZE, np.int64)
+    scan.scan_records(guarded[: len(data)], 0, len(data), BASE, 0, out)
+    assert out.tolist() == scanned(data, verify=0)
+    at = 0
+    while True:
+        check = check_record(data, at, check_crc=False)
+        intact = (
+            check.success and check.size > 0 and decode_record(data, at, check_crc=False).physical_offset == BASE + at
+        )
+        if not intact:
+            break
+        at += check.size
+    assert out[scan.STOPPED_AT] == at
+
+
+def test_the_next_record_is_found_behind_damage(log: SmallLog) -> None:
+    view = kernel_bytes(patched(log, 4, 0, bytes(8)))
+    out = np.zeros(scan.SCAN_SIZE, np.int64)
+    for kernel in (scan.find_record, plain(scan.find_record)):
+        assert kernel(view, log.places[4][0], len(view), BASE, out) == log.places[5][0]
+        assert (out[scan.COUNT], out[scan.LAST_SIZE]) == (1, log.places[5][1])
+    assert scan.find_record(view, log.places[-1][0] + 1, len(view), BASE, out) == log.end
+    assert out[scan.REASON] == scan.BLANK
+    assert scan.find_record(view, log.end + 1, len(view), BASE, out) == -1
+    # Of another place in the log the same bytes are no records.
+    assert scan.find_record(view, 0, log.end, BASE + 1, out) == -1
+
+
+def test_next_offsets_are_raised_per_queue(tmp_path, log: SmallLog) -> None:  # type: ignore[no-untyped-def]
+    table = QueueTable.create(StoreIO(), tmp_path / "queues", 64)
+    expected: dict[tuple[str, int], int] = {}
+    for start, _size in log.places:
+        message = decode_record(log.segment, start)
+        # "Pay" 0 stays unknown; prepared records take no place.
+        known = (message.topic, message.queue_id) != ("Pay", 0)
+        if known:
+            table.create_queue(message.topic, message.queue_id)
+        if known and message.sys_flag & record.SYS_FLAG_TRANSACTION_MASK != record.SYS_FLAG_PREPARED:
+            expected[message.topic, message.queue_id] = message.queue_offset + 1
+    view = kernel_bytes(log.segment)
+    for kernel in (scan.update_next_offsets, plain(scan.update_next_offsets)):
+        next_offsets = np.zeros(64, np.int64)
+        out = np.zeros(scan.SCAN_SIZE, np.int64)
+        reason = kernel(view, 0, log.end, BASE, table.bytes_view, table.cells, table.slots, next_offsets, out)
+        assert (reason, out[scan.COUNT]) == (scan.REACHED_STOP, len(log.places))
+        assert out[scan.UNKNOWN] > 0
+        assert out[scan.MAX_STORE_TIMESTAMP_MS] == 2_000_000 + len(log.places) - 1
+        found = {(topic, queue_id): int(next_offsets[number]) for number, topic, queue_id in table.live()}
+        assert {queue: offset for queue, offset in found.items() if offset} == expected
+    table.close()
+
+
+def matched(data: bytes, **conditions: bytes | int) -> tuple[int, list[int]]:
+    """Numbers of the records that match; compiled and plain must agree."""
+    arguments = [kernel_bytes(conditions.get(name, b"")) for name in ("topic", "name", "value", "part")]  # type: ignore[arg-type]
+    found = []
+    for kernel in (match.match_records, plain(match.match_records)):
+        state = np.zeros(match.STATE_SIZE, np.int64)
+        state[match.STOP], state[match.BASE], state[match.MATCHES_MAX] = len(data), BASE, conditions.get("most", 1000)
+        state[match.BEGIN_MS], state[match.END_MS] = conditions.get("begin", 0), conditions.get("end", 1 << 62)
+        matches = np.zeros(1000, np.int64)
+        reason = kernel(kernel_bytes(data), *arguments, matches, state)
+        found.append((reason, matches[: state[match.MATCHES]].tolist()))
+    assert found[0] == found[1]
+    return found[0]
+
+
+def test_records_are_matched_by_all_conditions(log: SmallLog) -> None:
+    messages = [(start, decode_record(log.segment, start)) for start, _ in log.places]
+    assert matched(log.segment)[1] == [start for start, _ in messages]
+    assert matched(log.segment, topic=b"Pay")[1] == [start for start, each in messages if each.topic == "Pay"]
+    assert matched(log.segment, name=b"TAGS", value=b"Tag1")[1] == [
+        start for start, each in messages if each.tag == "Tag1"
+    ]
+    assert matched(log.segment, name=b"KEYS")[1] == [start for start, each in messages if each.keys]
+    part = messages[3][1].body[1:9] or messages[4][1].body[1:9]
+    assert matched(log.segment, part=part)[1] == [start for start, each in messages if part in each.body]
+    assert matched(log.segment, begin=2_000_005, end=2_000_007)[1] == [messages[5][0], messages[6][0]]
+    assert matched(log.segment, most=2) == (match.MATCHES_FULL, [messages[0][0], messages[1][0]])
+
+
+def outcomes() -> list[list[int]]:
+    """What scans and searches say of damaged segments."""
+    found = []
+    for seed in range(MUTATIONS):
+        data = mutated(small_log(count=6, seed=seed % 3).segment, random.Random(seed))
+        view, out = kernel_bytes(data), np.zeros(scan.SCAN_SIZE, np.int64)
+        scan.scan_records(view, 0, len(data), BASE, scan.VERIFY_CRCS, out)
+        said = out.tolist()
+        scan.find_record(view, min(len(data), said[0] + 1), len(data), BASE, out)
+        said += out.tolist()
+        state = np.zeros(match.STATE_SIZE, np.int64)
+        state[match.STOP], state[match.BASE], state[match.END_MS], state[match.MATCHES_MAX] = (
+            len(data),
+            BASE,
+            1 << 62,
+            9,
+        )
+        arguments = [kernel_bytes(text) for text in (b"Orders", b"KEYS", b"", b"")]
+        match.match_records(view, *arguments, np.zeros(9, np.int64), state)
+        found.append(said + state.tolist())
+    return found
+
+
+def test_uncompiled_says_the_same_and_stays_inside_its_buffers() -> None:
+    assert outcomes_uncompiled(__file__) == outcomes()
+
+
+if __name__ == "__main__":
+    print(json.dumps(outcomes()))
