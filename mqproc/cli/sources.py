@@ -160,23 +160,30 @@ def guess_kind(name: str) -> str:
 # CSV
 
 
-class _Values(dict[str, Any]):
-    """CSV text → JSON value, remembered: most columns repeat theirs."""
+class _Values(dict[str, bytes]):
+    """CSV text → encoded JSON value, remembered: most columns repeat theirs."""
 
     def __init__(self, reading: Reading) -> None:
         self._nulls = frozenset(reading.nulls)
+        self._typed = reading.typed
 
-    def __missing__(self, text: str) -> Any:
-        value: Any = text
-        if text in self._nulls:
-            value = None
-        elif _NUMBER.fullmatch(text):
-            value = msgspec.Raw(text.encode())
-        elif text in ("true", "false"):
-            value = text == "true"
+    def __missing__(self, text: str) -> bytes:
+        value = self._encoded(text)
         if len(self) < _KNOWN_VALUES_MAX:
             self[text] = value
         return value
+
+    def _encoded(self, text: str) -> bytes:
+        if self._typed and text in self._nulls:
+            return b"null"
+        if self._typed and (text in ("true", "false") or _NUMBER.fullmatch(text)):
+            return text.encode()
+        return msgspec.json.encode(text)
+
+
+def _object_template(names: Sequence[str]) -> bytes:
+    """A JSON object with a place for each value: much faster to fill than to encode."""
+    return b"{" + b",".join(msgspec.json.encode(name).replace(b"%", b"%%") + b":%b" for name in names) + b"}"
 
 
 def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
@@ -186,18 +193,17 @@ def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
     header = next(rows, None)
     if header is None:
         return
+    if len(set(header)) < len(header):
+        raise click.UsageError(f"{source.name}: the header names a field twice: {', '.join(header)}")
     places = _places(header, reading.fields, source.name)
-    encode = msgspec.json.Encoder().encode
-    value_of = _Values(reading).__getitem__
+    template = _object_template(header)
+    encoded = _Values(reading).__getitem__
     first = reading.skip
     full = filter(None, rows)
     next(itertools.islice(full, first - 1, first), None) if first else None
     while part := _take(full, reading.chunk_rows, source.name, rows):
         _check_widths(part, len(header), source.name, first)
-        if reading.typed:
-            bodies = [encode(dict(zip(header, map(value_of, row), strict=True))) for row in part]
-        else:
-            bodies = [encode(dict(zip(header, row, strict=True))) for row in part]
+        bodies = [template % tuple(map(encoded, row)) for row in part]
         fields = {name: _column(part, place, reading.nulls) for name, place in places.items()}
         yield Chunk(first, bodies, fields)
         first += len(part)

@@ -26,6 +26,7 @@ from mqproc.kernels.intrinsics import (
     load_u8,
     store_be32,
     store_be64,
+    store_release,
 )
 from mqproc.kernels.jit import kernel
 from mqproc.kernels.primitive import Bytes, Words, lowering
@@ -43,6 +44,7 @@ from mqproc.layout import consume_queue, properties, queue_table, record
 from mqproc.layout.index_file import KEY_TOPIC_SEPARATOR
 
 Int32s = NDArray[np.int32]
+Runs = NDArray[np.int64]
 
 
 class StopReason(enum.IntEnum):
@@ -488,6 +490,26 @@ class ScanResult:
     units: NDArray[np.uint8]
 
 
+@kernel
+def publish_queues(cells: Words, runs: Runs) -> None:
+    """Raise the queues' words in the queue table to what their runs say, position before time.
+
+    `cells` int64 is the table, `runs` int64[n, RUN_COLUMNS] in the order of the records. A word is never lowered: a
+    repeated step may be shorter than it was.
+    """
+    for run in range(len(runs)):
+        entry = queue_table.HEADER_WORDS + runs[run, RUN_QUEUE] * queue_table.ENTRY_WORDS
+        _raise(cells, entry + queue_table.MAX_OFFSET, runs[run, RUN_FIRST_OFFSET] + runs[run, RUN_COUNT])
+        _raise(cells, entry + queue_table.LAST_PHYSICAL_END, runs[run, RUN_PHYSICAL_END])
+        _raise(cells, entry + queue_table.LAST_STORE_TIMESTAMP_MS, runs[run, RUN_STORE_TIMESTAMP_MS])
+
+
+@kernel
+def _raise(cells: Words, index: int, value: int) -> None:
+    if value > cells[index]:
+        store_release(cells, index, value)
+
+
 class DispatchBuffers:
     """The arrays that scans fill, allocated once.
 
@@ -541,15 +563,16 @@ class DispatchBuffers:
             self.entry_offsets,
             self.entry_times,
         )
-        run_count = int(state[RUNS])
+        said = state.tolist()
+        run_count = said[RUNS]
         return ScanResult(
-            stopped_at=int(state[STOPPED_AT]),
-            reason=StopReason(int(state[REASON])),
-            records=int(state[RECORDS]),
-            entries=int(state[ENTRIES]),
-            store_timestamp_ms=int(state[STORE_TIMESTAMP_MS]),
+            stopped_at=said[STOPPED_AT],
+            reason=StopReason(said[REASON]),
+            records=said[RECORDS],
+            entries=said[ENTRIES],
+            store_timestamp_ms=said[STORE_TIMESTAMP_MS],
             runs=self._runs[: RUN_COLUMNS * run_count].reshape(run_count, RUN_COLUMNS),
-            units=self._sorted_units[: _UNIT * int(state[UNITS])],
+            units=self._sorted_units[: _UNIT * said[UNITS]],
         )
 
 
@@ -558,6 +581,7 @@ def warm() -> None:
     buffers = DispatchBuffers(1, 1, 1)
     blank = np.zeros(8, np.uint8)
     table = np.zeros(queue_table.HEADER_SIZE, np.uint8)
+    publish_queues(table.view(np.int64), np.zeros((0, RUN_COLUMNS), np.int64))
     buffers.scan(
         blank, table, table.view(np.int64), np.zeros(16, np.int32), start=0, limit=8, stop=8, segment_start=0
     )

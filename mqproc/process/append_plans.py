@@ -106,7 +106,7 @@ class OpenTopics:
         from_table = self._table.capacity - self._table.count
         if missing > from_table:
             raise TooManyQueuesError(
-                f"{missing:,} more queues exceed max_queues = {self._table.capacity:,}, of which {from_table:,} are left"
+                f"{missing:,} more queues exceed max_queues = {self._table.capacity:,}; {from_table:,} are left"
             )
 
     def _opened(self, config: TopicConfig) -> OpenTopic:
@@ -131,7 +131,9 @@ class OpenTopics:
                 self.unsaved = True
 
 
-def plan_append(request: AppendRequest, payload: memoryview, topics: OpenTopics, *, internal: bool = False) -> AppendPlan:
+def plan_append(
+    request: AppendRequest, payload: memoryview, topics: OpenTopics, *, internal: bool = False
+) -> AppendPlan:
     """Check a request and make its plan. Raises BadRequestError and its kin naming value and limit."""
     if not internal:
         check_sendable(request.topic)

@@ -55,8 +55,7 @@ class CommitLogFlusher:
         if self._words[words_of.SEGMENTS_READY_END] > self._words[words_of.RESERVED_END] + size:
             return 0
         with self._context.heart.busy(words_of.STATE_ALLOCATING):
-            made = self._flush.make_segments_ahead()
-        return made
+            return self._flush.make_segments_ahead()
 
     def _pass(self, now_ns: int, *, thorough: bool) -> int:
         words = self._words

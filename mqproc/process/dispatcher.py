@@ -102,7 +102,7 @@ class Dispatcher:
     def _commit(self, position: int, messages: int) -> None:
         """Write down where the index stands at this position: the slot first, then its number."""
         words = self._words
-        index = self._dispatch.index.commit()
+        index = self._dispatch.index_commit
         sequence = words[words_of.COMMIT_SEQUENCE] + 1
         slot = sequence & 1
         words[words_of.COMMIT_DISPATCHED[slot]] = position
@@ -126,7 +126,8 @@ class Dispatcher:
     def _explain(self, step: DispatchStep) -> None:
         if step.reason is StopReason.BAD_RECORD:
             base = self._segments.start_of(step.position)
-            raise CorruptStoreError(f"{self._segments.path(base)}: offset {step.position - base}: no record begins here")
+            place = f"{self._segments.path(base)}: offset {step.position - base}"
+            raise CorruptStoreError(f"{place}: no record begins here")
         if step.reason is StopReason.UNKNOWN_QUEUE:
             self._hold_up(OSError(errno.ENOENT, f"the record at {step.position} belongs to no known queue"))
 

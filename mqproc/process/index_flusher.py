@@ -1,4 +1,4 @@
-"""The index-flusher: makes index files durable and moves their mark; a filled file at once, when the dispatcher rings."""
+"""The index-flusher: makes index files durable and moves their mark; a filled file at once, when it is rung."""
 
 from __future__ import annotations
 

@@ -42,12 +42,12 @@ from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
 from mqproc.wire.operations import (
     REQUESTS,
+    WRITER_OPERATIONS,
     AppendAnswer,
     AppendRequest,
     CreateTopicRequest,
     DeleteTopicRequest,
     Empty,
-    WRITER_OPERATIONS,
     Operation,
 )
 from mqproc.wire.server import Request, SocketServer
@@ -70,7 +70,7 @@ _REFUSED_ALONE = (BadRequestError, TopicNotFoundError, TopicExistsError, TooMany
 class _Pending:
     """A frame that is encoded and waits for its answer."""
 
-    __slots__ = ("answer", "request", "store_timestamp_ms", "wait", "oneway")
+    __slots__ = ("answer", "oneway", "request", "store_timestamp_ms", "wait")
 
     def __init__(
         self, request: Request, answer: NDArray[np.uint8], store_timestamp_ms: int, *, wait: bool, oneway: bool

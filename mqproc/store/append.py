@@ -31,8 +31,8 @@ from mqproc.errors import (
 from mqproc.io import StoreIO
 from mqproc.kernels import append as kernel
 from mqproc.layout import control as words_of
-from mqproc.layout import queue_table as table_layout
 from mqproc.layout import properties, record
+from mqproc.layout import queue_table as table_layout
 from mqproc.shm.words import Words
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
@@ -168,7 +168,7 @@ class CommitLogAppender:
         return answer
 
     def write_out(self) -> None:
-        """Give the staged bytes to the file. Raises DiskFullError or OSError, after which nothing unpublished is left."""
+        """Give the staged bytes to the file. Raises DiskFullError and its kin; then nothing unpublished is left."""
         try:
             self._write_staged()
         except OSError as error:

@@ -12,22 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mqproc.config import MIB, Options
 from mqproc.io import StoreIO
-from mqproc.kernels.dispatch import (
-    RUN_COUNT,
-    RUN_FIRST_OFFSET,
-    RUN_PHYSICAL_END,
-    RUN_QUEUE,
-    RUN_STORE_TIMESTAMP_MS,
-    DispatchBuffers,
-    ScanResult,
-    StopReason,
-)
-from mqproc.layout import queue_table as table_layout
+from mqproc.kernels.dispatch import DispatchBuffers, ScanResult, StopReason, publish_queues
 from mqproc.layout import record
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.store.consume_queue import ConsumeQueueFiles, fillers
@@ -85,6 +72,8 @@ class Dispatch:
         self._segments = segments
         self._queues = queues
         self.index = index
+        self.index_commit = index.commit()
+        """Where the index stands after the last step that went well."""
         self._with_index = options.message_index_enable
         self._holes = sorted(holes)
         self._step_bytes = step_bytes
@@ -121,7 +110,7 @@ class Dispatch:
         self._io.crash_point("dispatch.units_written")
         self._put_entries(result.entries)
         self._io.crash_point("dispatch.entries_put")
-        self._publish_queues(result)
+        publish_queues(self._table.cells, result.runs)
         self._io.crash_point("dispatch.queues_published")
         position = segment_start + result.stopped_at
         if result.reason is StopReason.BLANK:
@@ -174,22 +163,7 @@ class Dispatch:
         if count == 0:
             return
         buffers = self._buffers
-        self._undo = self.index.commit()
+        self._undo = self.index_commit
         self.index.put(buffers.entry_hashes, buffers.entry_offsets, buffers.entry_times, count)
+        self.index_commit = self.index.commit()
         self._undo = None
-
-    def _publish_queues(self, result: ScanResult) -> None:
-        """Raise the queues' words to what their newest runs say, position before time."""
-        runs = result.runs
-        # np.unique takes the first of equal ones: the newest run of each queue, when read from the end.
-        numbers, newest = np.unique(runs[::-1, RUN_QUEUE], return_index=True)
-        last = runs[::-1][newest]
-        self._raise(numbers, table_layout.MAX_OFFSET, last[:, RUN_FIRST_OFFSET] + last[:, RUN_COUNT])
-        self._raise(numbers, table_layout.LAST_PHYSICAL_END, last[:, RUN_PHYSICAL_END])
-        self._raise(numbers, table_layout.LAST_STORE_TIMESTAMP_MS, last[:, RUN_STORE_TIMESTAMP_MS])
-
-    def _raise(self, numbers: NDArray[np.int64], word: int, values: NDArray[np.int64]) -> None:
-        """Store each queue's word unless it is higher already: a repeated step may be shorter than it was."""
-        cells = self._table.cells
-        places = table_layout.HEADER_WORDS + numbers * table_layout.ENTRY_WORDS + word
-        cells[places] = np.maximum(cells[places], values)

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -101,7 +102,7 @@ class LogRecovery:
             base += self._segments.segment_size
 
     def _check_row(self, starts: list[int]) -> None:
-        for earlier, later in zip(starts, starts[1:], strict=False):
+        for earlier, later in itertools.pairwise(starts):
             if later != earlier + self._segments.segment_size:
                 expected = earlier + self._segments.segment_size
                 raise CorruptStoreError(f"{self._segments.path(expected)}: missing; the next segment is {later:020d}")

@@ -6,6 +6,7 @@ segments, but pages stay present only near where one reads: present pages count 
 
 from __future__ import annotations
 
+import itertools
 import mmap
 from collections import OrderedDict
 from pathlib import Path
@@ -100,7 +101,7 @@ def adopted_segment_size(io: StoreIO, folder: Path, configured: int) -> int:
     """
     starts = [start for name in io.names(folder) if (start := segment_start(name)) is not None]
     if len(starts) > 1:
-        return min(later - earlier for earlier, later in zip(starts, starts[1:], strict=False))
+        return min(later - earlier for earlier, later in itertools.pairwise(starts))
     if starts:
         size = io.size_of(folder / segment_name(starts[0]))
         if size > 0 and size % mmap.PAGESIZE == 0 and starts[0] % size == 0:

@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest

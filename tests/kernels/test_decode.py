@@ -1,7 +1,8 @@
-"""Records into columns: every field as the plain codec reads it, any subset of columns, any bytes refused or decoded."""
+"""Records into columns: every field as the plain codec reads it, any subset of columns, any bytes refused or read."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from typing import Any
@@ -35,7 +36,7 @@ def values(column: Any) -> list[Any]:
         return column.tolist()
     offsets, data = column
     assert offsets[-1] == len(data)
-    return [data[start:stop].tobytes() for start, stop in zip(offsets[:-1], offsets[1:], strict=True)]
+    return [data[start:stop].tobytes() for start, stop in itertools.pairwise(offsets)]
 
 
 def test_every_column_is_what_the_codec_reads(log: SmallLog) -> None:

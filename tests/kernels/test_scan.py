@@ -74,14 +74,14 @@ def patched(log: SmallLog, number: int, at: int, data: bytes) -> bytes:
         (4, bytes(4), scan.BAD_MAGIC),
         (0, struct.pack(">i", -5), scan.BAD_SIZE),
         (0, struct.pack(">i", 1 << 30), scan.BAD_SIZE),
-        (record.PHYSICAL_OFFSET, struct.pack(">q", BASE), scan.BAD_OFFSET),
+        (record.PHYSICAL_OFFSET, struct.pack(">q", BASE + 1), scan.BAD_OFFSET),
         (record.BODY_LENGTH, struct.pack(">i", -1), scan.BAD_SIZE),
         (record.QUEUE_ID, b"\x55", scan.BAD_PROPERTY_CRC),
     ],
 )
 def test_what_is_wrong_is_said(at: int, data: bytes, reason: int) -> None:
     log = small_log(count=6)
-    # Record 0 has a CRC of its own and IPv4 hosts; it is put last so that others lie before it.
+    # Record 0 has a CRC of its own and IPv4 hosts.
     out = scanned(patched(log, 0, at, data))
     assert (out[scan.REASON], out[scan.STOPPED_AT]) == (reason, 0)
 

@@ -1,0 +1,41 @@
+"""The public surface: what is exported exists, is sorted, and importing it costs little."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import mqproc
+import mqproc.client
+from mqproc.errors import ERROR_BY_CODE
+
+
+@pytest.mark.parametrize("module", [mqproc, mqproc.client])
+def test_exported_names_exist_and_are_sorted(module: object) -> None:
+    names = module.__all__  # type: ignore[attr-defined]
+    for name in names:
+        assert getattr(module, name) is not None
+    assert len(set(names)) == len(names)
+    constants = [name for name in names if name.isupper()]
+    dunders = [name for name in names if name.startswith("__")]
+    classes = [name for name in names if name not in constants and name not in dunders]
+    assert names == [*constants, *sorted(classes), *dunders]
+
+
+def test_every_error_is_exported() -> None:
+    assert {error.__name__ for error in ERROR_BY_CODE.values()} <= set(mqproc.__all__)
+
+
+def test_other_names_do_not_exist() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        mqproc.nothing  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        mqproc.client.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_importing_the_client_imports_neither_numba_nor_pyarrow_nor_asyncio() -> None:
+    program = "import sys, mqproc; mqproc.Client; print([n for n in ('numba', 'pyarrow', 'asyncio') if n in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout.strip() == "[]"
