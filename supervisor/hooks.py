@@ -55,6 +55,9 @@ class Hooks:
     """A role that syncs (its name is given) has died: sync what it had open through descriptors that were open
     before, which report an error that the dead one may have seen. Returns an errno, 0 when all is well."""
 
+    watch: Callable[[], None] = lambda: None
+    """Called at each tick while the group runs: keep those descriptors at the segments in use."""
+
     finish: Callable[[GroupContext, bool], None] = _no_finish
     """All but the monitor have stopped, in order if the flag is true: marks and checkpoint. Then `abort` goes."""
 

@@ -231,6 +231,7 @@ class Supervisor:
             self._next_tick_ns = now + self._timing.tick_ms * _MS
             self._control.store(layout.SUPERVISOR_HEARTBEAT_NS, now)
             self._group.watch()
+            self._hooks.watch()
         if now >= self._next_ring_ns:
             self._next_ring_ns = now + self._timing.ring_ms * _MS
             self._group.ring_all()

@@ -72,4 +72,4 @@ def engine_hooks() -> Hooks:
         recovery.run()
         active.open(context.io, context.paths, context.options, words)
 
-    return Hooks(warm=warm, recover=recover, sync_active_segments=active.sync)
+    return Hooks(warm=warm, recover=recover, sync_active_segments=active.sync, watch=active.follow)

@@ -72,6 +72,8 @@ def _json_text(text: str) -> str:
 
 def start_group(paths: StorePaths, load_options: Callable[[], Options], report: Report, *, detach: bool) -> Outcome:
     """Run a group here until it ends, or in the background until it is ready."""
+    # Numpy would start threads of its own, and the supervisor forks.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Numba and the kernels take a second: only who starts a group pays.
     from mqproc.cli.engine import SPECS, adopted_options, engine_hooks
     from mqproc.supervisor import detach as run_detached

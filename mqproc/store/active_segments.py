@@ -21,6 +21,7 @@ class ActiveSegments:
 
     def __init__(self) -> None:
         self._fds: dict[int, int] = {}
+        self._segments: LogSegments | None = None
 
     def open(self, io: StoreIO, paths: StorePaths, options: Options, words: Words) -> None:
         """Take a recovered store's segments."""
@@ -31,6 +32,8 @@ class ActiveSegments:
 
     def follow(self) -> None:
         """Open the segments that were made since, close those that are synced and full."""
+        if self._segments is None:
+            return
         words, size = self._words, self._segments.segment_size
         flushed = max(words[words_of.WRITER_SYNCED], words[words_of.FLUSHER_SYNCED])
         first = self._segments.start_of(flushed)

@@ -54,6 +54,7 @@ class Store:
     def put(self, topic: str, frame: int, count: int = PER_FRAME, **changes: Any) -> None:
         numbers = range(frame * PER_FRAME, frame * PER_FRAME + count)
         columns: dict[str, Any] = {
+            "rotation": frame * PER_FRAME % changes.get("queues", 4),
             "keys": [f"key-{number % 100} n{number}" for number in numbers],
             "tags": [f"Tag{number % 5}" for number in numbers],
         }
@@ -101,7 +102,7 @@ def fresh(tmp_path: Path) -> Iterator[Store]:
 
 def numbers_of(records: Any) -> list[int]:
     """Which messages these are: the number in the body."""
-    return [int(message.body[:9].split()[1].removesuffix(b"body")) for message in decode_records(records.data)]
+    return [int(message.body.split(b"body ")[1]) for message in decode_records(records.data)]
 
 
 def all_numbers(batches: Any) -> list[int]:
