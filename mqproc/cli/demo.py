@@ -8,9 +8,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +20,13 @@ from mqproc.cli.commands import Command
 from mqproc.cli.flights import FLIGHTS, find_flights
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Output, format_bytes
+from mqproc.cli.spawned_group import running_group
 from mqproc.cli.times import format_duration, format_time, parse_time_ms
 from mqproc.errors import MqprocError, RequestTimeoutError, StoreAccessError, StoreLockedError
 from mqproc.message import StoredMessage
 from mqproc.paths import StorePaths
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from mqproc.client import Client
 
 FOLDER = "mqproc-demo"
@@ -71,7 +68,10 @@ def demo(invocation: Invocation, keep_running: bool) -> int:
     show = Show(invocation.out)
     _fresh(store)
     show.title(store)
-    with _running_group(invocation, store, show, keep=keep_running), _client(store) as client:
+    started = time.monotonic()
+    group = running_group(store, _settings(invocation), invocation.config_file(), show.report, keep=keep_running)
+    with group, _client(store) as client:
+        show.step(f"group ready in {format_duration(time.monotonic() - started)}")
         numbers = _import(client, store, source, show)
         answers = ask_all(client)
         for answer in answers:
@@ -96,34 +96,10 @@ def _fresh(store: Path) -> None:
     shutil.rmtree(store)
 
 
-@contextmanager
-def _running_group(invocation: Invocation, store: Path, show: Show, *, keep: bool) -> Iterator[None]:
-    from mqproc.cli.group import DOWN_TIMEOUT_S, start_group
-    from mqproc.cli.supervisor_client import ask_supervisor
-    from mqproc.wire.operations import Operation
-
-    started = time.monotonic()
-    outcome = start_group(StorePaths(store), partial(_options, invocation), show.report, detach=True)
-    if outcome.exit_code:
-        raise StoreAccessError(f"{store}: the group did not start: {outcome.reason}")
-    show.step(f"group ready in {format_duration(time.monotonic() - started)}")
-    finished = False
-    try:
-        yield
-        finished = True
-    finally:
-        if not (keep and finished):
-            ask_supervisor(StorePaths(store), Operation.STOP_GROUP, None, DOWN_TIMEOUT_S)
-
-
-def _options(invocation: Invocation) -> Any:
-    """The user's options; without a wish for a port any is taken, since a group may run already."""
-    from mqproc.config import Setting, options_from
-
-    settings = invocation.settings()
-    if settings["metrics_port"].source == "default":
-        settings["metrics_port"] = Setting(0, "demo")
-    return options_from(settings)
+def _settings(invocation: Invocation) -> list[str]:
+    """What the user set; without a wish for a port any is taken, since a group may run already."""
+    port = invocation.settings()["metrics_port"]
+    return [*(["metrics_port=0"] if port.source == "default" else []), *invocation.set_]
 
 
 def _client(store: Path) -> Client:

@@ -317,7 +317,7 @@ def _decode(data: bytes, offset: int, names: _Names) -> tuple[StoredMessage, int
         prepared_transaction_offset,
         body_length,
     ) = fixed
-    body_end = body_start + body_length
+    body_end = body_start + body_length if body_length > 0 else body_start
     if magic == MAGIC_V1:
         topic_start = body_end + 1
         topic_end = topic_start + data[body_end]

@@ -90,8 +90,13 @@ class QueuePulls:
             # Without a filter more units than messages are never needed.
             stop = min(stop, offset + limits.messages)
         halt = walk.run(stop)
-        while rocketmq_limits and halt is Halt.DAMAGE:
-            walk.pass_over_as_removed()
+        if rocketmq_limits:
+            while halt is Halt.DAMAGE:
+                walk.pass_over_as_removed()
+                halt = walk.run(stop)
+        elif halt is Halt.DONE and walk.miss is Miss.REMOVED and not walk.count:
+            # Units of removed segments cost nothing: go on to the first one that has a record.
+            stop = min(bounds.max_offset, offset + UNITS_MAX)
             halt = walk.run(stop)
         return self._answer(walk, halt, (topic, queue_id), bounds, stop)
 

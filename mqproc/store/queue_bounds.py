@@ -89,9 +89,9 @@ class FoundQueues:
         return list(self._ids)
 
 
-def each_queue(queues: Queues, topics: Iterable[str]) -> Iterator[tuple[str, int, QueueBounds]]:
-    """(topic, queue id, bounds) of every queue of the topics, in order."""
-    for topic in topics:
+def each_queue(queues: Queues, topics: Iterable[str] | None = None) -> Iterator[tuple[str, int, QueueBounds]]:
+    """(topic, queue id, bounds) of every queue of the topics (None: of all), in order."""
+    for topic in queues.topics() if topics is None else topics:
         for queue_id in queues.ids(topic):
             bounds = queues.bounds(topic, queue_id)
             if bounds is not None:

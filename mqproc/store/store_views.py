@@ -17,8 +17,8 @@ from mqproc.paths import StorePaths
 from mqproc.shm.lock import holder_of
 from mqproc.shm.words import Words
 from mqproc.store.consume_queue import ConsumeQueueFiles, as_units, queues_on_disk
-from mqproc.store.log_records import Visible
-from mqproc.store.queue_bounds import FoundQueues, QueueBounds, Queues, TableQueues
+from mqproc.store.log_records import LogRecords, Visible
+from mqproc.store.queue_bounds import FoundQueues, QueueBounds, Queues, TableQueues, each_queue
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
 
@@ -111,12 +111,13 @@ class FilesView:
         files = ConsumeQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes)
         try:
             starts = segments.starts()
-            # No unit points into the log below this; where the last ones point to tells where to look for its end.
             begin = starts[0] if starts else 0
-            found = {name: _extent(files, *name, begin) for name in queues_on_disk(io, paths.consume_queue)[0]}
-            reached = max((extent[1] for extent in found.values()), default=0)
+            records = LogRecords(segments, lambda: Visible(begin, starts[-1] + segments.segment_size if starts else 0))
+            self._queues = FoundQueues(
+                {name: _bounds(files, *name, begin) for name in queues_on_disk(io, paths.consume_queue)[0]}
+            )
+            reached = max((_reached(files, records, *queue) for queue in each_queue(self._queues)), default=begin)
             self._visible = Visible(begin, _log_end(segments, starts, reached))
-            self._queues = FoundQueues({name: extent[0] for name, extent in found.items()})
         finally:
             files.close()
             segments.close()
@@ -136,8 +137,8 @@ class FilesView:
         """Nothing is held open."""
 
 
-def _extent(files: ConsumeQueueFiles, topic: str, queue_id: int, log_begin: int) -> tuple[QueueBounds, int]:
-    """A queue's bounds, and where in the log its last record ends."""
+def _bounds(files: ConsumeQueueFiles, topic: str, queue_id: int, log_begin: int) -> QueueBounds:
+    """A queue's bounds: from the first unit that does not point below the log, to where its units end."""
     found = files.extent(topic, queue_id)
     low, high = found.first_offset, found.max_offset
     while low < high:
@@ -147,33 +148,33 @@ def _extent(files: ConsumeQueueFiles, topic: str, queue_id: int, log_begin: int)
             low = middle + 1
         else:
             high = middle
-    return QueueBounds(0, low, found.max_offset), found.last_physical_end
+    return QueueBounds(0, low, found.max_offset)
+
+
+def _reached(files: ConsumeQueueFiles, records: LogRecords, topic: str, queue_id: int, bounds: QueueBounds) -> int:
+    """Where the record of a queue's last unit ends, 0 when there is none."""
+    if bounds.min_offset >= bounds.max_offset:
+        return 0
+    unit = as_units(files.read_units(topic, queue_id, bounds.max_offset - 1, 1))[0]
+    physical_offset, size = int(unit["physical_offset"]), int(unit["size"])
+    if size == FILLER_SIZE or records.store_timestamp_ms(physical_offset) < 0:
+        return 0
+    return physical_offset + size
 
 
 def _log_end(segments: LogSegments, starts: list[int], reached: int) -> int:
-    """End of the whole records behind the segment that the queues reach into."""
-    if not starts:
-        return 0
+    """End of the whole records from `reached` on, where a record ends or the log begins."""
     out = np.zeros(scan.SCAN_SIZE, np.int64)
-    start = max((each for each in starts if each <= max(reached - 1, 0)), default=starts[0])
-    while True:
+    end = reached
+    while segments.start_of(end) in starts:
+        start = segments.start_of(end)
         try:
             view = segments.view(start)
-        except FileNotFoundError:
-            return start
         except ValueError:
             raise CorruptStoreError(f"{segments.path(start)}: shorter than a segment") from None
-        reason = scan.scan_records(view, 0, len(view), start, 0, out)
-        end = start + int(out[scan.STOPPED_AT])
-        while reason != scan.BLANK and end < reached and end - start < len(view):
-            # Damage below the queues' end: the log goes on behind it.
-            at = int(scan.find_record(view, end - start + 1, len(view), start, out))
-            if at < 0:
-                break
-            reason = scan.scan_records(view, at, len(view), start, 0, out)
-            end = start + int(out[scan.STOPPED_AT])
-        segments.let_go_all()
-        following = start + segments.segment_size
-        if reason != scan.BLANK and max(end, reached) < following:
-            return max(end, min(reached, following))
-        start = following
+        reason = scan.scan_records(view, end - start, len(view), start, 0, out)
+        segments.let_go(start, 0, len(view))
+        if reason not in (scan.BLANK, scan.REACHED_STOP):
+            return start + int(out[scan.STOPPED_AT])
+        end = start + segments.segment_size
+    return end

@@ -168,8 +168,8 @@ class Walk:
             wanted = min(chunk, stop_offset - self.next_offset)
             if not self._read_units(wanted):
                 return Halt.NO_UNITS
-            if self._limits.copy and not len(self._out):
-                self._out = self._room_for(whole=self.next_offset + wanted >= stop_offset)
+            if self._limits.copy and not self.count:
+                self._make_room(whole=self.next_offset + wanted >= stop_offset)
             halt = self._chunk(begin, end)
             self._records.segments.touched(int(self._state[kernel.BYTES]))
             if halt is not Halt.DONE:
@@ -237,13 +237,14 @@ class Walk:
         self._state[kernel.UNIT_STOP] = len(self._units) // UNIT_SIZE
         return len(self._units) >= UNIT_SIZE
 
-    def _room_for(self, *, whole: bool) -> NDArray[np.uint8]:
+    def _make_room(self, *, whole: bool) -> None:
         """A buffer for the answer: as large as its units say, or as its limit when more units may follow."""
         limit = self._limits.bytes
         if whole:
             sizes = as_units(self._units)["size"].astype(np.int64)
             limit = min(limit, int(sizes[(sizes > 0) & (sizes < FILLER_SIZE)].sum()))
-        return np.empty(max(limit, 1), np.uint8)
+        if len(self._out) < max(limit, 1):
+            self._out = np.empty(max(limit, 1), np.uint8)
 
     def _chunk(self, begin: int, end: int) -> Halt:
         """Gather from the units that were read, segment by segment."""

@@ -206,6 +206,13 @@ def test_the_checking_rules_are_rocketmqs(data: bytes, expected: RecordCheck) ->
         decode_record(data)
 
 
+def test_a_negative_body_length_counts_as_none() -> None:
+    empty = encode(FIELDS | {"body": b""})
+    data = empty[: layout.BODY_LENGTH] + (-100).to_bytes(4, "big", signed=True) + empty[layout.BODY :]
+    assert check_record(data) == RecordCheck(118, True)
+    assert [message.body for message in decode_records(data * 2)] == [b"", b""]
+
+
 def test_a_body_that_is_not_checked_may_differ() -> None:
     assert check_record(changed(layout.BODY_CRC, 5), check_crc=False).success
     assert decode_record(changed(layout.BODY_CRC, 5), check_crc=False).body_crc == 5
@@ -252,7 +259,8 @@ def test_the_crc_tail_gets_its_separator() -> None:
 
 
 def test_limits_of_a_record() -> None:
-    assert decode_record(encode(FIELDS | {"properties": "a\x01" + "b" * 32_764 + "\x02"})).properties["a"] == "b" * 32_764
+    largest = "b" * 32_764
+    assert decode_record(encode(FIELDS | {"properties": f"a\x01{largest}\x02"})).properties == {"a": largest}
     with pytest.raises(PropertiesTooLargeError):
         encode(FIELDS | {"properties": "a\x01" + "b" * 32_765 + "\x02"})
     with pytest.raises(PropertiesTooLargeError):

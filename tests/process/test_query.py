@@ -52,7 +52,7 @@ PATIENCE_S = 10.0
 class Group:
     """A store, its control file, and the role."""
 
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, root: Path) -> None:
         self.store = Store(root)
         engine = self.store.engine
         self.control = Control.create(engine.io, engine.paths, Clock(), 1)
@@ -74,6 +74,7 @@ class Group:
             heart=heart,
         )
         self.role = Query(self.context)
+        self._callers: list[Caller] = []
 
     def put(self, topic: str, frame: int, **changes: Any) -> None:
         self.store.put(topic, frame, **changes)
@@ -83,12 +84,15 @@ class Group:
         self.bell.ring()
 
     def connect(self) -> Caller:
-        return Caller(self)
+        self._callers.append(Caller(self))
+        return self._callers[-1]
 
     def step(self) -> int:
         return self.role.do_work()
 
     def close(self) -> None:
+        for caller in self._callers:
+            caller.sock.close()
         self.role.close()
         self.store.close()
         self.listener.close()
@@ -149,8 +153,8 @@ class Caller:
 
 
 @pytest.fixture
-def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Group]:
-    made = Group(tmp_path / "store", monkeypatch)
+def group(tmp_path: Path) -> Iterator[Group]:
+    made = Group(tmp_path / "store")
     yield made
     made.close()
 

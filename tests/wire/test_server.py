@@ -274,16 +274,11 @@ def test_a_frame_that_does_not_end_is_counted(serve: Server) -> None:
 def test_a_slow_loris_is_let_go_although_it_sends_on(serve: Server) -> None:
     server = serve()
     with Peer(server) as peer, Peer(server) as good:
-        for byte in request(b"hello"):
-            try:
+        with contextlib.suppress(BrokenPipeError):
+            for byte in request(b"hello"):
                 peer.sock.send(bytes([byte]))
-            except OSError as error:
-                assert error.errno == errno.EPIPE
-                break
-            time.sleep(0.01)
-            server.poll(0)
-        else:
-            pytest.fail("the whole frame was taken")
+                time.sleep(0.01)
+                assert server.poll(0) == []
         assert server.read_timeouts == 1
         check_echo(good)
 

@@ -1,0 +1,178 @@
+"""What runs in a benchmark's client processes: producers, pulling consumers, a waiting consumer.
+
+Each is a function of picklable values, started by `spawn`: a client shares nothing with the group or with the parent
+but its counters.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.cli.bench.load import TAG, Messages, Recorder, Shape, key_of, paced, topic_name
+from mqproc.client import Batch, Client, core
+from mqproc.errors import MqprocError
+from mqproc.message import Message
+
+TIMEOUT_S = 60.0
+_LONG_POLL_S = 1.0
+
+
+def counters_of(memory: SharedMemory, index: int) -> NDArray[np.int64]:
+    """One client's counters in the shared memory."""
+    words = np.ndarray((memory.size // 8,), np.int64, memory.buf)
+    return words[index * Recorder.WORDS : (index + 1) * Recorder.WORDS]
+
+
+def produce(store: Path, shape: Shape, index: int, memory_name: str, result: Path) -> None:
+    """Send until told to stop: frames with several in flight, or single messages."""
+    memory = SharedMemory(memory_name)
+    recorder = Recorder(counters_of(memory, index))
+    messages = Messages(shape, index)
+    with Client(store, timeout=TIMEOUT_S) as client:
+        try:
+            if shape.batch > 1:
+                _send_frames(client, shape, messages, recorder, index)
+            elif shape.in_flight > 1:
+                _send_singles_in_flight(client, shape, messages, recorder)
+            else:
+                _send_singles(client, shape, messages, recorder)
+        except MqprocError as error:
+            recorder.failed()
+            print(f"producer {index}: {error}", flush=True)
+    recorder.save(result)
+    del recorder
+    memory.close()
+
+
+def _send_frames(client: Client, shape: Shape, messages: Messages, recorder: Recorder, index: int) -> None:
+    started: deque[int] = deque()
+
+    def batches() -> Iterator[Batch]:
+        topic = index
+        for _ in paced(shape.rate / shape.batch, recorder):
+            # The clock starts before the frame is built: encoding it is a part of sending.
+            started.append(time.monotonic_ns())
+            bodies, keys = messages.bodies(shape.batch), messages.keys(shape.batch)
+            messages.passed(shape.batch)
+            yield Batch(topic_name(topic % shape.topics), bodies, keys=keys, tags=TAG)
+            topic += 1
+
+    recorder.running()
+    size = shape.size * shape.batch
+    for result in client.send_batches(batches(), in_flight=shape.in_flight):
+        recorder.add(started.popleft(), len(result), size)
+
+
+def _single(shape: Shape, messages: Messages, turn: int) -> Message:
+    keys = tuple(key_of(messages.number, which) for which in range(shape.keys))
+    body = messages.bodies(1).tobytes()
+    messages.passed(1)
+    return Message(topic_name(turn % shape.topics), body, TAG, keys)
+
+
+def _send_singles(client: Client, shape: Shape, messages: Messages, recorder: Recorder) -> None:
+    recorder.running()
+    for turn, _ in enumerate(paced(shape.rate, recorder)):
+        message = _single(shape, messages, turn)
+        started_ns = time.monotonic_ns()
+        client.send(message)
+        recorder.add(started_ns, 1, shape.size)
+
+
+def _send_singles_in_flight(client: Client, shape: Shape, messages: Messages, recorder: Recorder) -> None:
+    started: deque[int] = deque()
+
+    def calls() -> Iterator[core.Call[object]]:
+        for turn, now_ns in enumerate(paced(shape.rate, recorder)):
+            started.append(now_ns)
+            yield core.send(_single(shape, messages, turn))  # type: ignore[misc]
+
+    recorder.running()
+    for _ in client.run_all(calls(), core.WRITER, shape.in_flight):
+        recorder.add(started.popleft(), 1, shape.size)
+
+
+def pull(
+    store: Path, shape: Shape, kind: str, columns: list[str] | None, index: int, memory_name: str, result: Path
+) -> None:
+    """Read queues from their beginning again and again until told to stop; as Arrow or as objects."""
+    memory = SharedMemory(memory_name)
+    recorder = Recorder(counters_of(memory, index))
+    with Client(store, timeout=TIMEOUT_S) as client:
+        pipeline = client.pipeline(core.QUERY)
+        waiting: deque[tuple[int, tuple[str, int]]] = deque()
+        queues = [(info.topic, info.queue_id) for info in client.queues() if info.max_offset > 0]
+        offsets = dict.fromkeys(queues, 0)
+        turns = deque(queues)
+
+        def start() -> None:
+            queue = turns.popleft()
+            waiting.append((time.monotonic_ns(), queue))
+            request = core.pull_request(*queue, offsets[queue], shape.batch, core.PULL_BYTES, "", 0.0, False)
+            pipeline.start(core.pull(request) if kind == "objects" else _arrow_call(request, columns))
+
+        recorder.running()
+        for _ in range(min(shape.in_flight, len(queues))):
+            start()
+        while waiting:
+            found = pipeline.finish()
+            started_ns, queue = waiting.popleft()
+            count = len(found.messages) if kind == "objects" else len(found)
+            recorder.add(started_ns, count, count * shape.size)
+            # At a queue's end it is read once more from its beginning.
+            offsets[queue] = found.next_offset if found.next_offset < found.max_offset else 0
+            turns.append(queue)
+            if not recorder.stopped:
+                start()
+        pipeline.close()
+    recorder.save(result)
+    del recorder
+    memory.close()
+
+
+def _arrow_call(request: object, columns: list[str] | None) -> core.Call[object]:
+    from mqproc.client.arrow import parser
+
+    return core.pull_as(request, parser(columns))  # type: ignore[arg-type]
+
+
+def wait_and_read(store: Path, topic: str, index: int, memory_name: str, result: Path) -> None:
+    """A waiting consumer: how long after a message's sending (its body tells when) it was here."""
+    memory = SharedMemory(memory_name)
+    recorder = Recorder(counters_of(memory, index))
+    with Client(store, timeout=TIMEOUT_S) as client:
+        offset = client.max_offset(topic, 0)
+        recorder.running()
+        while not recorder.stopped:
+            found = client.pull(topic, 0, offset, 64, timeout=_LONG_POLL_S)
+            for message in found.messages:
+                recorder.add(int.from_bytes(message.body[:8], "little"), 1, len(message.body))
+            offset = max(offset, found.next_offset)
+    recorder.save(result)
+    del recorder
+    memory.close()
+
+
+def send_with_time(store: Path, shape: Shape, topic: str, index: int, memory_name: str, result: Path) -> None:
+    """Single messages into one queue whose bodies begin with the moment of sending."""
+    memory = SharedMemory(memory_name)
+    recorder = Recorder(counters_of(memory, index))
+    messages = Messages(shape, index)
+    with Client(store, timeout=TIMEOUT_S) as client:
+        recorder.running()
+        for _ in paced(shape.rate, recorder):
+            tail = messages.bodies(1).tobytes()[8:]
+            messages.passed(1)
+            started_ns = time.monotonic_ns()
+            client.send(topic, started_ns.to_bytes(8, "little") + tail, tag=TAG, queue_id=0)
+            recorder.add(started_ns, 1, shape.size)
+    recorder.save(result)
+    del recorder
+    memory.close()

@@ -1,0 +1,204 @@
+"""`mqproc bench append|dispatch|pull|query|e2e`.
+
+A command starts a group on a fresh temporary store (or uses --store), runs its clients in processes of their own, and
+prints a line every five seconds, a summary in Kafka's shape, CPU and memory by role, and this machine's own limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from mqproc.cli.commands import SECONDS, SIZE, Command, Group
+from mqproc.cli.invocation import Invocation, pass_invocation
+from mqproc.cli.output import Output, format_bytes
+
+if TYPE_CHECKING:
+    from mqproc.cli.bench.runs import Bench, Settings
+
+F = TypeVar("F", bound=Callable[..., Any])
+FLUSH = {"async": "ASYNC_FLUSH", "sync": "SYNC_FLUSH"}
+
+
+@click.group(cls=Group)
+def bench() -> None:
+    """Measure this store against this machine's limits.
+
+    Bodies, keys and ids are fresh for every message, warm-up is left out, percentiles are of all requests.
+    """
+
+
+def _shared(messages: int, batch: int, producers: str, seconds: str = "5") -> Callable[[F], F]:
+    """The options that every benchmark has, with its own defaults."""
+    options = [
+        click.option("--messages", type=click.IntRange(0), default=messages, show_default=True, help=_MESSAGES[producers]),
+        click.option("--size", type=SIZE, default="128", show_default=True, help="Bytes of a body."),
+        click.option("--batch", type=click.IntRange(1, 65536), default=batch, show_default=True, help="Messages a frame."),
+        click.option(f"--{producers}", "producers", type=click.IntRange(1, 256), default=1, show_default=True,
+                     help="Client processes."),
+        click.option("--topics", type=click.IntRange(1), default=1, show_default=True, help="Topics, in turns."),
+        click.option("--queues", type=click.IntRange(1), default=8, show_default=True, help="Queues of a topic."),
+        click.option("--keys", type=click.IntRange(0), default=1, show_default=True, help="Keys of a message."),
+        click.option("--flush", type=click.Choice(list(FLUSH)), default="async", show_default=True,
+                     help="Answer after the write, or after the sync."),
+        click.option("--seconds", type=SECONDS, default=seconds, show_default=True, help="Measured time."),
+        click.option("--warmup", type=SECONDS, default="1.5", show_default=True, help="Time before it that is left out."),
+        click.option("--in-flight", type=click.IntRange(1), default=4, show_default=True, help="Requests under way."),
+        click.option("--limits/--no-limits", default=True, show_default=True, help="Measure the machine's limits too."),
+    ]  # fmt: skip
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+_MESSAGES = {
+    "producers": "End after so many measured ones; 0: after --seconds.",
+    "consumers": "Messages to load before.",
+    "clients": "Messages to load before.",
+}
+_rate = click.option(
+    "--rate", type=click.FloatRange(0), default=0.0, metavar="N", help="Messages a second.  [no limit]"
+)
+
+
+@bench.command(cls=Command)
+@_shared(0, 1000, "producers")
+@_rate
+@pass_invocation
+def append(invocation: Invocation, rate: float, **shared: Any) -> None:
+    """Send: --batch 1 --in-flight 1 for single sends, back to back or --rate 1000 for one per ms."""
+    from mqproc.cli.bench.modes import append as measure
+
+    _run(invocation, shared, rate, measure)
+
+
+@bench.command(cls=Command)
+@_shared(0, 1000, "producers")
+@_rate
+@click.option("--part", type=click.Choice(["both", "throughput", "latency"]), default="both", show_default=True,
+              help="What to measure.")  # fmt: skip
+@pass_invocation
+def e2e(invocation: Invocation, rate: float, part: str, **shared: Any) -> None:
+    """Send with dispatch beside and see its lag; then a message's way to a waiting consumer, one per ms or --rate."""
+    from mqproc.cli.bench.modes import e2e as measure
+
+    def both(bench: Bench, settings: Settings) -> dict[str, Any]:
+        return measure(bench, settings, throughput=part != "latency", latency=part != "throughput")
+
+    _run(invocation, shared, rate, both)
+
+
+@bench.command(cls=Command)
+@_shared(2_000_000, 1000, "clients")
+@pass_invocation
+def dispatch(invocation: Invocation, **shared: Any) -> None:
+    """Fill the log while the dispatcher is frozen, let it go, and see how fast it catches up."""
+    from mqproc.cli.bench.modes import dispatch as measure
+
+    if invocation.store is not None:
+        raise click.UsageError("bench dispatch freezes the dispatcher: it takes a group of its own, no --store")
+    # A frozen role is silent, and nothing may be slowed or refused while it is.
+    own = ["heartbeat_timeout_ms=3600000", "busy_timeout_ms=3600000", f"max_dispatch_behind_bytes={1 << 50}"]
+    _run(invocation, shared, 0.0, measure, own)
+
+
+@bench.command(cls=Command)
+@_shared(2_000_000, 16384, "consumers")
+@click.option("--as", "kinds", multiple=True, type=click.Choice(["arrow", "objects"]), help="Only this form.  [both]")
+@click.option("--column", "columns", multiple=True, help="Arrow: only these columns.  [all]")
+@pass_invocation
+def pull(invocation: Invocation, kinds: tuple[str, ...], columns: tuple[str, ...], **shared: Any) -> None:
+    """Read loaded queues from beginning to end, as Arrow and as objects; --batch is messages a pull."""
+    from mqproc.cli.bench.modes import pulls
+
+    chosen = kinds or ("arrow", "objects")
+    _run(invocation, shared, 0.0, lambda bench, settings: pulls(bench, settings, chosen, list(columns) or None))
+
+
+@bench.command(cls=Command)
+@_shared(1_000_000, 1000, "clients", "3")
+@pass_invocation
+def query(invocation: Invocation, **shared: Any) -> None:
+    """Ask one request after the other: by key, by id, one message by offset, offset by time; --seconds each."""
+    from mqproc.cli.bench.modes import queries
+
+    _run(invocation, shared, 0.0, queries)
+
+
+def _run(
+    invocation: Invocation,
+    shared: dict[str, Any],
+    rate: float,
+    measure: Callable[[Bench, Settings], dict[str, Any]],
+    own_settings: list[str] | None = None,
+) -> None:
+    """A benchmark from beginning to end: limits, group, figures."""
+    from mqproc.cli.bench.limits import measure_limits
+    from mqproc.cli.bench.load import Shape
+    from mqproc.cli.bench.runs import Settings
+
+    out = invocation.out
+    shape = Shape(
+        shared["size"], shared["batch"], shared["topics"], shared["queues"], shared["keys"], shared["in_flight"], rate
+    )
+    settings = Settings(
+        shape, shared["messages"], shared["seconds"], shared["warmup"], shared["producers"], out, quiet=out.is_json
+    )
+    queues_needed = shape.topics * shape.queues + 16
+    options = [f"flush_disk_type={FLUSH[shared['flush']]}", *(own_settings or [])]
+    if queues_needed > 65_536:
+        options.append(f"max_queues={queues_needed}")
+    with _group(invocation, options) as group:
+        limits = measure_limits(group.store.parent).to_json() if shared["limits"] else {}
+        found = measure(group, settings)
+        document = {"parameters": shared | {"rate": rate}, **found, "machine": limits, "store": group.store}
+    if out.is_json:
+        out.document(document)
+    else:
+        _print(out, found, limits)
+
+
+@contextmanager
+def _group(invocation: Invocation, options: list[str]) -> Iterator[Bench]:
+    from mqproc.cli.bench.runs import bench_group
+
+    store: Path | None = invocation.store.absolute() if invocation.store else None
+    with bench_group(store, [*options, *invocation.set_], invocation.config_file(), invocation.out) as group:
+        yield group
+
+
+def _print(out: Output, found: dict[str, Any], limits: dict[str, Any]) -> None:
+    """The figures that the summary lines do not tell: CPU, memory, lag, and the machine's limits."""
+    for name, value in found.items():
+        if isinstance(value, dict):
+            _print_figures(out, name, value)
+        elif not isinstance(value, list):
+            out.line(f"{name.replace('_', ' ')}: {value:,}")
+    if limits:
+        out.line("this machine:")
+        for name, value in limits.items():
+            shown = f"{format_bytes(value)}/s" if name.endswith("bytes_per_s") else f"{value:.1f}"
+            out.line(f"  {name.removesuffix('_bytes_per_s').replace('_', ' ')}: {shown}")
+
+
+def _print_figures(out: Output, name: str, values: dict[str, Any], indent: str = "") -> None:
+    out.line(f"{indent}{name.replace('_', ' ')}:")
+    for key, value in values.items():
+        title = f"{indent}  {key.replace('_', ' ')}"
+        if key in ("cpu_us_per_message", "cpu_percent"):
+            shown = ", ".join(f"{role} {number:g}" for role, number in value.items() if number)
+            out.line(f"{title}: {shown}")
+        elif key == "pss_bytes":
+            out.line(f"{title}: " + ", ".join(f"{role} {format_bytes(size)}" for role, size in value.items()))
+        elif isinstance(value, dict):
+            _print_figures(out, key, value, indent + "  ")
+        else:
+            out.line(f"{title}: {value:,}" if isinstance(value, (int, float)) else f"{title}: {value}")

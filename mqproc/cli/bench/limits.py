@@ -1,0 +1,143 @@
+"""What this machine can do at best, measured in the same run: the yardstick for every figure of a benchmark.
+
+Each takes well under a second or two, and leaves no file behind.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MEMORY_BYTES = 256 << 20
+DISK_BYTES = 512 << 20
+WRITE_BYTES = 256 << 10
+PAGE_CACHE_BYTES = 256 << 20
+ECHO_BYTES = 128
+ECHOES = 4000
+SYNCS = 200
+SYNC_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Rates in bytes a second, times in µs."""
+
+    memcpy_bytes_per_s: float
+    pwrite_bytes_per_s: float
+    disk_bytes_per_s: float
+    echo_us_p50: float
+    echo_us_p99: float
+    fdatasync_us_p50: float
+    fdatasync_us_p99: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: round(value, 1) for name, value in asdict(self).items()}
+
+
+def measure_limits(folder: Path) -> Limits:
+    """All limits; files are made in `folder`, which is the store's file system."""
+    echo = socket_echo_us()
+    sync = fdatasync_us(folder)
+    return Limits(
+        memcpy_bytes_per_s=memcpy_rate(),
+        pwrite_bytes_per_s=pwrite_rate(folder),
+        disk_bytes_per_s=disk_rate(folder),
+        echo_us_p50=float(np.percentile(echo, 50)),
+        echo_us_p99=float(np.percentile(echo, 99)),
+        fdatasync_us_p50=float(np.percentile(sync, 50)),
+        fdatasync_us_p99=float(np.percentile(sync, 99)),
+    )
+
+
+def memcpy_rate() -> float:
+    """Copying memory that is larger than the caches, pages present."""
+    source = np.ones(MEMORY_BYTES, np.uint8)
+    target = np.empty_like(source)
+    target[:] = 0
+    return MEMORY_BYTES / _best_s(lambda: np.copyto(target, source), 3)
+
+
+def pwrite_rate(folder: Path) -> float:
+    """Writing from a hot buffer over pages that are in the page cache already."""
+    block = os.urandom(WRITE_BYTES)
+    with tempfile.TemporaryFile(dir=folder) as file:
+
+        def write_all() -> None:
+            for offset in range(0, PAGE_CACHE_BYTES, WRITE_BYTES):
+                os.pwrite(file.fileno(), block, offset)
+
+        write_all()
+        return PAGE_CACHE_BYTES / _best_s(write_all, 2)
+
+
+def disk_rate(folder: Path) -> float:
+    """Writing a fresh file from beginning to end, until it is durable."""
+    block = os.urandom(1 << 20)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        started = time.perf_counter()
+        for offset in range(0, DISK_BYTES, len(block)):
+            os.pwrite(file.fileno(), block, offset)
+        os.fdatasync(file.fileno())
+        return DISK_BYTES / (time.perf_counter() - started)
+
+
+def fdatasync_us(folder: Path) -> NDArray[np.float64]:
+    """Times of a 4 KiB append into allocated space, synced."""
+    block = os.urandom(SYNC_BYTES)
+    times = np.empty(SYNCS)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, SYNCS * SYNC_BYTES)
+        os.fdatasync(file.fileno())
+        for index in range(SYNCS):
+            started = time.perf_counter()
+            os.pwrite(file.fileno(), block, index * SYNC_BYTES)
+            os.fdatasync(file.fileno())
+            times[index] = time.perf_counter() - started
+    return times * 1e6
+
+
+def socket_echo_us() -> NDArray[np.float64]:
+    """Round trips of a small message over a Unix stream to another process that only sends it back."""
+    here, there = socket.socketpair()
+    child = os.fork()
+    if child == 0:
+        here.close()
+        _echo(there)
+    there.close()
+    message = os.urandom(ECHO_BYTES)
+    times = np.empty(ECHOES)
+    for index in range(ECHOES):
+        started = time.perf_counter()
+        here.sendall(message)
+        here.recv(ECHO_BYTES)
+        times[index] = time.perf_counter() - started
+    here.close()
+    os.waitpid(child, 0)
+    return times[ECHOES // 4 :] * 1e6
+
+
+def _echo(sock: socket.socket) -> None:
+    """The child's whole life: it must not return into its parent's frames."""
+    try:
+        while data := sock.recv(ECHO_BYTES):
+            sock.sendall(data)
+    finally:
+        os._exit(0)
+
+
+def _best_s(work: Callable[[], None], times: int) -> float:
+    best = float("inf")
+    for _ in range(times):
+        started = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - started)
+    return best

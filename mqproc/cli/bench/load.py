@@ -1,0 +1,166 @@
+"""The load: messages whose bodies, keys and ids are fresh each time, and the processes that send and read them.
+
+A body is a slice of a block of random bytes at an offset that moves with every frame, with the message's number in its
+first eight bytes; a key is the number's sixteen hex digits. Both are made a frame at a time by numpy, so that a client
+measures the store and not itself; nothing is ever sent twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK_BYTES = 16 << 20
+TAG = "bench"
+KEY_CHARACTERS = 16
+# Numbers of different producers never meet.
+NUMBERS_PER_PRODUCER = 1 << 48
+_HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
+_SHIFTS = np.arange(60, -4, -4, dtype=np.uint64)
+# An odd step, so that slices do not repeat before the block's every byte has been a beginning.
+_STEP = 4099
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is sent: `keys` a message has (0 or more), `batch` messages a frame."""
+
+    size: int
+    batch: int
+    topics: int
+    queues: int
+    keys: int
+    in_flight: int
+    rate: float = 0.0
+
+
+def topic_name(index: int) -> str:
+    return f"bench-{index}"
+
+
+def key_of(number: int, which: int = 0) -> str:
+    """A message's key by its number."""
+    return f"{number + which * (NUMBERS_PER_PRODUCER >> 1):016x}"
+
+
+class Messages:
+    """Makes fresh messages of one producer."""
+
+    def __init__(self, shape: Shape, producer: int) -> None:
+        self._shape = shape
+        random = np.random.default_rng(producer)
+        need = max(BLOCK_BYTES, 2 * shape.size * shape.batch)
+        self._block = random.integers(0, 256, need, np.uint8)
+        self.number = producer * NUMBERS_PER_PRODUCER
+        self._frame = 0
+
+    def bodies(self, count: int) -> NDArray[np.uint8]:
+        """uint8[count, size]: a copy, whose first eight bytes are the number."""
+        size = self._shape.size
+        room = len(self._block) - count * size
+        start = (self._frame * _STEP) % (room + 1)
+        self._frame += 1
+        rows = self._block[start : start + count * size].reshape(count, size).copy()
+        numbers = np.arange(self.number, self.number + count, dtype=np.uint64)
+        width = min(8, size)
+        rows[:, :width] = numbers.view(np.uint8).reshape(count, 8)[:, :width]
+        return rows
+
+    def keys(self, count: int) -> Any:
+        """Each message's key, or a list of keys for more than one; None without."""
+        wanted = self._shape.keys
+        if wanted == 0:
+            return None
+        if wanted > 1:
+            return [[key_of(number, which) for which in range(wanted)] for number in self._numbers(count)]
+        return _key_column(self.number, count)
+
+    def _numbers(self, count: int) -> range:
+        return range(self.number, self.number + count)
+
+    def passed(self, count: int) -> None:
+        """`count` messages have been made."""
+        self.number += count
+
+
+def _key_column(first: int, count: int) -> Any:
+    """Keys as an Arrow array, straight from digits; a list where there is no pyarrow."""
+    try:
+        import pyarrow
+    except ImportError:
+        return [key_of(number) for number in range(first, first + count)]
+    numbers = np.arange(first, first + count, dtype=np.uint64)
+    digits = _HEX[((numbers[:, None] >> _SHIFTS) & np.uint64(15)).astype(np.uint8)]
+    offsets = np.arange(0, (count + 1) * KEY_CHARACTERS, KEY_CHARACTERS, dtype=np.int32)
+    buffers = [None, pyarrow.py_buffer(offsets), pyarrow.py_buffer(np.ascontiguousarray(digits))]
+    return pyarrow.Array.from_buffers(pyarrow.string(), count, buffers)
+
+
+class Recorder:
+    """Latencies with the moment at which each ended, and counters that the parent watches.
+
+    `counters` is a shared int64 array: messages, bytes, errors, state.
+    """
+
+    MESSAGES, BYTES, ERRORS, STATE = range(4)
+    WORDS = 8
+    IDLE, RUNNING, STOP, DONE = range(4)
+
+    def __init__(self, counters: NDArray[np.int64]) -> None:
+        self._counters = counters
+        self._ended: list[int] = []
+        self._latencies: list[int] = []
+        self._counts: list[int] = []
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self._counters[self.STATE] == self.STOP)
+
+    def running(self) -> None:
+        if not self.stopped:
+            self._counters[self.STATE] = self.RUNNING
+
+    def add(self, started_ns: int, count: int, size: int) -> None:
+        """A request of `count` messages, `size` bytes, has ended now."""
+        now_ns = time.monotonic_ns()
+        self._ended.append(now_ns)
+        self._latencies.append(now_ns - started_ns)
+        self._counts.append(count)
+        self._counters[self.MESSAGES] += count
+        self._counters[self.BYTES] += size
+
+    def failed(self) -> None:
+        self._counters[self.ERRORS] += 1
+
+    def save(self, path: Path) -> None:
+        """int64[n, 3]: ended, latency in ns, messages."""
+        rows = np.array([self._ended, self._latencies, self._counts], np.int64).T
+        np.save(path, rows)
+        self._counters[self.STATE] = self.DONE
+
+
+def paced(rate: float, recorder: Recorder) -> Iterator[int]:
+    """Moments to begin at, in ns: at once, or `rate` a second. Ends when the recorder is stopped.
+
+    What comes late is not measured from when it should have begun, but the gaps are kept.
+    """
+    if not rate:
+        while not recorder.stopped:
+            yield time.monotonic_ns()
+        return
+    gap_ns = round(1e9 / rate)
+    due_ns = time.monotonic_ns()
+    while not recorder.stopped:
+        pause_ns = due_ns - time.monotonic_ns()
+        if pause_ns > 0:
+            time.sleep(pause_ns / 1e9)
+        else:
+            due_ns = time.monotonic_ns()
+        due_ns += gap_ns
+        yield time.monotonic_ns()

@@ -1,0 +1,55 @@
+"""A group started in the background by this command's own `mqproc up --detach`, so that it shares no memory with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from mqproc.cli.group import DOWN_TIMEOUT_S
+from mqproc.cli.supervisor_client import ask_supervisor
+from mqproc.errors import NotRunningError, StartError
+from mqproc.paths import StorePaths
+from mqproc.wire.operations import Operation
+
+
+def start_detached(store: Path, settings: Sequence[str], config: Path | None, report: Callable[[str], None]) -> None:
+    """Start a group; returns when it is ready. `report` gets its lines. Raises StartError with its last words."""
+    command = [sys.executable, "-m", "mqproc", "up", "--detach", "--store", str(store)]
+    command += ["--config", str(config)] if config else []
+    for setting in settings:
+        command += ["--set", setting]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    assert child.stdout is not None
+    assert child.stderr is not None
+    for line in child.stdout:
+        report(line.rstrip())
+    errors = child.stderr.read().strip()
+    if child.wait() != 0:
+        raise StartError(f"{store}: the group did not start: {errors or f'exit code {child.returncode}'}")
+
+
+def stop(store: Path) -> None:
+    """Stop a group in order, if it runs."""
+    try:
+        ask_supervisor(StorePaths(store), Operation.STOP_GROUP, None, DOWN_TIMEOUT_S)
+    except NotRunningError:
+        return
+
+
+@contextmanager
+def running_group(
+    store: Path, settings: Sequence[str], config: Path | None, report: Callable[[str], None], *, keep: bool = False
+) -> Iterator[None]:
+    """A group for the length of the block; with `keep` it goes on, unless the block fails."""
+    start_detached(store, settings, config, report)
+    finished = False
+    try:
+        yield
+        finished = True
+    finally:
+        if not (keep and finished):
+            stop(store)

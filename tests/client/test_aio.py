@@ -1,0 +1,204 @@
+"""The asynchronous client: the same calls, many at once over one connection a role."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from mqproc.client.aio import AsyncClient
+from mqproc.client.encoding import Batch
+from mqproc.client.sync import Client
+from mqproc.errors import (
+    NoSuchQueueError,
+    NotRunningError,
+    RequestTimeoutError,
+    SendOutcomeUnknownError,
+    StoreBusyError,
+    TooManyConnectionsError,
+)
+from mqproc.message import Message, PullStatus
+from mqproc.wire.operations import Operation
+from mqproc.wire.server import Limits
+from tests.client.memory_roles import MemoryRoles
+from tests.client.test_client import first
+
+
+def run(steps: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(steps, 60))
+
+
+def test_both_clients_have_the_same_calls() -> None:
+    own_machinery = {"deadline_of", "take_line", "give_line", "run_again", "run_all", "pipeline", "run", "send_group"}
+    calls = [
+        {name for name, _ in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")} - own_machinery
+        for kind in (Client, AsyncClient)
+    ]
+    assert calls[0] == calls[1]
+    for name in calls[0] - {"producer"}:
+        sync, asynchronous = (
+            [str(parameter) for parameter in inspect.signature(getattr(kind, name)).parameters.values()]
+            for kind in (Client, AsyncClient)
+        )
+        assert sync == asynchronous, name
+
+
+def test_every_call_gives_what_the_synchronous_one_gives(roles: MemoryRoles) -> None:
+    async def go() -> None:
+        async with AsyncClient(roles.store, timeout=5) as client:
+            await client.create_topic("orders", 4)
+            result = await client.send("orders", b"hello", tag="new", keys="k1")
+            await client.send_batch("orders", [b"a", b"b"], keys=["k2", "k3"], queue_id=0)
+            many = await client.send_many(Message(f"t{index % 3}", b"%d" % index) for index in range(3000))
+            assert (await client.get(many[1234].message_id)).body == b"1234"
+            await client.send_oneway("orders", b"oneway")
+            await client.ping()
+            with Client(roles.store) as sync:
+                assert await client.get(result.message_id) == sync.get(result.message_id)
+                assert await client.by_key("orders", "k3") == sync.by_key("orders", "k3")
+                assert await client.pull("orders", 0, 0) == sync.pull("orders", 0, 0)
+                arrow = await client.pull_arrow("orders", 0, 0)
+                assert arrow.batch == sync.pull_arrow("orders", 0, 0).batch
+                assert await client.topics() == sync.topics()
+                assert await client.queues("orders") == sync.queues("orders")
+                assert await client.count("orders") == sync.count("orders") == 4
+                assert await client.offset_at("orders", 0, 1) == sync.offset_at("orders", 0, 1)
+                assert await client.min_offset("orders", 0) == sync.min_offset("orders", 0)
+                assert await client.max_offset("orders", 0) == sync.max_offset("orders", 0)
+                assert await client.query_message("orders", "k1") == sync.query_message("orders", "k1")
+                assert await client.stats() == sync.stats()
+                assert await client.health() == sync.health()
+                assert [message async for message in client.range("t0", page_messages=300)] == list(sync.range("t0"))
+                assert [message async for message in client.scan("t0")] == list(sync.scan("t0"))
+            await client.delete_topic("orders")
+            with pytest.raises(NoSuchQueueError):
+                await client.send("t0", b"x", queue_id=77)
+
+    run(go())
+
+
+def test_many_calls_at_once_share_a_connection(roles: MemoryRoles) -> None:
+    async def go() -> None:
+        async with AsyncClient(roles.store, timeout=20) as client:
+            results = await asyncio.gather(*(client.send("orders", b"%d" % index) for index in range(1000)))
+            assert len({result.physical_offset for result in results}) == 1000
+            bodies = await asyncio.gather(*(client.get(result.message_id) for result in results[::50]))
+            assert [message.body for message in bodies] == [b"%d" % index for index in range(0, 1000, 50)]
+            assert [len(server.connections) for server in roles.servers] == [1, 1]
+
+    run(go())
+
+
+def test_batches_are_pipelined_in_order(roles: MemoryRoles) -> None:
+    async def go() -> None:
+        async with AsyncClient(roles.store, timeout=20) as client:
+            batches = (Batch("orders", [os.urandom(100_000)] * 10, queue_id=0) for _ in range(30))
+            offsets = [result.queue_offsets[0] async for result in client.send_batches(batches, in_flight=5)]
+            assert offsets == list(range(0, 300, 10))
+
+    run(go())
+
+
+def test_a_long_poll_does_not_keep_others_waiting(roles: MemoryRoles) -> None:
+    async def go() -> None:
+        async with AsyncClient(roles.store, timeout=0.5) as client:
+            await client.create_topic("orders", 1)
+            poll = asyncio.ensure_future(client.pull("orders", 0, 0, timeout=10))
+            await asyncio.sleep(0.8)
+            assert len(await client.topics()) == 1
+            await client.send("orders", b"x", queue_id=0)
+            assert [message.body for message in (await poll).messages] == [b"x"]
+            empty = await client.pull("orders", 0, 1, timeout=0.05)
+            assert empty.status is PullStatus.OFFSET_OVERFLOW_ONE
+
+    run(go())
+
+
+def test_what_is_tried_again_and_what_is_not(roles: MemoryRoles) -> None:
+    async def go() -> None:
+        async with AsyncClient(roles.store, timeout=5) as client:
+            roles.behaviour = first(2, lambda request: request.refuse(StoreBusyError("busy", hint_ms=5)))
+            await client.send("orders", b"a")
+            roles.behaviour = first(1, lambda request: request.connection.close())
+            with pytest.raises(SendOutcomeUnknownError):
+                await client.send("orders", b"b")
+            roles.behaviour = first(2, lambda request: request.connection.close(), Operation.COUNT)
+            assert await client.count("orders") == 1
+            roles.stop()
+            roles.start()
+            await client.send("orders", b"c")
+            assert [message.body for message in roles.messages] == [b"a", b"c"]
+
+    run(go())
+
+
+def test_no_answer_in_time_and_nobody_there(roles: MemoryRoles) -> None:
+    async def go() -> None:
+        async with AsyncClient(roles.store / "elsewhere") as nowhere:
+            with pytest.raises(NotRunningError):
+                await nowhere.send("orders", b"x")
+        async with AsyncClient(roles.store, timeout=0.1) as client:
+            roles.behaviour = lambda request: True
+            with pytest.raises(RequestTimeoutError):
+                await client.count("orders")
+            with pytest.raises(SendOutcomeUnknownError):
+                await client.send("orders", b"x")
+            roles.behaviour = lambda request: False
+            await client.send("orders", b"y")
+
+    run(go())
+
+
+def test_a_cancelled_call_leaves_the_connection_usable(roles: MemoryRoles) -> None:
+    async def go() -> None:
+        async with AsyncClient(roles.store, timeout=5) as client:
+            await client.create_topic("orders", 1)
+            poll = asyncio.ensure_future(client.pull("orders", 0, 0, timeout=0.2))
+            await asyncio.sleep(0.05)
+            poll.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await poll
+            await asyncio.sleep(0.3)
+            assert len(await client.topics()) == 1
+            assert [len(server.connections) for server in roles.servers] == [1, 1]
+
+    run(go())
+
+
+def test_closing_ends_calls_under_way(roles: MemoryRoles) -> None:
+    async def go() -> None:
+        client = AsyncClient(roles.store, timeout=0.5)
+        roles.behaviour = lambda request: True
+        send = asyncio.ensure_future(client.send("orders", b"x"))
+        await asyncio.sleep(0.05)
+        await client.close()
+        start = time.monotonic()
+        with pytest.raises(SendOutcomeUnknownError):
+            await send
+        assert time.monotonic() - start < 0.4
+
+    run(go())
+
+
+def test_a_full_server_turns_away(tmp_path: Any) -> None:
+    async def go(roles: MemoryRoles) -> None:
+        async with AsyncClient(roles.store) as only, AsyncClient(roles.store, timeout=0.2) as other:
+            await only.send("orders", b"x")
+            with pytest.raises(TooManyConnectionsError):
+                await other.send("orders", b"y")
+
+    with MemoryRoles(tmp_path, Limits(connections=1)) as roles:
+        run(go(roles))
+    assert [message.body for message in roles.messages] == [b"x"]
+
+
+def test_another_event_loop_gets_a_connection_of_its_own(roles: MemoryRoles) -> None:
+    client = AsyncClient(roles.store, timeout=5)
+    for _ in range(2):
+        run(client.ping())
+    run(client.close())

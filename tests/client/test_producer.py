@@ -1,0 +1,191 @@
+"""The batching producers: messages go together, every future gets its outcome, memory stays bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from mqproc.client.aio import AsyncClient
+from mqproc.client.batching import Batcher, Limits
+from mqproc.client.sync import Client
+from mqproc.errors import (
+    BadPropertyError,
+    BadRequestError,
+    MessageTooLargeError,
+    RequestTimeoutError,
+    SendOutcomeUnknownError,
+    StoreBusyError,
+)
+from mqproc.message import Message
+from tests.client.memory_roles import MemoryRoles
+from tests.client.test_client import first
+
+
+def batcher(**limits: float) -> Batcher[int]:
+    values = {"linger_s": 1.0, "messages": 3, "bytes": 100_000, "in_flight": 1, "buffered_bytes": 10_000} | limits
+    return Batcher(Limits(**values))  # type: ignore[arg-type]
+
+
+def test_a_group_goes_when_it_is_full_or_old() -> None:
+    waiting = batcher()
+    assert waiting.take(0.0) is None
+    assert waiting.wait_s(0.0) is None
+    assert waiting.add(Message("a", b"1"), 1, 0.0), "a new group sets the time to wake up"
+    assert not waiting.add(Message("a", b"2"), 2, 0.5)
+    assert waiting.take(0.9) is None
+    assert waiting.wait_s(0.9) == pytest.approx(0.1)
+    group = waiting.take(1.0)
+    assert group is not None
+    assert group.futures == [1, 2]
+    for number in range(3):
+        full = waiting.add(Message("a", b"x"), number, 2.0)
+    assert full
+    assert waiting.wait_s(2.0) == 0.0
+    assert waiting.take(2.0) is not None
+    assert waiting.empty
+
+
+def test_topics_and_chosen_queues_do_not_mix() -> None:
+    waiting = batcher()
+    for number, message in enumerate((Message("a", b""), Message("b", b""), Message("a", b"", queue_id=1))):
+        waiting.add(message, number, float(number))
+    taken = [waiting.take(9.0), waiting.take(9.0), waiting.take(9.0)]
+    assert [group.futures for group in taken if group] == [[0], [1], [2]]
+
+
+def test_room_is_counted_until_a_group_is_done() -> None:
+    waiting = batcher(buffered_bytes=3000)
+    big = Message("a", bytes(5000))
+    assert waiting.has_room(big), "a message larger than all room may come alone"
+    waiting.add(big, 1, 0.0)
+    assert not waiting.has_room(Message("a", b""))
+    group = waiting.take(0.0, everything=True)
+    assert group is not None
+    assert not waiting.has_room(Message("a", b""))
+    waiting.done(group)
+    assert waiting.buffered_bytes == 0
+
+
+def test_limits_must_make_sense() -> None:
+    with pytest.raises(BadRequestError):
+        batcher(in_flight=0)
+
+
+def test_messages_go_together(client: Client, roles: MemoryRoles) -> None:
+    with client.producer(linger_ms=50) as producer:
+        futures = [producer.send("orders", b"%d" % index, keys=f"k{index}") for index in range(2500)]
+    results = [future.result(0) for future in futures]
+    assert roles.frames == 3
+    assert client.get(results[1234].message_id).body == b"1234"
+    assert client.by_key("orders", "k7")[0].unique_id == results[7].unique_id
+
+
+def test_a_message_does_not_linger_for_long(client: Client) -> None:
+    with client.producer(linger_ms=20) as producer:
+        start = time.monotonic()
+        producer.send("orders", b"x").result(5)
+        assert 0.02 <= time.monotonic() - start < 2
+
+
+def test_flush_sends_at_once(client: Client, roles: MemoryRoles) -> None:
+    with client.producer(linger_ms=60_000) as producer:
+        done = []
+        future = producer.send("orders", b"x", on_done=done.append)
+        producer.flush(5)
+        assert done == [future]
+        assert len(roles.messages) == 1
+        roles.behaviour = lambda request: True
+        producer.send("orders", b"y")
+        with pytest.raises(RequestTimeoutError):
+            producer.flush(0.05)
+        roles.behaviour = lambda request: False
+        with pytest.raises(RequestTimeoutError):
+            producer.close(0.05)
+        roles.stop()
+        roles.start()
+
+
+def test_threads_share_a_producer(client: Client, roles: MemoryRoles) -> None:
+    with client.producer(linger_ms=2, max_batch_messages=50) as producer:
+
+        def work(number: int) -> None:
+            futures = [producer.send("orders", b"%d" % number) for _ in range(500)]
+            assert [future.result(10).queue_offset for future in futures]
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(roles.messages) == 2000
+
+
+def test_one_bad_message_does_not_spoil_the_others(client: Client, roles: MemoryRoles) -> None:
+    with client.producer(linger_ms=50) as producer:
+        with pytest.raises(BadPropertyError):
+            producer.send("orders", b"x", keys="a b")
+        good = producer.send("orders", b"good")
+        bad = producer.send("orders", bytes(5 << 20))
+        other = producer.send("orders", b"good")
+    assert isinstance(bad.exception(0), MessageTooLargeError)
+    assert {good.result(0).message_id, other.result(0).message_id} == {message.message_id for message in roles.messages}
+
+
+def test_refusals_for_now_are_tried_again_and_losses_are_told(client: Client, roles: MemoryRoles) -> None:
+    roles.behaviour = first(2, lambda request: request.refuse(StoreBusyError("busy", hint_ms=1)))
+    with client.producer(linger_ms=1) as producer:
+        producer.send("orders", b"x").result(5)
+        roles.behaviour = first(1, lambda request: request.connection.close())
+        assert isinstance(producer.send("orders", b"y").exception(5), SendOutcomeUnknownError)
+        producer.send("orders", b"z").result(5)
+    assert [message.body for message in roles.messages] == [b"x", b"z"]
+
+
+def test_memory_is_bounded(client: Client, roles: MemoryRoles) -> None:
+    roles.behaviour = lambda request: True
+    producer = client.producer(linger_ms=0, max_buffered_bytes=10_000)
+    futures = [producer.send("orders", bytes(4000)) for _ in range(2)]
+    with pytest.raises(StoreBusyError):
+        producer.send("orders", bytes(4000), timeout=0.05)
+    roles.stop()
+    roles.behaviour = lambda request: False
+    roles.start()
+    for future in futures:
+        assert isinstance(future.exception(10), SendOutcomeUnknownError)
+    producer.send("orders", bytes(4000), timeout=5).result(5)
+    producer.close(5)
+    with pytest.raises(BadRequestError, match="closed"):
+        producer.send("orders", b"")
+
+
+def test_a_cancelled_message_is_not_sent(client: Client, roles: MemoryRoles) -> None:
+    with client.producer(linger_ms=60_000) as producer:
+        kept, dropped = producer.send("orders", b"kept"), producer.send("orders", b"dropped")
+        assert dropped.cancel()
+    assert kept.result(0).queue_offset == 0
+    assert [message.body for message in roles.messages] == [b"kept"]
+
+
+def test_the_async_producer(roles: MemoryRoles) -> None:
+    async def go() -> None:
+        async with AsyncClient(roles.store, timeout=5) as client:
+            async with client.producer(linger_ms=20, max_buffered_bytes=400_000) as producer:
+                futures = [await producer.send("orders", b"%d" % index) for index in range(1500)]
+                bad = await producer.send("orders", bytes(5 << 20))
+                good = await producer.send("orders", b"good")
+                await producer.flush()
+                assert all(future.done() for future in futures)
+                assert isinstance(bad.exception(), MessageTooLargeError)
+                assert (await good).queue_offset >= 0
+                roles.behaviour = first(1, lambda request: request.connection.close())
+                lost = await producer.send("orders", b"lost")
+            assert isinstance(lost.exception(), SendOutcomeUnknownError)
+            with pytest.raises(BadRequestError, match="closed"):
+                await producer.send("orders", b"")
+            assert await client.count("orders") == 1501
+
+    asyncio.run(go())
+    assert roles.frames < 20
