@@ -167,7 +167,11 @@ class Control:
     @property
     def sync_errno(self) -> int:
         """errno of a failed sync, 0 when none failed."""
-        return next((number for index in SYNC_ERRNO_WORDS if (number := self.load(index))), 0)
+        words = self.words
+        for index in SYNC_ERRNO_WORDS:
+            if words[index]:
+                return words[index]
+        return 0
 
     @property
     def read_only(self) -> bool:

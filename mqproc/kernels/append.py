@@ -58,6 +58,7 @@ Integers = NDArray[np.int64]
     HEAD_SIZE,
     STORE_TIMESTAMP_AT,
     STORE_TIMESTAMP_MS,
+    BORN_TIMESTAMP_MS,  # of all messages when there is no column
     PART_0_END,
     PART_1_END,
     PART_2_END,
@@ -71,8 +72,8 @@ Integers = NDArray[np.int64]
     TOTAL_SIZE,
     FAILED_MESSAGE,
     FAILED_VALUE,
-) = range(35)
-STATE_SIZE = 35
+) = range(36)
+STATE_SIZE = 36
 
 OK, SEGMENT_FULL, STAGING_FULL = range(3)
 (
@@ -329,6 +330,7 @@ def encode_frame(
     takes_queue_offset = state[TAKES_QUEUE_OFFSET] != 0
     store_timestamp_at = state[STORE_TIMESTAMP_AT]
     store_timestamp_ms = state[STORE_TIMESTAMP_MS]
+    born_timestamp_ms = state[BORN_TIMESTAMP_MS]
     segment_end = state[SEGMENT_END]
     constant_size = state[PART_3_END] + (_UNIQUE_DIGITS if counter >= 0 else 0)
     at = state[STAGING_AT]
@@ -384,7 +386,8 @@ def encode_frame(
         if flags >= 0:
             store_be32(staging, at + record.FLAG, load_le32(payload, flags + 4 * message))
         if born >= 0:
-            store_be64(staging, at + record.BORN_TIMESTAMP, load_le64(payload, born + 8 * message))
+            born_timestamp_ms = load_le64(payload, born + 8 * message)
+        store_be64(staging, at + record.BORN_TIMESTAMP, born_timestamp_ms)
         store_be64(staging, at + store_timestamp_at, store_timestamp_ms)
         store_be32(staging, at + head_size - 4, body_size)
         position = at + head_size

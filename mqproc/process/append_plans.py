@@ -22,7 +22,7 @@ from mqproc.errors import (
 from mqproc.io import StoreIO
 from mqproc.layout import properties, record
 from mqproc.paths import StorePaths
-from mqproc.store.append import AppendPlan
+from mqproc.store.append import AppendPlan, topic_fields
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.topics import TopicConfig, Topics, check_sendable, check_topic_name
 from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_COLUMN, AppendRequest
@@ -36,10 +36,10 @@ _SEPARATORS = (properties.NAME_END, properties.PAIR_END)
 
 @dataclass(slots=True)
 class OpenTopic:
-    """A topic ready for appends. `rotation` is the queue that the next message of a round goes to."""
+    """A topic ready for appends: `topic_fields`, queue numbers by queue id. `rotation` is the queue that the next message of a round goes to."""
 
-    name: bytes
-    characters: int
+    magic: int
+    block: NDArray[np.uint8]
     queue_numbers: NDArray[np.int64]
     rotation: int = 0
 
@@ -112,7 +112,7 @@ class OpenTopics:
     def _opened(self, config: TopicConfig) -> OpenTopic:
         numbers = [self._table.create_queue(config.topic, queue_id) for queue_id in range(config.queues)]
         rotation = self._open[config.topic].rotation if config.topic in self._open else 0
-        found = OpenTopic(config.topic.encode(), len(config.topic), np.array(numbers, np.int64), rotation)
+        found = OpenTopic(*topic_fields(config.topic), np.array(numbers, np.int64), rotation)
         self._open[config.topic] = found
         return found
 
@@ -149,8 +149,8 @@ def plan_append(
         payload=np.frombuffer(payload, np.uint8),
         count=request.count,
         columns=_columns(request, len(payload)),
-        topic=topic.name,
-        topic_characters=topic.characters,
+        magic=topic.magic,
+        topic_block=topic.block,
         queue_numbers=topic.queue_numbers,
         rotation=topic.rotation,
         fixed_queue=request.queue_id,
@@ -169,27 +169,41 @@ def plan_append(
 def _columns(request: AppendRequest, payload_size: int) -> tuple[int, ...]:
     """Where each column begins, in the kernel's order. Raises BadMessageError when they do not fill the payload."""
     count = request.count
-    at = 0
-    columns = []
-    for length_size, size in (
-        (4, request.bodies_bytes),
-        (2, request.keys_bytes),
-        (2, request.tags_bytes),
-        (2, request.properties_bytes),
-    ):
-        if size == COLUMN_ABSENT:
-            columns += [-1, -1]
-            continue
-        if not 0 <= size <= payload_size:
-            raise BadMessageError(f"a column of {size:,} bytes in a payload of {payload_size:,}")
-        columns += [at, at + length_size * count]
-        at += length_size * count + size
-    for present, item_size in ((request.has_born, 8), (request.queue_id == QUEUE_COLUMN, 4), (request.has_flags, 4)):
-        columns.append(at if present else -1)
-        at += item_size * count if present else 0
-    if columns[0] < 0 or at != payload_size or request.has_queues != (request.queue_id == QUEUE_COLUMN):
+    sizes = request.bodies_bytes, request.keys_bytes, request.tags_bytes, request.properties_bytes
+    if min(sizes) < COLUMN_ABSENT or max(sizes) > payload_size or request.bodies_bytes < 0:
+        raise BadMessageError(f"columns of {sizes} bytes in a payload of {payload_size:,}")
+    at = 4 * count + request.bodies_bytes
+    key_lengths = keys = tag_lengths = tags = property_lengths = properties_at = born = queues = flags = -1
+    if request.keys_bytes >= 0:
+        key_lengths, keys = at, at + 2 * count
+        at = keys + request.keys_bytes
+    if request.tags_bytes >= 0:
+        tag_lengths, tags = at, at + 2 * count
+        at = tags + request.tags_bytes
+    if request.properties_bytes >= 0:
+        property_lengths, properties_at = at, at + 2 * count
+        at = properties_at + request.properties_bytes
+    if request.has_born:
+        born, at = at, at + 8 * count
+    if request.queue_id == QUEUE_COLUMN:
+        queues, at = at, at + 4 * count
+    if request.has_flags:
+        flags, at = at, at + 4 * count
+    if at != payload_size or request.has_queues != (request.queue_id == QUEUE_COLUMN):
         raise BadMessageError(f"the columns take {at:,} bytes, the payload has {payload_size:,}")
-    return tuple(columns)
+    return (
+        0,
+        4 * count,
+        key_lengths,
+        keys,
+        tag_lengths,
+        tags,
+        property_lengths,
+        properties_at,
+        born,
+        queues,
+        flags,
+    )
 
 
 def _parts(request: AppendRequest) -> tuple[bytes, bytes, bytes, bytes]:

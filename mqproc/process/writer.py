@@ -123,6 +123,7 @@ class Writer:
         self._dispatcher_bell = context.bells[words_of.DISPATCHER]
         self._flusher_bell = context.bells[words_of.COMMITLOG_FLUSHER]
         self._taking = True
+        self._closed_by: MqprocError | None = None
 
     # The loop's side
 
@@ -132,6 +133,7 @@ class Writer:
         if not requests:
             return self._save_topics_when_due()
         self._hold_back()
+        self._closed_by = self._reason_to_refuse()
         for request in requests:
             self._handle(request)
         self._commit()
@@ -189,7 +191,8 @@ class Writer:
 
     def _append(self, request: Request) -> None:
         options = _append_request.decode(request.options)
-        self._check_open()
+        if self._closed_by is not None:
+            raise self._closed_by
         plan = plan_append(options, request.payload, self._topics)
         store_timestamp_ms = self._store_timestamp()
         answer = self._appender.add(plan, store_timestamp_ms)
@@ -269,22 +272,22 @@ class Writer:
 
     # Conditions
 
-    def _check_open(self) -> None:
+    def _reason_to_refuse(self) -> MqprocError | None:
+        """Why no append is taken now; looked at once for all frames of a step."""
         control = self._context.control
         if not self._taking:
-            raise StoreBusyError("the store is being stopped", hint_ms=1000)
-        if control.read_only:
-            raise StoreReadOnlyError(f"a sync failed with errno {control.sync_errno}; run mqproc store repair")
+            return StoreBusyError("the store is being stopped", hint_ms=1000)
+        if failed := control.sync_errno:
+            return StoreReadOnlyError(f"a sync failed with errno {failed}; run mqproc store repair")
         words = self._words
         if words[words_of.DISK_FULL]:
             free = words[words_of.DISK_FREE_BYTES]
-            raise DiskFullError(f"the disk is nearly full: {free:,} bytes are free", hint_ms=1000)
+            return DiskFullError(f"the disk is nearly full: {free:,} bytes are free", hint_ms=1000)
         behind = words[words_of.WRITTEN] - words[words_of.DISPATCHED]
         if behind > self._options.max_dispatch_behind_bytes:
-            raise StoreBusyError(
-                f"dispatch is {behind:,} bytes behind; the limit is {self._options.max_dispatch_behind_bytes:,}",
-                hint_ms=100,
-            )
+            limit = self._options.max_dispatch_behind_bytes
+            return StoreBusyError(f"dispatch is {behind:,} bytes behind; the limit is {limit:,}", hint_ms=100)
+        return None
 
     def _hold_back(self) -> None:
         """Slow down, the more the nearer dispatch is to its limit, before anything must be refused."""

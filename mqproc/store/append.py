@@ -42,6 +42,8 @@ _BLANK = struct.Struct(">ii")
 # What `_prepare` sets of the kernel's state: COUNT … NEXT_MESSAGE.
 _STATE = struct.Struct(f"={kernel.NEXT_MESSAGE + 1}q")
 STAGING_BYTES_MIN = 1 << 20
+# Rendered record heads that are kept: one for each kind of frame that clients send.
+HEADS_MAX = 256
 
 
 @dataclass(slots=True)
@@ -49,14 +51,14 @@ class AppendPlan:
     """One frame, ready for the kernel: what the writer derives from an append request and its topic.
 
     `columns` are the positions of the payload's columns in the kernel's order, −1 for an absent one.
-    `queue_numbers` int64[queues of the topic]. The parts are constant properties: see `kernels.append`.
+    `magic` and `topic_block` are `topic_fields` of the topic; `queue_numbers` int64[queues of the topic]. The parts are constant properties: see `kernels.append`.
     """
 
     payload: NDArray[np.uint8]
     count: int
     columns: tuple[int, ...]
-    topic: bytes
-    topic_characters: int
+    magic: int
+    topic_block: NDArray[np.uint8]
     queue_numbers: NDArray[np.int64]
     rotation: int
     fixed_queue: int
@@ -102,6 +104,7 @@ class CommitLogAppender:
         self._state = np.zeros(kernel.STATE_SIZE, np.int64)
         self._next_offsets = np.zeros(table.capacity, np.int64)
         self._touched: set[int] = set()
+        self._heads: dict[tuple[int | bytes, ...], NDArray[np.uint8]] = {}
         self._staged = 0
         self._end = self._file_end = words[words_of.WRITTEN]
         self._fds: dict[int, int] = {}
@@ -147,8 +150,8 @@ class CommitLogAppender:
         everything that is not published has been taken back, the frames added before this one too.
         """
         state = self._prepare(plan, store_timestamp_ms)
-        head = np.frombuffer(self._head(plan), np.uint8)
-        topic_block = np.frombuffer(_topic_block(plan), np.uint8)
+        head = self._head(plan)
+        topic_block = plan.topic_block
         parts = np.frombuffer(b"".join(plan.parts) or b"\0", np.uint8)
         self._check(plan, state, len(topic_block))
         batch_size = int(state[kernel.TOTAL_SIZE]) if plan.batch else 0
@@ -239,6 +242,7 @@ class CommitLogAppender:
             record.BODY + born_extra + store_extra,
             record.STORE_TIMESTAMP + born_extra,
             store_timestamp_ms,
+            plan.born_timestamp_ms,
             first,
             first + second,
             first + second + third,
@@ -247,13 +251,29 @@ class CommitLogAppender:
         )
         return self._state
 
-    def _head(self, plan: AppendPlan) -> bytes:
-        """The fixed part of each record, what differs between records as zeros."""
+    def _head(self, plan: AppendPlan) -> NDArray[np.uint8]:
+        """The fixed part of each record, uint8[head size], what differs between records as zeros."""
+        key = (
+            plan.magic,
+            plan.flag,
+            plan.sys_flag,
+            plan.born_host,
+            self.store_host,
+            plan.reconsume_times,
+            plan.prepared_transaction_offset,
+        )
+        head = self._heads.get(key)
+        if head is None:
+            if len(self._heads) >= HEADS_MAX:
+                self._heads.clear()
+            head = self._heads[key] = np.frombuffer(self._rendered_head(plan), np.uint8)
+        return head
+
+    def _rendered_head(self, plan: AppendPlan) -> bytes:
         sys_flag = plan.sys_flag & ~(record.SYS_FLAG_BORN_HOST_V6 | record.SYS_FLAG_STORE_HOST_V6)
         sys_flag |= record.SYS_FLAG_BORN_HOST_V6 if len(plan.born_host) == record.HOST_V6_SIZE else 0
         sys_flag |= record.SYS_FLAG_STORE_HOST_V6 if len(self.store_host) == record.HOST_V6_SIZE else 0
-        magic = record.MAGIC_V1 if plan.topic_characters <= record.TOPIC_V1_CHARACTERS_MAX else record.MAGIC_V2
-        fixed = _HEAD_V4.pack(0, magic, 0, 0, plan.flag, 0, 0, sys_flag, plan.born_timestamp_ms)
+        fixed = _HEAD_V4.pack(0, plan.magic, 0, 0, plan.flag, 0, 0, sys_flag, 0)
         tail = struct.pack(">iqi", plan.reconsume_times, plan.prepared_transaction_offset, 0)
         return fixed + plan.born_host + bytes(8) + self.store_host + tail
 
@@ -372,9 +392,12 @@ class CommitLogAppender:
             self._touched.update(plan.queue_numbers[queue_ids].tolist())
 
 
-def _topic_block(plan: AppendPlan) -> bytes:
-    long = plan.topic_characters > record.TOPIC_V1_CHARACTERS_MAX
-    return len(plan.topic).to_bytes(2 if long else 1, "big") + plan.topic
+def topic_fields(topic: str) -> tuple[int, NDArray[np.uint8]]:
+    """(magic, topic with its length as in the record): V2 for more than 127 characters, as RocketMQ chooses."""
+    name = topic.encode()
+    if len(topic) > record.TOPIC_V1_CHARACTERS_MAX:
+        return record.MAGIC_V2, np.frombuffer(len(name).to_bytes(2, "big") + name, np.uint8)
+    return record.MAGIC_V1, np.frombuffer(len(name).to_bytes(1, "big") + name, np.uint8)
 
 
 def _as_disk_full(error: OSError) -> MqprocError:

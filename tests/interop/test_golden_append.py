@@ -21,7 +21,7 @@ from mqproc.layout import control as words_of
 from mqproc.layout.properties import encode
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
-from mqproc.store.append import AppendPlan, CommitLogAppender
+from mqproc.store.append import AppendPlan, CommitLogAppender, topic_fields
 from mqproc.store.log_flush import make_segment
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
@@ -69,12 +69,13 @@ class GoldenWriter:
             (len(body).to_bytes(4, "little"), body, len(properties).to_bytes(2, "little"), properties)
         )
         at = 4 + len(body)
+        magic, topic_block = topic_fields(line["topic"])
         return AppendPlan(
             payload=np.frombuffer(bytearray(payload), np.uint8),
             count=1,
             columns=(0, 4, -1, -1, -1, -1, at, at + 2, -1, -1, -1),
-            topic=line["topic"].encode(),
-            topic_characters=len(line["topic"]),
+            magic=magic,
+            topic_block=topic_block,
             queue_numbers=np.array(numbers, np.int64),
             rotation=0,
             fixed_queue=queue_id,

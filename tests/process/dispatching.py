@@ -11,7 +11,7 @@ from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
-from mqproc.store.append import AppendPlan, CommitLogAppender
+from mqproc.store.append import AppendPlan, CommitLogAppender, topic_fields
 from mqproc.store.consume_queue import ConsumeQueueFiles
 from mqproc.store.dispatcher import Dispatch
 from mqproc.store.index_files import IndexFiles
@@ -53,12 +53,13 @@ def plan(table: QueueTable, count: int) -> AppendPlan:
     columns = [struct.pack(f"<{count}I", *[4] * count), b"body" * count]
     columns += [struct.pack(f"<{count}H", *map(len, keys)), b"".join(keys)]
     key_lengths = 8 * count
+    magic, topic_block = topic_fields("T")
     return AppendPlan(
         payload=np.frombuffer(bytearray(b"".join(columns)), np.uint8),
         count=count,
         columns=(0, 4 * count, key_lengths, key_lengths + 2 * count, -1, -1, -1, -1, -1, -1, -1),
-        topic=b"T",
-        topic_characters=1,
+        magic=magic,
+        topic_block=topic_block,
         queue_numbers=np.array([table.create_queue("T", 0)], np.int64),
         rotation=0,
         fixed_queue=0,

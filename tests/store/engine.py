@@ -14,7 +14,7 @@ from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
-from mqproc.store.append import AppendPlan, CommitLogAppender
+from mqproc.store.append import AppendPlan, CommitLogAppender, topic_fields
 from mqproc.store.log_flush import make_segment
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
@@ -72,12 +72,13 @@ class Engine:
             parts += [struct.pack(f"<{len(encoded)}H", *map(len, encoded)), b"".join(encoded)]
             columns += [at, at + 2 * len(encoded)]
         columns += [-1, -1, -1, -1, -1]
+        magic, topic_block = topic_fields(topic)
         values: dict[str, Any] = {
             "payload": np.frombuffer(bytearray(b"".join(parts)), np.uint8),
             "count": len(bodies),
             "columns": tuple(columns),
-            "topic": topic.encode(),
-            "topic_characters": len(topic),
+            "magic": magic,
+            "topic_block": topic_block,
             "queue_numbers": np.array(numbers, np.int64),
             "rotation": 0,
             "fixed_queue": -1,

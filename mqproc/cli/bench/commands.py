@@ -34,22 +34,24 @@ def bench() -> None:
 
 def _shared(messages: int, batch: int, producers: str, seconds: str = "5") -> Callable[[F], F]:
     """The options that every benchmark has, with its own defaults."""
+    counted = click.IntRange(1)
+    names = tuple(dict.fromkeys((f"--{producers}", "--producers")))
     options = [
-        click.option("--messages", type=click.IntRange(0), default=messages, show_default=True, help=_MESSAGES[producers]),
-        click.option("--size", type=SIZE, default="128", show_default=True, help="Bytes of a body."),
-        click.option("--batch", type=click.IntRange(1, 65536), default=batch, show_default=True, help="Messages a frame."),
-        click.option(f"--{producers}", "producers", type=click.IntRange(1, 256), default=1, show_default=True,
-                     help="Client processes."),
-        click.option("--topics", type=click.IntRange(1), default=1, show_default=True, help="Topics, in turns."),
-        click.option("--queues", type=click.IntRange(1), default=8, show_default=True, help="Queues of a topic."),
-        click.option("--keys", type=click.IntRange(0), default=1, show_default=True, help="Keys of a message."),
-        click.option("--flush", type=click.Choice(list(FLUSH)), default="async", show_default=True,
-                     help="Answer after the write, or after the sync."),
-        click.option("--seconds", type=SECONDS, default=seconds, show_default=True, help="Measured time."),
-        click.option("--warmup", type=SECONDS, default="1.5", show_default=True, help="Time before it that is left out."),
-        click.option("--in-flight", type=click.IntRange(1), default=4, show_default=True, help="Requests under way."),
+        _option("--messages", messages, _MESSAGES[producers], click.IntRange(0)),
+        _option("--size", "128", "Bytes of a body.", SIZE),
+        _option("--batch", batch, "Messages a frame.", click.IntRange(1, 65536)),
+        click.option(
+            *names, "producers", type=click.IntRange(1, 256), default=1, show_default=True, help="Client processes."
+        ),
+        _option("--topics", 1, "Topics, in turns.", counted),
+        _option("--queues", 8, "Queues of a topic.", counted),
+        _option("--keys", 1, "Keys of a message.", click.IntRange(0)),
+        _option("--flush", "async", "Answer after the write, or after the sync.", click.Choice(list(FLUSH))),
+        _option("--seconds", seconds, "Measured time.", SECONDS),
+        _option("--warmup", "1.5", "Time before it that is left out.", SECONDS),
+        _option("--in-flight", 4, "Requests under way.", counted),
         click.option("--limits/--no-limits", default=True, show_default=True, help="Measure the machine's limits too."),
-    ]  # fmt: skip
+    ]
 
     def decorate(function: F) -> F:
         for option in reversed(options):
@@ -57,6 +59,10 @@ def _shared(messages: int, batch: int, producers: str, seconds: str = "5") -> Ca
         return function
 
     return decorate
+
+
+def _option(name: str, default: Any, text: str, kind: Any) -> Callable[[Any], Any]:
+    return click.option(name, type=kind, default=default, show_default=True, help=text)
 
 
 _MESSAGES = {
@@ -73,7 +79,7 @@ _rate = click.option(
 @_shared(0, 1000, "producers")
 @_rate
 @pass_invocation
-def append(invocation: Invocation, rate: float, **shared: Any) -> None:
+def append(invocation: Invocation, /, rate: float, **shared: Any) -> None:
     """Send: --batch 1 --in-flight 1 for single sends, back to back or --rate 1000 for one per ms."""
     from mqproc.cli.bench.modes import append as measure
 
@@ -86,7 +92,7 @@ def append(invocation: Invocation, rate: float, **shared: Any) -> None:
 @click.option("--part", type=click.Choice(["both", "throughput", "latency"]), default="both", show_default=True,
               help="What to measure.")  # fmt: skip
 @pass_invocation
-def e2e(invocation: Invocation, rate: float, part: str, **shared: Any) -> None:
+def e2e(invocation: Invocation, /, rate: float, part: str, **shared: Any) -> None:
     """Send with dispatch beside and see its lag; then a message's way to a waiting consumer, one per ms or --rate."""
     from mqproc.cli.bench.modes import e2e as measure
 
@@ -99,7 +105,7 @@ def e2e(invocation: Invocation, rate: float, part: str, **shared: Any) -> None:
 @bench.command(cls=Command)
 @_shared(2_000_000, 1000, "clients")
 @pass_invocation
-def dispatch(invocation: Invocation, **shared: Any) -> None:
+def dispatch(invocation: Invocation, /, **shared: Any) -> None:
     """Fill the log while the dispatcher is frozen, let it go, and see how fast it catches up."""
     from mqproc.cli.bench.modes import dispatch as measure
 
@@ -115,7 +121,7 @@ def dispatch(invocation: Invocation, **shared: Any) -> None:
 @click.option("--as", "kinds", multiple=True, type=click.Choice(["arrow", "objects"]), help="Only this form.  [both]")
 @click.option("--column", "columns", multiple=True, help="Arrow: only these columns.  [all]")
 @pass_invocation
-def pull(invocation: Invocation, kinds: tuple[str, ...], columns: tuple[str, ...], **shared: Any) -> None:
+def pull(invocation: Invocation, /, kinds: tuple[str, ...], columns: tuple[str, ...], **shared: Any) -> None:
     """Read loaded queues from beginning to end, as Arrow and as objects; --batch is messages a pull."""
     from mqproc.cli.bench.modes import pulls
 
@@ -126,7 +132,7 @@ def pull(invocation: Invocation, kinds: tuple[str, ...], columns: tuple[str, ...
 @bench.command(cls=Command)
 @_shared(1_000_000, 1000, "clients", "3")
 @pass_invocation
-def query(invocation: Invocation, **shared: Any) -> None:
+def query(invocation: Invocation, /, **shared: Any) -> None:
     """Ask one request after the other: by key, by id, one message by offset, offset by time; --seconds each."""
     from mqproc.cli.bench.modes import queries
 

@@ -14,7 +14,7 @@ import numpy as np
 from mqproc.cli.bench.clients import produce, pull, send_with_time, wait_and_read
 from mqproc.cli.bench.figures import PERCENTILES
 from mqproc.cli.bench.load import NUMBERS_PER_PRODUCER, Messages, Shape, key_of, topic_name
-from mqproc.cli.bench.runs import Bench, Result, Run, Settings
+from mqproc.cli.bench.runs import Bench, Result, Run, Settings, Start
 from mqproc.client import Batch, Client
 from mqproc.errors import BadRequestError, NotRunningError
 from mqproc.layout.control import DISPATCHER
@@ -69,7 +69,7 @@ def _to_waiting_consumer(bench: Bench, settings: Settings) -> dict[str, Any]:
     with Client(bench.store) as client:
         client.create_topic(topic, 1)
     shape = replace(settings.shape, size=max(8, settings.shape.size), batch=1, rate=settings.shape.rate or 1000.0)
-    starts = [(wait_and_read, (bench.store, topic)), (send_with_time, (bench.store, shape, topic))]
+    starts: list[Start] = [(wait_and_read, (bench.store, topic)), (send_with_time, (bench.store, shape, topic))]
     with Run(bench, starts, replace(settings, shape=shape, messages=0)) as run:
         result = run.measure("delivered", shape.size)
     delivered, sent = result.per_client

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from mqproc.cli.bench.clients import counters_of
 from mqproc.cli.bench.figures import MB, CpuMeter, Figures, figures_of, load_rows, memory_of
 from mqproc.cli.bench.load import Recorder, Shape, topic_name
 from mqproc.cli.group import group_status, read_words
 from mqproc.cli.output import Output
 from mqproc.cli.spawned_group import running_group
-from mqproc.errors import MqprocError, NotRunningError, RequestTimeoutError, StartError
+from mqproc.client import Client, core
+from mqproc.errors import NotRunningError, RequestTimeoutError, StartError
 from mqproc.paths import StorePaths
 
 LINE_EVERY_S = 5.0
@@ -83,12 +83,10 @@ class Bench:
 
     def create_topics(self, topics: int, queues: int) -> float:
         """Make the topics; returns how long it took."""
-        from mqproc.client import WRITER, Client, core
-
         started = time.monotonic()
         with Client(self.store, timeout=60) as client:
             calls = (core.create_topic(topic_name(index), queues, 6) for index in range(topics))
-            for _ in client.run_all(calls, WRITER, 16):
+            for _ in client.run_all(calls, core.WRITER, 16):
                 pass
         return time.monotonic() - started
 
@@ -256,11 +254,3 @@ class Run:
             if what == "start" and not all(process.is_alive() for process in self._processes):
                 raise StartError("a client could not start")
             time.sleep(_TICK_S)
-
-
-def counters(memory: SharedMemory, index: int) -> Any:
-    """One client's counters, for tests."""
-    return counters_of(memory, index)
-
-
-__all__ = ["Bench", "MqprocError", "Result", "Run", "Settings", "bench_group"]
