@@ -69,6 +69,8 @@ if TYPE_CHECKING:
     from mqproc.client.producer import Producer
     from mqproc.client.retry import RetryPolicy
     from mqproc.client.sync import Client
+    from mqproc.embedded import open
+    from mqproc.store.reader import StoreReader
 
     __version__: str
 
@@ -117,6 +119,7 @@ __all__ = [
     "StoreBusyError",
     "StoreLockedError",
     "StoreReadOnlyError",
+    "StoreReader",
     "StoredMessage",
     "TooManyConnectionsError",
     "TooManyQueuesError",
@@ -127,6 +130,7 @@ __all__ = [
     "UnknownCommandError",
     "UnsupportedVersionError",
     "__version__",
+    "open",
 ]
 
 _LAZY = {
@@ -135,6 +139,8 @@ _LAZY = {
     "Batch": "mqproc.client.encoding",
     "Client": "mqproc.client.sync",
     "Producer": "mqproc.client.producer",
+    "StoreReader": "mqproc.store.reader",
+    "open": "mqproc.embedded",
     "RetryPolicy": "mqproc.client.retry",
 }
 

@@ -63,9 +63,7 @@ class Options:
     """All options with RocketMQ's defaults; `load_options` builds one from the sources."""
 
     # The log
-    mapped_file_size_commit_log: int = _option(
-        GIB, "size of a CommitLog segment", "bytes", PAGE_BYTES, 2 * GIB
-    )
+    mapped_file_size_commit_log: int = _option(GIB, "size of a CommitLog segment", "bytes", PAGE_BYTES, 2 * GIB)
     max_message_size: int = _option(4 * MIB, "largest body", "bytes", 10, GIB, reload=True)
     enabled_append_prop_crc: bool = _option(
         True, "cover whole records with a CRC kept as their last property", rocketmq="enabledAppendPropCRC"
@@ -118,7 +116,7 @@ class Options:
 
     # Retention
     file_reserved_time: int = _option(72, "age at which a segment may be deleted", "hours", 0, 1 << 20)
-    disk_space_warning_level_ratio: int = _option(90, "sends are refused while the disk is used above this", "%", 35, 99)
+    disk_space_warning_level_ratio: int = _option(90, "above this use of the disk sends are refused", "%", 35, 99)
     delete_when: str = _option("04", "local hours at which old segments are deleted, separated by ';'")
 
     # Processes and sockets
@@ -130,7 +128,7 @@ class Options:
         128 * MIB, "answers waiting for a client that does not read, before it is let go", "bytes", 4096, 1 << 32
     )
     heartbeat_timeout_ms: int = _option(10_000, "a silent role is aborted after this time", "ms", 500, 3_600_000)
-    busy_timeout_ms: int = _option(120_000, "a role that says it is busy is aborted after this time", "ms", 500, 1 << 31)
+    busy_timeout_ms: int = _option(120_000, "a busy role is aborted after this time", "ms", 500, 1 << 31)
     metrics_port: int = _option(5557, "port of /metrics; 0 lets the system choose", "", 0, 65_535)
     metrics_host: str = _option("127.0.0.1", "address of /metrics")
     page_cache_behind_bytes: int = _option(
@@ -233,7 +231,9 @@ def read_toml(path: Path) -> dict[str, Setting]:
         raise ConfigurationError(f"{path}: {error}") from None
     table = found.get("mqproc", found)
     return {
-        name: Setting(parse_option(name, value, str(path)), str(path)) for name, value in table.items() if name != "store"
+        name: Setting(parse_option(name, value, str(path)), str(path))
+        for name, value in table.items()
+        if name != "store"
     }
 
 

@@ -24,9 +24,7 @@ _ERROR_BY_EXIT_CODE = {
 
 
 @contextmanager
-def open_store(
-    path: str | Path, *, options: Mapping[str, Any] | None = None, timeout: float = 30.0
-) -> Iterator[Client]:
+def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout: float = 30.0) -> Iterator[Client]:
     """A client of the store at `path`. `options` apply when the group is started here; `timeout` in seconds.
 
     Raises StartError and its kin with what `mqproc up` said.

@@ -303,7 +303,7 @@ ERROR_BY_CODE: dict[str, type[MqprocError]] = {error.code: error for error in _t
 
 
 def error_from_wire(code: str, message: str, details: dict[str, int]) -> MqprocError:
-    """The error that a server named. `details` holds the class's own integers (`position`, `min_offset`, `hint_ms`…)."""
+    """The error that a server named. `details` holds the class's own integers: `position`, `min_offset`, `hint_ms`…"""
     kind = ERROR_BY_CODE.get(code)
     if kind is None:
         return InternalError(f"{code}: {message}")

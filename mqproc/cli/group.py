@@ -1,4 +1,4 @@
-"""`mqproc up`, `down`, `restart`, `status`, `run`: the group of processes on one store."""
+"""`mqproc up`, `down`, `restart`, `status`: the group of processes on one store."""
 
 from __future__ import annotations
 
@@ -111,7 +111,10 @@ def down(invocation: Invocation) -> None:
 @click.argument("role", type=_ROLE)
 @pass_invocation
 def restart(invocation: Invocation, role: str) -> None:
-    """Restart one role: it stops in order, and returns when it serves again."""
+    """Restart one role.
+
+    It stops in order; the command returns when it serves again.
+    """
     started = time.monotonic()
     ask_supervisor(invocation.existing_paths(), Operation.RESTART_ROLE, RoleRequest(role), invocation.timeout)
     took_s = time.monotonic() - started
@@ -229,14 +232,3 @@ def _print_status(out: Output, found: Mapping[str, Any]) -> None:
         for role in found["roles"]
     ]
     out.rows("roles", _ROLE_COLUMNS, rows)
-
-
-@click.command(cls=Command)
-@click.argument("role", type=_ROLE)
-@pass_invocation
-def run(invocation: Invocation, role: str) -> None:
-    """Run one role in this process, for a debugger.
-
-    The running supervisor would have to hand the role over; this one does not offer it.
-    """
-    raise click.UsageError(f"the supervisor cannot hand {role} over")

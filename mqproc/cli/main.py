@@ -38,7 +38,6 @@ _LAZY = {
     "down": ("mqproc.cli.group:down", "Stop the group in order."),
     "restart": ("mqproc.cli.group:restart", "Restart one role."),
     "status": ("mqproc.cli.group:status", "Show the roles, their memory, and how far they are."),
-    "run": ("mqproc.cli.group:run", "Run one role in this process, for a debugger."),
     "demo": ("mqproc.cli.demo:demo", "Show everything on 336,776 real flights."),
     "topic": ("mqproc.cli.topic:topic", "Create, list, inspect and delete topics."),
     "send": ("mqproc.cli.send:send", "Send messages: one, from stdin, or a file's lines."),

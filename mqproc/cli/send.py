@@ -79,8 +79,9 @@ def send(
     rate: float | None,
     no_wait: bool,
 ) -> int:
-    """Send messages to TOPIC: BODY, or a message for each line of --file, or of stdin when BODY is - or missing.
+    """Send messages: one, from stdin, or a file's lines.
 
+    Sends BODY to TOPIC, or a message for each line of --file, or of stdin when BODY is - or missing.
     Prints where each went. Exit code 1 when one was not stored.
     """
     template = Message(topic, b"", tag, keys, dict(properties), queue)

@@ -100,7 +100,7 @@ def tail(
     template: str | None,
     body: str | None,
 ) -> None:
-    """Print messages of TOPIC, and follow it.
+    """Print messages of a topic, and follow it.
 
     WHERE is beginning, end, an offset, -N for the last N messages, or a time: 2026-11-21T10:00, epoch ms, 15m ago.
     Messages come in the order of the log; --json prints one JSON line a message.

@@ -5,6 +5,7 @@ Values may be lists, numpy arrays or Arrow arrays; an Arrow array's own buffers 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 # A body of this size or more is sent from where it lies; smaller ones are joined.
 _SCATTERED_BODY_BYTES: Final = 16 << 10
 _LENGTH = np.dtype("<u4")
+assert array("I").itemsize == _LENGTH.itemsize
 _SHORT_LENGTH = np.dtype("<u2")
 _OFFSET_TYPES: Final = {"binary": np.int32, "string": np.int32, "large_binary": np.int64, "large_string": np.int64}
 
@@ -40,8 +42,9 @@ class Column(NamedTuple):
 # Bodies
 
 
-def _lengths_of(values: Sequence[Any], dtype: np.dtype[Any] = _LENGTH) -> NDArray[Any]:
-    return np.fromiter(map(len, values), dtype, len(values))
+def _lengths_of(values: Sequence[Any]) -> NDArray[np.uint32]:
+    """Lengths as u32; over a list and an array this takes three quarters of the time of np.fromiter."""
+    return np.frombuffer(array("I", list(map(len, values))), _LENGTH)
 
 
 def encode_bodies(bodies: Any) -> Column:
@@ -66,7 +69,7 @@ def list_bodies(bodies: Sequence[Any]) -> Column:
                 raise TypeError("a body's items are not bytes")
             return Column(lengths, size, [joined])
         views: list[ReadableBuffer] = [memoryview(body).cast("B") for body in bodies if len(body)]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise BadMessageError(f"bodies: {error}") from None
     return Column(lengths, size, views)
 
@@ -97,32 +100,33 @@ def is_arrow(values: Any) -> bool:
     return type(values).__module__.partition(".")[0] == "pyarrow"
 
 
-def _arrow_column(array: Any, name: str) -> tuple[NDArray[np.int64], ReadableBuffer]:
+def _arrow_column(values: Any, name: str) -> tuple[NDArray[Any], memoryview]:
     """Sizes and bytes of an Arrow array of texts or binaries: a view of its own buffer, a slice's part of it."""
-    if hasattr(array, "combine_chunks"):
-        array = array.combine_chunks()
-    kind = str(array.type)
+    if hasattr(values, "combine_chunks"):
+        values = values.combine_chunks()
+    kind = str(values.type)
     if kind.startswith("fixed_size_binary"):
-        width = array.type.byte_width
-        data = memoryview(array.buffers()[1] or b"")
-        return np.full(len(array), width, np.int64), data[array.offset * width : (array.offset + len(array)) * width]
+        width = values.type.byte_width
+        start, count = values.offset, len(values)
+        data = memoryview(values.buffers()[1] or b"")
+        return np.full(count, width, np.int64), data[start * width : (start + count) * width]
     if kind not in _OFFSET_TYPES:
-        array, kind = _cast_arrow(array, name), "large_binary"
-    _, offsets_buffer, data_buffer = array.buffers()
-    if not len(array):
-        return np.empty(0, np.int64), b""
-    offsets = np.frombuffer(offsets_buffer, _OFFSET_TYPES[kind])[array.offset : array.offset + len(array) + 1]
+        values, kind = _cast_arrow(values, name), "large_binary"
+    _, offsets_buffer, data_buffer = values.buffers()
+    if not len(values):
+        return np.empty(0, np.int64), memoryview(b"")
+    offsets = np.frombuffer(offsets_buffer, _OFFSET_TYPES[kind])[values.offset : values.offset + len(values) + 1]
     data = memoryview(data_buffer or b"").cast("B")
     return np.diff(offsets).astype(np.int64), data[int(offsets[0]) : int(offsets[-1])]
 
 
-def _cast_arrow(array: Any, name: str) -> Any:
+def _cast_arrow(values: Any, name: str) -> Any:
     """Dictionary and view types as plain ones. pyarrow's errors are ValueErrors and NotImplementedErrors."""
     try:
-        plain = array.dictionary_decode() if hasattr(array, "dictionary_decode") else array
+        plain = values.dictionary_decode() if hasattr(values, "dictionary_decode") else values
         return plain.cast("large_binary")
     except (ValueError, NotImplementedError):
-        raise BadMessageError(f"{name}: an Arrow array of {array.type} holds neither binaries nor texts") from None
+        raise BadMessageError(f"{name}: an Arrow array of {values.type} holds neither binaries nor texts") from None
 
 
 def _arrow_bodies(bodies: Any) -> Column:
@@ -143,9 +147,10 @@ def encode_keys(keys: Texts, count: int) -> Column:
         check_keys((keys,))
         return encode_texts([keys] * count, count, "keys")
     values = as_list(keys, "keys")
-    if values is not None and not _all_texts(values):
+    joined = None if values is None else _joined(values)
+    if values is not None and joined is None:
         return encode_texts([joined_keys(value) for value in values], count, "keys")
-    column = encode_texts(keys, count, "keys")
+    column = _text_column(keys if values is None else values, joined, count, "keys")
     _refuse_bytes(column, "keys", NAME_END + PAIR_END + KEY_SEPARATOR)
     return column
 
@@ -170,9 +175,23 @@ def encode_texts(texts: Texts, count: int, name: str) -> Column:
     """A column of short texts, one for each message; None and "" are none."""
     values = as_list(texts, name)
     if values is None:
+        return _text_column(texts, None, count, name)
+    joined = _joined(values)
+    if joined is None:
+        values = ["" if value is None else value for value in values]
+        joined = _joined(values)
+        if joined is None:
+            raise BadPropertyError(f"{name}: not all of them are texts")
+    return _text_column(values, joined, count, name)
+
+
+def _text_column(texts: Any, joined: str | None, count: int, name: str) -> Column:
+    """Texts and what they are joined, or an Arrow array of texts when `joined` is None."""
+    data: ReadableBuffer
+    if joined is None:
         sizes, data = _arrow_column(texts.fill_null("") if texts.null_count else texts, name)
     else:
-        sizes, data = _list_texts(values, name)
+        sizes, data = _list_texts(texts, joined, name)
     if len(sizes) != count:
         raise BadMessageError(f"{len(sizes):,} {name} for {count:,} bodies")
     if count and int(sizes.max()) > PROPERTIES_SIZE_MAX:
@@ -191,29 +210,26 @@ def as_list(texts: Texts, name: str) -> Sequence[Any] | None:
     return texts
 
 
-def _all_texts(values: Sequence[Any]) -> bool:
+def _joined(values: Sequence[Any]) -> str | None:
+    """All texts as one, or None when some are no texts."""
     try:
-        "".join(values)
+        return "".join(values)
     except TypeError:
-        return False
-    return True
+        return None
 
 
-def _list_texts(values: Sequence[Any], name: str) -> tuple[NDArray[np.int64], bytes]:
+def _list_texts(values: Sequence[str], joined: str, name: str) -> tuple[NDArray[Any], bytes]:
     try:
-        if not _all_texts(values):
-            values = ["" if value is None else value for value in values]
-        joined = "".join(values)
         data = joined.encode()
-        if len(data) != len(joined):  # Not all ASCII, so characters are not bytes.
-            values = list(map(str.encode, values))
-    except (TypeError, UnicodeEncodeError) as error:
+    except UnicodeEncodeError as error:
         raise BadPropertyError(f"{name}: {error}") from None
-    return _lengths_of(values, np.dtype(np.int64)), data
+    if len(data) == len(joined):
+        return _lengths_of(values), data
+    return _lengths_of(list(map(str.encode, values))), data  # Not all ASCII, so characters are not bytes.
 
 
 def _refuse_bytes(column: Column, name: str, forbidden: str) -> None:
-    data = b"".join(column.data)
+    data = column.data[0] if type(column.data[0]) is bytes else bytes(column.data[0])
     for byte in forbidden.encode():
         if byte in data:
             raise BadPropertyError(f"{name}: one holds the separator byte 0x{byte:02X}")

@@ -366,9 +366,7 @@ def pull_request(
 ) -> PullRequest:
     """The options of a pull; `timeout` in seconds is how long the server may wait for a message."""
     timeout_ms = max(0, round(timeout * 1000))
-    return PullRequest(
-        topic, queue_id, offset, max_messages, max_bytes, parse_tags(tags), timeout_ms, rocketmq_limits
-    )
+    return PullRequest(topic, queue_id, offset, max_messages, max_bytes, parse_tags(tags), timeout_ms, rocketmq_limits)
 
 
 def pull(request: PullRequest) -> Call[PullResult]:
@@ -445,9 +443,7 @@ class Page:
     next_call: Call[Page] | None
 
 
-def range_page(
-    topic: str, begin: Time, end: Time, tags: str, page_messages: int, time: TimeKind
-) -> Call[Page]:
+def range_page(topic: str, begin: Time, end: Time, tags: str, page_messages: int, time: TimeKind) -> Call[Page]:
     """The first page of the messages with begin ≤ time < end."""
     begin_ms, end_ms = _bounds(begin, end)
     request = RangeRequest(topic, begin_ms, end_ms, parse_tags(tags), page_messages, _is_born(time))
@@ -492,9 +488,7 @@ def scan_request(
         raise BadRequestError(f"a scan looks for one property, not {len(properties)}")
     begin_ms, end_ms = _bounds(begin, end)
     name, value = next(iter(properties.items())) if properties else ("", "")
-    return ScanRequest(
-        topic, physical_offset, begin_ms, end_ms, name, value, body_contains, max_messages=page_messages
-    )
+    return ScanRequest(topic, physical_offset, begin_ms, end_ms, name, value, body_contains, max_messages=page_messages)
 
 
 def count(topic: str, begin: Time, end: Time, tags: str, time: TimeKind) -> Call[int]:

@@ -405,9 +405,7 @@ def encode_frame(
             position = _write_given(payload, properties, given_size, closing, staging, position)
         else:
             number = (counter + message) & 0xFFFF if counter >= 0 else -1
-            position = _write_composed(
-                payload, parts, state, number, tags, tag_size, keys, key_size, staging, position
-            )
+            position = _write_composed(payload, parts, state, number, tags, tag_size, keys, key_size, staging, position)
         if property_crc:
             # One record late: a CRC's wide loads right behind the narrow stores that made the bytes would stall.
             if tail_at >= 0:

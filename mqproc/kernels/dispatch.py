@@ -582,6 +582,4 @@ def warm() -> None:
     blank = np.zeros(8, np.uint8)
     table = np.zeros(queue_table.HEADER_SIZE, np.uint8)
     publish_queues(table.view(np.int64), np.zeros((0, RUN_COLUMNS), np.int64))
-    buffers.scan(
-        blank, table, table.view(np.int64), np.zeros(16, np.int32), start=0, limit=8, stop=8, segment_start=0
-    )
+    buffers.scan(blank, table, table.view(np.int64), np.zeros(16, np.int32), start=0, limit=8, stop=8, segment_start=0)

@@ -236,9 +236,21 @@ def first_at_or_above(units: Bytes, first: int, stop: int, physical_offset: int)
     return stop
 
 
+@kernel
+def sum_of_sizes(units: Bytes, first: int, stop: int) -> int:
+    """Bytes of the records of units [first, stop), by what the units say; fillers count nothing."""
+    total = 0
+    for unit in range(first, stop):
+        size = load_be32(units, _UNIT_SIZE * unit + _SIZE)
+        if 0 < size < _FILLER_SIZE:
+            total += size
+    return total
+
+
 def warm() -> None:
     """Compile or load these kernels."""
     empty = np.zeros(0, np.uint8)
+    sum_of_sizes(empty, 0, 0)
     words = np.zeros(0, np.int64)
     gather(empty, empty, words, empty, words, empty, np.zeros(STATE_SIZE, np.int64))
     match_units(empty, 0, 0, words, words)
@@ -258,5 +270,6 @@ __all__ = [
     "first_at_or_above",
     "gather",
     "match_units",
+    "sum_of_sizes",
     "warm",
 ]

@@ -59,7 +59,8 @@ _NAME_END = 1
 _PAIR_END = 2
 # A tail of which this much of the name is left was one; fewer equal bytes happen in other properties too.
 _NAME_BYTES_LEFT = 5
-assert len(record.CRC_NAME) == 8 and _NAME_FIRST_8 < 1 << 63
+assert len(record.CRC_NAME) == 8
+assert _NAME_FIRST_8 < 1 << 63
 
 
 @kernel

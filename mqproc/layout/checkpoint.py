@@ -1,7 +1,7 @@
 """RocketMQ's checkpoint: one page with five big-endian i64, the rest zero. Times are store times in ms.
 
-    │ physic time │ logics time │ index time │ master flushed offset │ confirmed physical offset │
-    │ 0           │ 8           │ 16         │ 24                    │ 32                        │
+│ physic time │ logics time │ index time │ master flushed offset │ confirmed physical offset │
+│ 0           │ 8           │ 16         │ 24                    │ 32                        │
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ _common = {
 
 
 def role_word(role: str, name: str) -> int:
-    """Index of a word that every role has: `heartbeat_ns`, `state`, `state_since_ns`, `sleeping`, `cycles`, `errors`."""
+    """Index of a word that every role has: heartbeat_ns, state, state_since_ns, sleeping, cycles or errors."""
     return _common[role, name]
 
 
@@ -147,7 +147,7 @@ WRITER_SLOWED_MS = _word(WRITER, "writer_slowed_ms", "ms", "held back because di
 FLUSHER_SYNCED = _word(COMMITLOG_FLUSHER, "flusher_synced", "bytes", "synced by the flusher")
 FLUSHER_SYNC_ERRNO = _word(COMMITLOG_FLUSHER, "flusher_sync_errno", "", "errno of the first failed sync")
 SEGMENTS_READY_END = _word(COMMITLOG_FLUSHER, "segments_ready_end", "bytes", "allocated segments reach to here")
-SEGMENT_ERRNO = _word(COMMITLOG_FLUSHER, "segment_errno", "", "errno of the last failed allocation, 0 when it went well")
+SEGMENT_ERRNO = _word(COMMITLOG_FLUSHER, "segment_errno", "", "errno of the last allocation, 0 when it went well")
 COMMITLOG_SYNCS = _word(COMMITLOG_FLUSHER, "commitlog_syncs", "", "syncs done")
 COMMITLOG_SYNC_US = _word(COMMITLOG_FLUSHER, "commitlog_sync_us", "µs", "spent in syncs")
 COMMITLOG_SYNCED_NS = _word(COMMITLOG_FLUSHER, "commitlog_synced_ns", "ns", "monotonic clock at the last sync")

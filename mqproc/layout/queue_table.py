@@ -1,4 +1,4 @@
-"""The queue table: (topic, queue id) → number, with the offsets that the roles share. Native-endian, rebuilt by recovery.
+"""The queue table: (topic, queue id) → number, with the offsets that the roles share. Rebuilt by recovery.
 
     header page │ magic, version, capacity, hash slots, count, live
     entries     │ capacity × 512 bytes

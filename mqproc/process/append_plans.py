@@ -36,7 +36,10 @@ _SEPARATORS = (properties.NAME_END, properties.PAIR_END)
 
 @dataclass(slots=True)
 class OpenTopic:
-    """A topic ready for appends: `topic_fields`, queue numbers by queue id. `rotation` is the queue that the next message of a round goes to."""
+    """A topic ready for appends: `topic_fields`, and queue numbers by queue id.
+
+    `rotation` is the queue that the next message of a round goes to.
+    """
 
     magic: int
     block: NDArray[np.uint8]

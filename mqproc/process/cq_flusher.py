@@ -42,9 +42,7 @@ class CqFlusher:
         segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
         self._mark = DurableMark(io, paths.mark("consumequeue"), segments)
         now_ns = self._clock.monotonic_ns()
-        self._flush = ConsumeQueueFlush(
-            io, paths.consume_queue, options.consume_queue_file_bytes, self._table, now_ns
-        )
+        self._flush = ConsumeQueueFlush(io, paths.consume_queue, options.consume_queue_file_bytes, self._table, now_ns)
         self._due_ns = now_ns + self._interval_ns
         self._stop_passes = THOROUGH_PASSES_AT_STOP
 

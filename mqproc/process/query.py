@@ -11,71 +11,29 @@ keeps nobody waiting. Records go out as the buffers that they were gathered in.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from mqproc.control import Control
 from mqproc.errors import BadRequestError, FilterSyntaxError, InternalError, MqprocError
 from mqproc.layout import control as words_of
 from mqproc.message import PullStatus
-from mqproc.metrics.pages import ready_problems
 from mqproc.process.held_pulls import HeldPull, HeldPulls
 from mqproc.process.limits import client_limits
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
-from mqproc.store.log_scan import Conditions
+from mqproc.process.questions import QUERY_OPERATIONS, Payload, Questions, Reply
 from mqproc.store.pull import Pulled
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.read_ahead import ReadAhead
 from mqproc.store.reading import StoreReading
-from mqproc.store.slices import Batch, Slices
+from mqproc.store.slices import Slices
 from mqproc.store.store_views import WordsView
 from mqproc.wire.checks import FILTER_BYTES_MAX
-from mqproc.wire.operations import (
-    ByKeyRequest,
-    CountAnswer,
-    CountRequest,
-    Empty,
-    GetRequest,
-    HealthAnswer,
-    OffsetAnswer,
-    OffsetAtRequest,
-    Operation,
-    Options,
-    PullAnswer,
-    PullRequest,
-    QueryMessageAnswer,
-    QueryMessageRequest,
-    QueuesAnswer,
-    QueuesRequest,
-    RangeRequest,
-    RecordsAnswer,
-    ScanRequest,
-    StatsAnswer,
-    TopicsAnswer,
-)
+from mqproc.wire.operations import Operation, Options, PullAnswer, PullRequest
 from mqproc.wire.server import Connection, Request, SocketServer
-
-OPERATIONS = frozenset(
-    {
-        Operation.PING,
-        Operation.PULL,
-        Operation.GET,
-        Operation.BY_KEY,
-        Operation.RANGE,
-        Operation.COUNT,
-        Operation.OFFSET_AT,
-        Operation.QUEUES,
-        Operation.TOPICS,
-        Operation.QUERY_MESSAGE,
-        Operation.SCAN,
-        Operation.STATS,
-        Operation.HEALTH,
-    }
-)
 
 STEP_NS = 5_000_000
 """A step takes no new request and no further slice after this time."""
@@ -85,11 +43,8 @@ WAITING_REQUESTS_MAX = 4096
 
 HELD_PULLS_MAX = 16_384
 HOLD_MS_MAX = 60_000
-MESSAGES_MAX = 65_536
 STOP_DRAIN_S = 1.0
 
-# The cursor of an answer that is complete.
-_END = [-1]
 _INTEGER_MAX = 1 << 62
 # Statuses that say "nothing yet": a pull that waits is held at them.
 _NOTHING_YET = frozenset(
@@ -97,8 +52,6 @@ _NOTHING_YET = frozenset(
 )
 # Those at which it goes on at once from the next offset.
 _GO_ON = frozenset({PullStatus.NO_MATCHED_MESSAGE, PullStatus.MESSAGE_WAS_REMOVING})
-
-Payload = Sequence[memoryview]
 
 
 @dataclass(slots=True)
@@ -113,11 +66,10 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Job:
-    """A long question under way; `answer` makes its value into options and payload."""
+    """A question under way."""
 
     request: _Waiting
-    slices: Slices[Any]
-    answer: Callable[[Any], tuple[Options, Payload]]
+    slices: Slices[Reply]
 
 
 class Query:
@@ -131,14 +83,14 @@ class Query:
         self._words = context.control.words
         self._log = get_logger()
         options, io, paths = context.options, context.io, context.paths
-        self._max_bytes = options.max_pull_bytes
         self._table = QueueTable(io, paths.queues)
         view = WordsView(self._words, self._table, sync_flush=options.sync_flush)
         self._reading = StoreReading(io, paths, options, view.queues, view.visible, view.newest_index_ms)
         self._read_ahead = ReadAhead(io, self._reading.files, self._reading.segments)
+        self._questions = Questions(context, self._reading)
         self._held = HeldPulls(self._table)
         self._server = SocketServer(
-            context.sockets["query"], client_limits(options), operations=OPERATIONS, on_close=self._held.drop
+            context.sockets["query"], client_limits(options), operations=QUERY_OPERATIONS, on_close=self._held.drop
         )
         # The loop drains the bell when the wait is over.
         self._server.register(context.bell.fileno(), lambda: None)
@@ -146,21 +98,6 @@ class Query:
         self._jobs: deque[_Job] = deque()
         self._dispatched = -1
         self._min_physical_offset = 0
-        self._handlers: dict[int, Callable[[_Waiting], None]] = {
-            Operation.PING: lambda request: self._answer(request, Empty()),
-            Operation.PULL: self._pull,
-            Operation.GET: self._get,
-            Operation.BY_KEY: self._by_key,
-            Operation.RANGE: self._range,
-            Operation.COUNT: self._count,
-            Operation.OFFSET_AT: self._offset_at,
-            Operation.QUEUES: self._queues,
-            Operation.TOPICS: self._topics,
-            Operation.QUERY_MESSAGE: self._query_message,
-            Operation.SCAN: self._scan,
-            Operation.STATS: self._stats,
-            Operation.HEALTH: self._health,
-        }
 
     # The loop's side
 
@@ -218,7 +155,7 @@ class Query:
             if request.connection.paused:
                 self._waiting.append(request)
                 continue
-            self._guarded(request, self._handlers[request.operation], request)
+            self._guarded(request, self._pull if request.operation == Operation.PULL else self._ask, request)
             done += 1
             if self._clock.monotonic_ns() >= end_ns:
                 break
@@ -252,20 +189,18 @@ class Query:
 
     # Long questions
 
-    def _start(self, request: _Waiting, slices: Slices[Any], answer: Callable[[Any], tuple[Options, Payload]]) -> None:
+    def _ask(self, request: _Waiting) -> None:
         """The first slice now; most questions have no second one."""
-        job = _Job(request, slices, answer)
-        if not self._step(job):
-            self._jobs.append(job)
+        self._go_on_with(_Job(request, self._questions.ask(request.operation, request.options)))
 
-    def _step(self, job: _Job) -> bool:
-        """One slice; True when the job is over."""
+    def _go_on_with(self, job: _Job) -> None:
         try:
             next(job.slices)
         except StopIteration as end:
-            self._answer(job.request, *job.answer(end.value))
-            return True
-        return False
+            options, payload = end.value
+            self._answer(job.request, options, payload)
+        else:
+            self._jobs.append(job)
 
     def _step_jobs(self, end_ns: int) -> int:
         """One slice for each job, as far as the time goes."""
@@ -280,10 +215,6 @@ class Query:
             else:
                 self._guarded(job.request, self._go_on_with, job)
         return done
-
-    def _go_on_with(self, job: _Job) -> None:
-        if not self._step(job):
-            self._jobs.append(job)
 
     # Pulls
 
@@ -378,111 +309,6 @@ class Query:
             self._min_physical_offset = minimum
             self._reading.segments.forget_below(minimum)
 
-    # Other questions
-
-    def _get(self, request: _Waiting) -> None:
-        options: GetRequest = request.options
-        slices = self._reading.get(options.message_id, options.topic)
-        self._start(request, slices, lambda record: (RecordsAnswer(1, _END), (record.data,)))
-
-    def _by_key(self, request: _Waiting) -> None:
-        options: ByKeyRequest = request.options
-        slices = self._reading.by_key(
-            options.topic,
-            options.key,
-            options.begin_ms,
-            options.end_ms,
-            unique=options.unique,
-            born_time=options.born_time,
-            max_messages=_message_limit(options.max_messages),
-            max_bytes=self._max_bytes,
-        )
-        self._start(request, slices, _records)
-
-    def _range(self, request: _Waiting) -> None:
-        options: RangeRequest = request.options
-        if options.cursor == _END:
-            self._answer(request, RecordsAnswer(0, _END))
-            return
-        slices = self._reading.range(
-            options.topic,
-            options.begin_ms,
-            options.end_ms,
-            tags=options.tags,
-            born_time=options.born_time,
-            cursor=options.cursor,
-            max_messages=_message_limit(options.max_messages),
-            max_bytes=self._max_bytes,
-        )
-        self._start(request, slices, _records)
-
-    def _count(self, request: _Waiting) -> None:
-        options: CountRequest = request.options
-        slices = self._reading.count(
-            options.topic, options.begin_ms, options.end_ms, tags=options.tags, born_time=options.born_time
-        )
-        self._start(request, slices, lambda count: (CountAnswer(count), ()))
-
-    def _scan(self, request: _Waiting) -> None:
-        options: ScanRequest = request.options
-        conditions = Conditions(
-            options.topic,
-            options.property_name,
-            options.property_value,
-            options.body_contains,
-            options.begin_ms,
-            options.end_ms,
-        )
-        slices = self._reading.scan(
-            conditions,
-            options.physical_offset,
-            max_messages=_message_limit(options.max_messages),
-            max_bytes=self._max_bytes,
-            max_scan_bytes=options.max_scan_bytes,
-        )
-        self._start(request, slices, _records)
-
-    def _offset_at(self, request: _Waiting) -> None:
-        options: OffsetAtRequest = request.options
-        offset = self._reading.offset_at(options.topic, options.queue_id, options.time_ms, upper=options.upper)
-        self._answer(request, OffsetAnswer(offset))
-
-    def _query_message(self, request: _Waiting) -> None:
-        options: QueryMessageRequest = request.options
-        found = self._reading.query_message(
-            options.topic, options.key, options.max_messages, options.begin_ms, options.end_ms
-        )
-        records = [record.data for offset in found.offsets if (record := self._reading.look(offset)) is not None]
-        answer = QueryMessageAnswer(found.offsets, found.last_update_timestamp_ms, found.last_update_physical_offset)
-        self._answer(request, answer, records)
-
-    def _queues(self, request: _Waiting) -> None:
-        options: QueuesRequest = request.options
-        infos = self._reading.queue_infos(options.topic)
-        rows = [(info.topic, info.queue_id, info.min_offset, info.max_offset) for info in infos]
-        self._answer(request, QueuesAnswer(rows))
-
-    def _topics(self, request: _Waiting) -> None:
-        rows = [
-            (info.topic, info.queues, info.perm, info.message_count, dict(info.attributes))
-            for info in self._reading.topic_infos()
-        ]
-        self._answer(request, TopicsAnswer(rows))
-
-    def _stats(self, request: _Waiting) -> None:
-        self._answer(request, StatsAnswer(self._context.control.snapshot()))
-
-    def _health(self, request: _Waiting) -> None:
-        control: Control = self._context.control
-        problems = ready_problems(control, self._context.options.heartbeat_timeout_ms * 1_000_000)
-        answer = HealthAnswer(not problems, control.read_only, control.dispatch_behind_bytes, problems)
-        self._answer(request, answer)
-
-
-def _records(batch: Batch) -> tuple[Options, Payload]:
-    cursor = _END if batch.complete else list(batch.cursor)
-    return RecordsAnswer(batch.count, cursor, batch.complete), [part.data for part in batch.records]
-
 
 def _may_wait(pulled: Pulled, offset: int) -> bool:
     """Whether a pull that waits goes on waiting at this answer: nothing is there yet."""
@@ -490,10 +316,6 @@ def _may_wait(pulled: Pulled, offset: int) -> bool:
         # An offset that an empty or unknown queue does not have is wrong now and later.
         return pulled.status is PullStatus.OFFSET_OVERFLOW_ONE or offset == 0
     return pulled.status in _GO_ON
-
-
-def _message_limit(wanted: int) -> int:
-    return min(max(wanted, 1), MESSAGES_MAX)
 
 
 def _checked(options: Options) -> Options:

@@ -197,9 +197,7 @@ class Writer:
         store_timestamp_ms = self._store_timestamp()
         answer = self._appender.add(plan, store_timestamp_ms)
         self._topics.find(options.topic).rotation = plan.rotation
-        self._pending.append(
-            _Pending(request, answer, store_timestamp_ms, wait=options.wait, oneway=options.oneway)
-        )
+        self._pending.append(_Pending(request, answer, store_timestamp_ms, wait=options.wait, oneway=options.oneway))
         self._words.add(words_of.APPENDED_MESSAGES, options.count)
         self._words.add(words_of.APPENDED_FRAMES, 1)
         if not self._options.sync_flush and self._appender.staged_bytes >= COMMIT_BYTES:
@@ -387,4 +385,3 @@ def count_published(segments: LogSegments, table: QueueTable, start: int, stop: 
         start = end
     for number in np.flatnonzero(next_offsets[: len(column)] > column).tolist():
         table.store(number, table_layout.NEXT_OFFSET, int(next_offsets[number]))
-

@@ -51,7 +51,8 @@ class AppendPlan:
     """One frame, ready for the kernel: what the writer derives from an append request and its topic.
 
     `columns` are the positions of the payload's columns in the kernel's order, −1 for an absent one.
-    `magic` and `topic_block` are `topic_fields` of the topic; `queue_numbers` int64[queues of the topic]. The parts are constant properties: see `kernels.append`.
+    `magic` and `topic_block` are `topic_fields` of the topic; `queue_numbers` int64[queues of the topic]. The parts are
+    constant properties: see `kernels.append`.
     """
 
     payload: NDArray[np.uint8]

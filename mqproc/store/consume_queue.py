@@ -379,4 +379,3 @@ class ConsumeQueueFiles:
         file = self._open.pop((topic, queue_id, start), None)
         if file is not None:
             self._io.close(file.fd)
-

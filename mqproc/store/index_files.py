@@ -226,9 +226,7 @@ class IndexFiles:
             end_physical_offset=header.end_physical_offset,
         )
 
-    def put(
-        self, hashes: NDArray[np.int32], offsets: NDArray[np.int64], times: NDArray[np.int64], count: int
-    ) -> None:
+    def put(self, hashes: NDArray[np.int32], offsets: NDArray[np.int64], times: NDArray[np.int64], count: int) -> None:
         """Put the first `count` entries in order, rolling to new files.
 
         After an OSError some of them may be there: `roll_back` before they are put again.

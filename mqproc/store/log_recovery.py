@@ -1,10 +1,10 @@
 """Finding the end of the CommitLog after any kind of stop, and cutting what lies behind it.
 
-    from the durable mark, or the log's beginning, whole records are walked with their CRCs; where that ends:
-      nothing was ever written behind      the end
-      at or above the mark                 a torn tail: cut, zeroed, synced
-      no mark, no intact record behind     a torn tail
-      no mark, intact records behind       damage: a hole, served around
+from the durable mark, or the log's beginning, whole records are walked with their CRCs; where that ends:
+  nothing was ever written behind      the end
+  at or above the mark                 a torn tail: cut, zeroed, synced
+  no mark, no intact record behind     a torn tail
+  no mark, intact records behind       damage: a hole, served around
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from mqproc.layout.marks import Mark
 from mqproc.store.segments import LogSegments
 
 _CHUNK = 1 << 20
+# The walk lets go of pages in steps of this size; the largest record fits one many times.
+WALK_BYTES = 256 << 20
 
 
 @dataclass(slots=True)
@@ -114,7 +116,7 @@ class LogRecovery:
         position = found.end - base
         reason = scan.REACHED_STOP
         while position < len(view):
-            stop = min(len(view), position + (64 << 20))
+            stop = min(len(view), position + WALK_BYTES)
             reason = scan.scan_records(view, position, stop, base, scan.VERIFY_ALL, self._out)
             stopped = int(self._out[scan.STOPPED_AT])
             found.scanned_bytes += stopped - position
@@ -123,7 +125,7 @@ class LogRecovery:
                 found.last_record = base + int(self._out[scan.LAST_START])
                 found.last_store_timestamp_ms = int(self._out[scan.LAST_STORE_TIMESTAMP_MS])
             self._segments.let_go(base, position, stopped - position)
-            if reason != scan.REACHED_STOP or (stopped == position and stop == len(view)):
+            if reason != scan.REACHED_STOP or stopped == position:
                 break
             position = stopped
         found.end = base + int(self._out[scan.STOPPED_AT])

@@ -241,8 +241,7 @@ class Walk:
         """A buffer for the answer: as large as its units say, or as its limit when more units may follow."""
         limit = self._limits.bytes
         if whole:
-            sizes = as_units(self._units)["size"].astype(np.int64)
-            limit = min(limit, int(sizes[(sizes > 0) & (sizes < FILLER_SIZE)].sum()))
+            limit = min(limit, kernel.sum_of_sizes(self._units, 0, int(self._state[kernel.UNIT_STOP])))
         if len(self._out) < max(limit, 1):
             self._out = np.empty(max(limit, 1), np.uint8)
 

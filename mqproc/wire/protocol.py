@@ -191,9 +191,7 @@ class FrameReader:
         payload_start = options_start + options_size
         self._start = start + size
         self._needed = 0
-        return Frame(
-            operation, request_id, buffer[options_start:payload_start], buffer[payload_start : start + size]
-        )
+        return Frame(operation, request_id, buffer[options_start:payload_start], buffer[payload_start : start + size])
 
     def bad_frame(self, error: MqprocError) -> BadFrame:
         """What `next_frame` refused, told with the operation and id of its header if that is one of ours."""

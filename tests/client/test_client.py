@@ -452,6 +452,7 @@ def test_a_long_poll_does_not_keep_others_waiting(client: Client) -> None:
     poll.join()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_makes_connections_of_its_own(client: Client, roles: MemoryRoles) -> None:
     client.send("orders", b"parent")
     pid = os.fork()

@@ -75,7 +75,7 @@ def test_limits_must_make_sense() -> None:
 
 
 def test_messages_go_together(client: Client, roles: MemoryRoles) -> None:
-    with client.producer(linger_ms=50) as producer:
+    with client.producer(linger_ms=60_000) as producer:
         futures = [producer.send("orders", b"%d" % index, keys=f"k{index}") for index in range(2500)]
     results = [future.result(0) for future in futures]
     assert roles.frames == 3

@@ -95,6 +95,7 @@ def test_threads_never_get_the_same() -> None:
     assert len(set.union(*seen)) == 4 * 6000
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_has_ids_of_its_own() -> None:
     reserve(1)
     left, right = os.pipe()

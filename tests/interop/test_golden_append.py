@@ -45,9 +45,7 @@ class GoldenWriter:
         options = Options(
             mapped_file_size_commit_log=SEGMENT_SIZE, max_message_size=32768, enabled_append_prop_crc=False
         )
-        self.appender = CommitLogAppender(
-            self.io, options, self.words, self.table, self.segments, bytes(8), self._make
-        )
+        self.appender = CommitLogAppender(self.io, options, self.words, self.table, self.segments, bytes(8), self._make)
 
     def _make(self, start: int) -> None:
         make_segment(self.io, self.paths, start, SEGMENT_SIZE)
@@ -65,9 +63,7 @@ class GoldenWriter:
         queue_id = line["queueId"]
         numbers = [self.table.create_queue(line["topic"], each) for each in range(queue_id + 1)]
         properties = (line["propertiesString"] or "").encode()
-        payload = b"".join(
-            (len(body).to_bytes(4, "little"), body, len(properties).to_bytes(2, "little"), properties)
-        )
+        payload = b"".join((len(body).to_bytes(4, "little"), body, len(properties).to_bytes(2, "little"), properties))
         at = 4 + len(body)
         magic, topic_block = topic_fields(line["topic"])
         return AppendPlan(

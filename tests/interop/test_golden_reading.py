@@ -38,9 +38,7 @@ Answer = dict[str, Any]
 def golden(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Fixture, Any]]:
     fixture = load_fixture(request.param, tmp_path_factory.mktemp(request.param))
     config = fixture.expected["config"]
-    options = Options(
-        max_hash_slot_num=int(config["maxHashSlotNum"]), max_index_num=int(config["maxIndexNum"])
-    )
+    options = Options(max_hash_slot_num=int(config["maxHashSlotNum"]), max_index_num=int(config["maxIndexNum"]))
     with StoreReader(fixture.store, options) as reader:
         yield fixture, reader
 

@@ -1,7 +1,7 @@
 """The flush cadence of ConsumeQueues and index, seen through StoreIO's calls.
 
-One dirty page is not synced by the pass of each second but at the forced minute; two pages are; three thorough passes at
-stop; a filled index file at once. The roles run here step by step with a clock that the test moves.
+One dirty page is not synced by the pass of each second but at the forced minute; two pages are; three thorough passes
+at stop; a filled index file at once. The roles run here step by step with a clock that the test moves.
 """
 
 from __future__ import annotations
@@ -65,9 +65,7 @@ class Rig:
 
     def context(self, role: str) -> RoleContext:
         heart = Heart(self.control, role, self.clock)
-        return RoleContext(
-            role, self.paths, self.options, self.control, self.io, self.clock, self.bells, {}, 1, heart
-        )
+        return RoleContext(role, self.paths, self.options, self.control, self.io, self.clock, self.bells, {}, 1, heart)
 
     def dispatch(self, messages: int) -> None:
         """Store and dispatch messages of one queue by the engine, as the writer and the dispatcher would."""
@@ -82,7 +80,6 @@ class Rig:
 @pytest.fixture
 def rig(tmp_path: Path) -> Rig:
     return Rig(tmp_path)
-
 
 
 UNITS_OF_TWO_PAGES = 2 * PAGE_BYTES // UNIT_SIZE + 1

@@ -1,4 +1,4 @@
-"""`kill -9` of each process under load: what was acknowledged is there, once, and queues and index are what the log says.
+"""`kill -9` of each process under load: what was acknowledged is there, once; queues and index are what the log says.
 
 Four client processes send batches all the time and write down what they were told. After the kills, every
 acknowledged message must be found at its place; queues and index must equal a rebuild from the log, byte for byte.
@@ -63,7 +63,9 @@ class Load:
         self.stop = context.Event()
         self.reports = [folder / f"client{number}.json" for number in range(CLIENTS)]
         self.processes = [
-            context.Process(target=send_until_told, args=(str(group.store), number, self.stop, str(self.reports[number])))
+            context.Process(
+                target=send_until_told, args=(str(group.store), number, self.stop, str(self.reports[number]))
+            )
             for number in range(CLIENTS)
         ]
         for process in self.processes:

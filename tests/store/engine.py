@@ -94,7 +94,9 @@ class Engine:
         }
         return AppendPlan(**(values | changes))
 
-    def append(self, topic: str, bodies: Sequence[bytes], time_ms: int = 1_700_000_000_001, **changes: Any) -> np.ndarray:
+    def append(
+        self, topic: str, bodies: Sequence[bytes], time_ms: int = 1_700_000_000_001, **changes: Any
+    ) -> np.ndarray:
         """Append and publish; returns the physical offsets int64[n]."""
         answer = self.appender.add(self.plan(topic, bodies, **changes), time_ms)
         self.appender.write_out()

@@ -132,10 +132,12 @@ def test_the_newest_valid_slot_is_the_mark(tmp_path: Path) -> None:
     mark = DurableMark(engine.io, path, engine.segments)
     mark.move(offsets[10], 1)
     mark.move(offsets[20], 2)
-    assert (read := DurableMark(engine.io, path, engine.segments).valid()) is not None
+    read = DurableMark(engine.io, path, engine.segments).valid()
+    assert read is not None
     assert read.offset == offsets[20]
     data = bytearray(path.read_bytes())
     data[(read.sequence & 1) * 4096 + 20] ^= 1
     path.write_bytes(data)
-    assert (older := DurableMark(engine.io, path, engine.segments).valid()) is not None
+    older = DurableMark(engine.io, path, engine.segments).valid()
+    assert older is not None
     assert older.offset == offsets[10]

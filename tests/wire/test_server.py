@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -425,6 +426,24 @@ def test_a_thousand_idle_clients_are_cheap(serve: Server) -> None:
     assert all(connection.reader is None for connection in server.connections.values())
     for peer in peers:
         peer.close()
+
+
+def test_garbage_from_some_clients_does_not_disturb_others(serve: Server) -> None:
+    server = serve(Limits(frame_bytes=1 << 20))
+    random = Random(20261121)
+    with Peer(server) as good:
+        for _ in range(300):
+            data = bytearray(b"".join(request(random.randbytes(random.randrange(300)), index) for index in range(4)))
+            for _ in range(random.randrange(8)):
+                data[random.randrange(len(data))] = random.randrange(256)
+            with Peer(server) as bad, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                for found in bad.send(bytes(data[: random.randrange(len(data))])):
+                    with contextlib.suppress(MqprocError):
+                        found.decode()
+                    found.answer()
+            check_echo(good)
+    server.poll(0.01)
+    assert server.connections == {}
 
 
 def test_a_bell_ends_the_wait(serve: Server) -> None:

@@ -28,6 +28,7 @@ FLUSH = {"async": "ASYNC_FLUSH", "sync": "SYNC_FLUSH"}
 def bench() -> None:
     """Measure this store against this machine's limits.
 
+    Each runs a group on a fresh temporary store (in TMPDIR), unless --store names one; MQPROC_STORE is not heard.
     Bodies, keys and ids are fresh for every message, warm-up is left out, percentiles are of all requests.
     """
 
@@ -195,9 +196,16 @@ def _print(out: Output, found: dict[str, Any], limits: dict[str, Any]) -> None:
             out.line(f"  {name.removesuffix('_bytes_per_s').replace('_', ' ')}: {shown}")
 
 
+# What the summary line has told already.
+_TOLD = ("messages", "bytes", "requests", "seconds", "latency_us")
+
+
 def _print_figures(out: Output, name: str, values: dict[str, Any], indent: str = "") -> None:
+    left = {key: value for key, value in values.items() if not key.startswith(_TOLD)}
+    if not left:
+        return
     out.line(f"{indent}{name.replace('_', ' ')}:")
-    for key, value in values.items():
+    for key, value in left.items():
         title = f"{indent}  {key.replace('_', ' ')}"
         if key in ("cpu_us_per_message", "cpu_percent"):
             shown = ", ".join(f"{role} {number:g}" for role, number in value.items() if number)

@@ -33,7 +33,7 @@ def append(bench: Bench, settings: Settings) -> dict[str, Any]:
     result = _produce(bench, settings)
     lag_at_end = bench.behind()
     caught_up_s = bench.await_dispatch()
-    settings.out.note(result.figures.line("sent"))
+    settings.say(result.figures.line("sent"))
     return {
         "append": result.to_json(),
         "topics_created_seconds": round(took_s, 3),
@@ -73,7 +73,7 @@ def _to_waiting_consumer(bench: Bench, settings: Settings) -> dict[str, Any]:
     with Run(bench, starts, replace(settings, shape=shape, messages=0)) as run:
         result = run.measure("delivered", shape.size)
     delivered, sent = result.per_client
-    settings.out.note("send to waiting consumer: " + delivered.line("delivered"))
+    settings.say("send to waiting consumer: " + delivered.line("delivered"))
     return {"delivered": delivered.to_json(), "sent": sent.to_json(), "cpu_us_per_message": result.cpu_us_per_message()}
 
 
@@ -111,7 +111,7 @@ def dispatch(bench: Bench, settings: Settings) -> dict[str, Any]:
     bench.await_dispatch()
     rates = [_catch_up(bench, settings) for _ in range(3)]
     best = max(rates, key=lambda rate: float(rate["messages_per_second"]))
-    settings.out.note(
+    settings.say(
         f"dispatch: {best['messages']:,} records caught up in {best['seconds']:.3f} s, "
         f"{best['messages_per_second']:,} records/sec"
     )
@@ -156,7 +156,7 @@ def pulls(bench: Bench, settings: Settings, kinds: tuple[str, ...], columns: lis
         starts = [(pull, (bench.store, shape, kind, columns)) for _ in range(settings.producers)]
         with Run(bench, starts, replace(settings, messages=0)) as run:
             result = run.measure("pulled", shape.size)
-        settings.out.note(f"{kind}: " + result.figures.line("pulled"))
+        settings.say(f"{kind}: " + result.figures.line("pulled"))
         found[kind] = result.to_json()
     return {"pull": found}
 
@@ -211,6 +211,6 @@ def _time_queries(name: str, ask: Callable[[int], Any], numbers: list[int], sett
         missing += not found
     values = np.percentile(np.array(latencies) / 1000, PERCENTILES)
     shown = ", ".join(f"{value:.1f} µs {p:g}th" for p, value in zip(PERCENTILES, values, strict=True))
-    settings.out.note(f"{name}: {len(latencies):,} requests, {shown}")
+    settings.say(f"{name}: {len(latencies):,} requests, {shown}")
     named = {f"latency_us_p{p:g}": round(float(value), 2) for p, value in zip(PERCENTILES, values, strict=True)}
     return {"requests": len(latencies), "without_answer": missing, **named}

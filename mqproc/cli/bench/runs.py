@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from multiprocessing.shared_memory import SharedMemory
@@ -18,11 +18,13 @@ import numpy as np
 
 from mqproc.cli.bench.figures import MB, CpuMeter, Figures, figures_of, load_rows, memory_of
 from mqproc.cli.bench.load import Recorder, Shape, topic_name
-from mqproc.cli.group import group_status, read_words
+from mqproc.cli.group import group_status
 from mqproc.cli.output import Output
 from mqproc.cli.spawned_group import running_group
 from mqproc.client import Client, core
+from mqproc.control import Control
 from mqproc.errors import NotRunningError, RequestTimeoutError, StartError
+from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 
 LINE_EVERY_S = 5.0
@@ -47,6 +49,12 @@ class Settings:
     out: Output
     quiet: bool = False
 
+    def say(self, text: str) -> None:
+        """A summary line: data, unless a document comes at the end."""
+        if not self.out.is_json:
+            self.out.line(text)
+            self.out.flush()
+
 
 @dataclass(slots=True)
 class Bench:
@@ -55,13 +63,25 @@ class Bench:
     store: Path
     out: Output
     roles: dict[str, int] = field(default_factory=dict)
+    _control: Control | None = None
 
     @property
     def paths(self) -> StorePaths:
         return StorePaths(self.store)
 
+    @property
+    def control(self) -> Control:
+        if self._control is None:
+            self._control = Control.open(StoreIO(), self.paths)
+        return self._control
+
+    def close(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
     def words(self) -> dict[str, int]:
-        return read_words(self.paths)
+        return self.control.snapshot()
 
     def refresh(self) -> None:
         """Read the roles' pids anew."""
@@ -69,8 +89,7 @@ class Bench:
         self.roles = {str(role["role"]): int(role["pid"]) for role in found}
 
     def behind(self) -> int:
-        words = self.words()
-        return max(0, words["written"] - words["dispatched"])
+        return self.control.dispatch_behind_bytes
 
     def await_dispatch(self, patience_s: float = _CATCH_UP_S) -> float:
         """Seconds until dispatch has reached the end of the log. Raises RequestTimeoutError."""
@@ -99,16 +118,17 @@ def bench_group(store: Path | None, settings: Sequence[str], config: Path | None
         try:
             bench.refresh()
         except NotRunningError:
-            with running_group(store, settings, config, _nothing):
+            with running_group(store, settings, config, _nothing), closing(bench):
                 bench.refresh()
                 yield bench
         else:
-            yield bench
+            with closing(bench):
+                yield bench
         return
     folder = Path(tempfile.mkdtemp(prefix="mqproc-bench-"))
     try:
-        with running_group(folder / "store", ["metrics_port=0", *settings], config, _nothing):
-            bench = Bench(folder / "store", out)
+        bench = Bench(folder / "store", out)
+        with running_group(bench.store, ["metrics_port=0", *settings], config, _nothing), closing(bench):
             bench.refresh()
             yield bench
     finally:

@@ -1,0 +1,128 @@
+"""Benchmarks send nothing twice, count only what ended in the measured time, and run end to end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mqproc.cli.bench import limits
+from mqproc.cli.bench.figures import figures_of
+from mqproc.cli.bench.load import KEY_CHARACTERS, Messages, Recorder, Shape, key_of, paced
+from tests.cli.calling import call
+
+SHAPE = Shape(size=64, batch=100, topics=1, queues=1, keys=1, in_flight=1)
+
+
+def test_bodies_and_keys_are_fresh_in_every_frame_and_producer() -> None:
+    bodies: set[bytes] = set()
+    keys: set[str] = set()
+    for producer in (0, 1):
+        messages = Messages(SHAPE, producer)
+        for _ in range(20):
+            rows = messages.bodies(100)
+            column = messages.keys(100)
+            messages.passed(100)
+            assert rows.shape == (100, 64)
+            bodies |= {row.tobytes() for row in rows}
+            keys |= set(column.to_pylist() if hasattr(column, "to_pylist") else column)
+    assert len(bodies) == len(keys) == 4000
+    assert {len(key) for key in keys} == {KEY_CHARACTERS}
+
+
+def test_what_follows_the_number_is_fresh_too() -> None:
+    messages = Messages(SHAPE, 0)
+    tails = {messages.bodies(1).tobytes()[8:] for _ in range(1000)}
+    assert len(tails) == 1000
+
+
+def test_keys_are_the_numbers_digits() -> None:
+    messages = Messages(SHAPE, 3)
+    column = messages.keys(2)
+    found = column.to_pylist() if hasattr(column, "to_pylist") else column
+    assert found == [key_of(messages.number), key_of(messages.number + 1)]
+
+
+@pytest.mark.parametrize("keys", [0, 3])
+def test_none_or_several_keys(keys: int) -> None:
+    column = Messages(Shape(64, 10, 1, 1, keys, 1), 0).keys(10)
+    assert column is None if keys == 0 else [len(set(several)) for several in column] == [3] * 10
+
+
+def test_figures_count_what_ended_inside_the_measured_time() -> None:
+    rows = np.array([[50, 5, 1], [100, 1000, 10], [150, 2000, 10], [200, 3000, 10], [250, 9, 1]], np.int64)
+    found = figures_of(rows, 99, 200, 64)
+    assert (found.messages, found.size, found.requests) == (30, 1920, 3)
+    assert (found.mean_us, found.max_us) == (2.0, 3.0)
+    assert found.percentiles_us[0] == 2.0
+    assert "30 records sent" in found.line("sent")
+
+
+def test_figures_of_nothing_are_zero() -> None:
+    assert figures_of(np.empty((0, 3), np.int64), 0, 10**9, 64).per_second == 0
+
+
+def test_a_rate_is_kept_and_the_end_is_heard() -> None:
+    counters = np.zeros(Recorder.WORDS, np.int64)
+    recorder = Recorder(counters)
+    started = time.monotonic()
+    for turn, _ in enumerate(paced(200, recorder)):
+        if turn == 20:
+            counters[Recorder.STATE] = Recorder.STOP
+    assert time.monotonic() - started >= 0.095
+
+
+def test_the_machines_limits_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (
+        ("MEMORY_BYTES", 1 << 20),
+        ("DISK_BYTES", 1 << 20),
+        ("PAGE_CACHE_BYTES", 1 << 20),
+        ("ECHOES", 40),
+        ("SYNCS", 5),
+    ):
+        monkeypatch.setattr(limits, name, value)
+    found = limits.measure_limits(tmp_path).to_json()
+    assert all(value > 0 for value in found.values())
+    assert list(tmp_path.iterdir()) == []
+
+
+SMALL = (
+    "--no-limits",
+    "--seconds",
+    "0.3",
+    "--warmup",
+    "0.1",
+    "--json",
+    "--set",
+    "mapped_file_size_commit_log=67108864",
+)
+
+
+def test_append_and_e2e_run_end_to_end() -> None:
+    found = call("bench", "e2e", "--batch", 50, "--topics", 2, *SMALL).json
+    assert found["append"]["messages"] > 0
+    assert found["append"]["errors"] == 0
+    assert found["append"]["cpu_us_per_message"]["writer"] >= 0
+    assert found["to_waiting_consumer"]["delivered"]["messages"] > 0
+    assert not Path(found["store"]).exists()
+
+
+def test_dispatch_catches_up_with_everything() -> None:
+    found = call("bench", "dispatch", "--messages", 20_000, *SMALL).json
+    assert found["dispatch"]["messages"] == 20_000
+    assert found["dispatch"]["index_entries"] == 40_000
+
+
+def test_pull_and_query_find_what_was_loaded() -> None:
+    pytest.importorskip("pyarrow")
+    pulled = call("bench", "pull", "--messages", 5000, *SMALL).json["pull"]
+    assert pulled["arrow"]["messages"] > 5000
+    assert pulled["objects"]["messages"] > 0
+    asked = call("bench", "query", "--messages", 5000, "--topics", 2, *SMALL).json["query"]
+    assert {name: values["without_answer"] for name, values in asked.items()} == dict.fromkeys(asked, 0)
+
+
+def test_dispatch_wants_a_group_of_its_own(tmp_path: Path) -> None:
+    assert call("bench", "dispatch", "--store", tmp_path).code == 2

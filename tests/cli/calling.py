@@ -1,0 +1,52 @@
+"""Calling the command line inside the test's process, as `mqproc …` would be."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from mqproc.cli.main import main
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Exit code and what was printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def json_lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+@contextlib.contextmanager
+def _stdin(data: bytes) -> Iterator[None]:
+    with mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(data))):
+        yield
+
+
+def call(*arguments: str | Path | int, stdin: bytes = b"", **environment: str) -> Outcome:
+    """`mqproc` with arguments, with nothing of the tests' environment but what is given."""
+    out, err = io.StringIO(), io.StringIO()
+    variables = {"MQPROC_STORE": "", "MQPROC_CONFIG": "", "NO_COLOR": "1"} | environment
+    with (
+        mock.patch.dict("os.environ", variables),
+        _stdin(stdin),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        code = main([str(argument) for argument in arguments])
+    return Outcome(code, out.getvalue(), err.getvalue())

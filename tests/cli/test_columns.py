@@ -1,0 +1,74 @@
+"""Fields become keys, tags, times and queues; what cannot is told with record, field and value."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+
+from mqproc.cli.columns import ColumnMaker, FieldNames, parse_field_time, without
+from mqproc.cli.sources import Chunk
+from mqproc.errors import BadMessageError
+
+NOW = 1_800_000_000_000
+
+
+def columns(names: FieldNames, **fields: list[Any]) -> Any:
+    count = len(next(iter(fields.values())))
+    return ColumnMaker(names, NOW).columns(Chunk(10, [b""] * count, fields))
+
+
+def test_one_key_field_is_a_text_each_and_spaces_become_underscores() -> None:
+    assert columns(FieldNames(keys=("a",)), a=["x", None, "b c", 7]).keys == ["x", "", "b_c", "7"]
+
+
+def test_several_key_fields_are_lists_without_doubles_and_empty_ones() -> None:
+    found = columns(FieldNames(keys=("a", "b")), a=["x", None], b=["x", "y"])
+    assert found.keys == [["x"], ["y"]]
+
+
+def test_columns_not_asked_for_are_none() -> None:
+    found = columns(FieldNames(tag="t"), t=["x", None])
+    assert (found.keys, found.tags, found.born_timestamps_ms, found.queue_ids) == (None, ["x", ""], None, None)
+
+
+def test_queues_are_numbers() -> None:
+    assert columns(FieldNames(queue="q"), q=["0", 3]).queue_ids == [0, 3]
+    with pytest.raises(BadMessageError, match=r"records 11 to 12: field 'q' = 'x'"):
+        columns(FieldNames(queue="q"), q=["0", "x"])
+
+
+def test_a_record_without_time_was_born_now() -> None:
+    found = columns(FieldNames(time="t"), t=["2013-01-01T10:00:00Z", None, "2013-01-01T10:00:00Z"])
+    assert found.born_timestamps_ms == [1_357_034_400_000, NOW, 1_357_034_400_000]
+
+
+def test_a_time_that_is_none_is_told() -> None:
+    with pytest.raises(BadMessageError, match="record 12: field 't' = 'soon' is no time"):
+        columns(FieldNames(time="t"), t=["2013-01-01", "soon"])
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "expected"),
+    [
+        ("1357034400", "auto", 1_357_034_400_000),
+        ("1357034400000", "auto", 1_357_034_400_000),
+        (1357034400.5, "auto", 1_357_034_400_500),
+        ("1357034400", "ms", 1_357_034_400),
+        ("1357034400000", "s", 1_357_034_400_000_000),
+        ("2013-01-01T10:00:00Z", "iso", 1_357_034_400_000),
+        ("01/01/2013 10:00 +0000", "%d/%m/%Y %H:%M %z", 1_357_034_400_000),
+        (datetime.datetime(2013, 1, 1, 10, tzinfo=datetime.UTC), "auto", 1_357_034_400_000),
+    ],
+)
+def test_times_of_fields(value: Any, form: str, expected: int) -> None:
+    assert parse_field_time(value, form) == expected
+
+
+def test_a_chunk_without_some_records_is_cut_at_them() -> None:
+    chunk = Chunk(10, [b"a", b"b", b"c", b"d"], {"k": [1, 2, 3, 4]})
+    parts = without(chunk, frozenset({10, 12, 99}))
+    assert [(part.first, part.bodies, part.fields["k"]) for part in parts] == [(11, [b"b"], [2]), (13, [b"d"], [4])]
+    assert without(chunk, frozenset({1})) == [chunk]
+    assert without(chunk, frozenset(range(10, 14))) == []

@@ -1,0 +1,180 @@
+"""Every command and option is explained; errors are one line with a code that means something; starting is quick."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import click
+import pytest
+
+from mqproc.cli.commands import SIZE, Command, Group
+from mqproc.cli.main import EXIT_CODES, cli
+from mqproc.errors import ERROR_BY_CODE
+from tests.cli.calling import call
+
+
+def walk(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None, name
+            yield from walk(found, (*path, name))
+
+
+ALL = list(walk(cli))
+IDS = [" ".join(path) or "mqproc" for path, _ in ALL]
+
+
+@pytest.mark.parametrize(("path", "command"), ALL, ids=IDS)
+def test_every_command_and_option_has_a_help_text(path: tuple[str, ...], command: click.Command) -> None:
+    assert command.help
+    for param in command.params:
+        if isinstance(param, click.Option):
+            assert param.help, f"{path} {param.opts}"
+
+
+@pytest.mark.parametrize(("path", "command"), ALL, ids=IDS)
+def test_every_command_has_the_common_options_and_its_help_can_be_shown(
+    path: tuple[str, ...], command: click.Command
+) -> None:
+    assert isinstance(command, (Command, Group))
+    names = {name for param in command.params for name in param.opts}
+    assert {"--store", "--config", "--set", "--output", "--json", "--timeout", "--color", "--verbose"} <= names
+    assert call(*path, "--help").code == 0
+
+
+def test_the_overview_says_what_the_commands_say_themselves() -> None:
+    context = click.Context(cli)
+    assert isinstance(cli, Group)
+    for name, (_, short_help) in cli.lazy.items():
+        command = cli.get_command(context, name)
+        assert command is not None
+        assert command.get_short_help_str(120) == short_help, name
+
+
+def test_the_commands_of_the_manual_are_there() -> None:
+    names = {" ".join(path) for path, _ in ALL}
+    wanted = {
+        "up", "down", "restart", "status", "send", "import", "tail", "stat", "demo", "topic create", "topic list",
+        "topic info", "topic delete", "message get", "message key", "message offset", "message range", "message scan",
+        "store info", "store dump", "config show", "config check", "config doc", "bench append", "bench dispatch",
+        "bench pull", "bench query", "bench e2e", "completion",
+    }  # fmt: skip
+    assert wanted <= names
+
+
+def test_exit_codes_are_in_the_help_and_cover_all_errors() -> None:
+    text = call("--help").out
+    for code, meaning in EXIT_CODES.items():
+        assert any(line.split(maxsplit=1) == [str(code), meaning] for line in text.splitlines()), code
+    assert {error.exit_code for error in ERROR_BY_CODE.values()} <= set(EXIT_CODES)
+
+
+def test_a_mistyped_command_brings_a_suggestion_in_one_line() -> None:
+    outcome = call("tial")
+    assert outcome.code == 2
+    assert outcome.err == "mqproc: No such command 'tial'; did you mean 'tail'?; mqproc --help tells more\n"
+    assert "did you mean 'create'" in call("topic", "craete").err
+
+
+def test_an_error_is_one_line_and_its_traceback_is_for_those_who_ask(tmp_path: Path) -> None:
+    outcome = call("status", "--store", tmp_path)
+    assert outcome.code == 9
+    assert outcome.err.count("\n") == 1
+    assert f"mqproc up --store {tmp_path}" in outcome.err
+    assert "Traceback" in call("status", "--store", tmp_path, "--verbose").err
+
+
+def test_a_store_that_nobody_names_is_a_usage_error() -> None:
+    outcome = call("status")
+    assert outcome.code == 2
+    assert "--store DIR" in outcome.err
+
+
+def test_common_options_may_stand_before_and_after_the_command(tmp_path: Path) -> None:
+    before = call("--store", tmp_path, "--json", "config", "show", "max_queues")
+    after = call("config", "show", "max_queues", "--store", tmp_path, "--output", "json")
+    assert before.json == after.json
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("100", 100), ("64KiB", 65536), ("10MB", 10**7), ("1g", 1 << 30), ("2k", 2048)]
+)
+def test_sizes_may_have_units(text: str, size: int) -> None:
+    assert SIZE.convert(text, None, None) == size
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("MQPROC_")}
+
+
+def mqproc(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "mqproc", *arguments]
+
+
+def test_a_closed_pipe_ends_quietly() -> None:
+    with subprocess.Popen(
+        mqproc("config", "doc"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.close()
+        assert child.stderr.read() == b""
+        assert child.wait(30) == 0
+
+
+def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
+    from tests.metrics.control_file import make_control
+
+    make_control(tmp_path).close()
+    command = mqproc("stat", "--watch", "--store", str(tmp_path))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline()
+        child.send_signal(signal.SIGINT)
+        assert child.wait(30) == 130
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["stat", "--help"], ["status", "--help"]])
+def test_starting_does_not_load_what_is_slow(arguments: list[str]) -> None:
+    """Figures depend on the machine; what makes them large does not: the compiler, Arrow, the client."""
+    code = (
+        "import sys; from mqproc.cli.main import main; main(sys.argv[1:]); "
+        "sys.exit(any(name in sys.modules for name in ('numba', 'pyarrow', 'mqproc.client', 'asyncio')))"
+    )
+    command = [sys.executable, "-c", code, *arguments]
+    assert subprocess.run(command, stdout=subprocess.DEVNULL, env=environment(), check=False).returncode == 0
+
+
+def test_help_and_stat_start_quickly(tmp_path: Path) -> None:
+    from tests.metrics.control_file import make_control
+
+    make_control(tmp_path).close()
+    for arguments in (["--help"], ["stat", "--store", str(tmp_path)]):
+        took = min(_seconds(mqproc(*arguments)) for _ in range(5))
+        assert took < 0.4, arguments
+
+
+def _seconds(command: list[str]) -> float:
+    started = time.perf_counter()
+    subprocess.run(command, stdout=subprocess.DEVNULL, env=environment(), check=True)
+    return time.perf_counter() - started
+
+
+def test_completion_scripts_are_clicks() -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert "_MQPROC_COMPLETE" in call("completion", shell).out
+
+
+def test_interruption_inside_a_command_is_130() -> None:
+    with mock.patch("mqproc.cli.config.options_from", side_effect=KeyboardInterrupt):
+        assert call("config", "check").code == 130

@@ -1,0 +1,30 @@
+"""`mqproc config` explains every option there is."""
+
+from __future__ import annotations
+
+from mqproc.config import FIELDS
+from tests.cli.calling import call
+
+
+def test_doc_explains_every_option_with_its_bounds() -> None:
+    rows = {row["name"]: row for row in call("config", "doc", "--json").json["options"]}
+    assert set(rows) == set(FIELDS)
+    assert all(row["doc"] and row["rocketmq_name"] for row in rows.values())
+    assert rows["max_queues"]["bounds"] == "16…1,048,576"
+    text = call("config", "doc", "flush_disk_type").out
+    assert "flush_disk_type = ASYNC_FLUSH" in text
+    assert "broker.conf: flushDiskType" in text
+
+
+def test_show_lists_options_and_only_what_changed() -> None:
+    assert len(call("config", "show").out.splitlines()) == len(FIELDS) + 1
+    changed = call("config", "show", "--changed", "--set", "max_queues=77").out
+    assert [line.split()[:2] for line in changed.splitlines()[1:]] == [["max_queues", "77"]]
+
+
+def test_check_says_that_all_is_well() -> None:
+    assert f"{len(FIELDS)} options are right, 1 of them set" in call("config", "check", "--set", "max_queues=77").out
+
+
+def test_an_unknown_name_is_a_usage_error() -> None:
+    assert call("config", "doc", "nothing").code == 2

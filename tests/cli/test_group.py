@@ -1,0 +1,69 @@
+"""up, down, restart, status: a group's life from the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from mqproc.layout.control import ROLES
+from mqproc.paths import StorePaths
+from tests.cli.calling import call
+from tests.conftest import Group
+
+
+def mqproc(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MQPROC_")}
+    command = [sys.executable, "-m", "mqproc", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+
+def test_a_detached_group_lives_until_down(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    up = mqproc(
+        "up", "--store", store, "--detach", "--set", "metrics_port=0", "--set", "mapped_file_size_commit_log=1048576"
+    )
+    try:
+        assert up.returncode == 0, up.stderr
+        assert up.stdout.splitlines()[-1] == "group ready"
+        found = json.loads(mqproc("status", "--store", store, "--json").stdout)
+        assert found["ready"] is True
+        assert {role["role"] for role in found["roles"]} == {"supervisor", "template", *ROLES}
+        assert all(role["pss_bytes"] > 0 for role in found["roles"])
+        again = mqproc("up", "--store", store, "--detach")
+        assert again.returncode == 7
+        assert str(found["roles"][0]["pid"]) in again.stderr
+    finally:
+        down = mqproc("down", "--store", store)
+    assert down.returncode == 0
+    assert mqproc("status", "--store", store).returncode == 9
+    assert not StorePaths(Path(store)).abort.exists()
+
+
+def test_a_role_is_restarted_by_name(group: Group) -> None:
+    before = group.pid("query")
+    outcome = call("restart", "query", "--store", group.store, "--json")
+    assert outcome.code == 0
+    assert outcome.json["role"] == "query"
+    assert group.pid("query") != before
+    assert call("restart", "nobody", "--store", group.store).code == 2
+
+
+def test_status_tells_state_and_lag(group: Group) -> None:
+    outcome = call("status", "--store", group.store)
+    assert outcome.code == 0
+    assert f"{group.store}: ready" in outcome.out
+    assert "behind" in outcome.out
+
+
+def test_a_wrong_option_is_a_configuration_error(tmp_path: Path) -> None:
+    assert mqproc("up", "--store", str(tmp_path / "s"), "--set", "max_queues=1").returncode == 8
+
+
+def test_a_group_that_is_stopped_in_order_leaves_no_abort_file(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    assert call("down", "--store", group.store, "--json").json["stopped"] is True
+    assert not group.paths.abort.exists()

@@ -1,0 +1,187 @@
+"""An import stores every record once: alone, again, after Ctrl-C, after kill -9, beside a writer that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from mqproc.cli import importer
+from tests.cli.calling import Outcome, call
+from tests.conftest import Group, wait_until
+
+TOPIC = "records"
+BIG = 60_000
+
+
+def write_csv(path: Path, count: int, first: int = 0) -> Path:
+    with path.open("a") as file:
+        if not first:
+            file.write("id,kind,at,queue,text\n")
+        file.writelines(
+            f"{n},k{n % 7},2013-01-01T{n % 24:02d}:00:00Z,{n % 3},some text {n}\n" for n in range(first, first + count)
+        )
+    return path
+
+
+OPTIONS = ("--key-field", "id", "--tag-field", "kind", "--time-field", "at", "--typed")
+
+
+def run(group: Group, path: Path | str, *more: str | int, stdin: bytes = b"") -> Outcome:
+    return call("import", path, "--topic", TOPIC, "--store", group.store, *OPTIONS, *more, stdin=stdin)
+
+
+def stored_ids(group: Group, topic: str = TOPIC) -> Counter[int]:
+    """How often each record is in the store, by the log itself."""
+    group.wait_dispatched()
+    rows = call("store", "dump", group.store, "--json", "--topic", topic).json_lines
+    return Counter(int(row["keys"][0]) for row in rows)
+
+
+def each_once(count: int) -> Counter[int]:
+    return Counter(range(count))
+
+
+def test_records_become_messages_with_key_tag_and_time(group: Group, tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", 2500)
+    outcome = run(group, path, "--queue-field", "queue", "--queues", 3, "--json")
+    assert outcome.code == 0
+    assert outcome.json["imports"][0]["records"] == 2500
+    group.wait_dispatched()
+    with group.client() as client:
+        (found,) = client.by_key(TOPIC, "1234")
+        assert json.loads(found.body) == {
+            "id": 1234, "kind": "k2", "at": "2013-01-01T10:00:00Z", "queue": 1, "text": "some text 1234",
+        }  # fmt: skip
+        assert (found.tag, found.queue_id, found.born_timestamp_ms) == ("k2", 1, 1_357_034_400_000)
+        assert client.count(TOPIC) == 2500
+    assert stored_ids(group) == each_once(2500)
+
+
+def test_the_same_import_again_does_nothing_and_restart_does_it_again(group: Group, tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", 1500)
+    assert run(group, path).code == 0
+    again = run(group, path, "--json")
+    assert (again.json["imports"][0]["records"], again.json["imports"][0]["already_stored"]) == (0, 1500)
+    assert "--restart imports them again" in again.err
+    assert stored_ids(group) == each_once(1500)
+    assert run(group, path, "--restart").code == 0
+    assert set(stored_ids(group).values()) == {2}
+
+
+def test_a_file_that_has_grown_is_continued(group: Group, tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", 1000)
+    assert run(group, path).code == 0
+    write_csv(path, 700, 1000)
+    assert run(group, path, "--json").json["imports"][0]["records"] == 700
+    assert stored_ids(group) == each_once(1700)
+
+
+def test_another_file_of_the_same_name_is_refused(group: Group, tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", 10)
+    assert run(group, path).code == 0
+    path.write_text(path.read_text().replace("some", "else"))
+    outcome = run(group, path)
+    assert outcome.code == 2
+    assert "--restart begins anew" in outcome.err
+
+
+def test_without_a_journal_the_store_itself_tells_what_it_has(group: Group, tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", 12_345)
+    assert run(group, path).code == 0
+    for file in (group.paths.own / "imports").iterdir():
+        file.unlink()
+    assert run(group, path, "--json").json["imports"][0]["records"] == 0
+    assert stored_ids(group) == each_once(12_345)
+
+
+def test_a_position_that_is_too_small_costs_lookups_only(group: Group, tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", 12_000)
+    assert run(group, path).code == 0
+    for file in (group.paths.own / "imports").glob("*.position"):
+        file.write_text(f"{3000:020d}")
+    for file in (group.paths.own / "imports").glob("*.json"):
+        file.write_text(file.read_text().replace('"finished_ms":', '"finished_ms":0,"was":'))
+    assert run(group, path).code == 0
+    assert stored_ids(group) == each_once(12_000)
+
+
+def _importing(group: Group, path: Path) -> subprocess.Popen[bytes]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MQPROC_")}
+    command = [
+        sys.executable,
+        "-m",
+        "mqproc",
+        "import",
+        str(path),
+        "--topic",
+        TOPIC,
+        "--store",
+        str(group.store),
+        *OPTIONS,
+    ]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_import_that_was_ended_goes_on_with_no_record_twice(
+    group: Group, tmp_path: Path, number: signal.Signals
+) -> None:
+    path = write_csv(tmp_path / "a.csv", BIG)
+    for target in (BIG // 5, BIG // 2):
+        child = _importing(group, path)
+        wait_until(lambda target=target: group.words()["appended_messages"] >= target or child.poll() is not None, 30)
+        child.send_signal(number)
+        _, err = child.communicate(timeout=30)
+        assert child.returncode == (130 if number is signal.SIGINT else -number)
+        assert number is not signal.SIGINT or b"the same command goes on" in err
+    outcome = run(group, path)
+    assert outcome.code == 0
+    assert "going on behind record" in outcome.err
+    assert stored_ids(group) == each_once(BIG)
+
+
+def test_a_writer_that_is_killed_meanwhile_costs_nothing(group: Group, tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", BIG)
+    child = _importing(group, path)
+    for target in (BIG // 5, BIG // 2):
+        wait_until(lambda target=target: group.words()["written"] >= target * 300 or child.poll() is not None, 30)
+        os.kill(group.pid("writer"), signal.SIGKILL)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 0, err
+    assert stored_ids(group) == each_once(BIG)
+
+
+def test_stdin_can_go_on_when_it_has_a_name(group: Group) -> None:
+    lines = b"".join(b'{"id": "%d", "kind": "k", "at": null}\n' % n for n in range(3000))
+    half = b"".join(lines.splitlines(keepends=True)[:1500])
+    named = ("--format", "jsonl", "--name", "feed")
+    assert run(group, "-", *named, stdin=half).code == 0
+    assert run(group, "-", *named, stdin=lines).code == 0
+    assert stored_ids(group) == each_once(3000)
+
+
+def test_a_wrong_record_is_told_and_what_was_before_is_stored(group: Group, tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", 2000)
+    with path.open("a") as file:
+        file.write("only,two\n")
+    outcome = run(group, path)
+    assert outcome.code == 2
+    assert "record 2,001 has 2 fields, the header 5" in outcome.err
+    path.write_text(path.read_text().replace("only,two\n", "2000,k,,0,\n"))
+    assert run(group, path, "--restart", "--json").code == 0
+
+
+def test_an_unknown_field_is_a_usage_error(group: Group, tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", 1)
+    assert call("import", path, "--topic", TOPIC, "--store", group.store, "--key-field", "x").code == 2
+
+
+def test_the_window_holds_everything_that_may_be_under_way() -> None:
+    assert importer.WINDOW >= importer.IN_FLIGHT * importer.CHUNK_ROWS

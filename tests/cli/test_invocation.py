@@ -1,0 +1,62 @@
+"""Store and options come from flag, environment, config file, default, in this order, and it can be seen which."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.calling import call
+
+
+def source_of(outcome_json: dict[str, list[dict[str, str]]], name: str) -> tuple[str, str]:
+    row = next(row for row in outcome_json["options"] if row["name"] == name)
+    return row["value"], row["source"]
+
+
+def test_the_store_is_found_by_flag_environment_and_file(tmp_path: Path) -> None:
+    config = tmp_path / "mqproc.toml"
+    config.write_text('store = "from-file"\nmax_queues = 4096\n')
+    show = ("config", "show", "--json", "--config", config)
+    flag = call(*show, "--store", "/a", MQPROC_STORE="/b").json
+    environment = call(*show, MQPROC_STORE="/b").json
+    file = call(*show).json
+    assert source_of(flag, "store") == ("/a", "--store")
+    assert source_of(environment, "store") == ("/b", "MQPROC_STORE")
+    assert source_of(file, "store") == (str(tmp_path / "from-file"), str(config))
+
+
+def test_options_say_where_they_were_set(tmp_path: Path) -> None:
+    config = tmp_path / "mqproc.toml"
+    config.write_text("max_queues = 4096\nmax_spin_us = 1\nmetrics_port = 1\n")
+    arguments = ("config", "show", "--json", "--config", config, "--set", "metrics_port=3")
+    found = call(*arguments, MQPROC_MAX_SPIN_US="2").json
+    assert source_of(found, "max_queues") == (4096, str(config))
+    assert source_of(found, "max_spin_us") == (2, "MQPROC_MAX_SPIN_US")
+    assert source_of(found, "metrics_port") == (3, "--set")
+    assert source_of(found, "listen_port")[1] == "default"
+
+
+def test_a_broker_conf_names_store_and_options(tmp_path: Path) -> None:
+    config = tmp_path / "broker.conf"
+    config.write_text("storePathRootDir=/data/rocketmq\nmaxMessageSize=65536\nbrokerName=a\n")
+    found = call("config", "show", "--json", "--config", config).json
+    assert source_of(found, "store") == ("/data/rocketmq", str(config))
+    assert source_of(found, "max_message_size") == (65536, str(config))
+
+
+def test_the_default_config_file_is_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mqproc.toml").write_text("max_queues = 512\n")
+    assert call("config", "show", "max_queues", "--json").json["options"][0]["value"] == 512
+
+
+def test_a_wrong_configuration_is_exit_code_8(tmp_path: Path) -> None:
+    missing = call("config", "check", "--config", tmp_path / "none.toml")
+    assert (missing.code, missing.err.count("\n")) == (8, 1)
+    wrong = call("config", "check", "--set", "max_queues=1")
+    assert wrong.code == 8
+    assert "from 16 to 1,048,576" in wrong.err
+    broken = tmp_path / "broken.toml"
+    broken.write_text("store = [")
+    assert call("config", "check", "--config", broken).code == 8

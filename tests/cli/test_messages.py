@@ -1,0 +1,194 @@
+"""topic, send, tail and message against a real group: what was sent is found by every way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqproc.message import Message
+from tests.cli.calling import Outcome, call
+from tests.conftest import Group
+
+TOPIC = "orders"
+COUNT = 40
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A group with 40 messages: key order-N, tag even or odd, four queues in turns."""
+    group = Group(tmp_path_factory.mktemp("group") / "store").start()
+    try:
+        with group.client() as client:
+            client.create_topic(TOPIC, 4)
+            for number in range(COUNT):
+                tag = "even" if number % 2 == 0 else "odd"
+                message = Message(
+                    TOPIC, f'{{"n":{number}}}'.encode(), tag, (f"order-{number}",), {"color": f"c{number % 3}"}
+                )
+                client.send(message)
+        group.wait_dispatched()
+        yield group.store
+    finally:
+        group.close()
+
+
+def ask(store: Path, *arguments: str | int, stdin: bytes = b"") -> Outcome:
+    return call(*arguments, "--store", store, stdin=stdin)
+
+
+# topic
+
+
+def test_topics_are_created_listed_shown_and_deleted(store: Path) -> None:
+    assert ask(store, "topic", "create", "short-lived", "--queues", 3).code == 0
+    listed = {row["topic"]: row for row in ask(store, "topic", "list", "--json").json["topics"]}
+    assert (listed["short-lived"]["queues"], listed["short-lived"]["permissions"]) == (3, "rw")
+    assert listed[TOPIC]["message_count"] >= COUNT
+    info = ask(store, "topic", "info", "short-lived", "--json").json
+    assert [queue["queue_id"] for queue in info["queue_offsets"]] == [0, 1, 2]
+    plan = ask(store, "topic", "delete", "short-lived")
+    assert plan.code == 1
+    assert "--yes does it" in plan.err
+    assert ask(store, "topic", "delete", "short-lived", "--yes").code == 0
+    assert ask(store, "topic", "info", "short-lived").code == 5
+
+
+def test_a_topic_cannot_lose_queues(store: Path) -> None:
+    outcome = ask(store, "topic", "create", TOPIC, "--queues", 2)
+    assert outcome.code == 1
+    assert outcome.err.startswith("mqproc: ")
+
+
+# send
+
+
+def test_a_message_is_sent_with_all_that_belongs_to_it(store: Path) -> None:
+    options = ("--key", "a", "--key", "b", "--tag", "t", "--property", "x=y", "--queue", 2)
+    sent = ask(store, "send", "one", "hello", *options, "--json").json
+    found = ask(store, "message", "get", sent["message_id"], "--json", "--body", "text").json
+    assert (found["body"], found["keys"], found["tag"], found["queue_id"]) == ("hello", ["a", "b"], "t", 2)
+    assert found["properties"]["x"] == "y"
+    _settled(store)
+    assert ask(store, "message", "get", sent["unique_id"], "--topic", "one").code == 0
+
+
+def test_lines_are_messages(store: Path, tmp_path: Path) -> None:
+    assert ask(store, "send", "lines", stdin=b"k1:first\nsecond\r\n\n").code == 0
+    file = tmp_path / "lines"
+    file.write_bytes(b"k1:third\nk2:fourth\n")
+    outcome = ask(store, "send", "lines", "--file", str(file), "--key-delimiter", ":", "--output", "jsonl")
+    assert [row["queue_offset"] >= 0 for row in outcome.json_lines] == [True, True]
+    _settled(store)
+    assert [row["keys"] for row in ask(store, "message", "key", "lines", "k2", "--json").json["messages"]] == [["k2"]]
+    bodies = ask(store, "tail", "lines", "--from", "beginning", "--format", "%s|").out
+    assert sorted(bodies.split("|")) == sorted(["k1:first", "second", "", "third", "fourth", ""])
+
+
+def test_count_and_rate(store: Path) -> None:
+    started = time.monotonic()
+    outcome = ask(store, "send", "paced", "x", "--count", 5, "--rate", 50)
+    assert outcome.code == 0
+    assert time.monotonic() - started >= 4 / 50
+    assert outcome.err.startswith("5 messages stored")
+
+
+def test_what_cannot_be_sent_is_a_usage_error(store: Path) -> None:
+    assert ask(store, "send", "bad topic!", "x").code == 2
+    assert ask(store, "send", TOPIC, "x", "--key", "a b").code == 2
+    assert ask(store, "send", TOPIC, "x", "--property", "nothing").code == 2
+
+
+def _settled(store: Path) -> None:
+    deadline = time.monotonic() + 10
+    while ask(store, "stat", "--json").json["words"]["dispatch_behind_bytes"]:
+        assert time.monotonic() < deadline
+
+
+# tail
+
+
+def numbers(outcome: Outcome) -> list[int]:
+    return [int(line) for line in outcome.out.split()]
+
+
+N_FORMAT = ("--format", "%o\\n")
+
+
+def test_tail_prints_the_last_messages_in_the_order_of_the_log(store: Path) -> None:
+    rows = ask(store, "tail", TOPIC, "--json").json_lines
+    assert [row["keys"] for row in rows] == [[f"order-{number}"] for number in range(COUNT - 10, COUNT)]
+    rows = ask(store, "tail", TOPIC, "--from", "-3", "--json").json_lines
+    assert [row["keys"][0] for row in rows] == ["order-37", "order-38", "order-39"]
+
+
+def test_tail_begins_and_ends_where_it_is_told(store: Path) -> None:
+    everything = ask(store, "tail", TOPIC, "--from", "beginning", "--json").json_lines
+    assert [row["keys"][0] for row in everything] == [f"order-{number}" for number in range(COUNT)]
+    assert numbers(ask(store, "tail", TOPIC, "--queue", 1, "--from", 3, "--until", 6, *N_FORMAT)) == [3, 4, 5]
+    assert len(ask(store, "tail", TOPIC, "--from", "1h", "--json").json_lines) == COUNT
+    assert ask(store, "tail", TOPIC, "--from", "end").out == ""
+    middle = everything[20]["store_timestamp_ms"]
+    later = ask(store, "tail", TOPIC, "--from", str(middle), "--json").json_lines
+    assert [row["physical_offset"] for row in later] == [
+        row["physical_offset"] for row in everything if row["store_timestamp_ms"] >= middle
+    ]
+
+
+def test_tail_filters_by_tag_and_stops_at_a_count(store: Path) -> None:
+    rows = ask(store, "tail", TOPIC, "--from", "beginning", "--tag", "odd", "-n", 3, "--json").json_lines
+    assert [row["keys"][0] for row in rows] == ["order-1", "order-3", "order-5"]
+
+
+def test_tail_shapes_bodies(store: Path) -> None:
+    line = ask(store, "tail", TOPIC, "--from", "beginning", "-n", 1, "--format", "%k=%s\\n", "--body", "hex").out
+    assert line == "order-0=7b226e223a307d\n"
+    assert ask(store, "tail", TOPIC, "--format", "%q").code == 2
+    assert ask(store, "tail", "nothing").code == 5
+    assert ask(store, "tail", TOPIC, "--queue", 9).code == 2
+
+
+# message
+
+
+def test_messages_are_found_by_key_offset_and_time(store: Path) -> None:
+    (row,) = ask(store, "message", "key", TOPIC, "order-7", "--json").json["messages"]
+    assert (row["tag"], row["properties"]["color"]) == ("odd", "c1")
+    same = ask(store, "message", "offset", TOPIC, row["queue_id"], row["queue_offset"], "--json").json
+    assert same["message_id"] == row["message_id"]
+    begin, end = row["store_timestamp_ms"], row["store_timestamp_ms"] + 1
+    ranged = ask(store, "message", "range", TOPIC, "--begin", begin, "--end", end, "--json").json["messages"]
+    assert row["message_id"] in {found["message_id"] for found in ranged}
+    assert ask(store, "message", "range", TOPIC, "--count").out == f"{COUNT}\n"
+    assert ask(store, "message", "range", TOPIC, "--count", "--tag", "even").out == f"{COUNT // 2}\n"
+    assert ask(store, "message", "range", TOPIC, "--count", "--begin", "1ms", "--end", "now").code == 0
+
+
+def test_what_is_not_there_is_exit_code_5(store: Path) -> None:
+    assert ask(store, "message", "key", TOPIC, "nothing").code == 5
+    assert ask(store, "message", "offset", TOPIC, 0, 9999).code == 5
+    assert ask(store, "message", "get", "7F00000100002A9F0000000000FFFFFF").code == 5
+
+
+def test_a_scan_finds_by_property_and_body_and_goes_on_by_its_cursor(store: Path) -> None:
+    rows = ask(store, "message", "scan", "--topic", TOPIC, "--property", "color=c1", "--json").json_lines
+    assert [row["keys"][0] for row in rows] == [f"order-{number}" for number in range(COUNT) if number % 3 == 1]
+    assert len(ask(store, "message", "scan", "--contains", '"n":39', "--json").json_lines) == 1
+    found: list[str] = []
+    cursor: tuple[str, ...] = ()
+    for _ in range(10):
+        part = ask(store, "message", "scan", "--topic", TOPIC, "--property", "color=c2", "--max", 4, "--json", *cursor)
+        found += [row["keys"][0] for row in part.json_lines]
+        if "--cursor" not in part.err:
+            break
+        cursor = ("--cursor", part.err.split("--cursor ")[1].split()[0])
+    assert found == [f"order-{number}" for number in range(COUNT) if number % 3 == 2]
+
+
+def test_a_message_is_shown_for_people(store: Path) -> None:
+    sent = ask(store, "message", "key", TOPIC, "order-7", "--json").json["messages"][0]["message_id"]
+    text = ask(store, "message", "get", sent).out
+    assert "keys              order-7" in " ".join(text.splitlines()) or "order-7" in text
+    assert '{"n":7}' in text

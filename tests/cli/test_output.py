@@ -1,0 +1,69 @@
+"""The same rows in every shape; nothing but data on stdout, no colour into a pipe."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from mqproc.cli.output import SCHEMA_VERSION, Column, Output, format_bytes
+
+COLUMNS = [Column("name"), Column("size", kind="bytes"), Column("count", kind="count"), Column("tags")]
+ROWS = [
+    {"name": "a", "size": 4096, "count": 1234, "tags": ["x", "y"]},
+    {"name": "bb", "size": 1, "count": None, "tags": []},
+]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def rows(shape: str, stream: io.StringIO) -> str:
+    Output(shape, stream=stream).rows("things", COLUMNS, ROWS)
+    return stream.getvalue()
+
+
+def test_json_is_one_document_with_a_schema_version() -> None:
+    assert json.loads(rows("json", io.StringIO())) == {"schema_version": SCHEMA_VERSION, "things": ROWS}
+
+
+def test_json_lines_are_one_object_a_row() -> None:
+    assert [json.loads(line) for line in rows("jsonl", io.StringIO()).splitlines()] == ROWS
+
+
+def test_csv_has_a_header_and_exact_values() -> None:
+    assert rows("csv", io.StringIO()) == "name,size,count,tags\na,4096,1234,x y\nbb,1,,\n"
+
+
+def test_raw_has_no_header() -> None:
+    assert rows("raw", io.StringIO()).splitlines()[0] == "a\t4096\t1234\tx y"
+
+
+def test_a_table_into_a_pipe_is_aligned_and_exact() -> None:
+    assert rows("table", io.StringIO()) == "name  size  count  tags\na     4096   1234  x y\nbb       1      -\n"
+
+
+def test_a_table_on_a_terminal_has_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = rows("table", Terminal())
+    assert "4.0 KiB" in text
+    assert "1,234" in text
+    assert "\x1b[3" not in text
+
+
+@pytest.mark.parametrize(
+    ("color", "terminal", "no_color", "expected"),
+    [("auto", True, "", True), ("auto", True, "1", False), ("auto", False, "", False), ("always", False, "1", True),
+     ("never", True, "", False)],
+)  # fmt: skip
+def test_colors(monkeypatch: pytest.MonkeyPatch, color: str, terminal: bool, no_color: str, expected: bool) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setenv("TERM", "xterm")
+    assert Output("table", color, Terminal() if terminal else io.StringIO()).colored is expected
+
+
+def test_sizes() -> None:
+    assert [format_bytes(size) for size in (0, 1023, 1024, 3 << 30)] == ["0 B", "1023 B", "1.0 KiB", "3.0 GiB"]

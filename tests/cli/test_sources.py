@@ -1,0 +1,162 @@
+"""Inputs of every format and packing give the same records, counted the same way however they are read."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import click
+import pytest
+
+from mqproc.cli.sources import Chunk, Reading, Source, guess_kind
+from mqproc.errors import BadMessageError
+
+CSV = 'id,name,price,ok\n1,Ann,1.50,true\n007,"B ""x"", y",,false\n3,Öl %s,-2e3,maybe\n'
+ROWS = [
+    {"id": "1", "name": "Ann", "price": "1.50", "ok": "true"},
+    {"id": "007", "name": 'B "x", y', "price": "", "ok": "false"},
+    {"id": "3", "name": "Öl %s", "price": "-2e3", "ok": "maybe"},
+]
+
+
+def read(path: Path | str, reading: Reading | None = None, kind: str = "", member: str = "") -> list[Chunk]:
+    with Source(str(path), kind, member) as source:
+        return list(source.chunks(reading or Reading()))
+
+
+def bodies(chunks: list[Chunk]) -> list[bytes]:
+    return [body for chunk in chunks for body in chunk.bodies]
+
+
+def packed(path: Path, data: bytes) -> Path:
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(data))
+    elif path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(path.stem, data)
+    else:
+        path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.csv.zip"])
+def test_csv_records_become_json_objects_of_text(tmp_path: Path, name: str) -> None:
+    found = bodies(read(packed(tmp_path / name, CSV.encode())))
+    assert [json.loads(body) for body in found] == ROWS
+
+
+def test_typed_csv_keeps_numbers_as_they_are_written(tmp_path: Path) -> None:
+    path = packed(tmp_path / "a.csv", CSV.encode())
+    found = bodies(read(path, Reading(typed=True)))
+    assert found[0] == b'{"id":1,"name":"Ann","price":1.50,"ok":true}'
+    assert json.loads(found[1]) == {"id": "007", "name": 'B "x", y', "price": None, "ok": False}
+    assert json.loads(found[2]) == {"id": 3, "name": "Öl %s", "price": -2000.0, "ok": "maybe"}
+
+
+def test_fields_are_given_beside_the_bodies(tmp_path: Path) -> None:
+    path = packed(tmp_path / "a.csv", CSV.encode())
+    (chunk,) = read(path, Reading(fields=("name", "price")))
+    assert chunk.fields == {"name": ["Ann", 'B "x", y', "Öl %s"], "price": ["1.50", None, "-2e3"]}
+
+
+def test_a_missing_field_is_told_with_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(click.UsageError, match="no field 'x'; there are id, name, price, ok"):
+        read(packed(tmp_path / "a.csv", CSV.encode()), Reading(fields=("x",)))
+
+
+def test_a_record_of_another_width_is_told_by_number(tmp_path: Path) -> None:
+    with pytest.raises(BadMessageError, match="record 2 has 1 fields, the header 2"):
+        read(packed(tmp_path / "a.csv", b"a,b\n1,2\n3\n"))
+
+
+def test_a_field_named_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(click.UsageError, match="twice"):
+        read(packed(tmp_path / "a.csv", b"a,a\n1,2\n"))
+
+
+def test_a_tab_separated_file_and_other_delimiters(tmp_path: Path) -> None:
+    assert bodies(read(packed(tmp_path / "a.tsv", b"a\tb\n1\t2\n"))) == [b'{"a":"1","b":"2"}']
+    found = read(packed(tmp_path / "a.csv", b"\xef\xbb\xbfa;b\n1;2\n"), Reading(delimiter=";"))
+    assert bodies(found) == [b'{"a":"1","b":"2"}']
+
+
+def test_lines_are_bodies_as_they_are(tmp_path: Path) -> None:
+    path = packed(tmp_path / "a.log.gz", b"one\n\ntwo\r\n\xff\xfe\nlast")
+    assert bodies(read(path)) == [b"one", b"", b"two", b"\xff\xfe", b"last"]
+    with pytest.raises(click.UsageError, match="plain lines have no fields"):
+        read(path, Reading(fields=("a",)))
+
+
+def test_json_lines_are_bodies_and_have_fields(tmp_path: Path) -> None:
+    path = packed(tmp_path / "a.jsonl", b'{"a": 1, "b": "x"}\n\n{"a": null}\n')
+    (chunk,) = read(path, Reading(fields=("a", "b")))
+    assert chunk.bodies == [b'{"a": 1, "b": "x"}', b'{"a": null}']
+    assert chunk.fields == {"a": [1, None], "b": ["x", None]}
+    broken = packed(tmp_path / "b.jsonl", b'{"a": 1}\n[1]\n')
+    assert len(bodies(read(broken))) == 2
+    with pytest.raises(BadMessageError, match="record 2 is no JSON object"):
+        read(broken, Reading(fields=("a",)))
+
+
+def test_parquet_records_become_json_objects(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"a": [1, 2, 3], "b": ["x", None, "z"]}), path)
+    chunks = read(path, Reading(fields=("b",), chunk_rows=2, skip=1))
+    assert [json.loads(body) for body in bodies(chunks)] == [{"a": 2, "b": None}, {"a": 3, "b": "z"}]
+    assert [(chunk.first, chunk.fields["b"]) for chunk in chunks] == [(1, [None]), (2, ["z"])]
+
+
+def test_stdin_is_read_when_named(tmp_path: Path) -> None:
+    with mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n"))):
+        assert bodies(read("-")) == [b"a", b"b"]
+
+
+def test_a_zip_of_several_files_wants_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("one.txt", "1\n")
+        archive.writestr("two.txt", "2\n")
+    with pytest.raises(click.UsageError, match="holds 2 files"):
+        read(path)
+    assert bodies(read(path, member="two.txt")) == [b"2"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "lines", "parquet"])
+@pytest.mark.parametrize("skip", [0, 1, 7, 25, 26])
+def test_skipping_leaves_out_exactly_the_first_records(tmp_path: Path, kind: str, skip: int) -> None:
+    path = tmp_path / f"a.{kind}"
+    numbers = range(25)
+    if kind == "parquet":
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        parquet.write_table(pyarrow.table({"n": list(numbers)}), path)
+    elif kind == "csv":
+        path.write_text("n\n" + "".join(f"{n}\n" for n in numbers))
+    else:
+        path.write_text("".join(f'{{"n": {n}}}\n' for n in numbers))
+    chunks = read(path, Reading(chunk_rows=4, skip=skip, typed=True), kind)
+    found: list[Any] = [json.loads(body)["n"] for body in bodies(chunks)]
+    assert found == list(numbers)[skip:]
+    assert all(json.loads(chunk.bodies[0])["n"] == chunk.first for chunk in chunks)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("a.csv", "csv"), ("a.tsv.gz", "csv"), ("a.ndjson", "jsonl"), ("a.parquet", "parquet"), ("-", "lines"),
+     ("a.log", "lines"), ("x.CSV.zip", "csv")],
+)  # fmt: skip
+def test_the_name_tells_the_format(name: str, kind: str) -> None:
+    assert guess_kind(name) == kind
+
+
+def test_progress_is_in_the_units_of_the_total(tmp_path: Path) -> None:
+    path = packed(tmp_path / "a.csv.zip", CSV.encode())
+    with Source(str(path)) as source:
+        list(source.chunks(Reading()))
+        assert source.done() == source.total == len(CSV.encode())

@@ -1,0 +1,48 @@
+"""`mqproc stat` reads the control file alone, whether its group lives or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mqproc.layout import control as layout
+from tests.cli.calling import call
+from tests.metrics.control_file import make_control
+
+
+def test_figures_follow_from_the_words(tmp_path: Path) -> None:
+    make_control(tmp_path).close()
+    words = call("stat", "--store", tmp_path, "--json").json["words"]
+    assert words["dispatch_behind_bytes"] == 3000
+    assert words["dispatch_behind_ms"] == 1500
+    assert words["flush_behind_bytes"] == 4500
+    assert words["written"] == 9000
+    assert words["alive"] == 1
+
+
+def test_a_dead_group_is_seen_as_dead(tmp_path: Path) -> None:
+    control = make_control(tmp_path)
+    control.store(layout.SUPERVISOR_HEARTBEAT_NS, 1)
+    control.close()
+    assert call("stat", "--store", tmp_path, "--json").json["words"]["alive"] == 0
+
+
+def test_every_word_is_shown_with_unit_owner_and_meaning(tmp_path: Path) -> None:
+    make_control(tmp_path).close()
+    out = call("stat", "--store", tmp_path).out
+    for word in layout.WORDS.values():
+        if word.name not in ("magic", "version", "store_id"):
+            line = next(line for line in out.splitlines() if line.split()[0] == word.name)
+            assert word.owner in line
+            assert word.help in line
+    assert "ready (3)" in out
+
+
+def test_prefix_and_changed_choose_lines(tmp_path: Path) -> None:
+    make_control(tmp_path).close()
+    rows = call("stat", "--store", tmp_path, "--prefix", "dispatched", "--output", "csv").out.splitlines()[1:]
+    assert [row.split(",")[0] for row in rows][:2] == ["dispatched", "dispatched_store_timestamp_ms"]
+    assert "dispatched_entries" not in call("stat", "--store", tmp_path, "--changed").out
+
+
+def test_a_store_without_a_control_file_is_not_running(tmp_path: Path) -> None:
+    assert call("stat", "--store", tmp_path).code == 9

@@ -1,0 +1,56 @@
+"""Times are read in every form that a user has, and printed with their zone."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqproc.cli import times
+
+NOW = 1_800_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("now", NOW),
+        ("15m", NOW - 900_000),
+        ("2h", NOW - 7_200_000),
+        ("1h30m", NOW - 5_400_000),
+        ("500ms", NOW - 500),
+        ("1.5s", NOW - 1500),
+        ("1700000000123", 1_700_000_000_123),
+        ("2026-11-21T10:00:00Z", 1_795_255_200_000),
+        ("2026-11-21T10:00:00.250+01:00", 1_795_251_600_250),
+        ("2026-11-21T10:00Z", 1_795_255_200_000),
+    ],
+)
+def test_moments_are_read(text: str, expected: int) -> None:
+    assert times.parse_time_ms(text, NOW) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "yesterday", "1700000000", "12", "15 m", "-15m", "2026-13-01", "99999999999999999"]
+)
+def test_what_is_no_moment_is_refused_with_a_hint(text: str) -> None:
+    with pytest.raises(ValueError, match="no time"):
+        times.parse_time_ms(text, NOW)
+
+
+def test_times_survive_printing_and_reading() -> None:
+    for time_ms in (1, 999, 1_700_000_000_123, NOW):
+        assert times.parse_time_ms(times.format_time(time_ms)) == time_ms
+
+
+def test_what_cannot_be_a_moment_is_printed_as_it_is() -> None:
+    assert times.format_time(0) == "-"
+    assert times.format_time(-5) == "-5"
+    assert times.format_time(1 << 62) == str(1 << 62)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(25e-6, "25 µs"), (0.0032, "3.2 ms"), (0.25, "250 ms"), (1.5, "1.50 s"), (42, "42.0 s"), (245, "4 m 05 s"),
+     (7800, "2 h 10 m")],
+)  # fmt: skip
+def test_durations_have_three_figures(seconds: float, expected: str) -> None:
+    assert times.format_duration(seconds) == expected
