@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mqproc.cli import control_words
 from mqproc.cli.commands import Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output, format_bytes
@@ -145,14 +146,13 @@ def status(invocation: Invocation) -> int:
 def group_status(paths: StorePaths, timeout_s: float) -> dict[str, Any]:
     """What the supervisor says, with each process's memory and the positions of the control file."""
     answer = ask_supervisor(paths, Operation.STATUS, None, timeout_s)
-    words = read_words(paths)
+    words = control_words.read_words(paths)
     roles = [
         {"role": "supervisor", "state": "RUNNING", "pid": answer.pid, "restarts": 0},
         *({"role": role, **values} for role, values in answer.roles.items()),
     ]
     for role in roles:
         role |= process_figures(int(role["pid"]))
-    behind = max(0, words["written"] - words["dispatched"])
     running = all(role["state"] == "RUNNING" for role in roles)
     return {
         "group": answer.group,
@@ -161,35 +161,12 @@ def group_status(paths: StorePaths, timeout_s: float) -> dict[str, Any]:
         "epoch": answer.epoch,
         "started_ms": answer.started_ms,
         "written_bytes": words["written"],
-        "dispatch_behind_bytes": behind,
-        "flush_behind_bytes": max(0, words["written"] - max(words["writer_synced"], words["flusher_synced"])),
-        "read_only": any(words[f"{name}_sync_errno"] for name in _SYNCERS),
+        "dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),
+        "flush_behind_bytes": control_words.flush_behind_bytes(words),
+        "read_only": control_words.read_only(words),
         "pss_bytes": sum(role["pss_bytes"] or 0 for role in roles),
         "roles": roles,
     }
-
-
-_SYNCERS = ("writer", "flusher", "cq", "index", "supervisor")
-
-
-def read_words(paths: StorePaths) -> dict[str, int]:
-    """The control file's words, read in an order in which dispatch never seems ahead of the writer."""
-    from mqproc.io import StoreIO
-    from mqproc.layout import control as layout
-    from mqproc.shm.words import Words
-
-    io = StoreIO()
-    fd = io.open(paths.control)
-    try:
-        mapping = io.map(fd, layout.FILE_SIZE)
-    finally:
-        io.close(fd)
-    words = Words(mapping)
-    dispatched = words[layout.DISPATCHED]
-    values = {name: words[word.index] for name, word in layout.WORDS.items()}
-    words.close()
-    mapping.close()
-    return values | {"dispatched": dispatched}
 
 
 def process_figures(pid: int) -> dict[str, Any]:

@@ -6,6 +6,8 @@ intact record says that it belongs just there. Behind the last record there is n
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,20 +44,17 @@ def segments_in(io: StoreIO, folder: Path) -> list[int]:
 
 def walk_log(io: StoreIO, folder: Path) -> Iterator[Found]:
     """Every record of a log in lists, holes in between."""
-    starts = segments_in(io, folder)
-    tail: Hole | None = None
-    for start in starts:
-        # What was the end of the log in the segment before is a hole if the log goes on.
+    # What may be the log's end is a hole only if the log goes on behind it.
+    waiting: list[Hole] = []
+    for start in segments_in(io, folder):
         for found in walk_segment(io, folder / segment_name(start), start):
-            if tail is not None:
-                yield tail
-            tail = None
             if isinstance(found, Hole):
-                tail = found
-            else:
-                yield found
-    if tail is not None and tail.reason != _NOTHING:
-        yield tail
+                waiting.append(found)
+                continue
+            yield from waiting
+            waiting.clear()
+            yield found
+    yield from (hole for hole in waiting if hole.reason != _NOTHING)
 
 
 _NOTHING = "only zeros"
@@ -136,7 +135,7 @@ class _Walker:
     def _next_record(self, begin: int) -> int:
         """The first place at or behind `begin` where an intact record lies; else the segment's end."""
         at = begin
-        while at < self._size:
+        while (at := max(at, self._data_at(at))) < self._size:
             data = self._io.pread(self._fd, CHUNK_BYTES + record.BLANK_SIZE, at)
             for place in _magic_places(data):
                 candidate = at + place - record.MAGIC
@@ -144,6 +143,16 @@ class _Walker:
                     return candidate
             at += CHUNK_BYTES
         return self._size
+
+    def _data_at(self, place: int) -> int:
+        """The first place at or behind `place` that was ever written: a new segment is allocated, but empty."""
+        try:
+            # Records begin before the written page when they are looked for by what lies in it.
+            return os.lseek(self._fd, place, os.SEEK_DATA) - record.BLANK_SIZE
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return self._size
+            return place
 
     def _is_record(self, place: int) -> bool:
         here, self._at = self._at, place

@@ -22,13 +22,14 @@ def start_detached(store: Path, settings: Sequence[str], config: Path | None, re
     command += ["--config", str(config)] if config else []
     for setting in settings:
         command += ["--set", setting]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
-    assert child.stdout is not None
-    assert child.stderr is not None
-    for line in child.stdout:
-        report(line.rstrip())
-    errors = child.stderr.read().strip()
-    if child.wait() != 0:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=os.environ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        for line in child.stdout:
+            report(line.rstrip())
+        errors = child.stderr.read().strip()
+    if child.returncode != 0:
         raise StartError(f"{store}: the group did not start: {errors or f'exit code {child.returncode}'}")
 
 

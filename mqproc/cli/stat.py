@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
 
+from mqproc.cli import control_words
 from mqproc.cli.commands import SECONDS, Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output
-from mqproc.control import Control
-from mqproc.errors import NotRunningError
-from mqproc.io import StoreIO
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 
@@ -44,23 +42,20 @@ def stat(invocation: Invocation, prefix: str, changed: bool, watch: bool, interv
     if watch:
         _watch(paths, out, prefix, max(interval, 0.05))
         return
-    control = Control.open(StoreIO(), paths)
-    try:
-        values = figures(control) | control.snapshot()
-    finally:
-        control.close()
-    _print(out, values, prefix, changed)
+    _print(out, read_all(paths), prefix, changed)
 
 
-def figures(control: Control) -> dict[str, Any]:
-    """What follows from several words, read at one moment."""
+def read_all(paths: StorePaths) -> dict[str, Any]:
+    """What follows from several words, then every word, read at one moment."""
+    words = control_words.read_words(paths)
     return {
-        "alive": _alive(control),
-        "dispatch_behind_bytes": control.dispatch_behind_bytes,
-        "dispatch_behind_ms": control.dispatch_behind_ms,
-        "flush_behind_bytes": control.flush_behind_bytes,
-        "flushed": control.flushed,
-        "read_only": int(control.read_only),
+        "alive": _alive(words),
+        "dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),
+        "dispatch_behind_ms": control_words.dispatch_behind_ms(words),
+        "flush_behind_bytes": control_words.flush_behind_bytes(words),
+        "flushed": control_words.flushed(words),
+        "read_only": int(control_words.read_only(words)),
+        **words,
     }
 
 
@@ -76,10 +71,10 @@ _FIGURE_HELP = {
 SUPERVISOR_SILENT_NS = 3_000_000_000
 
 
-def _alive(control: Control) -> int:
+def _alive(words: Mapping[str, int]) -> int:
     """The heartbeat is by the monotonic clock, so one from before a reboot lies in the future or far back."""
-    age_ns = time.monotonic_ns() - control.load(layout.SUPERVISOR_HEARTBEAT_NS)
-    down = control.load(layout.GROUP_STATE) == layout.GROUP_DOWN
+    age_ns = time.monotonic_ns() - words["supervisor_heartbeat_ns"]
+    down = words["group_state"] == layout.GROUP_DOWN
     return int(not down and 0 <= age_ns < SUPERVISOR_SILENT_NS)
 
 
@@ -110,26 +105,15 @@ def _print(out: Output, values: dict[str, Any], prefix: str, changed: bool) -> N
 
 def _watch(paths: StorePaths, out: Output, prefix: str, interval_s: float) -> None:
     """A block each time: changed words with their rates. Follows a new group when one has started."""
-    io = StoreIO()
     before: dict[str, Any] = {}
     before_s = 0.0
-    control = Control.open(io, paths)
     while True:
-        if not control.is_current(io, paths):
-            control.close()
-            control, before = _reopen(io, paths, interval_s), {}
-        values, now_s = figures(control) | control.snapshot(), time.monotonic()
+        values, now_s = read_all(paths), time.monotonic()
+        if before and before["epoch"] != values["epoch"]:
+            before = {}
         _print_block(out, values, before, now_s - before_s, prefix)
         before, before_s = values, now_s
         time.sleep(interval_s)
-
-
-def _reopen(io: StoreIO, paths: StorePaths, interval_s: float) -> Control:
-    while True:
-        try:
-            return Control.open(io, paths)
-        except NotRunningError:
-            time.sleep(interval_s)
 
 
 def _print_block(out: Output, values: dict[str, Any], before: dict[str, Any], passed_s: float, prefix: str) -> None:

@@ -28,6 +28,7 @@ _PAGE_MESSAGES = 256
 _FOLLOWERS_MAX = 64
 _LONG_POLL_S = 5.0
 _POLL_S = 0.1
+_ORDER_S = 0.01
 _NUMBER = re.compile(r"-?\d+")
 
 
@@ -230,7 +231,9 @@ class Tail:
             some = found.get()
             if isinstance(some, MqprocError):
                 raise some
-            # Several queues' messages that are there at once still come in the log's order.
+            if len(spans) > 1:
+                time.sleep(_ORDER_S)
+            # Messages of several queues that come within this time are put into the log's order.
             yield from sorted(itertools.chain(some, _waiting(found)), key=lambda message: message.physical_offset)
 
     def _watch(self, spans: Sequence[Span], found: queue.Queue[Sequence[StoredMessage] | MqprocError]) -> None:

@@ -144,15 +144,16 @@ def test_ctrl_c_ends_with_130(tmp_path: Path) -> None:
         assert child.wait(30) == 130
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["stat", "--help"], ["status", "--help"]])
-def test_starting_does_not_load_what_is_slow(arguments: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["stat"], ["status"], ["config", "check"]])
+def test_starting_does_not_load_what_is_slow(arguments: list[str], tmp_path: Path) -> None:
     """Figures depend on the machine; what makes them large does not: the compiler, Arrow, the client."""
     code = (
         "import sys; from mqproc.cli.main import main; main(sys.argv[1:]); "
-        "sys.exit(any(name in sys.modules for name in ('numba', 'pyarrow', 'mqproc.client', 'asyncio')))"
+        "sys.exit(any(name in sys.modules for name in ('numpy', 'numba', 'pyarrow', 'mqproc.client', 'asyncio')))"
     )
-    command = [sys.executable, "-c", code, *arguments]
-    assert subprocess.run(command, stdout=subprocess.DEVNULL, env=environment(), check=False).returncode == 0
+    command = [sys.executable, "-c", code, *arguments, "--store", str(tmp_path)]
+    null = subprocess.DEVNULL
+    assert subprocess.run(command, stdout=null, stderr=null, env=environment(), check=False).returncode == 0
 
 
 def test_help_and_stat_start_quickly(tmp_path: Path) -> None:

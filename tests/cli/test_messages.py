@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +13,7 @@ import pytest
 
 from mqproc.message import Message
 from tests.cli.calling import Outcome, call
-from tests.conftest import Group
+from tests.conftest import Group, wait_until
 
 TOPIC = "orders"
 COUNT = 40
@@ -148,6 +151,20 @@ def test_tail_shapes_bodies(store: Path) -> None:
     assert ask(store, "tail", TOPIC, "--format", "%q").code == 2
     assert ask(store, "tail", "nothing").code == 5
     assert ask(store, "tail", TOPIC, "--queue", 9).code == 2
+
+
+def test_tail_follows_what_comes(store: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MQPROC_")}
+    ask(store, "topic", "create", "followed", "--queues", 3)
+    command = [sys.executable, "-m", "mqproc", "tail", "followed", "-f", "-n", "5", "--format", "%s\\n"]
+    with subprocess.Popen([*command, "--store", str(store)], stdout=subprocess.PIPE, env=environment) as child:
+        wait_until(lambda: ask(store, "stat", "--json").json["words"]["waiting_pulls"] >= 3, 30)
+        for number in range(5):
+            assert ask(store, "send", "followed", f"m{number}").code == 0
+        out, _ = child.communicate(timeout=30)
+    assert child.returncode == 0
+    # Of several queues the order is that of arrival, but for messages that come together.
+    assert sorted(out.split()) == [f"m{number}".encode() for number in range(5)]
 
 
 # message

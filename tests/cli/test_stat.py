@@ -4,9 +4,32 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from mqproc.cli import control_words
+from mqproc.control import SYNC_ERRNO_WORDS
+from mqproc.errors import CorruptStoreError
 from mqproc.layout import control as layout
+from mqproc.paths import StorePaths
 from tests.cli.calling import call
 from tests.metrics.control_file import make_control
+
+
+def test_words_are_those_that_roles_see(tmp_path: Path) -> None:
+    control = make_control(tmp_path)
+    words = control_words.read_words(StorePaths(tmp_path))
+    assert words == control.snapshot()
+    assert control_words.dispatch_behind_bytes(words) == control.dispatch_behind_bytes
+    assert control_words.dispatch_behind_ms(words) == control.dispatch_behind_ms
+    assert control_words.flush_behind_bytes(words) == control.flush_behind_bytes
+    for index in SYNC_ERRNO_WORDS:
+        control.store(index, 5)
+        assert control_words.read_only(control_words.read_words(StorePaths(tmp_path)))
+        control.store(index, 0)
+    control.store(layout.HEADER_VERSION, 99)
+    with pytest.raises(CorruptStoreError, match="version"):
+        control_words.read_words(StorePaths(tmp_path))
+    control.close()
 
 
 def test_figures_follow_from_the_words(tmp_path: Path) -> None:

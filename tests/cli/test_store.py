@@ -84,6 +84,16 @@ def test_a_torn_tail_is_told_but_zeros_are_the_logs_end(golden: Fixture, tmp_pat
     assert f"hole [{524288 + end}, " in call("store", "dump", store, "--json").err
 
 
+def test_a_segment_made_ahead_is_no_hole(tmp_path: Path) -> None:
+    store = load_fixture("a_basic", tmp_path).store
+    before = call("store", "dump", store, "--json")
+    StoreIO().write_file_atomically(store / "commitlog" / f"{9 * 65536:020d}", bytes(65536))
+    with (store / "commitlog" / f"{10 * 65536:020d}").open("wb") as sparse:
+        sparse.truncate(65536)
+    after = call("store", "dump", store, "--json")
+    assert (after.code, after.err, after.out) == (0, "", before.out)
+
+
 def test_a_folder_that_is_no_store_is_a_usage_error(tmp_path: Path) -> None:
     assert call("store", "dump", tmp_path).code == 2
 

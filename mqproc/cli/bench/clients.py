@@ -64,7 +64,6 @@ def _send_frames(client: Client, shape: Shape, messages: Messages, recorder: Rec
             yield Batch(topic_name(topic % shape.topics), bodies, keys=keys, tags=TAG)
             topic += 1
 
-    recorder.running()
     size = shape.size * shape.batch
     for result in client.send_batches(batches(), in_flight=shape.in_flight):
         recorder.add(started.popleft(), len(result), size)
@@ -78,7 +77,6 @@ def _single(shape: Shape, messages: Messages, turn: int) -> Message:
 
 
 def _send_singles(client: Client, shape: Shape, messages: Messages, recorder: Recorder) -> None:
-    recorder.running()
     for turn, _ in enumerate(paced(shape.rate, recorder)):
         message = _single(shape, messages, turn)
         started_ns = time.monotonic_ns()
@@ -94,7 +92,6 @@ def _send_singles_in_flight(client: Client, shape: Shape, messages: Messages, re
             started.append(now_ns)
             yield core.send(_single(shape, messages, turn))  # type: ignore[misc]
 
-    recorder.running()
     for _ in client.run_all(calls(), core.WRITER, shape.in_flight):
         recorder.add(started.popleft(), 1, shape.size)
 
@@ -118,7 +115,6 @@ def pull(
             request = core.pull_request(*queue, offsets[queue], shape.batch, core.PULL_BYTES, "", 0.0, False)
             pipeline.start(core.pull(request) if kind == "objects" else _arrow_call(request, columns))
 
-        recorder.running()
         for _ in range(min(shape.in_flight, len(queues))):
             start()
         while waiting:
@@ -166,7 +162,6 @@ def send_with_time(store: Path, shape: Shape, topic: str, index: int, memory_nam
     recorder = Recorder(counters_of(memory, index))
     messages = Messages(shape, index)
     with Client(store, timeout=TIMEOUT_S) as client:
-        recorder.running()
         for _ in paced(shape.rate, recorder):
             tail = messages.bodies(1).tobytes()[8:]
             messages.passed(1)

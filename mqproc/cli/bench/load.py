@@ -21,8 +21,8 @@ TAG = "bench"
 KEY_CHARACTERS = 16
 # Numbers of different producers never meet.
 NUMBERS_PER_PRODUCER = 1 << 48
-_HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
-_SHIFTS = np.arange(60, -4, -4, dtype=np.uint64)
+# Four hex digits of every 16-bit number, as the four bytes of one word.
+_HEX4 = np.frombuffer("".join(f"{number:04x}" for number in range(1 << 16)).encode(), np.uint32)
 # An odd step, so that slices do not repeat before the block's every byte has been a beginning.
 _STEP = 4099
 
@@ -95,10 +95,10 @@ def _key_column(first: int, count: int) -> Any:
         import pyarrow
     except ImportError:
         return [key_of(number) for number in range(first, first + count)]
-    numbers = np.arange(first, first + count, dtype=np.uint64)
-    digits = _HEX[((numbers[:, None] >> _SHIFTS) & np.uint64(15)).astype(np.uint8)]
+    # Big-endian, so that the highest 16 bits come first.
+    parts = np.arange(first, first + count, dtype=np.uint64).astype(">u8").view(">u2")
     offsets = np.arange(0, (count + 1) * KEY_CHARACTERS, KEY_CHARACTERS, dtype=np.int32)
-    buffers = [None, pyarrow.py_buffer(offsets), pyarrow.py_buffer(np.ascontiguousarray(digits))]
+    buffers = [None, pyarrow.py_buffer(offsets), pyarrow.py_buffer(_HEX4[parts])]
     return pyarrow.Array.from_buffers(pyarrow.string(), count, buffers)
 
 
@@ -123,12 +123,15 @@ class Recorder:
         return bool(self._counters[self.STATE] == self.STOP)
 
     def running(self) -> None:
-        if not self.stopped:
+        """Ready to be measured: everything is loaded and connected."""
+        if self._counters[self.STATE] == self.IDLE:
             self._counters[self.STATE] = self.RUNNING
 
     def add(self, started_ns: int, count: int, size: int) -> None:
-        """A request of `count` messages, `size` bytes, has ended now."""
+        """A request of `count` messages, `size` bytes, has ended now. The first one says that this client runs."""
         now_ns = time.monotonic_ns()
+        if not self._ended:
+            self.running()
         self._ended.append(now_ns)
         self._latencies.append(now_ns - started_ns)
         self._counts.append(count)
