@@ -14,6 +14,7 @@ import ctypes
 import errno
 import mmap
 import os
+import shutil
 import signal
 from collections.abc import Iterable
 from pathlib import Path
@@ -101,6 +102,10 @@ class StoreIO:
     def unlink(self, path: Path) -> None:
         """Remove a name if it is there; the caller syncs the folder when the order matters."""
         path.unlink(missing_ok=True)
+
+    def remove_folder(self, folder: Path) -> None:
+        """Remove a folder with everything in it, if it is there."""
+        shutil.rmtree(folder, ignore_errors=not folder.exists())
 
     def sync_folder(self, folder: Path) -> None:
         """Make the names in a folder durable."""

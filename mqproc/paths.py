@@ -90,6 +90,11 @@ class StorePaths:
         return self.config / "topics.json"
 
     @property
+    def topics_journal(self) -> Path:
+        """Changes of topics since topics.json was written."""
+        return self.own / "topics.journal"
+
+    @property
     def own(self) -> Path:
         return self.root / "mqproc"
 

@@ -212,7 +212,7 @@ class Pipeline:
         if error is None:
             assert flight.line is not None
             try:
-                return flight.line.finish(flight.request_id, flight.deadline)
+                return flight.line.finish(flight.request_id, flight.deadline, spin=False)
             except (MqprocError, ConnectionLost) as problem:
                 error = problem
         return self._client.run_again(flight.call, flight.deadline, error)

@@ -51,6 +51,8 @@ class OpenTopics:
     """The writer's topics: the config file, the queue table and the arrays for the kernel, kept together."""
 
     def __init__(self, io: StoreIO, paths: StorePaths, options: Options, table: QueueTable) -> None:
+        self._io = io
+        self._paths = paths
         self._options = options
         self._table = table
         self.topics = Topics(io, paths)
@@ -83,7 +85,9 @@ class OpenTopics:
         config = self.topics.get(topic)
         assert config is not None
         self._opened(config)
-        self.unsaved |= changed
+        if changed:
+            self.topics.note(topic)
+            self.unsaved = True
         return changed
 
     def delete(self, topic: str) -> None:
@@ -96,6 +100,9 @@ class OpenTopics:
             if number >= 0:
                 self._table.delete_queue(number)
         self.topics.remove(topic)
+        self.topics.note(topic)
+        # Its records stay in the log until they expire; dispatch passes over queues that are tombstones.
+        self._io.remove_folder(self._paths.consume_queue / topic)
         self._open.pop(topic, None)
         self.unsaved = True
 

@@ -10,6 +10,7 @@ import msgspec
 
 from mqproc.errors import CorruptStoreError
 from mqproc.kernels.dispatch import StopReason
+from mqproc.kernels.fences import publish_and_peek
 from mqproc.layout import control as words_of
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
@@ -93,7 +94,10 @@ class Dispatcher:
         words[words_of.DISPATCHED_MESSAGES] = messages
         words.add(words_of.DISPATCHED_ENTRIES, step.entries)
         words[words_of.DISPATCH_ERRNO] = 0
-        self._query_bell.publish(words_of.DISPATCHED, step.position)
+        # Nobody need be woken while no pull is held; query stores the count before it fences and looks once more.
+        cells = self._context.control.cells
+        if publish_and_peek(cells, words_of.DISPATCHED, step.position, words_of.WAITING_PULLS):
+            self._query_bell.ring()
         if self._dispatch.index.full_files != self._full_files:
             self._full_files = self._dispatch.index.full_files
             words[words_of.INDEX_FULL_FILES] = self._full_files

@@ -35,6 +35,9 @@ from mqproc.shm.clock import Clock
 BEAT_NS: Final = 50_000_000
 """A working role stores its heartbeat this often: far below the 250 ms at which the supervisor looks."""
 
+SPIN_WORK_MAX: Final = 64
+"""Only a step that did little is followed by spinning: single messages are in a hurry, frames need the processor."""
+
 BEATS_PER_TIMEOUT: Final = 4
 """An idle role wakes this often within the time after which it counts as silent."""
 
@@ -226,25 +229,31 @@ class Loop:
         while not self._signals.stop_asked:
             if self._signals.reload_asked:
                 self._reload()
-            if self._step():
+            done = self._step()
+            if done > SPIN_WORK_MAX:
+                continue
+            if done:
                 self._go_on()
             self._rest()
         self._heart.enter(layout.STATE_STOPPING)
         while not self._role.on_stop():
             self._heart.beat_if_due()
 
-    def _step(self) -> bool:
+    def _step(self) -> int:
         self._heart.beat_if_due()
-        if not self._role.do_work():
-            return False
-        self._heart.worked()
-        return True
+        done = self._role.do_work()
+        if done:
+            self._heart.worked()
+        return done
 
     def _go_on(self) -> None:
-        """There was work, so more may come at once: look for it before sleeping, letting others run in between."""
+        """There was a little work, so more may come at once: look for it before sleeping, letting others run between."""
         deadline = self._clock.monotonic_ns() + self._spin_ns
         while not self._signals.any_asked:
-            if self._step():
+            done = self._step()
+            if done > SPIN_WORK_MAX:
+                return
+            if done:
                 deadline = self._clock.monotonic_ns() + self._spin_ns
             elif self._clock.monotonic_ns() >= deadline:
                 return

@@ -115,6 +115,7 @@ class Writer:
         self._answered_ms = -1
         self._pending: list[_Pending] = []
         self._requests: list[Request] = []
+        self._topic_requests: list[Request] = []
         self._server = SocketServer(
             context.sockets["writer"], client_limits(context.options), operations=WRITER_OPERATIONS
         )
@@ -123,6 +124,7 @@ class Writer:
         self._dispatcher_bell = context.bells[words_of.DISPATCHER]
         self._flusher_bell = context.bells[words_of.COMMITLOG_FLUSHER]
         self._taking = True
+        self._to_ring = False
         self._closed_by: MqprocError | None = None
 
     # The loop's side
@@ -132,13 +134,19 @@ class Writer:
         self._requests = []
         if not requests:
             return self._save_topics_when_due()
+        messages = self._words[words_of.APPENDED_MESSAGES]
         self._hold_back()
         self._closed_by = self._reason_to_refuse()
         for request in requests:
             self._handle(request)
         self._commit()
+        self._answer_topic_requests()
+        if self._to_ring:
+            # Once a step: a bell for each frame would cost a call and a wake-up that nobody needs.
+            self._to_ring = False
+            self._dispatcher_bell.ring()
         self._words[words_of.WRITER_CONNECTIONS] = len(self._server.connections)
-        return len(requests)
+        return max(len(requests), self._words[words_of.APPENDED_MESSAGES] - messages)
 
     def wait(self, timeout_s: float) -> None:
         self._requests = self._server.poll(timeout_s)
@@ -220,7 +228,7 @@ class Writer:
                 return
         self._answer(self._pending)
         self._pending = []
-        self._dispatcher_bell.ring()
+        self._to_ring = True
 
     def _sync(self) -> bool:
         try:
@@ -247,16 +255,26 @@ class Writer:
     def _create_topic(self, request: Request, options: CreateTopicRequest) -> None:
         self._commit()
         self._topics.create(options.topic, options.queues, options.perm)
-        self._answer_when_saved(request)
+        self._topic_requests.append(request)
 
     def _delete_topic(self, request: Request, options: DeleteTopicRequest) -> None:
         self._commit()
         self._topics.delete(options.topic)
-        self._answer_when_saved(request)
+        self._topic_requests.append(request)
 
-    def _answer_when_saved(self, request: Request) -> None:
-        self._topics.save(self._clock.time_ms())
-        request.answer(Empty())
+    def _answer_topic_requests(self) -> None:
+        """One sync of the journal for all topics that were made or deleted in this step."""
+        if not self._topic_requests:
+            return
+        requests, self._topic_requests = self._topic_requests, []
+        try:
+            self._topics.topics.commit()
+        except OSError as error:
+            for request in requests:
+                self._refuse(request, InternalError(f"topics could not be saved: {error.strerror}"))
+            return
+        for request in requests:
+            request.answer(Empty())
 
     def _refuse(self, request: Request, error: MqprocError) -> None:
         self._words.add(words_of.APPEND_REJECTS, 1)

@@ -22,6 +22,8 @@ from mqproc.paths import segment_name, segment_start
 MAPPED_SEGMENTS_MAX = 64
 # A process lets go of a segment's pages when it may have this many bytes of it present.
 PRESENT_BYTES_MAX = 32 << 20
+# What the kernel maps around one fault.
+PAGES_AROUND_BYTES = 64 << 10
 
 
 class LogSegments:
@@ -55,9 +57,12 @@ class LogSegments:
         self._maps.move_to_end(start)
         return found[1]
 
-    def touched(self, size: int) -> None:
-        """Say that about `size` bytes were read through views; lets go of pages when too many may be present."""
-        self._present_bytes += size
+    def touched(self, size: int, reads: int = 1) -> None:
+        """Say that `reads` places within `size` bytes were read; lets go of pages when too many may be present.
+
+        A read brings in the pages around it too.
+        """
+        self._present_bytes += min(max(size, PAGES_AROUND_BYTES), reads * (PAGES_AROUND_BYTES + size))
         if self._present_bytes > PRESENT_BYTES_MAX:
             self.let_go_all()
 

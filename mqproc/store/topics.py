@@ -1,10 +1,17 @@
-"""Topics as RocketMQ keeps them: `config/topics.json`, owned by the writer, and the rules for their names."""
+"""Topics as RocketMQ keeps them: `config/topics.json`, owned by the writer, and the rules for their names.
+
+Writing the whole file for each change would make thousands of topics quadratic, so a change is first a line of
+`mqproc/topics.journal`, synced before it is acknowledged; the file follows within a second, and then the journal goes.
+A line is `[topic, queues, perm]`, queues 0 for a deleted topic; a torn last line was never acknowledged.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from mqproc.errors import BadRequestError, BadTopicError, TopicExistsError, TopicReservedError
 from mqproc.io import StoreIO
@@ -84,6 +91,8 @@ class Topics:
         self._topics: dict[str, TopicConfig] = {}
         self._other: dict[str, Any] = {}
         self._version = 0
+        self._lines: list[bytes] = []
+        self._journal_size = 0
         self.remark = ""
 
     def load(self) -> None:
@@ -94,15 +103,58 @@ class Topics:
             self._other = {key: value[key] for key in value if key not in ("topicConfigTable", "dataVersion")}
             self._version = int(value.get("dataVersion", {}).get("counter", 0))
         self._topics = {name: _from_rocketmq(name, entry) for name, entry in table.items()}
+        self._replay()
 
     def save(self, time_ms: int) -> None:
-        """Write the file, its version one higher."""
+        """Write the file, its version one higher; the journal is then empty."""
         self._version += 1
         version = {"counter": self._version, "stateVersion": 0, "timestamp": time_ms}
         table = {name: topic.to_rocketmq() for name, topic in sorted(self._topics.items())}
         rocketmq_json.save(
             self._io, self._paths.topics, {"dataVersion": version, "topicConfigTable": table} | self._other
         )
+        self._lines.clear()
+        self._journal_size = 0
+        self._io.unlink(self._paths.topics_journal)
+
+    def note(self, topic: str) -> None:
+        """Put a topic's present state to the journal; `commit` makes it durable."""
+        found = self._topics.get(topic)
+        line = [topic, found.queues, found.perm] if found else [topic, 0, 0]
+        self._lines.append(msgspec.json.encode(line) + b"\n")
+
+    def commit(self) -> None:
+        """Make all noted changes durable. Raises OSError."""
+        if not self._lines:
+            return
+        data = b"".join(self._lines)
+        fd = self._io.open(self._paths.topics_journal, write=True, create=True, mode=0o600)
+        try:
+            self._io.pwrite(fd, data, self._journal_size)
+            self._io.sync(fd)
+        finally:
+            self._io.close(fd)
+        if self._journal_size == 0:
+            self._io.sync_folder(self._paths.own)
+        self._journal_size += len(data)
+        self._lines.clear()
+
+    def _replay(self) -> None:
+        """Take the journal's changes over."""
+        try:
+            data = self._io.read_file(self._paths.topics_journal)
+        except FileNotFoundError:
+            return
+        whole, _, _torn = data.rpartition(b"\n")
+        self._journal_size = len(whole) + 1 if whole else 0
+        for line in whole.split(b"\n") if whole else []:
+            topic, queues, perm = msgspec.json.decode(line, type=tuple[str, int, int])
+            if queues == 0:
+                self._topics.pop(topic, None)
+            elif (found := self._topics.get(topic)) is not None:
+                found.queues, found.perm = queues, perm
+            else:
+                self._topics[topic] = TopicConfig(topic, queues, perm)
 
     def get(self, topic: str) -> TopicConfig | None:
         return self._topics.get(topic)

@@ -25,7 +25,8 @@ from mqproc.store.log_records import LogRecords
 from mqproc.store.topics import SCHEDULE_TOPIC
 
 FIRST_CHUNK_UNITS = 1024
-CHUNK_UNITS_MAX = 65_536
+# A chunk's records may lie far apart, and what is read of the log stays present until the chunk is done.
+CHUNK_UNITS_MAX = 8192
 # Damaged records that one answer steps over; fillers cost nothing and are passed over a chunk at a time.
 DAMAGED_RUN_MAX = 1024
 _NOTHING = np.empty(0, np.uint8)
@@ -171,11 +172,21 @@ class Walk:
             if self._limits.copy and not self.count:
                 self._make_room(whole=self.next_offset + wanted >= stop_offset)
             halt = self._chunk(begin, end)
-            self._records.segments.touched(int(self._state[kernel.BYTES]))
+            self._account()
             if halt is not Halt.DONE:
                 return halt
             chunk = min(4 * chunk, CHUNK_UNITS_MAX)
         return Halt.DONE
+
+    def _account(self) -> None:
+        """Tell how much of the log was read: no more than lies between the first and the last record."""
+        looked_at = int(self._state[kernel.UNIT])
+        if looked_at == 0:
+            return
+        units = as_units(self._units)
+        first, last = units[0], units[min(looked_at, len(units)) - 1]
+        span = abs(int(last["physical_offset"]) - int(first["physical_offset"])) + int(last["size"])
+        self._records.segments.touched(span, reads=looked_at)
 
     def step_over_damage(self, stop_offset: int) -> Damage:
         """After Halt.DAMAGE: consume the units that have no intact record, up to the next one that has."""

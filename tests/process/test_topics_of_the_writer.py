@@ -1,0 +1,57 @@
+"""Topics through a real group: made by thousands, kept through kills, gone when deleted."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from mqproc.errors import TopicNotFoundError
+from mqproc.message import PullStatus
+from tests.conftest import Group, wait_until
+
+
+def test_topics_are_kept_through_a_kill_of_everything(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    with group.client() as client:
+        for number in range(200):
+            client.create_topic(f"topic-{number}", 3)
+        client.delete_topic("topic-7")
+    group.kill()
+    group.start()
+    with group.client() as client:
+        found = {topic.topic: topic.queues for topic in client.topics()}
+    assert found == {f"topic-{number}": 3 for number in range(200) if number != 7}
+
+
+def test_a_deleted_topic_is_gone_and_may_be_made_again(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    with group.client() as client:
+        client.create_topic("gone", 1)
+        for _ in range(3):
+            client.send("gone", b"first life")
+        group.wait_dispatched()
+        client.delete_topic("gone")
+        with pytest.raises(TopicNotFoundError):
+            client.delete_topic("gone")
+        assert not (group.paths.consume_queue / "gone").exists()
+        assert client.pull("gone", 0, 0).status is PullStatus.NO_MATCHED_LOGIC_QUEUE
+        assert client.send("gone", b"second life", queue_id=0).queue_offset == 0
+        group.wait_dispatched()
+        pulled = client.pull("gone", 0, 0)
+        assert [message.body for message in pulled.messages] == [b"second life"]
+    assert group.stop() == 0
+    group.start()
+    with group.client() as client:
+        assert [message.body for message in client.pull("gone", 0, 0).messages] == [b"second life"]
+
+
+def test_a_killed_writer_remembers_its_topics(group: Group) -> None:
+    with group.client() as client:
+        client.create_topic("kept", 5)
+        pid = group.pid("writer")
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: group.pid("writer") not in (0, pid), what="new writer")
+        assert client.send("kept", b"x", queue_id=4).queue_id == 4
