@@ -24,6 +24,7 @@ from mqproc.process.held_pulls import HeldPull, HeldPulls
 from mqproc.process.limits import client_limits
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
+from mqproc.process.memory import keep_freed_memory
 from mqproc.process.questions import QUERY_OPERATIONS, Payload, Questions, Reply
 from mqproc.store.pull import Pulled
 from mqproc.store.queue_table import QueueTable
@@ -78,6 +79,7 @@ class Query:
     name = words_of.QUERY
 
     def __init__(self, context: RoleContext) -> None:
+        keep_freed_memory()
         self._context = context
         self._clock = context.clock
         self._words = context.control.words
