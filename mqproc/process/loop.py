@@ -219,7 +219,8 @@ class Loop:
         self._clock = context.clock
         self._context = context
         self._signals = signals
-        self._spin_ns = context.options.max_spin_us * 1000
+        # A client waits for the roles with sockets; another one that spins would take the processor from them.
+        self._spin_ns = context.options.max_spin_us * 1000 if context.sockets else 0
         timeout_s = context.options.heartbeat_timeout_ms / 1000
         self._idle_wait_s = min(MAX_WAIT_S, timeout_s / BEATS_PER_TIMEOUT)
 
