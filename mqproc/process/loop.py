@@ -248,7 +248,7 @@ class Loop:
         return done
 
     def _go_on(self) -> None:
-        """There was a little work, so more may come at once: look for it before sleeping, letting others run between."""
+        """There was a little work, so more may come: look for it before sleeping, letting others run in between."""
         deadline = self._clock.monotonic_ns() + self._spin_ns
         while not self._signals.any_asked:
             done = self._step()
