@@ -18,12 +18,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from mqproc.errors import MqprocError
 from mqproc.layout import control as layout
 from mqproc.process import log
 from mqproc.process.loop import RoleSpec
 from mqproc.shm.bell import Bell
 from mqproc.supervisor.children import Strays
 from mqproc.supervisor.hooks import GroupContext, Hooks, Timing
+from mqproc.supervisor.loan import Loan
 from mqproc.supervisor.reactor import Reactor
 from mqproc.supervisor.restarts import EXIT_FAILED, Death, Deaths, Halt, Restart, RestartPolicy
 from mqproc.supervisor.template import Inheritance, Template, TemplateGoneError
@@ -57,6 +59,8 @@ class Member:
     to_start_again: bool = False
     """It was asked to stop for a restart."""
     has_run: bool = False
+    loan: Loan | None = None
+    """Somebody wants it, or has it, at his terminal."""
 
     @property
     def name(self) -> str:
@@ -65,6 +69,11 @@ class Member:
     @property
     def alive(self) -> bool:
         return self.pid != 0
+
+    @property
+    def lent(self) -> bool:
+        """It runs at somebody's terminal now."""
+        return self.loan is not None and self.loan.begun
 
 
 class Group:
@@ -127,16 +136,23 @@ class Group:
         member.asked_ns = member.aborted_ns = member.due_ns = 0
         self._wipe_words(member.name)
         member.started_ns = self._clock.monotonic_ns()
+        if member.loan is not None:
+            member.loan.begun = True
         try:
             member.pid = self._spawn(member)
             member.pidfd = os.pidfd_open(member.pid)
         except OSError as error:
+            self._end_loan(member, Death(EXIT_FAILED))
             self._died(member, Death(EXIT_FAILED), f"could not be started: {error.strerror}")
             return
         self._reactor.watch(member.pidfd, lambda: self._ended(member))
         self._store(member.name, "incarnation", member.incarnation)
         self._store(member.name, "pid", member.pid)
-        self._tell(member, layout.STARTING, f"pid {member.pid}, incarnation {member.incarnation}")
+        born = f"pid {member.pid}, incarnation {member.incarnation}"
+        if member.loan is not None:
+            self._tell(member, layout.LENT, f"{born}, at the terminal of pid {member.loan.borrower}")
+        else:
+            self._tell(member, layout.STARTING, born)
 
     def start_next(self) -> None:
         """Start the first role that has not run yet, once all before it have."""
@@ -174,7 +190,7 @@ class Group:
             if self.stopping:
                 break
             try:
-                return self._template.spawn(member.name, member.incarnation, self.changes)
+                return self._template.spawn(member.name, member.incarnation, self.changes, member.loan)
             except TemplateGoneError:
                 self._replace_template()
         raise OSError(0, "the template does not answer")
@@ -195,8 +211,13 @@ class Group:
                 self._abort(member, reason)
 
     def _overdue(self, member: Member, now: int) -> str | None:
-        if member.asked_ns and now - member.asked_ns >= self.stop_limit_ms * _MS:
-            return f"did not stop within {self.stop_limit_ms / 1000:g} s"
+        stop_ms = self.stop_limit_ms
+        if member.loan is not None and member.loan.given_back:
+            stop_ms = min(stop_ms, self._timing.take_back_ms)
+        if member.asked_ns and now - member.asked_ns >= stop_ms * _MS:
+            return f"did not stop within {stop_ms / 1000:g} s"
+        if member.lent:
+            return None  # Who looks at it in a debugger makes it silent.
         options = self._context.options
         state = self._said(member)
         # A role that has not said anything yet is starting.
@@ -244,6 +265,28 @@ class Group:
         else:
             self.start(member)
 
+    def lend(self, member: Member, loan: Loan) -> None:
+        """Stop a role and start it again at somebody's terminal."""
+        member.loan = loan
+        self.restart(member)
+
+    def take_back(self, member: Member, loan: Loan) -> None:
+        """The borrower has gone: stop the role there and start it as any other."""
+        if member.loan is not loan:
+            return
+        loan.given_back = True
+        if loan.begun:
+            self.restart(member)
+        else:
+            member.loan = None
+
+    def refuse_loans(self, error: MqprocError) -> None:
+        """Loans that have not begun will not."""
+        for member in self.members.values():
+            if member.loan is not None and not member.lent:
+                member.loan.ended(error)
+                member.loan = None
+
     def signal_all(self, number: signal.Signals) -> None:
         """A signal to all living roles."""
         for member in self._living():
@@ -278,10 +321,25 @@ class Group:
         pid = member.pid
         self._bury(member)
         self._log_trace(member.name, pid, death)
+        was_lent = self._end_loan(member, death)
+        detail = f"pid {pid}, {death}, lived {death.lived_ms / 1000:.1f} s"
         if member.asked_ns and (death.clean or member.to_start_again):
-            self._stopped(member)
+            self._stopped(member, death)
+        elif was_lent and not self.stopping:
+            self._tell(member, layout.EXITED, detail)
+            self._sync_after(member, death)
+            self.start(member)
         else:
-            self._died(member, death, f"pid {pid}, {death}, lived {death.lived_ms / 1000:.1f} s")
+            self._died(member, death, detail)
+
+    def _end_loan(self, member: Member, death: Death) -> bool:
+        """Whether the role was lent. What becomes of it at a debugger's hands is no death to be counted."""
+        loan = member.loan
+        if loan is None or not loan.begun:
+            return False
+        member.loan = None
+        loan.ended(death)
+        return True
 
     def _bury(self, member: Member) -> None:
         self._reactor.forget(member.pidfd)
@@ -289,8 +347,9 @@ class Group:
         member.pid, member.pidfd = 0, -1
         self._store(member.name, "pid", 0)
 
-    def _stopped(self, member: Member) -> None:
+    def _stopped(self, member: Member, death: Death) -> None:
         self._tell(member, layout.STOPPED)
+        self._sync_after(member, death)
         if member.to_start_again and not self.stopping:
             self.start(member)
 
@@ -305,7 +364,7 @@ class Group:
             self._tell(member, layout.FATAL)
             self._halted(decision)
             return
-        self._sync_for(member.name)
+        self._sync_after(member, death)
         self._start_after(member, decision)
 
     def _start_after(self, member: Member, decision: Restart) -> None:
@@ -315,12 +374,13 @@ class Group:
         member.due_ns = self._clock.monotonic_ns() + decision.delay_ms * _MS
         self._tell(member, layout.BACKOFF, f"for {decision.delay_ms / 1000:g} s")
 
-    def _sync_for(self, name: str) -> None:
+    def _sync_after(self, member: Member, death: Death) -> None:
         """Learn of a failed sync that died with the one who saw it."""
+        name = member.name
         syncs = {layout.COMMITLOG_FLUSHER, layout.CQ_FLUSHER, layout.INDEX_FLUSHER}
         if self._context.options.sync_flush:
             syncs.add(layout.WRITER)
-        if name in syncs and (number := self._hooks.sync_active_segments(name)):
+        if name in syncs and not death.clean and (number := self._hooks.sync_active_segments(name)):
             self._control.store(layout.SUPERVISOR_SYNC_ERRNO, number)
             self._context.report(f"a sync failed ({os.strerror(number)}): the store is read-only")
 

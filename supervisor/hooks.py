@@ -78,6 +78,8 @@ class Timing:
     """From SIGTERM to SIGABRT."""
     quick_stop_ms: int = 2_000
     """The same after a second SIGINT."""
+    take_back_ms: int = 2_000
+    """The same for a lent role whose borrower has gone: it may sit in a debugger that nobody answers."""
     spawn_ms: int = 5_000
     """For the template's answer."""
 

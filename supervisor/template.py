@@ -29,12 +29,14 @@ from mqproc.control import Control
 from mqproc.io import StoreIO
 from mqproc.layout.control import TEMPLATE
 from mqproc.paths import StorePaths
+from mqproc.process import log
 from mqproc.process.loop import EXIT_FAILED, Heart, RoleContext, RoleSpec, run_role
 from mqproc.process.title import set_title
 from mqproc.shm.bell import Bell, EventBell
 from mqproc.shm.clock import Clock
 from mqproc.supervisor import prctl, signals
 from mqproc.supervisor.descriptors import close_others
+from mqproc.supervisor.loan import Loan, Terminal
 
 _MESSAGE_BYTES_MAX: Final = 1 << 16
 _ADOPTION_S: Final = 5.0
@@ -98,13 +100,15 @@ class Template:
         self._connection = ours
         self.pidfd = os.pidfd_open(self.pid)
 
-    def spawn(self, role: str, incarnation: int, changes: Mapping[str, Any]) -> int:
+    def spawn(self, role: str, incarnation: int, changes: Mapping[str, Any], loan: Loan | None = None) -> int:
         """Start a role; returns the pid of what is now this process's child.
 
-        `changes` are the options that were reloaded since the template was forked. Raises TemplateGoneError, or OSError
-        when the machine has no room for another process.
+        `changes` are the options that were reloaded since the template was forked, `loan` is for a role at somebody's
+        terminal. Raises TemplateGoneError, or OSError when the machine has no room for another process.
         """
-        request = {"role": role, "incarnation": incarnation, "changes": dict(changes)}
+        request: dict[str, Any] = {"role": role, "incarnation": incarnation, "changes": dict(changes)}
+        if loan is not None:
+            request |= {"terminal": dataclasses.asdict(loan.terminal), "debug": loan.debug}
         try:
             if self._connection is None:
                 raise TemplateGoneError
@@ -229,6 +233,10 @@ def _live(inheritance: Inheritance, request: Mapping[str, Any]) -> int:
     own = {trace, *(listener.fileno() for listener in sockets.values())}
     close_others(inheritance.shared_descriptors() | own, [inheritance.paths.control])
     set_title(spec.name, inheritance.paths.root)
+    if "terminal" in request:
+        Terminal(**request["terminal"]).attach()
+        log.configure(spec.name)
+        log.get_logger().info("handed over to this terminal", incarnation=request["incarnation"])
     changes = {name: parse_option(name, value, "reload") for name, value in request["changes"].items()}
     context = RoleContext(
         name=spec.name,
@@ -247,7 +255,7 @@ def _live(inheritance: Inheritance, request: Mapping[str, Any]) -> int:
             changed=lambda: os.eventfd_write(inheritance.changed_fd, 1),
         ),
     )
-    return run_role(spec, context, trace)
+    return run_role(spec, context, trace, debug=request.get("debug", False))
 
 
 def _leave(code: int) -> NoReturn:

@@ -20,8 +20,9 @@ def test_exported_names_exist_and_are_sorted(module: object) -> None:
     assert len(set(names)) == len(names)
     constants = [name for name in names if name.isupper()]
     dunders = [name for name in names if name.startswith("__")]
-    classes = [name for name in names if name not in constants and name not in dunders]
-    assert names == [*constants, *sorted(classes), *dunders]
+    functions = [name for name in names if name[0].islower()]
+    classes = [name for name in names if name[0].isupper() and name not in constants]
+    assert names == [*constants, *sorted(classes), *dunders, *sorted(functions)]
 
 
 def test_every_error_is_exported() -> None:

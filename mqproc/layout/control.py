@@ -43,8 +43,9 @@ STATE_NAMES = ("none", "starting", "running", "syncing", "allocating", "recoveri
 BUSY_STATES = frozenset({STATE_STARTING, STATE_SYNCING, STATE_ALLOCATING, STATE_RECOVERING, STATE_STOPPING})
 
 # What the supervisor says of a role, in supervisord's words.
-(STOPPED, STARTING, RUNNING, BACKOFF, STOPPING, EXITED, FATAL) = range(7)
-SUPERVISED_NAMES = ("STOPPED", "STARTING", "RUNNING", "BACKOFF", "STOPPING", "EXITED", "FATAL")
+# LENT is our own: the role runs at somebody's terminal (`mqproc run`) and is not watched.
+(STOPPED, STARTING, RUNNING, BACKOFF, STOPPING, EXITED, FATAL, LENT) = range(8)
+SUPERVISED_NAMES = ("STOPPED", "STARTING", "RUNNING", "BACKOFF", "STOPPING", "EXITED", "FATAL", "LENT")
 
 # The group's state, in the header.
 GROUP_DOWN, GROUP_RECOVERING, GROUP_STARTING, GROUP_READY, GROUP_STOPPING = range(5)
@@ -96,7 +97,7 @@ _PER_ROLE = (
     ("pid", "", "process id, 0 when none runs"),
     ("incarnation", "", "how often it has been started in this epoch"),
     ("restarts", "", "how often it died unasked in this epoch"),
-    ("supervised", "", "STOPPED, STARTING, RUNNING, BACKOFF, STOPPING, EXITED, FATAL"),
+    ("supervised", "", "STOPPED, STARTING, RUNNING, BACKOFF, STOPPING, EXITED, FATAL, LENT"),
 )
 _supervised = {
     (role, name): _word(SUPERVISOR, f"{role}.{name}", unit, help_text)

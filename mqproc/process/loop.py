@@ -10,6 +10,7 @@ without any of this. Signal handlers only set a flag and ring the role's own bel
 
 from __future__ import annotations
 
+import bdb
 import contextlib
 import enum
 import faulthandler
@@ -277,10 +278,11 @@ class Loop:
             self._role.reload(read_settings(self._context.io, self._context.paths))
 
 
-def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int) -> int:
+def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool = False) -> int:
     """A role's whole life in its own process; returns its exit code.
 
-    `trace_fd` takes the Python stack when the process gets SIGABRT, SIGSEGV, SIGBUS, SIGFPE or SIGILL.
+    `trace_fd` takes the Python stack when the process gets SIGABRT, SIGSEGV, SIGBUS, SIGFPE or SIGILL. With `debug` a
+    debugger is entered when the role has been made.
     """
     faulthandler.enable(trace_fd, all_threads=True)
     log.configure(spec.name)
@@ -290,7 +292,13 @@ def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int) -> int:
     try:
         role = spec.factory(context)
         with contextlib.closing(role):
-            Loop(role, context, signals).run()
+            loop = Loop(role, context, signals)
+            if debug:
+                breakpoint()
+            loop.run()
+    except bdb.BdbQuit:
+        log.get_logger().info("left by the debugger")
+        return EXIT_FAILED
     except MqprocError as error:
         context.heart.failed()
         log.get_logger().error(str(error), code=error.code)

@@ -26,8 +26,16 @@ _PEER = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 def peer_uid(connection: socket.socket) -> int:
     """The user that the process at the other end runs as."""
-    _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return int(uid)
+    return _peer(connection)[1]
+
+
+def peer_pid(connection: socket.socket) -> int:
+    """The process that connected."""
+    return _peer(connection)[0]
+
+
+def _peer(connection: socket.socket) -> tuple[int, ...]:
+    return _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
 
 
 def runtime_folder() -> Path:

@@ -46,6 +46,7 @@ class Operation(enum.IntEnum):
     RESTART_ROLE = 65
     STOP_GROUP = 66
     RELOAD = 67
+    RUN_ROLE = 68
 
 
 WRITER_OPERATIONS = frozenset({Operation.PING, Operation.APPEND, Operation.CREATE_TOPIC, Operation.DELETE_TOPIC})
@@ -289,6 +290,26 @@ class RoleRequest(Options, frozen=True):
     role: str
 
 
+class RunRequest(Options, frozen=True):
+    """Lend a role to the caller's terminal until the role or the connection ends; the answer comes at the role's end.
+
+    The three paths name open files of the caller's own: `/proc/<its pid>/fd/0`. `debug`: pdb there before the loop.
+    """
+
+    role: str
+    stdin: str
+    stdout: str
+    stderr: str
+    debug: bool = False
+
+
+class RunAnswer(Options, frozen=True):
+    """`ended` is "exit code 0" or a signal's name."""
+
+    ended: str
+    clean: bool
+
+
 class StatusAnswer(Options, frozen=True):
     """The supervisor's view; `roles` maps a role to {"state", "pid", "incarnation", "restarts"}."""
 
@@ -321,6 +342,7 @@ REQUESTS: dict[Operation, type[Options]] = {
     Operation.RESTART_ROLE: RoleRequest,
     Operation.STOP_GROUP: Empty,
     Operation.RELOAD: Empty,
+    Operation.RUN_ROLE: RunRequest,
 }
 
 ANSWERS: dict[Operation, type[Options]] = {
@@ -344,4 +366,5 @@ ANSWERS: dict[Operation, type[Options]] = {
     Operation.RESTART_ROLE: Empty,
     Operation.STOP_GROUP: Empty,
     Operation.RELOAD: Empty,
+    Operation.RUN_ROLE: RunAnswer,
 }

@@ -1,3 +1,5 @@
+"""Roles in memory for the clients' tests: real sockets and frames, no files."""
+
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import os
+import subprocess
+import sys
 from pathlib import Path
 
 from mqproc.process.title import process_title, set_title
@@ -13,13 +14,10 @@ def test_title_names_role_and_store() -> None:
 
 
 def test_title_is_seen_from_outside() -> None:
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        set_title("writer", Path("/data/orders"))
-        os.write(writer, Path("/proc/self/cmdline").read_bytes().rstrip(b"\0"))
-        os._exit(0)
-    os.close(writer)
-    with open(reader, "rb") as title:
-        assert title.read().strip(b"\0 ") == b"mqproc: writer [/data/orders]"
-    os.waitpid(child, 0)
+    """In a process of its own: the place for a title is found before anything changes the environment."""
+    program = (
+        "from pathlib import Path; from mqproc.process.title import set_title; "
+        "set_title('writer', Path('/data/orders')); print(Path('/proc/self/cmdline').read_text())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip("\0 \n") == "mqproc: writer [/data/orders]"

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(path for folder in ("mqproc", "supervisor") for path in (ROOT / folder).rglob("*.py"))
 PYTHON = sorted({*SOURCES, *(ROOT / "tests").rglob("*.py")})
-LINES_MAX = 600
+LINES_MAX = 640
 
 # What only StoreIO calls on a store's files. Sockets, pipes and /proc are not storage.
 _OS_CALLS = (
