@@ -1,7 +1,7 @@
-"""`ctl.sock`: what one may ask a running supervisor. STATUS, RESTART_ROLE, STOP_GROUP, RELOAD.
+"""`ctl.sock`: what one may ask a running supervisor. STATUS, RESTART_ROLE, RUN_ROLE, STOP_GROUP, RELOAD.
 
 A restart is answered when the role runs again, a stop when the group has stopped; then the connection closes, and the
-store's lock is free once it has.
+store's lock is free once it has. A lent role is the client's until it ends or the client goes.
 """
 
 from __future__ import annotations
@@ -13,11 +13,19 @@ from typing import Final, Protocol
 from mqproc.errors import InternalError, MqprocError
 from mqproc.process import log
 from mqproc.supervisor.reactor import Reactor
-from mqproc.wire.operations import Operation, RoleRequest, StatusAnswer
-from mqproc.wire.server import Limits, Request, SocketServer
+from mqproc.wire.address import peer_pid
+from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest, StatusAnswer
+from mqproc.wire.server import Connection, Limits, Request, SocketServer
 
 OPERATIONS: Final = frozenset(
-    {Operation.PING, Operation.STATUS, Operation.RESTART_ROLE, Operation.STOP_GROUP, Operation.RELOAD}
+    {
+        Operation.PING,
+        Operation.STATUS,
+        Operation.RESTART_ROLE,
+        Operation.RUN_ROLE,
+        Operation.STOP_GROUP,
+        Operation.RELOAD,
+    }
 )
 # Requests are a few bytes, and clients few: people and their tools.
 LIMITS: Final = Limits(connections=64, frame_bytes=1 << 16, output_bytes=1 << 20, frame_read_s=5.0)
@@ -25,6 +33,10 @@ _DRAIN_S: Final = 1.0
 
 Done = Callable[[MqprocError | None], None]
 """Called once, when what was asked for has happened or has failed."""
+Lent = Callable[[RunAnswer | MqprocError], None]
+"""Called once, when a lent role has ended, or when it could not be lent."""
+GiveBack = Callable[[], None]
+"""To be called when the borrower of a role has gone."""
 
 
 class Commands(Protocol):
@@ -33,6 +45,8 @@ class Commands(Protocol):
     def status(self) -> StatusAnswer: ...
 
     def restart_role(self, role: str, done: Done) -> None: ...
+
+    def run_role(self, wanted: RunRequest, borrower: int, done: Lent) -> GiveBack: ...
 
     def stop_group(self, done: Done) -> None: ...
 
@@ -44,7 +58,8 @@ class ControlSocket:
 
     def __init__(self, listener: socket.socket, commands: Commands, reactor: Reactor) -> None:
         self._commands = commands
-        self._server = SocketServer(listener, LIMITS, operations=OPERATIONS)
+        self._server = SocketServer(listener, LIMITS, operations=OPERATIONS, on_close=self._gone)
+        self._borrowed: dict[Connection, list[GiveBack]] = {}
         self._server.register(reactor.fileno(), reactor.dispatch)
 
     def poll(self, timeout_s: float) -> None:
@@ -71,6 +86,11 @@ class ControlSocket:
             case Operation.RESTART_ROLE:
                 assert isinstance(options, RoleRequest)
                 self._commands.restart_role(options.role, _answer_to(request))
+            case Operation.RUN_ROLE:
+                assert isinstance(options, RunRequest)
+                connection = request.connection
+                give_back = self._commands.run_role(options, peer_pid(connection.sock), _lent_to(request))
+                self._borrowed.setdefault(connection, []).append(give_back)
             case Operation.STOP_GROUP:
                 self._commands.stop_group(_answer_to(request))
             case Operation.RELOAD:
@@ -78,6 +98,20 @@ class ControlSocket:
                 request.answer()
             case _:
                 request.answer()
+
+    def _gone(self, connection: Connection) -> None:
+        for give_back in self._borrowed.pop(connection, ()):
+            give_back()
+
+
+def _lent_to(request: Request) -> Lent:
+    def done(how: RunAnswer | MqprocError) -> None:
+        if isinstance(how, MqprocError):
+            request.refuse(how)
+        else:
+            request.answer(how)
+
+    return done
 
 
 def _answer_to(request: Request) -> Done:

@@ -327,7 +327,7 @@ class Group:
             self._stopped(member, death)
         elif was_lent and not self.stopping:
             self._tell(member, layout.EXITED, detail)
-            self._sync_after(member, death)
+            self._sync_for(member.name)
             self.start(member)
         else:
             self._died(member, death, detail)
@@ -349,7 +349,8 @@ class Group:
 
     def _stopped(self, member: Member, death: Death) -> None:
         self._tell(member, layout.STOPPED)
-        self._sync_after(member, death)
+        if not death.clean:
+            self._sync_for(member.name)
         if member.to_start_again and not self.stopping:
             self.start(member)
 
@@ -364,7 +365,7 @@ class Group:
             self._tell(member, layout.FATAL)
             self._halted(decision)
             return
-        self._sync_after(member, death)
+        self._sync_for(member.name)
         self._start_after(member, decision)
 
     def _start_after(self, member: Member, decision: Restart) -> None:
@@ -374,13 +375,12 @@ class Group:
         member.due_ns = self._clock.monotonic_ns() + decision.delay_ms * _MS
         self._tell(member, layout.BACKOFF, f"for {decision.delay_ms / 1000:g} s")
 
-    def _sync_after(self, member: Member, death: Death) -> None:
+    def _sync_for(self, name: str) -> None:
         """Learn of a failed sync that died with the one who saw it."""
-        name = member.name
         syncs = {layout.COMMITLOG_FLUSHER, layout.CQ_FLUSHER, layout.INDEX_FLUSHER}
         if self._context.options.sync_flush:
             syncs.add(layout.WRITER)
-        if name in syncs and not death.clean and (number := self._hooks.sync_active_segments(name)):
+        if name in syncs and (number := self._hooks.sync_active_segments(name)):
             self._control.store(layout.SUPERVISOR_SYNC_ERRNO, number)
             self._context.report(f"a sync failed ({os.strerror(number)}): the store is read-only")
 

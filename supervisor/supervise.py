@@ -30,17 +30,18 @@ from mqproc.shm import bell
 from mqproc.shm.clock import Clock
 from mqproc.shm.lock import StoreLock
 from mqproc.supervisor import prctl
-from mqproc.supervisor.control_socket import ControlSocket, Done
+from mqproc.supervisor.control_socket import ControlSocket, Done, GiveBack, Lent
 from mqproc.supervisor.group import Group, Member
 from mqproc.supervisor.hooks import GroupContext, Hooks, Outcome, Report, Timing
+from mqproc.supervisor.loan import Loan, Terminal
 from mqproc.supervisor.reactor import Reactor
 from mqproc.supervisor.resources import Resources
-from mqproc.supervisor.restarts import EXIT_FAILED, Halt, RestartPolicy
+from mqproc.supervisor.restarts import EXIT_FAILED, Death, Halt, RestartPolicy
 from mqproc.supervisor.signals import Signals
 from mqproc.supervisor.stopping import StopPlan
 from mqproc.supervisor.store_folder import prepare_folder
 from mqproc.supervisor.template import Inheritance
-from mqproc.wire.operations import StatusAnswer
+from mqproc.wire.operations import RunAnswer, RunRequest, StatusAnswer
 
 EXIT_NOT_BOOTED: Final = 3
 EXIT_INTERRUPTED: Final = 130
@@ -289,9 +290,11 @@ class Supervisor:
         self._outcome = outcome
         self._group.stopping = True
         self._set_group_state(layout.GROUP_STOPPING)
+        refusal = StoreBusyError("the group is stopping")
         for _, _, done in self._restart_waiters:
-            done(StoreBusyError("the group is stopping"))
+            done(refusal)
         self._restart_waiters.clear()
+        self._group.refuse_loans(refusal)
         self._stop_plan = StopPlan(self._group, self._finish)
 
     def _finish(self) -> None:
@@ -341,13 +344,37 @@ class Supervisor:
 
     def restart_role(self, role: str, done: Done) -> None:
         """Stop a role and start it again; `done` when it runs."""
+        member = self._free_member(role)
+        self._restart_waiters.append((member, member.incarnation + 1, done))
+        self._group.restart(member)
+
+    def run_role(self, wanted: RunRequest, borrower: int, done: Lent) -> GiveBack:
+        """Lend a role to the terminal of the process that asks; `done` when it has ended there."""
+        member = self._free_member(wanted.role)
+        if member.state != layout.RUNNING:
+            raise StoreBusyError(
+                f"{wanted.role} is {layout.SUPERVISED_NAMES[member.state]}: only a running role is lent"
+            )
+        terminal = Terminal(wanted.stdin, wanted.stdout, wanted.stderr)
+        terminal.check(borrower)
+
+        def ended(how: Death | MqprocError) -> None:
+            done(how if isinstance(how, MqprocError) else RunAnswer(str(how), how.clean))
+
+        loan = Loan(borrower, terminal, wanted.debug, ended)
+        self._group.lend(member, loan)
+        return lambda: self._group.take_back(member, loan)
+
+    def _free_member(self, role: str) -> Member:
+        """A role that may be stopped and started at a client's wish."""
         member = self._group.members.get(role)
         if member is None:
             raise BadRequestError(f"no role is called {role!r}; there are {', '.join(self._group.members)}")
         if self._stop_plan is not None:
             raise StoreBusyError("the group is stopping")
-        self._restart_waiters.append((member, member.incarnation + 1, done))
-        self._group.restart(member)
+        if member.loan is not None:
+            raise StoreBusyError(f"{role} is lent to the terminal of pid {member.loan.borrower}")
+        return member
 
     def _answer_restarts(self) -> None:
         for waiter in list(self._restart_waiters):

@@ -1,10 +1,12 @@
-"""`mqproc up`, `down`, `restart`, `status`: the group of processes on one store."""
+"""`mqproc up`, `down`, `restart`, `run`, `status`: the group of processes on one store."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import termios
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ from mqproc.cli.supervisor_client import ask_supervisor
 from mqproc.cli.times import format_duration, now_ms
 from mqproc.layout.control import ROLES
 from mqproc.paths import StorePaths
-from mqproc.wire.operations import Operation, RoleRequest
+from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest
 
 if TYPE_CHECKING:
     from mqproc.config import Options
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 # Stopping in order writes out and syncs whatever is dirty.
 DOWN_TIMEOUT_S = 120.0
+# Long enough for any debugger, and within what a socket's timeout may be.
+RUN_TIMEOUT_S = 7 * 24 * 3600.0
 _ROLE = click.Choice(ROLES)
 _ROLE_COLUMNS = [
     Column("role"),
@@ -123,6 +127,45 @@ def restart(invocation: Invocation, role: str) -> None:
         invocation.out.document({"role": role, "seconds": round(took_s, 3)})
     else:
         invocation.out.note(f"{role} restarted in {format_duration(took_s)}")
+
+
+@click.command(cls=Command)
+@click.argument("role", type=_ROLE)
+@click.option("--debug", is_flag=True, help="Enter pdb at this terminal just before the role's loop begins.")
+@pass_invocation
+def run(invocation: Invocation, role: str, debug: bool) -> int:
+    """Run one role at this terminal, for a debugger.
+
+    The supervisor stops the role in order and starts it again with this command's standard input, output and error
+    output; its log comes here, too. Meanwhile it is not watched, and `mqproc status` calls it LENT. When it ends, or
+    this command is ended (Ctrl-C), the supervisor runs it again as before. After pdb's `continue`, kill -INT with the
+    role's pid enters pdb again. Exit code 0 when the role ended in order, else 1.
+    """
+    own = [f"/proc/{os.getpid()}/fd/{fd}" for fd in range(3)]
+    timeout_s = invocation.timeout if invocation.timeout_given else RUN_TIMEOUT_S
+    with _terminal_kept():
+        answer: RunAnswer = ask_supervisor(
+            invocation.existing_paths(), Operation.RUN_ROLE, RunRequest(role, *own, debug), timeout_s
+        )
+    if invocation.out.is_json:
+        invocation.out.document({"role": role, "ended": answer.ended, "clean": answer.clean})
+    else:
+        invocation.out.note(f"{role} ended here with {answer.ended}; the supervisor runs it again")
+    return 0 if answer.clean else 1
+
+
+@contextlib.contextmanager
+def _terminal_kept() -> Iterator[None]:
+    """A role that is killed at a prompt leaves the terminal as its line editor had it: put it back."""
+    if not os.isatty(0):
+        yield
+        return
+    before = termios.tcgetattr(0)
+    try:
+        yield
+    finally:
+        if termios.tcgetattr(0) != before:
+            termios.tcsetattr(0, termios.TCSADRAIN, before)
 
 
 @click.command(cls=Command)

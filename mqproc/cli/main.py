@@ -37,6 +37,7 @@ _LAZY = {
     "up": ("mqproc.cli.group:up", "Start the group on a store and stay in the foreground."),
     "down": ("mqproc.cli.group:down", "Stop the group in order."),
     "restart": ("mqproc.cli.group:restart", "Restart one role."),
+    "run": ("mqproc.cli.group:run", "Run one role at this terminal, for a debugger."),
     "status": ("mqproc.cli.group:status", "Show the roles, their memory, and how far they are."),
     "demo": ("mqproc.cli.demo:demo", "Show everything on 336,776 real flights."),
     "topic": ("mqproc.cli.topic:topic", "Create, list, inspect and delete topics."),

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mqproc.process.title import process_title, set_title
+from mqproc.process.title import process_title
 
 
 def test_title_names_role_and_store() -> None:
