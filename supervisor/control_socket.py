@@ -14,8 +14,9 @@ from mqproc.errors import InternalError, MqprocError
 from mqproc.process import log
 from mqproc.supervisor.reactor import Reactor
 from mqproc.wire.address import peer_pid
+from mqproc.wire.connection import Connection, Request
 from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest, StatusAnswer
-from mqproc.wire.server import Connection, Limits, Request, SocketServer
+from mqproc.wire.server import Limits, SocketServer
 
 OPERATIONS: Final = frozenset(
     {

@@ -389,7 +389,6 @@ class Group:
         if io.size(trace):
             text = io.pread(trace, _TRACE_BYTES_MAX, 0).decode(errors="replace")
             io.set_size(trace, 0)
-            os.lseek(trace, 0, os.SEEK_SET)
             log.get_logger().error("a role crashed", crashed_role=name, crashed_pid=pid, death=str(death), trace=text)
 
     # The template's end

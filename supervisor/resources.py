@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,7 @@ class Resources:
             bells={spec.name: _bell(control, spec) for spec in specs},
             sockets={name: listen(paths.socket(name)) for name in sorted(names)},
             control_socket=listen(paths.socket(CONTROL_SOCKET)),
-            traces={spec.name: os.memfd_create(f"mqproc-{spec.name}", os.MFD_CLOEXEC) for spec in specs},
+            traces={spec.name: _trace_file(spec.name) for spec in specs},
             changed_fd=os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC),
         )
 
@@ -74,6 +75,13 @@ def _bell(control: Control, spec: RoleSpec) -> Bell:
     if spec.bell is BellKind.EVENT:
         return EventBell(control.cells, sleeping)
     return SemaphoreBell(_name(control, spec.name), control.cells, sleeping)
+
+
+def _trace_file(role: str) -> int:
+    """Memory for a crash's stack. Appended to, so that after it has been emptied the next one begins at 0."""
+    fd = os.memfd_create(f"mqproc-{role}", os.MFD_CLOEXEC)
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
+    return fd
 
 
 def _name(control: Control, role: str, epochs_back: int = 0) -> str:

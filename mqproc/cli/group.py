@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import termios
 import time
@@ -141,12 +142,14 @@ def run(invocation: Invocation, role: str, debug: bool) -> int:
     this command is ended (Ctrl-C), the supervisor runs it again as before. After pdb's `continue`, kill -INT with the
     role's pid enters pdb again. Exit code 0 when the role ended in order, else 1.
     """
-    own = [f"/proc/{os.getpid()}/fd/{fd}" for fd in range(3)]
+    stdin, stdout, stderr = (f"/proc/{os.getpid()}/fd/{fd}" for fd in range(3))
+    wanted = RunRequest(role, stdin, stdout, stderr, debug)
+    for fd in (1, 2):
+        # The role opens a file behind it anew: only who appends does not write over the other's lines.
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
     timeout_s = invocation.timeout if invocation.timeout_given else RUN_TIMEOUT_S
     with _terminal_kept():
-        answer: RunAnswer = ask_supervisor(
-            invocation.existing_paths(), Operation.RUN_ROLE, RunRequest(role, *own, debug), timeout_s
-        )
+        answer: RunAnswer = ask_supervisor(invocation.existing_paths(), Operation.RUN_ROLE, wanted, timeout_s)
     if invocation.out.is_json:
         invocation.out.document({"role": role, "ended": answer.ended, "clean": answer.clean})
     else:
@@ -164,8 +167,9 @@ def _terminal_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        if termios.tcgetattr(0) != before:
-            termios.tcsetattr(0, termios.TCSADRAIN, before)
+        with contextlib.suppress(termios.error):  # It may have gone away.
+            if termios.tcgetattr(0) != before:
+                termios.tcsetattr(0, termios.TCSADRAIN, before)
 
 
 @click.command(cls=Command)

@@ -6,8 +6,6 @@ intact record says that it belongs just there. Behind the last record there is n
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,12 +145,11 @@ class _Walker:
     def _data_at(self, place: int) -> int:
         """The first place at or behind `place` that was ever written: a new segment is allocated, but empty."""
         try:
-            # Records begin before the written page when they are looked for by what lies in it.
-            return os.lseek(self._fd, place, os.SEEK_DATA) - record.BLANK_SIZE
-        except OSError as error:
-            if error.errno == errno.ENXIO:
-                return self._size
-            return place
+            found = self._io.next_data(self._fd, place)
+        except OSError:
+            return place  # The file system does not tell.
+        # Records begin before the written page when they are looked for by what lies in it.
+        return self._size if found is None else found - record.BLANK_SIZE
 
     def _is_record(self, place: int) -> bool:
         here, self._at = self._at, place

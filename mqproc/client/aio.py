@@ -489,6 +489,15 @@ class AsyncClient:
         """Every word of the control file by name."""
         return await self.run(core.stats())
 
+    async def wait_dispatched(self, timeout: float = 10.0) -> None:
+        """Return when everything written before this call can be found: by queue, key and time.
+
+        Raises RequestTimeoutError when dispatch does not get there within `timeout` seconds.
+        """
+        wait = core.DispatchWait(timeout)
+        while not wait.reached(await self.stats()):
+            await asyncio.sleep(core.DISPATCH_LOOK_S)
+
     async def health(self) -> Health:
         """Whether all roles run and beat, and what does not."""
         return await self.run(core.health())

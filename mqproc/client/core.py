@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import struct
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from mqproc.errors import (
     MessageNotFoundError,
     NoSuchQueueError,
     ProtocolError,
+    RequestTimeoutError,
     TopicNotFoundError,
 )
 from mqproc.layout.record_codec import decode_records, host_hex
@@ -64,7 +66,9 @@ if TYPE_CHECKING:
     from mqproc.client.arrow import ArrowPullResult
 
 T = TypeVar("T")
-Time = int | float | datetime.datetime | None
+# How often a wait for dispatch looks.
+DISPATCH_LOOK_S: Final = 0.001
+Time = int | float | str | datetime.datetime | None
 """A moment: Unix ms, a datetime (a naive one is local time), or None for no bound."""
 TimeKind = Literal["store", "born"]
 
@@ -103,6 +107,26 @@ class Call(Generic[T]):
     oneway: bool = False
 
 
+class DispatchWait:
+    """Waiting until dispatch has passed what was written when the waiting began."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._target = -1
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+
+    def reached(self, words: Mapping[str, int]) -> bool:
+        """Look at the control words. Raises RequestTimeoutError when the time is over."""
+        if self._target < 0:
+            self._target = words["written"]
+        if words["dispatched"] >= self._target:
+            return True
+        if time.monotonic() > self._deadline:
+            behind = self._target - words["dispatched"]
+            raise RequestTimeoutError(f"dispatch is still {behind:,} bytes behind after {self._timeout_s:g} s")
+        return False
+
+
 def socket_paths(store_or_socket: str | Path) -> dict[str, Path]:
     """The roles' sockets of a store, given its folder or one of its sockets."""
     path = Path(store_or_socket).expanduser().absolute()
@@ -112,9 +136,17 @@ def socket_paths(store_or_socket: str | Path) -> dict[str, Path]:
 
 
 def time_ms(moment: Time, default: int) -> int:
-    """A moment as Unix ms."""
+    """A moment as Unix ms: a number is that already, text is ISO 8601, local time where it names no zone.
+
+    Raises BadRequestError for a text that is none.
+    """
     if moment is None:
         return default
+    if isinstance(moment, str):
+        try:
+            moment = datetime.datetime.fromisoformat(moment)
+        except ValueError:
+            raise BadRequestError(f"{moment!r} is no ISO 8601 time") from None
     if isinstance(moment, datetime.datetime):
         return round(moment.timestamp() * 1000)
     return int(moment)

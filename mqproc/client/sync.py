@@ -5,18 +5,15 @@ A thread that calls takes a free connection of the role, or makes one; so a long
 
 from __future__ import annotations
 
-import os
-import select
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mqproc.client import core
-from mqproc.client.connection import FRAME_BYTES_MAX, Connection, open_socket
+from mqproc.client.connection import FRAME_BYTES_MAX
 from mqproc.client.core import (
     IN_FLIGHT,
     PULL_BYTES,
@@ -31,9 +28,11 @@ from mqproc.client.core import (
     TimeKind,
 )
 from mqproc.client.encoding import Batch
+from mqproc.client.lines import Line, Lines
+from mqproc.client.pipeline import Pipeline
 from mqproc.client.producer import Producer
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
-from mqproc.errors import MqprocError, NotRunningError, RequestTimeoutError, StoreBusyError
+from mqproc.errors import MqprocError
 from mqproc.message import (
     BatchResult,
     Health,
@@ -52,177 +51,6 @@ T = TypeVar("T")
 
 MAX_SPIN_US = 50
 _clock = time.monotonic
-
-
-class _Line:
-    """A connection and how a thread waits on it: a short spin, then poll."""
-
-    __slots__ = ("_poll", "_spin_s", "_watched", "connection")
-
-    def __init__(self, connection: Connection, spin_s: float) -> None:
-        self.connection = connection
-        self._spin_s = spin_s
-        self._poll = select.poll()
-        self._watched = select.POLLIN
-        self._poll.register(connection.fd, select.POLLIN)
-
-    def push(self, deadline: float) -> None:
-        """Return when the socket has taken all that was submitted, reading answers meanwhile."""
-        connection = self.connection
-        while connection.sending:
-            if not self._wait(deadline):
-                connection.lose("the server did not take the request in time")
-                raise StoreBusyError("the server did not take the request in time")
-
-    def finish(self, request_id: int, deadline: float, spin: bool = True) -> Any:
-        """The value of a request; raises its error. Raises RequestTimeoutError when it takes too long."""
-        connection = self.connection
-        done = connection.done
-        if request_id not in done:
-            if spin:
-                self._look(request_id)
-            while request_id not in done:
-                if not self._wait(deadline):
-                    connection.forget(request_id)
-                    raise RequestTimeoutError("no answer in time")
-        outcome = done.pop(request_id)
-        if outcome.error is not None:
-            raise outcome.error
-        return outcome.value
-
-    def _look(self, request_id: int) -> None:
-        """Look for the answer a moment long before sleeping; yielding lets the server run on this processor."""
-        connection, poll, done = self.connection, self._poll.poll, self.connection.done
-        end = _clock() + self._spin_s
-        while _clock() < end:
-            if poll(0):
-                connection.receive()
-                if request_id in done or connection.closed:
-                    return
-            else:
-                os.sched_yield()
-
-    def _wait(self, deadline: float) -> bool:
-        """Sleep until something can be read or sent, and do it; False when the time is over."""
-        connection = self.connection
-        if connection.closed:
-            return True
-        wanted = select.POLLIN | select.POLLOUT if connection.sending else select.POLLIN
-        if wanted != self._watched:
-            self._watched = wanted
-            self._poll.modify(connection.fd, wanted)
-        left_s = deadline - _clock()
-        if left_s <= 0:
-            return False
-        events = self._poll.poll(left_s * 1000 + 1)
-        for _, event in events:
-            if event & select.POLLOUT:
-                connection.flush()
-            if event & ~select.POLLOUT:
-                connection.receive()
-        return True
-
-
-class _Lines:
-    """The free connections to one role."""
-
-    def __init__(self, path: Path, spin_s: float, frame_bytes_max: int) -> None:
-        self._path = path
-        self._spin_s = spin_s
-        self._frame_bytes_max = frame_bytes_max
-        self._free: deque[_Line] = deque()
-        self._ever_connected = False
-
-    def take(self) -> _Line:
-        """A free connection, or a new one. Raises ConnectionLost when nobody listens."""
-        while self._free:
-            try:
-                line = self._free.pop()
-            except IndexError:
-                break  # Another thread was faster.
-            if line.connection.usable:
-                return line
-        try:
-            sock = open_socket(self._path)
-        except NotRunningError as error:
-            raise ConnectionLost(str(error), taken=False, ever_connected=self._ever_connected) from None
-        self._ever_connected = True
-        return _Line(Connection(sock, self._frame_bytes_max), self._spin_s)
-
-    def give(self, line: _Line) -> None:
-        """Take a connection back, unless something is under way on it."""
-        if line.connection.usable and line.connection.idle:
-            self._free.append(line)
-        else:
-            line.connection.close()
-
-    def close(self) -> None:
-        while self._free:
-            self._free.pop().connection.close()
-
-
-@dataclass(slots=True)
-class _Flight(Generic[T]):
-    """A call under way, or the error that kept it from getting so far."""
-
-    call: Call[T]
-    deadline: float
-    line: _Line | None
-    request_id: int
-    error: MqprocError | ConnectionLost | None
-
-
-class Pipeline:
-    """Several calls to one role under way at once, finished in the order they were started.
-
-    A call that was refused for now, or surely not taken, is made again when its turn to finish comes: then it may be
-    carried out after later ones.
-    """
-
-    def __init__(self, client: Client, role: str) -> None:
-        self._client = client
-        self._role = role
-        self._line: _Line | None = None
-        self._flights: deque[_Flight[Any]] = deque()
-
-    def __len__(self) -> int:
-        return len(self._flights)
-
-    def start(self, call: Call[Any]) -> None:
-        """Send a call; returns when its bytes are the socket's."""
-        deadline = self._client.deadline_of(call)
-        flight: _Flight[Any] = _Flight(call, deadline, None, 0, None)
-        self._flights.append(flight)
-        try:
-            flight.line = self._current_line()
-            flight.request_id = flight.line.connection.submit(call)
-            flight.line.push(deadline)
-        except (MqprocError, ConnectionLost) as error:
-            flight.error = error
-
-    def _current_line(self) -> _Line:
-        if self._line is None or not self._line.connection.usable:
-            self._line = self._client.take_line(self._role)
-        return self._line
-
-    def finish(self) -> Any:
-        """The value of the oldest call; raises its error."""
-        flight = self._flights.popleft()
-        error = flight.error
-        if error is None:
-            assert flight.line is not None
-            try:
-                return flight.line.finish(flight.request_id, flight.deadline, spin=False)
-            except (MqprocError, ConnectionLost) as problem:
-                error = problem
-        return self._client.run_again(flight.call, flight.deadline, error)
-
-    def close(self) -> None:
-        """Give the connection back; what is still under way is given up, its outcome unknown."""
-        self._flights.clear()
-        if self._line is not None:
-            self._client.give_line(self._role, self._line)
-            self._line = None
 
 
 class Client:
@@ -250,7 +78,7 @@ class Client:
         self._retry = retry or RetryPolicy()
         self._frame_bytes_max = max_frame_bytes
         self._lines = {
-            role: _Lines(path, max_spin_us / 1e6, max_frame_bytes)
+            role: Lines(path, max_spin_us / 1e6, max_frame_bytes)
             for role, path in core.socket_paths(store_or_socket).items()
         }
 
@@ -272,10 +100,10 @@ class Client:
     def deadline_of(self, call: Call[Any]) -> float:
         return _clock() + self._timeout_s + call.wait_s
 
-    def take_line(self, role: str) -> _Line:
+    def take_line(self, role: str) -> Line:
         return self._lines[role].take()
 
-    def give_line(self, role: str, line: _Line) -> None:
+    def give_line(self, role: str, line: Line) -> None:
         self._lines[role].give(line)
 
     def run(self, call: Call[T]) -> T:
@@ -311,7 +139,7 @@ class Client:
         finally:
             lines.give(line)
 
-    def _told(self, call: Call[T], line: _Line) -> T:
+    def _told(self, call: Call[T], line: Line) -> T:
         """A oneway call is done when its bytes are the socket's."""
         if line.connection.closed:
             raise ConnectionLost("the server closed the connection", taken=False)
@@ -609,6 +437,15 @@ class Client:
     def stats(self) -> dict[str, int]:
         """Every word of the control file by name."""
         return self.run(core.stats())
+
+    def wait_dispatched(self, timeout: float = 10.0) -> None:
+        """Return when everything written before this call can be found: by queue, key and time.
+
+        Raises RequestTimeoutError when dispatch does not get there within `timeout` seconds.
+        """
+        wait = core.DispatchWait(timeout)
+        while not wait.reached(self.stats()):
+            time.sleep(core.DISPATCH_LOOK_S)
 
     def health(self) -> Health:
         """Whether all roles run and beat, and what does not."""

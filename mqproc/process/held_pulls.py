@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from mqproc.layout import queue_table as layout
 from mqproc.store.pull import Pulled
 from mqproc.store.queue_table import QueueTable
+from mqproc.wire.connection import Connection
 from mqproc.wire.operations import PullRequest
-from mqproc.wire.server import Connection
 
 NO_QUEUE = -1
 NEVER_SEEN = -1

@@ -33,8 +33,9 @@ from mqproc.store.reading import StoreReading
 from mqproc.store.slices import Slices
 from mqproc.store.store_views import WordsView
 from mqproc.wire.checks import FILTER_BYTES_MAX
+from mqproc.wire.connection import Connection, Request
 from mqproc.wire.operations import Operation, Options, PullAnswer, PullRequest
-from mqproc.wire.server import Connection, Request, SocketServer
+from mqproc.wire.server import SocketServer
 
 STEP_NS = 5_000_000
 """A step takes no new request and no further slice after this time."""

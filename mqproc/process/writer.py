@@ -40,6 +40,7 @@ from mqproc.store.append import CommitLogAppender, zero_range
 from mqproc.store.log_flush import remember_failed_sync
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
+from mqproc.wire.connection import Request
 from mqproc.wire.operations import (
     REQUESTS,
     WRITER_OPERATIONS,
@@ -50,7 +51,7 @@ from mqproc.wire.operations import (
     Empty,
     Operation,
 )
-from mqproc.wire.server import Request, SocketServer
+from mqproc.wire.server import SocketServer
 
 # Frames of a step are written together up to this much: then the first ones are answered while more are encoded.
 COMMIT_BYTES = 256 << 10

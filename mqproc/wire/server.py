@@ -34,31 +34,21 @@ from mqproc.errors import (
     UnknownCommandError,
 )
 from mqproc.wire.address import peer_uid
-from mqproc.wire.frame import ANSWER, CONNECTION_ID, HEADER, HEADER_SIZE, MAGIC, VERSION
-from mqproc.wire.operations import Operation, Options
-from mqproc.wire.output import OutputQueue
-from mqproc.wire.protocol import (
-    NO_OPTIONS,
-    Frame,
-    FrameReader,
-    decode_request,
-    empty_buffer,
-    encode_frame,
-    encode_options,
-    encode_refusal,
-)
+from mqproc.wire.connection import Connection, Request
+from mqproc.wire.frame import CONNECTION_ID, HEADER, HEADER_SIZE, MAGIC, VERSION
+from mqproc.wire.operations import Operation
+from mqproc.wire.protocol import Frame, FrameReader, encode_refusal
+from mqproc.wire.shared_buffer import BUFFER_BYTES, SharedBuffer
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-BUFFER_BYTES: Final = 2 * MIB
 # A read into a shared buffer wants at least this much room.
 _ROOM_MIN: Final = 256 << 10
 # The beginning of a frame up to this size is copied away and back; more keeps the buffer that it lies in.
 _COPIED_BYTES_MAX: Final = 16 << 10
 # Times are looked at this often, and only while a client has one.
 _TIMES_EVERY_S: Final = 0.05
-_SPARE_BUFFERS_MAX: Final = 4
 _READS_PER_POLL: Final = 32
 _ACCEPTS_PER_POLL: Final = 64
 _EVENTS_MAX: Final = 128
@@ -81,127 +71,6 @@ class Limits:
     frame_read_s: float = 30.0
     output_grace_s: float = 10.0
     requests_per_poll: int = 4096
-
-
-class Request:
-    """One frame from a client. The views are valid until the next `poll`; the rest may be kept."""
-
-    __slots__ = ("connection", "operation", "options", "payload", "request_id")
-
-    def __init__(
-        self, connection: Connection, operation: int, request_id: int, options: memoryview, payload: memoryview
-    ) -> None:
-        self.connection = connection
-        self.operation = operation
-        self.request_id = request_id
-        self.options = options
-        self.payload = payload
-
-    def decode(self) -> Options:
-        """The options as the type that `operations.REQUESTS` names. Raises BadRequestError."""
-        return decode_request(self.operation, self.options)
-
-    def answer(
-        self, options: Options | bytes = NO_OPTIONS, payload: Sequence[ReadableBuffer] = (), *, owned: bool = False
-    ) -> None:
-        """Answer this request; see `Connection.answer`."""
-        self.connection.answer(self.request_id, self.operation, options, payload, owned=owned)
-
-    def refuse(self, error: MqprocError) -> None:
-        """Refuse this request; the connection goes on."""
-        self.connection.refuse(self.request_id, self.operation, error)
-
-
-class Connection:
-    """One client. A role keeps it to answer later; answers to a closed one are dropped."""
-
-    __slots__ = (
-        "_server",
-        "beginning",
-        "closed",
-        "fd",
-        "mask",
-        "output",
-        "paused",
-        "read_by",
-        "reader",
-        "sock",
-        "write_by",
-    )
-
-    def __init__(self, server: SocketServer, sock: socket.socket) -> None:
-        self._server = server
-        self.sock = sock
-        self.fd = sock.fileno()
-        self.beginning = b""  # of a frame, while it is short
-        self.reader: FrameReader | None = None  # holds a longer part of a frame, or frames that must wait
-        self.output = OutputQueue()
-        self.mask = select.EPOLLIN
-        self.paused = False
-        self.closed = False
-        self.read_by = 0.0  # monotonic seconds by which the frame that has begun must be whole; 0 = none has
-        self.write_by = 0.0  # by which a paused client must have read something; 0 = it is not paused
-
-    def answer(
-        self,
-        request_id: int,
-        operation: int,
-        options: Options | bytes = NO_OPTIONS,
-        payload: Sequence[ReadableBuffer] = (),
-        *,
-        owned: bool = False,
-    ) -> None:
-        """Send an answer, or queue what the socket does not take.
-
-        What is queued is copied unless `owned` says that the payload's bytes will not change until they are sent.
-        """
-        if not self.closed:
-            self._server.send(
-                self, encode_frame(operation | ANSWER, request_id, encode_options(options), payload), owned=owned
-            )
-
-    def refuse(self, request_id: int, operation: int, error: MqprocError) -> None:
-        """Send a refusal; the connection goes on."""
-        if not self.closed:
-            self._server.rejects[error.code] += 1
-            self._server.send(self, [encode_refusal(operation, request_id, error)])
-
-    def close(self) -> None:
-        """Let the client go."""
-        self._server.drop(self)
-
-
-class _Shared:
-    """The buffer that reads of one poll go to, one connection after the other, and spare ones for the next."""
-
-    __slots__ = ("at", "current", "returned", "spare")
-
-    def __init__(self) -> None:
-        self.current = empty_buffer(BUFFER_BYTES)
-        self.at = 0
-        self.spare: list[memoryview] = []
-        self.returned: list[memoryview] = []
-
-    def begin(self) -> None:
-        """A new poll: the last one's requests are done, so their buffers are free."""
-        self.at = 0
-        if self.returned:
-            self.spare = (self.spare + self.returned)[:_SPARE_BUFFERS_MAX]
-            self.returned.clear()
-
-    def take(self) -> memoryview:
-        """A free buffer."""
-        return self.spare.pop() if self.spare else empty_buffer(BUFFER_BYTES)
-
-    def replace(self) -> None:
-        """The current buffer now belongs to a connection."""
-        self.current = self.take()
-        self.at = 0
-
-    def give_back(self, buffer: memoryview | None) -> None:
-        """A connection's buffer, still seen by this poll's requests."""
-        if buffer is not None and len(buffer) == BUFFER_BYTES:
-            self.returned.append(buffer)
 
 
 class SocketServer:
@@ -227,7 +96,7 @@ class SocketServer:
         self._operations = operations
         self._allowed_uids = {os.getuid()} if allowed_uids is None else allowed_uids
         self._on_close = on_close
-        self._shared = _Shared()
+        self._shared = SharedBuffer()
         self._timed: dict[int, Connection] = {}
         self._backlog: dict[int, Connection] = {}
         self._bells: dict[int, Callable[[], None]] = {}

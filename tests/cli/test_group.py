@@ -1,9 +1,10 @@
-"""up, down, restart, status: a group's life from the command line."""
+"""up, down, restart, run, status: a group's life from the command line."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from pathlib import Path
 from mqproc.layout.control import ROLES
 from mqproc.paths import StorePaths
 from tests.cli.calling import call
-from tests.conftest import Group
+from tests.conftest import Group, wait_until
 
 
 def mqproc(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -50,6 +51,36 @@ def test_a_role_is_restarted_by_name(group: Group) -> None:
     assert outcome.json["role"] == "query"
     assert group.pid("query") != before
     assert call("restart", "nobody", "--store", group.store).code == 2
+
+
+def test_a_role_runs_in_a_debugger_at_the_callers_terminal(group: Group, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    command = [sys.executable, "-m", "mqproc", "run", "query", "--debug", "--store", str(group.store)]
+    with output.open("wb") as out:
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=out)
+    try:
+        assert child.stdin is not None
+        wait_until(lambda: "(Pdb)" in output.read_text(), what="the debugger's prompt")
+        assert "handed over to this terminal" in output.read_text()
+        status = call("status", "--store", group.store, "--json")
+        assert (status.code, status.json["ready"]) == (1, False)
+        assert next(role["state"] for role in status.json["roles"] if role["role"] == "query") == "LENT"
+        again = call("run", "query", "--store", group.store)
+        assert again.code == 1
+        assert f"query is lent to the terminal of pid {child.pid}" in again.err
+        child.stdin.write(b"c\n")
+        child.stdin.flush()
+        with group.client() as client:
+            client.ping()
+            lent_pid = group.pid("query")
+            child.send_signal(signal.SIGINT)
+            assert child.wait(20) == 130
+            wait_until(lambda: call("status", "--store", group.store).code == 0, what="all roles running")
+            assert group.pid("query") != lent_pid
+            client.ping()
+    finally:
+        child.kill()
+        child.communicate()
 
 
 def test_status_tells_state_and_lag(group: Group) -> None:

@@ -18,6 +18,7 @@ from mqproc.errors import MessageNotFoundError, MessageTooLargeError, MqprocErro
 from mqproc.layout.record_codec import decode_message_id, decode_record, encode_record, host_bytes
 from mqproc.message import StoredMessage
 from mqproc.wire.address import listen, remove
+from mqproc.wire.connection import Request
 from mqproc.wire.operations import (
     QUEUE_ANY,
     AppendAnswer,
@@ -44,7 +45,7 @@ from mqproc.wire.operations import (
     StatsAnswer,
     TopicsAnswer,
 )
-from mqproc.wire.server import Limits, Request, SocketServer
+from mqproc.wire.server import Limits, SocketServer
 from tests.client.append_frame import read_append
 
 STORE_HOST = host_bytes("192.168.1.2", 10911)

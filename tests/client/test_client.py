@@ -39,8 +39,9 @@ from mqproc.errors import (
     TopicNotFoundError,
 )
 from mqproc.message import Message, PullStatus
+from mqproc.wire.connection import Request
 from mqproc.wire.operations import Operation
-from mqproc.wire.server import Limits, Request
+from mqproc.wire.server import Limits
 from tests.client.memory_roles import MemoryRoles
 
 APPENDS = int(Operation.APPEND)

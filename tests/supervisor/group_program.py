@@ -132,7 +132,7 @@ def main() -> int:
     paths = StorePaths(Path(arguments.store))
     specs = make_specs(arguments.roles.split(","), bad)
     options = load_options(flags=arguments.set, environment={})
-    timing = Timing(tick_ms=50, abort_grace_ms=300, stop_ms=1000, quick_stop_ms=300, spawn_ms=800)
+    timing = Timing(tick_ms=50, abort_grace_ms=300, stop_ms=1000, quick_stop_ms=300, take_back_ms=300, spawn_ms=800)
     policy = RestartPolicy(back_off_ms=20)
 
     def run(report, ready) -> Outcome:  # type: ignore[no-untyped-def]

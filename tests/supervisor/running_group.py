@@ -135,19 +135,16 @@ class RunningGroup:
 
     def ask(self, operation: Operation, options: Options | None = None) -> Options:
         """One request at the control socket."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-            client.settimeout(PATIENCE_S)
-            client.connect(str(connect_path(self.paths.socket("ctl"))))
-            client.sendall(b"".join(encode_frame(operation, 1, encode_options(options or Empty()), ())))
-            reader = FrameReader(1 << 20)
-            while (found := reader.next_frame()) is None:
-                count = client.recv_into(reader.writable())
-                assert count, "the supervisor closed the connection without an answer"
-                reader.received(count)
-        answered, _, encoded, _ = found
-        if answered & frame.REFUSAL:
-            raise decode_refusal(encoded)
-        return msgspec.msgpack.decode(encoded, type=ANSWERS[operation])
+        with self.send(operation, options) as client:
+            return answer_to(client, operation)
+
+    def send(self, operation: Operation, options: Options | None = None) -> socket.socket:
+        """The same without waiting for the answer."""
+        client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        client.settimeout(PATIENCE_S)
+        client.connect(str(connect_path(self.paths.socket("ctl"))))
+        client.sendall(b"".join(encode_frame(operation, 1, encode_options(options or Empty()), ())))
+        return client
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         if self.process.poll() is None:
@@ -170,6 +167,19 @@ class RunningGroup:
                 stream.close()
         if self._control is not None:
             self._control.close()
+
+
+def answer_to(client: socket.socket, operation: Operation) -> Options:
+    """What the supervisor answers; a refusal is raised."""
+    reader = FrameReader(1 << 20)
+    while (found := reader.next_frame()) is None:
+        count = client.recv_into(reader.writable())
+        assert count, "the supervisor closed the connection without an answer"
+        reader.received(count)
+    answered, _, encoded, _ = found
+    if answered & frame.REFUSAL:
+        raise decode_refusal(encoded)
+    return msgspec.msgpack.decode(encoded, type=ANSWERS[operation])
 
 
 def alive(pid: int) -> bool:

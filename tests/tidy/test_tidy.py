@@ -18,6 +18,7 @@ _OS_CALLS = (
     "fdatasync",
     "fsync",
     "ftruncate",
+    "lseek",
     "posix_fadvise",
     "posix_fallocate",
     "pread",

@@ -26,10 +26,11 @@ from mqproc.errors import (
     UnsupportedVersionError,
 )
 from mqproc.wire.address import listen
+from mqproc.wire.connection import Request
 from mqproc.wire.frame import ANSWER, CONNECTION_ID, HEADER, MAGIC, VERSION
 from mqproc.wire.operations import Empty, Operation, PullRequest
 from mqproc.wire.protocol import ClientProtocol, Frame, FrameReader, decode_refusal, encode_frame, encode_options
-from mqproc.wire.server import Limits, Request, SocketServer
+from mqproc.wire.server import Limits, SocketServer
 
 APPEND = int(Operation.APPEND)
 LIMITS = Limits(connections=8, frame_bytes=1 << 20, output_bytes=1 << 20, frame_read_s=0.15, output_grace_s=0.15)

@@ -1,0 +1,123 @@
+"""Connections to a role as threads use them: one waits on its own, and free ones are kept for the next caller."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from mqproc.client.connection import Connection, open_socket
+from mqproc.client.retry import ConnectionLost
+from mqproc.errors import NotRunningError, RequestTimeoutError, StoreBusyError
+
+_clock = time.monotonic
+
+
+class Line:
+    """A connection and how a thread waits on it: a short spin, then poll."""
+
+    __slots__ = ("_poll", "_spin_s", "_watched", "connection")
+
+    def __init__(self, connection: Connection, spin_s: float) -> None:
+        self.connection = connection
+        self._spin_s = spin_s
+        self._poll = select.poll()
+        self._watched = select.POLLIN
+        self._poll.register(connection.fd, select.POLLIN)
+
+    def push(self, deadline: float) -> None:
+        """Return when the socket has taken all that was submitted, reading answers meanwhile."""
+        connection = self.connection
+        while connection.sending:
+            if not self._wait(deadline):
+                connection.lose("the server did not take the request in time")
+                raise StoreBusyError("the server did not take the request in time")
+
+    def finish(self, request_id: int, deadline: float, spin: bool = True) -> Any:
+        """The value of a request; raises its error. Raises RequestTimeoutError when it takes too long."""
+        connection = self.connection
+        done = connection.done
+        if request_id not in done:
+            if spin:
+                self._look(request_id)
+            while request_id not in done:
+                if not self._wait(deadline):
+                    connection.forget(request_id)
+                    raise RequestTimeoutError("no answer in time")
+        outcome = done.pop(request_id)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.value
+
+    def _look(self, request_id: int) -> None:
+        """Look for the answer a moment long before sleeping; yielding lets the server run on this processor."""
+        connection, poll, done = self.connection, self._poll.poll, self.connection.done
+        end = _clock() + self._spin_s
+        while _clock() < end:
+            if poll(0):
+                connection.receive()
+                if request_id in done or connection.closed:
+                    return
+            else:
+                os.sched_yield()
+
+    def _wait(self, deadline: float) -> bool:
+        """Sleep until something can be read or sent, and do it; False when the time is over."""
+        connection = self.connection
+        if connection.closed:
+            return True
+        wanted = select.POLLIN | select.POLLOUT if connection.sending else select.POLLIN
+        if wanted != self._watched:
+            self._watched = wanted
+            self._poll.modify(connection.fd, wanted)
+        left_s = deadline - _clock()
+        if left_s <= 0:
+            return False
+        events = self._poll.poll(left_s * 1000 + 1)
+        for _, event in events:
+            if event & select.POLLOUT:
+                connection.flush()
+            if event & ~select.POLLOUT:
+                connection.receive()
+        return True
+
+
+class Lines:
+    """The free connections to one role."""
+
+    def __init__(self, path: Path, spin_s: float, frame_bytes_max: int) -> None:
+        self._path = path
+        self._spin_s = spin_s
+        self._frame_bytes_max = frame_bytes_max
+        self._free: deque[Line] = deque()
+        self._ever_connected = False
+
+    def take(self) -> Line:
+        """A free connection, or a new one. Raises ConnectionLost when nobody listens."""
+        while self._free:
+            try:
+                line = self._free.pop()
+            except IndexError:
+                break  # Another thread was faster.
+            if line.connection.usable:
+                return line
+        try:
+            sock = open_socket(self._path)
+        except NotRunningError as error:
+            raise ConnectionLost(str(error), taken=False, ever_connected=self._ever_connected) from None
+        self._ever_connected = True
+        return Line(Connection(sock, self._frame_bytes_max), self._spin_s)
+
+    def give(self, line: Line) -> None:
+        """Take a connection back, unless something is under way on it."""
+        if line.connection.usable and line.connection.idle:
+            self._free.append(line)
+        else:
+            line.connection.close()
+
+    def close(self) -> None:
+        while self._free:
+            self._free.pop().connection.close()

@@ -1,0 +1,114 @@
+"""One client of a role's socket, and a request of its: what a role keeps to answer later."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mqproc.errors import MqprocError
+from mqproc.wire.frame import ANSWER
+from mqproc.wire.operations import Options
+from mqproc.wire.output import OutputQueue
+from mqproc.wire.protocol import (
+    NO_OPTIONS,
+    FrameReader,
+    decode_request,
+    encode_frame,
+    encode_options,
+    encode_refusal,
+)
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+    from mqproc.wire.server import SocketServer
+
+
+class Request:
+    """One frame from a client. The views are valid until the next `poll`; the rest may be kept."""
+
+    __slots__ = ("connection", "operation", "options", "payload", "request_id")
+
+    def __init__(
+        self, connection: Connection, operation: int, request_id: int, options: memoryview, payload: memoryview
+    ) -> None:
+        self.connection = connection
+        self.operation = operation
+        self.request_id = request_id
+        self.options = options
+        self.payload = payload
+
+    def decode(self) -> Options:
+        """The options as the type that `operations.REQUESTS` names. Raises BadRequestError."""
+        return decode_request(self.operation, self.options)
+
+    def answer(
+        self, options: Options | bytes = NO_OPTIONS, payload: Sequence[ReadableBuffer] = (), *, owned: bool = False
+    ) -> None:
+        """Answer this request; see `Connection.answer`."""
+        self.connection.answer(self.request_id, self.operation, options, payload, owned=owned)
+
+    def refuse(self, error: MqprocError) -> None:
+        """Refuse this request; the connection goes on."""
+        self.connection.refuse(self.request_id, self.operation, error)
+
+
+class Connection:
+    """One client. A role keeps it to answer later; answers to a closed one are dropped."""
+
+    __slots__ = (
+        "_server",
+        "beginning",
+        "closed",
+        "fd",
+        "mask",
+        "output",
+        "paused",
+        "read_by",
+        "reader",
+        "sock",
+        "write_by",
+    )
+
+    def __init__(self, server: SocketServer, sock: socket.socket) -> None:
+        self._server = server
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.beginning = b""  # of a frame, while it is short
+        self.reader: FrameReader | None = None  # holds a longer part of a frame, or frames that must wait
+        self.output = OutputQueue()
+        self.mask = select.EPOLLIN
+        self.paused = False
+        self.closed = False
+        self.read_by = 0.0  # monotonic seconds by which the frame that has begun must be whole; 0 = none has
+        self.write_by = 0.0  # by which a paused client must have read something; 0 = it is not paused
+
+    def answer(
+        self,
+        request_id: int,
+        operation: int,
+        options: Options | bytes = NO_OPTIONS,
+        payload: Sequence[ReadableBuffer] = (),
+        *,
+        owned: bool = False,
+    ) -> None:
+        """Send an answer, or queue what the socket does not take.
+
+        What is queued is copied unless `owned` says that the payload's bytes will not change until they are sent.
+        """
+        if not self.closed:
+            self._server.send(
+                self, encode_frame(operation | ANSWER, request_id, encode_options(options), payload), owned=owned
+            )
+
+    def refuse(self, request_id: int, operation: int, error: MqprocError) -> None:
+        """Send a refusal; the connection goes on."""
+        if not self.closed:
+            self._server.rejects[error.code] += 1
+            self._server.send(self, [encode_refusal(operation, request_id, error)])
+
+    def close(self) -> None:
+        """Let the client go."""
+        self._server.drop(self)

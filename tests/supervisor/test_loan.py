@@ -1,0 +1,164 @@
+"""A role at somebody's terminal: pipes of the test stand for it, and closing the connection for Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mqproc.errors import BadRequestError, StoreBusyError
+from mqproc.layout import control as layout
+from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest, StatusAnswer
+from tests.supervisor.running_group import RunningGroup, alive, answer_to, wait_until
+
+StartGroup = Callable[..., RunningGroup]
+
+FEW = "--roles=writer,dispatcher"
+IMPATIENT = ("--set=heartbeat_timeout_ms=500", "--set=busy_timeout_ms=500")
+
+
+class Terminal:
+    """Two pipes: what is typed, and what is seen."""
+
+    def __init__(self) -> None:
+        self._role_reads, self._typed = os.pipe()
+        self._seen, self._role_writes = os.pipe()
+        os.set_blocking(self._seen, False)
+        self.text = ""
+
+    def request(self, role: str, *, debug: bool = False) -> RunRequest:
+        """A wish for the role here."""
+        own = f"/proc/{os.getpid()}/fd"
+        out = f"{own}/{self._role_writes}"
+        return RunRequest(role, f"{own}/{self._role_reads}", out, out, debug)
+
+    def type(self, line: str) -> None:
+        os.write(self._typed, f"{line}\n".encode())
+
+    def shows(self, text: str) -> bool:
+        """Whether it has been written here by now."""
+        with contextlib.suppress(BlockingIOError):
+            self.text += os.read(self._seen, 1 << 16).decode()
+        return text in self.text
+
+    def close(self) -> None:
+        for fd in (self._role_reads, self._typed, self._seen, self._role_writes):
+            os.close(fd)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    terminal = Terminal()
+    yield terminal
+    terminal.close()
+
+
+def lent(group: RunningGroup, role: str) -> bool:
+    return group.word(role, "supervised") == layout.LENT
+
+
+def serves_again(group: RunningGroup, role: str, incarnation: int) -> None:
+    """It runs as any other, and works."""
+    wait_until(lambda: group.running(role) and group.word(role, "incarnation") == incarnation, f"{role} again")
+    before = group.cycles(role)
+    wait_until(lambda: group.cycles(role) > before, f"work of {role}")
+
+
+def test_a_lent_role_works_and_speaks_at_the_terminal_until_the_connection_ends(
+    start_group: StartGroup, terminal: Terminal
+) -> None:
+    group = start_group(FEW)
+    with group.send(Operation.RUN_ROLE, terminal.request("writer")):
+        wait_until(lambda: terminal.shows("handed over to this terminal"), "the role's log")
+        wait_until(lambda: lent(group, "writer"))
+        before = group.cycles("writer")
+        wait_until(lambda: group.cycles("writer") > before, "work at the terminal")
+        descriptors = [os.readlink(f"/proc/{group.pid('writer')}/fd/{fd}") for fd in range(3)]
+        assert all(name.startswith("pipe:") for name in descriptors)
+        assert descriptors[1] == descriptors[2]
+        status = group.ask(Operation.STATUS)
+        assert isinstance(status, StatusAnswer)
+        assert status.roles["writer"]["state"] == "LENT"
+    serves_again(group, "writer", 3)
+    assert group.word("writer", "restarts") == 0
+    assert group.events.count("writer close") == 2
+    assert any(line.startswith("writer LENT, pid") and f"terminal of pid {os.getpid()}" in line for line in group.lines)
+    assert group.stop() == 0
+
+
+def test_a_role_in_the_debugger_is_not_aborted_and_goes_on_at_continue(
+    start_group: StartGroup, terminal: Terminal
+) -> None:
+    group = start_group(FEW, *IMPATIENT)
+    with group.send(Operation.RUN_ROLE, terminal.request("dispatcher", debug=True)):
+        wait_until(lambda: terminal.shows("(Pdb)"), "the debugger's prompt")
+        pid, before = group.pid("dispatcher"), group.cycles("dispatcher")
+        time.sleep(1.2)  # More than the time after which a role that does not beat is aborted.
+        assert (group.pid("dispatcher"), group.cycles("dispatcher")) == (pid, before)
+        terminal.type("p role.name")
+        wait_until(lambda: terminal.shows("'dispatcher'"), "the debugger's answer")
+        terminal.type("c")
+        wait_until(lambda: group.cycles("dispatcher") > before, "work after the debugger")
+        assert group.pid("dispatcher") == pid
+    serves_again(group, "dispatcher", 3)
+
+
+def test_a_role_that_ends_in_the_debugger_is_no_death(start_group: StartGroup, terminal: Terminal) -> None:
+    group = start_group(FEW)
+    for times in range(6):  # More than the deaths at which a group halts.
+        with group.send(Operation.RUN_ROLE, terminal.request("writer", debug=True)) as client:
+            terminal.type("q")
+            assert answer_to(client, Operation.RUN_ROLE) == RunAnswer("exit code 1", False)
+        serves_again(group, "writer", 3 + 2 * times)
+    assert terminal.shows("left by the debugger")
+    assert group.word("writer", "restarts") == 0
+
+
+def test_a_role_left_at_the_prompt_is_taken_back(start_group: StartGroup, terminal: Terminal) -> None:
+    group = start_group("--roles=writer,commitlog-flusher")
+    with group.send(Operation.RUN_ROLE, terminal.request("commitlog-flusher", debug=True)):
+        wait_until(lambda: terminal.shows("(Pdb)"), "the debugger's prompt")
+        pid = group.pid("commitlog-flusher")
+    serves_again(group, "commitlog-flusher", 3)
+    assert not alive(pid)
+    assert "commitlog-flusher did not stop within 0.3 s: aborted" in group.lines
+    assert "sync for commitlog-flusher" in group.events
+
+
+def test_a_lent_role_is_lent_once_and_not_restarted(start_group: StartGroup, terminal: Terminal) -> None:
+    group = start_group(FEW)
+    with group.send(Operation.RUN_ROLE, terminal.request("writer")):
+        wait_until(lambda: lent(group, "writer"))
+        lent_to = f"writer is lent to the terminal of pid {os.getpid()}"
+        with pytest.raises(StoreBusyError, match=lent_to):
+            group.ask(Operation.RUN_ROLE, terminal.request("writer"))
+        with pytest.raises(StoreBusyError, match=lent_to):
+            group.ask(Operation.RESTART_ROLE, RoleRequest("writer"))
+        assert lent(group, "writer")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/proc/1/fd/0", "/dev/null", "/proc/self/fd/0", f"/proc/{os.getpid()}/fd/0/../1", f"/proc/{os.getpid()}/fd/999"],
+)
+def test_only_open_files_of_the_caller_are_taken(start_group: StartGroup, terminal: Terminal, path: str) -> None:
+    group = start_group(FEW)
+    good = terminal.request("writer")
+    with pytest.raises(BadRequestError, match=r"not an open file of pid|cannot be handed over"):
+        group.ask(Operation.RUN_ROLE, RunRequest("writer", good.stdin, path, good.stderr))
+    assert (group.running("writer"), group.word("writer", "incarnation")) == (True, 1)
+
+
+def test_a_lent_role_stops_with_its_group(start_group: StartGroup, terminal: Terminal) -> None:
+    group = start_group(FEW)
+    with group.send(Operation.RUN_ROLE, terminal.request("writer")) as client:
+        wait_until(lambda: terminal.shows("handed over"), "the role's log")
+        before = group.cycles("writer")
+        wait_until(lambda: group.cycles("writer") > before)
+        assert group.stop() == 0
+        assert answer_to(client, Operation.RUN_ROLE) == RunAnswer("exit code 0", True)
+    assert not (Path(group.root) / "abort").exists()
