@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from mqproc.client import core
+from mqproc.client import core, sending
 from mqproc.client.aio_producer import AsyncProducer
 from mqproc.client.connection import FRAME_BYTES_MAX, Connection, Outcome, open_socket
 from mqproc.client.core import (
@@ -254,12 +254,12 @@ class AsyncClient:
         wait: bool = True,
     ) -> SendResult:
         """Store one message; see `Client.send`."""
-        message = core.message_of(topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms)
-        return await self.run(core.send(message, wait=wait))
+        message = sending.message_of(topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms)
+        return await self.run(sending.send(message, wait=wait))
 
     async def send_group(self, messages: Sequence[Message], *, wait: bool = True) -> list[SendResult]:
         """Store messages of one topic in one frame; either all name a queue or none does."""
-        return await self.run(core.send_group(messages, wait=wait))
+        return await self.run(sending.send_group(messages, wait=wait))
 
     async def send_many(
         self, messages: Iterable[Message], *, in_flight: int = IN_FLIGHT, wait: bool = True
@@ -276,7 +276,7 @@ class AsyncClient:
             except MqprocError as error:
                 failures.append(error)
 
-        for group in core.groups_of(messages):
+        for group in sending.groups_of(messages):
             if failures:
                 break
             under_way.add(asyncio.ensure_future(deliver(group)))
@@ -308,12 +308,12 @@ class AsyncClient:
         whole = Batch(
             topic, bodies, keys, tags, queue_id, queue_ids, born_timestamps_ms, properties, flags, batch, wait
         )
-        calls = core.send_batch(whole, self._frame_bytes_max)
-        return core.joined(topic, [result async for result in self.run_all(calls, IN_FLIGHT)])
+        calls = sending.send_batch(whole, self._frame_bytes_max)
+        return sending.joined(topic, [result async for result in self.run_all(calls, IN_FLIGHT)])
 
     def send_batches(self, batches: Iterable[Batch], *, in_flight: int = IN_FLIGHT) -> AsyncIterator[BatchResult]:
         """Store many batches with up to `in_flight` frames under way; see `Client.send_batches`."""
-        calls = (call for batch in batches for call in core.send_batch(batch, self._frame_bytes_max))
+        calls = (call for batch in batches for call in sending.send_batch(batch, self._frame_bytes_max))
         return self.run_all(calls, in_flight)
 
     async def send_oneway(
@@ -329,15 +329,15 @@ class AsyncClient:
         born_timestamp_ms: int | None = None,
     ) -> None:
         """Hand one message to the writer and do not ask what became of it."""
-        message = core.message_of(topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms)
-        await self.run(core.send_oneway(message))
+        message = sending.message_of(topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms)
+        await self.run(sending.send_oneway(message))
 
     def producer(
         self,
         *,
         linger_ms: float = 5.0,
-        max_batch_messages: int = core.GROUP_MESSAGES_MAX,
-        max_batch_bytes: int = core.GROUP_BYTES_MAX,
+        max_batch_messages: int = sending.GROUP_MESSAGES_MAX,
+        max_batch_bytes: int = sending.GROUP_BYTES_MAX,
         max_in_flight: int = IN_FLIGHT,
         max_buffered_bytes: int = 64 << 20,
     ) -> AsyncProducer:

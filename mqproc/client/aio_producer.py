@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from mqproc.client import core
+from mqproc.client import sending
 from mqproc.client.batching import Batcher, Group, Limits
 from mqproc.client.encoding import check_message
 from mqproc.errors import BadRequestError, MqprocError
@@ -72,7 +72,7 @@ class AsyncProducer:
         born_timestamp_ms: int | None = None,
     ) -> Results:
         """Put a message in line, waiting while the buffer is full; the future gets the SendResult or the error."""
-        message = core.message_of(topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms)
+        message = sending.message_of(topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms)
         check_message(message)
         while not self._closing and not self._batcher.has_room(message):
             await self._next_resolved()

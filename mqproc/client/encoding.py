@@ -47,7 +47,7 @@ from mqproc.errors import BadMessageError, FrameTooLargeError, PropertiesTooLarg
 from mqproc.layout.properties import KEY_SEPARATOR
 from mqproc.layout.record import PROPERTIES_SIZE_MAX
 from mqproc.message import Message
-from mqproc.wire.checks import check_topic
+from mqproc.names import check_topic
 from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_ANY, QUEUE_COLUMN, AppendRequest
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from mqproc.client import core
+from mqproc.client import core, sending
 from mqproc.client.batching import Batcher, Group, Limits
 from mqproc.client.encoding import check_message
 from mqproc.errors import BadRequestError, MqprocError, RequestTimeoutError, StoreBusyError
@@ -86,7 +86,7 @@ class Producer:
         Waits while the buffer is full, at most `timeout` seconds, then raises StoreBusyError. Raises BadRequestError
         at once for a message that cannot be sent.
         """
-        message = core.message_of(topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms)
+        message = sending.message_of(topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms)
         check_message(message)
         future: Results = Future()
         if on_done is not None:
@@ -131,7 +131,7 @@ class Producer:
                     self._finish(groups.popleft(), pipeline.finish)
                 if group is not None:
                     groups.append(group)
-                    pipeline.start(core.send_group(group.messages))
+                    pipeline.start(sending.send_group(group.messages))
         except BaseException as error:
             # A defect: nobody must wait for ever for what this thread will not do any more.
             self._give_up(groups, error)
@@ -193,7 +193,7 @@ class Producer:
                 future.set_exception(error)
                 return
             try:
-                future.set_result(self._client.run(core.send(message)))
+                future.set_result(self._client.run(sending.send(message)))
             except MqprocError as own:
                 future.set_exception(own)
 

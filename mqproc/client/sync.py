@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mqproc.client import core
+from mqproc.client import core, sending
 from mqproc.client.connection import FRAME_BYTES_MAX
 from mqproc.client.core import (
     IN_FLIGHT,
@@ -185,8 +185,8 @@ class Client:
         `wait` False is answered before the sync of a SYNC_FLUSH store. Raises SendOutcomeUnknownError when the answer
         was lost.
         """
-        message = core.message_of(topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms)
-        return self.run(core.send(message, wait=wait))
+        message = sending.message_of(topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms)
+        return self.run(sending.send(message, wait=wait))
 
     def send_many(
         self, messages: Iterable[Message], *, in_flight: int = IN_FLIGHT, wait: bool = True
@@ -209,8 +209,8 @@ class Client:
                 failure = failure or error
 
         try:
-            for group in core.groups_of(messages):
-                call = core.send_group([message for _, message in group], wait=wait)
+            for group in sending.groups_of(messages):
+                call = sending.send_group([message for _, message in group], wait=wait)
                 if len(pipeline) >= max(1, in_flight):
                     finish()
                 if failure is not None:
@@ -248,15 +248,15 @@ class Client:
         whole = Batch(
             topic, bodies, keys, tags, queue_id, queue_ids, born_timestamps_ms, properties, flags, batch, wait
         )
-        calls = core.send_batch(whole, self._frame_bytes_max)
-        return core.joined(topic, list(self.run_all(calls, WRITER, IN_FLIGHT)))
+        calls = sending.send_batch(whole, self._frame_bytes_max)
+        return sending.joined(topic, list(self.run_all(calls, WRITER, IN_FLIGHT)))
 
     def send_batches(self, batches: Iterable[Batch], *, in_flight: int = IN_FLIGHT) -> Iterator[BatchResult]:
         """Store many batches with up to `in_flight` frames under way; iterate to send, results come in order.
 
         A batch larger than a frame gives one result for each frame.
         """
-        calls = (call for batch in batches for call in core.send_batch(batch, self._frame_bytes_max))
+        calls = (call for batch in batches for call in sending.send_batch(batch, self._frame_bytes_max))
         return self.run_all(calls, WRITER, in_flight)
 
     def send_oneway(
@@ -272,15 +272,15 @@ class Client:
         born_timestamp_ms: int | None = None,
     ) -> None:
         """Hand one message to the writer and do not ask what became of it."""
-        message = core.message_of(topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms)
-        self.run(core.send_oneway(message))
+        message = sending.message_of(topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms)
+        self.run(sending.send_oneway(message))
 
     def producer(
         self,
         *,
         linger_ms: float = 5.0,
-        max_batch_messages: int = core.GROUP_MESSAGES_MAX,
-        max_batch_bytes: int = core.GROUP_BYTES_MAX,
+        max_batch_messages: int = sending.GROUP_MESSAGES_MAX,
+        max_batch_bytes: int = sending.GROUP_BYTES_MAX,
         max_in_flight: int = IN_FLIGHT,
         max_buffered_bytes: int = 64 << 20,
     ) -> Producer:

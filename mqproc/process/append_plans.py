@@ -21,10 +21,11 @@ from mqproc.errors import (
 )
 from mqproc.io import StoreIO
 from mqproc.layout import properties, record
+from mqproc.names import check_topic
 from mqproc.paths import StorePaths
 from mqproc.store.append import AppendPlan, topic_fields
 from mqproc.store.queue_table import QueueTable
-from mqproc.store.topics import TopicConfig, Topics, check_sendable, check_topic_name
+from mqproc.store.topics import TopicConfig, Topics, check_sendable
 from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_COLUMN, AppendRequest
 
 UNIQUE_PREFIX_DIGITS = 28
@@ -66,7 +67,7 @@ class OpenTopics:
         found = self._open.get(topic)
         if found is not None:
             return found
-        check_topic_name(topic)
+        check_topic(topic)
         config = self.topics.get(topic)
         if config is None:
             if not self._options.auto_create_topic_enable:

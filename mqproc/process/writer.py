@@ -61,6 +61,9 @@ SEGMENT_POLL_S = 0.0005
 SLOW_STEP_S = 0.005
 # A clock that steps back holds store time still for at most this long; beyond it, it is followed with an alarm.
 CLOCK_CLAMP_MAX_MS = 60_000
+# A stopping writer refuses for at most this long what clients go on sending, then sends for at most this long.
+STOP_REFUSE_NS = 1_000_000_000
+STOP_DRAIN_S = 3.0
 AUTO_CREATED_SAVE_NS = 1_000_000_000
 _append_request = msgspec.msgpack.Decoder(AppendRequest)
 _decoders: dict[int, Any] = {operation: msgspec.msgpack.Decoder(kind) for operation, kind in REQUESTS.items()}
@@ -125,6 +128,7 @@ class Writer:
         self._dispatcher_bell = context.bells[words_of.DISPATCHER]
         self._flusher_bell = context.bells[words_of.COMMITLOG_FLUSHER]
         self._taking = True
+        self._stop_by_ns = 0
         self._to_ring = False
         self._closed_by: MqprocError | None = None
 
@@ -153,11 +157,19 @@ class Writer:
         self._requests = self._server.poll(timeout_s)
 
     def on_stop(self) -> bool:
-        """Take no more: answer what has come, close the socket's door, save the topics."""
+        """Take what has come, refuse what still comes, save the topics, send the answers that are queued.
+
+        A request that nobody answers leaves its client not knowing what became of it.
+        """
         if self._taking:
-            self._taking = False
+            self._server.stop_accepting()
             self.do_work()
-            self._topics.save(self._clock.time_ms())
+            self._taking = False
+            self._stop_by_ns = self._clock.monotonic_ns() + STOP_REFUSE_NS
+        if self.do_work() and self._clock.monotonic_ns() < self._stop_by_ns:
+            return False
+        self._topics.save(self._clock.time_ms())
+        self._server.drain(STOP_DRAIN_S)
         return True
 
     def reload(self, options: Options) -> None:

@@ -1,4 +1,4 @@
-"""Topics as RocketMQ keeps them: `config/topics.json`, owned by the writer, and the rules for their names.
+"""Topics as RocketMQ keeps them: `config/topics.json`, owned by the writer, and which of them clients may not send to.
 
 Writing the whole file for each change would make thousands of topics quadratic, so a change is first a line of
 `mqproc/topics.journal`, synced before it is acknowledged; the file follows within a second, and then the journal goes.
@@ -7,23 +7,20 @@ A line is `[topic, queues, perm]`, queues 0 for a deleted topic; a torn last lin
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from mqproc.errors import BadRequestError, BadTopicError, TopicExistsError, TopicReservedError
+from mqproc.errors import BadRequestError, TopicExistsError, TopicReservedError
 from mqproc.io import StoreIO
-from mqproc.layout.record import TOPIC_SIZE_MAX, TOPIC_V1_CHARACTERS_MAX
+from mqproc.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_topic
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
 
 PERM_READ = 4
 PERM_WRITE = 2
 QUEUES_OF_A_TOPIC_MAX = 65_535
-RETRY_PREFIX = "%RETRY%"
-DEAD_LETTER_PREFIX = "%DLQ%"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 # Topics that RocketMQ's broker does not let clients send to.
 RESERVED_TOPICS = frozenset(
@@ -37,21 +34,6 @@ RESERVED_TOPICS = frozenset(
         "rmq_sys_wheel_timer",
     }
 )
-_NAME = re.compile(rb"[%|a-zA-Z0-9_-]+")
-
-
-def check_topic_name(topic: str) -> None:
-    """Raise BadTopicError unless RocketMQ takes the name: `[%|a-zA-Z0-9_-]`, 1…127 bytes (255 for retry topics)."""
-    name = topic.encode("utf-8", "surrogatepass")
-    limit = TOPIC_SIZE_MAX if topic.startswith(RETRY_PREFIX) else TOPIC_V1_CHARACTERS_MAX
-    if not name:
-        raise BadTopicError("the topic's name is empty")
-    if len(name) > limit:
-        raise BadTopicError(f"the topic's name has {len(name)} bytes; the limit is {limit}")
-    good = _NAME.match(name)
-    end = good.end() if good else 0
-    if end < len(name):
-        raise BadTopicError(f"topic {topic!r}: byte {name[end]:#04x} at {end} is not of [%|a-zA-Z0-9_-]")
 
 
 def check_sendable(topic: str) -> None:
@@ -167,7 +149,7 @@ class Topics:
 
         Raises TopicExistsError when it would lose queues, BadTopicError, BadRequestError.
         """
-        check_topic_name(topic)
+        check_topic(topic)
         if not 1 <= queues <= QUEUES_OF_A_TOPIC_MAX:
             raise BadRequestError(f"queues = {queues} is out of range: from 1 to {QUEUES_OF_A_TOPIC_MAX:,}")
         found = self._topics.get(topic)

@@ -1,32 +1,15 @@
-"""What a topic's name and a filter may be. Clients ask before they send, servers before they believe."""
+"""What a filter may be. Clients ask before they send, servers before they believe."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-from mqproc.errors import BadTopicError, FilterSyntaxError
+from mqproc.errors import FilterSyntaxError
 
-TOPIC_BYTES_MAX: Final = 127
-RETRY_PREFIX: Final = "%RETRY%"
-RETRY_TOPIC_BYTES_MAX: Final = 255
 FILTER_BYTES_MAX: Final = 4096
 
-_FOREIGN = re.compile(rb"[^%|A-Za-z0-9_-]")
 _SEPARATOR = re.compile("[\x01\x02]")
-
-
-def check_topic(topic: str) -> None:
-    """Raise BadTopicError unless RocketMQ would take the name; the text tells the offending byte as hex."""
-    if not isinstance(topic, str) or not topic:
-        raise BadTopicError("topic is empty" if topic == "" else f"topic is {topic!r}, not text")
-    data = topic.encode("utf-8", "surrogatepass")
-    if foreign := _FOREIGN.search(data):
-        place = foreign.start()
-        raise BadTopicError(f"topic {topic[:64]!r} has byte 0x{data[place]:02X} at {place}; allowed are A-Za-z0-9_%|-")
-    limit = RETRY_TOPIC_BYTES_MAX if topic.startswith(RETRY_PREFIX) else TOPIC_BYTES_MAX
-    if len(data) > limit:
-        raise BadTopicError(f"topic of {len(data)} bytes exceeds {limit}: {topic[:64]!r}…")
 
 
 def parse_tags(expression: str) -> list[str]:

@@ -127,10 +127,12 @@ class SocketServer:
             waiting = [connection for connection in self.connections.values() if connection.output.waiting_bytes]
             if not waiting:
                 return
-            for fd, mask in self._epoll.poll(min(left, 0.1), _EVENTS_MAX):
-                connection = self.connections.get(fd)
-                if connection is not None and mask & select.EPOLLOUT:
-                    self._write(connection)
+            # Not the epoll: bells and clients that go on sending would wake it all the time.
+            room = select.poll()
+            for connection in waiting:
+                room.register(connection.fd, select.POLLOUT)
+            for fd, _ in room.poll(left * 1000):
+                self._write(self.connections[fd])
 
     def close(self) -> None:
         """Let all clients go. The listener belongs to whoever made it."""

@@ -283,6 +283,16 @@ class TestKills:
         assert any("SIGABRT" in line for line in group.lines)
         assert any("a role crashed" in line and "in wait" in line for line in group.errors), group.errors
 
+    def test_each_crash_is_logged_with_its_own_stack(self, start_group: StartGroup) -> None:
+        group = start_group(FEW)
+        for times in (2, 3):
+            group.kill("writer", signal.SIGABRT)
+            group.wait_for_line("writer RUNNING", count=times)
+        wait_until(lambda: sum("a role crashed" in line for line in group.errors) == 2)
+        crashes = [line for line in group.errors if "a role crashed" in line]
+        assert [line.count("Fatal Python error: Aborted") for line in crashes] == [1, 1]
+        assert not any("\\u0000" in line for line in crashes)
+
     def test_role_that_sleeps_in_its_work_is_aborted(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--set=heartbeat_timeout_ms=500", "--bad=writer:sleep")
         group.wait_for_line("while running: aborted")

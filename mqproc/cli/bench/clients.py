@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.cli.bench.load import TAG, Messages, Recorder, Shape, key_of, paced, topic_name
-from mqproc.client import Batch, Client, core
+from mqproc.client import Batch, Client, core, sending
 from mqproc.errors import MqprocError
 from mqproc.message import Message
 
@@ -90,7 +90,7 @@ def _send_singles_in_flight(client: Client, shape: Shape, messages: Messages, re
     def calls() -> Iterator[core.Call[object]]:
         for turn, now_ns in enumerate(paced(shape.rate, recorder)):
             started.append(now_ns)
-            yield core.send(_single(shape, messages, turn))  # type: ignore[misc]
+            yield sending.send(_single(shape, messages, turn))  # type: ignore[misc]
 
     for _ in client.run_all(calls(), core.WRITER, shape.in_flight):
         recorder.add(started.popleft(), 1, shape.size)

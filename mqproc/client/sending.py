@@ -1,0 +1,198 @@
+"""Messages as calls to the writer: one, a group, a batch of columns; and how a stream of them is cut into frames."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+import numpy as np
+
+from mqproc.client.core import WRITER, Call, nothing
+from mqproc.client.encoding import FRAME_MESSAGES_MAX, AppendFrame, Batch, encode_batch, encode_message, encode_messages
+from mqproc.client.unique_id import unique_id
+from mqproc.errors import BadMessageError, BadRequestError, ProtocolError
+from mqproc.layout.record_codec import host_hex
+from mqproc.message import BatchResult, Message, SendResult
+from mqproc.wire.operations import AppendAnswer, Operation
+
+T = TypeVar("T")
+# Messages of one frame, where a client cuts a stream of them.
+GROUP_MESSAGES_MAX: Final = 1000
+GROUP_BYTES_MAX: Final = 1 << 20
+
+_decode_append = msgspec.msgpack.Decoder(AppendAnswer).decode
+_APPEND = int(Operation.APPEND)
+_ONE_ROW = struct.Struct("<qqi")
+_MASK64: Final = (1 << 64) - 1
+
+
+def message_of(
+    topic: Message | str,
+    body: bytes | None,
+    tag: str,
+    keys: str | Sequence[str],
+    properties: Mapping[str, str] | None,
+    queue_id: int | None,
+    flag: int,
+    born_timestamp_ms: int | None,
+) -> Message:
+    """The message that `send` was given, whole or in parts."""
+    if isinstance(topic, Message):
+        if body is not None:
+            raise BadRequestError("give a Message, or a topic and a body, not both")
+        return topic
+    if body is None:
+        raise BadMessageError("a message needs a body")
+    several = (keys,) if isinstance(keys, str) and keys else keys or ()
+    return Message(topic, body, tag, several, properties or {}, queue_id, flag, born_timestamp_ms)
+
+
+def _append_call(frame: AppendFrame, parse: Callable[[memoryview, memoryview], T], *, oneway: bool = False) -> Call[T]:
+    return Call(WRITER, _APPEND, frame.options, frame.payload, parse, False, 0.0, oneway)
+
+
+def send(message: Message, *, wait: bool = True) -> Call[SendResult]:
+    """One message."""
+    frame = encode_message(message, wait=wait)
+
+    def parse(options: memoryview, payload: memoryview) -> SendResult:
+        answer = _decode_append(options)
+        physical_offset, queue_offset, queue_id = _ONE_ROW.unpack(payload)
+        return SendResult(
+            f"{host_hex(answer.store_host)}{physical_offset & _MASK64:016X}",
+            message.unique_id or unique_id(frame.unique_prefix, frame.unique_counter),
+            queue_id,
+            queue_offset,
+            physical_offset,
+            answer.store_timestamp_ms,
+        )
+
+    return _append_call(frame, _checked(parse))
+
+
+def _checked(parse: Callable[[memoryview, memoryview], T]) -> Callable[[memoryview, memoryview], T]:
+    """An append answer of the wrong shape is the server's fault, not the caller's."""
+
+    def checked(options: memoryview, payload: memoryview) -> T:
+        try:
+            return parse(options, payload)
+        except (msgspec.DecodeError, struct.error, ValueError) as error:
+            raise ProtocolError(f"answer to APPEND cannot be read: {error}") from None
+
+    return checked
+
+
+def send_oneway(message: Message) -> Call[None]:
+    """One message that is not answered."""
+    frame = encode_message(message, wait=False, oneway=True)
+    return _append_call(frame, nothing, oneway=True)
+
+
+def _columns(payload: memoryview, count: int) -> tuple[Any, Any, Any]:
+    """An append answer's columns: physical offsets, queue offsets, queue ids, as arrays of their own."""
+    data = bytes(payload)
+    if len(data) != count * _ONE_ROW.size:
+        raise ValueError(f"{len(data)} bytes for {count} messages")
+    return (
+        np.frombuffer(data, "<i8", count),
+        np.frombuffer(data, "<i8", count, 8 * count),
+        np.frombuffer(data, "<i4", count, 16 * count),
+    )
+
+
+def send_group(messages: Sequence[Message], *, wait: bool = True) -> Call[list[SendResult]]:
+    """Messages of one topic in one frame; either all name a queue or none does."""
+    frame = encode_messages(messages, wait=wait)
+
+    def parse(options: memoryview, payload: memoryview) -> list[SendResult]:
+        answer = _decode_append(options)
+        host, store_timestamp_ms = host_hex(answer.store_host), answer.store_timestamp_ms
+        physical_offsets, queue_offsets, queue_ids = _columns(payload, frame.count)
+        rows = zip(messages, physical_offsets.tolist(), queue_offsets.tolist(), queue_ids.tolist(), strict=True)
+        return [
+            SendResult(
+                f"{host}{physical_offset & _MASK64:016X}",
+                message.unique_id or unique_id(frame.unique_prefix, frame.unique_counter + index),
+                queue_id,
+                queue_offset,
+                physical_offset,
+                store_timestamp_ms,
+            )
+            for index, (message, physical_offset, queue_offset, queue_id) in enumerate(rows)
+        ]
+
+    return _append_call(frame, _checked(parse))
+
+
+def send_batch(batch: Batch, frame_bytes_max: int) -> Iterator[Call[BatchResult]]:
+    """A batch: one call, or several when it is larger than a frame may be."""
+    for frame in encode_batch(batch, frame_bytes_max):
+        yield _batch_call(frame)
+
+
+def _batch_call(frame: AppendFrame) -> Call[BatchResult]:
+    topic, count = frame.topic, frame.count
+
+    def parse(options: memoryview, payload: memoryview) -> BatchResult:
+        physical_offsets, queue_offsets, queue_ids = _columns(payload, count)
+        return BatchResult(
+            topic, queue_ids, queue_offsets, physical_offsets, _decode_append(options).store_timestamp_ms
+        )
+
+    return _append_call(frame, _checked(parse))
+
+
+def joined(topic: str, results: Sequence[BatchResult]) -> BatchResult:
+    """The results of a batch's frames as one; its store time is the last frame's."""
+    if len(results) == 1:
+        return results[0]
+    if not results:
+        empty = np.empty(0, np.int64)
+        return BatchResult(topic, np.empty(0, np.int32), empty, empty, 0)
+    return BatchResult(
+        topic,
+        np.concatenate([result.queue_ids for result in results]),
+        np.concatenate([result.queue_offsets for result in results]),
+        np.concatenate([result.physical_offsets for result in results]),
+        results[-1].store_timestamp_ms,
+    )
+
+
+class Grouping:
+    """Cuts a stream of messages into frames: one topic each, and each either with queues or without."""
+
+    def __init__(self, messages_max: int = GROUP_MESSAGES_MAX, bytes_max: int = GROUP_BYTES_MAX) -> None:
+        self._messages_max = min(messages_max, FRAME_MESSAGES_MAX)
+        self._bytes_max = bytes_max
+        self._groups: dict[tuple[str, bool], list[tuple[int, Message]]] = {}
+        self._bytes: dict[tuple[str, bool], int] = {}
+
+    def add(self, index: int, message: Message) -> list[tuple[int, Message]] | None:
+        """Put a message to its group; returns the group when it is full, with each message's index."""
+        key = (message.topic, message.queue_id is None)
+        group = self._groups.setdefault(key, [])
+        group.append((index, message))
+        size = self._bytes[key] = self._bytes.get(key, 0) + len(message.body)
+        if len(group) < self._messages_max and size < self._bytes_max:
+            return None
+        del self._bytes[key]
+        return self._groups.pop(key)
+
+    def rest(self) -> list[list[tuple[int, Message]]]:
+        """The groups that are not full, oldest first."""
+        groups = list(self._groups.values())
+        self._groups.clear()
+        self._bytes.clear()
+        return groups
+
+
+def groups_of(messages: Iterable[Message]) -> Iterator[list[tuple[int, Message]]]:
+    """A stream of messages as groups, one frame each."""
+    grouping = Grouping()
+    for index, message in enumerate(messages):
+        group = grouping.add(index, message)
+        if group is not None:
+            yield group
+    yield from grouping.rest()

@@ -1,0 +1,72 @@
+"""The writer's end through a real group: what has come to it is answered, however slowly its clients read."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from mqproc.client import core, sending
+from mqproc.client.connection import Connection, open_socket
+from mqproc.client.encoding import Batch
+from mqproc.client.retry import ConnectionLost
+from mqproc.errors import StoreBusyError
+from mqproc.layout.control import WRITER
+from mqproc.wire.operations import Operation, RoleRequest
+from tests.conftest import Group, wait_until
+
+FRAMES = 8
+MESSAGES = 20_000  # a frame; its answer has 400 kB, so that most of them wait behind the socket's buffer
+
+
+def append(number: int) -> core.Call[object]:
+    batch = Batch("orders", [b"%08d" % number] * MESSAGES)
+    (call,) = sending.send_batch(batch, 64 << 20)
+    return call
+
+
+def restart_writer(group: Group) -> threading.Thread:
+    from mqproc.cli.supervisor_client import ask_supervisor
+
+    arguments = (group.paths, Operation.RESTART_ROLE, RoleRequest(WRITER), 30.0)
+    thread = threading.Thread(target=ask_supervisor, args=arguments)
+    thread.start()
+    return thread
+
+
+def test_answers_that_wait_for_their_reader_are_sent_before_the_writer_ends(make_group: Callable[..., Group]) -> None:
+    group = make_group(mapped_file_size_commit_log=64 << 20)
+    connection = Connection(open_socket(group.paths.socket(WRITER)))
+    ids = [connection.submit(append(number)) for number in range(FRAMES)]
+    while connection.sending:
+        connection.flush()
+    wait_until(lambda: group.words()["appended_messages"] == FRAMES * MESSAGES, what="all frames stored")
+    restarting = restart_writer(group)
+    time.sleep(0.3)  # The writer is stopping, and nobody reads.
+    wait_until(lambda: (not connection.receive() and len(connection.done) == FRAMES) or connection.closed)
+    assert [connection.done[request_id].error for request_id in ids] == [None] * FRAMES
+    connection.close()
+    restarting.join()
+
+
+def test_a_client_that_goes_on_sending_is_told_that_the_writer_stops(make_group: Callable[..., Group]) -> None:
+    """Every frame is stored, refused, or, at the very end, lost with the connection; none is stored unanswered."""
+    group = make_group(mapped_file_size_commit_log=64 << 20)
+    connection = Connection(open_socket(group.paths.socket(WRITER)))
+    outcomes: list[object] = []
+    restarting = None
+    deadline = time.monotonic() + 20
+    while not connection.closed:
+        assert time.monotonic() < deadline
+        if not connection.sending:
+            connection.submit(append(len(outcomes)))
+        connection.flush()
+        connection.receive()
+        outcomes += [connection.done.pop(request_id).error for request_id in sorted(connection.done)]
+        if restarting is None and len(outcomes) > 3:
+            restarting = restart_writer(group)
+    assert restarting is not None
+    restarting.join()
+    stored = sum(error is None for error in outcomes)
+    assert {type(error) for error in outcomes} <= {type(None), StoreBusyError, ConnectionLost}
+    assert group.words()["appended_messages"] == stored * MESSAGES
