@@ -142,6 +142,7 @@ WRITER_CONNECTIONS = _word(WRITER, "writer_connections", "connections", "now")
 WRITER_CLOCK_STEPS = _word(WRITER, "writer_clock_steps", "", "times that the clock was seen to go back")
 WRITER_SYNC_ERRNO = _word(WRITER, "writer_sync_errno", "", "errno of the first failed sync: the store is read-only")
 WRITER_SEGMENT_WAITS = _word(WRITER, "writer_segment_waits", "", "rolls that had to wait for a segment")
+WRITER_SYNCED_STORE_TIMESTAMP_MS = _word(WRITER, "writer_synced_store_timestamp_ms", "ms", "of the last one synced")
 WRITER_SLOWED_MS = _word(WRITER, "writer_slowed_ms", "ms", "held back because dispatch is behind")
 
 # CommitLog flusher

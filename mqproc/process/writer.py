@@ -29,17 +29,15 @@ from mqproc.errors import (
     TopicNotFoundError,
     UnknownCommandError,
 )
-from mqproc.kernels.scan import SCAN_SIZE, update_next_offsets
 from mqproc.layout import control as words_of
-from mqproc.layout import queue_table as table_layout
 from mqproc.process.append_plans import OpenTopics, plan_append
 from mqproc.process.limits import client_limits
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
-from mqproc.store.append import CommitLogAppender, zero_range
-from mqproc.store.log_flush import remember_failed_sync
+from mqproc.store.append import CommitLogAppender
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
+from mqproc.store.succession import note_failed_sync, take_over
 from mqproc.wire.connection import Request
 from mqproc.wire.operations import (
     REQUESTS,
@@ -102,12 +100,21 @@ class Writer:
         segment_size = context.options.mapped_file_size_commit_log
         self._segments = LogSegments(self._io, context.paths.commit_log, segment_size)
         if context.incarnation > 1:
-            take_over(context, self._segments, self._table)
+            with context.heart.busy(words_of.STATE_RECOVERING):
+                take_over(
+                    self._io,
+                    context.paths,
+                    self._words,
+                    self._segments,
+                    self._table,
+                    sync_flush=context.options.sync_flush,
+                )
         self._topics = OpenTopics(self._io, context.paths, context.options, self._table)
         self._topics.save(self._clock.time_ms())
         self._topics_due_ns = 0
         self._appender = CommitLogAppender(
             self._io,
+            context.paths,
             context.options,
             self._words,
             self._table,
@@ -146,6 +153,7 @@ class Writer:
             self._handle(request)
         self._commit()
         self._answer_topic_requests()
+        self._save_topics_when_due()
         if self._to_ring:
             # Once a step: a bell for each frame would cost a call and a wake-up that nobody needs.
             self._to_ring = False
@@ -248,8 +256,7 @@ class Writer:
             with self._context.heart.busy(words_of.STATE_SYNCING):
                 self._appender.sync()
         except OSError as error:
-            self._words[words_of.WRITER_SYNC_ERRNO] = error.errno or errno.EIO
-            remember_failed_sync(self._io, self._context.paths, f"commitlog: {error.strerror}")
+            note_failed_sync(self._io, self._context.paths, self._words, error)
             self._log.error("sync failed, the store is read-only from now on", error=str(error))
             self._fail_pending(FlushFailedError(f"the sync failed: {error.strerror}; run mqproc store repair"))
             return False
@@ -369,50 +376,3 @@ class Writer:
 def store_host(options: Options) -> bytes:
     """The host that records bear: address and port. Raises ConfigurationError's kin for a bad address."""
     return ipaddress.ip_address(options.broker_ip).packed + options.listen_port.to_bytes(4, "big")
-
-
-def take_over(context: RoleContext, segments: LogSegments, table: QueueTable) -> None:
-    """Put a killed writer's work in order: zero what it had reserved, count what it had published.
-
-    Only under the same living supervisor, whose control words are then the truth.
-    """
-    words, io = context.control.words, context.io
-    written, reserved_end = words[words_of.WRITTEN], words[words_of.RESERVED_END]
-    with context.heart.busy(words_of.STATE_RECOVERING):
-        if reserved_end > written:
-            zero_range(io, segments, written, reserved_end)
-        words[words_of.RESERVED_END] = written
-        count_published(segments, table, words[words_of.TABLE_AT], written)
-        words[words_of.TABLE_AT] = written
-        if context.sync_flush and words[words_of.WRITER_SYNCED] < written:
-            fd = io.open(segments.path(segments.start_of(max(0, written - 1))), write=True)
-            try:
-                io.sync(fd)
-            finally:
-                io.close(fd)
-            words[words_of.WRITER_SYNCED] = written
-
-
-def count_published(segments: LogSegments, table: QueueTable, start: int, stop: int) -> None:
-    """Raise next offsets in the table to what the records of [start, stop) took."""
-    next_offsets = np.zeros(table.capacity, np.int64)
-    out = np.zeros(SCAN_SIZE, np.int64)
-    column = table.column(table_layout.NEXT_OFFSET)
-    next_offsets[: len(column)] = column
-    while start < stop:
-        base = segments.start_of(start)
-        end = min(stop, base + segments.segment_size)
-        update_next_offsets(
-            segments.view(base),
-            start - base,
-            end - base,
-            base,
-            table.bytes_view,
-            table.cells,
-            table.slots,
-            next_offsets,
-            out,
-        )
-        start = end
-    for number in np.flatnonzero(next_offsets[: len(column)] > column).tolist():
-        table.store(number, table_layout.NEXT_OFFSET, int(next_offsets[number]))

@@ -33,9 +33,11 @@ from mqproc.kernels import append as kernel
 from mqproc.layout import control as words_of
 from mqproc.layout import properties, record
 from mqproc.layout import queue_table as table_layout
+from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
+from mqproc.store.succession import clear_unpublished
 
 _HEAD_V4 = struct.Struct(">iiiiiqqiq")
 _BLANK = struct.Struct(">ii")
@@ -84,6 +86,7 @@ class CommitLogAppender:
     def __init__(
         self,
         io: StoreIO,
+        paths: StorePaths,
         options: Options,
         words: Words,
         table: QueueTable,
@@ -92,6 +95,7 @@ class CommitLogAppender:
         wait_for_segment: Callable[[int], None],
     ) -> None:
         self._io = io
+        self._paths = paths
         self._options = options
         self._words = words
         self._table = table
@@ -183,8 +187,8 @@ class CommitLogAppender:
         """Make everything that was written out visible."""
         words, table = self._words, self._table
         self._io.crash_point("append.before_publish")
-        words[words_of.WRITTEN_STORE_TIMESTAMP_MS] = self.last_store_timestamp_ms
         words[words_of.WRITTEN] = self._end
+        words[words_of.WRITTEN_STORE_TIMESTAMP_MS] = self.last_store_timestamp_ms
         self._io.crash_point("append.after_publish")
         cells = table.words
         for number in self._touched:
@@ -200,20 +204,18 @@ class CommitLogAppender:
             if start + self.segment_size > synced:
                 self._io.sync(self._fds[start])
         self._words[words_of.WRITER_SYNCED] = self._end
+        self._words[words_of.WRITER_SYNCED_STORE_TIMESTAMP_MS] = self.last_store_timestamp_ms
         self._close_fds_below(self._segments.start_of(self._end))
 
     def take_back(self) -> None:
-        """Forget everything that is not published and zero what was written of it."""
+        """Forget everything that is not published and zero what was written of it. Raises TailNotClearedError."""
         written = self._words[words_of.WRITTEN]
         self._staged = 0
-        reserved_end = self._words[words_of.RESERVED_END]
-        if reserved_end > written:
-            zero_range(self._io, self._segments, written, reserved_end)
-        self._words[words_of.RESERVED_END] = written
         self._end = self._file_end = written
         self.last_store_timestamp_ms = self._words[words_of.WRITTEN_STORE_TIMESTAMP_MS]
         self._touched.clear()
         self.read_next_offsets()
+        clear_unpublished(self._io, self._paths, self._words, self._segments)
 
     def close(self) -> None:
         self._close_fds_below(1 << 62)
@@ -407,17 +409,3 @@ def _as_disk_full(error: OSError) -> MqprocError:
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         return StoreBusyError(f"out of resources: {error.strerror}", hint_ms=100)
     return InternalError(f"the log could not be written: {error.strerror}")
-
-
-def zero_range(io: StoreIO, segments: LogSegments, start: int, stop: int) -> None:
-    """Make [start, stop) of the log read as zeros, over all segments that it touches; missing ones are passed over."""
-    while start < stop:
-        segment = segments.start_of(start)
-        end = min(stop, segment + segments.segment_size)
-        if io.exists(segments.path(segment)):
-            fd = io.open(segments.path(segment), write=True)
-            try:
-                io.zero(fd, start - segment, end - start)
-            finally:
-                io.close(fd)
-        start = end

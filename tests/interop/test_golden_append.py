@@ -45,7 +45,9 @@ class GoldenWriter:
         options = Options(
             mapped_file_size_commit_log=SEGMENT_SIZE, max_message_size=32768, enabled_append_prop_crc=False
         )
-        self.appender = CommitLogAppender(self.io, options, self.words, self.table, self.segments, bytes(8), self._make)
+        self.appender = CommitLogAppender(
+            self.io, self.paths, options, self.words, self.table, self.segments, bytes(8), self._make
+        )
 
     def _make(self, start: int) -> None:
         make_segment(self.io, self.paths, start, SEGMENT_SIZE)

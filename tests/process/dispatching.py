@@ -30,7 +30,7 @@ def append_and_dispatch(io: StoreIO, paths: StorePaths, options: Options, words:
     def next_segment(start: int) -> None:
         make_segment(io, paths, start, segments.segment_size)
 
-    appender = CommitLogAppender(io, options, words, table, segments, HOST, next_segment)
+    appender = CommitLogAppender(io, paths, options, words, table, segments, HOST, next_segment)
     appender.add(plan(table, count), 1_700_000_000_000)
     appender.write_out()
     appender.publish()

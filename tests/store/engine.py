@@ -39,7 +39,7 @@ class Engine:
         self.segments_max = segments_max
         self.make_segment(0)
         self.appender = CommitLogAppender(
-            self.io, self.options, self.words, self.table, self.segments, STORE_HOST, self.make_segment
+            self.io, self.paths, self.options, self.words, self.table, self.segments, STORE_HOST, self.make_segment
         )
 
     def make_segment(self, start: int) -> None:

@@ -1,0 +1,127 @@
+"""What a writer leaves unfinished: taken back by itself when a write fails, by its successor when it was killed.
+
+The log may hold bytes in [`written`, `reserved_end`) that nobody was promised. They must read as zeros on disk too
+before anything is appended there: else a power loss could bring them back behind shorter records.
+"""
+
+from __future__ import annotations
+
+import errno
+
+import numpy as np
+
+from mqproc.io import StoreIO
+from mqproc.kernels.scan import MAX_STORE_TIMESTAMP_MS, SCAN_SIZE, update_next_offsets
+from mqproc.layout import control as words_of
+from mqproc.layout import queue_table as table_layout
+from mqproc.paths import StorePaths
+from mqproc.shm.words import Words
+from mqproc.store.log_flush import remember_failed_sync
+from mqproc.store.queue_table import QueueTable
+from mqproc.store.segments import LogSegments
+
+
+class TailNotClearedError(RuntimeError):
+    """Bytes behind `written` could not be made zeros on disk. The writer must end: appending would mix with them."""
+
+
+def clear_unpublished(io: StoreIO, paths: StorePaths, words: Words, segments: LogSegments) -> None:
+    """Zero and sync [WRITTEN, RESERVED_END) of the log, then lower RESERVED_END. Raises TailNotClearedError."""
+    written, reserved_end = words[words_of.WRITTEN], words[words_of.RESERVED_END]
+    if reserved_end > written:
+        try:
+            zero_range(io, segments, written, reserved_end)
+        except OSError as error:
+            raise TailNotClearedError(f"log [{written}, {reserved_end}) could not be zeroed: {error}") from error
+        if not sync_range(io, paths, words, segments, written, reserved_end):
+            raise TailNotClearedError(f"log [{written}, {reserved_end}) could not be synced")
+    words[words_of.RESERVED_END] = written
+
+
+def zero_range(io: StoreIO, segments: LogSegments, start: int, stop: int) -> None:
+    """Make [start, stop) of the log read as zeros, over all segments that it touches; missing ones are passed over."""
+    for segment in segments_within(segments, start, stop):
+        fd = io.open(segments.path(segment), write=True)
+        try:
+            begin = max(start, segment)
+            io.zero(fd, begin - segment, min(stop, segment + segments.segment_size) - begin)
+        finally:
+            io.close(fd)
+
+
+def sync_range(io: StoreIO, paths: StorePaths, words: Words, segments: LogSegments, start: int, stop: int) -> bool:
+    """Sync the segments of [start, stop) of the log as the writer. False when that failed, now or before: final."""
+    if words[words_of.WRITER_SYNC_ERRNO]:
+        return False
+    try:
+        for segment in segments_within(segments, start, stop):
+            fd = io.open(segments.path(segment), write=True)
+            try:
+                io.sync(fd)
+            finally:
+                io.close(fd)
+    except OSError as error:
+        note_failed_sync(io, paths, words, error)
+        return False
+    return True
+
+
+def note_failed_sync(io: StoreIO, paths: StorePaths, words: Words, error: OSError) -> None:
+    """The writer's sync failed: from now on the store is read-only, here and after a restart."""
+    words[words_of.WRITER_SYNC_ERRNO] = error.errno or errno.EIO
+    remember_failed_sync(io, paths, f"commitlog: {error.strerror}")
+
+
+def segments_within(segments: LogSegments, start: int, stop: int) -> list[int]:
+    """Starts of the segments that [start, stop) touches and that are there."""
+    if stop <= start:
+        return []
+    starts = range(segments.start_of(start), stop, segments.segment_size)
+    return [segment for segment in starts if segments.io.exists(segments.path(segment))]
+
+
+def take_over(
+    io: StoreIO, paths: StorePaths, words: Words, segments: LogSegments, table: QueueTable, *, sync_flush: bool
+) -> None:
+    """Put a killed writer's work in order: zero what it had reserved, count what it had published.
+
+    Only under the same living supervisor, whose control words are then the truth. Raises TailNotClearedError.
+    """
+    clear_unpublished(io, paths, words, segments)
+    written = words[words_of.WRITTEN]
+    latest_ms = count_published(segments, table, words[words_of.TABLE_AT], written)
+    if latest_ms > words[words_of.WRITTEN_STORE_TIMESTAMP_MS]:
+        words[words_of.WRITTEN_STORE_TIMESTAMP_MS] = latest_ms
+    words[words_of.TABLE_AT] = written
+    synced = words[words_of.WRITER_SYNCED]
+    if sync_flush and synced < written and sync_range(io, paths, words, segments, synced, written):
+        words[words_of.WRITER_SYNCED] = written
+        words[words_of.WRITER_SYNCED_STORE_TIMESTAMP_MS] = words[words_of.WRITTEN_STORE_TIMESTAMP_MS]
+
+
+def count_published(segments: LogSegments, table: QueueTable, start: int, stop: int) -> int:
+    """Raise next offsets in the table to what the records of [start, stop) took; returns their greatest store time."""
+    next_offsets = np.zeros(table.capacity, np.int64)
+    out = np.zeros(SCAN_SIZE, np.int64)
+    column = table.column(table_layout.NEXT_OFFSET)
+    next_offsets[: len(column)] = column
+    latest_ms = 0
+    while start < stop:
+        base = segments.start_of(start)
+        end = min(stop, base + segments.segment_size)
+        update_next_offsets(
+            segments.view(base),
+            start - base,
+            end - base,
+            base,
+            table.bytes_view,
+            table.cells,
+            table.slots,
+            next_offsets,
+            out,
+        )
+        latest_ms = max(latest_ms, int(out[MAX_STORE_TIMESTAMP_MS]))
+        start = end
+    for number in np.flatnonzero(next_offsets[: len(column)] > column).tolist():
+        table.store(number, table_layout.NEXT_OFFSET, int(next_offsets[number]))
+    return latest_ms
