@@ -51,8 +51,10 @@ from mqproc.wire.operations import (
 )
 from mqproc.wire.server import SocketServer
 
-# Frames of a step are written together up to this much: then the first ones are answered while more are encoded.
+# Frames of a step are written and published together up to this much, so that dispatch goes on beside the step.
 COMMIT_BYTES = 256 << 10
+# A step's answers leave together, up to this much of the log: each send wakes its client, which takes the processor.
+ANSWER_BYTES = 1 << 20
 SEGMENT_WAIT_S = 5.0
 SEGMENT_POLL_S = 0.0005
 # How long one step is held back when dispatch is nearly `max_dispatch_behind_bytes` behind.
@@ -125,6 +127,7 @@ class Writer:
         self._answer_options = b""
         self._answered_ms = -1
         self._pending: list[_Pending] = []
+        self._answered_to = self._appender.end
         self._requests: list[Request] = []
         self._topic_requests: list[Request] = []
         self._server = SocketServer(
@@ -149,10 +152,13 @@ class Writer:
         messages = self._words[words_of.APPENDED_MESSAGES]
         self._hold_back()
         self._closed_by = self._reason_to_refuse()
+        if len(requests) > 1:
+            self._server.hold_answers()
         for request in requests:
             self._handle(request)
         self._commit()
         self._answer_topic_requests()
+        self._server.send_answers()
         self._save_topics_when_due()
         if self._to_ring:
             # Once a step: a bell for each frame would cost a call and a wake-up that nobody needs.
@@ -250,6 +256,9 @@ class Writer:
         self._answer(self._pending)
         self._pending = []
         self._to_ring = True
+        if self._appender.end - self._answered_to >= ANSWER_BYTES:
+            self._answered_to = self._appender.end
+            self._server.send_answers(hold=True)
 
     def _sync(self) -> bool:
         try:

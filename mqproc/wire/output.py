@@ -44,15 +44,19 @@ class OutputQueue:
             if self._send_single(sock, pieces[0]):
                 return True
         else:
-            views = [memoryview(piece).cast("B") for piece in pieces if memoryview(piece).nbytes]
-            count = len(views)
-            self._pieces.extend(views)
-            self.queued_bytes += sum(map(len, views))
+            count = self.queue(pieces)
             if self.send(sock):
                 return True
         if not owned:
             self._copy_last(count)
         return False
+
+    def queue(self, pieces: Sequence[ReadableBuffer]) -> int:
+        """Keep pieces for the next `send`; returns how many they are. Their bytes must stay as they are."""
+        views = [memoryview(piece).cast("B") for piece in pieces if memoryview(piece).nbytes]
+        self._pieces.extend(views)
+        self.queued_bytes += sum(map(len, views))
+        return len(views)
 
     def _send_single(self, sock: socket.socket, piece: ReadableBuffer) -> bool:
         view = memoryview(piece)

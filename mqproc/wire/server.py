@@ -100,6 +100,8 @@ class SocketServer:
         self._timed: dict[int, Connection] = {}
         self._backlog: dict[int, Connection] = {}
         self._bells: dict[int, Callable[[], None]] = {}
+        self._holding = False
+        self._held: dict[int, Connection] = {}
         self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         listener.setblocking(False)
         self._epoll = select.epoll()
@@ -386,8 +388,25 @@ class SocketServer:
 
     # Writing
 
+    def hold_answers(self) -> None:
+        """From now on queue what is to be sent, until `send_answers`: many answers then cost one call a client."""
+        self._holding = True
+
+    def send_answers(self, *, hold: bool = False) -> None:
+        """Send what was held; with `hold` what comes next is held again."""
+        self._holding = False
+        held, self._held = self._held, {}
+        for connection in held.values():
+            if not connection.closed:
+                self.send(connection, ())
+        self._holding = hold
+
     def send(self, connection: Connection, pieces: Sequence[ReadableBuffer], *, owned: bool = True) -> None:
         """Send a whole frame, or queue it behind what waits."""
+        if self._holding and owned:
+            connection.output.queue(pieces)
+            self._held[connection.fd] = connection
+            return
         try:
             if connection.output.write(connection.sock, pieces, owned=owned):
                 return

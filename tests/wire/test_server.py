@@ -356,6 +356,44 @@ def test_a_queued_answer_is_copied_unless_it_is_owned(serve: Server) -> None:
         assert set(bytes(peer.frames[0].payload)) == {ord("a")}
 
 
+def test_held_answers_leave_together_and_in_order(serve: Server) -> None:
+    server = serve()
+    with Peer(server) as first, Peer(server) as second:
+        requests = first.send(b"".join(request(request_id=number) for number in range(1, 6)))
+        (other,) = second.send(request(request_id=9))
+        server.hold_answers()
+        for one in requests[:3]:
+            one.answer(Empty(), [b"early"], owned=True)
+        other.refuse(StoreBusyError("later"))
+        for one in requests[3:]:
+            one.answer(Empty(), [b"late"], owned=True)
+        first.read()
+        second.read()
+        assert not first.frames
+        assert not second.frames
+        server.send_answers()
+        first.wait_for(lambda: len(first.frames) == 5)
+        assert [frame.request_id for frame in first.frames] == [1, 2, 3, 4, 5]
+        second.wait_for(lambda: len(second.frames) == 1)
+        check_echo(second)
+
+
+def test_a_client_that_left_while_its_answers_were_held_disturbs_nobody(serve: Server) -> None:
+    server = serve()
+    with Peer(server) as stays:
+        gone = Peer(server)
+        (lost,) = gone.send(request(request_id=1))
+        (kept,) = stays.send(request(request_id=2))
+        server.hold_answers()
+        lost.answer(Empty(), [b"x"], owned=True)
+        kept.answer(Empty(), [b"y"], owned=True)
+        gone.sock.close()
+        server.send_answers()
+        stays.wait_for(lambda: len(stays.frames) == 1)
+        server.poll(0.05)
+        assert len(server.connections) == 1
+
+
 def test_too_many_connections_are_told_so(serve: Server) -> None:
     server = serve()
     peers = [Peer(server) for _ in range(8)]

@@ -166,6 +166,8 @@ def _run(
     with _group(invocation, options) as group:
         limits = measure_limits(group.store.parent).to_json() if shared["limits"] else {}
         found = measure(group, settings)
+        if limits and (rate_seen := found.get("store_bytes_per_second")):
+            found["share_of_disk_rate"] = round(rate_seen / limits["disk_bytes_per_s"], 3)
         document = {"parameters": shared | {"rate": rate}, **found, "machine": limits, "store": group.store}
     if out.is_json:
         out.document(document)

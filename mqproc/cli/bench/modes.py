@@ -17,7 +17,9 @@ from mqproc.cli.bench.load import NUMBERS_PER_PRODUCER, Messages, Shape, key_of,
 from mqproc.cli.bench.runs import Bench, Result, Run, Settings, Start
 from mqproc.client import Batch, Client
 from mqproc.errors import BadRequestError, NotRunningError
+from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.layout.control import DISPATCHER
+from mqproc.layout.index_file import ITEM_SIZE
 
 # Loads that are only read later are built in frames of this size, whatever is measured then.
 LOAD_BATCH = 1000
@@ -40,6 +42,7 @@ def append(bench: Bench, settings: Settings) -> dict[str, Any]:
         "dispatch_behind_bytes_at_end": lag_at_end,
         "dispatch_caught_up_seconds": round(caught_up_s, 4),
         "dispatched_per_second": _dispatched_rate(result),
+        "store_bytes_per_second": _store_rate(result),
     }
 
 
@@ -52,6 +55,15 @@ def _produce(bench: Bench, settings: Settings) -> Result:
 def _dispatched_rate(result: Result) -> int:
     done = result.words_after["dispatched_messages"] - result.words_before["dispatched_messages"]
     return round(done / max(result.figures.seconds, 1e-9))
+
+
+def _store_rate(result: Result) -> int:
+    """Bytes of log, units and index entries that were written in a second."""
+    before, after = result.words_before, result.words_after
+    units = after["dispatched_messages"] - before["dispatched_messages"]
+    entries = after["dispatched_entries"] - before["dispatched_entries"]
+    size = after["written"] - before["written"] + UNIT_SIZE * units + ITEM_SIZE * entries
+    return round(size / max(result.figures.seconds, 1e-9))
 
 
 def e2e(bench: Bench, settings: Settings, *, throughput: bool = True, latency: bool = True) -> dict[str, Any]:
