@@ -375,6 +375,7 @@ def test_held_answers_leave_together_and_in_order(serve: Server) -> None:
         first.wait_for(lambda: len(first.frames) == 5)
         assert [frame.request_id for frame in first.frames] == [1, 2, 3, 4, 5]
         second.wait_for(lambda: len(second.frames) == 1)
+        assert decode_refusal(second.frames.pop().options).code == StoreBusyError.code
         check_echo(second)
 
 
