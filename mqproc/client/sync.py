@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_SPIN_US = 50
+MAX_SPIN_US = 250
 _clock = time.monotonic
 
 
@@ -61,8 +61,8 @@ class Client:
             for message in client.by_key("orders", "order-1"):
                 print(message.body)
 
-    `timeout` in seconds bounds each call, retries included; a pull's own waiting time comes on top. `max_spin_us`: how
-    long to look for an answer before sleeping.
+    `timeout` in seconds bounds each call, retries included; a pull's own waiting time comes on top. `max_spin_us`: look
+    for an answer at most so long before sleeping, where answers usually come in that time; 0 for never.
     """
 
     def __init__(

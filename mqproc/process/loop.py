@@ -1,7 +1,7 @@
 """The one loop that runs every role: step, beat, wait at the bell, stop.
 
     start    signal handlers, STARTING, factory, RUNNING
-    run      do_work until it returns 0 · spin a little · announce, look again, wait · …
+    run      do_work until it returns 0 · spin or linger a little · announce, look again, wait · …
     stop     SIGTERM: STOPPING, on_stop until it returns True, close
 
 A role is a class with a bounded `do_work`; it knows neither signals nor processes, and a test may call its methods
@@ -18,6 +18,7 @@ import json
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
@@ -78,6 +79,15 @@ class Reloadable(Protocol):
 
     def reload(self, options: Options) -> None:
         """Use these options from now on."""
+        ...
+
+
+@runtime_checkable
+class Lingering(Protocol):
+    """A role that lies low after work before it asks to be woken: a wake-up costs its ringer more than a step does."""
+
+    def linger_s(self) -> float:
+        """How long to sleep and then look again by itself; 0 to wait at the bell at once."""
         ...
 
 
@@ -221,6 +231,7 @@ class Loop:
         self._context = context
         self._signals = signals
         # A client waits for the roles with sockets; another one that spins would take the processor from them.
+        self._linger_s: Callable[[], float] = role.linger_s if isinstance(role, Lingering) else lambda: 0.0
         self._spin_ns = context.options.max_spin_us * 1000 if context.sockets else 0
         timeout_s = context.options.heartbeat_timeout_ms / 1000
         self._idle_wait_s = min(MAX_WAIT_S, timeout_s / BEATS_PER_TIMEOUT)
@@ -228,15 +239,21 @@ class Loop:
     def run(self) -> None:
         """Until SIGTERM, then the role's own end."""
         self._heart.enter(layout.STATE_RUNNING)
+        worked = False
         while not self._signals.stop_asked:
             if self._signals.reload_asked:
                 self._reload()
             done = self._step()
+            worked = worked or done > 0
             if done > SPIN_WORK_MAX:
+                continue
+            if worked and self._lingered():
+                worked = False
                 continue
             if done:
                 self._go_on()
             self._rest()
+            worked = False
         self._heart.enter(layout.STATE_STOPPING)
         while not self._role.on_stop():
             self._heart.beat_if_due()
@@ -261,6 +278,14 @@ class Loop:
                 return
             else:
                 os.sched_yield()
+
+    def _lingered(self) -> bool:
+        """Sleep a moment without asking to be woken; what comes meanwhile is found afterwards."""
+        pause_s = self._linger_s()
+        if pause_s <= 0 or self._signals.any_asked:
+            return False
+        time.sleep(pause_s)
+        return True
 
     def _rest(self) -> None:
         self._bell.announce()

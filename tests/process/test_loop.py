@@ -116,6 +116,35 @@ def test_works_on_while_there_is_work_and_looks_again_before_each_wait(context: 
     ]
 
 
+class Lingerer(Scripted):
+    """Lies low after work as long as `pauses` last."""
+
+    pauses = (0.001, 0.001, 0.0)
+
+    def linger_s(self) -> float:
+        pause_s, *rest = self.pauses
+        self.pauses = tuple(rest)
+        self.log.append(f"linger {pause_s:g}{' announced' if self.sleeping() else ''}")
+        return pause_s
+
+
+def test_a_lingering_role_looks_again_by_itself_before_it_asks_to_be_woken(context: RoleContext) -> None:
+    made: list[Lingerer] = []
+
+    def factory(context: RoleContext) -> Lingerer:
+        made.append(Lingerer(context, [1, 100, 0, 0, 0, 1, 0, 0]))
+        return made[0]
+
+    assert run(context, factory) == 0
+    assert made[0].log == [
+        *("work 1", "linger 0.001"),
+        *("work 100", "work 0", "linger 0.001"),  # A large step is followed by the next one at once.
+        *("work 0", "work 0 again", "wait"),  # Nothing came meanwhile: no second pause.
+        *("work 1", "linger 0", "work 0", "work 0 again", "wait"),  # Now somebody waits for what this role does.
+        *("stop", "close"),
+    ]
+
+
 def test_stops_in_steps_until_the_role_is_done(context: RoleContext) -> None:
     assert run_script(context, [], stops=3).log == ["stop", "stop", "stop", "close"]
 

@@ -1,0 +1,84 @@
+"""How a thread waits for an answer: it looks about where answers come soon, and sleeps where they do not."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from mqproc.client import core
+from mqproc.client.connection import Connection
+from mqproc.client.lines import Line
+from mqproc.wire.frame import ANSWER
+from mqproc.wire.operations import Empty
+from mqproc.wire.protocol import FrameReader, encode_frame, encode_options
+
+SLOW_S = 0.02
+
+
+class Echo(threading.Thread):
+    """Answers every request, each after `pause_s`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(daemon=True)
+        self.pause_s = 0.0
+        self._sock = sock
+
+    def run(self) -> None:
+        reader = FrameReader(1 << 20)
+        while data := self._sock.recv(1 << 16):
+            reader.feed(data)
+            while (frame := reader.next_frame()) is not None:
+                time.sleep(self.pause_s)
+                answer = encode_frame(frame[0] | ANSWER, frame[1], encode_options(Empty()), ())
+                self._sock.sendall(b"".join(answer))
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Connection, Echo]]:
+    here, there = socket.socketpair()
+    here.setblocking(False)
+    echo = Echo(there)
+    echo.start()
+    yield Connection(here), echo
+    here.close()
+    echo.join(5)
+    there.close()
+
+
+def ask(line: Line) -> float:
+    """CPU seconds of this thread for one request."""
+    began = time.thread_time()
+    line.finish(line.connection.submit(core.ping(core.WRITER)), time.monotonic() + 5)
+    return time.thread_time() - began
+
+
+def test_slow_answers_are_slept_for(pair: tuple[Connection, Echo]) -> None:
+    connection, echo = pair
+    line = Line(connection, spin_s=SLOW_S / 4)
+    echo.pause_s = SLOW_S
+    spent = [ask(line) for _ in range(12)]
+    assert sum(spent[8:]) < SLOW_S / 4, "it looks for answers that never come so soon"
+
+
+def test_answers_that_become_fast_again_are_looked_for_again(pair: tuple[Connection, Echo]) -> None:
+    connection, echo = pair
+    line = Line(connection, spin_s=SLOW_S / 4)
+    echo.pause_s = SLOW_S
+    for _ in range(8):
+        ask(line)
+    assert line.usual_s > SLOW_S / 4
+    echo.pause_s = 0.0
+    for _ in range(40):
+        ask(line)
+    assert line.usual_s < SLOW_S / 4
+
+
+def test_without_a_spin_it_never_looks(pair: tuple[Connection, Echo]) -> None:
+    connection, echo = pair
+    line = Line(connection, spin_s=0.0)
+    echo.pause_s = SLOW_S
+    assert sum(ask(line) for _ in range(5)) < SLOW_S
