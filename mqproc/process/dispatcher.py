@@ -24,6 +24,8 @@ from mqproc.store.segments import LogSegments
 # After a failed step (a full disk) the next one waits this long, so that it does not spin.
 RETRY_S = 0.1
 STOP_WAIT_S = 0.001
+# Far below what a reader that does not wait could see, and several wake-ups of a busy writer's time.
+LINGER_S = 0.0002
 
 
 class Dispatcher:
@@ -66,6 +68,10 @@ class Dispatcher:
         self._publish(step)
         return max(1, step.records)
 
+    def linger_s(self) -> float:
+        """While messages come one after the other and nobody waits for them, some are dispatched together."""
+        return 0.0 if self._words[words_of.WAITING_PULLS] else LINGER_S
+
     def wait(self, timeout_s: float) -> None:
         until_retry_s = self._retry_at - time.monotonic()
         self._context.bell.wait(min(timeout_s, until_retry_s) if until_retry_s > 0 else timeout_s)
@@ -89,14 +95,16 @@ class Dispatcher:
         words = self._words
         messages = words[words_of.DISPATCHED_MESSAGES] + step.records
         self._commit(step.position, messages)
-        if step.store_timestamp_ms:
-            words[words_of.DISPATCHED_STORE_TIMESTAMP_MS] = step.store_timestamp_ms
         words[words_of.DISPATCHED_MESSAGES] = messages
         words.add(words_of.DISPATCHED_ENTRIES, step.entries)
         words[words_of.DISPATCH_ERRNO] = 0
         # Nobody need be woken while no pull is held; query stores the count before it fences and looks once more.
         cells = self._context.control.cells
-        if publish_and_peek(cells, words_of.DISPATCHED, step.position, words_of.WAITING_PULLS):
+        waiting_pulls = publish_and_peek(cells, words_of.DISPATCHED, step.position, words_of.WAITING_PULLS)
+        # Position first, then its time: who reads the time first never takes it for an earlier position's.
+        if step.store_timestamp_ms:
+            words[words_of.DISPATCHED_STORE_TIMESTAMP_MS] = step.store_timestamp_ms
+        if waiting_pulls:
             self._query_bell.ring()
         if self._dispatch.index.full_files != self._full_files:
             self._full_files = self._dispatch.index.full_files
