@@ -22,18 +22,17 @@ from mqproc.paths import StorePaths
 from mqproc.shm.clock import Clock
 from mqproc.shm.words import Words
 
-SYNC_ERRNO_WORDS = (
-    layout.WRITER_SYNC_ERRNO,
-    layout.FLUSHER_SYNC_ERRNO,
-    layout.CQ_SYNC_ERRNO,
-    layout.INDEX_SYNC_ERRNO,
-    layout.SUPERVISOR_SYNC_ERRNO,
-)
-"""Any of them set makes the store read-only for good."""
-
 # A time is read before the position that it belongs to, and what follows the log before the log: so no snapshot
-# shows dispatch ahead of the writer.
-_READ_FIRST = ("dispatched_store_timestamp_ms", "dispatched", "written_store_timestamp_ms", "flusher_synced", "written")
+# shows dispatch or a sync ahead of the writer.
+_READ_FIRST = (
+    "dispatched_store_timestamp_ms",
+    "dispatched",
+    "writer_synced_store_timestamp_ms",
+    "writer_synced",
+    "flusher_synced",
+    "written_store_timestamp_ms",
+    "written",
+)
 _READ_ORDER = (*_READ_FIRST, *(name for name in layout.WORDS if name not in _READ_FIRST))
 
 
@@ -167,16 +166,22 @@ class Control:
     @property
     def sync_errno(self) -> int:
         """errno of a failed sync, 0 when none failed."""
-        words = self.words
-        for index in SYNC_ERRNO_WORDS:
-            if words[index]:
-                return words[index]
-        return 0
+        return layout.sync_errno(self.words)
 
     @property
     def read_only(self) -> bool:
         """A sync failed, so what is durable is not known: nothing more is taken."""
         return self.sync_errno != 0
+
+    @property
+    def damage_holes(self) -> int:
+        """Damaged ranges of the log that are served around."""
+        return self.load(layout.DAMAGE_HOLES) + self.load(layout.DISPATCH_HOLES)
+
+    @property
+    def damage_read_only(self) -> bool:
+        """There is damage, and `on_damage = read_only`: no messages are taken; all else goes on."""
+        return bool(self.load(layout.DAMAGE_READ_ONLY) or self.load(layout.DISPATCH_READ_ONLY))
 
     def is_current(self, io: StoreIO, paths: StorePaths) -> bool:
         """False when another supervisor has made a newer file since this one was opened."""

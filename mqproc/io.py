@@ -4,19 +4,23 @@ Everything that the engine reads or writes goes through one object of this class
 crash at each call. Here it is thin. Kernels fill buffers which are then given to `pwrite`; the few that store into a
 map do it only by the store primitives of `mqproc.kernels.intrinsics`.
 
-Errors are `OSError` with errno and file name; nothing is retried here. A failed sync must be treated as final by the
-caller: the kernel marks the pages clean, and a second sync would succeed although the data is lost.
+Errors are `OSError` with errno and file name; nothing is retried here. A failed sync is a FailedSyncError and must be
+treated as final by the caller: the kernel marks the pages clean, and a second sync would succeed although the data is
+lost.
 """
 
 from __future__ import annotations
 
 import ctypes
+import enum
 import errno
 import mmap
 import os
 import shutil
 import signal
-from collections.abc import Iterable
+import stat
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -34,6 +38,42 @@ _libc.syncfs.argtypes = (ctypes.c_int,)
 def _raise_errno(path: str = "") -> None:
     number = ctypes.get_errno()
     raise OSError(number, os.strerror(number), path or None)
+
+
+def _sync_file_system(fd: int) -> None:
+    if _libc.syncfs(fd) != 0:
+        _raise_errno()
+
+
+class FailedSyncError(OSError):
+    """Data or names could not be made durable: final. Other errors of storage, like a full disk, may pass."""
+
+
+class Kind(enum.Enum):
+    """What a name in a folder stands for; a symlink is not followed."""
+
+    FILE = "file"
+    FOLDER = "folder"
+    SYMLINK = "symlink"
+    OTHER = "neither file nor folder"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name in a folder: `size` in bytes, `uid` of its owner."""
+
+    name: str
+    kind: Kind
+    size: int
+    uid: int
+
+
+def _kind(mode: int) -> Kind:
+    if stat.S_ISREG(mode):
+        return Kind.FILE
+    if stat.S_ISDIR(mode):
+        return Kind.FOLDER
+    return Kind.SYMLINK if stat.S_ISLNK(mode) else Kind.OTHER
 
 
 class StoreIO:
@@ -66,6 +106,23 @@ class StoreIO:
         except FileNotFoundError:
             return []
 
+    def entries(self, folder: Path) -> list[Entry]:
+        """Everything in a folder by name, sorted; nothing when the folder does not exist."""
+        try:
+            with os.scandir(folder) as scanned:
+                found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in scanned]
+        except FileNotFoundError:
+            return []
+        return [Entry(name, _kind(of.st_mode), of.st_size, of.st_uid) for name, of in sorted(found)]
+
+    def entry(self, path: Path) -> Entry | None:
+        """One name, None when it is not there."""
+        try:
+            of = path.lstat()
+        except FileNotFoundError:
+            return None
+        return Entry(path.name, _kind(of.st_mode), of.st_size, of.st_uid)
+
     def make_folder(self, folder: Path, mode: int = 0o755, *, sync: bool = True) -> None:
         """Make a folder and those above it; each new name is synced into its parent unless the caller does it later."""
         missing = []
@@ -87,7 +144,7 @@ class StoreIO:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         try:
             self.pwrite(fd, data, 0)
-            os.fsync(fd)
+            self._sync_with(os.fsync, fd)
         finally:
             os.close(fd)
         self.rename(temporary, path)
@@ -111,7 +168,7 @@ class StoreIO:
         """Make the names in a folder durable."""
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.fsync(fd)
+            self._sync_with(os.fsync, fd)
         finally:
             os.close(fd)
 
@@ -133,6 +190,10 @@ class StoreIO:
     def size(self, fd: int) -> int:
         """Bytes of an open file."""
         return os.fstat(fd).st_size
+
+    def path_of(self, fd: int) -> str:
+        """Where an open file lies, for the text of an error."""
+        return os.readlink(f"/proc/self/fd/{fd}")
 
     def pread(self, fd: int, size: int, offset: int) -> bytes:
         """Up to `size` bytes; fewer at the file's end."""
@@ -198,13 +259,21 @@ class StoreIO:
         os.ftruncate(fd, size)
 
     def sync(self, fd: int) -> None:
-        """Make a file's data durable. A failure is final: see the head of the module."""
-        os.fdatasync(fd)
+        """Make a file's data durable. Raises FailedSyncError, which is final: see the head of the module."""
+        self._sync_with(os.fdatasync, fd)
 
     def sync_file_system(self, fd: int) -> None:
-        """Make everything on the file system of `fd` durable: cheaper than many single syncs."""
-        if _libc.syncfs(fd) != 0:
-            _raise_errno()
+        """Make everything on the file system of `fd` durable: cheaper than many single syncs.
+
+        Raises FailedSyncError for any write to it that failed since `fd` was opened.
+        """
+        self._sync_with(_sync_file_system, fd)
+
+    def _sync_with(self, call: Callable[[int], None], fd: int) -> None:
+        try:
+            call(fd)
+        except OSError as error:
+            raise FailedSyncError(error.errno, error.strerror, self.path_of(fd)) from error
 
     def drop_cache(self, fd: int, offset: int, size: int) -> None:
         """Let the kernel forget clean pages of a range. `size` must not be 0, which would mean the whole file."""

@@ -23,6 +23,7 @@ from mqproc.layout import control as layout
 from mqproc.process import log
 from mqproc.process.loop import RoleSpec
 from mqproc.shm.bell import Bell
+from mqproc.store.final_syncs import remember_failed_sync
 from mqproc.supervisor.children import Strays
 from mqproc.supervisor.hooks import GroupContext, Hooks, Timing
 from mqproc.supervisor.loan import Loan
@@ -294,11 +295,14 @@ class Group:
 
     def kill_all(self) -> None:
         """End everything at once and wait for the ends."""
-        for member in self._living():
+        living = self._living()
+        for member in living:
             self._send(member, signal.SIGKILL)
-        for member in self._living():
+        for member in living:
             os.waitid(os.P_PIDFD, member.pidfd, os.WEXITED)
             self._bury(member)
+        for member in living:
+            self._sync_for(member.name)
         if self._template.pid:
             self._reactor.forget(self._template.pidfd)
             self._template.kill()
@@ -357,6 +361,8 @@ class Group:
     def _died(self, member: Member, death: Death, detail: str) -> None:
         self._tell(member, layout.EXITED, detail)
         self._control.add(layout.supervised_word(member.name, "restarts"), 1)
+        # Also when nothing is restarted: the next start must know of a failed sync too.
+        self._sync_for(member.name)
         if self.stopping:
             self.problems.append(f"{member.name} died while the group stopped ({death})")
             return
@@ -365,7 +371,6 @@ class Group:
             self._tell(member, layout.FATAL)
             self._halted(decision)
             return
-        self._sync_for(member.name)
         self._start_after(member, decision)
 
     def _start_after(self, member: Member, decision: Restart) -> None:
@@ -376,13 +381,27 @@ class Group:
         self._tell(member, layout.BACKOFF, f"for {decision.delay_ms / 1000:g} s")
 
     def _sync_for(self, name: str) -> None:
-        """Learn of a failed sync that died with the one who saw it."""
+        """Learn of a failed sync that died with the one who saw it, and see to it that every later group knows.
+
+        Nothing is synced any more when a failed sync is known already.
+        """
         syncs = {layout.COMMITLOG_FLUSHER, layout.CQ_FLUSHER, layout.INDEX_FLUSHER}
         if self._context.options.sync_flush:
             syncs.add(layout.WRITER)
-        if name in syncs and (number := self._hooks.sync_active_segments(name)):
+        if name not in syncs:
+            return
+        if self._control.read_only:
+            self.remember_failed_sync()
+        elif number := self._hooks.sync_active_segments(name):
             self._control.store(layout.SUPERVISOR_SYNC_ERRNO, number)
             self._context.report(f"a sync failed ({os.strerror(number)}): the store is read-only")
+            self.remember_failed_sync()
+
+    def remember_failed_sync(self) -> None:
+        """Who saw a sync fail may have died, or met a full disk, before it had written that down."""
+        context, number = self._context, self._control.sync_errno
+        if not remember_failed_sync(context.io, context.paths, f"{layout.SUPERVISOR}: {os.strerror(number)}"):
+            context.report(f"{context.paths.read_only}: could not be written; the next start will not know of it")
 
     def _log_trace(self, name: str, pid: int, death: Death) -> None:
         io, trace = self._context.io, self._traces[name]

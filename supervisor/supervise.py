@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import gc
 import os
 import signal
@@ -19,8 +20,8 @@ from typing import Final
 
 from mqproc.config import FIELDS, Options
 from mqproc.control import Control
-from mqproc.errors import BadRequestError, MqprocError, StoreBusyError
-from mqproc.io import StoreIO
+from mqproc.errors import BadRequestError, MqprocError, StoreBusyError, StoreReadOnlyError
+from mqproc.io import FailedSyncError, StoreIO
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 from mqproc.process import log
@@ -196,7 +197,12 @@ class Supervisor:
         context.io.write_file_atomically(context.paths.abort, str(os.getpid()).encode())
         began_ns = self._clock.monotonic_ns()
         with self._signals.interrupting():
-            self._hooks.recover(context)
+            try:
+                self._hooks.recover(context)
+            except FailedSyncError as error:
+                # Else the next start would find the same bytes in memory and take them for durable.
+                self._keep_failed_sync(error)
+                raise StoreReadOnlyError(f"recovery: a sync failed: {error}; run mqproc store repair") from error
         self._control.store(layout.RECOVERY_US, (self._clock.monotonic_ns() - began_ns) // 1000)
         self._set_group_state(layout.GROUP_STARTING)
 
@@ -305,6 +311,7 @@ class Supervisor:
             problems.append(f"dispatch is {behind:,} bytes behind")
         if self._control.read_only:
             problems.append("the store is read-only after a failed sync")
+            self._group.remember_failed_sync()
         try:
             self._hooks.finish(context, not problems)
             if not problems:
@@ -312,10 +319,17 @@ class Supervisor:
                 context.io.sync_folder(context.paths.root)
         except (MqprocError, OSError) as error:
             problems.append(f"marks and checkpoint: {error}")
+            if isinstance(error, FailedSyncError):
+                self._keep_failed_sync(error)
         if problems:
             context.report("not a clean stop, the next start recovers: " + "; ".join(problems))
             if self._outcome.exit_code == 0:
                 self._outcome = Outcome(EXIT_FAILED, "; ".join(problems))
+
+    def _keep_failed_sync(self, error: FailedSyncError) -> None:
+        """The supervisor's own sync failed: that is final too."""
+        self._control.store(layout.SUPERVISOR_SYNC_ERRNO, error.errno or errno.EIO)
+        self._group.remember_failed_sync()
 
     def _end(self) -> None:
         self._ended = True

@@ -14,8 +14,17 @@ from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
 
 _SYNC_ERRNOS = tuple(f"{name}_sync_errno" for name in ("writer", "flusher", "cq", "index", "supervisor"))
-# What follows the log is read before the log, so dispatch never seems ahead of the writer; times before positions.
-_READ_FIRST = ("dispatched_store_timestamp_ms", "dispatched", "written_store_timestamp_ms", "flusher_synced")
+# What follows the log is read before the log, so neither dispatch nor a sync seems ahead of the writer; times before
+# positions.
+_READ_FIRST = (
+    "dispatched_store_timestamp_ms",
+    "dispatched",
+    "writer_synced_store_timestamp_ms",
+    "writer_synced",
+    "flusher_synced",
+    "written_store_timestamp_ms",
+    "written",
+)
 _READ_ORDER = (*_READ_FIRST, *(name for name in layout.WORDS if name not in _READ_FIRST))
 
 
@@ -67,3 +76,8 @@ def flush_behind_bytes(words: Mapping[str, int]) -> int:
 def read_only(words: Mapping[str, int]) -> bool:
     """A sync failed, so nothing more is taken."""
     return any(words[name] for name in _SYNC_ERRNOS)
+
+
+def damage_holes(words: Mapping[str, int]) -> int:
+    """Damaged ranges of the log that are served around."""
+    return words["damage_holes"] + words["dispatch_holes"]

@@ -12,6 +12,7 @@ Tools read the file with nothing running; the values then are those of the last 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 MAGIC = 0x3130434F5250514D  # "MQPROC01", little-endian
 VERSION = 1
@@ -91,6 +92,7 @@ SUPERVISOR_HEARTBEAT_NS = _word("header", "supervisor_heartbeat_ns", "ns", "mono
 RECOVERY_US = _word("header", "recovery_us", "µs", "duration of the last recovery")
 RECOVERY_CUT_BYTES = _word("header", "recovery_cut_bytes", "bytes", "torn tail cut by the last recovery")
 DAMAGE_HOLES = _word("header", "damage_holes", "", "holes in the log that are served around")
+DAMAGE_READ_ONLY = _word("header", "damage_read_only", "", "1 when recovery found damage and on_damage is read_only")
 SUPERVISOR_SYNC_ERRNO = _word("header", "supervisor_sync_errno", "", "the store is read-only from an earlier run")
 
 _PER_ROLE = (
@@ -161,6 +163,9 @@ DISPATCHED_STORE_TIMESTAMP_MS = _word(DISPATCHER, "dispatched_store_timestamp_ms
 DISPATCHED_MESSAGES = _word(DISPATCHER, "dispatched_messages", "messages", "since the group started")
 DISPATCHED_ENTRIES = _word(DISPATCHER, "dispatched_entries", "entries", "index entries since the group started")
 DISPATCH_ERRNO = _word(DISPATCHER, "dispatch_errno", "", "errno that holds dispatch up now, 0 when it goes on")
+DISPATCH_HOLES = _word(DISPATCHER, "dispatch_holes", "", "holes in the log that dispatch found in this run")
+DISPATCH_GAP_BYTES = _word(DISPATCHER, "dispatch_gap_bytes", "bytes", "log deleted before it was dispatched")
+DISPATCH_READ_ONLY = _word(DISPATCHER, "dispatch_read_only", "", "1 when it found damage and on_damage is read_only")
 INDEX_FILE_MS = _word(DISPATCHER, "index_file_ms", "ms", "name of the newest index file as a time")
 INDEX_ITEMS = _word(DISPATCHER, "index_items", "items", "count of the newest index file")
 INDEX_FULL_FILES = _word(DISPATCHER, "index_full_files", "files", "index files filled since the group started")
@@ -207,3 +212,21 @@ DISK_FULL = _word(KEEPER, "disk_full", "", "1 while sends are refused because th
 # Monitor
 SCRAPES = _word(MONITOR, "scrapes", "requests", "of /metrics")
 MONITOR_PORT = _word(MONITOR, "monitor_port", "", "TCP port that /metrics listens at")
+
+
+SYNC_ERRNO_WORDS = (WRITER_SYNC_ERRNO, FLUSHER_SYNC_ERRNO, CQ_SYNC_ERRNO, INDEX_SYNC_ERRNO, SUPERVISOR_SYNC_ERRNO)
+"""Any of them set makes the store read-only for good."""
+
+
+class Loads(Protocol):
+    """The file's words, loaded by their indexes."""
+
+    def __getitem__(self, index: int, /) -> int: ...
+
+
+def sync_errno(words: Loads) -> int:
+    """errno of a failed sync of any role, 0 when none failed."""
+    for index in SYNC_ERRNO_WORDS:
+        if number := words[index]:
+            return number
+    return 0

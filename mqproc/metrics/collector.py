@@ -59,7 +59,9 @@ class ControlCollector(Collector):
         found |= self._derived(words)
         for name, samples in _by_role(words, clock.to_unix).items():
             found[name] = samples
-        for name, samples in _by_target(words, control.flushed, clock.to_unix).items():
+        # Of the same snapshot: a later look could show more flushed than written.
+        flushed = max(words["writer_synced"], words["flusher_synced"])
+        for name, samples in _by_target(words, flushed, clock.to_unix).items():
             found[name] = samples
         found["mqproc_build_info"] = [((self._version, platform.python_version()), 1)]
         return found
@@ -68,10 +70,12 @@ class ControlCollector(Collector):
         control = self._control
         age_ns = time.monotonic_ns() - words["supervisor_heartbeat_ns"]
         used, free = words["disk_used_bytes"], words["disk_free_bytes"]
+        takes_nothing = control.read_only or control.damage_read_only
         values = {
             "mqproc_up": 0 <= age_ns < HEARTBEAT_TIMEOUT_NS,
-            "mqproc_group_ready": words["group_state"] == layout.GROUP_READY and not control.read_only,
-            "mqproc_read_only": control.read_only,
+            "mqproc_group_ready": words["group_state"] == layout.GROUP_READY and not takes_nothing,
+            "mqproc_read_only": takes_nothing,
+            "mqproc_damage_holes": words["damage_holes"] + words["dispatch_holes"],
             "mqproc_dispatch_behind_bytes": max(0, words["written"] - words["dispatched"]),
             "mqproc_dispatch_behind_messages": max(0, words["appended_messages"] - words["dispatched_messages"]),
             "mqproc_dispatch_behind_seconds": _behind_seconds(words),
@@ -114,7 +118,7 @@ _PLAIN: dict[str, tuple[str, float]] = {
     "mqproc_disk_free_bytes": ("disk_free_bytes", 1),
     "mqproc_recovery_duration_seconds": ("recovery_us", 1e-6),
     "mqproc_recovery_cut_bytes": ("recovery_cut_bytes", 1),
-    "mqproc_damage_holes": ("damage_holes", 1),
+    "mqproc_dispatch_gap_bytes_total": ("dispatch_gap_bytes", 1),
     "mqproc_scrapes_total": ("scrapes", 1),
 }
 

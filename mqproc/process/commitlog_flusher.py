@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mqproc.layout import control as words_of
-from mqproc.process.log import get_logger
+from mqproc.process.flush_errors import FlushErrors
 from mqproc.process.loop import RoleContext
 from mqproc.store.log_flush import LogFlush
 from mqproc.store.segments import LogSegments
@@ -20,7 +20,6 @@ class CommitLogFlusher:
         self._context = context
         self._clock = context.clock
         self._words = context.control.words
-        self._log = get_logger()
         segments = LogSegments(context.io, context.paths.commit_log, context.options.mapped_file_size_commit_log)
         self._flush = LogFlush(
             context.io, context.paths, context.options, self._words, segments, self._clock.monotonic_ns()
@@ -29,11 +28,15 @@ class CommitLogFlusher:
         self._interval_ns = context.options.flush_interval_commit_log * NS_PER_MS
 
     def do_work(self) -> int:
-        done = self._make_segments()
+        done = 0
+        with FlushErrors(self._context):
+            done += self._make_segments()
         now_ns = self._clock.monotonic_ns()
         if now_ns >= self._due_ns:
             self._due_ns = now_ns + self._interval_ns
-            done += self._pass(now_ns, thorough=False)
+            with FlushErrors(self._context):
+                done += self._pass(now_ns, thorough=False)
+            self._let_go_of_pages()
         return done
 
     def wait(self, timeout_s: float) -> None:
@@ -42,9 +45,10 @@ class CommitLogFlusher:
 
     def on_stop(self) -> bool:
         """Everything durable, the mark behind it, nothing left lying ready."""
-        self._pass(self._clock.monotonic_ns(), thorough=True)
-        self._flush.move_mark(self._clock.monotonic_ns(), at_once=True)
-        self._flush.delete_unused_segments()
+        with FlushErrors(self._context, stopping=True):
+            self._pass(self._clock.monotonic_ns(), thorough=True)
+            self._flush.move_mark(self._clock.monotonic_ns(), at_once=True)
+            self._flush.delete_unused_segments()
         return True
 
     def close(self) -> None:
@@ -59,7 +63,6 @@ class CommitLogFlusher:
 
     def _pass(self, now_ns: int, *, thorough: bool) -> int:
         words = self._words
-        failed_before = words[words_of.FLUSHER_SYNC_ERRNO]
         with self._context.heart.busy(words_of.STATE_SYNCING):
             done = self._flush.flush(now_ns, thorough=thorough)
             self._flush.move_mark(now_ns)
@@ -68,8 +71,8 @@ class CommitLogFlusher:
             words[words_of.COMMITLOG_SYNCED_NS] = after_ns
             words.add(words_of.COMMITLOG_SYNC_US, (after_ns - now_ns) // 1000)
             # In ASYNC_FLUSH nobody waits for a sync; in SYNC_FLUSH the writer does its own.
-        if words[words_of.FLUSHER_SYNC_ERRNO] and not failed_before:
-            self._log.error("sync failed, the store is read-only from now on", errno=words[words_of.FLUSHER_SYNC_ERRNO])
+        return 1 if done else 0
+
+    def _let_go_of_pages(self) -> None:
         while self._flush.let_go_of_pages():
             self._context.heart.beat_if_due()
-        return 1 if done else 0

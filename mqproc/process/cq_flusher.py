@@ -6,14 +6,12 @@ least once in `flush_consume_queue_thorough_interval`; three thorough passes at 
 
 from __future__ import annotations
 
-import errno
-
 from mqproc.layout import checkpoint as checkpoint_layout
 from mqproc.layout import control as words_of
-from mqproc.process.log import get_logger
+from mqproc.process.flush_errors import FlushErrors
 from mqproc.process.loop import RoleContext
 from mqproc.store import checkpoint_file
-from mqproc.store.log_flush import remember_failed_sync
+from mqproc.store.final_syncs import FinalSyncs
 from mqproc.store.marks import DurableMark
 from mqproc.store.queue_flush import ConsumeQueueFlush
 from mqproc.store.queue_table import QueueTable
@@ -33,16 +31,17 @@ class CqFlusher:
         self._context = context
         self._clock = context.clock
         self._words = context.control.words
-        self._log = get_logger()
         options, io, paths = context.options, context.io, context.paths
         self._table = QueueTable(io, paths.queues)
         self._least_pages = options.flush_consume_queue_least_pages
         self._interval_ns = options.flush_interval_consume_queue * NS_PER_MS
         self._thorough_ns = options.flush_consume_queue_thorough_interval * NS_PER_MS
         segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
-        self._mark = DurableMark(io, paths.mark("consumequeue"), segments)
+        self._syncs = FinalSyncs(io, paths, self._words, self.name, words_of.CQ_SYNC_ERRNO)
+        self._mark = DurableMark(io, paths.mark("consumequeue"), segments, self._syncs)
         now_ns = self._clock.monotonic_ns()
-        self._flush = ConsumeQueueFlush(io, paths.consume_queue, options.consume_queue_file_bytes, self._table, now_ns)
+        file_bytes = options.consume_queue_file_bytes
+        self._flush = ConsumeQueueFlush(io, self._syncs, paths.consume_queue, file_bytes, self._table, now_ns)
         self._due_ns = now_ns + self._interval_ns
         self._stop_passes = THOROUGH_PASSES_AT_STOP
 
@@ -52,14 +51,17 @@ class CqFlusher:
             return 0
         self._due_ns = now_ns + self._interval_ns
         forced = now_ns - self._flush.forced_ns >= self._thorough_ns
-        return self._pass(EVERYTHING if forced else self._least_pages, now_ns)
+        with FlushErrors(self._context):
+            return self._pass(EVERYTHING if forced else self._least_pages, now_ns)
+        return 0
 
     def wait(self, timeout_s: float) -> None:
         until_due_s = max(0.0, (self._due_ns - self._clock.monotonic_ns()) / 1e9)
         self._context.bell.wait(min(timeout_s, until_due_s))
 
     def on_stop(self) -> bool:
-        self._pass(EVERYTHING, self._clock.monotonic_ns())
+        with FlushErrors(self._context, stopping=True):
+            self._pass(EVERYTHING, self._clock.monotonic_ns())
         self._stop_passes -= 1
         return self._stop_passes == 0
 
@@ -68,21 +70,16 @@ class CqFlusher:
 
     def _pass(self, least_pages: int, now_ns: int) -> int:
         words = self._words
-        if words[words_of.CQ_SYNC_ERRNO]:
+        if self._syncs.ended():
             return 0
         # Before the pass: all units of records below it are written. Time first, then its position.
         timestamp_ms = words[words_of.DISPATCHED_STORE_TIMESTAMP_MS]
         dispatched = words[words_of.DISPATCHED]
-        try:
-            with self._context.heart.busy(words_of.STATE_SYNCING):
-                done = self._flush.pass_(least_pages, now_ns)
-                if done.complete:
-                    self._move_mark(dispatched, timestamp_ms)
-        except OSError as error:
-            words[words_of.CQ_SYNC_ERRNO] = error.errno or errno.EIO
-            remember_failed_sync(self._context.io, self._context.paths, f"consumequeue: {error}")
-            self._log.error("sync failed, the store is read-only from now on", error=str(error))
-            return 0
+        with self._context.heart.busy(words_of.STATE_SYNCING):
+            done = self._flush.pass_(least_pages, now_ns)
+            # Another role's sync may have failed during the pass.
+            if done.complete and not self._syncs.ended():
+                self._move_mark(dispatched, timestamp_ms)
         words.add(words_of.CQ_SYNCS, done.synced_files)
         words.add(words_of.CQ_PASSES, 1)
         if least_pages == EVERYTHING:
@@ -95,8 +92,8 @@ class CqFlusher:
         position = min(dispatched, self._context.control.flushed)
         if position == self._words[words_of.CQ_SYNCED]:
             return
-        self._mark.move(position, timestamp_ms)
+        if not self._mark.move(position, timestamp_ms):
+            return
+        words = {checkpoint_layout.LOGICS_TIMESTAMP: timestamp_ms}
+        checkpoint_file.store_words(self._context.io, self._context.paths.checkpoint, words, self._syncs)
         self._words[words_of.CQ_SYNCED] = position
-        checkpoint_file.store_words(
-            self._context.io, self._context.paths.checkpoint, {checkpoint_layout.LOGICS_TIMESTAMP: timestamp_ms}
-        )

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import errno
-
 from mqproc.layout import checkpoint as checkpoint_layout
 from mqproc.layout import control as words_of
-from mqproc.process.log import get_logger
+from mqproc.process.flush_errors import FlushErrors
 from mqproc.process.loop import RoleContext
 from mqproc.store import checkpoint_file
-from mqproc.store.index_flush import IndexFlush, IndexState
-from mqproc.store.log_flush import remember_failed_sync
+from mqproc.store.final_syncs import FinalSyncs
+from mqproc.store.index_flush import IndexFlush, committed_state
 from mqproc.store.marks import DurableMark
 from mqproc.store.segments import LogSegments
 
@@ -28,15 +26,15 @@ class IndexFlusher:
         self._context = context
         self._clock = context.clock
         self._words = context.control.words
-        self._log = get_logger()
         options, io, paths = context.options, context.io, context.paths
         self._least_pages = options.flush_consume_queue_least_pages
         self._interval_ns = options.flush_interval_consume_queue * NS_PER_MS
         self._thorough_ns = options.flush_consume_queue_thorough_interval * NS_PER_MS
         segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
-        self._mark = DurableMark(io, paths.mark("index"), segments)
+        self._syncs = FinalSyncs(io, paths, self._words, self.name, words_of.INDEX_SYNC_ERRNO)
+        self._mark = DurableMark(io, paths.mark("index"), segments, self._syncs)
         now_ns = self._clock.monotonic_ns()
-        self._flush = IndexFlush(io, paths.index, now_ns)
+        self._flush = IndexFlush(io, self._syncs, paths.index, now_ns)
         self._due_ns = now_ns + self._interval_ns
         self._full_files = self._words[words_of.INDEX_FULL_FILES]
         self._stop_passes = THOROUGH_PASSES_AT_STOP
@@ -44,21 +42,25 @@ class IndexFlusher:
     def do_work(self) -> int:
         now_ns = self._clock.monotonic_ns()
         full_files = self._words[words_of.INDEX_FULL_FILES]
-        if full_files != self._full_files:
-            self._full_files = full_files
-            return self._pass(EVERYTHING, now_ns)
-        if now_ns < self._due_ns:
+        filled = full_files != self._full_files
+        if not filled and now_ns < self._due_ns:
             return 0
-        self._due_ns = now_ns + self._interval_ns
-        forced = now_ns - self._flush.forced_ns >= self._thorough_ns
-        return self._pass(EVERYTHING if forced else self._least_pages, now_ns)
+        if filled:
+            self._full_files = full_files
+        else:
+            self._due_ns = now_ns + self._interval_ns
+        forced = filled or now_ns - self._flush.forced_ns >= self._thorough_ns
+        with FlushErrors(self._context):
+            return self._pass(EVERYTHING if forced else self._least_pages, now_ns)
+        return 0
 
     def wait(self, timeout_s: float) -> None:
         until_due_s = max(0.0, (self._due_ns - self._clock.monotonic_ns()) / 1e9)
         self._context.bell.wait(min(timeout_s, until_due_s))
 
     def on_stop(self) -> bool:
-        self._pass(EVERYTHING, self._clock.monotonic_ns())
+        with FlushErrors(self._context, stopping=True):
+            self._pass(EVERYTHING, self._clock.monotonic_ns())
         self._stop_passes -= 1
         return self._stop_passes == 0
 
@@ -67,23 +69,21 @@ class IndexFlusher:
 
     def _pass(self, least_pages: int, now_ns: int) -> int:
         words = self._words
-        if words[words_of.INDEX_SYNC_ERRNO]:
+        if self._syncs.ended():
             return 0
         # Before the pass: all entries of records below it are stored. Time first, then its position.
         timestamp_ms = words[words_of.DISPATCHED_STORE_TIMESTAMP_MS]
         dispatched = words[words_of.DISPATCHED]
-        state = IndexState(words[words_of.INDEX_FILE_MS], words[words_of.INDEX_ITEMS])
-        try:
-            with self._context.heart.busy(words_of.STATE_SYNCING):
-                done = self._flush.pass_(state, least_pages, now_ns)
+        state = committed_state(words)
+        if state is None:
+            return 0
+        with self._context.heart.busy(words_of.STATE_SYNCING):
+            done = self._flush.pass_(state, least_pages, now_ns)
+            # Another role's sync may have failed during the pass.
+            if not self._syncs.ended():
                 self._remember(done.full_end_ms)
                 if done.complete:
                     self._move_mark(dispatched, timestamp_ms)
-        except OSError as error:
-            words[words_of.INDEX_SYNC_ERRNO] = error.errno or errno.EIO
-            remember_failed_sync(self._context.io, self._context.paths, f"index: {error}")
-            self._log.error("sync failed, the store is read-only from now on", error=str(error))
-            return 0
         words.add(words_of.INDEX_SYNCS, done.synced_files)
         words.add(words_of.INDEX_PASSES, 1)
         if least_pages == EVERYTHING:
@@ -95,11 +95,11 @@ class IndexFlusher:
         position = min(dispatched, self._context.control.flushed)
         if position == self._words[words_of.INDEX_SYNCED]:
             return
-        self._mark.move(position, timestamp_ms)
-        self._words[words_of.INDEX_SYNCED] = position
+        if self._mark.move(position, timestamp_ms):
+            self._words[words_of.INDEX_SYNCED] = position
 
     def _remember(self, full_end_ms: int) -> None:
         """RocketMQ's own index time is the end of the newest full file that is durable."""
         if full_end_ms:
             words = {checkpoint_layout.INDEX_TIMESTAMP: full_end_ms}
-            checkpoint_file.store_words(self._context.io, self._context.paths.checkpoint, words)
+            checkpoint_file.store_words(self._context.io, self._context.paths.checkpoint, words, self._syncs)

@@ -35,9 +35,10 @@ from mqproc.process.limits import client_limits
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
 from mqproc.store.append import CommitLogAppender
+from mqproc.store.final_syncs import FinalSyncs
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
-from mqproc.store.succession import note_failed_sync, take_over
+from mqproc.store.succession import take_over
 from mqproc.wire.connection import Request
 from mqproc.wire.operations import (
     REQUESTS,
@@ -101,11 +102,12 @@ class Writer:
         self._table = QueueTable(self._io, context.paths.queues, write=True)
         segment_size = context.options.mapped_file_size_commit_log
         self._segments = LogSegments(self._io, context.paths.commit_log, segment_size)
+        self._syncs = FinalSyncs(self._io, context.paths, self._words, self.name, words_of.WRITER_SYNC_ERRNO)
         if context.incarnation > 1:
             with context.heart.busy(words_of.STATE_RECOVERING):
                 take_over(
                     self._io,
-                    context.paths,
+                    self._syncs,
                     self._words,
                     self._segments,
                     self._table,
@@ -116,7 +118,7 @@ class Writer:
         self._topics_due_ns = 0
         self._appender = CommitLogAppender(
             self._io,
-            context.paths,
+            self._syncs,
             context.options,
             self._words,
             self._table,
@@ -223,6 +225,7 @@ class Writer:
             failure = InternalError(f"{error.strerror or error}")
             self._fail_pending(failure)
             self._refuse(request, failure)
+            self._closed_by = self._reason_to_refuse()
 
     def _append(self, request: Request) -> None:
         options = _append_request.decode(request.options)
@@ -265,7 +268,6 @@ class Writer:
             with self._context.heart.busy(words_of.STATE_SYNCING):
                 self._appender.sync()
         except OSError as error:
-            note_failed_sync(self._io, self._context.paths, self._words, error)
             self._log.error("sync failed, the store is read-only from now on", error=str(error))
             self._fail_pending(FlushFailedError(f"the sync failed: {error.strerror}; run mqproc store repair"))
             return False
@@ -363,6 +365,8 @@ class Writer:
         with self._context.heart.busy(words_of.STATE_ALLOCATING):
             while words[words_of.SEGMENTS_READY_END] <= start:
                 self._flusher_bell.ring()
+                if self._syncs.ended():
+                    raise StoreReadOnlyError(f"segment {start:020d} is not made: a sync failed")
                 failed = words[words_of.SEGMENT_ERRNO]
                 if failed in (errno.ENOSPC, errno.EDQUOT):
                     raise DiskFullError("no room for another segment", hint_ms=1000)

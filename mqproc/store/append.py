@@ -33,8 +33,8 @@ from mqproc.kernels import append as kernel
 from mqproc.layout import control as words_of
 from mqproc.layout import properties, record
 from mqproc.layout import queue_table as table_layout
-from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
+from mqproc.store.final_syncs import Syncing
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
 from mqproc.store.succession import clear_unpublished
@@ -86,7 +86,7 @@ class CommitLogAppender:
     def __init__(
         self,
         io: StoreIO,
-        paths: StorePaths,
+        syncs: Syncing,
         options: Options,
         words: Words,
         table: QueueTable,
@@ -95,7 +95,7 @@ class CommitLogAppender:
         wait_for_segment: Callable[[int], None],
     ) -> None:
         self._io = io
-        self._paths = paths
+        self._syncs = syncs
         self._options = options
         self._words = words
         self._table = table
@@ -197,25 +197,28 @@ class CommitLogAppender:
         self._touched.clear()
 
     def sync(self) -> None:
-        """Make everything that was written out durable. A failure is final for the store."""
+        """Make everything that was written out durable. Raises FailedSyncError, which is final for the store."""
         synced = self._words[words_of.WRITER_SYNCED]
         self._io.crash_point("flush.before_msync")
         for start in sorted(self._fds):
             if start + self.segment_size > synced:
-                self._io.sync(self._fds[start])
+                self._syncs.sync(self._fds[start])
         self._words[words_of.WRITER_SYNCED] = self._end
         self._words[words_of.WRITER_SYNCED_STORE_TIMESTAMP_MS] = self.last_store_timestamp_ms
         self._close_fds_below(self._segments.start_of(self._end))
 
     def take_back(self) -> None:
-        """Forget everything that is not published and zero what was written of it. Raises TailNotClearedError."""
+        """Forget everything that is not published and zero what was written of it.
+
+        Raises TailNotClearedError and FailedSyncError.
+        """
         written = self._words[words_of.WRITTEN]
         self._staged = 0
         self._end = self._file_end = written
         self.last_store_timestamp_ms = self._words[words_of.WRITTEN_STORE_TIMESTAMP_MS]
         self._touched.clear()
         self.read_next_offsets()
-        clear_unpublished(self._io, self._paths, self._words, self._segments)
+        clear_unpublished(self._io, self._syncs, self._words, self._segments)
 
     def close(self) -> None:
         self._close_fds_below(1 << 62)
@@ -372,6 +375,7 @@ class CommitLogAppender:
     def _fd(self, start: int) -> int:
         fd = self._fds.get(start)
         if fd is None:
+            self._wait_for_segment(start)
             fd = self._io.open(self._segments.path(start), write=True)
             if not self._options.sync_flush:
                 self._close_fds_below(start)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from mqproc.io import StoreIO
 from mqproc.layout import checkpoint as layout
+from mqproc.store.final_syncs import Syncing
 
 
 def read(io: StoreIO, path: Path) -> layout.Checkpoint:
@@ -23,12 +24,12 @@ def ensure(io: StoreIO, path: Path) -> None:
     io.write_file_atomically(path, layout.encode(read(io, path)))
 
 
-def store_words(io: StoreIO, path: Path, words: dict[int, int]) -> None:
+def store_words(io: StoreIO, path: Path, words: dict[int, int], syncs: Syncing) -> None:
     """Store words by their offsets and sync. The caller owns these words."""
     fd = io.open(path, write=True)
     try:
         for offset, value in words.items():
             io.pwrite(fd, value.to_bytes(8, "big", signed=True), offset)
-        io.sync(fd)
+        syncs.sync(fd)
     finally:
         io.close(fd)

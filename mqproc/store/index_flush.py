@@ -1,7 +1,8 @@
 """Making index files durable: the index-flusher's half of the engine.
 
 The dispatcher stores entries in another process; what is dirty follows from the newest file's name and item count,
-which it publishes, against what was synced last.
+which it publishes, against what was synced last. Read `dispatched` before them: when a pass is `complete`, all entries
+of records below it are durable.
 """
 
 from __future__ import annotations
@@ -12,10 +13,16 @@ from typing import Final
 
 from mqproc.config import PAGE_BYTES
 from mqproc.io import StoreIO
+from mqproc.layout import control as words_of
 from mqproc.layout import index_file as layout
+from mqproc.shm.words import Words
+from mqproc.store.final_syncs import SINGLE_SYNCS_MAX, Syncing
 from mqproc.store.index_files import file_ms, index_file_names
 
 ITEMS_PER_PAGE: Final = PAGE_BYTES // layout.ITEM_SIZE
+# A dispatcher that commits a step in the midst of each of so many looks would be faster than any.
+_LOOKS_MAX: Final = 1000
+_NOTHING_SYNCED: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +31,22 @@ class IndexState:
 
     file_ms: int
     items: int
+
+
+def committed_state(words: Words) -> IndexState | None:
+    """The index at the dispatcher's last committed step; None when it could not be caught between two steps.
+
+    Name and count stand together in a step's slot. Taken from the two words of the newest file they may belong to two
+    files, and a count that is too high would let its items pass for synced.
+    """
+    for _ in range(_LOOKS_MAX):
+        sequence = words[words_of.COMMIT_SEQUENCE]
+        slot = sequence & 1
+        state = IndexState(words[words_of.COMMIT_INDEX_MS[slot]], words[words_of.COMMIT_INDEX_ITEMS[slot]])
+        # The slot is stored to again only after the next step's number has been published.
+        if words[words_of.COMMIT_SEQUENCE] == sequence:
+            return state
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +60,17 @@ class IndexPass:
 
 
 class IndexFlush:
-    """Syncs the index files that changed. A new one knows nothing and syncs the newest two files at its first pass.
+    """Syncs the index files that changed.
 
-    The first failed sync raises OSError and is final for the caller.
+    A new one knows nothing of what recovery or its predecessor left dirty: its first pass syncs all files. A role gives
+    its FinalSyncs as `syncs`; after any OSError the same files are dirty still.
     """
 
-    def __init__(self, io: StoreIO, folder: Path, now_ns: int) -> None:
+    def __init__(self, io: StoreIO, syncs: Syncing, folder: Path, now_ns: int) -> None:
         self._io = io
+        self._syncs = syncs
         self._folder = folder
-        self._synced = IndexState(-1, 0)
+        self._synced = IndexState(_NOTHING_SYNCED, 0)
         self.forced_ns = now_ns
 
     def pass_(self, state: IndexState, least_pages: int, now_ns: int) -> IndexPass:
@@ -59,33 +84,45 @@ class IndexFlush:
         if same_file and pages < least_pages:
             return IndexPass(0, complete=False)
         names = self._changed_files(state)
-        for name in names:
-            self._sync(name)
-        if not same_file:
-            self._io.sync_folder(self._folder)
-            self._io.sync_folder(self._folder.parent)
+        if len(names) > SINGLE_SYNCS_MAX:
+            self._sync_file_system()
+        else:
+            self._sync_files(names, new_names=not same_file)
         full_end_ms = self._end_ms(names[-2]) if len(names) > 1 else 0
         self._synced = state
         return IndexPass(len(names), complete=True, full_end_ms=full_end_ms)
 
     def _changed_files(self, state: IndexState) -> list[str]:
-        names = [name for name in index_file_names(self._io, self._folder) if file_ms(name) <= state.file_ms]
-        if self._synced.file_ms < 0:
-            return names[-2:]
-        return [name for name in names if file_ms(name) >= self._synced.file_ms]
+        names = index_file_names(self._io, self._folder)
+        return [name for name in names if self._synced.file_ms <= file_ms(name) <= state.file_ms]
 
-    def _sync(self, name: str) -> None:
+    def _sync_files(self, names: list[str], *, new_names: bool) -> None:
+        for name in names:
+            try:
+                fd = self._io.open(self._folder / name, write=True)
+            except FileNotFoundError:
+                continue  # Deleted by retention meanwhile.
+            try:
+                self._syncs.sync(fd)
+            finally:
+                self._io.close(fd)
+        if new_names:
+            self._syncs.sync_folder(self._folder)
+            self._syncs.sync_folder(self._folder.parent)
+
+    def _sync_file_system(self) -> None:
+        fd = self._io.open(self._folder)
         try:
-            fd = self._io.open(self._folder / name, write=True)
-        except FileNotFoundError:
-            return  # Deleted by retention meanwhile.
-        try:
-            self._io.sync(fd)
+            self._syncs.sync_file_system(fd)
         finally:
             self._io.close(fd)
 
     def _end_ms(self, name: str) -> int:
-        fd = self._io.open(self._folder / name)
+        """End time of a full file; 0 when retention has deleted it meanwhile."""
+        try:
+            fd = self._io.open(self._folder / name)
+        except FileNotFoundError:
+            return 0
         try:
             data = self._io.pread(fd, layout.HEADER_SIZE, 0)
         finally:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 
 from mqproc.config import MIB, PAGE_BYTES, Options
-from mqproc.io import StoreIO
+from mqproc.io import FailedSyncError, StoreIO
 from mqproc.layout import checkpoint as checkpoint_layout
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
 from mqproc.store import checkpoint_file
+from mqproc.store.final_syncs import FinalSyncs, Syncing
+from mqproc.store.final_syncs import remember_failed_sync as remember_failed_sync
 from mqproc.store.marks import DurableMark
 from mqproc.store.segments import LogSegments
 
@@ -23,8 +25,14 @@ _WARM_CHUNK = bytes(MIB)
 DROP_STEP_BYTES = 16 * MIB
 
 
-def make_segment(io: StoreIO, paths: StorePaths, start: int, size: int, *, warm: bool = False) -> None:
-    """Make a whole segment of zeros under its final name, durable. Raises OSError; then nothing is left behind."""
+def make_segment(
+    io: StoreIO, paths: StorePaths, start: int, size: int, *, warm: bool = False, syncs: Syncing | None = None
+) -> None:
+    """Make a whole segment of zeros under its final name, durable. Raises OSError; then nothing is left behind.
+
+    `syncs` makes it durable; a role gives its FinalSyncs.
+    """
+    syncs = syncs or io
     temporary = paths.next_segment
     fd = io.open(temporary, write=True, create=True)
     try:
@@ -33,22 +41,23 @@ def make_segment(io: StoreIO, paths: StorePaths, start: int, size: int, *, warm:
             for offset in range(0, size, len(_WARM_CHUNK)):
                 io.pwrite(fd, memoryview(_WARM_CHUNK)[: min(len(_WARM_CHUNK), size - offset)], offset)
         io.crash_point("roll.fallocated")
-        io.sync(fd)
+        syncs.sync(fd)
     except OSError:
         io.unlink(temporary)
         raise
     finally:
         io.close(fd)
     segments = LogSegments(io, paths.commit_log, size)
-    io.rename(temporary, segments.path(start))
+    syncs.rename(temporary, segments.path(start))
     io.crash_point("roll.renamed")
 
 
 class LogFlush:
     """Sync what was written, move the durable mark, make segments ahead, let go of old pages.
 
-    Owns FLUSHER_SYNCED, SEGMENTS_READY_END and the CommitLog mark. The first failed sync is final: it is published in
-    FLUSHER_SYNC_ERRNO and nothing is synced any more.
+    Owns FLUSHER_SYNCED, SEGMENTS_READY_END and the CommitLog mark. The first failed sync is final, whoever sees it:
+    then nothing is synced, marked or made any more. Methods raise FailedSyncError when it was their own, and OSError
+    for what may go well at the next call.
     """
 
     def __init__(
@@ -59,68 +68,77 @@ class LogFlush:
         self._options = options
         self._words = words
         self._segments = segments
-        self._mark = DurableMark(io, paths.mark("commitlog"), segments)
+        self._syncs = FinalSyncs(io, paths, words, words_of.COMMITLOG_FLUSHER, words_of.FLUSHER_SYNC_ERRNO)
+        self._mark = DurableMark(io, paths.mark("commitlog"), segments, self._syncs)
         self._marked_ns = now_ns
         self._thorough_ns = now_ns
         self._dropped_to = 0
-        self._synced_timestamp_ms = 0
+        # A killed predecessor may have synced beyond its mark: the mark's time is the last one that is known.
+        mark = self._mark.valid()
+        recovered_ms = words[words_of.WRITER_SYNCED_STORE_TIMESTAMP_MS]
+        self._synced_timestamp_ms = mark.store_timestamp_ms if mark is not None else recovered_ms
 
     def flush(self, now_ns: int, *, thorough: bool = False) -> int:
         """Sync when enough pages are dirty or the thorough interval has passed; returns the bytes made durable."""
         words = self._words
-        if self._options.sync_flush or words[words_of.FLUSHER_SYNC_ERRNO]:
+        if self._options.sync_flush or self._syncs.ended():
             return 0
+        # Time first, then the position that it belongs to: the time of an earlier record does no harm.
         timestamp_ms = words[words_of.WRITTEN_STORE_TIMESTAMP_MS]
         written = words[words_of.WRITTEN]
         synced = words[words_of.FLUSHER_SYNCED]
         interval_ns = self._options.flush_commit_log_thorough_interval * 1_000_000
         thorough = thorough or now_ns - self._thorough_ns >= interval_ns
+        dirty_pages = written // PAGE_BYTES - synced // PAGE_BYTES
+        done = 0
+        if written > synced and (thorough or dirty_pages >= self._options.flush_commit_log_least_pages):
+            self._sync(synced, written)
+            # Another role's sync may have failed meanwhile: the disk is not trusted any more.
+            if self._syncs.ended():
+                return 0
+            words[words_of.FLUSHER_SYNCED] = written
+            self._synced_timestamp_ms = timestamp_ms
+            done = written - synced
         if thorough:
             self._thorough_ns = now_ns
-        dirty_pages = written // PAGE_BYTES - synced // PAGE_BYTES
-        if written == synced or not (thorough or dirty_pages >= self._options.flush_commit_log_least_pages):
-            return 0
-        if not self._sync(synced, written):
-            return 0
-        words[words_of.FLUSHER_SYNCED] = written
-        self._synced_timestamp_ms = timestamp_ms
-        return written - synced
+        return done
 
-    def _sync(self, start: int, stop: int) -> bool:
+    def _sync(self, start: int, stop: int) -> None:
         self._io.crash_point("flush.before_msync")
         segment = self._segments.start_of(start)
-        try:
-            while segment < stop:
-                fd = self._io.open(self._segments.path(segment), write=True)
-                try:
-                    self._io.sync(fd)
-                finally:
-                    self._io.close(fd)
-                segment += self._segments.segment_size
-        except OSError as error:
-            self._words[words_of.FLUSHER_SYNC_ERRNO] = error.errno or errno.EIO
-            remember_failed_sync(self._io, self._paths, f"commitlog {segment:020d}: {error.strerror}")
-            return False
+        while segment < stop:
+            fd = self._io.open(self._segments.path(segment), write=True)
+            try:
+                self._syncs.sync(fd)
+            finally:
+                self._io.close(fd)
+            segment += self._segments.segment_size
         self._words.add(words_of.COMMITLOG_SYNCS, 1)
         self._io.crash_point("flush.after_msync")
-        return True
+
+    def _durable_end(self) -> tuple[int, int]:
+        """Where the durable part of the log ends, and the store time of a record near its end."""
+        words = self._words
+        # Time first, then its position.
+        writer_timestamp_ms = words[words_of.WRITER_SYNCED_STORE_TIMESTAMP_MS]
+        writer_synced, flusher_synced = words[words_of.WRITER_SYNCED], words[words_of.FLUSHER_SYNCED]
+        if writer_synced >= flusher_synced:
+            return writer_synced, writer_timestamp_ms
+        return flusher_synced, self._synced_timestamp_ms
 
     def move_mark(self, now_ns: int, *, at_once: bool = False) -> bool:
         """Move the durable mark and RocketMQ's checkpoint, at most once a second. Returns whether it moved."""
         words = self._words
-        if words[words_of.FLUSHER_SYNC_ERRNO] or words[words_of.WRITER_SYNC_ERRNO]:
+        if self._syncs.ended():
             return False
-        timestamp_ms = self._synced_timestamp_ms
-        if self._options.sync_flush:
-            timestamp_ms = words[words_of.WRITTEN_STORE_TIMESTAMP_MS]
-        flushed = max(words[words_of.WRITER_SYNCED], words[words_of.FLUSHER_SYNCED])
+        flushed, timestamp_ms = self._durable_end()
         if flushed == words[words_of.COMMITLOG_MARK]:
             return False
         if not at_once and now_ns - self._marked_ns < MARK_INTERVAL_NS:
             return False
         self._marked_ns = now_ns
-        self._mark.move(flushed, timestamp_ms)
-        words[words_of.COMMITLOG_MARK] = flushed
+        if not self._mark.move(flushed, timestamp_ms):
+            return False
         checkpoint_file.store_words(
             self._io,
             self._paths.checkpoint,
@@ -128,7 +146,9 @@ class LogFlush:
                 checkpoint_layout.PHYSIC_TIMESTAMP: timestamp_ms,
                 checkpoint_layout.CONFIRM_PHYSICAL_OFFSET: flushed,
             },
+            self._syncs,
         )
+        words[words_of.COMMITLOG_MARK] = flushed
         return True
 
     def make_segments_ahead(self) -> int:
@@ -137,11 +157,14 @@ class LogFlush:
         ahead = min(AHEAD_SEGMENTS_MAX, max(1, AHEAD_BYTES // size)) * size
         wanted = self._segments.start_of(max(words[words_of.WRITTEN], words[words_of.RESERVED_END])) + size + ahead
         made = 0
-        while (start := words[words_of.SEGMENTS_READY_END]) < wanted:
+        warm = self._options.warm_mapped_file_enable
+        while (start := words[words_of.SEGMENTS_READY_END]) < wanted and not self._syncs.ended():
             try:
-                make_segment(self._io, self._paths, start, size, warm=self._options.warm_mapped_file_enable)
+                make_segment(self._io, self._paths, start, size, warm=warm, syncs=self._syncs)
             except OSError as error:
                 words[words_of.SEGMENT_ERRNO] = error.errno or errno.EIO
+                if isinstance(error, FailedSyncError):
+                    raise
                 return made
             words[words_of.SEGMENT_ERRNO] = 0
             words[words_of.SEGMENTS_READY_END] = start + size
@@ -176,6 +199,8 @@ class LogFlush:
     def delete_unused_segments(self) -> int:
         """At a clean stop: delete segments that lie ready and hold nothing. Returns how many went."""
         words, size = self._words, self._segments.segment_size
+        if self._syncs.ended():
+            return 0
         keep = self._segments.start_of(words[words_of.WRITTEN]) + size
         deleted = 0
         while words[words_of.SEGMENTS_READY_END] > keep:
@@ -184,14 +209,5 @@ class LogFlush:
             self._io.unlink(self._segments.path(start))
             deleted += 1
         if deleted:
-            self._io.sync_folder(self._paths.commit_log)
+            self._syncs.sync_folder(self._paths.commit_log)
         return deleted
-
-
-def remember_failed_sync(io: StoreIO, paths: StorePaths, what: str) -> None:
-    """Write down that a sync failed, so that the store stays read-only until it is repaired."""
-    try:
-        io.write_file_atomically(paths.read_only, f"{what}\n".encode(), mode=0o600)
-    except OSError:
-        # The disk that failed the sync may fail this too; the control word still says it while the group runs.
-        return

@@ -7,11 +7,15 @@ from pathlib import Path
 
 from mqproc.io import StoreIO
 from mqproc.layout import marks as layout
+from mqproc.store.final_syncs import Syncing
 from mqproc.store.segments import LogSegments
 
 
 def fingerprint(io: StoreIO, segments: LogSegments, offset: int) -> int | None:
-    """CRC-32 of up to 4 KiB of log before `offset`, not crossing its segment; None when the segment is not there."""
+    """CRC-32 of up to 4 KiB of log before `offset`, not crossing its segment; None when the segment is not there.
+
+    Where the log begins, or goes on behind a segment that is gone, nothing lies before a segment's start: 0.
+    """
     if offset == 0:
         return 0
     start = segments.start_of(offset - 1)
@@ -19,7 +23,7 @@ def fingerprint(io: StoreIO, segments: LogSegments, offset: int) -> int | None:
     try:
         fd = io.open(segments.path(start))
     except FileNotFoundError:
-        return None
+        return 0 if segments.start_of(offset) == offset and io.exists(segments.path(offset)) else None
     try:
         data = io.pread(fd, offset - first, first - start)
     finally:
@@ -28,10 +32,14 @@ def fingerprint(io: StoreIO, segments: LogSegments, offset: int) -> int | None:
 
 
 class DurableMark:
-    """One mark file. Whoever makes the row durable owns it and is the only one that calls `move`."""
+    """One mark file. Whoever makes the row durable owns it and is the only one that calls `move`.
 
-    def __init__(self, io: StoreIO, path: Path, segments: LogSegments) -> None:
+    `syncs` makes the mark itself durable; a role that moves it gives its FinalSyncs.
+    """
+
+    def __init__(self, io: StoreIO, path: Path, segments: LogSegments, syncs: Syncing | None = None) -> None:
         self._io = io
+        self._syncs = syncs or io
         self._path = path
         self._segments = segments
         self.mark = self._read()
@@ -43,11 +51,14 @@ class DurableMark:
             return None
         return mark
 
-    def move(self, offset: int, store_timestamp_ms: int) -> None:
-        """Say that everything below `offset` is durable; returns when the mark itself is."""
+    def move(self, offset: int, store_timestamp_ms: int) -> bool:
+        """Say that everything below `offset` is durable; returns when the mark itself is.
+
+        False when it was not moved: the log before it has been deleted.
+        """
         value = fingerprint(self._io, self._segments, offset)
         if value is None:
-            return
+            return False
         sequence = self.mark.sequence + 1 if self.mark else 1
         mark = layout.Mark(sequence, offset, store_timestamp_ms, value)
         self._io.crash_point("flush.before_mark")
@@ -57,12 +68,13 @@ class DurableMark:
             if new:
                 self._io.allocate(fd, 0, layout.FILE_SIZE)
             self._io.pwrite(fd, layout.encode(mark), layout.slot_offset(sequence))
-            self._io.sync(fd)
+            self._syncs.sync(fd)
         finally:
             self._io.close(fd)
         if new:
-            self._io.sync_folder(self._path.parent)
+            self._syncs.sync_folder(self._path.parent)
         self.mark = mark
+        return True
 
     def drop(self) -> None:
         """Forget the mark: the next recovery looks at everything."""

@@ -20,10 +20,9 @@ from mqproc.io import StoreIO
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.paths import segment_name, segment_start
+from mqproc.store.final_syncs import SINGLE_SYNCS_MAX, Syncing
 from mqproc.store.queue_table import QueueTable
 
-# More dirty files than this are synced with their whole file system: 22 ms for 4,000 files.
-SINGLE_SYNCS_MAX: Final = 64
 # What a flusher knows of a queue that was there before it: nothing.
 _UNKNOWN: Final = -1
 
@@ -49,11 +48,14 @@ class ConsumeQueueFlush:
     """Syncs the ConsumeQueue files of all queues in passes.
 
     A new one knows nothing about what its predecessor synced: its first pass syncs the whole file system if there is
-    any queue. The first failed sync raises OSError and is final for the caller.
+    any queue. A role gives its FinalSyncs as `syncs`; after any OSError the same queues are dirty still.
     """
 
-    def __init__(self, io: StoreIO, folder: Path, file_bytes: int, table: QueueTable, now_ns: int) -> None:
+    def __init__(
+        self, io: StoreIO, syncs: Syncing, folder: Path, file_bytes: int, table: QueueTable, now_ns: int
+    ) -> None:
         self._io = io
+        self._syncs = syncs
         self._folder = folder
         self._file_bytes = file_bytes
         self._table = table
@@ -124,7 +126,7 @@ class ConsumeQueueFlush:
             except FileNotFoundError:
                 continue  # Deleted by retention meanwhile.
             try:
-                self._io.sync(fd)
+                self._syncs.sync(fd)
             finally:
                 self._io.close(fd)
             if is_new:
@@ -137,7 +139,7 @@ class ConsumeQueueFlush:
 
     def _sync_folder(self, folder: Path) -> None:
         try:
-            self._io.sync_folder(folder)
+            self._syncs.sync_folder(folder)
         except FileNotFoundError:
             return  # The topic was deleted meanwhile.
 
@@ -147,7 +149,7 @@ class ConsumeQueueFlush:
         except FileNotFoundError:
             return 0  # No unit was ever written.
         try:
-            self._io.sync_file_system(fd)
+            self._syncs.sync_file_system(fd)
         finally:
             self._io.close(fd)
         return -1

@@ -6,17 +6,16 @@ before anything is appended there: else a power loss could bring them back behin
 
 from __future__ import annotations
 
-import errno
+import contextlib
 
 import numpy as np
 
-from mqproc.io import StoreIO
+from mqproc.io import FailedSyncError, StoreIO
 from mqproc.kernels.scan import MAX_STORE_TIMESTAMP_MS, SCAN_SIZE, update_next_offsets
 from mqproc.layout import control as words_of
 from mqproc.layout import queue_table as table_layout
-from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
-from mqproc.store.log_flush import remember_failed_sync
+from mqproc.store.final_syncs import Syncing
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
 
@@ -25,16 +24,18 @@ class TailNotClearedError(RuntimeError):
     """Bytes behind `written` could not be made zeros on disk. The writer must end: appending would mix with them."""
 
 
-def clear_unpublished(io: StoreIO, paths: StorePaths, words: Words, segments: LogSegments) -> None:
-    """Zero and sync [WRITTEN, RESERVED_END) of the log, then lower RESERVED_END. Raises TailNotClearedError."""
+def clear_unpublished(io: StoreIO, syncs: Syncing, words: Words, segments: LogSegments) -> None:
+    """Zero and sync [WRITTEN, RESERVED_END) of the log, then lower RESERVED_END.
+
+    Raises TailNotClearedError, and FailedSyncError: then the store is read-only and nothing is appended there.
+    """
     written, reserved_end = words[words_of.WRITTEN], words[words_of.RESERVED_END]
     if reserved_end > written:
         try:
             zero_range(io, segments, written, reserved_end)
         except OSError as error:
             raise TailNotClearedError(f"log [{written}, {reserved_end}) could not be zeroed: {error}") from error
-        if not sync_range(io, paths, words, segments, written, reserved_end):
-            raise TailNotClearedError(f"log [{written}, {reserved_end}) could not be synced")
+        sync_range(io, syncs, segments, written, reserved_end)
     words[words_of.RESERVED_END] = written
 
 
@@ -49,27 +50,14 @@ def zero_range(io: StoreIO, segments: LogSegments, start: int, stop: int) -> Non
             io.close(fd)
 
 
-def sync_range(io: StoreIO, paths: StorePaths, words: Words, segments: LogSegments, start: int, stop: int) -> bool:
-    """Sync the segments of [start, stop) of the log as the writer. False when that failed, now or before: final."""
-    if words[words_of.WRITER_SYNC_ERRNO]:
-        return False
-    try:
-        for segment in segments_within(segments, start, stop):
-            fd = io.open(segments.path(segment), write=True)
-            try:
-                io.sync(fd)
-            finally:
-                io.close(fd)
-    except OSError as error:
-        note_failed_sync(io, paths, words, error)
-        return False
-    return True
-
-
-def note_failed_sync(io: StoreIO, paths: StorePaths, words: Words, error: OSError) -> None:
-    """The writer's sync failed: from now on the store is read-only, here and after a restart."""
-    words[words_of.WRITER_SYNC_ERRNO] = error.errno or errno.EIO
-    remember_failed_sync(io, paths, f"commitlog: {error.strerror}")
+def sync_range(io: StoreIO, syncs: Syncing, segments: LogSegments, start: int, stop: int) -> None:
+    """Sync the segments of [start, stop) of the log. Raises FailedSyncError."""
+    for segment in segments_within(segments, start, stop):
+        fd = io.open(segments.path(segment), write=True)
+        try:
+            syncs.sync(fd)
+        finally:
+            io.close(fd)
 
 
 def segments_within(segments: LogSegments, start: int, stop: int) -> list[int]:
@@ -81,22 +69,25 @@ def segments_within(segments: LogSegments, start: int, stop: int) -> list[int]:
 
 
 def take_over(
-    io: StoreIO, paths: StorePaths, words: Words, segments: LogSegments, table: QueueTable, *, sync_flush: bool
+    io: StoreIO, syncs: Syncing, words: Words, segments: LogSegments, table: QueueTable, *, sync_flush: bool
 ) -> None:
     """Put a killed writer's work in order: zero what it had reserved, count what it had published.
 
     Only under the same living supervisor, whose control words are then the truth. Raises TailNotClearedError.
     """
-    clear_unpublished(io, paths, words, segments)
+    with contextlib.suppress(FailedSyncError):
+        clear_unpublished(io, syncs, words, segments)
     written = words[words_of.WRITTEN]
     latest_ms = count_published(segments, table, words[words_of.TABLE_AT], written)
     if latest_ms > words[words_of.WRITTEN_STORE_TIMESTAMP_MS]:
         words[words_of.WRITTEN_STORE_TIMESTAMP_MS] = latest_ms
     words[words_of.TABLE_AT] = written
     synced = words[words_of.WRITER_SYNCED]
-    if sync_flush and synced < written and sync_range(io, paths, words, segments, synced, written):
-        words[words_of.WRITER_SYNCED] = written
-        words[words_of.WRITER_SYNCED_STORE_TIMESTAMP_MS] = words[words_of.WRITTEN_STORE_TIMESTAMP_MS]
+    if sync_flush and synced < written:
+        with contextlib.suppress(FailedSyncError):
+            sync_range(io, syncs, segments, synced, written)
+            words[words_of.WRITER_SYNCED] = written
+            words[words_of.WRITER_SYNCED_STORE_TIMESTAMP_MS] = words[words_of.WRITTEN_STORE_TIMESTAMP_MS]
 
 
 def count_published(segments: LogSegments, table: QueueTable, start: int, stop: int) -> int:

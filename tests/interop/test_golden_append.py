@@ -46,11 +46,12 @@ class GoldenWriter:
             mapped_file_size_commit_log=SEGMENT_SIZE, max_message_size=32768, enabled_append_prop_crc=False
         )
         self.appender = CommitLogAppender(
-            self.io, self.paths, options, self.words, self.table, self.segments, bytes(8), self._make
+            self.io, self.io, options, self.words, self.table, self.segments, bytes(8), self._make
         )
 
     def _make(self, start: int) -> None:
-        make_segment(self.io, self.paths, start, SEGMENT_SIZE)
+        if not self.segments.path(start).exists():
+            make_segment(self.io, self.paths, start, SEGMENT_SIZE)
 
     def put(self, line: dict[str, Any], body: bytes) -> tuple[int, int]:
         """(physical offset, queue offset) of one message."""

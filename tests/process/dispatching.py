@@ -28,9 +28,10 @@ def append_and_dispatch(io: StoreIO, paths: StorePaths, options: Options, words:
     segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
 
     def next_segment(start: int) -> None:
-        make_segment(io, paths, start, segments.segment_size)
+        if not segments.path(start).exists():
+            make_segment(io, paths, start, segments.segment_size)
 
-    appender = CommitLogAppender(io, paths, options, words, table, segments, HOST, next_segment)
+    appender = CommitLogAppender(io, io, options, words, table, segments, HOST, next_segment)
     appender.add(plan(table, count), 1_700_000_000_000)
     appender.write_out()
     appender.publish()
@@ -41,8 +42,10 @@ def append_and_dispatch(io: StoreIO, paths: StorePaths, options: Options, words:
     dispatch = Dispatch(io, options, table, segments, queues, index)
     while (position := words[words_of.DISPATCHED]) < end:
         words[words_of.DISPATCHED] = dispatch.step(position, end).position
-    words[words_of.INDEX_FILE_MS] = dispatch.index_commit.file_ms
-    words[words_of.INDEX_ITEMS] = dispatch.index_commit.count
+    sequence = words[words_of.COMMIT_SEQUENCE] + 1
+    words[words_of.COMMIT_INDEX_MS[sequence & 1]] = dispatch.index_commit.file_ms
+    words[words_of.COMMIT_INDEX_ITEMS[sequence & 1]] = dispatch.index_commit.count
+    words[words_of.COMMIT_SEQUENCE] = sequence
     words.add(words_of.INDEX_FULL_FILES, index.full_files)
     dispatch.close()
     appender.close()

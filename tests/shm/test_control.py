@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.control import SYNC_ERRNO_WORDS, Control, role_words
+from mqproc.control import Control, role_words
 from mqproc.errors import CorruptStoreError, NotRunningError
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
@@ -109,7 +109,7 @@ def test_distances(paths: StorePaths) -> None:
     assert (control.dispatch_behind_bytes, control.dispatch_behind_ms) == (0, 0)
 
 
-@pytest.mark.parametrize("index", SYNC_ERRNO_WORDS)
+@pytest.mark.parametrize("index", layout.SYNC_ERRNO_WORDS)
 def test_any_failed_sync_makes_the_store_read_only(paths: StorePaths, index: int) -> None:
     control = create(paths)
     assert not control.read_only
@@ -119,7 +119,8 @@ def test_any_failed_sync_makes_the_store_read_only(paths: StorePaths, index: int
 
 
 def test_every_sync_errno_word_counts() -> None:
-    assert {word.index for word in layout.WORDS.values() if word.name.endswith("_sync_errno")} == set(SYNC_ERRNO_WORDS)
+    named = {word.index for word in layout.WORDS.values() if word.name.endswith("_sync_errno")}
+    assert named == set(layout.SYNC_ERRNO_WORDS)
 
 
 def test_words_of_one_role(paths: StorePaths) -> None:

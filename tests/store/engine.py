@@ -15,6 +15,7 @@ from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
 from mqproc.store.append import AppendPlan, CommitLogAppender, topic_fields
+from mqproc.store.final_syncs import FinalSyncs
 from mqproc.store.log_flush import make_segment
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
@@ -36,13 +37,17 @@ class Engine:
         self.table = QueueTable.create(self.io, self.paths.queues, 1024)
         self.segments = LogSegments(self.io, self.paths.commit_log, self.options.mapped_file_size_commit_log)
         self.words = Words(bytearray(words_of.FILE_SIZE))
+        self.syncs = FinalSyncs(self.io, self.paths, self.words, words_of.WRITER, words_of.WRITER_SYNC_ERRNO)
         self.segments_max = segments_max
         self.make_segment(0)
         self.appender = CommitLogAppender(
-            self.io, self.paths, self.options, self.words, self.table, self.segments, STORE_HOST, self.make_segment
+            self.io, self.syncs, self.options, self.words, self.table, self.segments, STORE_HOST, self.make_segment
         )
 
     def make_segment(self, start: int) -> None:
+        """What the writer role waits for: the segment, made when it is not there."""
+        if self.words[words_of.SEGMENTS_READY_END] > start:
+            return
         size = self.segments.segment_size
         if start // size >= self.segments_max:
             raise OSError(28, "No space left on device")

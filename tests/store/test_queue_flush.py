@@ -52,7 +52,7 @@ class Queues:
         self.files = ConsumeQueueFiles(StoreIO(), self.folder, FILE_BYTES, write=True)
 
     def flusher(self) -> ConsumeQueueFlush:
-        return ConsumeQueueFlush(self.io, self.folder, FILE_BYTES, self.table, 0)
+        return ConsumeQueueFlush(self.io, self.io, self.folder, FILE_BYTES, self.table, 0)
 
     def dispatch(self, queue_id: int, count: int) -> None:
         number = self.table.create_queue("T", queue_id)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mqproc.errors import DiskFullError
-from mqproc.io import StoreIO
+from mqproc.io import FailedSyncError, StoreIO
 from mqproc.layout import control as words_of
 from mqproc.layout import queue_table as table_layout
 from mqproc.store.succession import TailNotClearedError, take_over
@@ -74,22 +74,29 @@ def test_a_failed_write_is_taken_back_on_disk_too(engine: Engine, io: FaultyIO) 
     assert not any(engine.log_bytes(end, engine.segments.segment_size))
 
 
-@pytest.mark.parametrize("failing", ["zero", "sync"])
-def test_a_writer_ends_when_it_cannot_take_back(engine: Engine, io: FaultyIO, failing: str) -> None:
+def test_a_writer_ends_when_it_cannot_take_back(engine: Engine, io: FaultyIO) -> None:
     """It must not go on: it would append among bytes that it refused."""
     end = engine.written
-    io.failing = {"half pwrite", failing}
+    io.failing = {"half pwrite", "zero"}
     with pytest.raises(TailNotClearedError, match=rf"\[{end}, "):
         engine.append("T", [b"x" * 1000])
     assert engine.words[words_of.RESERVED_END] > end, "the successor must know what lies there"
     assert engine.appender.end == end
     assert engine.appender.staged_bytes == 0
-    assert bool(engine.words[words_of.WRITER_SYNC_ERRNO]) == (failing == "sync")
-    assert engine.paths.read_only.exists() == (failing == "sync")
+
+
+def test_a_store_is_read_only_when_what_was_taken_back_cannot_be_synced(engine: Engine, io: FaultyIO) -> None:
+    end = engine.written
+    io.failing = {"half pwrite", "sync"}
+    with pytest.raises(FailedSyncError):
+        engine.append("T", [b"x" * 1000])
+    assert engine.words[words_of.WRITER_SYNC_ERRNO] == errno.EIO
+    assert engine.paths.read_only.exists()
+    assert not any(engine.log_bytes(end, engine.segments.segment_size))
 
 
 def _take_over(engine: Engine, *, sync_flush: bool = False) -> None:
-    take_over(engine.io, engine.paths, engine.words, engine.segments, engine.table, sync_flush=sync_flush)
+    take_over(engine.io, engine.syncs, engine.words, engine.segments, engine.table, sync_flush=sync_flush)
 
 
 def test_a_successor_clears_what_was_reserved_and_syncs_it(engine: Engine, io: FaultyIO) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from mqproc.config import Options, load_options
 from mqproc.errors import ConfigurationError, CorruptStoreError, MqprocError
+from mqproc.io import FailedSyncError
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 from mqproc.process.loop import BellKind, RoleContext, RoleSpec
@@ -98,6 +99,8 @@ def make_hooks(arguments: argparse.Namespace) -> Hooks:
         note(context.paths.root, f"recover {'clean' if context.clean else 'unclean'}")
         if arguments.recovery == "refuse":
             raise CorruptStoreError("damaged below the mark")
+        if arguments.recovery == "unsynced":
+            raise FailedSyncError(5, "Input/output error", "commitlog/00000000000000000000")
         if arguments.recovery == "slow":
             time.sleep(60)
         context.report("recovery: nothing to do")

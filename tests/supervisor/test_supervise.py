@@ -5,6 +5,7 @@ Every test ends with the fixture's checks: no process of the store is left, and 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -205,6 +206,16 @@ class TestStopping:
         assert group.errors == ["damaged below the mark"]
         assert group.lock_is_free
 
+    def test_recovery_that_cannot_sync_leaves_a_read_only_store(self, start_group: StartGroup) -> None:
+        group = start_group(FEW, "--recovery=unsynced", wait=False)
+        assert group.wait() == 1
+        assert group.errors == [
+            "recovery: a sync failed: [Errno 5] Input/output error: 'commitlog/00000000000000000000'; "
+            "run mqproc store repair"
+        ]
+        assert group.paths.read_only.exists()
+        assert (group.root / "abort").exists()
+
     def test_recovery_is_told_whether_the_last_stop_was_clean(self, start_group: StartGroup) -> None:
         start_group(FEW).stop()
         killed = start_group(FEW)
@@ -237,8 +248,34 @@ class TestKills:
         assert "sync for commitlog-flusher" in group.events
         assert group.control.read_only
         assert group.control.load(layout.SUPERVISOR_SYNC_ERRNO) == 5
+        assert "Input/output error" in group.paths.read_only.read_text()
+        group.kill_and_wait("commitlog-flusher")
+        assert group.events.count("sync for commitlog-flusher") == 1, "never a second sync after a failed one"
         assert group.stop() == 1
         assert (group.root / "abort").exists()
+
+    @pytest.mark.parametrize("word", [layout.WRITER_SYNC_ERRNO, layout.FLUSHER_SYNC_ERRNO, layout.CQ_SYNC_ERRNO])
+    @pytest.mark.parametrize("ending", ["killed", "stopped"])
+    def test_a_failed_sync_that_nobody_wrote_down_is_written_down(
+        self, start_group: StartGroup, word: int, ending: str
+    ) -> None:
+        """Who saw it stored its word and died, or met a full disk."""
+        group = start_group("--roles=writer,cq-flusher")
+        with contextlib.closing(Control.open(StoreIO(), group.paths, write=True)) as control:
+            control.store(word, 5)
+        if ending == "killed":
+            group.kill_and_wait("cq-flusher")
+            assert group.paths.read_only.exists()
+        assert group.stop() == 1
+        assert group.paths.read_only.exists()
+        assert not any(line.startswith("sync") for line in group.events)
+
+    @pytest.mark.parametrize("role", ["commitlog-flusher", "cq-flusher", "index-flusher"])
+    def test_a_flusher_that_dies_at_the_end_is_followed_by_a_sync_too(self, start_group: StartGroup, role: str) -> None:
+        group = start_group(f"--roles={role}", f"--bad={role}:deaf", "--sync-errno=5")
+        assert group.stop() == 1
+        assert group.events.count(f"sync for {role}") == 1
+        assert group.paths.read_only.exists()
 
     def test_killed_template_is_replaced_and_roles_go_on(self, start_group: StartGroup) -> None:
         group = start_group()

@@ -118,7 +118,7 @@ def dispatch(invocation: Invocation, /, **shared: Any) -> None:
 
 
 @bench.command(cls=Command)
-@_shared(2_000_000, 16384, "consumers")
+@_shared(2_000_000, 4096, "consumers")
 @click.option("--as", "kinds", multiple=True, type=click.Choice(["arrow", "objects"]), help="Only this form.  [both]")
 @click.option("--column", "columns", multiple=True, help="Arrow: only these columns.  [all]")
 @pass_invocation

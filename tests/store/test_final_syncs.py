@@ -1,0 +1,123 @@
+"""The first failed sync ends all syncs of all roles, and is known after the group has gone."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from mqproc.io import FailedSyncError
+from mqproc.layout import control as words_of
+from mqproc.paths import StorePaths
+from mqproc.shm.words import Words
+from mqproc.store.final_syncs import FinalSyncs, remember_failed_sync
+from tests.store.faulty_io import FaultyIO
+
+
+class Store:
+    """An empty store's folders, its words and one role's syncs."""
+
+    def __init__(self, root: Path) -> None:
+        self.io = FaultyIO()
+        self.paths = StorePaths(root)
+        self.paths.own.mkdir()
+        self.file = root / "file"
+        self.file.write_bytes(b"data")
+        self.words = Words(bytearray(words_of.FILE_SIZE))
+        self.syncs = FinalSyncs(self.io, self.paths, self.words, words_of.CQ_FLUSHER, words_of.CQ_SYNC_ERRNO)
+
+    def sync_everything(self) -> int:
+        """Try each kind of sync; how many were refused."""
+        fd = self.io.open(self.file, write=True)
+        refused = 0
+        for sync in (
+            lambda: self.syncs.sync(fd),
+            lambda: self.syncs.sync_file_system(fd),
+            lambda: self.syncs.sync_folder(self.paths.root),
+            lambda: self.syncs.rename(self.file, self.file),
+        ):
+            try:
+                sync()
+            except FailedSyncError:
+                refused += 1
+        self.io.close(fd)
+        return refused
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def test_everything_is_synced_while_nothing_has_failed(store: Store) -> None:
+    assert store.sync_everything() == 0
+    assert not store.syncs.ended()
+    assert len(store.io.synced) == 4
+
+
+@pytest.mark.parametrize("word", words_of.SYNC_ERRNO_WORDS)
+def test_any_roles_failed_sync_ends_every_kind_of_sync(store: Store, word: int) -> None:
+    store.words[word] = errno.EIO
+    assert store.syncs.ended()
+    assert store.sync_everything() == 4
+    assert store.io.synced == []
+    others = [store.words[index] for index in words_of.SYNC_ERRNO_WORDS if index != word]
+    assert others == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])
+def test_a_failed_sync_is_told_to_all_and_written_down(store: Store, number: int) -> None:
+    store.io.failing = {"/file": number}
+    word_before_file = []
+    store.io.before_sync = lambda path: word_before_file.append(store.words[words_of.CQ_SYNC_ERRNO])
+    fd = store.io.open(store.file, write=True)
+    with pytest.raises(FailedSyncError, match=f"{os.strerror(number)}.*{store.file}") as caught:
+        store.syncs.sync(fd)
+    store.io.close(fd)
+    assert caught.value.errno == number
+    assert store.words[words_of.CQ_SYNC_ERRNO] == number
+    assert word_before_file[1:] == [number, number]
+    assert store.paths.read_only.read_text() == f"cq-flusher: {store.file}: {os.strerror(number)}\n"
+    store.io.failing = {}
+    assert store.sync_everything() == 4
+
+
+def test_a_failed_folder_sync_is_final_but_a_missing_folder_is_not(store: Store) -> None:
+    with pytest.raises(FileNotFoundError):
+        store.syncs.sync_folder(store.paths.root / "deleted")
+    store.io.failing = {f"{store.paths.own}/": errno.EMFILE}
+    with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+        store.syncs.sync_folder(store.paths.own)
+    assert not store.syncs.ended()
+    store.io.failing = {f"{store.paths.own}/": errno.EIO}
+    with pytest.raises(FailedSyncError):
+        store.syncs.sync_folder(store.paths.own)
+    assert store.syncs.ended()
+
+
+def test_a_rename_is_final_only_when_it_was_done_and_not_synced(store: Store) -> None:
+    with pytest.raises(FileNotFoundError):
+        store.syncs.rename(store.file, store.paths.root / "missing" / "file")
+    assert not store.syncs.ended()
+    store.io.failing = {f"{store.paths.root}/": errno.EIO}
+    with pytest.raises(FailedSyncError):
+        store.syncs.rename(store.file, store.paths.root / "new")
+    assert store.words[words_of.CQ_SYNC_ERRNO] == errno.EIO
+
+
+def test_what_was_written_down_first_stays(store: Store) -> None:
+    assert remember_failed_sync(store.io, store.paths, "first")
+    assert remember_failed_sync(store.io, store.paths, "second")
+    assert store.paths.read_only.read_text() == "first\n"
+
+
+def test_a_disk_that_fails_this_too_still_has_the_name(store: Store) -> None:
+    store.io.failing = {"": errno.EIO}
+    assert not remember_failed_sync(store.io, store.paths, "first")
+    assert store.paths.read_only.exists()
+    store.paths.read_only.unlink()
+    store.io.refusing = {"read_only": errno.ENOSPC}
+    assert not remember_failed_sync(store.io, store.paths, "first")
+    assert not store.paths.read_only.exists()

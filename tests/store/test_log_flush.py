@@ -1,0 +1,324 @@
+"""The commitlog-flusher's half: positions and marks move behind their sync only, and not once any sync has failed."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mqproc.config import FlushDiskType
+from mqproc.io import FailedSyncError
+from mqproc.layout import control as words_of
+from mqproc.layout import record
+from mqproc.shm.words import Words
+from mqproc.store import checkpoint_file
+from mqproc.store.log_flush import LogFlush
+from mqproc.store.marks import DurableMark
+from mqproc.store.recovery import Recovery
+from tests.store.engine import Engine
+from tests.store.faulty_io import FaultyIO
+
+SEGMENT = 65536
+SECOND_NS = 1_000_000_000
+TIME_MS = 1_700_000_000_001
+
+
+class Flushing:
+    """An engine, its flusher, and both clocks' time in seconds."""
+
+    def __init__(self, root: Path, **options: object) -> None:
+        self.io = FaultyIO()
+        self.engine = Engine(root, io=self.io, **options)
+        checkpoint_file.ensure(self.io, self.engine.paths.checkpoint)
+        self.words = self.engine.words
+        self.now_ns = SECOND_NS
+        self.flush = self.flusher()
+        self.io.tried()
+
+    def flusher(self) -> LogFlush:
+        engine = self.engine
+        return LogFlush(self.io, engine.paths, engine.options, self.words, engine.segments, self.now_ns)
+
+    def append(self, messages: int = 10, time_ms: int = TIME_MS) -> None:
+        for _ in range(messages):
+            self.engine.append("T", [b"x" * 1000], time_ms)
+
+    def turn(self) -> None:
+        """One of the flusher's rounds, two seconds after the last."""
+        self.now_ns += 2 * SECOND_NS
+        for step in (
+            self.flush.make_segments_ahead,
+            lambda: self.flush.flush(self.now_ns, thorough=True),
+            lambda: self.flush.move_mark(self.now_ns),
+        ):
+            try:
+                step()
+            except FailedSyncError:
+                continue
+
+    @property
+    def mark(self) -> tuple[int, int]:
+        """(offset, store time in ms) of the mark on disk; zeros when there is none."""
+        mark = DurableMark(self.io, self.engine.paths.mark("commitlog"), self.engine.segments).mark
+        return (mark.offset, mark.store_timestamp_ms) if mark else (0, 0)
+
+    @property
+    def physic_timestamp_ms(self) -> int:
+        return checkpoint_file.read(self.io, self.engine.paths.checkpoint).physic_timestamp_ms
+
+
+@pytest.fixture
+def flushing(tmp_path: Path) -> Flushing:
+    return Flushing(tmp_path)
+
+
+def test_position_mark_and_checkpoint_follow_what_is_synced(flushing: Flushing) -> None:
+    flushing.append()
+    flushing.turn()
+    assert flushing.words[words_of.FLUSHER_SYNCED] == flushing.engine.written
+    assert flushing.words[words_of.COMMITLOG_MARK] == flushing.engine.written
+    assert flushing.mark == (flushing.engine.written, TIME_MS)
+    assert flushing.physic_timestamp_ms == TIME_MS
+    tried = flushing.io.tried()
+    assert tried.index("00000000000000000000") < tried.index("commitlog") < tried.index("checkpoint")
+
+
+@pytest.mark.parametrize("word", words_of.SYNC_ERRNO_WORDS)
+def test_nothing_is_synced_or_moved_after_any_roles_failed_sync(flushing: Flushing, word: int) -> None:
+    flushing.append()
+    flushing.turn()
+    before = flushing.mark
+    ready_end = flushing.words[words_of.SEGMENTS_READY_END]
+    flushing.append(100)
+    flushing.io.tried()
+    flushing.words[word] = errno.EIO
+    flushing.words[words_of.SEGMENTS_READY_END] = ready_end
+    for flush in (flushing.flush, flushing.flusher()):
+        flushing.flush = flush
+        flushing.turn()
+        assert flush.move_mark(flushing.now_ns, at_once=True) is False
+        assert flush.delete_unused_segments() == 0
+    assert flushing.io.tried() == []
+    assert flushing.mark == before
+    assert flushing.words[words_of.FLUSHER_SYNCED] == before[0]
+    assert flushing.words[words_of.SEGMENTS_READY_END] == ready_end
+
+
+def test_a_failed_sync_of_the_log_is_never_tried_again(flushing: Flushing) -> None:
+    flushing.append()
+    flushing.io.failing = {"/commitlog/0": errno.EIO}
+    with pytest.raises(FailedSyncError):
+        flushing.flush.flush(flushing.now_ns, thorough=True)
+    assert flushing.words[words_of.FLUSHER_SYNC_ERRNO] == errno.EIO
+    assert flushing.words[words_of.FLUSHER_SYNCED] == 0
+    assert "/commitlog/00000000000000000000" in flushing.engine.paths.read_only.read_text()
+    flushing.io.failing = {}
+    flushing.io.tried()
+    flushing.turn()
+    flushing.flush = flushing.flusher()
+    flushing.turn()
+    assert flushing.io.tried() == []
+    assert flushing.mark == (0, 0)
+
+
+def test_the_second_segment_is_not_synced_when_another_role_failed_during_the_first(flushing: Flushing) -> None:
+    flushing.append(100)
+    assert flushing.engine.written > SEGMENT
+    flushing.io.tried()
+
+    def other_role_fails(path: str) -> None:
+        flushing.words[words_of.CQ_SYNC_ERRNO] = errno.EIO
+
+    flushing.io.before_sync = other_role_fails
+    with pytest.raises(FailedSyncError, match="earlier sync"):
+        flushing.flush.flush(flushing.now_ns, thorough=True)
+    assert flushing.io.tried() == ["00000000000000000000"]
+    assert flushing.words[words_of.FLUSHER_SYNCED] == 0
+    assert flushing.words[words_of.FLUSHER_SYNC_ERRNO] == 0
+
+
+def test_the_position_stays_when_another_role_failed_during_the_last_sync(flushing: Flushing) -> None:
+    flushing.append()
+
+    def other_role_fails(path: str) -> None:
+        flushing.words[words_of.INDEX_SYNC_ERRNO] = errno.EIO
+
+    flushing.io.before_sync = other_role_fails
+    assert flushing.flush.flush(flushing.now_ns, thorough=True) == 0
+    assert flushing.words[words_of.FLUSHER_SYNCED] == 0
+
+
+@pytest.mark.parametrize("place", ["marks/commitlog", "marks/", "checkpoint"])
+def test_a_failed_sync_of_mark_or_checkpoint_is_final(flushing: Flushing, place: str) -> None:
+    flushing.append()
+    flushing.io.failing = {place: errno.EIO}
+    flushing.flush.flush(flushing.now_ns, thorough=True)
+    with pytest.raises(FailedSyncError):
+        flushing.flush.move_mark(flushing.now_ns, at_once=True)
+    assert flushing.words[words_of.FLUSHER_SYNC_ERRNO] == errno.EIO
+    assert flushing.words[words_of.COMMITLOG_MARK] == 0
+    flushing.io.failing = {}
+    flushing.io.tried()
+    flushing.turn()
+    assert flushing.io.tried() == []
+
+
+@pytest.mark.parametrize(("place", "left"), [("segment.tmp", [0]), ("commitlog/", [0, SEGMENT])])
+def test_a_failed_sync_of_a_new_segment_is_final(flushing: Flushing, place: str, left: list[int]) -> None:
+    flushing.io.failing = {place: errno.EIO}
+    with pytest.raises(FailedSyncError):
+        flushing.flush.make_segments_ahead()
+    assert flushing.words[words_of.FLUSHER_SYNC_ERRNO] == flushing.words[words_of.SEGMENT_ERRNO] == errno.EIO
+    assert flushing.words[words_of.SEGMENTS_READY_END] == SEGMENT
+    assert not flushing.engine.paths.next_segment.exists()
+    assert flushing.engine.segments.starts() == left
+    flushing.io.failing = {}
+    assert flushing.flush.make_segments_ahead() == 0
+
+
+def test_a_full_disk_holds_segments_and_marks_up_and_is_not_final(flushing: Flushing) -> None:
+    flushing.append()
+    flushing.io.refusing = {"segment.tmp": errno.ENOSPC, "marks/commitlog": errno.ENOSPC}
+    assert flushing.flush.make_segments_ahead() == 0
+    assert flushing.words[words_of.SEGMENT_ERRNO] == errno.ENOSPC
+    flushing.flush.flush(flushing.now_ns, thorough=True)
+    with pytest.raises(OSError, match="No space left"):
+        flushing.flush.move_mark(flushing.now_ns, at_once=True)
+    assert not flushing.engine.paths.read_only.exists()
+    flushing.io.refusing = {}
+    flushing.turn()
+    assert flushing.words[words_of.SEGMENT_ERRNO] == 0
+    assert flushing.mark == (flushing.engine.written, TIME_MS)
+
+
+def test_a_log_that_could_not_be_opened_is_synced_the_next_time(flushing: Flushing) -> None:
+    flushing.append()
+    flushing.io.refusing = {"/commitlog/0": errno.EMFILE}
+    interval_ns = flushing.engine.options.flush_commit_log_thorough_interval * 1_000_000
+    with pytest.raises(OSError, match="open files"):
+        flushing.flush.flush(flushing.now_ns + interval_ns)
+    assert flushing.words[words_of.FLUSHER_SYNC_ERRNO] == 0
+    flushing.io.refusing = {}
+    assert flushing.flush.flush(flushing.now_ns + interval_ns + 1) == flushing.engine.written
+
+
+def test_without_new_messages_a_new_flusher_keeps_the_marks_time(flushing: Flushing) -> None:
+    """The mark's time is where store time goes on after the next start."""
+    flushing.append()
+    flushing.turn()
+    flushing.append(1, TIME_MS + 5)
+    flushing.flush.flush(flushing.now_ns, thorough=True)  # Synced and killed before the mark was moved.
+    flushing.flush = flushing.flusher()
+    flushing.turn()
+    assert flushing.mark == (flushing.engine.written, TIME_MS)
+    assert flushing.physic_timestamp_ms == TIME_MS
+
+
+def test_after_recovery_the_marks_time_is_that_of_the_last_record(flushing: Flushing) -> None:
+    flushing.append()
+    recover(flushing.engine)
+    flushing.flush = flushing.flusher()
+    flushing.turn()
+    assert flushing.mark == (flushing.engine.written, TIME_MS)
+    assert flushing.physic_timestamp_ms == TIME_MS
+
+
+def test_under_sync_flush_the_marks_time_is_not_ahead_of_what_the_writer_synced(tmp_path: Path) -> None:
+    flushing = Flushing(tmp_path, flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    flushing.append()
+    flushing.engine.appender.sync()
+    synced = flushing.engine.written
+    flushing.append(1, TIME_MS + 5)
+    flushing.turn()
+    assert flushing.mark == (synced, TIME_MS)
+    assert flushing.physic_timestamp_ms == TIME_MS
+
+
+class RacingWords(Words):
+    """Lets a test do something right after a word was loaded."""
+
+    def __init__(self, memory: bytearray) -> None:
+        super().__init__(memory)
+        self.after_load: Callable[[int], None] = lambda index: None
+
+    def __getitem__(self, index: int) -> int:
+        value = super().__getitem__(index)
+        self.after_load(index)
+        return value
+
+
+@pytest.mark.parametrize("sync_flush", [False, True])
+def test_a_position_that_moves_while_it_is_read_never_gets_a_later_records_time(
+    tmp_path: Path, sync_flush: bool
+) -> None:
+    """The writer publishes and syncs another record between any two loads of the flusher."""
+    kind = FlushDiskType.SYNC_FLUSH if sync_flush else FlushDiskType.ASYNC_FLUSH
+    marks = set()
+    for moment in range(30):
+        flushing = Flushing(tmp_path / f"{moment}", flush_disk_type=kind)
+        flushing.append()
+        memory = bytearray(flushing.words.mapping)
+        words = flushing.words = RacingWords(memory)
+        if sync_flush:
+            words[words_of.WRITER_SYNCED] = words[words_of.WRITTEN]
+            words[words_of.WRITER_SYNCED_STORE_TIMESTAMP_MS] = TIME_MS
+        first_end = words[words_of.WRITTEN]
+        flushing.flush = flushing.flusher()
+        loads = 0
+
+        def publish(index: int, words: RacingWords = words, flushing: Flushing = flushing, at: int = moment) -> None:
+            nonlocal loads
+            loads += 1
+            if loads != at + 1:
+                return
+            words.after_load = lambda index: None
+            engine = flushing.engine
+            engine.append("T", [b"y" * 1000], TIME_MS + 5)
+            # In the writer's order: a position, then its time.
+            words[words_of.WRITTEN] = engine.written
+            words[words_of.WRITTEN_STORE_TIMESTAMP_MS] = TIME_MS + 5
+            if sync_flush:
+                words[words_of.WRITER_SYNCED] = engine.written
+                words[words_of.WRITER_SYNCED_STORE_TIMESTAMP_MS] = TIME_MS + 5
+
+        words.after_load = publish
+        flushing.flush.flush(flushing.now_ns, thorough=True)
+        flushing.flush.move_mark(flushing.now_ns, at_once=True)
+        offset, time_ms = flushing.mark
+        marks.add(offset - first_end)
+        if offset == first_end:
+            assert time_ms == TIME_MS, f"published after load {moment + 1}"
+    assert len(marks) == 2
+    assert min(marks) == 0
+
+
+def recover(engine: Engine) -> None:
+    Recovery(engine.io, engine.paths, engine.options, engine.words, lambda line: None, clean=False).run()
+
+
+@pytest.mark.parametrize("blank_at_end", [False, True])
+@pytest.mark.parametrize("next_is_there", [False, True])
+def test_after_recovery_exactly_the_segments_that_are_there_are_ready(
+    flushing: Flushing, blank_at_end: bool, next_is_there: bool
+) -> None:
+    """A writer that finds its segment not ready waits; one that trusts a segment that was cut would fail."""
+    engine, words = flushing.engine, flushing.words
+    flushing.append()
+    end = engine.written
+    if blank_at_end:
+        with engine.segments.path(0).open("r+b") as file:
+            file.seek(end)
+            file.write((SEGMENT - end).to_bytes(4, "big") + record.MAGIC_BLANK.to_bytes(4, "big", signed=True))
+        end = SEGMENT
+    if next_is_there:
+        engine.make_segment(SEGMENT)
+    recover(engine)
+    assert words[words_of.WRITTEN] == end
+    ready_end = words[words_of.SEGMENTS_READY_END]
+    assert ready_end >= end
+    assert engine.segments.starts() == list(range(0, ready_end, SEGMENT))
+    flushing.flush.make_segments_ahead()
+    assert words[words_of.SEGMENTS_READY_END] > ready_end
+    assert engine.segments.starts() == list(range(0, words[words_of.SEGMENTS_READY_END], SEGMENT))

@@ -1,0 +1,60 @@
+"""StoreIO's errors: a failed sync is told apart from everything else that a disk may refuse."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mqproc.io import FailedSyncError, StoreIO
+
+
+def fail(fd: int) -> None:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.fixture
+def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel whose syncs fail."""
+    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(os, "fdatasync", fail)
+
+
+@pytest.mark.usefixtures("no_sync")
+@pytest.mark.parametrize("call", ["sync", "sync_folder", "write_file_atomically", "rename"])
+def test_a_failed_sync_names_what_was_not_synced(tmp_path: Path, call: str) -> None:
+    io, file = StoreIO(), tmp_path / "file"
+    file.write_bytes(b"")
+    fd = io.open(file, write=True)
+    calls: dict[str, tuple[Callable[[], None], Path]] = {
+        "sync": (lambda: io.sync(fd), file),
+        "sync_folder": (lambda: io.sync_folder(tmp_path), tmp_path),
+        "write_file_atomically": (lambda: io.write_file_atomically(file, b"x"), tmp_path / "file.tmp"),
+        "rename": (lambda: io.rename(file, tmp_path / "new"), tmp_path),
+    }
+    act, place = calls[call]
+    with pytest.raises(FailedSyncError) as caught:
+        act()
+    io.close(fd)
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(place))
+
+
+def test_a_file_system_that_cannot_be_synced_is_a_failed_sync(tmp_path: Path) -> None:
+    io = StoreIO()
+    fd = os.open(tmp_path, os.O_PATH)  # syncfs refuses such a descriptor.
+    with pytest.raises(FailedSyncError) as caught:
+        io.sync_file_system(fd)
+    os.close(fd)
+    assert (caught.value.errno, caught.value.filename) == (errno.EBADF, str(tmp_path))
+
+
+@pytest.mark.usefixtures("no_sync")
+def test_what_cannot_be_opened_is_not_a_failed_sync(tmp_path: Path) -> None:
+    io = StoreIO()
+    with pytest.raises(FileNotFoundError):
+        io.sync_folder(tmp_path / "missing")
+    with pytest.raises(FileNotFoundError):
+        io.write_file_atomically(tmp_path / "missing" / "file", b"x")

@@ -1,0 +1,27 @@
+"""A socket server on a socket of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqproc.wire.address import listen
+from mqproc.wire.server import Limits, SocketServer
+from tests.wire.peer import LIMITS, Server
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Server]:
+    servers = []
+    listener = listen(tmp_path / "mqproc" / "x.sock")
+
+    def start(limits: Limits = LIMITS, **options: object) -> SocketServer:
+        servers.append(SocketServer(listener, limits, **options))  # type: ignore[arg-type]
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+    listener.close()
