@@ -13,6 +13,7 @@ from mqproc.process.loop import RoleContext
 from mqproc.store import checkpoint_file
 from mqproc.store.final_syncs import FinalSyncs
 from mqproc.store.marks import DurableMark
+from mqproc.store.page_cache import QueuePages
 from mqproc.store.queue_flush import ConsumeQueueFlush
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
@@ -42,6 +43,8 @@ class CqFlusher:
         now_ns = self._clock.monotonic_ns()
         file_bytes = options.consume_queue_file_bytes
         self._flush = ConsumeQueueFlush(io, self._syncs, paths.consume_queue, file_bytes, self._table, now_ns)
+        behind_bytes = options.page_cache_behind_bytes
+        self._pages = QueuePages(io, paths.consume_queue, file_bytes, self._table, behind_bytes)
         self._due_ns = now_ns + self._interval_ns
         self._stop_passes = THOROUGH_PASSES_AT_STOP
 
@@ -80,6 +83,7 @@ class CqFlusher:
             # Another role's sync may have failed during the pass.
             if done.complete and not self._syncs.ended():
                 self._move_mark(dispatched, timestamp_ms)
+        self._pages.let_go(dispatched, self._flush.synced)
         words.add(words_of.CQ_SYNCS, done.synced_files)
         words.add(words_of.CQ_PASSES, 1)
         if least_pages == EVERYTHING:

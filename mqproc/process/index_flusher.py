@@ -10,6 +10,7 @@ from mqproc.store import checkpoint_file
 from mqproc.store.final_syncs import FinalSyncs
 from mqproc.store.index_flush import IndexFlush, committed_state
 from mqproc.store.marks import DurableMark
+from mqproc.store.page_cache import IndexPages
 from mqproc.store.segments import LogSegments
 
 NS_PER_MS = 1_000_000
@@ -35,6 +36,7 @@ class IndexFlusher:
         self._mark = DurableMark(io, paths.mark("index"), segments, self._syncs)
         now_ns = self._clock.monotonic_ns()
         self._flush = IndexFlush(io, self._syncs, paths.index, now_ns)
+        self._pages = IndexPages(io, paths.index, options.max_hash_slot_num, options.page_cache_behind_bytes)
         self._due_ns = now_ns + self._interval_ns
         self._full_files = self._words[words_of.INDEX_FULL_FILES]
         self._stop_passes = THOROUGH_PASSES_AT_STOP
@@ -84,6 +86,7 @@ class IndexFlusher:
                 self._remember(done.full_end_ms)
                 if done.complete:
                     self._move_mark(dispatched, timestamp_ms)
+                    self._pages.let_go(dispatched, state.file_ms, state.items)
         words.add(words_of.INDEX_SYNCS, done.synced_files)
         words.add(words_of.INDEX_PASSES, 1)
         if least_pages == EVERYTHING:

@@ -12,7 +12,6 @@ from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
 from mqproc.store import checkpoint_file
 from mqproc.store.final_syncs import FinalSyncs, Syncing
-from mqproc.store.final_syncs import remember_failed_sync as remember_failed_sync
 from mqproc.store.marks import DurableMark
 from mqproc.store.segments import LogSegments
 
@@ -22,7 +21,7 @@ AHEAD_BYTES = 8 * MIB
 AHEAD_SEGMENTS_MAX = 8
 _WARM_CHUNK = bytes(MIB)
 # Pages are let go in steps of this size, so that one call has little to do.
-DROP_STEP_BYTES = 16 * MIB
+DROP_STEP_BYTES = 4 * MIB
 
 
 def make_segment(

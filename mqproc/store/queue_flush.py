@@ -63,6 +63,11 @@ class ConsumeQueueFlush:
         self._synced[: table.count] = _UNKNOWN
         self.forced_ns = now_ns
 
+    @property
+    def synced(self) -> NDArray[np.int64]:
+        """int64[queues]: the offset up to which each queue's units are durable, by number; a view."""
+        return self._synced[: self._table.count]
+
     def pass_(self, least_pages: int, now_ns: int) -> FlushPass:
         """Sync every queue with at least `least_pages` dirty pages; 0 forces everything. Raises OSError."""
         if least_pages == 0:
