@@ -30,7 +30,7 @@ from mqproc.kernels.intrinsics import (
 )
 from mqproc.kernels.jit import kernel
 from mqproc.kernels.primitive import Bytes, Words, lowering
-from mqproc.kernels.queue_lookup import DELETED, UNKNOWN, find_queue, same_bytes
+from mqproc.kernels.queue_lookup import DELETED, UNKNOWN, find_queue_of_record, same_bytes
 from mqproc.kernels.record_check import (
     BAD_OFFSET,
     BLANK,
@@ -425,6 +425,7 @@ def scan(
         last_topic_at = topic_at
         last_topic_size = topic_size
 
+        physical_offset = int(state[SEGMENT_START]) + at
         sys_flag = load_be32(log, at + record.SYS_FLAG)
         transaction = sys_flag & record.SYS_FLAG_TRANSACTION_MASK
         number = DELETED
@@ -440,15 +441,18 @@ def scan(
             if cache[cached] == wanted:
                 number = int(cache[cached + 1])
             else:
-                number = find_queue(table, cells, slots, log, topic_at, topic_size, topic_hash, queue_id)
+                number = find_queue_of_record(
+                    table, cells, slots, log, topic_at, topic_size, topic_hash, queue_id, physical_offset, queue_offset
+                )
                 if number == UNKNOWN:
                     state[REASON] = _UNKNOWN_QUEUE
                     break
-                cache[cached] = wanted
-                cache[cached + 1] = number
+                # Behind records of the deleted queue those of its successor may come.
+                if number >= 0:
+                    cache[cached] = wanted
+                    cache[cached + 1] = number
 
         _find_properties(log, state)
-        physical_offset = int(state[SEGMENT_START]) + at
         store_timestamp_ms = load_be64(log, store_timestamp_at(log, at))
         if state[WITH_ENTRIES] != 0 and transaction != record.SYS_FLAG_ROLLBACK:
             added = _put_entries(log, state, prefix_hash, physical_offset, store_timestamp_ms, hashes, offsets, times)

@@ -1,17 +1,22 @@
 """The queue table: (topic, queue id) → number, with the offsets that the roles share. Rebuilt by recovery.
 
-    header page │ magic, version, capacity, hash slots, count, live
+    header page │ magic, version, capacity, hash slots, count, live, deletions
     entries     │ capacity × 512 bytes
     hash        │ slots × i32, entry number + 1, 0 = empty; linear probing
 
     entry:  0  state, queue id, topic size, topic hash     writer, written before the entry is published
+           32  generation, first offset, deleted at, deleted next   writer
            64  topic, up to 255 bytes of UTF-8             writer
           320  next offset                                 writer: the next message's queue offset
           384  max offset, last physical end, last store time   dispatcher
           448  min offset                                  keeper
 
-An entry is complete before its hash slot is stored, and the slot before the count. Entries are never moved or reused;
-a deleted topic leaves a tombstone, so that a number always means the same queue while a group runs.
+An entry is complete before its hash slot is stored, and the slot before the count. Entries are never moved, and a
+number always means the same (topic, queue id) while a group runs. A deleted queue leaves a tombstone; made again, it
+takes its entry back: `generation` counts that, and its offsets go on at `first offset`, the next offset of before. No
+word of the dispatcher or the keeper is set back for it: what they hold below `first offset` counts as that.
+
+Records that lie below `deleted at` in the log and have a queue offset below `deleted next` are the deleted queue's.
 """
 
 from __future__ import annotations
@@ -28,12 +33,17 @@ HEADER_CAPACITY = 2
 HEADER_HASH_SLOTS = 3
 HEADER_COUNT = 8  # a cache line of its own
 HEADER_LIVE = 16
+HEADER_DELETIONS = 24  # queues that have been deleted, in this run or before it
 
 # Word indices inside an entry.
 STATE = 0
 QUEUE_ID = 1
 TOPIC_SIZE = 2
 TOPIC_HASH = 3
+GENERATION = 4
+FIRST_OFFSET = 5
+DELETED_AT = 6
+DELETED_NEXT = 7
 TOPIC_OFFSET_BYTES = 64
 TOPIC_BYTES_MAX = 255
 NEXT_OFFSET = 320 // WORD_SIZE
@@ -41,6 +51,7 @@ MAX_OFFSET = 384 // WORD_SIZE
 LAST_PHYSICAL_END = MAX_OFFSET + 1
 LAST_STORE_TIMESTAMP_MS = MAX_OFFSET + 2
 MIN_OFFSET = 448 // WORD_SIZE
+assert (DELETED_NEXT + 1) * WORD_SIZE == TOPIC_OFFSET_BYTES
 assert TOPIC_OFFSET_BYTES + TOPIC_BYTES_MAX < NEXT_OFFSET * WORD_SIZE
 
 STATE_FREE, STATE_LIVE, STATE_TOMBSTONE = range(3)

@@ -1,10 +1,15 @@
 """From an append request to a plan for the engine: topic, queues, columns, constant properties.
 
 The writer owns the topics; here they are kept ready for the kernel: queue numbers as an array, the round's position.
+
+A topic is deleted in this order: its line in the topics' journal is durable, its queues become tombstones, its
+ConsumeQueue files go. A writer killed in between leaves the rest to its successor; dispatch and recovery remove what
+comes to lie there afterwards.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,10 +27,14 @@ from mqproc.errors import (
 from mqproc.io import StoreIO
 from mqproc.layout import properties, record
 from mqproc.names import check_topic
-from mqproc.paths import StorePaths
+from mqproc.paths import StorePaths, segment_start
+from mqproc.process.log import get_logger
 from mqproc.store.append import AppendPlan, topic_fields
+from mqproc.store.consume_queue import remove_tree
+from mqproc.store.deleted_topics import Deletion
+from mqproc.store.final_syncs import Syncing
 from mqproc.store.queue_table import QueueTable
-from mqproc.store.topics import TopicConfig, Topics, check_sendable
+from mqproc.store.topics import QUEUES_OF_A_TOPIC_MAX, TopicConfig, Topics, check_sendable
 from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_COLUMN, AppendRequest
 
 UNIQUE_PREFIX_DIGITS = 28
@@ -51,16 +60,21 @@ class OpenTopic:
 class OpenTopics:
     """The writer's topics: the config file, the queue table and the arrays for the kernel, kept together."""
 
-    def __init__(self, io: StoreIO, paths: StorePaths, options: Options, table: QueueTable) -> None:
+    def __init__(self, io: StoreIO, syncs: Syncing, paths: StorePaths, options: Options, table: QueueTable) -> None:
         self._io = io
         self._paths = paths
         self._options = options
         self._table = table
-        self.topics = Topics(io, paths)
+        self.topics = Topics(io, paths, syncs)
         self.topics.load()
+        if self.topics.remark:
+            get_logger().warning("topics were read with a remark", remark=self.topics.remark)
         self._open: dict[str, OpenTopic] = {}
-        self.unsaved = False
+        self.unsaved = self.topics.journaled
+        self._finish_deletions()
         self._adopt_queues_of_table()
+        if self.topics.forget_deletions(self._log_begin()):
+            self.unsaved = True
 
     def find(self, topic: str) -> OpenTopic:
         """The topic, made when it may be. Raises TopicNotFoundError, BadTopicError, TooManyQueuesError."""
@@ -78,10 +92,7 @@ class OpenTopics:
 
     def create(self, topic: str, queues: int, perm: int = 6) -> bool:
         """Make a topic or widen one; the caller saves. Returns whether anything changed."""
-        old = self.topics.get(topic)
-        missing = queues - (old.queues if old else 0)
-        if missing > 0:
-            self._check_capacity(missing)
+        self._check_capacity(topic, queues)
         changed = self.topics.add(topic, queues, perm)
         config = self.topics.get(topic)
         assert config is not None
@@ -91,34 +102,83 @@ class OpenTopics:
             self.unsaved = True
         return changed
 
-    def delete(self, topic: str) -> None:
-        """Forget a topic and leave tombstones for its queues. Raises TopicNotFoundError."""
+    def delete(self, topic: str, written: int) -> None:
+        """Forget a topic and leave tombstones for its queues. `written` is the log's end; nothing is unpublished.
+
+        It is durable when this returns. Raises TopicNotFoundError, and OSError, after which nothing has changed.
+        """
         config = self.topics.get(topic)
         if config is None:
             raise TopicNotFoundError(f"topic {topic!r} does not exist")
-        for queue_id in range(config.queues):
-            number = self._table.find(topic, queue_id)
-            if number >= 0:
-                self._table.delete_queue(number)
-        self.topics.remove(topic)
-        self.topics.note(topic)
-        # Its records stay in the log until they expire; dispatch passes over queues that are tombstones.
-        self._io.remove_folder(self._paths.consume_queue / topic)
+        before = self.topics.deletions.get(topic)
+        queues = max(config.queues, len(before.next_offsets) if before else 0)
+        numbers = [self._table.entry(topic, queue_id) for queue_id in range(queues)]
+        next_offsets = [self._table.next_offset(number) if number >= 0 else 0 for number in numbers]
+        self.topics.delete(topic, written, next_offsets)
+        self._io.crash_point("topic.deletion_durable")
         self._open.pop(topic, None)
         self.unsaved = True
+        self._delete_queues((number for number in numbers if number >= 0), written)
+        self._io.crash_point("topic.queues_deleted")
+        self._remove_files(topic)
 
     def save(self, time_ms: int) -> None:
-        """Write topics.json when something changed."""
-        if self.unsaved:
+        """Write topics.json when something changed. What cannot be written is logged, stays unsaved and in the journal
+        and is tried again at the next call."""
+        if not self.unsaved:
+            return
+        try:
             self.topics.save(time_ms)
-            self.unsaved = False
+        except OSError as error:
+            get_logger().error("topics could not be saved yet", error=str(error))
+            return
+        self.unsaved = False
 
-    def _check_capacity(self, missing: int) -> None:
-        from_table = self._table.capacity - self._table.count
-        if missing > from_table:
+    def _check_capacity(self, topic: str, queues: int) -> None:
+        missing = sum(self._table.entry(topic, queue_id) < 0 for queue_id in range(min(queues, QUEUES_OF_A_TOPIC_MAX)))
+        left = self._table.capacity - self._table.count
+        if missing > left:
             raise TooManyQueuesError(
-                f"{missing:,} more queues exceed max_queues = {self._table.capacity:,}; {from_table:,} are left"
+                f"{missing:,} more queues exceed max_queues = {self._table.capacity:,}; {left:,} are left"
             )
+
+    def _delete_queues(self, numbers: Iterable[int], written: int) -> None:
+        # Queues with messages last: what is left of them tells a successor that this was not finished.
+        for number in sorted(numbers, key=self._table.next_offset):
+            if self._table.is_live(number):
+                self._table.delete_queue(number, written)
+
+    def _remove_files(self, topic: str) -> None:
+        """Its records stay in the log until they expire; its ConsumeQueues go, now or at the next start."""
+        try:
+            remove_tree(self._io, self._paths.consume_queue / topic)
+        except OSError as error:
+            get_logger().warning("files of a deleted topic are left for the next start", topic=topic, error=str(error))
+
+    def _finish_deletions(self) -> None:
+        """Do what a writer that was killed while it deleted a topic has left."""
+        deleted = {topic: of for topic, of in self.topics.deletions.items() if self.topics.get(topic) is None}
+        numbers: dict[str, list[int]] = {}
+        for number, topic, _queue_id in self._table.live():
+            if topic in deleted:
+                numbers.setdefault(topic, []).append(number)
+        for topic, of_topic in numbers.items():
+            if any(self._lacks(number, deleted[topic]) for number in of_topic):
+                self._delete_queues(of_topic, deleted[topic].physical_offset)
+            else:
+                # The first send after the deletion made it again, and the writer was killed before it was saved.
+                del deleted[topic]
+        for topic in deleted.keys() & set(self._io.names(self._paths.consume_queue)):
+            self._remove_files(topic)
+
+    def _lacks(self, number: int, deletion: Deletion) -> bool:
+        """Whether the table has not been told of a deletion that this queue had messages at."""
+        next_offset = deletion.next_offset(self._table.name(number)[1])
+        return next_offset > 0 and self._table.deletion(number) != (deletion.physical_offset, next_offset)
+
+    def _log_begin(self) -> int:
+        starts = map(segment_start, self._io.names(self._paths.commit_log))
+        return min((start for start in starts if start is not None), default=0)
 
     def _opened(self, config: TopicConfig) -> OpenTopic:
         numbers = [self._table.create_queue(config.topic, queue_id) for queue_id in range(config.queues)]

@@ -113,7 +113,9 @@ class Writer:
                     self._table,
                     sync_flush=context.options.sync_flush,
                 )
-        self._topics = OpenTopics(self._io, context.paths, context.options, self._table)
+            # A map would keep the space of a segment that retention deletes later.
+            self._segments.close()
+        self._topics = OpenTopics(self._io, self._syncs, context.paths, context.options, self._table)
         self._topics.save(self._clock.time_ms())
         self._topics_due_ns = 0
         self._appender = CommitLogAppender(
@@ -290,7 +292,7 @@ class Writer:
 
     def _delete_topic(self, request: Request, options: DeleteTopicRequest) -> None:
         self._commit()
-        self._topics.delete(options.topic)
+        self._topics.delete(options.topic, self._words[words_of.WRITTEN])
         self._topic_requests.append(request)
 
     def _answer_topic_requests(self) -> None:

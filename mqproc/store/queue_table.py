@@ -1,23 +1,32 @@
 """The queue table as a mapped file: which queues there are, and the offsets that the roles share.
 
-The writer creates queues and stores `next_offset`; the dispatcher stores `max_offset`; the keeper `min_offset`.
-Everybody reads. The file is made anew by recovery at each start.
+The writer creates and deletes queues and stores `next_offset`; the dispatcher stores `max_offset`; the keeper
+`min_offset`. Everybody reads. The file is made anew by recovery at each start.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.errors import CorruptStoreError, TooManyQueuesError
 from mqproc.io import StoreIO
+from mqproc.kernels.intrinsics import store_release
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import queue_table as layout
 from mqproc.layout.java_hash import java_hash
 from mqproc.shm.words import Words
+
+POSITION_UNKNOWN: Final = (1 << 63) - 1
+"""Where in the log a queue was deleted, when nobody can say: then its queue offsets alone tell its records."""
+
+# A generation above the bits that numbers take.
+_GENERATION_SHIFT: Final = 32
 
 
 class QueueTable:
@@ -34,15 +43,21 @@ class QueueTable:
             size = io.size(fd)
             if size < layout.HEADER_SIZE:
                 raise CorruptStoreError(f"{path}: {size} bytes are no queue table")
-            self._map = io.map(fd, size, write=write)
+            mapping = io.map(fd, size, write=write)
         finally:
             io.close(fd)
-        self.words = Words(self._map)
+        self.words = Words(mapping)
         if self.words[layout.HEADER_MAGIC] != layout.MAGIC or self.words[layout.HEADER_VERSION] != layout.VERSION:
             self.close()
             raise CorruptStoreError(f"{path}: offset 0: not a queue table of version {layout.VERSION}")
+        self._attach(mapping)
+
+    def _attach(self, memory: mmap.mmap | bytearray) -> None:
+        """Make the arrays over a table, whose words are there already."""
+        size = len(memory)
+        self._map = memory
         self.capacity = self.words[layout.HEADER_CAPACITY]
-        self.bytes_view: NDArray[np.uint8] = as_kernel_array(self._map)
+        self.bytes_view: NDArray[np.uint8] = as_kernel_array(memory)
         self.cells: NDArray[np.int64] = self.bytes_view[: size & ~7].view(np.int64)
         hash_start = layout.hash_offset(self.capacity)
         self.slots: NDArray[np.int32] = self.bytes_view[
@@ -52,6 +67,17 @@ class QueueTable:
         self._names: list[tuple[str, int]] = []
 
     @classmethod
+    def in_memory(cls, capacity: int) -> QueueTable:
+        """An empty table for `capacity` queues without a file: for tools that number the queues that they meet."""
+        memory = bytearray(layout.file_size(capacity))
+        header = _header(capacity)
+        memory[: len(header)] = header
+        table = cls.__new__(cls)
+        table.words = Words(memory)
+        table._attach(memory)
+        return table
+
+    @classmethod
     def create(cls, io: StoreIO, path: Path, capacity: int) -> QueueTable:
         """Make an empty table for `capacity` queues in place of whatever is there, and open it for writing."""
         temporary = path.with_name(path.name + ".tmp")
@@ -59,12 +85,7 @@ class QueueTable:
         fd = io.open(temporary, write=True, create=True, mode=0o600)
         try:
             io.set_size(fd, layout.file_size(capacity))
-            header = np.zeros(layout.HEADER_CAPACITY + 2, np.int64)
-            header[layout.HEADER_MAGIC] = layout.MAGIC
-            header[layout.HEADER_VERSION] = layout.VERSION
-            header[layout.HEADER_CAPACITY] = capacity
-            header[layout.HEADER_HASH_SLOTS] = layout.hash_slots(capacity)
-            io.pwrite(fd, header.tobytes(), 0)
+            io.pwrite(fd, _header(capacity), 0)
         finally:
             io.close(fd)
         io.rename(temporary, path)
@@ -79,15 +100,39 @@ class QueueTable:
         """Entries made so far, tombstones included: numbers are 0…count−1."""
         return self.words[layout.HEADER_COUNT]
 
+    @property
+    def deletions(self) -> int:
+        """Queues that have been deleted so far; while it is 0 no queue has an earlier life."""
+        return self.words[layout.HEADER_DELETIONS]
+
     def find(self, topic: str, queue_id: int) -> int:
         """The queue's number, −1 when there is none."""
+        number = self.entry(topic, queue_id)
+        return number if number >= 0 and self.is_live(number) else -1
+
+    def entry(self, topic: str, queue_id: int) -> int:
+        """The number of a queue or of its tombstone, −1 when the table has neither."""
         number = self._numbers.get((topic, queue_id))
         if number is None:
             self._read_new_names()
             number = self._numbers.get((topic, queue_id), -1)
-        if number >= 0 and self.words[layout.entry_word(number, layout.STATE)] != layout.STATE_LIVE:
-            return self._find_in_hash(topic, queue_id)
         return number
+
+    def is_live(self, number: int) -> bool:
+        """Whether the queue is there; else it is a tombstone."""
+        return self.words[layout.entry_word(number, layout.STATE)] == layout.STATE_LIVE
+
+    def generation(self, number: int) -> int:
+        """A number that tells the queue from others, and from the deleted ones that had its name before it."""
+        return number + (self.words[layout.entry_word(number, layout.GENERATION)] << _GENERATION_SHIFT)
+
+    def deletion(self, number: int) -> tuple[int, int]:
+        """Where the log and the queue's offsets ended when it was deleted the last time; (0, 0) when it never was."""
+        words = self.words
+        return (
+            words[layout.entry_word(number, layout.DELETED_AT)],
+            words[layout.entry_word(number, layout.DELETED_NEXT)],
+        )
 
     def name(self, number: int) -> tuple[str, int]:
         """(topic, queue id) of a number below `count`."""
@@ -114,11 +159,16 @@ class QueueTable:
     def next_offset(self, number: int) -> int:
         return self.words[layout.entry_word(number, layout.NEXT_OFFSET)]
 
+    def first_offset(self, number: int) -> int:
+        """What the queue's offsets began with when it was made the last time."""
+        return self.words[layout.entry_word(number, layout.FIRST_OFFSET)]
+
     def max_offset(self, number: int) -> int:
-        return self.words[layout.entry_word(number, layout.MAX_OFFSET)]
+        # Two owners: the dispatcher's word may still be that of a deleted queue.
+        return max(self.words[layout.entry_word(number, layout.MAX_OFFSET)], self.first_offset(number))
 
     def min_offset(self, number: int) -> int:
-        return self.words[layout.entry_word(number, layout.MIN_OFFSET)]
+        return max(self.words[layout.entry_word(number, layout.MIN_OFFSET)], self.first_offset(number))
 
     def last_physical_end(self, number: int) -> int:
         return self.words[layout.entry_word(number, layout.LAST_PHYSICAL_END)]
@@ -127,19 +177,62 @@ class QueueTable:
         """Store one of a queue's words; the caller's role owns it."""
         self.words[layout.entry_word(number, word)] = value
 
+    # The keeper's side
+
+    def raise_min_offset(self, number: int, offset: int) -> None:
+        """What lies below has expired; a minimum never goes down."""
+        if offset > self.min_offset(number):
+            self.store(number, layout.MIN_OFFSET, offset)
+
     # The writer's side
 
     def create_queue(self, topic: str, queue_id: int, next_offset: int = 0, min_offset: int = 0) -> int:
         """Make a queue and publish it. Returns its number, the existing one's when it is there.
 
-        Raises TooManyQueuesError beyond `max_queues`.
+        A deleted queue takes its entry back, and its offsets go on where they stood: `next_offset` and `min_offset`
+        are for a queue that the table has never had. Raises TooManyQueuesError beyond `max_queues`.
         """
-        found = self.find(topic, queue_id)
-        if found >= 0:
-            return found
+        number = self.entry(topic, queue_id)
+        if number >= 0:
+            if not self.is_live(number):
+                self._revive(number)
+            return number
+        return self._add(topic, queue_id, next_offset, min_offset, layout.STATE_LIVE)
+
+    def delete_queue(self, number: int, physical_offset: int = POSITION_UNKNOWN) -> None:
+        """Leave a tombstone, which keeps the name and the next offset for when the queue is made again.
+
+        `physical_offset` is the log's end: whatever the queue has got lies below it.
+        """
+        self._remember(number, physical_offset, self.next_offset(number))
+        store_release(self.cells, layout.entry_word(number, layout.STATE), layout.STATE_TOMBSTONE)
+        self.words.add(layout.HEADER_LIVE, -1)
+
+    # Recovery's side
+
+    def remember_deletion(self, topic: str, queue_id: int, physical_offset: int, next_offset: int) -> None:
+        """Tell of a queue that was deleted in an earlier run: a tombstone, or what a queue that is there had before.
+
+        Raises TooManyQueuesError.
+        """
+        number = self.entry(topic, queue_id)
+        if number < 0:
+            number = self._add(topic, queue_id, next_offset, next_offset, layout.STATE_TOMBSTONE)
+        first_offset = self.min_offset(number)
+        self._remember(number, physical_offset, next_offset)
+        # A queue that another program made again began at 0: its units say so.
+        self.words[layout.entry_word(number, layout.FIRST_OFFSET)] = min(next_offset, first_offset)
+
+    def begin_at(self, number: int, queue_offset: int) -> None:
+        """Lower all offsets of a queue without units to the one that its first record bears."""
+        if queue_offset < self.first_offset(number):
+            for word in (layout.FIRST_OFFSET, layout.NEXT_OFFSET, layout.MAX_OFFSET, layout.MIN_OFFSET):
+                self.words[layout.entry_word(number, word)] = queue_offset
+
+    def _add(self, topic: str, queue_id: int, next_offset: int, min_offset: int, state: int) -> int:
         number = self.count
         if number >= self.capacity:
-            raise TooManyQueuesError(f"max_queues = {self.capacity:,} queues are in use")
+            raise TooManyQueuesError(f"max_queues = {self.capacity:,} queues are in use, deleted ones included")
         name = topic.encode()
         topic_hash = java_hash(topic)
         words = self.words
@@ -151,17 +244,24 @@ class QueueTable:
         words[layout.entry_word(number, layout.NEXT_OFFSET)] = next_offset
         words[layout.entry_word(number, layout.MAX_OFFSET)] = next_offset
         words[layout.entry_word(number, layout.MIN_OFFSET)] = min_offset
-        words[layout.entry_word(number, layout.STATE)] = layout.STATE_LIVE
+        words[layout.entry_word(number, layout.STATE)] = state
         self.slots[self._free_slot(topic_hash, queue_id)] = number + 1
         words[layout.HEADER_COUNT] = number + 1
-        words.add(layout.HEADER_LIVE, 1)
+        words.add(layout.HEADER_LIVE, state == layout.STATE_LIVE)
         return number
 
-    def delete_queue(self, number: int) -> None:
-        """Leave a tombstone: the number stays taken, the name may be used again."""
-        self.words[layout.entry_word(number, layout.STATE)] = layout.STATE_TOMBSTONE
-        self.words.add(layout.HEADER_LIVE, -1)
-        self._numbers.pop(self._names[number], None)
+    def _revive(self, number: int) -> None:
+        words = self.words
+        words.add(layout.entry_word(number, layout.GENERATION), 1)
+        store_release(self.cells, layout.entry_word(number, layout.STATE), layout.STATE_LIVE)
+        words.add(layout.HEADER_LIVE, 1)
+
+    def _remember(self, number: int, physical_offset: int, next_offset: int) -> None:
+        words = self.words
+        words[layout.entry_word(number, layout.DELETED_NEXT)] = next_offset
+        words[layout.entry_word(number, layout.DELETED_AT)] = physical_offset
+        words[layout.entry_word(number, layout.FIRST_OFFSET)] = next_offset
+        words.add(layout.HEADER_DELETIONS, 1)
 
     def _free_slot(self, topic_hash: int, queue_id: int) -> int:
         mask = len(self.slots) - 1
@@ -170,19 +270,6 @@ class QueueTable:
             slot = (slot + 1) & mask
         return slot
 
-    def _find_in_hash(self, topic: str, queue_id: int) -> int:
-        """A live queue by the hash, for a name that a tombstone bears too."""
-        mask = len(self.slots) - 1
-        slot = layout.first_slot(java_hash(topic), queue_id, len(self.slots))
-        while (entry := int(self.slots[slot])) != 0:
-            number = entry - 1
-            live = self.words[layout.entry_word(number, layout.STATE)] == layout.STATE_LIVE
-            if live and self.name(number) == (topic, queue_id):
-                self._numbers[topic, queue_id] = number
-                return number
-            slot = (slot + 1) & mask
-        return -1
-
     def _read_new_names(self) -> None:
         for number in range(len(self._names), self.count):
             start = layout.entry_offset(number) + layout.TOPIC_OFFSET_BYTES
@@ -190,5 +277,14 @@ class QueueTable:
             topic = self._map[start : start + size].decode()
             queue_id = self.words[layout.entry_word(number, layout.QUEUE_ID)]
             self._names.append((topic, queue_id))
-            if self.words[layout.entry_word(number, layout.STATE)] == layout.STATE_LIVE:
-                self._numbers[topic, queue_id] = number
+            self._numbers[topic, queue_id] = number
+
+
+def _header(capacity: int) -> bytes:
+    """The words that a new table begins with."""
+    header = np.zeros(layout.HEADER_CAPACITY + 2, np.int64)
+    header[layout.HEADER_MAGIC] = layout.MAGIC
+    header[layout.HEADER_VERSION] = layout.VERSION
+    header[layout.HEADER_CAPACITY] = capacity
+    header[layout.HEADER_HASH_SLOTS] = layout.hash_slots(capacity)
+    return header.tobytes()

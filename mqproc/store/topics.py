@@ -2,13 +2,19 @@
 
 Writing the whole file for each change would make thousands of topics quadratic, so a change is first a line of
 `mqproc/topics.journal`, synced before it is acknowledged; the file follows within a second, and then the journal goes.
-A line is `[topic, queues, perm]`, queues 0 for a deleted topic; a torn last line was never acknowledged.
+
+    [topic, queues, perm]                                  the topic is now so
+    [topic, 0, 0, physical offset, [next offset, …]]       the topic was deleted: see `deleted_topics`
+
+Of a journal that spans several pages any may be missing after a power loss. So the first line that is none ends it:
+nothing from there on was acknowledged, and the next commit cuts it off.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -16,7 +22,9 @@ from mqproc.errors import BadRequestError, TopicExistsError, TopicReservedError
 from mqproc.io import StoreIO
 from mqproc.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_topic
 from mqproc.paths import StorePaths
-from mqproc.store import rocketmq_json
+from mqproc.store import deleted_topics, rocketmq_json
+from mqproc.store.deleted_topics import Deletion
+from mqproc.store.final_syncs import Syncing
 
 PERM_READ = 4
 PERM_WRITE = 2
@@ -64,45 +72,80 @@ class TopicConfig:
         return dict(sorted((base | self.extra | own).items()))
 
 
-class Topics:
-    """The topics of a store in memory; `save` writes them when something changed."""
+class _Change(msgspec.Struct, array_like=True):
+    """A line of the journal."""
 
-    def __init__(self, io: StoreIO, paths: StorePaths) -> None:
+    topic: Annotated[str, msgspec.Meta(min_length=1)]
+    queues: Annotated[int, msgspec.Meta(ge=0, le=QUEUES_OF_A_TOPIC_MAX)]
+    perm: int
+    physical_offset: Annotated[int, msgspec.Meta(ge=0)] = 0
+    next_offsets: list[Annotated[int, msgspec.Meta(ge=0)]] = []
+
+
+_change = msgspec.json.Decoder(_Change)
+
+
+class Topics:
+    """The topics of a store in memory; `save` writes them when something changed.
+
+    `deletions` has what must be known of topics that were deleted, those among them that were made again since.
+    """
+
+    def __init__(self, io: StoreIO, paths: StorePaths, syncs: Syncing | None = None) -> None:
+        """The writer gives its FinalSyncs as `syncs`: a failed sync of the journal is final for the store too."""
         self._io = io
+        self._syncs: Syncing = syncs or io
         self._paths = paths
         self._topics: dict[str, TopicConfig] = {}
+        self.deletions: dict[str, Deletion] = {}
+        self._deletions_changed = False
         self._other: dict[str, Any] = {}
         self._version = 0
         self._lines: list[bytes] = []
         self._journal_size = 0
+        self.journaled = False
+        """Whether there was a journal to read: the files then lack what it has."""
         self.remark = ""
 
     def load(self) -> None:
-        """Read the file. Raises CorruptStoreError when neither it nor its copy can be read."""
+        """Read the files. Raises CorruptStoreError when neither one nor its copy can be read."""
         value, self.remark = rocketmq_json.load(self._io, self._paths.topics)
         table = value.get("topicConfigTable", {}) if isinstance(value, dict) else {}
         if isinstance(value, dict):
             self._other = {key: value[key] for key in value if key not in ("topicConfigTable", "dataVersion")}
             self._version = int(value.get("dataVersion", {}).get("counter", 0))
         self._topics = {name: _from_rocketmq(name, entry) for name, entry in table.items()}
+        self.deletions = deleted_topics.load(self._io, self._paths)
         self._replay()
 
     def save(self, time_ms: int) -> None:
-        """Write the file, its version one higher; the journal is then empty."""
+        """Write the files, the version of topics.json one higher; the journal is then gone.
+
+        Raises OSError; then the journal, or it and some of the files, have everything.
+        """
+        # With every change in the journal the files may be written one after the other.
+        self.commit()
         self._version += 1
         version = {"counter": self._version, "stateVersion": 0, "timestamp": time_ms}
         table = {name: topic.to_rocketmq() for name, topic in sorted(self._topics.items())}
         rocketmq_json.save(
             self._io, self._paths.topics, {"dataVersion": version, "topicConfigTable": table} | self._other
         )
-        self._lines.clear()
+        if self._deletions_changed:
+            deleted_topics.save(self._io, self._paths, self.deletions)
+            self._deletions_changed = False
+        if self._io.exists(self._paths.topics_journal):
+            self._io.unlink(self._paths.topics_journal)
+            # A journal that came back after a power loss would undo what later files say.
+            self._io.sync_folder(self._paths.own)
         self._journal_size = 0
-        self._io.unlink(self._paths.topics_journal)
 
     def note(self, topic: str) -> None:
-        """Put a topic's present state to the journal; `commit` makes it durable."""
-        found = self._topics.get(topic)
-        line = [topic, found.queues, found.perm] if found else [topic, 0, 0]
+        """Put the present state of a topic that is there to the journal; `commit` makes it durable."""
+        found = self._topics[topic]
+        self._add_line([topic, found.queues, found.perm])
+
+    def _add_line(self, line: list[Any]) -> None:
         self._lines.append(msgspec.json.encode(line) + b"\n")
 
     def commit(self) -> None:
@@ -112,31 +155,48 @@ class Topics:
         data = b"".join(self._lines)
         fd = self._io.open(self._paths.topics_journal, write=True, create=True, mode=0o600)
         try:
+            # What a torn or a failed commit left must not come to lie behind these lines.
+            self._io.set_size(fd, self._journal_size)
             self._io.pwrite(fd, data, self._journal_size)
-            self._io.sync(fd)
+            self._syncs.sync(fd)
         finally:
             self._io.close(fd)
         if self._journal_size == 0:
-            self._io.sync_folder(self._paths.own)
+            self._syncs.sync_folder(self._paths.own)
         self._journal_size += len(data)
         self._lines.clear()
 
     def _replay(self) -> None:
-        """Take the journal's changes over."""
+        """Take the journal's changes over, up to its first line that is none."""
         try:
             data = self._io.read_file(self._paths.topics_journal)
         except FileNotFoundError:
             return
-        whole, _, _torn = data.rpartition(b"\n")
-        self._journal_size = len(whole) + 1 if whole else 0
-        for line in whole.split(b"\n") if whole else []:
-            topic, queues, perm = msgspec.json.decode(line, type=tuple[str, int, int])
-            if queues == 0:
-                self._topics.pop(topic, None)
-            elif (found := self._topics.get(topic)) is not None:
-                found.queues, found.perm = queues, perm
-            else:
-                self._topics[topic] = TopicConfig(topic, queues, perm)
+        self.journaled = True
+        for line in data.split(b"\n")[:-1]:
+            try:
+                change = _change.decode(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                self._remark(f"byte {self._journal_size}: {error}")
+                return
+            self._take(change)
+            self._journal_size += len(line) + 1
+        if len(data) > self._journal_size:
+            self._remark(f"byte {self._journal_size}: the last line has no end")
+
+    def _remark(self, text: str) -> None:
+        journal = f"{self._paths.topics_journal.name} ends early: {text}"
+        self.remark = f"{self.remark}; {journal}" if self.remark else journal
+
+    def _take(self, change: _Change) -> None:
+        found = self._topics.get(change.topic)
+        if change.queues == 0:
+            self._topics.pop(change.topic, None)
+            self._remember(change.topic, Deletion.of(change.physical_offset, change.next_offsets))
+        elif found is not None:
+            found.queues, found.perm = change.queues, change.perm
+        else:
+            self._topics[change.topic] = TopicConfig(change.topic, change.queues, change.perm)
 
     def get(self, topic: str) -> TopicConfig | None:
         return self._topics.get(topic)
@@ -166,8 +226,46 @@ class Topics:
         """Take a topic that the store holds queues of, whatever its name."""
         self._topics[topic] = TopicConfig(topic, queues)
 
-    def remove(self, topic: str) -> bool:
-        return self._topics.pop(topic, None) is not None
+    def delete(self, topic: str, physical_offset: int, next_offsets: Sequence[int]) -> None:
+        """Remove a topic that is there, durably, and remember where its offsets stood.
+
+        `physical_offset` is the log's end, `next_offsets` has an item for each queue id. After an OSError nothing has
+        changed.
+        """
+        config, before = self._topics.pop(topic), self.deletions.get(topic)
+        deletion = Deletion.of(physical_offset, next_offsets)
+        self._remember(topic, deletion)
+        if deletion is None:
+            self._add_line([topic, 0, 0])
+        else:
+            self._add_line([topic, 0, 0, deletion.physical_offset, deletion.next_offsets])
+        try:
+            self.commit()
+        except OSError:
+            self._lines.pop()
+            self._topics[topic] = config
+            self._remember(topic, before)
+            raise
+
+    def forget_deletions(self, log_begin: int) -> bool:
+        """Forget topics of which the log has no record any more. Returns whether anything changed."""
+        gone = [
+            topic
+            for topic, deletion in self.deletions.items()
+            if topic not in self._topics and deletion.physical_offset <= log_begin
+        ]
+        for topic in gone:
+            self._remember(topic, None)
+        return bool(gone)
+
+    def _remember(self, topic: str, deletion: Deletion | None) -> None:
+        if self.deletions.get(topic) == deletion:
+            return
+        self._deletions_changed = True
+        if deletion is None:
+            del self.deletions[topic]
+        else:
+            self.deletions[topic] = deletion
 
 
 def _from_rocketmq(name: str, entry: dict[str, Any]) -> TopicConfig:

@@ -347,17 +347,60 @@ def test_an_unknown_queue_stops_before_its_record() -> None:
     assert scan(log, table, buffers).reason == StopReason.LIMIT
 
 
+def delete(table: Table, number: int, physical_offset: int, next_offset: int) -> None:
+    table.set(number, table_layout.STATE, table_layout.STATE_TOMBSTONE)
+    table.set(number, table_layout.DELETED_AT, physical_offset)
+    table.set(number, table_layout.DELETED_NEXT, next_offset)
+
+
 def test_a_deleted_queue_gets_entries_and_no_units() -> None:
     log = Log([Record(properties=b"KEYS\x01a\x02"), Record(queue_id=1)])
     table = log.table()
-    buffers = DispatchBuffers(64, 100, 1)
-    table.set(0, table_layout.STATE, table_layout.STATE_TOMBSTONE)
-    result = scan(log, table, buffers)
+    delete(table, 0, SEGMENT_START + log.end, 1)
+    result = scan(log, table, DispatchBuffers(64, 100, 1))
     assert result.reason == StopReason.LIMIT
     assert list(units_of(result, table)) == [("TopicTest", 1)]
     assert result.entries == 1
-    number = table.add("TopicTest", 0)
-    assert scan(log, table, buffers).runs[0, dispatch.RUN_QUEUE] == number
+
+
+@settings(max_examples=200 if COMPILED else 40, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("AB"), st.integers(0, 1)), min_size=1, max_size=30), st.data())
+def test_of_a_queue_made_again_only_its_own_records_get_units(
+    places: list[tuple[str, int]], data: st.DataObject
+) -> None:
+    """All queues are deleted somewhere in the log; A's are made again, B's are too or still tombstones."""
+    log = Log(numbered([Record(topic, queue_id) for topic, queue_id in places], []))
+    table = log.table()
+    positions = [SEGMENT_START + start for start in (*log.starts, log.end)]
+    split = data.draw(st.integers(0, len(places)))
+    remade = "AB" if data.draw(st.booleans()) else "A"
+    for number, name in enumerate(table.names):
+        offsets = [each.queue_offset for each in log.messages[:split] if (each.topic, each.queue_id) == name]
+        delete(table, number, positions[split], max(offsets, default=4) + 1)
+        if name[0] in remade:
+            table.set(number, table_layout.STATE, table_layout.STATE_LIVE)
+    result = scan(log, table, DispatchBuffers(64, 100, 1))
+    # Behind the deletion a record of a queue that is still deleted has to wait until its queue is made again.
+    stop = next((at for at in range(split, len(places)) if places[at][0] not in remade), len(places))
+    assert result.records == stop
+    assert result.reason == (StopReason.LIMIT if stop == len(places) else StopReason.UNKNOWN_QUEUE)
+    expected = {}
+    for name, units in log.model.units.items():
+        if kept := [unit for unit in units if positions[split] <= unit[1] < positions[stop]]:
+            expected[name] = kept
+    assert units_of(result, table) == expected
+
+
+def test_a_position_alone_or_a_queue_offset_alone_does_not_make_a_record_a_deleted_ones() -> None:
+    """A log cut behind a deletion goes on below it; another program begins a queue at 0 again."""
+    log = Log([Record(queue_offset=7), Record(queue_id=1, queue_offset=0)])
+    table = log.table()
+    delete(table, 0, SEGMENT_START + 10_000, 7)
+    delete(table, 1, SEGMENT_START + log.starts[1], 50)
+    for number in (0, 1):
+        table.set(number, table_layout.STATE, table_layout.STATE_LIVE)
+    result = scan(log, table, DispatchBuffers(64, 100, 1))
+    assert units_of(result, table) == log.model.units
 
 
 def test_entries_that_do_not_fit_wait_for_the_next_scan() -> None:

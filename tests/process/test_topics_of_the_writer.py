@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 
 import pytest
 
+from mqproc.client import Client
 from mqproc.errors import TopicNotFoundError
 from mqproc.message import PullStatus
 from tests.conftest import Group, wait_until
@@ -38,14 +40,21 @@ def test_a_deleted_topic_is_gone_and_may_be_made_again(make_group: Callable[...,
             client.delete_topic("gone")
         assert not (group.paths.consume_queue / "gone").exists()
         assert client.pull("gone", 0, 0).status is PullStatus.NO_MATCHED_LOGIC_QUEUE
-        assert client.send("gone", b"second life", queue_id=0).queue_offset == 0
+        # Offsets of a queue are never reused.
+        assert client.send("gone", b"second life", queue_id=0).queue_offset == 3
         group.wait_dispatched()
-        pulled = client.pull("gone", 0, 0)
-        assert [message.body for message in pulled.messages] == [b"second life"]
+        assert_second_life(client)
     assert group.stop() == 0
     group.start()
     with group.client() as client:
-        assert [message.body for message in client.pull("gone", 0, 0).messages] == [b"second life"]
+        assert_second_life(client)
+
+
+def assert_second_life(client: Client) -> None:
+    pulled = client.pull("gone", 0, 0)
+    assert (pulled.status, pulled.next_offset, pulled.min_offset) == (PullStatus.OFFSET_TOO_SMALL, 3, 3)
+    pulled = client.pull("gone", 0, pulled.next_offset)
+    assert [(message.queue_offset, message.body) for message in pulled.messages] == [(3, b"second life")]
 
 
 def test_a_killed_writer_remembers_its_topics(group: Group) -> None:
@@ -55,3 +64,27 @@ def test_a_killed_writer_remembers_its_topics(group: Group) -> None:
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: group.pid("writer") not in (0, pid), what="new writer")
         assert client.send("kept", b"x", queue_id=4).queue_id == 4
+
+
+def test_a_save_that_fails_ends_no_writer_and_holds_up_no_stop(make_group: Callable[..., Group]) -> None:
+    """A folder in the place of the temporary file: every save fails, the journal does not."""
+    group = make_group()
+    obstacle = group.paths.topics.with_name("topics.json.tmp")
+    obstacle.mkdir()
+    pid = group.pid("writer")
+    with group.client() as client:
+        client.create_topic("made", 3)
+        wait_until(lambda: "topics could not be saved yet" in group.output.read_text(), what="a save that fails")
+        assert client.send("sent", b"x").physical_offset == 0
+        client.create_topic("gone", 1)
+        client.delete_topic("gone")
+        assert group.pid("writer") == pid
+    started = time.monotonic()
+    assert group.stop() == 0
+    assert time.monotonic() - started < 10.0
+    assert not group.paths.topics.exists()
+    obstacle.rmdir()
+    group.start()
+    with group.client() as client:
+        assert [(topic.topic, topic.queues) for topic in client.topics()] == [("made", 3), ("sent", 8)]
+    wait_until(group.paths.topics.exists, what="topics.json")

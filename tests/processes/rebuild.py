@@ -18,11 +18,12 @@ from tests.conftest import Group
 
 
 def rebuilt(group: Group) -> StorePaths:
-    """A copy of the store with nothing but its log, recovered."""
+    """A copy of the store with nothing but its log and what it is configured to be, recovered."""
     copy = StorePaths(group.store.with_name(group.store.name + ".rebuilt"))
     shutil.rmtree(copy.root, ignore_errors=True)
     copy.root.mkdir()
-    shutil.copytree(group.paths.commit_log, copy.commit_log)
+    shutil.copytree(group.paths.commit_log, copy.commit_log, ignore=shutil.ignore_patterns(copy.guard.name))
+    shutil.copytree(group.paths.config, copy.config)
     options = Options(**{name: value for name, value in group.options.items() if name != "flush_disk_type"})
     words = Words(bytearray(words_of.FILE_SIZE))
     Recovery(StoreIO(), copy, options, words, lambda line: None, clean=False).run()

@@ -1,0 +1,234 @@
+"""Topics deleted and made again in a real group: behind dispatch, through kills of its roles, and over restarts.
+
+A topic that is there has the messages that were sent since it was made the last time, all of them and no other; at the
+end the ConsumeQueues are what a rebuild makes of the log and `config/`, byte for byte.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from mqproc.client import Client
+from mqproc.errors import MqprocError, TopicNotFoundError
+from mqproc.layout import control as words_of
+from mqproc.message import PullStatus
+from tests.conftest import Group, wait_until
+from tests.processes.rebuild import assert_equals_rebuild
+
+MakeGroup = Callable[..., Group]
+
+
+def messages_of(client: Client, topic: str) -> dict[tuple[int, int], bytes]:
+    """Every message that pulls find, by (queue id, queue offset)."""
+    found = {}
+    for queue in client.queues(topic):
+        offset = queue.min_offset
+        while offset < queue.max_offset:
+            pulled = client.pull(topic, queue.queue_id, offset, max_messages=4096)
+            assert pulled.status is PullStatus.FOUND, pulled
+            found |= {(message.queue_id, message.queue_offset): message.body for message in pulled.messages}
+            offset = pulled.next_offset
+    return found
+
+
+def send(client: Client, topic: str, bodies: list[bytes]) -> dict[tuple[int, int], bytes]:
+    """Send; the messages by the places that were told."""
+    told = client.send_batch(topic, bodies, keys=["k"] * len(bodies))
+    places = zip(told.queue_ids.tolist(), told.queue_offsets.tolist(), strict=True)
+    return dict(zip(places, bodies, strict=True))
+
+
+def bodies(text: str, count: int) -> list[bytes]:
+    return [b"%s %d" % (text.encode(), number) for number in range(count)]
+
+
+def stop_and_compare(group: Group) -> None:
+    group.wait_dispatched()
+    assert group.stop() == 0
+    assert_equals_rebuild(group)
+
+
+@contextlib.contextmanager
+def held_up(group: Group, role: str) -> Iterator[None]:
+    """A role that does nothing for a moment."""
+    pid = group.pid(role)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def kill_role(group: Group, role: str) -> None:
+    pid = group.pid(role)
+    os.kill(pid, signal.SIGKILL)
+
+    def back() -> bool:
+        words = group.words()
+        return words[f"{role}.pid"] not in (0, pid) and words[f"{role}.state"] == words_of.STATE_RUNNING
+
+    wait_until(back, what=f"{role} back")
+
+
+def test_of_a_topic_deleted_behind_dispatch_no_record_enters_its_successor(group: Group) -> None:
+    with group.client() as client:
+        client.create_topic("T", 2)
+        with held_up(group, words_of.DISPATCHER):
+            first = send(client, "T", bodies("first", 2500))
+            client.delete_topic("T")
+            second = send(client, "T", bodies("second", 300))
+            assert group.words()["dispatched"] == 0
+        group.wait_dispatched()
+        assert len(first) == 2500
+        assert not first.keys() & second.keys()
+        assert messages_of(client, "T") == second
+    stop_and_compare(group)
+    group.start()
+    # What the queues lack of their deleted ones is not missed.
+    assert "lost units" not in group.output.read_text()
+    with group.client() as client:
+        assert messages_of(client, "T") == second
+        third = send(client, "T", bodies("third", 10))
+        group.wait_dispatched()
+        assert messages_of(client, "T") == second | third
+
+
+def test_a_topic_made_again_with_other_numbers_of_queues(group: Group) -> None:
+    with group.client() as client:
+        used: set[tuple[int, int]] = set()
+        for queues in (4, 1, 6, 2):
+            client.create_topic("T", queues)
+            sent = send(client, "T", bodies(f"of {queues}", 60))
+            assert not used & sent.keys()
+            used |= sent.keys()
+            group.wait_dispatched()
+            assert [queue.queue_id for queue in client.queues("T")] == list(range(queues))
+            assert messages_of(client, "T") == sent
+            client.delete_topic("T")
+            assert not (group.paths.consume_queue / "T").exists()
+        client.create_topic("T", 6)
+        for queue in client.queues("T"):
+            assert queue.min_offset == queue.max_offset > 0
+    assert group.stop() == 0
+    group.start()
+    with group.client() as client:
+        sent = send(client, "T", bodies("last", 60))
+        assert not used & sent.keys()
+        group.wait_dispatched()
+        assert messages_of(client, "T") == sent
+    stop_and_compare(group)
+
+
+def test_a_consumer_of_the_deleted_topic_is_told_where_the_new_one_begins(group: Group) -> None:
+    with group.client() as client:
+        client.create_topic("T", 1)
+        send(client, "T", bodies("first", 20))
+        group.wait_dispatched()
+        assert client.pull("T", 0, 15).messages[0].body == b"first 15"
+        client.delete_topic("T")
+        assert client.pull("T", 0, 15).status is PullStatus.NO_MATCHED_LOGIC_QUEUE
+        client.create_topic("T", 1)
+        pulled = client.pull("T", 0, 15)
+        assert (pulled.status, pulled.next_offset) == (PullStatus.OFFSET_TOO_SMALL, 20)
+        assert client.pull("T", 0, 20).status is PullStatus.OFFSET_OVERFLOW_ONE
+        send(client, "T", bodies("second", 5))
+        group.wait_dispatched()
+        assert client.pull("T", 0, 15).status is PullStatus.OFFSET_TOO_SMALL
+        assert [message.body for message in client.pull("T", 0, 20).messages] == bodies("second", 5)
+
+
+@pytest.mark.parametrize("point", ["topic.deletion_durable", "topic.queues_deleted"])
+def test_a_writer_killed_in_the_middle_of_a_deletion(
+    make_group: MakeGroup, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    monkeypatch.setenv("MQPROC_CRASH", point)
+    group = make_group()
+    with group.client() as client:
+        send(client, "T", bodies("first", 200))
+        kept = send(client, "V", bodies("kept", 50))
+        group.wait_dispatched()
+        pid = group.pid(words_of.WRITER)
+        with pytest.raises(MqprocError):
+            client.delete_topic("T")
+        wait_until(lambda: group.pid(words_of.WRITER) not in (0, pid), what="a new writer")
+        # The line was durable, so the deletion holds, though the client could not be told.
+        with pytest.raises(TopicNotFoundError):
+            client.delete_topic("T")
+        assert not (group.paths.consume_queue / "T").exists()
+        second = send(client, "T", bodies("second", 100))
+        group.wait_dispatched()
+        assert messages_of(client, "T") == second
+        assert messages_of(client, "V") == kept
+    stop_and_compare(group)
+    group.start()
+    with group.client() as client:
+        assert messages_of(client, "T") == second
+
+
+def test_a_deletion_holds_when_the_whole_group_is_killed(make_group: MakeGroup) -> None:
+    group = make_group()
+    with group.client() as client:
+        first = send(client, "T", bodies("first", 300)) | send(client, "U", bodies("first", 300))
+        group.wait_dispatched()
+        client.delete_topic("T")
+        client.delete_topic("U")
+    group.kill()
+    group.start()
+    with group.client() as client:
+        assert client.topics() == []
+        assert list(group.paths.consume_queue.iterdir()) == []
+        second = send(client, "T", bodies("second", 30))
+        assert not first.keys() & second.keys()
+    group.kill()
+    group.start()
+    with group.client() as client:
+        assert [topic.topic for topic in client.topics()] == ["T"]
+        assert messages_of(client, "T") == second
+    stop_and_compare(group)
+
+
+@pytest.mark.parametrize("role", [words_of.WRITER, words_of.DISPATCHER])
+def test_kills_around_deletions_bring_nothing_back_and_lose_nothing(group: Group, role: str) -> None:
+    with group.client(timeout=20.0) as client:
+        expected: dict[tuple[int, int], bytes] = {}
+        used: set[tuple[int, int]] = set()
+        for turn in range(4):
+            expected = send(client, "T", bodies(f"a{turn}", 400))
+            if turn % 2:
+                kill_role(group, role)
+            expected |= send(client, "T", bodies(f"b{turn}", 400))
+            assert not used & expected.keys()
+            used |= expected.keys()
+            if turn < 3:
+                client.delete_topic("T")
+                if turn % 2 == 0:
+                    kill_role(group, role)
+        group.wait_dispatched()
+        assert messages_of(client, "T") == expected
+    stop_and_compare(group)
+
+
+def test_without_its_own_folder_a_stopped_store_keeps_its_deletions(make_group: MakeGroup) -> None:
+    group = make_group()
+    with group.client() as client:
+        kept = send(client, "V", bodies("kept", 100))
+        send(client, "T", bodies("first", 100))
+        send(client, "U", bodies("last of the log", 100))
+        group.wait_dispatched()
+        client.delete_topic("T")
+        client.delete_topic("U")
+        second = send(client, "T", bodies("second", 5))
+    assert group.stop() == 0
+    shutil.rmtree(group.paths.own)
+    group.start()
+    with group.client() as client:
+        assert [topic.topic for topic in client.topics()] == ["T", "V"]
+        assert messages_of(client, "V") == kept
+        assert messages_of(client, "T") == second
+    stop_and_compare(group)
