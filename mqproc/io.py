@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import errno
+import fcntl
 import mmap
 import os
 import shutil
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 CRASH_VARIABLE: Final = "MQPROC_CRASH"
 _FALLOC_FL_ZERO_RANGE: Final = 0x10
 _ZEROS: Final = bytes(1 << 20)
+_BLOCK_BYTES: Final = 512
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _libc.syncfs.argtypes = (ctypes.c_int,)
@@ -60,12 +62,13 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One name in a folder: `size` in bytes, `uid` of its owner."""
+    """One name in a folder: `size` in bytes, `uid` of its owner, `modified_ns` since the epoch."""
 
     name: str
     kind: Kind
     size: int
     uid: int
+    modified_ns: int = 0
 
 
 def _kind(mode: int) -> Kind:
@@ -74,6 +77,10 @@ def _kind(mode: int) -> Kind:
     if stat.S_ISDIR(mode):
         return Kind.FOLDER
     return Kind.SYMLINK if stat.S_ISLNK(mode) else Kind.OTHER
+
+
+def _entry(name: str, of: os.stat_result) -> Entry:
+    return Entry(name, _kind(of.st_mode), of.st_size, of.st_uid, of.st_mtime_ns)
 
 
 class StoreIO:
@@ -99,6 +106,10 @@ class StoreIO:
         """Bytes of a file; raises FileNotFoundError."""
         return path.stat().st_size
 
+    def allocated_of(self, path: Path) -> int:
+        """Bytes that a file takes on disk, fewer than its length where it is sparse; raises FileNotFoundError."""
+        return path.stat().st_blocks * _BLOCK_BYTES
+
     def names(self, folder: Path) -> list[str]:
         """Sorted names in a folder; none when the folder does not exist."""
         try:
@@ -113,7 +124,7 @@ class StoreIO:
                 found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in scanned]
         except FileNotFoundError:
             return []
-        return [Entry(name, _kind(of.st_mode), of.st_size, of.st_uid) for name, of in sorted(found)]
+        return [_entry(name, of) for name, of in sorted(found)]
 
     def entry(self, path: Path) -> Entry | None:
         """One name, None when it is not there."""
@@ -121,7 +132,7 @@ class StoreIO:
             of = path.lstat()
         except FileNotFoundError:
             return None
-        return Entry(path.name, _kind(of.st_mode), of.st_size, of.st_uid)
+        return _entry(path.name, of)
 
     def make_folder(self, folder: Path, mode: int = 0o755, *, sync: bool = True) -> None:
         """Make a folder and those above it; each new name is synced into its parent unless the caller does it later."""
@@ -160,6 +171,10 @@ class StoreIO:
         """Remove a name if it is there; the caller syncs the folder when the order matters."""
         path.unlink(missing_ok=True)
 
+    def make_link(self, path: Path, target: str) -> None:
+        """Make a symlink; it need not lead anywhere."""
+        path.symlink_to(target)
+
     def remove_folder(self, folder: Path) -> None:
         """Remove a folder with everything in it, if it is there."""
         shutil.rmtree(folder, ignore_errors=not folder.exists())
@@ -190,6 +205,21 @@ class StoreIO:
     def size(self, fd: int) -> int:
         """Bytes of an open file."""
         return os.fstat(fd).st_size
+
+    def is_out_of_reach(self, fd: int) -> bool:
+        """Whether a file has no name any more and nobody else has it open or mapped.
+
+        Nobody can then come to it again. False also where the file system does not tell (it knows no leases).
+        """
+        if os.fstat(fd).st_nlink:
+            return False
+        try:
+            # A write lease is given only to the one who alone has a file open; a map counts.
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except OSError:
+            return False
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return True
 
     def path_of(self, fd: int) -> str:
         """Where an open file lies, for the text of an error."""

@@ -59,6 +59,11 @@ class StorePaths:
         return self.root / "commitlog"
 
     @property
+    def guard(self) -> Path:
+        """There while a group runs; it sorts behind every segment. See `store.guard`."""
+        return self.commit_log / "~mqproc-is-running"
+
+    @property
     def consume_queue(self) -> Path:
         return self.root / "consumequeue"
 
@@ -90,6 +95,11 @@ class StorePaths:
         return self.config / "topics.json"
 
     @property
+    def deleted_topics(self) -> Path:
+        """Ours, but beside RocketMQ's files: it must outlive `mqproc/`."""
+        return self.config / "deletedTopics.json"
+
+    @property
     def topics_journal(self) -> Path:
         """Changes of topics since topics.json was written."""
         return self.own / "topics.journal"
@@ -105,6 +115,21 @@ class StorePaths:
     @property
     def queues(self) -> Path:
         return self.own / "queues"
+
+    @property
+    def next_queues(self) -> Path:
+        """The queue table that recovery builds; it replaces `queues` when it is complete."""
+        return self.own / "queues.next"
+
+    @property
+    def opened(self) -> Path:
+        """Which lock file was ours when we had the store."""
+        return self.own / "opened.json"
+
+    @property
+    def aside(self) -> Path:
+        """What lay in the place of one of the store's files and was none."""
+        return self.own / "aside"
 
     @property
     def marks(self) -> Path:
@@ -124,6 +149,19 @@ class StorePaths:
     @property
     def next_segment(self) -> Path:
         return self.own / "segment.tmp"
+
+    def retention_request(self, name: str) -> Path:
+        """What somebody asks of retention, until the keeper has carried it out."""
+        return self.own / f"retention.request.{name}"
+
+    @property
+    def retention_report(self) -> Path:
+        """What retention did last, and what went before groups had consumed it."""
+        return self.own / "retention.json"
+
+    @property
+    def consumer_offsets(self) -> Path:
+        return self.config / "consumerOffset.json"
 
     @property
     def settings(self) -> Path:

@@ -20,6 +20,7 @@ from mqproc.process.monitor import Monitor
 from mqproc.process.query import Query
 from mqproc.process.writer import Writer
 from mqproc.store.active_segments import ActiveSegments
+from mqproc.store.guard import Guard
 from mqproc.store.recovery import Recovery, adopt_sizes
 from mqproc.supervisor.hooks import GroupContext, Hooks, Report
 
@@ -57,6 +58,7 @@ def _compile_in_a_child() -> None:
 def engine_hooks() -> Hooks:
     """The engine's part, for one group's life."""
     active = ActiveSegments()
+    guards: list[Guard] = []
 
     def warm(context: GroupContext) -> None:
         context.report("kernels: loading (the first start on a machine compiles them)")
@@ -68,8 +70,14 @@ def engine_hooks() -> Hooks:
 
     def recover(context: GroupContext) -> None:
         words = context.control.words
+        context.io.make_folder(context.paths.commit_log)
+        guards.append(Guard(context.io, context.paths))
         recovery = Recovery(context.io, context.paths, context.options, words, context.report, clean=context.clean)
         recovery.run()
         active.open(context.io, context.paths, context.options, words)
 
-    return Hooks(warm=warm, recover=recover, sync_active_segments=active.sync, watch=active.follow)
+    def finish(_context: GroupContext, _clean: bool) -> None:
+        while guards:
+            guards.pop().remove()
+
+    return Hooks(warm=warm, recover=recover, sync_active_segments=active.sync, watch=active.follow, finish=finish)

@@ -184,17 +184,14 @@ def roll_back(view: Bytes, slots: int, committed_count: int) -> int:
 
 
 @kernel
-def replay_items(view: Bytes, slots: int, mark: int, header_count: int, counted: Words) -> None:
-    """Make slots and `previous` anew from the items whose physical offset is below `mark`; nobody may look on.
+def count_items(view: Bytes, slots: int, mark: int, header_count: int) -> int:
+    """How many item numbers, from 0 on, a file's items below `mark` take: its count when nothing else is there.
 
     Items 1… are taken while their offsets do not descend and stay below `mark`. An item of zeros tells nothing by
-    itself (it may be a key of hash 0 in the record at offset 0): such items at the end count only below
-    `header_count`. `counted` int64[2] gets the count and the slots used; the header is left to the caller.
+    itself (it may be a key of hash 0 in the record at offset 0): such items at the end count only below `header_count`.
     """
     items_at = _items_start(slots)
     capacity = (view.size - items_at) // layout.ITEM_SIZE
-    for slot_at in range(layout.HEADER_SIZE, items_at, layout.SLOT_SIZE):
-        store_be32(view, slot_at, 0)
     count = layout.FIRST_ITEM
     last_offset = 0
     for item in range(layout.FIRST_ITEM, capacity):
@@ -206,6 +203,41 @@ def replay_items(view: Bytes, slots: int, mark: int, header_count: int, counted:
         if offset != 0 or key_hash != 0 or item < header_count:
             count = item + 1
         last_offset = offset
+    return count
+
+
+@kernel
+def chains_hold(view: Bytes, slots: int, count: int, heads: Int32s) -> int:
+    """Slots in use when slots and `previous` are just what items below `count` make of them, −1 when they are not.
+
+    `heads` int32[slots], all 0, takes the slots as they should be. Changes nothing in the file.
+    """
+    items_at = _items_start(slots)
+    used = 0
+    for item in range(layout.FIRST_ITEM, count):
+        at = items_at + layout.ITEM_SIZE * item
+        slot = load_be32(view, at + layout.ITEM_KEY_HASH) % slots
+        previous = int(heads[slot])
+        if load_be32(view, at + layout.ITEM_PREVIOUS) != previous:
+            return -1
+        if previous == 0:
+            used += 1
+        heads[slot] = item
+    for slot in range(slots):
+        if load_be32(view, layout.HEADER_SIZE + layout.SLOT_SIZE * slot) != heads[slot]:
+            return -1
+    return used
+
+
+@kernel
+def replay_items(view: Bytes, slots: int, count: int) -> int:
+    """Make slots and `previous` anew from the items below `count`; the slots in use. Nobody may look on.
+
+    The header is left to the caller.
+    """
+    items_at = _items_start(slots)
+    for slot_at in range(layout.HEADER_SIZE, items_at, layout.SLOT_SIZE):
+        store_be32(view, slot_at, 0)
     used = 0
     for item in range(layout.FIRST_ITEM, count):
         at = items_at + layout.ITEM_SIZE * item
@@ -215,8 +247,7 @@ def replay_items(view: Bytes, slots: int, mark: int, header_count: int, counted:
             used += 1
         store_be32(view, at + layout.ITEM_PREVIOUS, previous)
         store_be32(view, slot_at, item)
-    counted[0] = count
-    counted[1] = used
+    return used
 
 
 def warm() -> None:
@@ -227,4 +258,5 @@ def warm() -> None:
     put_entries(view, 1, 2, np.zeros(1, np.int32), words, words, 0, 1)
     walk_chain(view, 1, published_count(view), 0, 0, 0, 1, words)
     roll_back(view, 1, 1)
-    replay_items(view, 1, 1, 1, words)
+    replay_items(view, 1, count_items(view, 1, 1, 1))
+    chains_hold(view, 1, 1, np.zeros(1, np.int32))

@@ -19,7 +19,7 @@ from mqproc.kernels.intrinsics import load_be32, load_be64
 from mqproc.kernels.jit import kernel
 from mqproc.kernels.primitive import Bytes, Words
 from mqproc.kernels.queue_lookup import UNKNOWN as UNKNOWN_QUEUE
-from mqproc.kernels.queue_lookup import find_queue
+from mqproc.kernels.queue_lookup import find_queue_of_record
 from mqproc.kernels.record_check import (
     BAD_BODY_CRC,
     BAD_MAGIC,
@@ -202,7 +202,7 @@ def update_next_offsets(
         out[MAX_STORE_TIMESTAMP_MS] = max(int(out[MAX_STORE_TIMESTAMP_MS]), store_timestamp)
         out[COUNT] += 1
         if load_be32(view, at + record.SYS_FLAG) & _TAKES_NO_QUEUE_OFFSET == 0:
-            number = _queue_of(view, at, table, cells, slots)
+            number = _queue_of(view, at, base + at, queue_offset, table, cells, slots)
             if number >= 0:
                 next_offsets[number] = max(int(next_offsets[number]), queue_offset + 1)
             elif number == UNKNOWN_QUEUE:
@@ -216,14 +216,24 @@ def update_next_offsets(
 
 
 @kernel
-def _queue_of(view: Bytes, at: int, table: Bytes, cells: Words, slots: NDArray[np.int32]) -> int:
+def _queue_of(
+    view: Bytes,
+    at: int,
+    physical_offset: int,
+    queue_offset: int,
+    table: Bytes,
+    cells: Words,
+    slots: NDArray[np.int32],
+) -> int:
     width = topic_length_size(view, at)
     length_at = topic_length_at(view, at)
     size = signed_topic_length(view, length_at, width)
     topic = length_at + width
     topic_hash = java_hash_utf8(view, topic, topic + size, 0)
     queue_id = load_be32(view, at + record.QUEUE_ID)
-    return find_queue(table, cells, slots, view, topic, size, topic_hash, queue_id)
+    return find_queue_of_record(
+        table, cells, slots, view, topic, size, topic_hash, queue_id, physical_offset, queue_offset
+    )
 
 
 def warm() -> None:

@@ -18,3 +18,5 @@ UNIT_SIZE = TAGS_CODE + 8
 assert UNIT_SIZE == 20
 
 FILLER_SIZE = 0x7FFFFFFF
+# With RocketMQ's ConsumeQueue extension a tags code may be an address instead: no hash is as low.
+EXTENSION_ADDRESS_MAX = -(1 << 31) - 1

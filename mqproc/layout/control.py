@@ -52,6 +52,22 @@ SUPERVISED_NAMES = ("STOPPED", "STARTING", "RUNNING", "BACKOFF", "STOPPING", "EX
 GROUP_DOWN, GROUP_RECOVERING, GROUP_STARTING, GROUP_READY, GROUP_STOPPING = range(5)
 GROUP_NAMES = ("down", "recovering", "starting", "ready", "stopping")
 
+# What makes segments due, and what keeps those that are.
+(DUE_NOTHING, DUE_HOUR, DUE_DISK, DUE_FORCED, DUE_REQUEST) = range(5)
+DUE_NAMES = ("nothing", "hour", "disk", "forced", "request")
+(HELD_NOTHING, HELD_DISPATCH, HELD_LOG_MARK, HELD_QUEUE_MARK, HELD_INDEX_MARK) = range(5)
+(HELD_GROUP, HELD_PROGRESS, HELD_SYNC) = range(5, 8)
+HELD_NAMES = (
+    "nothing",
+    "dispatch",
+    "commitlog mark",
+    "consumequeue mark",
+    "index mark",
+    "consumer group",
+    "unreadable progress",
+    "failed sync",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Word:
@@ -208,13 +224,35 @@ MIN_PHYSICAL_OFFSET = _word(KEEPER, "min_physical_offset", "bytes", "the log's f
 DISK_USED_BYTES = _word(KEEPER, "disk_used_bytes", "bytes", "of the file system that holds the store")
 DISK_FREE_BYTES = _word(KEEPER, "disk_free_bytes", "bytes", "of the file system that holds the store")
 DISK_FULL = _word(KEEPER, "disk_full", "", "1 while sends are refused because the disk is nearly full")
+KEEPER_SYNC_ERRNO = _word(KEEPER, "keeper_sync_errno", "", "errno of the first failed sync")
+RETENTION_AIM = _word(KEEPER, "retention_aim", "bytes", "where the log's minimum is being moved to")
+RETENTION_PASSES = _word(KEEPER, "retention_passes", "", "looks at what is due")
+RETENTION_PASS_MS = _word(KEEPER, "retention_pass_ms", "ms", "Unix time of the last look")
+RETENTION_TRIGGER = _word(KEEPER, "retention_trigger", "", "what was due at the last look")
+RETENTION_HELD_BY = _word(KEEPER, "retention_held_by", "", "what keeps segments that are due")
+RETENTION_SEGMENTS = _word(KEEPER, "retention_segments", "files", "CommitLog segments deleted")
+RETENTION_QUEUE_FILES = _word(KEEPER, "retention_queue_files", "files", "ConsumeQueue files deleted")
+RETENTION_INDEX_FILES = _word(KEEPER, "retention_index_files", "files", "index files deleted")
+RETENTION_BYTES = _word(KEEPER, "retention_bytes", "bytes", "of all deleted files on disk")
+RETENTION_PENDING_BYTES = _word(KEEPER, "retention_pending_bytes", "bytes", "of deleted files whose space is taken yet")
+RETENTION_UNCONSUMED = _word(KEEPER, "retention_unconsumed", "messages", "that went before a group had consumed them")
+RETENTION_ANSWERED = _word(KEEPER, "retention_answered", "requests", "asked for by hand and carried out")
+RETENTION_ERRNO = _word(KEEPER, "retention_errno", "", "errno that ended the last pass early, 0 when none did")
+OLDEST_STORE_TIMESTAMP_MS = _word(KEEPER, "oldest_store_timestamp_ms", "ms", "store time of the log's first record")
 
 # Monitor
 SCRAPES = _word(MONITOR, "scrapes", "requests", "of /metrics")
 MONITOR_PORT = _word(MONITOR, "monitor_port", "", "TCP port that /metrics listens at")
 
 
-SYNC_ERRNO_WORDS = (WRITER_SYNC_ERRNO, FLUSHER_SYNC_ERRNO, CQ_SYNC_ERRNO, INDEX_SYNC_ERRNO, SUPERVISOR_SYNC_ERRNO)
+SYNC_ERRNO_WORDS = (
+    WRITER_SYNC_ERRNO,
+    FLUSHER_SYNC_ERRNO,
+    CQ_SYNC_ERRNO,
+    INDEX_SYNC_ERRNO,
+    SUPERVISOR_SYNC_ERRNO,
+    KEEPER_SYNC_ERRNO,
+)
 """Any of them set makes the store read-only for good."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import functools
 import ipaddress
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -64,6 +65,9 @@ _PORT = struct.Struct(">i")
 _PHYSICAL_OFFSET = struct.Struct(">q")
 _CRC_MASK: Final = 0x7FFFFFFF
 _MASK64: Final = (1 << 64) - 1
+
+# At the start or behind another pair, so that the name inside a value stays.
+_CRC_PAIR: Final = re.compile(rf"(?:^|(?<=\x02)){property_string.CRC32}\x01[^\x02]*\x02?")
 
 ID_SIZES: Final = (HOST_V4_SIZE + 8, HOST_V6_SIZE + 8)
 
@@ -482,8 +486,4 @@ def encode_blank(size: int) -> bytes:
 
 def without_crc(properties: str) -> str:
     """An encoded string without CRC pairs: a record's CRC is made anew, never taken over."""
-    if property_string.CRC32 not in properties:
-        return properties
-    name = property_string.CRC32 + property_string.NAME_END
-    parts = properties.split(property_string.PAIR_END)
-    return property_string.PAIR_END.join(part for part in parts if not part.startswith(name))
+    return _CRC_PAIR.sub("", properties) if property_string.CRC32 in properties else properties

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
-from typing import Any
 
-import msgspec
-
-from mqproc.errors import CorruptStoreError
 from mqproc.kernels.dispatch import StopReason
 from mqproc.kernels.fences import publish_and_peek
 from mqproc.layout import control as words_of
@@ -16,13 +12,17 @@ from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
 from mqproc.shm.words import Words
 from mqproc.store.consume_queue import ConsumeQueueFiles
+from mqproc.store.damage import DamageLedger
 from mqproc.store.dispatcher import Dispatch, DispatchStep
 from mqproc.store.index_files import IndexCommit, IndexFiles
 from mqproc.store.queue_table import QueueTable
+from mqproc.store.resync import Resync
 from mqproc.store.segments import LogSegments
 
 # After a failed step (a full disk) the next one waits this long, so that it does not spin.
 RETRY_S = 0.1
+# The log says again that dispatch waits for the same reason after this time.
+TELL_AGAIN_S = 60.0
 STOP_WAIT_S = 0.001
 # Far below what a reader that does not wait could see, and several wake-ups of a busy writer's time.
 LINGER_S = 0.0002
@@ -45,25 +45,33 @@ class Dispatcher:
         if context.incarnation > 1 and options.message_index_enable:
             with context.heart.busy(words_of.STATE_RECOVERING):
                 index.roll_back(committed(self._words))
-        self._dispatch = Dispatch(io, options, self._table, self._segments, queues, index, holes=known_holes(context))
+        self._ledger = DamageLedger(io, paths, options, lambda line: self._log.error(line))
+        holes = self._ledger.ranges
+        self._dispatch = Dispatch(io, options, self._table, self._segments, queues, index, holes=holes)
         self._query_bell = context.bells[words_of.QUERY]
         self._index_bell = context.bells[words_of.INDEX_FLUSHER]
         self._full_files = index.full_files
         self._retry_at = 0.0
+        self._minimum = self._words[words_of.MIN_PHYSICAL_OFFSET]
+        self._told_at = 0.0
 
     def do_work(self) -> int:
         words = self._words
+        if (minimum := words[words_of.MIN_PHYSICAL_OFFSET]) != self._minimum:
+            self._minimum = minimum
+            self._dispatch.let_go_below(minimum)
         dispatched = words[words_of.DISPATCHED]
         confirmed = self._context.control.confirmed(sync_flush=self._context.sync_flush)
         if dispatched >= confirmed or time.monotonic() < self._retry_at:
             return 0
+        if dispatched < words[words_of.MIN_PHYSICAL_OFFSET]:
+            return self._jump_to_minimum(dispatched)
         try:
             step = self._dispatch.step(dispatched, confirmed)
+            if step.position == dispatched:
+                return self._explain(step, confirmed)
         except OSError as error:
             self._hold_up(error)
-            return 0
-        if step.position == dispatched:
-            self._explain(step)
             return 0
         self._publish(step)
         return max(1, step.records)
@@ -130,18 +138,47 @@ class Dispatcher:
 
     def _hold_up(self, error: OSError) -> None:
         """Nothing is skipped: the same step is tried again until it goes well."""
-        self._words[words_of.DISPATCH_ERRNO] = error.errno or errno.EIO
-        self._retry_at = time.monotonic() + RETRY_S
+        number = error.errno or errno.EIO
+        now = time.monotonic()
+        self._retry_at = now + RETRY_S
+        if self._words[words_of.DISPATCH_ERRNO] == number and now < self._told_at + TELL_AGAIN_S:
+            return
+        self._told_at = now
+        self._words[words_of.DISPATCH_ERRNO] = number
         self._context.heart.failed()
         self._log.error("dispatch waits", error=str(error), position=self._words[words_of.DISPATCHED])
 
-    def _explain(self, step: DispatchStep) -> None:
-        if step.reason is StopReason.BAD_RECORD:
-            base = self._segments.start_of(step.position)
-            place = f"{self._segments.path(base)}: offset {step.position - base}"
-            raise CorruptStoreError(f"{place}: no record begins here")
+    def _explain(self, step: DispatchStep, confirmed: int) -> int:
+        """A step that got nowhere: for lack of a queue, or for damage, which is written down and passed."""
         if step.reason is StopReason.UNKNOWN_QUEUE:
             self._hold_up(OSError(errno.ENOENT, f"the record at {step.position} belongs to no known queue"))
+            return 0
+        if step.reason is not StopReason.BAD_RECORD:
+            return 0
+        if step.position < self._words[words_of.MIN_PHYSICAL_OFFSET]:
+            return self._jump_to_minimum(step.position)
+        self._pass_damage(step.position, confirmed)
+        return 1
+
+    def _pass_damage(self, position: int, confirmed: int) -> None:
+        """The log goes on at the next intact record, or at `confirmed`, where one begins in any case."""
+        words = self._words
+        with self._context.heart.busy(words_of.STATE_RECOVERING):
+            hole = Resync(self._segments).hole_at(position, confirmed)
+        self._context.heart.failed()
+        self._ledger.add(hole, self._context.clock.time_ms())
+        self._dispatch.add_hole(hole.start, hole.stop)
+        words.add(words_of.DISPATCH_HOLES, 1)
+        words[words_of.DISPATCH_READ_ONLY] = int(self._ledger.read_only)
+
+    def _jump_to_minimum(self, dispatched: int) -> int:
+        """Retention has taken what was to be dispatched: it is lost to queues and index."""
+        minimum = self._words[words_of.MIN_PHYSICAL_OFFSET]
+        self._words.add(words_of.DISPATCH_GAP_BYTES, minimum - dispatched)
+        self._context.heart.failed()
+        self._log.error("log was deleted before it was dispatched", first=dispatched, stop=minimum)
+        self._publish(DispatchStep(minimum, 0, 0, 0, StopReason.LIMIT))
+        return 1
 
 
 def committed(words: Words) -> IndexCommit:
@@ -156,11 +193,3 @@ def committed(words: Words) -> IndexCommit:
         end_timestamp_ms=words[words_of.COMMIT_INDEX_END_MS[slot]],
         end_physical_offset=words[words_of.COMMIT_INDEX_END[slot]],
     )
-
-
-def known_holes(context: RoleContext) -> list[tuple[int, int]]:
-    """Ranges of damage that recovery found in the log."""
-    if not context.control.load(words_of.DAMAGE_HOLES):
-        return []
-    found: dict[str, Any] = msgspec.json.decode(context.io.read_file(context.paths.damage))
-    return [(hole["start"], hole["stop"]) for hole in found["holes"]]

@@ -9,8 +9,9 @@ Nothing is synced here: `queue_flush` does that.
 
 from __future__ import annotations
 
+import errno
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,9 +21,13 @@ from numpy.typing import NDArray
 
 from mqproc.config import KIB, PAGE_BYTES
 from mqproc.errors import CorruptStoreError
-from mqproc.io import StoreIO
+from mqproc.io import Entry, Kind, StoreIO
+from mqproc.kernels.dispatch import SCHEDULE_TOPIC
 from mqproc.layout import consume_queue as layout
 from mqproc.paths import segment_name, segment_start
+from mqproc.store import queue_extent
+from mqproc.store.clearing import clear_behind
+from mqproc.store.queue_extent import QueueExtent
 
 UNIT_SIZE: Final = layout.UNIT_SIZE
 UNIT_DTYPE: Final = np.dtype(
@@ -37,6 +42,7 @@ UNIT_DTYPE: Final = np.dtype(
 # Descriptors that one process keeps open for its queues.
 OPEN_FILES_MAX: Final = 512
 ALLOCATION_STEP_MAX: Final = 256 * KIB
+REMOVE_TRIES: Final = 3
 
 
 def as_units(data: bytes | NDArray[np.uint8]) -> NDArray[np.void]:
@@ -62,46 +68,81 @@ def allocation_end(end: int, file_bytes: int) -> int:
 
 
 def adopted_file_bytes(io: StoreIO, folder: Path, configured: int) -> int:
-    """The uniform size of the ConsumeQueue files below `folder`, or the configured one when there are none.
+    """The size that most ConsumeQueue files below `folder` have, the configured one where any has that.
 
-    Files of our own that a crash left short say nothing while any other is there. Raises CorruptStoreError when two
-    whole sizes are seen.
+    Lengths that are no whole units, or that a file's name contradicts, say nothing, nor does a file of our own that
+    a crash left short: it ends with a filler.
     """
     sizes: Counter[int] = Counter()
-    queues, _strays = queues_on_disk(io, folder)
-    for topic, queue_id in queues:
-        queue = folder / topic / str(queue_id)
-        for name in io.names(queue):
-            if segment_start(name) is not None:
-                sizes[io.size_of(queue / name)] += 1
-    sizes.pop(0, None)
-    if not sizes or configured in sizes:
-        # Another size beside the configured one is a file that a crash left short: writing completes it.
-        if any(size > configured for size in sizes):
-            raise CorruptStoreError(f"{folder}: files of {sorted(sizes)} bytes; expected {configured}")
-        return configured
-    size = max(sizes)
-    if size % UNIT_SIZE:
-        raise CorruptStoreError(f"{folder}: files of {size} bytes; expected whole units of {UNIT_SIZE}")
-    return size
+    starts: set[int] = set()
+    for queue, entry in _files_below(io, folder):
+        start = segment_start(entry.name)
+        if start is None:
+            continue
+        if entry.size == configured:
+            return configured
+        starts.add(start)
+        if not _ends_with_filler(io, queue / entry.name, entry.size):
+            sizes[entry.size] += 1
+    fitting = [size for size in sizes if size > 0 and size % UNIT_SIZE == 0 and not any(s % size for s in starts)]
+    return max(fitting, key=lambda size: (sizes[size], size)) if fitting else configured
+
+
+def _files_below(io: StoreIO, folder: Path) -> Iterator[tuple[Path, Entry]]:
+    """(a queue's folder, file) of every file of a queue."""
+    for topic in io.entries(folder):
+        if topic.kind is not Kind.FOLDER:
+            continue
+        for queue in io.entries(folder / topic.name):
+            if queue.kind is Kind.FOLDER and is_queue_id(queue.name):
+                path = folder / topic.name / queue.name
+                yield from ((path, entry) for entry in io.entries(path) if entry.kind is Kind.FILE)
+
+
+def is_queue_id(name: str) -> bool:
+    """Whether a folder's name is a queue's id, written as RocketMQ writes it."""
+    return name.isascii() and name.isdigit() and str(int(name)) == name
+
+
+def _ends_with_filler(io: StoreIO, path: Path, size: int) -> bool:
+    fd = io.open(path)
+    try:
+        last = as_units(io.pread(fd, UNIT_SIZE, max(0, size - UNIT_SIZE)))
+    finally:
+        io.close(fd)
+    return len(last) > 0 and int(last[0]["size"]) == layout.FILLER_SIZE
 
 
 def queues_on_disk(io: StoreIO, folder: Path) -> tuple[list[tuple[str, int]], list[Path]]:
     """(topic, queue id) of every folder of a queue below `folder`, and what else lies there and is passed over."""
     queues: list[tuple[str, int]] = []
     strays: list[Path] = []
-    for topic in io.names(folder):
-        try:
-            names = io.names(folder / topic)
-        except NotADirectoryError:
-            strays.append(folder / topic)
+    for topic in io.entries(folder):
+        if topic.kind is not Kind.FOLDER:
+            strays.append(folder / topic.name)
             continue
-        for name in names:
-            if name.isascii() and name.isdigit() and str(int(name)) == name:
-                queues.append((topic, int(name)))
+        for entry in io.entries(folder / topic.name):
+            name = entry.name
+            if entry.kind is Kind.FOLDER and is_queue_id(name):
+                queues.append((topic.name, int(name)))
             else:
-                strays.append(folder / topic / name)
+                strays.append(folder / topic.name / name)
     return queues, strays
+
+
+def remove_tree(io: StoreIO, folder: Path) -> None:
+    """Remove a folder of ConsumeQueues with all that is in it, if it is there, though others may touch it meanwhile.
+
+    Raises OSError when it cannot be done, or something new comes to lie there each time.
+    """
+    for tries_left in reversed(range(REMOVE_TRIES)):
+        try:
+            io.remove_folder(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY) or not tries_left:
+                raise
+        else:
+            return
 
 
 @dataclass(slots=True)
@@ -114,24 +155,30 @@ class _OpenFile:
     allocated_end: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class QueueExtent:
-    """What a queue's files hold: units [first_offset, max_offset), and where the last one's record ends in the log.
+class _Row:
+    """One queue's files as `queue_extent` looks at them."""
 
-    `changed` tells whether a cut had anything to remove.
-    """
+    def __init__(self, files: ConsumeQueueFiles, topic: str, queue_id: int, generation: int) -> None:
+        self._files = files
+        self._queue = topic, queue_id
+        self._generation = generation
+        self.units_per_file = files.units_per_file
 
-    first_offset: int
-    max_offset: int
-    last_physical_end: int
-    changed: bool = False
+    def starts(self) -> list[int]:
+        return [start // UNIT_SIZE for start in self._files.starts(*self._queue)]
+
+    def read(self, first: int, count: int) -> bytes:
+        try:
+            return self._files.read_units(*self._queue, first, count, self._generation)
+        except FileNotFoundError:
+            return b""
 
 
 class ConsumeQueueFiles:
     """The files of all queues of a store, with a bounded number of them open.
 
-    `generation` arguments tell queues of one name apart: pass the queue's number, so that after a topic was deleted and
-    made again no descriptor of a deleted file is used.
+    `generation` arguments tell queues of one name apart: pass the queue's generation, so that after a topic was deleted
+    and made again no descriptor of a deleted file is used.
     """
 
     def __init__(
@@ -153,7 +200,8 @@ class ConsumeQueueFiles:
 
     def path(self, topic: str, queue_id: int, start: int) -> Path:
         """The file that begins at byte `start` of a queue's row."""
-        return self._folder / topic / str(queue_id) / segment_name(start)
+        # One parse instead of three: this is called for every queue at a start.
+        return Path(f"{self._folder}/{topic}/{queue_id}/{segment_name(start)}")
 
     def starts(self, topic: str, queue_id: int) -> list[int]:
         """Where the files of a queue begin, ascending; other names are passed over."""
@@ -182,6 +230,37 @@ class ConsumeQueueFiles:
             position += size
             done += size
 
+    def mend_run(
+        self, topic: str, queue_id: int, first_queue_offset: int, units: NDArray[np.uint8], generation: int = 0
+    ) -> int:
+        """Write consecutive units as `write_run` does, unless the files hold just these; how many units differed.
+
+        A tags code stays where the log cannot tell it: a time to deliver at, made with delays that were configured
+        elsewhere, and the address of a ConsumeQueue extension.
+        """
+        count = len(units) // UNIT_SIZE
+        try:
+            found = self.read_units(topic, queue_id, first_queue_offset, count, generation)
+        except FileNotFoundError:
+            found = b""
+        if found == units.tobytes():
+            return 0
+        if not found.strip(b"\0"):
+            self.write_run(topic, queue_id, first_queue_offset, units, generation)
+            return count
+        wanted, there = as_units(units), as_units(found)
+        theirs = wanted[: len(there)]
+        same = (there["physical_offset"] == theirs["physical_offset"]) & (there["size"] == theirs["size"])
+        codes = there["tags_code"]
+        untold = (codes > 0) if topic == SCHEDULE_TOPIC else (codes <= layout.EXTENSION_ADDRESS_MAX)
+        same &= (codes == theirs["tags_code"]) | untold
+        differing = count - int(np.count_nonzero(same))
+        if differing:
+            mended = wanted.copy()
+            mended[: len(there)][same] = there[same]
+            self.write_run(topic, queue_id, first_queue_offset, mended.view(np.uint8), generation)
+        return differing
+
     def _for_writing(self, topic: str, queue_id: int, start: int, place: int, generation: int) -> _OpenFile:
         file = self._opened(topic, queue_id, start, generation)
         if file is None:
@@ -193,12 +272,14 @@ class ConsumeQueueFiles:
 
     def _create(self, topic: str, queue_id: int, start: int) -> int:
         path = self.path(topic, queue_id, start)
-        try:
-            return self._io.open(path, write=True, create=True)
-        except FileNotFoundError:
-            # The flusher syncs these folders before its mark moves; a sync here for each new queue would take minutes.
-            self._io.make_folder(path.parent, sync=False)
-            return self._io.open(path, write=True, create=True)
+        # The folder may be missing; made, it may be removed again when its topic is deleted at this moment.
+        for _ in range(REMOVE_TRIES):
+            try:
+                return self._io.open(path, write=True, create=True)
+            except FileNotFoundError:
+                # The flusher syncs these folders before its mark moves; a sync here for each queue would take minutes.
+                self._io.make_folder(path.parent, sync=False)
+        return self._io.open(path, write=True, create=True)
 
     def _complete(self, fd: int, path: Path, place: int) -> None:
         """Give a new file, or one that a crash left short, its full length, and fillers before its first unit.
@@ -258,25 +339,59 @@ class ConsumeQueueFiles:
 
     def extent(self, topic: str, queue_id: int) -> QueueExtent:
         """What a queue holds by its files alone. Takes it that no valid unit follows an invalid one."""
-        _start, extent = self._extent(topic, queue_id, lambda physical_offset, size: physical_offset >= 0 and size > 0)
-        return extent
+        row = _Row(self, topic, queue_id, 0)
+        return queue_extent.extent(row, lambda physical_offset, size: physical_offset >= 0 and size > 0)
+
+    def extent_below(self, topic: str, queue_id: int, physical_offset: int) -> QueueExtent:
+        """What a queue holds of records that begin below a log position. Units below it must be whole."""
+        row = _Row(self, topic, queue_id, 0)
+        return queue_extent.extent(row, lambda at, size: 0 <= at < physical_offset and size > 0)
+
+    def first_offset(self, topic: str, queue_id: int, start: int) -> int:
+        """Queue offset behind the fillers that a row, whose first file begins at byte `start`, may begin with."""
+        return queue_extent.leading_fillers(_Row(self, topic, queue_id, 0), start // UNIT_SIZE)
+
+    def first_at_or_above(
+        self, topic: str, queue_id: int, low: int, high: int, physical_offset: int, generation: int = 0
+    ) -> int:
+        """The first queue offset in [low, high) that stands at or above a log position, a filler as the next unit."""
+        row = _Row(self, topic, queue_id, generation)
+        return queue_extent.first_at_or_above(row, low, high, physical_offset)
+
+    def position_at(self, topic: str, queue_id: int, queue_offset: int, generation: int = 0) -> int | None:
+        """The log position that a unit stands at, a filler as the next unit; None when there is none."""
+        place = queue_extent.record_place(_Row(self, topic, queue_id, generation), queue_offset)
+        return place[0] if place is not None else None
+
+    def last_end(self, topic: str, queue_id: int, max_offset: int, generation: int = 0) -> int:
+        """Where the last record of the units below a queue offset ends in the log; 0 when there is none."""
+        return queue_extent.last_end(_Row(self, topic, queue_id, generation), max_offset)
 
     def cut(self, topic: str, queue_id: int, physical_offset: int) -> QueueExtent:
         """Remove every unit whose record begins at or above a log position, and what is no unit.
 
-        Units below it must be whole. Files without any unit left are deleted, the first one of the queue excepted: its
-        name keeps the queue's offset. The caller syncs (`sync`) before new units are written.
+        Units below it must be whole. The caller syncs (`sync`) before new units are written.
         """
-        last_start, extent = self._extent(topic, queue_id, lambda at, size: 0 <= at < physical_offset and size > 0)
-        changed = False
-        for start in self.starts(topic, queue_id):
-            if start > last_start:
+        extent = self.extent_below(topic, queue_id, physical_offset)
+        changed = self.clear_from(topic, queue_id, extent.max_offset)
+        return QueueExtent(extent.first_offset, extent.max_offset, extent.last_physical_end, changed)
+
+    def clear_from(self, topic: str, queue_id: int, max_offset: int) -> bool:
+        """Remove what lies at or behind a queue offset; whether there was anything.
+
+        Files without any unit left are deleted, the first one of the queue excepted: its name keeps the queue's offset.
+        """
+        starts = self.starts(topic, queue_id)
+        if not starts:
+            return False
+        end = max_offset * UNIT_SIZE
+        last = max((start for start in starts if start < end), default=starts[0])
+        for start in reversed(starts):
+            if start > last:
                 self._forget_file(topic, queue_id, start)
                 self._io.unlink(self.path(topic, queue_id, start))
-                changed = True
-            elif start == last_start:
-                changed |= self._clear_behind(topic, queue_id, start, extent.max_offset * UNIT_SIZE - start)
-        return QueueExtent(extent.first_offset, extent.max_offset, extent.last_physical_end, changed)
+        changed = self._clear_behind(topic, queue_id, last, max(0, end - last))
+        return changed or starts[-1] > last
 
     def sync(self) -> None:
         """Make all files, lengths and names durable at once."""
@@ -288,51 +403,6 @@ class ConsumeQueueFiles:
         finally:
             self._io.close(fd)
 
-    def _extent(self, topic: str, queue_id: int, keep: Callable[[int, int], bool]) -> tuple[int, QueueExtent]:
-        """(start of the file with the last kept unit, extent), where `keep` is true up to one place in the row."""
-        starts = self.starts(topic, queue_id)
-        if not starts:
-            return 0, QueueExtent(0, 0, 0)
-
-        def kept(start: int, index: int) -> bool:
-            unit = self._unit(topic, queue_id, start, index)
-            return unit is not None and keep(*unit)
-
-        start = next((start for start in reversed(starts) if kept(start, 0)), starts[0])
-        low, high = 0, self.units_per_file
-        while low < high:
-            middle = (low + high) // 2
-            if kept(start, middle):
-                low = middle + 1
-            else:
-                high = middle
-        physical_end = 0
-        if low > 0 and (last := self._unit(topic, queue_id, start, low - 1)) is not None:
-            physical_end = last[0] + (last[1] if last[1] != layout.FILLER_SIZE else 0)
-        max_offset = start // UNIT_SIZE + low
-        first_offset = min(self._first_offset(topic, queue_id, starts[0]), max_offset)
-        return start, QueueExtent(first_offset, max_offset, physical_end)
-
-    def _first_offset(self, topic: str, queue_id: int, start: int) -> int:
-        """Queue offset behind the fillers that a row may begin with."""
-        low, high = 0, self.units_per_file
-        while low < high:
-            middle = (low + high) // 2
-            if self._unit(topic, queue_id, start, middle) == (0, layout.FILLER_SIZE):
-                low = middle + 1
-            else:
-                high = middle
-        return start // UNIT_SIZE + low
-
-    def _unit(self, topic: str, queue_id: int, start: int, index: int) -> tuple[int, int] | None:
-        """(physical offset, size) of a unit; None behind the end of a file that was left short."""
-        file = self._for_reading(topic, queue_id, start, 0)
-        data = self._io.pread(file.fd, UNIT_SIZE, index * UNIT_SIZE)
-        if len(data) < UNIT_SIZE:
-            return None
-        unit = as_units(data)[0]
-        return int(unit["physical_offset"]), int(unit["size"])
-
     def _clear_behind(self, topic: str, queue_id: int, start: int, place: int) -> bool:
         """Make a file whole, and read as zeros from `place` on; whether it was not so before."""
         fd = self._for_reading(topic, queue_id, start, 0).fd
@@ -340,12 +410,14 @@ class ConsumeQueueFiles:
         if self._io.size(fd) < self.file_bytes:
             self._io.set_size(fd, self.file_bytes)
             changed = True
-        while (data := self._io.next_data(fd, place)) is not None:
-            place = self._io.next_hole(fd, data)
-            if self._io.pread(fd, place - data, data).strip(b"\0"):
-                self._io.zero(fd, data, place - data)
-                changed = True
-        return changed
+        return clear_behind(self._io, fd, place) > 0 or changed
+
+    def remove(self, topic: str, queue_id: int) -> None:
+        """Remove a queue's files and folder, and the topic's folder with its last queue."""
+        self.forget(topic, queue_id)
+        remove_tree(self._io, self._folder / topic / str(queue_id))
+        if not self._io.names(self._folder / topic):
+            remove_tree(self._io, self._folder / topic)
 
     # Open files
 
@@ -353,6 +425,12 @@ class ConsumeQueueFiles:
         """Close what is open of a queue."""
         for key in [key for key in self._open if key[:2] == (topic, queue_id)]:
             self._forget_file(*key)
+
+    def forget_below(self, min_offset_of: Callable[[str, int], int]) -> None:
+        """Close files whose units all lie below their queue's minimum: deleted ones keep their space until then."""
+        for topic, queue_id, start in list(self._open):
+            if start + self.file_bytes <= min_offset_of(topic, queue_id) * UNIT_SIZE:
+                self._forget_file(topic, queue_id, start)
 
     def close(self) -> None:
         """Close all files."""

@@ -8,17 +8,31 @@ offset, so units are only written over by themselves.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mqproc.config import MIB, Options
 from mqproc.io import StoreIO
-from mqproc.kernels.dispatch import DispatchBuffers, ScanResult, StopReason, publish_queues
+from mqproc.kernels.dispatch import (
+    RUN_COUNT,
+    RUN_FIRST_OFFSET,
+    RUN_QUEUE,
+    DispatchBuffers,
+    ScanResult,
+    StopReason,
+    publish_queues,
+)
+from mqproc.kernels.intrinsics import load_be64
+from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.store.consume_queue import ConsumeQueueFiles, fillers
 from mqproc.store.index_files import IndexCommit, IndexFiles
+from mqproc.store.queue_extent import filler_position
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
 
@@ -50,6 +64,21 @@ class DispatchStep:
         return self.reason not in GOING_ON
 
 
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Queue offsets [first, stop) of a queue that no record and no hole of the log explains.
+
+    The record of the unit before them ends at `physical_end`, 0 when there is none, and the next one's begins at
+    `physical_stop`.
+    """
+
+    number: int
+    first: int
+    stop: int
+    physical_end: int
+    physical_stop: int
+
+
 class Dispatch:
     """Dispatch over one store's files. The only writer of ConsumeQueue and index bytes and of `max_offset` words."""
 
@@ -63,10 +92,19 @@ class Dispatch:
         index: IndexFiles,
         *,
         holes: Sequence[tuple[int, int]] = (),
+        mend: bool = False,
+        put_entries: bool = True,
+        only: Collection[int] | None = None,
+        log_begin: int = 0,
         step_bytes: int = STEP_BYTES_MAX,
         step_records: int = STEP_RECORDS_MAX,
     ) -> None:
-        """`holes` are ranges [start, stop) of damage in the log, which are jumped over. Fillers mark their units."""
+        """`holes` are ranges [start, stop) of damage in the log, which are jumped over. Fillers mark their units.
+
+        For recovery: `mend` looks at the units that are there, writes only what differs, and notes `gaps`; without
+        `put_entries` index entries are only counted; `only` are the numbers of the queues to write, None = all. What a
+        log that begins above 0 lacks of a queue's beginning has expired.
+        """
         self._io = io
         self._table = table
         self._segments = segments
@@ -76,6 +114,12 @@ class Dispatch:
         """Where the index stands after the last step that went well."""
         self._with_index = options.message_index_enable
         self._holes = sorted(holes)
+        self._mend = mend
+        self._puts_entries = put_entries
+        self._only = only
+        self._log_begin = log_begin
+        self.mended_units = 0
+        self.gaps: list[Gap] = []
         self._step_bytes = step_bytes
         self._buffers = DispatchBuffers(table.capacity, step_records, STEP_ENTRIES_MAX)
         # Where the index stood before a step that failed; entries have no place of their own as units have.
@@ -86,16 +130,18 @@ class Dispatch:
 
         Raises OSError (a full disk…), after which nothing is published and the same step can be tried again.
         """
-        if self._undo is not None:
-            self.index.roll_back(self._undo)
-            self._undo = None
+        self.undo()
         start, stop = self._between_holes(dispatched, confirmed)
         if start >= stop:
             return DispatchStep(start, 0, 0, 0, StopReason.LIMIT)
         segment_start = self._segments.start_of(start)
         segment_end = segment_start + self._segments.segment_size
+        try:
+            view = self._segments.view(segment_start)
+        except FileNotFoundError:
+            return DispatchStep(start, 0, 0, 0, StopReason.BAD_RECORD)
         result = self._buffers.scan(
-            self._segments.view(segment_start),
+            view,
             self._table.bytes_view,
             self._table.cells,
             self._table.slots,
@@ -106,7 +152,9 @@ class Dispatch:
             with_entries=self._with_index,
         )
         self._segments.touched(result.stopped_at - (start - segment_start))
+        self._make_way(result.runs)
         self._write_units(result, start)
+        self._remove_outlived(result.runs)
         self._io.crash_point("dispatch.units_written")
         self._put_entries(result.entries)
         self._io.crash_point("dispatch.entries_put")
@@ -122,6 +170,25 @@ class Dispatch:
             store_timestamp_ms=result.store_timestamp_ms,
             reason=result.reason,
         )
+
+    def undo(self) -> None:
+        """Take back the entries that a failed step has put; the next step would do it too."""
+        if self._undo is not None:
+            self.index.roll_back(self._undo)
+            self._undo = None
+
+    def add_hole(self, start: int, stop: int) -> None:
+        """Jump over [start, stop) from now on."""
+        bisect.insort(self._holes, (start, stop))
+
+    def let_go_below(self, minimum: int) -> None:
+        """Let go of files that retention deletes when the log's minimum is `minimum`: else they keep their space."""
+        self._segments.forget_below(minimum)
+        self._queues.forget_below(self._min_offset_of)
+
+    def _min_offset_of(self, topic: str, queue_id: int) -> int:
+        number = self._table.find(topic, queue_id)
+        return self._table.min_offset(number) if number >= 0 else 0
 
     def close(self) -> None:
         """Close the files; the table and the segments are the caller's."""
@@ -145,22 +212,73 @@ class Dispatch:
     def _write_units(self, result: ScanResult, start: int) -> None:
         """Write each run, and fillers before it for what a hole before `start` has swallowed of its queue."""
         holes = self._holes[: bisect.bisect_left(self._holes, (start, start))]
-        swallowed_max = sum(hole_stop - hole_start for hole_start, hole_stop in holes) // record.FIXED_SIZE_V4
         ends: dict[int, int] = {}
         for number, first, count, offset, _end, _time in result.runs.tolist():
-            topic, queue_id = self._table.name(number)
-            if holes:
-                missing = first - ends.get(number, self._table.max_offset(number))
-                ends[number] = first + count
-                # More than the holes have room for is another fault, which fillers must not cover up.
-                if 0 < missing <= swallowed_max:
-                    gap = fillers(missing, holes[-1][0])
-                    self._queues.write_run(topic, queue_id, first - missing, gap, generation=number)
+            if self._only is not None and number not in self._only:
+                continue
             run = result.units[offset : offset + count * UNIT_SIZE]
-            self._queues.write_run(topic, queue_id, first, run, generation=number)
+            if holes or self._mend:
+                expected = max(ends.get(number, 0), self._table.max_offset(number))
+                if first > expected:
+                    # Holes lie before `start`: only a queue's first run of a step can be behind one.
+                    self._explain_gap(number, expected, first, load_be64(run, 0), () if number in ends else holes)
+                ends[number] = first + count
+            self._write(number, first, run)
+
+    def _write(self, number: int, first: int, units: NDArray[np.uint8]) -> None:
+        topic, queue_id = self._table.name(number)
+        generation = self._table.generation(number) if self._table.deletions else number
+        if self._mend:
+            self.mended_units += self._queues.mend_run(topic, queue_id, first, units, generation)
+        else:
+            self._queues.write_run(topic, queue_id, first, units, generation)
+
+    def _explain_gap(
+        self, number: int, first: int, stop: int, physical_offset: int, holes: Sequence[tuple[int, int]]
+    ) -> None:
+        """Queue offsets [first, stop) have no record before the one at `physical_offset`: fillers, if a hole is why.
+
+        More than the holes have room for is another fault, which fillers must not cover up.
+        """
+        physical_end = self._table.last_physical_end(number)
+        expired = first == 0 and self._log_begin > 0
+        between = [hole for hole in holes if physical_end <= hole[0] < physical_offset and not expired]
+        room = sum(hole_stop - hole_start for hole_start, hole_stop in between) // record.FIXED_SIZE_V4
+        if 0 < stop - first <= room:
+            place = filler_position(between[0][0], self._segments.segment_size)
+            self._write(number, first, fillers(stop - first, place))
+        elif self._mend:
+            self.gaps.append(Gap(number, first, stop, physical_end, physical_offset))
+
+    def _make_way(self, runs: NDArray[np.int64]) -> None:
+        """Before the first unit of a queue that was made again: remove what came to lie there of the deleted one."""
+        if self._table.deletions:
+            first = self._of_queues(runs, table_layout.FIRST_OFFSET)
+            nothing_published = self._of_queues(runs, table_layout.MAX_OFFSET) <= first
+            self._remove_files(runs[(first > 0) & nothing_published])
+
+    def _remove_outlived(self, runs: NDArray[np.int64]) -> None:
+        """Queues may be deleted while their units are written: these must not stay, the writer has removed the others.
+
+        The writer stores the word that is looked at here before it removes files.
+        """
+        if self._table.deletions:
+            ends = runs[:, RUN_FIRST_OFFSET] + runs[:, RUN_COUNT]
+            self._remove_files(runs[ends <= self._of_queues(runs, table_layout.FIRST_OFFSET)])
+
+    def _of_queues(self, runs: NDArray[np.int64], word: int) -> NDArray[np.int64]:
+        """A word of each run's queue: int64[runs]."""
+        entries = table_layout.HEADER_WORDS + runs[:, RUN_QUEUE] * table_layout.ENTRY_WORDS
+        found: NDArray[np.int64] = self._table.cells[entries + word]
+        return found
+
+    def _remove_files(self, runs: NDArray[np.int64]) -> None:
+        for number in np.unique(runs[:, RUN_QUEUE]).tolist():
+            if self._only is None or number in self._only:
+                self._queues.remove(*self._table.name(number))
 
     def _put_entries(self, count: int) -> None:
-        if count == 0:
+        if count == 0 or not self._puts_entries:
             return
         buffers = self._buffers
         self._undo = self.index_commit

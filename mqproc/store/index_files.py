@@ -27,6 +27,7 @@ from mqproc.kernels.intrinsics import load_be32, load_be64, store_be32, store_be
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import index_file as layout
 from mqproc.paths import index_name, index_name_time_ms
+from mqproc.store.clearing import clear_behind
 
 # Items are allocated in steps of this size, and unmapped behind when a step is full.
 ITEM_STEP_BYTES: Final = 8 * MIB
@@ -72,6 +73,19 @@ def file_ms(name: str) -> int:
     time_ms = index_name_time_ms(name)
     assert time_ms is not None, name
     return time_ms
+
+
+def last_offset(io: StoreIO, path: Path) -> int:
+    """CommitLog offset of the last record that a file's header tells of; −1 when it tells nothing."""
+    fd = io.open(path)
+    try:
+        header = io.pread(fd, layout.HEADER_SIZE, 0)
+    finally:
+        io.close(fd)
+    if len(header) < layout.HEADER_SIZE:
+        return -1
+    view = as_kernel_array(header)
+    return load_be64(view, layout.END_PHYSICAL_OFFSET) if kernels.published_count(view) > layout.FIRST_ITEM else -1
 
 
 def next_name(store_timestamp_ms: int, previous: str) -> str:
@@ -324,40 +338,57 @@ class IndexFiles:
         self.full_files += 1
 
     def _rebuild_file(self, name: str, mark: int, store_timestamp_ms: Callable[[int], int | None]) -> int:
-        path = self._folder / name
-        if self._io.size_of(path) == 0:
+        """Make one file anew from its items below `mark`, where it is not so already; the items kept."""
+        if self._io.size_of(self._folder / name) == 0:
             return 0
-        file = _MappedIndex(self._io, path, self._slots, self._items)
+        file = _MappedIndex(self._io, self._folder / name, self._slots, self._items)
         try:
-            file.allocate_slots()
             header = read_header(file.view)
-            counted = np.zeros(2, np.int64)
-            kernels.replay_items(file.view, self._slots, mark, header.count, counted)
-            count, used = int(counted[0]), int(counted[1])
+            count = kernels.count_items(file.view, self._slots, mark, header.count)
             if count == layout.FIRST_ITEM:
                 return 0
-            last_item = layout.item_offset(self._slots, count - 1)
-            end_offset = load_be64(file.view, last_item + layout.ITEM_PHYSICAL_OFFSET)
-            end_ms = store_timestamp_ms(end_offset)
-            if end_ms is None:
-                # The record is gone by retention: what the item says, in whole seconds.
-                seconds = load_be32(file.view, last_item + layout.ITEM_TIME_DIFFERENCE)
-                end_ms = header.begin_timestamp_ms + 1000 * seconds
-            file.write_header(
-                IndexHeader(header.begin_timestamp_ms, end_ms, header.begin_physical_offset, end_offset, used, count)
-            )
+            used = kernels.chains_hold(file.view, self._slots, count, np.zeros(self._slots, np.int32))
+            if used < 0:
+                file.allocate_slots()
+                used = kernels.replay_items(file.view, self._slots, count)
+            wanted = self._header_of(file.view, header, count, used, store_timestamp_ms)
+            if wanted != header:
+                file.allocate_slots()
+                file.write_header(wanted)
         finally:
             file.close()
-        self._clear_behind(path, layout.item_offset(self._slots, count))
+        self._clear_behind(self._folder / name, layout.item_offset(self._slots, count))
         return count - layout.FIRST_ITEM
+
+    def _header_of(
+        self,
+        view: NDArray[np.uint8],
+        header: IndexHeader,
+        count: int,
+        used: int,
+        store_timestamp_ms: Callable[[int], int | None],
+    ) -> IndexHeader:
+        """What a file's header must say when it holds `count` items. Its begin is durable since its first entry."""
+        last_item = layout.item_offset(self._slots, count - 1)
+        end_offset = load_be64(view, last_item + layout.ITEM_PHYSICAL_OFFSET)
+        end_ms = store_timestamp_ms(end_offset)
+        if end_ms is None and header.end_physical_offset == end_offset:
+            end_ms = header.end_timestamp_ms
+        elif end_ms is None:
+            # The record is gone by retention: what the item says, in whole seconds.
+            seconds = load_be32(view, last_item + layout.ITEM_TIME_DIFFERENCE)
+            end_ms = header.begin_timestamp_ms + 1000 * seconds
+        begin_offset = load_be64(view, layout.item_offset(self._slots, layout.FIRST_ITEM) + layout.ITEM_PHYSICAL_OFFSET)
+        begin_ms = header.begin_timestamp_ms
+        if begin_ms <= 0 or header.begin_physical_offset != begin_offset:
+            begin_ms = store_timestamp_ms(begin_offset) or begin_ms
+        return IndexHeader(begin_ms, end_ms, begin_offset, end_offset, used, count)
 
     def _clear_behind(self, path: Path, end: int) -> None:
         """Zero what lies behind the last item, so that a later rebuild cannot take stale items for its own."""
         fd = self._io.open(path, write=True)
         try:
-            while (data := self._io.next_data(fd, end)) is not None:
-                end = self._io.next_hole(fd, data)
-                self._io.zero(fd, data, end - data)
+            clear_behind(self._io, fd, end)
         finally:
             self._io.close(fd)
 

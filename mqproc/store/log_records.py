@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mqproc.errors import CorruptStoreError
 from mqproc.kernels.record_check import BLANK, REASON_NAMES, VERIFY_CRCS, checked_size, stored_at_ms
+from mqproc.store.damage import Hole, KnownHoles
 from mqproc.store.segments import LogSegments
 
 
@@ -21,22 +22,27 @@ class Visible(NamedTuple):
 
 
 class LogRecords:
-    """Records by where they lie. `visible` tells what may be read now."""
+    """Records by where they lie. `visible` tells what may be read now, `holes` what is known of damage."""
 
-    def __init__(self, segments: LogSegments, visible: Callable[[], Visible]) -> None:
+    def __init__(self, segments: LogSegments, visible: Callable[[], Visible], holes: KnownHoles | None = None) -> None:
         self.segments = segments
         self.visible = visible
+        self._holes = holes
+
+    def holes_named(self, position: int, begin: int, end: int) -> list[Hole]:
+        """Damaged ranges in [begin, end) of the log for which a filler with this position may stand."""
+        return self._holes.named(position, begin, end) if self._holes is not None else []
 
     def segment(self, physical_offset: int) -> tuple[int, NDArray[np.uint8]] | None:
-        """(start, view) of the segment that holds an offset; None when it is not there: deleted, or never made."""
+        """(start, view) of the segment that holds an offset; None when it is not there: deleted, or never made.
+
+        Raises CorruptStoreError when the file is shorter than a segment.
+        """
         start = self.segments.start_of(physical_offset)
         try:
             return start, self.segments.view(start)
         except FileNotFoundError:
             return None
-        except ValueError:
-            # The map is longer than the file.
-            raise CorruptStoreError(f"{self.segments.path(start)}: shorter than a segment") from None
 
     def record(self, physical_offset: int) -> NDArray[np.uint8] | None:
         """The whole record at an offset, a copy; None when it is outside the log or no record begins there.

@@ -1,8 +1,8 @@
 """RocketMQ's getMessage: the next records of a queue from an offset on, with its statuses and next offsets.
 
-Ours checks CRCs, compares tags themselves, goes over file borders, steps over damage, and looks at UNITS_MAX units at
-most when few match. With `rocketmq_limits` the answers are the original's: tags by hash, no CRC, one ConsumeQueue file
-a call, 32 messages and 256 KiB at most.
+Ours (`pull`) checks CRCs, compares tags themselves, goes over file borders, steps over damage, and looks at UNITS_MAX
+units at most when few match. `get_message` gives the original's answers: tags by hash, no CRC, one ConsumeQueue file a
+call, 32 messages and 256 KiB at most, an empty queue where there is none.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.message import PullStatus
 from mqproc.store.consume_queue import ConsumeQueueFiles
 from mqproc.store.log_records import LogRecords
-from mqproc.store.queue_bounds import QueueBounds, Queues
-from mqproc.store.unit_walk import Halt, Limits, Miss, Walk, tag_filter
+from mqproc.store.queue_bounds import QueueBounds, Queues, RocketmqQueues
+from mqproc.store.unit_walk import Halt, Limits, Miss, TagFilter, Walk, subscription_filter, tag_filter
 
 UNITS_MAX = 1 << 20
 """Units that one pull looks at; a filter that matches nothing costs some milliseconds."""
@@ -49,6 +49,7 @@ class QueuePulls:
 
     def __init__(self, queues: Queues, files: ConsumeQueueFiles, records: LogRecords, options: Options) -> None:
         self._queues = queues
+        self._rocketmq_queues = RocketmqQueues(queues, files)
         self._files = files
         self._records = records
         self._options = options
@@ -64,51 +65,63 @@ class QueuePulls:
         *,
         rocketmq_limits: bool = False,
     ) -> Pulled:
-        """Records of a queue from `offset` on. The first record is handed out whatever its size."""
+        """Records of a queue from `offset` on. The first record is handed out whatever its size.
+
+        With `rocketmq_limits` this is `get_message`.
+        """
+        if rocketmq_limits:
+            return self.get_message(topic, queue_id, offset, max_messages, max_bytes, "||".join(tags))
         bounds = self._queues.bounds(topic, queue_id)
         if bounds is None:
             return Pulled(PullStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
         outside = out_of_bounds(offset, bounds)
         if outside is not None:
             return outside
-        limits = self._limits(max_messages, max_bytes, rocketmq_limits=rocketmq_limits)
-        stop = min(bounds.max_offset, offset + UNITS_MAX)
-        if rocketmq_limits:
-            scan_bytes = max(self._options.max_filter_message_size, max_messages * UNIT_SIZE)
-            units_per_file = self._files.units_per_file
-            stop = min(stop, offset + -(-scan_bytes // UNIT_SIZE), offset - offset % units_per_file + units_per_file)
-        walk = Walk(
-            self._records,
-            self._files,
-            (topic, queue_id),
-            bounds.number,
-            offset,
-            tag_filter(topic, tuple(tags), exact=not rocketmq_limits),
-            limits,
-        )
-        if not tags and not rocketmq_limits:
-            # Without a filter more units than messages are never needed.
-            stop = min(stop, offset + limits.messages)
+        limits = Limits(messages=max(max_messages, 1), bytes=min(max(max_bytes, 1), self._options.max_pull_bytes))
+        walk = self._walk((topic, queue_id), bounds, offset, tag_filter(topic, tuple(tags)), limits)
+        # Without a filter more units than messages are never needed.
+        stop = min(bounds.max_offset, offset + (UNITS_MAX if tags else min(UNITS_MAX, limits.messages)))
         halt = walk.run(stop)
-        if rocketmq_limits:
-            while halt is Halt.DAMAGE:
-                walk.pass_over_as_removed()
-                halt = walk.run(stop)
-        elif halt is Halt.DONE and walk.miss is Miss.REMOVED and not walk.count:
+        if walk.miss is Miss.REMOVED and not walk.count:
+            # Retention may just have moved the minimum.
+            outside = out_of_bounds(offset, self._queues.bounds(topic, queue_id) or bounds)
+            if outside is not None:
+                return outside
+        if halt is Halt.DONE and walk.miss is Miss.REMOVED and not walk.count:
             # Units of removed segments cost nothing: go on to the first one that has a record.
             stop = min(bounds.max_offset, offset + UNITS_MAX)
             halt = walk.run(stop)
         return self._answer(walk, halt, (topic, queue_id), bounds, stop)
 
-    def _limits(self, max_messages: int, max_bytes: int, *, rocketmq_limits: bool) -> Limits:
-        if not rocketmq_limits:
-            return Limits(messages=max(max_messages, 1), bytes=min(max(max_bytes, 1), self._options.max_pull_bytes))
+    def get_message(
+        self, topic: str, queue_id: int, offset: int, max_messages: int, max_bytes: int, expression: str = "*"
+    ) -> Pulled:
+        """RocketMQ's own answer. `expression` is its subscription: `a || b`, or `*` for all."""
+        bounds = self._rocketmq_queues.bounds(topic, queue_id)
+        outside = out_of_bounds(offset, bounds)
+        if outside is not None:
+            return outside
         options = self._options
-        return Limits(
+        limits = Limits(
             messages=max(min(max_messages, options.max_transfer_count_on_message_in_memory), 1),
             bytes=min(max(max_bytes, ROCKETMQ_BYTES_MIN), options.max_transfer_bytes_on_message_in_memory),
             verify=VERIFY_NOTHING,
+            segment_by_segment=True,
         )
+        walk = self._walk((topic, queue_id), bounds, offset, subscription_filter(expression), limits)
+        scan_units = -(-max(options.max_filter_message_size, max_messages * UNIT_SIZE) // UNIT_SIZE)
+        units_per_file = self._files.units_per_file
+        stop = min(bounds.max_offset, offset + scan_units, offset - offset % units_per_file + units_per_file)
+        halt = walk.run(stop)
+        while halt is Halt.DAMAGE:
+            walk.pass_over_as_removed()
+            halt = walk.run(stop)
+        return self._answer(walk, halt, (topic, queue_id), bounds, stop)
+
+    def _walk(
+        self, queue: tuple[str, int], bounds: QueueBounds, offset: int, passing: TagFilter, limits: Limits
+    ) -> Walk:
+        return Walk(self._records, self._files, queue, bounds.number, offset, passing, limits)
 
     def _answer(self, walk: Walk, halt: Halt, queue: tuple[str, int], bounds: QueueBounds, stop: int) -> Pulled:
         count = walk.count

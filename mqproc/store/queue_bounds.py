@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
 from mqproc.layout import queue_table as layout
+from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles
 from mqproc.store.queue_table import QueueTable
 
 
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
-    """Queue offsets in [min_offset, max_offset) can be read. `number` is the queue's in the table, 0 without one."""
+    """Queue offsets in [min_offset, max_offset) can be read.
+
+    `number` tells the queue from others, and from a deleted one that had its name; 0 without a queue table.
+    """
 
     number: int
     min_offset: int
     max_offset: int
+
+
+class Deletions(NamedTuple):
+    """What retention has done so far: the log's minimum, files of queues and index that it deleted."""
+
+    min_physical_offset: int = 0
+    queue_files: int = 0
+    index_files: int = 0
 
 
 class Queues(Protocol):
@@ -44,12 +56,16 @@ class TableQueues:
         self._known = 0
 
     def bounds(self, topic: str, queue_id: int) -> QueueBounds | None:
-        number = self._table.find(topic, queue_id)
-        if number < 0:
-            return None
-        # The minimum first: it never passes the maximum that is read after it.
-        minimum = self._table.min_offset(number)
-        return QueueBounds(number, minimum, self._table.max_offset(number))
+        table = self._table
+        while (number := table.find(topic, queue_id)) >= 0:
+            generation = table.generation(number)
+            # The minimum first: it never passes the maximum that is read after it.
+            minimum = table.min_offset(number)
+            maximum = table.max_offset(number)
+            # A queue that is deleted and made again meanwhile is looked at once more.
+            if table.generation(number) == generation:
+                return QueueBounds(generation, minimum, maximum)
+        return None
 
     def ids(self, topic: str) -> list[int]:
         self._read_new()
@@ -87,6 +103,35 @@ class FoundQueues:
 
     def topics(self) -> list[str]:
         return list(self._ids)
+
+
+class RocketmqQueues:
+    """The same queues with the bounds that RocketMQ gives them.
+
+    It makes an empty queue of each one that is asked about. It looks for a queue's minimum in the first file only: one
+    whose units all point below the log, which its next cleaning deletes, still counts from its start.
+    """
+
+    def __init__(self, queues: Queues, files: ConsumeQueueFiles) -> None:
+        self._queues = queues
+        self._files = files
+
+    def bounds(self, topic: str, queue_id: int) -> QueueBounds:
+        found = self._queues.bounds(topic, queue_id)
+        if found is None:
+            return QueueBounds(0, 0, 0)
+        if not 0 < found.min_offset < found.max_offset:
+            return found
+        starts = self._files.starts(topic, queue_id)
+        if not starts or found.min_offset * UNIT_SIZE < starts[0] + self._files.file_bytes:
+            return found
+        return replace(found, min_offset=starts[0] // UNIT_SIZE)
+
+    def ids(self, topic: str) -> list[int]:
+        return self._queues.ids(topic)
+
+    def topics(self) -> list[str]:
+        return self._queues.topics()
 
 
 def each_queue(queues: Queues, topics: Iterable[str] | None = None) -> Iterator[tuple[str, int, QueueBounds]]:

@@ -18,11 +18,11 @@ from mqproc.shm.lock import holder_of
 from mqproc.shm.words import Words
 from mqproc.store.consume_queue import ConsumeQueueFiles, as_units, queues_on_disk
 from mqproc.store.log_records import LogRecords, Visible
-from mqproc.store.queue_bounds import FoundQueues, QueueBounds, Queues, TableQueues, each_queue
+from mqproc.store.queue_bounds import Deletions, FoundQueues, QueueBounds, Queues, TableQueues, each_queue
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
 
-_RUNNING_STATES = frozenset({words_of.GROUP_STARTING, words_of.GROUP_READY, words_of.GROUP_STOPPING})
+RUNNING_STATES = frozenset({words_of.GROUP_STARTING, words_of.GROUP_READY, words_of.GROUP_STOPPING})
 
 
 class StoreView(Protocol):
@@ -37,6 +37,10 @@ class StoreView(Protocol):
 
     def newest_index_ms(self) -> int:
         """The newest index file's name as a time; another value says that there may be other files."""
+        ...
+
+    def deletions(self) -> Deletions:
+        """What retention has deleted by now."""
         ...
 
     def close(self) -> None: ...
@@ -67,6 +71,14 @@ class WordsView:
     def newest_index_ms(self) -> int:
         return self._words[words_of.INDEX_FILE_MS]
 
+    def deletions(self) -> Deletions:
+        words = self._words
+        return Deletions(
+            words[words_of.MIN_PHYSICAL_OFFSET],
+            words[words_of.RETENTION_QUEUE_FILES],
+            words[words_of.RETENTION_INDEX_FILES],
+        )
+
     def close(self) -> None:
         self._table.close()
 
@@ -79,8 +91,8 @@ class GroupView(WordsView):
         """None when no group runs on the store."""
         if holder_of(io, paths) is None:
             return None
-        words = _open_control(io, paths.control)
-        if words is None or words[words_of.GROUP_STATE] not in _RUNNING_STATES:
+        words = open_control(io, paths.control)
+        if words is None or words[words_of.GROUP_STATE] not in RUNNING_STATES:
             return None
         try:
             return cls(words, QueueTable(io, paths.queues), sync_flush=options.sync_flush)
@@ -88,7 +100,7 @@ class GroupView(WordsView):
             return None
 
 
-def _open_control(io: StoreIO, path: Path) -> Words | None:
+def open_control(io: StoreIO, path: Path) -> Words | None:
     try:
         fd = io.open(path)
     except FileNotFoundError:
@@ -133,6 +145,9 @@ class FilesView:
         """Files do not change, so any number does."""
         return 0
 
+    def deletions(self) -> Deletions:
+        return Deletions()
+
     def close(self) -> None:
         """Nothing is held open."""
 
@@ -140,14 +155,7 @@ class FilesView:
 def _bounds(files: ConsumeQueueFiles, topic: str, queue_id: int, log_begin: int) -> QueueBounds:
     """A queue's bounds: from the first unit that does not point below the log, to where its units end."""
     found = files.extent(topic, queue_id)
-    low, high = found.first_offset, found.max_offset
-    while low < high:
-        middle = (low + high) // 2
-        unit = as_units(files.read_units(topic, queue_id, middle, 1))[0]
-        if int(unit["physical_offset"]) < log_begin and int(unit["size"]) != FILLER_SIZE:
-            low = middle + 1
-        else:
-            high = middle
+    low = files.first_at_or_above(topic, queue_id, found.first_offset, found.max_offset, log_begin)
     return QueueBounds(0, low, found.max_offset)
 
 
@@ -168,10 +176,7 @@ def _log_end(segments: LogSegments, starts: list[int], reached: int) -> int:
     end = reached
     while segments.start_of(end) in starts:
         start = segments.start_of(end)
-        try:
-            view = segments.view(start)
-        except ValueError:
-            raise CorruptStoreError(f"{segments.path(start)}: shorter than a segment") from None
+        view = segments.view(start)
         reason = scan.scan_records(view, end - start, len(view), start, 0, out)
         segments.let_go(start, 0, len(view))
         if reason not in (scan.BLANK, scan.REACHED_STOP):

@@ -30,6 +30,10 @@ CHUNK_UNITS_MAX = 8192
 # Damaged records that one answer steps over; fillers cost nothing and are passed over a chunk at a time.
 DAMAGED_RUN_MAX = 1024
 _NOTHING = np.empty(0, np.uint8)
+# What Java's String.trim takes away.
+_JAVA_BLANKS = "".join(map(chr, range(0x21)))
+# Hashes are 32 bits wide: no unit has this one.
+_NO_HASH = 1 << 32
 
 
 class Halt(enum.Enum):
@@ -59,16 +63,29 @@ class TagFilter:
 
 
 @functools.lru_cache(1024)
-def tag_filter(topic: str, tags: tuple[str, ...], *, exact: bool = True) -> TagFilter:
-    """The filter for some tags of a topic. Not `exact`: by the hash alone, as RocketMQ's store filters."""
-    names = [tag.encode() for tag in tags] if exact else []
+def tag_filter(topic: str, tags: tuple[str, ...]) -> TagFilter:
+    """The filter for some tags of a topic."""
+    names = [tag.encode() for tag in tags]
     # Units of the schedule topic have the time to deliver at in the place of the hash.
-    by_hash = not exact or topic != SCHEDULE_TOPIC
+    hashes = {java_hash(tag) for tag in tags} if topic != SCHEDULE_TOPIC else set()
     return TagFilter(
-        codes=np.array(sorted({java_hash(tag) for tag in tags}) if by_hash else [], np.int64),
+        codes=np.array(sorted(hashes), np.int64),
         tags=as_kernel_array(bytearray(b"".join(names))),
         ends=np.cumsum([len(name) for name in names], dtype=np.int64),
     )
+
+
+@functools.lru_cache(1024)
+def subscription_filter(expression: str) -> TagFilter:
+    """The filter that RocketMQ makes of a subscription like `a || b`: by the hash alone.
+
+    The empty one and `*` mean all; one that names no tag lets nothing pass.
+    """
+    hashes: set[int] = set()
+    if expression not in ("", "*"):
+        hashes = {java_hash(tag) for part in expression.split("||") if (tag := part.strip(_JAVA_BLANKS))}
+        hashes = hashes or {_NO_HASH}
+    return TagFilter(np.array(sorted(hashes), np.int64), _NOTHING, np.empty(0, np.int64))
 
 
 @dataclass(slots=True)
@@ -83,6 +100,8 @@ class Limits:
     store_end_ms: int = kernel.TIME_MAX
     verify: int = VERIFY_CRCS
     copy: bool = True
+    segment_by_segment: bool = False
+    """Removed segments are passed over one at a time, as RocketMQ does: the filter is asked about each one's units."""
 
 
 @dataclass(slots=True)
@@ -226,7 +245,7 @@ class Walk:
         if size == FILLER_SIZE:
             others = np.flatnonzero(units["size"] != FILLER_SIZE)
             run = int(others[0]) if len(others) else len(units)
-            physical_end, reason = int(units[run - 1]["physical_offset"]), "a hole"
+            physical, physical_end, reason = self._hole(physical)
         else:
             run, physical_end = 1, physical + max(size, 0)
             reason = REASON_NAMES[int(self._state[kernel.DAMAGE])]
@@ -237,6 +256,16 @@ class Walk:
         damage.physical_begin = min(damage.physical_begin, physical)
         damage.physical_end = max(damage.physical_end, physical_end)
         return damage
+
+    def _hole(self, position: int) -> tuple[int, int, str]:
+        """(begin, end, what is wrong) of what the fillers here stand for, as far as it is known."""
+        begin = self._files.last_end(*self._queue, self.next_offset, self._number)
+        following = self._files.position_at(*self._queue, self.next_offset, self._number)
+        end = following if following is not None and following >= begin else int(self._state[kernel.LOG_STOP])
+        holes = self._records.holes_named(position, begin, end)
+        if not holes:
+            return position, position, "a hole"
+        return holes[0].start, holes[-1].stop, f"a hole, {holes[0].kind}"
 
     def _read_units(self, count: int) -> bool:
         try:
@@ -291,7 +320,8 @@ class Walk:
         found = self._records.segment(physical_offset) if physical_offset >= begin else None
         if found is None:
             # Retention took the segment: what points below the next one is passed over.
-            self._pass_over_segment(max(start, begin - self._records.segments.segment_size))
+            first_left = begin - self._records.segments.segment_size
+            self._pass_over_segment(start if self._limits.segment_by_segment else max(start, first_left))
         else:
             self._state[kernel.BASE], self._view = found
         return True

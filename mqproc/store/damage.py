@@ -1,0 +1,214 @@
+"""`mqproc/damage.json`: ranges of the log that hold no intact record, and cuts below what was known to be durable.
+
+Recovery writes it before it changes anything, and the dispatcher when it meets damage while the group runs; they never
+run at the same time. A hole stays until its records are intact again or retention has passed it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from mqproc.config import OnDamage, Options
+from mqproc.errors import CorruptStoreError
+from mqproc.io import StoreIO
+from mqproc.paths import StorePaths
+from mqproc.store.queue_extent import filler_position
+from mqproc.store.segments import LogSegments
+
+MISSING_SEGMENT: Final = "missing segment"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Hole:
+    """Log positions [start, stop) without an intact record; `first_seen_ms` is Unix time, 0 = not written down yet.
+
+    `filled` says that no ConsumeQueue unit points into it any more: fillers do.
+    """
+
+    start: int
+    stop: int
+    kind: str = ""
+    first_seen_ms: int = 0
+    filled: bool = False
+
+    def overlaps(self, start: int, stop: int) -> bool:
+        return self.start < stop and start < self.stop
+
+    def __str__(self) -> str:
+        return f"[{self.start}, {self.stop}): {self.kind}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The log was found to end at `end` although it had been durable up to `durable_end`."""
+
+    end: int
+    durable_end: int
+    seen_ms: int
+
+
+@dataclass(slots=True)
+class Damage:
+    """What the file says."""
+
+    holes: list[Hole] = field(default_factory=list)
+    cuts: list[Cut] = field(default_factory=list)
+
+    def remember(self, holes: Iterable[Hole], now_ms: int) -> list[Hole]:
+        """Make `holes` the ones that there are, with the time when each was first seen; returns the new ones."""
+        fresh: list[Hole] = []
+        kept: list[Hole] = []
+        for hole in sorted(holes):
+            before = [known for known in self.holes if known.overlaps(hole.start, hole.stop)]
+            seen_ms = min((known.first_seen_ms for known in before), default=now_ms)
+            filled = any(known.filled and known.start <= hole.start and hole.stop <= known.stop for known in before)
+            kept.append(dataclasses.replace(hole, first_seen_ms=seen_ms, filled=filled))
+            if not before:
+                fresh.append(kept[-1])
+        self.holes = kept
+        return fresh
+
+
+class DamageLedger:
+    """The file in the hands of the one that may write it, with what `on_damage` says to do."""
+
+    def __init__(self, io: StoreIO, paths: StorePaths, options: Options, report: Callable[[str], None]) -> None:
+        """`report` takes a line for each new hole or cut."""
+        self._io = io
+        self._paths = paths
+        self._segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
+        self._on_damage = options.on_damage
+        self._report = report
+        self._damage = self._load()
+
+    @property
+    def holes(self) -> list[Hole]:
+        """All holes, ascending."""
+        return list(self._damage.holes)
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """(start, stop) of every hole."""
+        return [(hole.start, hole.stop) for hole in self._damage.holes]
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the store takes no more messages because of damage."""
+        return bool(self._damage.holes) and self._on_damage is OnDamage.READ_ONLY
+
+    def replace(self, holes: Iterable[Hole], now_ms: int) -> list[Hole]:
+        """These are all the holes that there are now; returns the new ones. The file is written first.
+
+        Raises CorruptStoreError when there is one and `on_damage = refuse`.
+        """
+        fresh = self._damage.remember(holes, now_ms)
+        self.save()
+        for hole in fresh:
+            self._report(f"damage: {self._place(hole)}: {hole.stop - hole.start:,} bytes of log {hole}")
+        if self._damage.holes and self._on_damage is OnDamage.REFUSE:
+            hole = self._damage.holes[0]
+            raise CorruptStoreError(f"{self._place(hole)}: damage in the log {hole}; on_damage = refuse")
+        return fresh
+
+    def add(self, hole: Hole, now_ms: int) -> None:
+        """One more hole."""
+        self.replace([*self._damage.holes, hole], now_ms)
+
+    def mark_filled(self) -> None:
+        """Fillers stand in the queues for all that the holes have swallowed, durably."""
+        self._damage.holes = [dataclasses.replace(hole, filled=True) for hole in self._damage.holes]
+        self.save()
+
+    def note_cut(self, end: int, durable_end: int, now_ms: int) -> None:
+        """The log ends at `end`, which had been durable up to `durable_end`: that much is lost.
+
+        Raises CorruptStoreError with `on_damage = refuse`.
+        """
+        lost = f"the log was durable up to {durable_end:,} and ends at {end:,}"
+        if not any((cut.end, cut.durable_end) == (end, durable_end) for cut in self._damage.cuts):
+            self._damage.cuts.append(Cut(end, durable_end, now_ms))
+            self.save()
+            self._report(f"damage: {lost}")
+        if self._on_damage is OnDamage.REFUSE:
+            raise CorruptStoreError(f"{self._paths.commit_log}: {lost}; on_damage = refuse")
+
+    def save(self) -> None:
+        """Write the file if it says anything else so far; without damage there is none."""
+        path, damage = self._paths.damage, self._damage
+        if not damage.holes and not damage.cuts:
+            if self._io.exists(path):
+                self._io.unlink(path)
+                self._io.sync_folder(path.parent)
+            return
+        holes = [dataclasses.asdict(hole) | self._file_of(hole) for hole in damage.holes]
+        cuts = [dataclasses.asdict(cut) for cut in damage.cuts]
+        data = msgspec.json.format(msgspec.json.encode({"holes": holes, "cuts": cuts}), indent=1)
+        if not self._io.exists(path) or self._io.read_file(path) != data:
+            self._io.write_file_atomically(path, data, mode=0o600)
+
+    def _load(self) -> Damage:
+        try:
+            return load(self._io, self._paths)
+        except msgspec.MsgspecError as error:
+            self._report(f"damage: {self._paths.damage} cannot be read and is made anew: {error}")
+            return Damage()
+
+    def _file_of(self, hole: Hole) -> dict[str, Any]:
+        """Where a hole begins, for people."""
+        base = self._segments.start_of(hole.start)
+        return {"segment": self._segments.path(base).name, "offset_in_segment": hole.start - base}
+
+    def _place(self, hole: Hole) -> str:
+        base = self._segments.start_of(hole.start)
+        return f"{self._segments.path(base)}: offset {hole.start - base:,}"
+
+
+class KnownHoles:
+    """For readers: which holes a filler stands for. The file is read again for one that is not known."""
+
+    def __init__(self, io: StoreIO, paths: StorePaths, segment_size: int) -> None:
+        self._io = io
+        self._paths = paths
+        self._segment_size = segment_size
+        self._holes: list[Hole] = []
+
+    def named(self, position: int, begin: int, end: int) -> list[Hole]:
+        """Holes in [begin, end) of the log for which a filler with this position may stand, ascending."""
+        found = self._named(position, begin, end)
+        if not found:
+            try:
+                self._holes = load(self._io, self._paths).holes
+            except msgspec.MsgspecError:
+                # Recovery makes it anew; until then nothing more is known.
+                return []
+            found = self._named(position, begin, end)
+        return found
+
+    def _named(self, position: int, begin: int, end: int) -> list[Hole]:
+        within = [hole for hole in self._holes if begin <= hole.start < end]
+        return [hole for hole in within if filler_position(hole.start, self._segment_size) == position]
+
+
+def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges [start, stop) in order, those that touch or overlap as one."""
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], stop)
+        else:
+            found.append((start, stop))
+    return found
+
+
+def load(io: StoreIO, paths: StorePaths) -> Damage:
+    """The file's content; nothing when there is none. Raises msgspec.MsgspecError when it is garbage."""
+    try:
+        data = io.read_file(paths.damage)
+    except FileNotFoundError:
+        return Damage()
+    return msgspec.json.decode(data, type=Damage)

@@ -1,0 +1,164 @@
+"""Up to where the index can be believed: file by file, from headers, lengths and the records between two files.
+
+    min ── no key ── file: begin … end ── no key ── file: begin … end ── no key ── limit
+
+Files follow each other without a record in between that has a key; where one has, files are missing, and the index is
+made again from that record on. A healthy index costs a look at the few records between its files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.config import MIB
+from mqproc.io import StoreIO
+from mqproc.kernels import index as kernels
+from mqproc.kernels.intrinsics import load_be64
+from mqproc.kernels.keyed import AT_BLANK, FOUND_SIZE, IS_KEYED, KEYS_NAME, STOPPED_AT, UNIQ_KEY_NAME, find_keyed
+from mqproc.kernels.record_check import record_size
+from mqproc.kernels.views import as_kernel_array
+from mqproc.layout import index_file as layout
+from mqproc.paths import StorePaths
+from mqproc.store.index_files import IndexHeader, read_header
+from mqproc.store.segments import LogSegments
+
+# Of a longer range between two files only so much of its beginning and of its end is looked at: a store whose records
+# have no keys must not be read whole at each start.
+LOOK_BYTES_MAX: Final = 128 * MIB
+
+
+class IndexCheck:
+    """One look at the index files of a stopped store. All of them have the length that the options give."""
+
+    def __init__(
+        self,
+        io: StoreIO,
+        paths: StorePaths,
+        segments: LogSegments,
+        slots: int,
+        holes: Sequence[tuple[int, int]],
+        look_bytes_max: int = LOOK_BYTES_MAX,
+    ) -> None:
+        """`slots` is `max_hash_slot_num`; `holes` are damaged ranges of the log."""
+        self._io = io
+        self._folder = paths.index
+        self._segments = segments
+        self._slots = slots
+        self._holes = sorted(holes)
+        self._look_bytes_max = look_bytes_max
+        self._found = np.zeros(FOUND_SIZE, np.int64)
+
+    def complete_up_to(self, names: Sequence[str], begin: int, limit: int) -> int:
+        """The log position below which the index surely has every entry of records from `begin` on; `limit` at most.
+
+        `names` are the files, oldest first; entries at or above `limit` are not looked at.
+        """
+        at = begin
+        for number, name in enumerate(names):
+            header = self._header(name, newest=number == len(names) - 1)
+            if header is None:
+                return min(at, limit)
+            if header.count == layout.FIRST_ITEM:
+                continue
+            missing = self._first_keyed(at, min(header.begin_physical_offset, limit))
+            if missing is not None:
+                return missing
+            at = max(at, self._behind(header.end_physical_offset))
+            if at >= limit:
+                return limit
+        missing = self._first_keyed(at, limit)
+        return limit if missing is None else missing
+
+    def count_entries(self, names: Sequence[str], begin: int) -> int:
+        """Entries of records at or above `begin`. Offsets in the files ascend."""
+        return sum(self._count_in(name, begin) for name in names)
+
+    def _count_in(self, name: str, begin: int) -> int:
+        view = self._map(name)
+        count = kernels.published_count(view)
+        low, high = layout.FIRST_ITEM, count
+        while low < high:
+            middle = (low + high) // 2
+            if load_be64(view, self._item(middle) + layout.ITEM_PHYSICAL_OFFSET) < begin:
+                low = middle + 1
+            else:
+                high = middle
+        return count - low
+
+    def _map(self, name: str) -> NDArray[np.uint8]:
+        fd = self._io.open(self._folder / name)
+        try:
+            return as_kernel_array(self._io.map(fd, self._io.size(fd)))
+        finally:
+            self._io.close(fd)
+
+    def _header(self, name: str, *, newest: bool) -> IndexHeader | None:
+        """The header when it agrees with the first and the last item; None when it does not."""
+        view = self._map(name)
+        items = (len(view) - layout.items_start(self._slots)) // layout.ITEM_SIZE
+        header = read_header(view)
+        if header.count == layout.FIRST_ITEM:
+            return header if newest else None
+        if header.count > items or (header.count < items and not newest):
+            return None
+        ends = [load_be64(view, self._item(item) + layout.ITEM_PHYSICAL_OFFSET) for item in (1, header.count - 1)]
+        agrees = ends == [header.begin_physical_offset, header.end_physical_offset] and 0 <= ends[0] <= ends[1]
+        return header if agrees else None
+
+    def _item(self, item: int) -> int:
+        return layout.item_offset(self._slots, item)
+
+    def _behind(self, physical_offset: int) -> int:
+        """Where the record at an offset ends; the offset itself when it is not there."""
+        base = self._segments.start_of(physical_offset)
+        try:
+            view = self._segments.view(base)
+        except FileNotFoundError:
+            return physical_offset
+        return physical_offset + max(0, record_size(view, physical_offset - base, len(view)))
+
+    def _first_keyed(self, start: int, stop: int) -> int | None:
+        """The first record in [start, stop) that must have an entry; None when none was found."""
+        if stop - start <= 2 * self._look_bytes_max:
+            return self._search(start, stop)
+        found = self._search(start, start + self._look_bytes_max)
+        if found is not None:
+            return found
+        # Records of the end are reached only from a segment's beginning.
+        last = max(start, self._segments.start_of(stop - self._look_bytes_max))
+        return self._search(last, stop)
+
+    def _search(self, start: int, stop: int) -> int | None:
+        position = start
+        while position < stop:
+            position = self._behind_hole(position)
+            base = self._segments.start_of(position)
+            try:
+                view = self._segments.view(base)
+            except FileNotFoundError:
+                position = base + self._segments.segment_size
+                continue
+            limit = min(len(view), self._next_hole(position, stop) - base)
+            find_keyed(view, position - base, limit, base, UNIQ_KEY_NAME, KEYS_NAME, self._found)
+            stopped = base + int(self._found[STOPPED_AT])
+            self._segments.let_go(base, position - base, stopped - position)
+            if self._found[IS_KEYED]:
+                return stopped if stopped < stop else None
+            if self._found[AT_BLANK] or stopped <= position:
+                # Nothing more can be told of this segment.
+                stopped = base + self._segments.segment_size
+            position = stopped
+        return None
+
+    def _behind_hole(self, position: int) -> int:
+        for start, stop in self._holes:
+            if start <= position < stop:
+                position = stop
+        return position
+
+    def _next_hole(self, position: int, stop: int) -> int:
+        return min((start for start, _stop in self._holes if position < start < stop), default=stop)

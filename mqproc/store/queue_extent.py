@@ -1,0 +1,183 @@
+"""What a queue's files hold: where its units begin and end, and which unit is the first at or above a log position.
+
+    [filler …] unit unit filler unit … unit │ zeros
+
+Units point up the log, fillers nowhere: a filler counts as the next unit that is none, behind the last one as that.
+Fillers that a row begins with stand for nothing that ever was there, or for what a hole has swallowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.layout.consume_queue import FILLER_SIZE, PHYSICAL_OFFSET, SIZE, TAGS_CODE, UNIT_SIZE
+
+# Fillers are looked past so many at a time.
+_CHUNK_UNITS: Final = 512
+
+Place = tuple[int, int]
+"""(log position, record's size) as a unit says."""
+
+
+class Row(Protocol):
+    """One queue's units by queue offset."""
+
+    units_per_file: int
+
+    def starts(self) -> list[int]:
+        """Queue offsets that files begin at, ascending."""
+        ...
+
+    def read(self, first: int, count: int) -> bytes:
+        """Units from a queue offset on, fewer where a file is missing or short."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class QueueExtent:
+    """What a queue's files hold: units [first_offset, max_offset), and where the last record of them ends in the log.
+
+    `changed` tells whether a cut had anything to remove.
+    """
+
+    first_offset: int
+    max_offset: int
+    last_physical_end: int
+    changed: bool = False
+
+
+def filler_position(hole_start: int, segment_size: int) -> int:
+    """What a filler for a hole in the log points to.
+
+    Where RocketMQ cannot read, it goes on at the segment behind the one that the unit names, and passes over what lies
+    before that; and it adds a unit's place in its segment to its size as 32-bit numbers. So it is the start of the
+    segment before the hole's.
+    """
+    return max(0, hole_start - hole_start % segment_size - segment_size)
+
+
+def extent(row: Row, keep: Callable[[int, int], bool]) -> QueueExtent:
+    """What a row holds up to the last unit that is kept. `keep(log position, size)` is true up to one place in it.
+
+    Fillers that the row begins with are kept: the queue's offsets go on behind them.
+    """
+    starts = row.starts()
+    if not starts:
+        return QueueExtent(0, 0, 0)
+    behind_fillers = leading_fillers(row, starts[0])
+
+    def kept(queue_offset: int) -> bool:
+        if queue_offset < behind_fillers:
+            return True
+        place = record_place(row, queue_offset)
+        return place is not None and keep(*place)
+
+    start = next((start for start in reversed(starts) if kept(start)), starts[0])
+    low, high = start, start + row.units_per_file
+    while low < high:
+        middle = (low + high) // 2
+        if kept(middle):
+            low = middle + 1
+        else:
+            high = middle
+    return QueueExtent(min(behind_fillers, low), low, last_end(row, low))
+
+
+def leading_fillers(row: Row, first: int) -> int:
+    """The queue offset behind the fillers of no place at a row's beginning, in its first file, which begins at `first`.
+
+    RocketMQ writes them before a queue's first unit.
+    """
+    at, stop = first, first + row.units_per_file
+    count = 1
+    while at < stop and len(units := row.read(at, min(count, stop - at))) >= UNIT_SIZE:
+        rows = _rows(units)
+        others = np.flatnonzero((_sizes(units) != FILLER_SIZE) | rows[:, PHYSICAL_OFFSET:SIZE].any(axis=1))
+        if len(others):
+            return at + int(others[0])
+        at += len(rows)
+        count = _CHUNK_UNITS
+    return at
+
+
+def record_place(row: Row, queue_offset: int) -> Place | None:
+    """What a unit counts as: its own place, a filler's the next unit's, or the one's before when none follows.
+
+    None where there is no unit, and for fillers among which there is nothing else.
+    """
+    here = _place(row.read(queue_offset, 1), 0)
+    if here is None or here[1] != FILLER_SIZE:
+        return here
+    following = _following(row, queue_offset + 1)
+    if following is not None and following[1] > 0:
+        return following
+    return _preceding(row, queue_offset)
+
+
+def first_at_or_above(row: Row, low: int, high: int, physical_offset: int) -> int:
+    """The first queue offset in [low, high) whose unit counts as pointing at or above a log position; `high` if none.
+
+    What is missing counts as below.
+    """
+    while low < high:
+        middle = (low + high) // 2
+        place = record_place(row, middle)
+        if place is not None and place[0] >= physical_offset:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def last_end(row: Row, max_offset: int) -> int:
+    """Where the last record of a row's units below `max_offset` ends in the log; 0 when there is none."""
+    place = _preceding(row, max_offset)
+    return place[0] + place[1] if place is not None else 0
+
+
+def _following(row: Row, queue_offset: int) -> Place | None:
+    """The first unit from a queue offset on that is no filler, be it a unit or not; None where the files end."""
+    while units := row.read(queue_offset, _CHUNK_UNITS):
+        others = np.flatnonzero(_sizes(units) != FILLER_SIZE)
+        if len(others):
+            return _place(units, int(others[0]))
+        queue_offset += len(units) // UNIT_SIZE
+    return None
+
+
+def _preceding(row: Row, queue_offset: int) -> Place | None:
+    """The last unit below a queue offset that is no filler; None when there is none, or it is no unit."""
+    starts = row.starts()
+    while starts and queue_offset > starts[0]:
+        first = max(starts[0], queue_offset - _CHUNK_UNITS)
+        units = row.read(first, queue_offset - first)
+        others = np.flatnonzero(_sizes(units) != FILLER_SIZE)
+        if len(others):
+            place = _place(units, int(others[-1]))
+            return place if place is not None and place[1] > 0 else None
+        queue_offset = first
+    return None
+
+
+def _rows(units: bytes) -> NDArray[np.uint8]:
+    """Whole units as uint8[n, 20]."""
+    count = len(units) // UNIT_SIZE
+    return np.frombuffer(units, np.uint8, count * UNIT_SIZE).reshape(count, UNIT_SIZE)
+
+
+def _sizes(units: bytes) -> NDArray[np.int32]:
+    """Sizes of whole units, int32[n]."""
+    return np.ascontiguousarray(_rows(units)[:, SIZE:TAGS_CODE]).view(">i4").ravel().astype(np.int32)
+
+
+def _place(units: bytes, index: int) -> Place | None:
+    unit = units[index * UNIT_SIZE : (index + 1) * UNIT_SIZE]
+    if len(unit) < UNIT_SIZE:
+        return None
+    physical_offset = int.from_bytes(unit[PHYSICAL_OFFSET:SIZE], "big", signed=True)
+    return physical_offset, int.from_bytes(unit[SIZE:TAGS_CODE], "big", signed=True)

@@ -1,0 +1,321 @@
+"""Looking at every file of a store before recovery reads it, and a rule for each that is not as it should be.
+
+    symlink, another owner's           refused: StoreAccessError names it
+    a name that is none of ours        left alone, reported
+    folder or device named like ours   moved aside, reported
+    CommitLog segment   0 bytes        removed: it holds nothing
+                        short          completed with zeros; what is missing is looked for as damage
+                        too long       cut, what lay behind is kept aside
+    ConsumeQueue file   0 bytes        removed
+                        short          completed with zeros, or removed when it holds no unit; its queue is looked at
+                        too long       cut: it can be made again
+    index file          0 bytes        removed
+                        other length   removed with all newer ones, and made again
+
+What is aside lies in `mqproc/aside/`. Looking costs one `lstat` a file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from mqproc.config import Options
+from mqproc.errors import StoreAccessError
+from mqproc.io import Entry, Kind, StoreIO
+from mqproc.layout import index_file
+from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
+from mqproc.paths import StorePaths, index_name_time_ms, segment_start
+from mqproc.store.clearing import dirty_end
+from mqproc.store.consume_queue import as_units, is_queue_id
+
+Report = Callable[[str], None]
+# More lines of one kind than this are counted instead of told.
+LINES_MAX: Final = 20
+_COPY_BYTES: Final = 1 << 20
+
+
+@dataclass(slots=True)
+class QueueFiles:
+    """One queue's files: where they begin in its row, and whether any was missing or not whole."""
+
+    starts: list[int] = field(default_factory=list)
+    suspect: bool = False
+
+
+@dataclass(slots=True)
+class LogFiles:
+    """Offsets of the segments that are there; `short` ones with the bytes that they had before they were completed."""
+
+    starts: list[int] = field(default_factory=list)
+    short: dict[int, int] = field(default_factory=dict)
+
+
+class StoreFiles:
+    """One look at a store's files. Nothing else may have the store open."""
+
+    def __init__(self, io: StoreIO, paths: StorePaths, options: Options, report: Report) -> None:
+        """`options` have the sizes that the store's files have."""
+        self._io = io
+        self._paths = paths
+        self._segment_size = options.mapped_file_size_commit_log
+        self._queue_bytes = options.consume_queue_file_bytes
+        self._index_bytes = index_file.file_size(options.max_hash_slot_num, options.max_index_num)
+        self._report = report
+        self._lines = 0
+        self._uid = os.geteuid()
+        self.log = LogFiles()
+        self.queues: dict[tuple[str, int], QueueFiles] = {}
+        self.index_names: list[str] = []
+
+    def check(self) -> None:
+        """Raise StoreAccessError for the first symlink, or file of somebody else; nothing is changed before that.
+
+        What was seen is kept for the steps that follow.
+        """
+        paths = self._paths
+        self._top = {path: self._allowed(path) for path in (paths.checkpoint, paths.abort, paths.lock)}
+        for folder in (paths.commit_log, paths.consume_queue, paths.index, paths.config):
+            entry = self._allowed(folder)
+            if entry is not None and entry.kind is not Kind.FOLDER:
+                raise StoreAccessError(f"{folder}: not a folder")
+        self._log_entries = self._look(paths.commit_log)
+        self._index_entries = self._look(paths.index)
+        self._config_entries = self._look(paths.config)
+        self._topics = self._look(paths.consume_queue)
+        self._queues_of: dict[str, list[Entry]] = {}
+        self._files_of: dict[tuple[str, str], list[Entry]] = {}
+        for topic in self._topics:
+            if topic.kind is not Kind.FOLDER:
+                continue
+            folder = paths.consume_queue / topic.name
+            self._queues_of[topic.name] = self._look(folder)
+            for queue in self._queues_of[topic.name]:
+                if queue.kind is Kind.FOLDER:
+                    self._files_of[topic.name, queue.name] = self._look(folder / queue.name)
+
+    def put_markers_in_order(self) -> None:
+        """The checkpoint, `abort`, `lock` and config files: a folder in the place of one goes aside."""
+        for path, entry in self._top.items():
+            if entry is not None and entry.kind is not Kind.FILE:
+                self._move_aside(path, entry.kind.value)
+        for entry in self._config_entries:
+            if entry.name.endswith(".json") and entry.kind is not Kind.FILE:
+                self._move_aside(self._paths.config / entry.name, entry.kind.value)
+
+    # The log
+
+    def look_at_log(self) -> LogFiles:
+        """Take stock of the segments; only names that cannot be used go aside. Lengths are still as they were."""
+        folder, size = self._paths.commit_log, self._segment_size
+        for entry in self._log_entries:
+            path = folder / entry.name
+            start = segment_start(entry.name)
+            if start is None:
+                self._tell(f"{path}: none of the store's files, left alone")
+            elif entry.kind is not Kind.FILE:
+                self._move_aside(path, entry.kind.value)
+            elif start % size:
+                self._move_aside(path, f"no segment of {size:,} bytes begins there")
+            else:
+                self.log.starts.append(start)
+                if entry.size < size:
+                    self.log.short[start] = entry.size
+        return self.log
+
+    def make_log_whole(self) -> None:
+        """Give every segment its length. What short ones lack must have been written down as suspected before."""
+        for entry in self._log_entries:
+            start = segment_start(entry.name)
+            if start not in self.log.starts or entry.size == self._segment_size:
+                continue
+            path = self._paths.commit_log / entry.name
+            if entry.size == 0:
+                self._io.unlink(path)
+                self._io.sync_folder(path.parent)
+                self.log.starts.remove(start)
+                self._tell(f"{path}: empty, removed")
+            elif entry.size < self._segment_size:
+                self._complete_segment(path)
+                self._tell(f"{path}: {entry.size:,} bytes, completed to {self._segment_size:,} with zeros")
+            else:
+                self._shorten_segment(path, entry.size)
+
+    def _complete_segment(self, path: Path) -> None:
+        fd = self._io.open(path, write=True)
+        try:
+            self._io.allocate(fd, 0, self._segment_size)
+            self._io.sync(fd)
+        finally:
+            self._io.close(fd)
+
+    def _shorten_segment(self, path: Path, size: int) -> None:
+        """Cut a segment to its length; other bytes than zeros behind it are kept aside."""
+        fd = self._io.open(path, write=True)
+        try:
+            end = dirty_end(self._io, fd, self._segment_size)
+            kept = ""
+            if end > self._segment_size:
+                kept = f", {end - self._segment_size:,} bytes of it kept in {self._keep_rest(fd, path, end)}"
+            self._io.set_size(fd, self._segment_size)
+            self._io.sync(fd)
+        finally:
+            self._io.close(fd)
+        self._tell(f"{path}: {size:,} bytes, cut to {self._segment_size:,}{kept}")
+
+    def _keep_rest(self, fd: int, path: Path, end: int) -> Path:
+        target = _free_place(self._io, self._paths, f"{path.parent.name}.{path.name}.rest")
+        copy = self._io.open(target, write=True, create=True, mode=0o600)
+        try:
+            for start in range(self._segment_size, end, _COPY_BYTES):
+                data = self._io.pread(fd, min(_COPY_BYTES, end - start), start)
+                self._io.pwrite(copy, data, start - self._segment_size)
+            self._io.sync(copy)
+        finally:
+            self._io.close(copy)
+        self._io.sync_folder(target.parent)
+        return target
+
+    # Queues
+
+    def put_queues_in_order(self) -> dict[tuple[str, int], QueueFiles]:
+        """Every queue that has a folder. Suspect ones lack a file, or had one that was not whole."""
+        for topic in self._topics:
+            path = self._paths.consume_queue / topic.name
+            if topic.kind is not Kind.FOLDER:
+                self._tell(f"{path}: none of the store's files, left alone")
+                continue
+            for entry in self._queues_of[topic.name]:
+                name = entry.name
+                if entry.kind is Kind.FOLDER and is_queue_id(name):
+                    self.queues[topic.name, int(name)] = self._queue(topic.name, name)
+                else:
+                    self._tell(f"{path / name}: none of the store's files, left alone")
+        return self.queues
+
+    def _queue(self, topic: str, queue: str) -> QueueFiles:
+        found = QueueFiles()
+        for entry in self._files_of[topic, queue]:
+            start = segment_start(entry.name)
+            if (
+                entry.size == self._queue_bytes
+                and entry.kind is Kind.FILE
+                and start is not None
+                and start % entry.size == 0
+            ):
+                found.starts.append(start)
+                continue
+            path = self._paths.consume_queue / topic / queue / entry.name
+            if start is None:
+                self._tell(f"{path}: none of the store's files, left alone")
+            elif entry.kind is not Kind.FILE or start % self._queue_bytes:
+                misplaced = f"no file of {self._queue_bytes:,} bytes begins there"
+                self._move_aside(path, misplaced if entry.kind is Kind.FILE else entry.kind.value)
+                found.suspect = True
+            else:
+                found.suspect = True
+                if self._make_queue_file_whole(path, entry.size):
+                    found.starts.append(start)
+        expected = range(found.starts[0], found.starts[-1] + 1, self._queue_bytes) if found.starts else ()
+        found.suspect |= len(expected) != len(found.starts)
+        return found
+
+    def _make_queue_file_whole(self, path: Path, size: int) -> bool:
+        """Give a file its length; whether it is still there."""
+        if size < self._queue_bytes and not self._holds_units(path, size):
+            self._io.unlink(path)
+            self._tell(f"{path}: {size:,} bytes without a unit, removed")
+            return False
+        fd = self._io.open(path, write=True)
+        try:
+            self._io.set_size(fd, self._queue_bytes)
+        finally:
+            self._io.close(fd)
+        self._tell(f"{path}: {size:,} bytes, made {self._queue_bytes:,}")
+        return True
+
+    def _holds_units(self, path: Path, size: int) -> bool:
+        """Whether a file holds more than zeros and the fillers that a queue's first file may begin with."""
+        units = as_units(self._io.read_file(path)[: size - size % UNIT_SIZE])
+        return bool(((units["size"] != FILLER_SIZE) & (units["size"] > 0)).any())
+
+    # The index
+
+    def put_index_in_order(self) -> list[str]:
+        """Names of the index files, oldest first, all of the right length."""
+        names: list[str] = []
+        sizes: dict[str, int] = {}
+        for entry in self._index_entries:
+            path = self._paths.index / entry.name
+            if index_name_time_ms(entry.name) is None:
+                self._tell(f"{path}: none of the store's files, left alone")
+            elif entry.kind is not Kind.FILE:
+                self._move_aside(path, entry.kind.value)
+            elif entry.size == 0:
+                self._io.unlink(path)
+                self._tell(f"{path}: empty, removed")
+            else:
+                names.append(entry.name)
+                sizes[entry.name] = entry.size
+        wrong = [name for name in names if sizes[name] != self._index_bytes]
+        if wrong:
+            for name in reversed(names[names.index(wrong[0]) :]):
+                self._io.unlink(self._paths.index / name)
+                self._tell(f"{self._paths.index / name}: {sizes[name]:,} bytes, removed to be made again")
+            names = names[: names.index(wrong[0])]
+        self.index_names = names
+        return names
+
+    # Each name
+
+    def _look(self, folder: Path) -> list[Entry]:
+        found = [entry for entry in self._io.entries(folder) if folder / entry.name != self._paths.guard]
+        for entry in found:
+            if entry.kind is Kind.SYMLINK or entry.uid != self._uid:
+                self._refuse_foreign(folder / entry.name, entry)
+        return found
+
+    def _allowed(self, path: Path) -> Entry | None:
+        entry = self._io.entry(path)
+        if entry is not None:
+            self._refuse_foreign(path, entry)
+        return entry
+
+    def _refuse_foreign(self, path: Path, entry: Entry) -> None:
+        if entry.kind is Kind.SYMLINK:
+            raise StoreAccessError(f"{path}: a symlink; a store's files are no symlinks")
+        if entry.uid != self._uid:
+            raise StoreAccessError(f"{path}: belongs to user {entry.uid}, not to user {self._uid}")
+
+    def set_aside(self, path: Path, why: str) -> None:
+        """Move a file that nobody can read out of the way, if it is there."""
+        if self._io.entry(path) is not None:
+            self._move_aside(path, why)
+
+    def _move_aside(self, path: Path, why: str) -> None:
+        self._tell(f"{path}: {why}, moved to {move_aside(self._io, self._paths, path)}")
+
+    def _tell(self, line: str) -> None:
+        """Report a line; a store full of strays must not fill the log."""
+        self._lines += 1
+        if self._lines <= LINES_MAX:
+            self._report(f"recovery: {line}")
+        elif self._lines == LINES_MAX + 1:
+            self._report("recovery: more such files, not told one by one")
+
+
+def move_aside(io: StoreIO, paths: StorePaths, path: Path) -> Path:
+    """Move what lies in the place of one of the store's files to `mqproc/aside/`; where it lies then."""
+    target = _free_place(io, paths, f"{path.parent.name}.{path.name}" if path.parent != paths.root else path.name)
+    io.rename(path, target)
+    return target
+
+
+def _free_place(io: StoreIO, paths: StorePaths, name: str) -> Path:
+    io.make_folder(paths.aside, mode=0o700)
+    places = (paths.aside / (f"{name}.{number}" if number else name) for number in itertools.count())
+    return next(place for place in places if io.entry(place) is None)

@@ -1,0 +1,70 @@
+"""Whether another program has held the store since we did, and how much of our log it has left as it was.
+
+RocketMQ writes its `lock` anew at each start. It recovers by its own rules: at a record that it does not like it cuts
+the log, leaves the bytes behind it, and appends over them. Then a durable mark of ours may look right, and records that
+were cut may seem to go on behind its own. Its checkpoint tells the last record that it found whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from mqproc.io import StoreIO
+from mqproc.kernels.record_check import BLANK, checked_size
+from mqproc.kernels.scan import VERIFY_ALL
+from mqproc.layout.marks import Mark
+from mqproc.paths import StorePaths
+from mqproc.store import checkpoint_file
+from mqproc.store.segments import LogSegments
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """Another program has held the store. It has left the log as it was below `kept`.
+
+    Before, the log was ours up to `our_end`, whose last record was stored at `our_last_ms`.
+    """
+
+    kept: int
+    our_end: int = 0
+    our_last_ms: int = 0
+
+
+def has_been_held(io: StoreIO, paths: StorePaths) -> bool:
+    """Whether the lock file is another than the one that `remember` saw; False when that never was."""
+    try:
+        seen = msgspec.json.decode(io.read_file(paths.opened), type=dict[str, int])
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return False
+    return seen.get("lock_mtime_ns") != _lock_time(io, paths)
+
+
+def remember(io: StoreIO, paths: StorePaths) -> None:
+    """Note which lock file is ours."""
+    data = msgspec.json.encode({"lock_mtime_ns": _lock_time(io, paths)})
+    if not io.exists(paths.opened) or io.read_file(paths.opened) != data:
+        io.write_file_atomically(paths.opened, data, mode=0o600)
+
+
+def visit_of(io: StoreIO, paths: StorePaths, segments: LogSegments, mark: Mark | None) -> Visit:
+    """What a visit has left. `mark` is our mark of the log as it was before, valid or not."""
+    starts = segments.starts()
+    begin = starts[0] if starts else 0
+    confirmed = checkpoint_file.read(io, paths.checkpoint).confirm_physical_offset
+    kept = begin
+    if segments.start_of(max(0, confirmed)) in starts and confirmed >= begin:
+        base = segments.start_of(confirmed)
+        view = segments.view(base)
+        size = checked_size(view, confirmed - base, len(view), confirmed, VERIFY_ALL)
+        if size > 0:
+            behind = confirmed - base + size
+            ended = checked_size(view, behind, len(view), base + behind, 0) == -BLANK
+            kept = base + (len(view) if ended else behind)
+    return Visit(kept, mark.offset, mark.store_timestamp_ms) if mark is not None else Visit(kept)
+
+
+def _lock_time(io: StoreIO, paths: StorePaths) -> int:
+    entry = io.entry(paths.lock)
+    return entry.modified_ns if entry is not None else 0

@@ -1,0 +1,135 @@
+"""Damage and disorder under a real group: what `mqproc up` starts on, what it refuses, and what clients then see."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mqproc.message import PullStatus
+from tests.conftest import Group, wait_until
+
+COUNT = 300
+
+
+def filled(group: Group) -> list[int]:
+    """Send, and stop in order; where the messages lie."""
+    with group.client() as client:
+        told = client.send_batch(
+            "damage", [b"%04d" % n * 30 for n in range(COUNT)], keys=[f"k{n}" for n in range(COUNT)]
+        )
+    group.wait_dispatched()
+    assert group.stop() == 0
+    offsets: list[int] = told.physical_offsets.tolist()
+    return offsets
+
+
+def flip(group: Group, offset: int) -> None:
+    """Change a byte of a message's body."""
+    with (group.paths.commit_log / f"{0:020d}").open("r+b") as file:
+        file.seek(offset + 100)
+        file.write(b"\xff")
+
+
+def forget_marks(group: Group) -> None:
+    for path in group.paths.marks.iterdir():
+        path.unlink()
+
+
+def served(group: Group) -> tuple[set[bytes], list[str]]:
+    """(bodies, what was said of damage) of pulls over all queues."""
+    bodies: set[bytes] = set()
+    told: list[str] = []
+    with group.client() as client:
+        for queue in client.queues("damage"):
+            offset = queue.min_offset
+            while offset < queue.max_offset:
+                pulled = client.pull("damage", queue.queue_id, offset, max_messages=100)
+                if pulled.status is PullStatus.CORRUPT:
+                    told.append(pulled.detail)
+                bodies.update(message.body for message in pulled.messages)
+                assert pulled.next_offset > offset
+                offset = pulled.next_offset
+    return bodies, told
+
+
+def test_damage_is_served_around_and_told_everywhere(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    offsets = filled(group)
+    flip(group, offsets[7])
+    forget_marks(group)
+    group.start()
+    bodies, told = served(group)
+    assert bodies == {b"%04d" % n * 30 for n in range(COUNT) if n != 7}
+    assert len(told) == 1
+    assert f"[{offsets[7]}, {offsets[8]})" in told[0]
+    assert group.words()["damage_holes"] == 1
+    assert f"offset {offsets[7]:,}" in group.output.read_text()
+    status = run(group, "status")
+    assert "DAMAGED: 1 ranges of the log" in status.stdout
+    with group.client() as client:
+        client.send("damage", b"after")
+    # Killed and started again: it is known, and no reason to stop.
+    group.kill()
+    group.start()
+    assert served(group)[0] == bodies | {b"after"}
+    holes = json.loads(group.paths.damage.read_text())["holes"]
+    assert [(hole["start"], hole["stop"]) for hole in holes] == [(offsets[7], offsets[8])]
+    assert group.stop() == 0
+
+
+def test_damage_found_by_dispatch_is_passed(make_group: Callable[..., Group]) -> None:
+    """Queues and index are gone, the log's mark is good: nothing walked the log before it was dispatched."""
+    group = make_group()
+    offsets = filled(group)
+    with (group.paths.commit_log / f"{0:020d}").open("r+b") as file:
+        file.seek(offsets[50])
+        file.write(bytes(offsets[52] - offsets[50]))
+    for name in ("consumequeue", "index"):
+        (group.paths.marks / name).unlink()
+    group.start()
+    bodies, told = served(group)
+    assert bodies == {b"%04d" % n * 30 for n in range(COUNT) if n not in (50, 51)}
+    assert all(f"[{offsets[50]}, {offsets[52]})" in line for line in told)
+    assert told
+    assert group.stop() == 0
+
+
+def test_what_is_refused_is_named_and_has_its_exit_code(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    offsets = filled(group)
+    flip(group, offsets[7])
+    forget_marks(group)
+    refused = run(group, "up", "--set", "on_damage=refuse")
+    assert refused.returncode == 6
+    assert f"offset {offsets[7]:,}: damage in the log" in refused.stderr
+    link = group.paths.commit_log / f"{1 << 30:020d}"
+    link.symlink_to(group.paths.checkpoint)
+    refused = run(group, "up")
+    assert refused.returncode == 3
+    assert f"{link}: a symlink" in refused.stderr
+    link.unlink()
+    for name in ("abort", "config/topics.json"):
+        (group.store / name).unlink(missing_ok=True)
+        (group.store / name).mkdir()
+    group.start()
+    assert len(served(group)[0]) == COUNT - 1
+    wait_until(lambda: group.paths.topics.is_file(), what="topics.json made anew")
+    assert group.stop() == 0
+
+
+def run(group: Group, *command: str) -> subprocess.CompletedProcess[str]:
+    flags: list[Any] = ["--store", str(group.store)]
+    if command[0] == "up":
+        flags += [part for name, value in group.options.items() for part in ("--set", f"{name}={value}")]
+    return subprocess.run(
+        [sys.executable, "-m", "mqproc", *command, *flags],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )

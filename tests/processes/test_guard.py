@@ -1,0 +1,30 @@
+"""While a group runs, a name in `commitlog/` keeps RocketMQ from loading the store; afterwards it leads nowhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from tests.conftest import Group
+
+
+def test_the_guard_is_there_while_the_group_runs(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    guard = group.paths.guard
+    assert sorted(os.listdir(group.paths.commit_log))[-1] == guard.name
+    length = guard.stat().st_size
+    assert 0 < length < 4096, "RocketMQ refuses a last file that is neither empty nor a whole segment"
+    group.stop()
+    assert not os.path.lexists(guard)
+
+
+def test_the_guard_of_a_killed_group_leads_nowhere_and_is_replaced(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    guard = group.paths.guard
+    old = os.readlink(guard)
+    group.kill()
+    assert os.path.lexists(guard)
+    assert not guard.exists()
+    group.start()
+    assert guard.exists()
+    assert os.readlink(guard) != old
