@@ -1,16 +1,44 @@
-"""Opening the golden stores: a copy of the files, the manifest of what was put, RocketMQ's own answers."""
+"""Opening the golden stores: a copy of the files, the manifest of what was put, RocketMQ's own answers.
+
+A folder of fixtures holds for each NAME
+
+    NAME.expected.json.gz     settings, and what RocketMQ says of the store
+    NAME.tar.gz               its directories: store/; or before/ and after/ of a kill; one of them clean/ too
+    NAME.manifest.jsonl.gz    what was put
+
+A damaged store has no tarball: its expected file says how a directory of the one with clean/ is to be changed.
+"""
 
 from __future__ import annotations
 
+import base64
+import functools
 import gzip
 import ipaddress
 import json
+import os
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mqproc.config import Options, rocketmq_name
+
 GOLDEN = Path(__file__).parent
+FOLDER_VARIABLE = "MQPROC_FIXTURES"
+_EXPECTED = ".expected.json.gz"
+_ARCHIVE = ".tar.gz"
+_SIZES = (
+    "mapped_file_size_commit_log",
+    "mapped_file_size_consume_queue",
+    "max_hash_slot_num",
+    "max_index_num",
+    "max_message_size",
+)
+
+
+class FixturesError(Exception):
+    """A folder is no folder of fixtures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +64,130 @@ class Fixture:
         return data[at + 4 : at + 4 + length]
 
 
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """One store of a folder: `name` is its fixture's, `directory` its folder in `archive`'s tarball."""
+
+    golden: Path
+    name: str
+    archive: str
+    directory: str
+
+    def __str__(self) -> str:
+        return f"{self.name}/{self.directory}"
+
+    @property
+    def expected(self) -> dict[str, Any]:
+        """What RocketMQ said of it."""
+        return read_expected(self.name, self.golden)
+
+    @property
+    def undamaged(self) -> dict[str, Any]:
+        """What RocketMQ said of it before it was damaged."""
+        return read_expected(self.archive, self.golden)
+
+    @property
+    def damaged(self) -> bool:
+        return self.name != self.archive
+
+    @property
+    def closed(self) -> bool:
+        """RocketMQ had closed it in order."""
+        return self.directory != "before"
+
+    def unpack(self, folder: Path) -> Path:
+        """A private copy below `folder`, damaged as its fixture says."""
+        store = self.unpack_undamaged(folder)
+        if self.damaged:
+            for change in self.expected["changes"]:
+                _change(store, change)
+        return store
+
+    def unpack_undamaged(self, folder: Path) -> Path:
+        with tarfile.open(self.golden / f"{self.archive}{_ARCHIVE}") as archive:
+            inside = [each for each in archive if each.name.split("/")[0] == self.directory]
+            archive.extractall(folder, inside, filter="data")
+        return folder / self.directory
+
+
+def fixtures_folder() -> Path:
+    """The folder that MQPROC_FIXTURES names, else the golden one."""
+    return Path(os.environ.get(FOLDER_VARIABLE) or GOLDEN).absolute()
+
+
+def directories(golden: Path) -> list[Directory]:
+    """Every store of a folder of fixtures. Raises FixturesError when there is none, or a part of one is missing."""
+    names = sorted(path.name.removesuffix(_EXPECTED) for path in golden.glob(f"*{_EXPECTED}"))
+    if not names:
+        said = f"{FOLDER_VARIABLE}={golden}" if FOLDER_VARIABLE in os.environ else str(golden)
+        raise FixturesError(f"{said}: no fixtures there; expected files NAME{_EXPECTED} with NAME{_ARCHIVE}")
+    held = {name: _held(golden / f"{name}{_ARCHIVE}") for name in names if (golden / f"{name}{_ARCHIVE}").exists()}
+    return [each for name in names for each in _directories_of(golden, name, held)]
+
+
+def _directories_of(golden: Path, name: str, held: dict[str, list[str]]) -> list[Directory]:
+    if name in held:
+        return [Directory(golden, name, name, directory) for directory in held[name]]
+    expected = read_expected(name, golden)
+    base = expected.get("base")
+    if base is None:
+        raise FixturesError(f"{golden / name}{_ARCHIVE}: missing, and {name}{_EXPECTED} names no base to be made from")
+    archives = [archive for archive, inside in held.items() if {"clean", base} <= set(inside)]
+    if len(archives) != 1:
+        raise FixturesError(f"{golden}: {name} needs one tarball with {base}/ and clean/; found {archives}")
+    return [Directory(golden, name, archives[0], base)]
+
+
+def _held(path: Path) -> list[str]:
+    """The directories in a tarball."""
+    with tarfile.open(path) as archive:
+        return sorted({name.split("/")[0] for name in archive.getnames()})
+
+
+def _change(store: Path, change: dict[str, Any]) -> None:
+    """Do one damage. A folder of queues or of the index that it leaves empty goes too."""
+    path = store / change["path"]
+    operation = change["op"]
+    if operation == "remove":
+        path.unlink()
+        for folder in path.relative_to(store).parents[:-2]:
+            if not any((store / folder).iterdir()):
+                (store / folder).rmdir()
+    elif operation == "length":
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.truncate(path, change["length"])
+    elif operation == "write":
+        with path.open("r+b") as file:
+            file.seek(change["offset"])
+            file.write(base64.b64decode(change["base64"]))
+    else:
+        raise FixturesError(f"{change['path']}: unknown change {operation!r}")
+
+
+@functools.lru_cache(4)
+def read_expected(name: str, golden: Path = GOLDEN) -> dict[str, Any]:
+    """What RocketMQ said of a fixture."""
+    expected: dict[str, Any] = json.loads(gzip.decompress((golden / f"{name}{_EXPECTED}").read_bytes()))
+    return expected
+
+
+def options_of(expected: dict[str, Any]) -> Options:
+    """The sizes that a fixture was made with."""
+    config = expected["config"]
+    sizes: dict[str, Any] = {name: int(config[said]) for name in _SIZES if (said := rocketmq_name(name)) in config}
+    return Options(**sizes)
+
+
 def load_fixture(name: str, folder: Path, golden: Path = GOLDEN) -> Fixture:
     """Unpack a fixture below `folder` and read what RocketMQ said of it."""
     folder.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(golden / f"{name}.tar.gz") as archive:
+    with tarfile.open(golden / f"{name}{_ARCHIVE}") as archive:
         archive.extractall(folder, filter="data")
-    expected = json.loads(gzip.decompress((golden / f"{name}.expected.json.gz").read_bytes()))
     manifest_file = golden / f"{name}.manifest.jsonl.gz"
     lines = gzip.decompress(manifest_file.read_bytes()).splitlines() if manifest_file.exists() else []
-    return Fixture(name, folder / "store", expected, [json.loads(line) for line in lines if line.strip()])
+    manifest = [json.loads(line) for line in lines if line.strip()]
+    return Fixture(name, folder / "store", read_expected(name, golden), manifest)
 
 
 def host_bytes(text: str) -> bytes:

@@ -1,0 +1,92 @@
+package mqproc.interop;
+
+import com.alibaba.fastjson2.JSON;
+import com.alibaba.fastjson2.JSONObject;
+import java.io.BufferedReader;
+import java.io.IOException;
+import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.io.PrintWriter;
+import java.io.StringWriter;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Path;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+
+/**
+ * Opens stores with RocketMQ's own DefaultMessageStore and does what is asked of it, one JSON object a line.
+ *
+ * <pre>
+ * {"id": 1, "op": "open", "store": "/path", "options": {"mappedFileSizeCommitLog": "65536"}}
+ *                                                    -> loaded, started, error, minPhyOffset, maxPhyOffset
+ * {"id": 2, "op": "dump", "store": "/path", "to": "/file"}        -> the number of lines, see StoreDump
+ * {"id": 3, "op": "append", "store": "/path", "messages": [...]}  -> what each put answered, see StoreAppend
+ * {"id": 4, "op": "close", "store": "/path"}                      -> clean: whether abort is gone
+ * </pre>
+ *
+ * An answer is {"id", "result"} or {"id", "error"}. Requests run at the same time; for one store the asker waits for
+ * an answer before the next request. The end of the input ends the program, whatever is open then is left as it is.
+ */
+public final class Main {
+    private static final Map<Path, OpenStore> STORES = new ConcurrentHashMap<>();
+
+    private Main() {
+    }
+
+    public static void main(String[] arguments) throws IOException {
+        PrintStream answers = System.out;
+        System.setOut(System.err);  // what RocketMQ or its logging prints is no answer
+        ExecutorService workers = Executors.newCachedThreadPool();
+        var lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+            JSONObject request = JSON.parseObject(line);
+            workers.execute(() -> answer(request, answers));
+        }
+        System.exit(0);
+    }
+
+    private static void answer(JSONObject request, PrintStream answers) {
+        JSONObject answer = new JSONObject();
+        answer.put("id", request.getIntValue("id"));
+        try {
+            answer.put("result", run(request));
+        } catch (Throwable error) {
+            var trace = new StringWriter();
+            error.printStackTrace(new PrintWriter(trace));
+            answer.put("error", trace.toString());
+        }
+        byte[] line = (answer.toJSONString() + "\n").getBytes(StandardCharsets.UTF_8);
+        synchronized (answers) {
+            answers.write(line, 0, line.length);
+            answers.flush();
+        }
+    }
+
+    private static Object run(JSONObject request) throws Exception {
+        Path path = Path.of(request.getString("store"));
+        switch (request.getString("op")) {
+            case "open":
+                return open(path, request.getJSONObject("options"));
+            case "dump":
+                return new StoreDump(STORES.get(path)).writeTo(Path.of(request.getString("to")));
+            case "append":
+                return new StoreAppend(STORES.get(path)).appendAll(request.getJSONArray("messages"));
+            case "close":
+                return STORES.remove(path).close();
+            default:
+                throw new IllegalArgumentException("no such operation: " + request.getString("op"));
+        }
+    }
+
+    /** One after the other: RocketMQ's stores share statistics that are no matter of several threads. */
+    private static synchronized JSONObject open(Path path, JSONObject options) throws IOException {
+        OpenStore opened = new OpenStore(path, options);
+        JSONObject state = opened.open();
+        if (state.getBooleanValue("started")) {
+            STORES.put(path, opened);
+        }
+        return state;
+    }
+}

@@ -1,0 +1,364 @@
+"""Stores of ours to be handed to RocketMQ, each with what was acknowledged; and what RocketMQ then appends."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import ipaddress
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mqproc import Message, StoreReader
+from mqproc.config import Options
+from mqproc.errors import MqprocError
+from mqproc.layout.record import SYS_FLAG_COMMIT, SYS_FLAG_PREPARED, SYS_FLAG_ROLLBACK
+from mqproc.message import BatchResult, SendResult, StoredMessage
+from tests.conftest import SMALL, Group, wait_until
+from tests.store.engine import Engine
+
+SEGMENT_SIZE = 65536
+BODY_MAX = 32768
+UNITS_OF_A_FILE = 100
+# Files so small that each kind rolls several times.
+SIZES: dict[str, Any] = SMALL | {
+    "mapped_file_size_commit_log": SEGMENT_SIZE,
+    # Both sides round up to whole units.
+    "mapped_file_size_consume_queue": 20 * UNITS_OF_A_FILE - 10,
+    "max_hash_slot_num": 200,
+    "max_index_num": 800,
+    "max_message_size": BODY_MAX,
+    "enabled_append_prop_crc": True,
+    # Else RocketMQ itself loses keys after a kill: it drops the newest index file and makes only its end anew.
+    "message_index_safe": True,
+}
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+RETRY_TOPIC = "%RETRY%" + "group-" * 30
+LONG_TOPIC = "T" * 130
+V1_TOPIC = "t" * 127
+# RocketMQ's recovery begins at a file that is 3 s older than what the checkpoint vouches for.
+KILL_AFTER_S = 5.0
+FLUSHED_OFTEN = {
+    "flush_commit_log_thorough_interval": 300,
+    "flush_consume_queue_thorough_interval": 300,
+    "flush_interval_consume_queue": 100,
+}
+PAUSE_S = 0.03
+HURRIED_MESSAGES = 200
+FRAMES_MAX = 20_000
+BORN_V6 = ipaddress.ip_address("2001:db8::7").packed + (5000).to_bytes(4, "big")
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One message as it was acknowledged. `queued`: it has a place in its queue."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    body: bytes
+    tag: str
+    keys: tuple[str, ...]
+    queued: bool = True
+
+
+@dataclass(slots=True)
+class Handed:
+    """One store: its group (stopped or killed) and the acknowledged messages by physical offset."""
+
+    name: str
+    group: Group
+    sent: dict[int, Sent] = field(default_factory=dict)
+
+    @property
+    def root(self) -> Path:
+        return self.group.store
+
+    @property
+    def options(self) -> Options:
+        return Options(**self.group.options)
+
+    def note(self, message: Message, told: SendResult) -> None:
+        keys = tuple(message.keys)
+        self.sent[told.physical_offset] = Sent(
+            message.topic, told.queue_id, told.queue_offset, message.body, message.tag, keys
+        )
+
+    def note_batch(
+        self,
+        told: BatchResult,
+        bodies: Sequence[bytes],
+        keys: Sequence[Sequence[str]] | None = None,
+        tags: Sequence[str] | None = None,
+    ) -> None:
+        places = zip(told.physical_offsets, told.queue_ids, told.queue_offsets, strict=True)
+        for index, (offset, queue_id, queue_offset) in enumerate(places):
+            self.sent[int(offset)] = Sent(
+                told.topic,
+                int(queue_id),
+                int(queue_offset),
+                bodies[index],
+                tags[index] if tags else "",
+                tuple(keys[index]) if keys else (),
+            )
+
+
+# Through a group and its clients
+
+
+def stopped(folder: Path) -> Handed:
+    """All that a client can send, in rolled files of every kind; stopped in order."""
+    handed = Handed("stopped", Group(folder / "stopped", **SIZES).start())
+    with handed.group.client() as client:
+        _send_everything(handed, client)
+    handed.group.wait_dispatched()
+    assert handed.group.stop() == 0
+    return handed
+
+
+def _send_everything(handed: Handed, client: Any) -> None:
+    rng = random.Random(1)
+    client.create_topic("unused", 3)
+    _send_orders(handed, client, rng, frames=8)
+    for message in _odd_messages():
+        handed.note(message, client.send(message))
+    bodies = [rng.randbytes(50) for _ in range(33)]
+    handed.note_batch(client.send_batch("batched", bodies, queue_id=1, batch=True), bodies)
+    # Files of these two queues end exactly where the queue does.
+    for queue_id, count in ((0, UNITS_OF_A_FILE), (1, 2 * UNITS_OF_A_FILE)):
+        bodies = [b"%d" % number for number in range(count)]
+        keys = [[f"exact-{queue_id}-{number}"] for number in range(count)]
+        handed.note_batch(client.send_batch("exact", bodies, keys=keys, queue_id=queue_id), bodies, keys)
+    # The last segment holds many records, so that damage can be put between them.
+    _send_orders(handed, client, rng, frames=6, body_max=100)
+
+
+def _send_orders(handed: Handed, client: Any, rng: random.Random, *, frames: int, body_max: int = 600) -> None:
+    for frame in range(frames):
+        first = len(handed.sent)
+        bodies = [rng.randbytes(rng.randrange(body_max)) for _ in range(40)]
+        keys = [[f"order-{first + each}", f"customer-{each}"][: 1 + frame % 2] for each in range(40)]
+        tags = [("new", "paid", "Aa", "BB", "schlußtag")[each % 5] for each in range(40)]
+        handed.note_batch(client.send_batch("orders", bodies, keys=keys, tags=tags), bodies, keys, tags)
+
+
+def _odd_messages() -> list[Message]:
+    return [
+        Message("odd", b""),
+        Message("odd", b"x", keys=["Aa"]),
+        Message("odd", b"y", keys=["BB", "Aa"]),
+        Message("odd", b"z", keys=["schlüssel", "\N{GRINNING FACE}"], tag="\N{GRINNING FACE}"),
+        Message("odd", b"p", properties={"colour": "grün", "a": "b", "REGION": "eu"}, flag=7),
+        Message("odd", b"n", flag=-(1 << 31), born_timestamp_ms=1),
+        Message("odd", bytes(range(256)) * (BODY_MAX // 256), tag="largest"),
+        Message("odd", b"w", keys=["k" * 300], properties={"big": "v" * 20_000}),
+        Message(V1_TOPIC, b"127 bytes of topic", keys=["v1"]),
+    ]
+
+
+class Doomed:
+    """A group that a client sends to until it is killed, late enough that RocketMQ's recovery begins in the middle."""
+
+    def __init__(self, folder: Path) -> None:
+        self.handed = Handed("killed", Group(folder / "killed", **SIZES, **FLUSHED_OFTEN).start())
+        self._started = time.monotonic()
+        self._hurry = threading.Event()
+        self._sender = threading.Thread(target=self._send, daemon=True)
+        self._sender.start()
+
+    def kill(self) -> Handed:
+        """Kill it under full load; what it had answered is noted."""
+        time.sleep(max(0.0, self._started + KILL_AFTER_S - time.monotonic()))
+        self._hurry.set()
+        enough = len(self.handed.sent) + HURRIED_MESSAGES
+        wait_until(lambda: len(self.handed.sent) >= enough or not self._sender.is_alive(), what="messages under load")
+        assert self._sender.is_alive()
+        self.handed.group.kill()
+        self.close()
+        return self.handed
+
+    def close(self) -> None:
+        """Without its group the sender ends, too."""
+        self.handed.group.close()
+        self._sender.join()
+
+    def _send(self) -> None:
+        rng = random.Random(2)
+        with self.handed.group.client(timeout=0.5) as client:
+            for frame in range(FRAMES_MAX):
+                bodies = [rng.randbytes(rng.randrange(300)) for _ in range(10)]
+                keys = [[f"kill-{frame}-{each}"] for each in range(10)]
+                try:
+                    told = client.send_batch("killed", bodies, keys=keys, tags="t")
+                except MqprocError:
+                    return
+                self.handed.note_batch(told, bodies, keys, ["t"] * 10)
+                if not self._hurry.is_set():
+                    time.sleep(PAUSE_S)
+
+
+# Through the engine, as the system's own topics are written
+
+
+def internal(folder: Path) -> Handed:
+    """Long topics, delays, transactions, IPv6 hosts, with and without CRCs of whole records.
+
+    The first part is the engine's, the second that of a group whose store host is an IPv6 address.
+    """
+    group = Group(folder / "internal", **(SIZES | {"broker_ip": "::1", "enabled_append_prop_crc": False}))
+    handed = Handed("internal", group)
+    _append_internally(handed)
+    group.start()
+    with group.client() as client:
+        for number in range(40):
+            message = Message("six", b"six %d" % number, keys=[f"six-{number}"], tag="v6")
+            handed.note(message, client.send(message))
+    group.wait_dispatched()
+    assert group.stop() == 0
+    return handed
+
+
+def _append_internally(handed: Handed) -> None:
+    engine = Engine(handed.root, enabled_append_prop_crc=False)
+    for append_crc in (False, True):
+        engine.appender.set_options(dataclasses.replace(engine.options, enabled_append_prop_crc=append_crc))
+        for topic in (RETRY_TOPIC, LONG_TOPIC, V1_TOPIC):
+            _append(handed, engine, topic, fixed_queue=0, parts=(b"", b"", b"", b"RETRY_TOPIC\x01orders\x02"))
+        for level in (1, 3, 18, 20, 0):
+            pairs = f"DELAY\x01{level}\x02REAL_TOPIC\x01orders\x02REAL_QID\x012\x02".encode()
+            queue_id = max(1, min(level, 18)) - 1
+            _append(handed, engine, SCHEDULE_TOPIC, queues=18, fixed_queue=queue_id, parts=(pairs, b"", b"", b""))
+        for flag in (SYS_FLAG_PREPARED, SYS_FLAG_COMMIT, SYS_FLAG_ROLLBACK):
+            _append(handed, engine, "txn", sys_flag=flag, prepared_transaction_offset=1000)
+        _append(handed, engine, "RMQ_SYS_TRANS_HALF_TOPIC", fixed_queue=0)
+        _append(handed, engine, "hosts", born_host=BORN_V6, reconsume_times=3)
+        for _ in range(5):
+            _append(handed, engine, "rolling", count=30)
+    engine.appender.close()
+    engine.segments.close()
+    engine.table.close()
+    # As a store that comes from elsewhere: only RocketMQ's files are left.
+    shutil.rmtree(engine.paths.own)
+
+
+def _append(handed: Handed, engine: Engine, topic: str, *, count: int = 6, **changes: Any) -> None:
+    first = len(handed.sent)
+    bodies = [b"%s %d" % (topic.encode(), first + each) * 9 for each in range(count)]
+    keys = [f"{first + each}" for each in range(count)]
+    time_ms = int(time.time() * 1000) - 10_000 + first
+    plan = engine.plan(topic, bodies, keys=keys, tags=["tag"] * count, born_timestamp_ms=time_ms, **changes)
+    answer = engine.appender.add(plan, time_ms)
+    engine.appender.write_out()
+    engine.appender.publish()
+    queued = changes.get("sys_flag", 0) in (0, SYS_FLAG_COMMIT)
+    physical_offsets, queue_offsets = answer[: 16 * count].view(np.int64).reshape(2, count).tolist()
+    queue_ids = answer[16 * count :].view(np.int32).tolist()
+    for index, offset in enumerate(physical_offsets):
+        place = queue_ids[index], queue_offsets[index]
+        handed.sent[offset] = Sent(topic, *place, bodies[index], "tag", (keys[index],), queued)
+
+
+# Damaged
+
+
+def damaged(source: Handed, name: str, choose: Callable[[list[StoredMessage]], StoredMessage]) -> tuple[Handed, int]:
+    """A copy of a stopped store with one body byte flipped and no durable mark, opened by us, extended and stopped.
+
+    Returns the physical offset of the damaged record too.
+    """
+    group = Group(source.root.with_name(name), **source.group.options)
+    handed = Handed(name, group, dict(source.sent))
+    shutil.copytree(source.root, group.store, ignore=shutil.ignore_patterns("mqproc", "consumequeue", "index", "~*"))
+    with StoreReader(source.root) as reader:
+        victim = choose(list(reader.scan()))
+    start = victim.physical_offset - victim.physical_offset % SEGMENT_SIZE
+    segment = group.paths.commit_log / f"{start:020d}"
+    data = bytearray(segment.read_bytes())
+    at = data.index(victim.body, victim.physical_offset - start)
+    data[at] ^= 1
+    segment.write_bytes(data)
+    group.start()
+    with group.client() as client:
+        _send_orders(handed, client, random.Random(3), frames=2)
+    group.wait_dispatched()
+    assert group.stop() == 0
+    del handed.sent[victim.physical_offset]
+    return handed, victim.physical_offset
+
+
+def in_an_early_segment(messages: list[StoredMessage]) -> StoredMessage:
+    """A record of the second segment whose queue goes on in the same one."""
+    return _with_a_successor(messages, SEGMENT_SIZE)
+
+
+def in_the_last_segment(messages: list[StoredMessage]) -> StoredMessage:
+    """A record of the last segment whose queue goes on in the same one."""
+    return _with_a_successor(messages, messages[-1].physical_offset // SEGMENT_SIZE * SEGMENT_SIZE)
+
+
+def _with_a_successor(messages: list[StoredMessage], start: int) -> StoredMessage:
+    there = [
+        each
+        for each in messages
+        if start <= each.physical_offset < start + SEGMENT_SIZE and each.topic == "orders" and len(each.body) > 20
+    ]
+    half = there[len(there) // 2]
+    assert sum(each.queue_id == half.queue_id for each in there[len(there) // 2 :]) > 1
+    return half
+
+
+# What RocketMQ appends
+
+
+def rocketmqs_messages(name: str) -> list[dict[str, Any]]:
+    """Puts for the Java program: ordinary, batched, delayed, transactional ones; files of every kind roll again."""
+    rng = random.Random(name)
+    puts = [_put(rng, "orders", each % 8, keys=f"late-{each} shared", tag="late") for each in range(40)]
+    puts += [_put(rng, "fresh", 2, size=20_000, keys=f"large-{each}") for each in range(4)]
+    puts += [_put(rng, "exact", 0, keys=f"x-{each} y-{each} z-{each}") for each in range(UNITS_OF_A_FILE + 20)]
+    puts += [_put(rng, topic, 0, keys="long", tag="long") for topic in (RETRY_TOPIC, LONG_TOPIC, V1_TOPIC)]
+    puts += [_put(rng, "hosts", 1, bornHost="2001:db8::9", storeHost="::1", keys="v6")]
+    puts += [_put(rng, "hosts", 1, bornHost="2001:db8::9", keys="v6-born"), _put(rng, "hosts", 1, storeHost="::1")]
+    puts += [
+        _put(rng, SCHEDULE_TOPIC, level - 1, more={"DELAY": str(level), "REAL_TOPIC": "orders", "REAL_QID": "0"})
+        for level in (1, 3, 18)
+    ]
+    puts += [_put(rng, "txn", 0, sysFlag=flag, keys="txn") for flag in (SYS_FLAG_PREPARED, SYS_FLAG_COMMIT)]
+    parts = [{"body": _base64(rng.randbytes(30)), "properties": {"KEYS": f"part-{each}"}} for each in range(7)]
+    puts += [_put(rng, "batched", 1) | {"batch": parts}]
+    puts += [_put(rng, "txn", 0, sysFlag=SYS_FLAG_ROLLBACK, keys="gone"), _put(rng, "orders", 3, keys="last")]
+    return puts
+
+
+def _put(
+    rng: random.Random,
+    topic: str,
+    queue_id: int,
+    *,
+    size: int = 80,
+    keys: str = "",
+    tag: str = "",
+    more: dict[str, str] | None = None,
+    **fields: Any,
+) -> dict[str, Any]:
+    properties = {"KEYS": keys, "TAGS": tag, "colour": "grün", "UNIQ_KEY": rng.randbytes(16).hex().upper()}
+    return {
+        "topic": topic,
+        "queueId": queue_id,
+        "body": _base64(rng.randbytes(size)),
+        "properties": {name: value for name, value in properties.items() if value} | (more or {}),
+        "sysFlag": 0,
+        "bornHost": "10.1.2.3",
+        "storeHost": "192.168.1.2",
+    } | fields
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")

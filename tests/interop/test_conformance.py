@@ -1,0 +1,131 @@
+"""Every store of a folder of fixtures, opened by our engine, answers as RocketMQ answered.
+
+The folder is the golden one, or what MQPROC_FIXTURES names. README.md tells what is compared.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.golden.fixtures import (
+    FOLDER_VARIABLE,
+    GOLDEN,
+    Directory,
+    FixturesError,
+    directories,
+    fixtures_folder,
+)
+from tests.interop.conformance import Way, compare_files, outcome_of
+from tests.interop.differences import DIFFERENCES
+
+STORES = directories(fixtures_folder())
+
+
+@pytest.mark.parametrize("store", Way.RECOVERED.stores(STORES), ids=str)
+def test_a_recovered_store_answers_as_rocketmqs(store: Directory) -> None:
+    assert not outcome_of(Way.RECOVERED, store).report()
+
+
+@pytest.mark.parametrize("store", Way.REBUILT.stores(STORES), ids=str)
+def test_a_log_alone_makes_the_same_queues(store: Directory) -> None:
+    assert not outcome_of(Way.REBUILT, store).report()
+
+
+@pytest.mark.parametrize("store", Way.FILES.stores(STORES), ids=str)
+def test_files_read_directly_answer_as_rocketmqs(store: Directory) -> None:
+    assert not outcome_of(Way.FILES, store).report()
+
+
+def test_stores_and_answers_were_compared() -> None:
+    outcomes = {store: outcome_of(Way.RECOVERED, store) for store in STORES}
+    assert outcomes
+    assert sum(outcome.answers for outcome in outcomes.values()) > 0
+    silent = [store for store in STORES if store.expected.get("answers") and not outcomes[store].answers]
+    assert not silent
+
+
+def test_every_named_difference_is_met() -> None:
+    met: Counter[str] = Counter()
+    for way in Way:
+        for store in way.stores(STORES):
+            met += outcome_of(way, store).named
+    assert set(met) <= {difference.name for difference in DIFFERENCES}
+    golden = fixtures_folder() == GOLDEN
+    unused = [
+        difference.name
+        for difference in DIFFERENCES
+        if not met[difference.name]
+        and any(difference.may_be_in(store.name) for store in STORES)
+        and (difference.in_golden if golden else not difference.by_chance)
+    ]
+    assert not unused, "differences that no fixture shows; take them out of the table"
+    assert not golden or not [each.name for each in DIFFERENCES if met[each.name] and not each.in_golden]
+
+
+# Folders that are none
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FixturesError, match="no fixtures there"):
+        directories(tmp_path)
+    with pytest.raises(FixturesError, match="no fixtures there"):
+        directories(tmp_path / "missing")
+
+
+def test_a_fixture_without_its_tarball_is_refused(tmp_path: Path) -> None:
+    whole = next(store for store in STORES if not store.damaged)
+    shutil.copy(whole.golden / f"{whole.name}.expected.json.gz", tmp_path)
+    with pytest.raises(FixturesError, match=rf"{whole.name}.tar.gz: missing"):
+        directories(tmp_path)
+
+
+def test_a_damaged_fixture_without_its_base_is_refused(tmp_path: Path) -> None:
+    expected = json.dumps({"base": "before", "changes": []}).encode()
+    (tmp_path / "damaged.expected.json.gz").write_bytes(gzip.compress(expected))
+    with pytest.raises(FixturesError, match="damaged needs one tarball with before/ and clean/"):
+        directories(tmp_path)
+
+
+def run_suite(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """This very file, on another folder."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, *flags]
+    environment = os.environ | {FOLDER_VARIABLE: str(folder)}
+    return subprocess.run(
+        command, cwd=GOLDEN.parents[1], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_the_suite_fails_on_a_wrong_folder(tmp_path: Path) -> None:
+    """Not a silent success with nothing compared."""
+    done = run_suite(tmp_path)
+    assert done.returncode not in (0, 5)
+    assert f"{FOLDER_VARIABLE}={tmp_path}: no fixtures there" in done.stdout
+
+
+def test_a_run_on_another_folder_tells_what_it_compared(tmp_path: Path) -> None:
+    store = min(Way.FILES.stores(STORES), key=lambda store: (store.golden / f"{store.name}.tar.gz").stat().st_size)
+    for ending in ("expected.json.gz", "tar.gz"):
+        shutil.copy(store.golden / f"{store.name}.{ending}", tmp_path)
+    done = run_suite(tmp_path, "-k", "(rocketmqs or same_queues or compared or is_met) and not folder")
+    assert done.returncode == 0, done.stdout
+    answers = 2 * len(store.expected["answers"])
+    assert f"{len(directories(tmp_path))} stores, {answers:,} answers compared, " in done.stdout
+
+
+def test_a_wrong_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison itself: one recorded answer changed is one thing wrong, with question and both answers."""
+    store = Way.FILES.stores(STORES)[0]
+    question = store.expected["answers"][0]
+    monkeypatch.setitem(question, "result", {"never": "so"})
+    outcome = compare_files(store)
+    assert len(outcome.wrong) == 1
+    assert str(question) in outcome.report()
