@@ -36,6 +36,13 @@ class FlushDiskType(enum.StrEnum):
     SYNC_FLUSH = "SYNC_FLUSH"
 
 
+class RetentionGuard(enum.StrEnum):
+    """What retention keeps although it has expired."""
+
+    NONE = "none"
+    GROUPS = "groups"
+
+
 class OnDamage(enum.StrEnum):
     """What to do about damage below the durable mark."""
 
@@ -115,9 +122,35 @@ class Options:
     on_damage: OnDamage = _option(OnDamage.SERVE, "with damage below the durable mark: serve, read_only or refuse")
 
     # Retention
-    file_reserved_time: int = _option(72, "age at which a segment may be deleted", "hours", 0, 1 << 20)
-    disk_space_warning_level_ratio: int = _option(90, "above this use of the disk sends are refused", "%", 35, 99)
-    delete_when: str = _option("04", "local hours at which old segments are deleted, separated by ';'")
+    file_reserved_time: int = _option(
+        72, "age at which a segment has expired and may be deleted", "hours", 0, 1 << 20, reload=True
+    )
+    delete_when: str = _option("04", "local hours at which expired segments are deleted, separated by ';'", reload=True)
+    disk_max_used_space_ratio: int = _option(
+        75, "above this use of the disk expired segments are deleted at any hour", "%", 1, 99, reload=True
+    )
+    disk_space_clean_forcibly_ratio: int = _option(
+        85, "above this use of the disk the oldest segments are deleted whatever their age", "%", 1, 99, reload=True
+    )
+    disk_space_warning_level_ratio: int = _option(
+        90, "above this use of the disk sends are refused", "%", 35, 99, reload=True
+    )
+    clean_file_forcibly_enable: bool = _option(
+        True, "delete segments that have not expired when the disk fills", reload=True
+    )
+    retention_guard: RetentionGuard = _option(
+        RetentionGuard.NONE, "keep what a consumer group has not consumed (groups), or not (none)", reload=True
+    )
+    clean_resource_interval: int = _option(
+        10_000, "pause between two looks at what is due", "ms", 1, 3_600_000, reload=True
+    )
+    delete_file_batch_max: int = _option(10, "most segments deleted in one go", "", 1, 100_000, reload=True)
+    delete_commit_log_files_interval: int = _option(
+        100, "pause after each deleted segment", "ms", 0, 60_000, reload=True
+    )
+    delete_consume_queue_files_interval: int = _option(
+        100, "pause after each queue that lost files", "ms", 0, 60_000, reload=True
+    )
 
     # Processes and sockets
     max_spin_us: int = _option(50, "after work, look this long for more before sleeping", "µs", 0, 10_000)
@@ -132,8 +165,8 @@ class Options:
     metrics_port: int = _option(5557, "port of /metrics; 0 lets the system choose", "", 0, 65_535)
     metrics_host: str = _option("127.0.0.1", "address of /metrics")
     page_cache_behind_bytes: int = _option(
-        512 * MIB,
-        "let go of the log's pages this far behind dispatch and flush, so that writing reuses warm ones; 0 keeps all",
+        128 * MIB,
+        "let go of pages whose messages lie this far behind dispatch and flush: warm ones are reused; 0 keeps all",
         "bytes",
         0,
         1 << 50,
@@ -243,13 +276,28 @@ def read_broker_conf(path: Path) -> dict[str, Setting]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: {error}") from None
-    settings = {}
-    for line in lines:
-        key, separator, value = line.partition("=")
-        name = _BY_ROCKETMQ_NAME.get(key.strip())
-        if separator and name and not line.lstrip().startswith("#"):
-            settings[name] = Setting(parse_option(name, value.strip(), str(path)), str(path))
-    return settings
+    pairs = dict(_conf_pair(line) for line in lines if "=" in line and not line.lstrip().startswith("#"))
+    _check_log_paths(pairs, path)
+    return {
+        name: Setting(parse_option(name, value, str(path)), str(path))
+        for key, value in pairs.items()
+        if (name := _BY_ROCKETMQ_NAME.get(key))
+    }
+
+
+def _conf_pair(line: str) -> tuple[str, str]:
+    key, _separator, value = line.partition("=")
+    return key.strip(), value.strip()
+
+
+def _check_log_paths(pairs: Mapping[str, str], path: Path) -> None:
+    """Segments that lie elsewhere than in the store's own folder would be taken for lost ones."""
+    log = Path(pairs.get("storePathCommitLog") or "commitlog")
+    root = Path(pairs.get("storePathRootDir") or log.parent)
+    if log.name != "commitlog" or log.parent not in (root, Path()) or "," in str(log):
+        raise ConfigurationError(f"{path}: storePathCommitLog = {log}: the log can only be {root / 'commitlog'}")
+    if others := pairs.get("readOnlyCommitLogStorePaths"):
+        raise ConfigurationError(f"{path}: readOnlyCommitLogStorePaths = {others}: the log can only be in one folder")
 
 
 def read_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
@@ -288,6 +336,14 @@ def load_settings(
     return settings
 
 
+def delete_hours(text: str) -> frozenset[int]:
+    """The hours that `delete_when` names. Raises ConfigurationError."""
+    parts = [part.strip() for part in text.split(";") if part.strip()]
+    if not parts or any(not re.fullmatch(r"[01]?[0-9]|2[0-3]", part) for part in parts):
+        raise ConfigurationError(f"delete_when = {text!r} is out of range: hours from 0 to 23, separated by ';'")
+    return frozenset(map(int, parts))
+
+
 def check_together(options: Options) -> None:
     """Combinations that cannot work. Raises ConfigurationError."""
     segment = options.mapped_file_size_commit_log
@@ -295,6 +351,7 @@ def check_together(options: Options) -> None:
         raise ConfigurationError(
             f"mapped_file_size_commit_log = {segment:,} is not a multiple of the page size {PAGE_BYTES:,}"
         )
+    delete_hours(options.delete_when)
     if options.max_pull_bytes > options.max_frame_bytes:
         raise ConfigurationError(
             f"max_pull_bytes = {options.max_pull_bytes:,} exceeds max_frame_bytes = {options.max_frame_bytes:,}"

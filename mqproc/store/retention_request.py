@@ -1,0 +1,87 @@
+"""What is asked of a running group's retention, by files; and what retention tells, by another.
+
+mqproc/retention.request.*   one each request; the keeper deletes it when it is carried out, and its successor finds
+                             it still there when it is not
+mqproc/retention.json        the last pass that deleted something, and what groups had not consumed of all that went
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from mqproc.config import Options
+from mqproc.io import StoreIO
+from mqproc.paths import StorePaths
+
+MS_PER_HOUR: Final = 3_600_000
+# Half written.
+_TEMPORARY: Final = ".tmp"
+
+
+class Request(msgspec.Struct, frozen=True):
+    """`reserved_ms`: what is older has expired; None: as the options say."""
+
+    reserved_ms: int | None = None
+
+    def reserved_ms_by(self, options: Options) -> int:
+        """The age at which segments have expired."""
+        return options.file_reserved_time * MS_PER_HOUR if self.reserved_ms is None else self.reserved_ms
+
+
+def ask(io: StoreIO, paths: StorePaths, reserved_ms: int | None = None) -> Path:
+    """Leave a request; the file that is gone when it has been carried out."""
+    path = paths.retention_request(secrets.token_hex(8))
+    io.write_file_atomically(path, msgspec.json.encode(Request(reserved_ms)), mode=0o600)
+    return path
+
+
+def find(io: StoreIO, paths: StorePaths) -> Path | None:
+    """A request that waits, or that a predecessor had begun."""
+    first = paths.retention_request("")
+    for name in io.names(first.parent):
+        if name.startswith(first.name) and not name.endswith(_TEMPORARY):
+            return first.with_name(name)
+    return None
+
+
+def read(io: StoreIO, path: Path) -> Request:
+    """What is asked. Raises msgspec.MsgspecError for what is no request, OSError."""
+    return msgspec.json.decode(io.read_file(path), type=Request)
+
+
+class LastPass(msgspec.Struct):
+    """What a pass deleted. `bytes` on disk; `minimum` is the log's since then; `trigger` what was due."""
+
+    time_ms: int = 0
+    trigger: str = "nothing"
+    minimum: int = 0
+    segments: int = 0
+    queue_files: int = 0
+    index_files: int = 0
+    bytes: int = 0
+    corrected: int = 0
+
+
+class Report(msgspec.Struct):
+    """`unconsumed`: by group and topic, messages that went before the group had consumed them, since ever."""
+
+    schema_version: int = 1
+    last: LastPass | None = None
+    unconsumed: dict[str, dict[str, int]] = {}
+
+
+def read_report(io: StoreIO, paths: StorePaths) -> Report:
+    """The report; an empty one when there is none that can be read: it tells nothing that the store needs."""
+    try:
+        return msgspec.json.decode(io.read_file(paths.retention_report), type=Report)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return Report()
+
+
+def write_report(io: StoreIO, paths: StorePaths, report: Report) -> None:
+    """Replace the report. Raises OSError."""
+    io.write_file_atomically(paths.retention_report, msgspec.json.format(msgspec.json.encode(report), indent=1), 0o600)

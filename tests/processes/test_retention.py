@@ -1,0 +1,330 @@
+"""Retention in a real group under load: sends and pulls go on, minima hold, a killed keeper leaves no gap.
+
+Segments are small and nothing is reserved, so every segment goes as soon as its marks allow it. Two client processes
+send all the time; this one looks at the minima, follows a queue, and kills.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqproc.client import Client
+from mqproc.errors import MqprocError, SendOutcomeUnknownError
+from mqproc.layout import control as words_of
+from mqproc.message import PullStatus, QueueInfo
+from mqproc.store.reader import StoreReader
+from tests.conftest import Group, wait_until
+from tests.processes.rebuild import rebuilt
+from tests.store.retaining import ALL_HOURS
+
+SEGMENT = 65536
+QUEUES = 3
+SENDERS = 2
+RETAINING: dict[str, Any] = {
+    "mapped_file_size_commit_log": SEGMENT,
+    "mapped_file_size_consume_queue": 2000,
+    "max_hash_slot_num": 200,
+    "max_index_num": 800,
+    "max_message_size": 30_000,
+    "file_reserved_time": 0,
+    "delete_when": ALL_HOURS,
+    "clean_resource_interval": 100,
+    "delete_commit_log_files_interval": 1,
+    "delete_consume_queue_files_interval": 1,
+    # Marks follow quickly, and what is deleted follows them.
+    "flush_interval_commit_log": 20,
+    "flush_commit_log_thorough_interval": 50,
+    "flush_interval_consume_queue": 50,
+    "flush_consume_queue_thorough_interval": 100,
+}
+Place = tuple[int, int, int]
+
+
+def send_until_told(store: str, number: int, stop: Any, report: str) -> None:
+    """A client's life: batches and single messages; what was acknowledged goes to a file at the end."""
+    acknowledged: list[tuple[str, int, int, int]] = []
+    unknown: list[str] = []
+    refused = 0
+    sequence = 0
+    with Client(store, timeout=20.0) as client:
+        while not stop.is_set():
+            names = [f"{number}-{sequence + each}" for each in range(20)]
+            sequence += len(names)
+            bodies = [name.encode().ljust(200, b".") for name in names]
+            try:
+                told = client.send_batch("T", bodies, keys=names)
+                columns = (told.queue_ids.tolist(), told.queue_offsets.tolist(), told.physical_offsets.tolist())
+                acknowledged += list(zip(names, *columns, strict=True))
+                sent = client.send("T", f"{number}-s{sequence}".encode())
+                acknowledged.append((f"{number}-s{sequence}", sent.queue_id, sent.queue_offset, sent.physical_offset))
+            except SendOutcomeUnknownError:
+                unknown += [*names, f"{number}-s{sequence}"]
+            except MqprocError:
+                refused += 1
+    Path(report).write_text(json.dumps([acknowledged, unknown, refused]))
+
+
+class Load:
+    """Client processes that send."""
+
+    def __init__(self, group: Group, folder: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.stop = context.Event()
+        self.reports = [folder / f"sender{number}.json" for number in range(SENDERS)]
+        self.processes = [
+            context.Process(
+                target=send_until_told, args=(str(group.store), number, self.stop, str(report)), daemon=True
+            )
+            for number, report in enumerate(self.reports)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def finish(self) -> tuple[dict[str, Place], set[str], int]:
+        """(acknowledged places by name, names of unknown outcome, refusals)."""
+        self.stop.set()
+        for process in self.processes:
+            process.join(60)
+            assert process.exitcode == 0
+        acknowledged: dict[str, Place] = {}
+        unknown: set[str] = set()
+        refused = 0
+        for report in self.reports:
+            told, lost, count = json.loads(report.read_text())
+            acknowledged |= {name: (queue_id, offset, physical) for name, queue_id, offset, physical in told}
+            unknown |= set(lost)
+            refused += count
+        return acknowledged, unknown, refused
+
+
+class Follower:
+    """Reads one queue from where it stands, like a consumer; what retention takes away it skips, and says so."""
+
+    def __init__(self, client: Client, queue_id: int) -> None:
+        self._client = client
+        self._queue_id = queue_id
+        self.offset = 0
+        self.read = 0
+        self.skipped = 0
+
+    def step(self) -> None:
+        pulled = self._client.pull("T", self._queue_id, self.offset, max_messages=50)
+        if pulled.status is PullStatus.FOUND:
+            offsets = [message.queue_offset for message in pulled.messages]
+            assert offsets == list(range(self.offset, self.offset + len(offsets))), (self.offset, offsets[:3])
+            self.read += len(offsets)
+        elif pulled.status is PullStatus.OFFSET_TOO_SMALL:
+            assert pulled.next_offset == pulled.min_offset > self.offset
+            self.skipped += pulled.next_offset - self.offset
+        else:
+            assert pulled.status in (PullStatus.OFFSET_OVERFLOW_ONE, PullStatus.NO_MESSAGE_IN_QUEUE), pulled
+        assert pulled.next_offset >= self.offset
+        self.offset = pulled.next_offset
+
+
+def check_minimum(client: Client, queue: QueueInfo) -> None:
+    """What a queue's minimum points at is there, unless the minimum has moved on meanwhile."""
+    pulled = client.pull("T", queue.queue_id, queue.min_offset, max_messages=3)
+    if pulled.status is PullStatus.FOUND:
+        assert pulled.messages[0].queue_offset == queue.min_offset
+    elif pulled.status is PullStatus.OFFSET_TOO_SMALL:
+        assert pulled.next_offset == pulled.min_offset > queue.min_offset
+    else:
+        assert pulled.status in (PullStatus.OFFSET_OVERFLOW_ONE, PullStatus.NO_MESSAGE_IN_QUEUE), pulled
+    if queue.min_offset > 0:
+        below = client.pull("T", queue.queue_id, queue.min_offset - 1)
+        assert (below.status, below.next_offset) == (PullStatus.OFFSET_TOO_SMALL, below.min_offset)
+        assert below.min_offset >= queue.min_offset
+
+
+def look_until(group: Group, client: Client, reached: Callable[[dict[str, int]], bool]) -> list[Follower]:
+    """Look at minima and follow the queues until enough has been deleted."""
+    followers = [Follower(client, queue_id) for queue_id in range(QUEUES)]
+
+    def step() -> bool:
+        for queue in client.queues("T"):
+            check_minimum(client, queue)
+        for follower in followers:
+            follower.step()
+        return reached(group.words())
+
+    wait_until(step, 60, "deletions")
+    return followers
+
+
+def check_all(group: Group, acknowledged: dict[str, Place], unknown: set[str]) -> None:
+    """Everything acknowledged that was not deleted is there, once, at its place; queues equal a rebuild."""
+    assert group.stop() == 0
+    begin = min(int(path.name) for path in group.paths.commit_log.iterdir())
+    with StoreReader(group.store) as reader:
+        found = {message.body.decode().rstrip("."): place_of(message) for message in reader.messages("T")}
+        bounds = {(queue.topic, queue.queue_id): (queue.min_offset, queue.max_offset) for queue in reader.queues()}
+    kept = {name: place for name, place in acknowledged.items() if place[2] >= begin}
+    assert kept
+    assert {name: found[name] for name in kept if name in found} == kept
+    assert set(found) - set(kept) <= unknown
+    with StoreReader(rebuilt(group).root) as reader:
+        again = {message.body.decode().rstrip("."): place_of(message) for message in reader.messages("T")}
+        rebuilt_bounds = {queue: ends for queue, ends in bounds.items() if ends[0] < ends[1]}
+        theirs = {(queue.topic, queue.queue_id): (queue.min_offset, queue.max_offset) for queue in reader.queues()}
+    assert again == found
+    assert {queue: theirs[queue] for queue in rebuilt_bounds} == rebuilt_bounds
+
+
+def place_of(message: Any) -> Place:
+    return message.queue_id, message.queue_offset, message.physical_offset
+
+
+@pytest.fixture
+def group(make_group: Callable[..., Group]) -> Group:
+    group = make_group(**RETAINING)
+    with group.client() as client:
+        client.create_topic("T", QUEUES)
+    return group
+
+
+def test_sends_and_pulls_go_on_while_files_of_every_kind_are_deleted(group: Group, tmp_path: Path) -> None:
+    load = Load(group, tmp_path)
+    with group.client() as client:
+        followers = look_until(
+            group,
+            client,
+            lambda words: (
+                words["retention_segments"] >= 60
+                and words["retention_queue_files"] >= 20
+                and words["retention_index_files"] >= 10
+            ),
+        )
+    acknowledged, unknown, refused = load.finish()
+    assert refused == 0
+    assert not unknown
+    assert sum(follower.read for follower in followers) > 0
+    words = group.words()
+    assert words["retention_errno"] == 0
+    assert all(words[f"{role}.restarts"] == 0 for role in words_of.ROLES)
+    # No role keeps what was deleted.
+    wait_until(lambda: not deleted_in_use(group), what="deleted files let go")
+    wait_until(lambda: group.words()["retention_pending_bytes"] == 0, what="space given back")
+    check_all(group, acknowledged, unknown)
+
+
+def deleted_in_use(group: Group) -> list[str]:
+    """Deleted segments, queue and index files that any role has open or mapped."""
+    found: list[str] = []
+    for role in words_of.ROLES:
+        process = Path(f"/proc/{group.words()[f'{role}.pid']}")
+        try:
+            names = [os.readlink(fd) for fd in (process / "fd").iterdir()]
+            names += [line.split(maxsplit=5)[-1] for line in (process / "maps").read_text().splitlines()]
+        except FileNotFoundError:
+            continue
+        folders = ("commitlog", "consumequeue", "index")
+        ours = [name for name in names if any(f"{group.store}/{folder}/" in name for folder in folders)]
+        found += [f"{role}: {name}" for name in ours if name.endswith("(deleted)")]
+    return found
+
+
+def test_a_keeper_killed_again_and_again_leaves_a_whole_store(group: Group, tmp_path: Path) -> None:
+    load = Load(group, tmp_path)
+    wait_until(lambda: group.words()["retention_segments"] > 5, what="deletions")
+    with group.client() as client:
+        for _ in range(3):
+            words = group.words()
+            os.kill(words["keeper.pid"], signal.SIGKILL)
+            before = words["retention_segments"]
+            look_until(
+                group,
+                client,
+                lambda now, before=before, incarnation=words["keeper.incarnation"]: (
+                    now["keeper.incarnation"] > incarnation and now["retention_segments"] > before + 10
+                ),
+            )
+    acknowledged, unknown, refused = load.finish()
+    assert refused == 0
+    words = group.words()
+    assert words["keeper.restarts"] == 3
+    wait_until(lambda: group.words()["min_physical_offset"] == min(segment_starts(group)), what="all below deleted")
+    check_all(group, acknowledged, unknown)
+
+
+def segment_starts(group: Group) -> list[int]:
+    return [int(path.name) for path in group.paths.commit_log.iterdir() if path.name.isdigit()]
+
+
+def test_a_group_killed_while_it_deletes_comes_back_whole(group: Group, tmp_path: Path) -> None:
+    load = Load(group, tmp_path)
+    wait_until(lambda: group.words()["retention_segments"] > 20, what="deletions")
+    load.stop.set()
+    group.kill()
+    acknowledged, unknown, _refused = load.finish()
+    group.start()
+    group.wait_dispatched()
+    with group.client() as client:
+        for queue in client.queues("T"):
+            check_minimum(client, queue)
+    assert group.words()["damage_holes"] == 0
+    check_all(group, acknowledged, unknown)
+
+
+def test_an_expired_queue_never_begins_again(group: Group) -> None:
+    with group.client() as client:
+        client.create_topic("quiet", 1)
+    for number in range(3):
+        send_next(group, number)
+    wait_until_expired(group, 3)
+    assert group.stop() == 0
+    group.start()
+    send_next(group, 3)
+    wait_until_expired(group, 4)
+    group.kill()
+    group.start()
+    send_next(group, 4)
+    wait_until_expired(group, 5)
+    assert group.stop() == 0
+    # Its folder is lost: a queue made anew from the log would begin at 0.
+    shutil.rmtree(group.paths.consume_queue)
+    group.start()
+    send_next(group, 5)
+
+
+def send_next(group: Group, offset: int) -> None:
+    with group.client() as client:
+        assert client.send("quiet", b"next").queue_offset == offset
+
+
+def wait_until_expired(group: Group, end: int) -> None:
+    """Fill the log until nothing is left of the quiet queue, neither to be seen nor on disk."""
+    written = group.words()["written"]
+    with group.client() as client:
+        for _ in range(6):
+            client.send_batch("T", [b"x" * 1000] * 50)
+        wait_until(lambda: min(segment_starts(group)) >= written - written % SEGMENT + SEGMENT, 60, "expiry")
+        (queue,) = client.queues("quiet")
+        assert (queue.min_offset, queue.max_offset) == (end, end)
+
+
+def test_space_of_what_a_slow_reader_holds_comes_back_when_it_is_done(group: Group) -> None:
+    with group.client() as client:
+        client.send_batch("T", [b"first" * 100] * 10, queue_id=0)
+        group.wait_dispatched()
+        reader = StoreReader(group.store)
+        first = reader.pull("T", 0, 0)
+        view = reader.reading.segments.view(0)
+        for _ in range(20):
+            client.send_batch("T", [b"x" * 1000] * 50)
+        wait_until(lambda: group.words()["min_physical_offset"] > 0, 60, "first segment gone")
+    # It reads on in its own map, and learns the minimum when it asks again.
+    assert bytes(view[: len(first.messages[0].body) + 200]).count(b"first") > 50
+    again = reader.pull("T", 0, 0)
+    assert again.status is PullStatus.OFFSET_TOO_SMALL
+    assert reader.pull("T", 0, again.next_offset).status in (PullStatus.FOUND, PullStatus.OFFSET_OVERFLOW_ONE)
+    reader.close()
