@@ -140,13 +140,17 @@ class PullStatus(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PullResult:
-    """One pull's answer. `next_offset` is where the next pull of this queue should begin, whatever the status."""
+    """One pull's answer. `next_offset` is where the next pull of this queue should begin, whatever the status.
+
+    `detail` says with CORRUPT which queue offsets and which range of the log are damaged, and how.
+    """
 
     status: PullStatus
     messages: Sequence[StoredMessage]
     next_offset: int
     min_offset: int
     max_offset: int
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,8 @@ class Hooks:
 
     sync_active_segments: Callable[[str], int] = _no_sync
     """A role that syncs (its name is given) has died: sync what it had open through descriptors that were open
-    before, which report an error that the dead one may have seen. Returns an errno, 0 when all is well."""
+    before, which report an error that the dead one may have seen. Returns an errno, 0 when all is well. Not called
+    any more once a sync has failed."""
 
     watch: Callable[[], None] = lambda: None
     """Called at each tick while the group runs: keep those descriptors at the segments in use."""

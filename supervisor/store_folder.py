@@ -29,6 +29,11 @@ def prepare_folder(io: StoreIO, paths: StorePaths) -> None:
         _check(paths.own)
         if stat.S_IMODE(paths.own.stat().st_mode) != _OWN_MODE:
             os.chmod(paths.own, _OWN_MODE)
+        for path in (paths.lock, paths.abort):
+            if path.is_symlink():
+                raise StoreAccessError(f"{path}: a symlink; a store's files are no symlinks")
+        if paths.lock.is_dir():
+            raise StoreAccessError(f"{paths.lock}: a folder")
     except OSError as error:
         raise StoreAccessError(f"{error.filename or root}: {error.strerror}") from None
 

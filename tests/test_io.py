@@ -58,3 +58,33 @@ def test_what_cannot_be_opened_is_not_a_failed_sync(tmp_path: Path) -> None:
         io.sync_folder(tmp_path / "missing")
     with pytest.raises(FileNotFoundError):
         io.write_file_atomically(tmp_path / "missing" / "file", b"x")
+
+
+def test_a_sparse_file_takes_what_is_allocated(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    io = StoreIO()
+    fd = io.open(path, write=True, create=True)
+    io.set_size(fd, 1 << 20)
+    assert (io.size_of(path), io.allocated_of(path)) == (1 << 20, 0)
+    io.allocate(fd, 0, 8192)
+    assert io.allocated_of(path) == 8192
+    io.close(fd)
+
+
+def test_a_file_is_out_of_reach_without_a_name_and_without_another_reader(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 8192)
+    io = StoreIO()
+    fd = io.open(path, write=True)
+    assert not io.is_out_of_reach(fd)
+    io.unlink(path)
+    assert io.is_out_of_reach(fd)
+    # By another open file of the same process, by a map whose descriptor is closed.
+    other = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+    assert not io.is_out_of_reach(fd)
+    mapping = io.map(other, 8192)
+    os.close(other)
+    assert not io.is_out_of_reach(fd)
+    mapping.close()
+    assert io.is_out_of_reach(fd)
+    io.close(fd)

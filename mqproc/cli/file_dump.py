@@ -1,4 +1,4 @@
-"""The files of a store explained: what kind each is, and its content as rows of named values.
+"""The files of a store explained: what kind each is, which of its bytes are what, and its content as rows.
 
 Formats come from `mqproc.layout`; a file is recognised by where it lies and what it is called.
 """
@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.cli import file_layout as layouts
+from mqproc.cli.file_layout import Range, Ranges, whole
 from mqproc.cli.log_walk import Hole, walk_segment
 from mqproc.cli.output import Column
 from mqproc.config import Options
@@ -19,34 +25,78 @@ from mqproc.io import StoreIO
 from mqproc.layout import checkpoint, consume_queue, control, index_file, marks, queue_table
 from mqproc.paths import INDEX_NAME_DIGITS, index_name_time_ms, segment_start
 from mqproc.store import rocketmq_json
+from mqproc.store.index_shape import adopted_index_shape
 
 Rows = Iterator[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """A file's content: one-off values (`head`), then rows."""
+    """A file's content: one-off values (`head`), its large parts (`layout`), then rows."""
 
     kind: str
     head: dict[str, Any]
     columns: list[Column]
     rows: Rows
+    layout: list[Range] = field(default_factory=list)
 
 
-def dump_file(io: StoreIO, path: Path, options: Options) -> Dump:
-    """Recognise a file and explain it. Raises CorruptStoreError when it is no file of a store."""
-    path = path.absolute()
+LAYOUT_COLUMNS = [
+    Column("offset", kind="number"),
+    Column("size", kind="number"),
+    Column("name", "bytes"),
+    Column("help", "meaning"),
+]
+_FIELD_COLUMNS = [*LAYOUT_COLUMNS[:3], Column("value"), LAYOUT_COLUMNS[3]]
+_TEXT_FILES = ("abort", "abort.bak", "lock", "read_only")
+
+
+def dump_file(io: StoreIO, path: Path, options: Options, *, fields: bool = False) -> Dump:
+    """Recognise a file and explain it; with `fields` the rows are its fields, which cover every byte.
+
+    Raises CorruptStoreError when it is no file of a store.
+    """
+    dump = _recognised(io, path.absolute(), options)
+    if not fields:
+        return dump
+    size = io.size_of(path)
+    ranges = whole(_fields_of(dump, io, path.absolute(), options), size)
+    return Dump(dump.kind, dump.head, _FIELD_COLUMNS, (each.to_json() for each in ranges), dump.layout)
+
+
+def _fields_of(dump: Dump, io: StoreIO, path: Path, options: Options) -> Ranges:
+    if dump.kind == "CommitLog segment":
+        return layouts.commit_log_fields(layouts.mapped(io, path), dump.head["start"])
+    if dump.kind == "index file":
+        return layouts.index_fields(layouts.mapped(io, path), dump.head["slots"])
+    explain = {
+        "ConsumeQueue": layouts.consume_queue_fields,
+        "checkpoint": layouts.checkpoint_fields,
+        "mark": layouts.mark_fields,
+        "control": layouts.control_fields,
+        "queue table": layouts.queue_table_fields,
+        "topics journal": layouts.journal_fields,
+    }.get(dump.kind, layouts.text_fields)
+    return explain(io.read_file(path))
+
+
+def _recognised(io: StoreIO, path: Path, options: Options) -> Dump:
     folder = path.parent.name
     if path.name == "checkpoint":
         return _checkpoint(io, path)
+    if path.name == "topics.journal":
+        return _journal(io, path)
+    if path.name in _TEXT_FILES:
+        data = io.read_file(path)
+        return Dump("text", {"content": data.decode("utf-8", "replace").strip()}, [], iter(()))
     if folder == "marks":
         return _mark(io, path)
     if folder == "mqproc" and path.name == "control":
         return _control(io, path)
-    if folder == "mqproc" and path.name == "queues":
+    if folder == "mqproc" and path.name in ("queues", "queues.next"):
         return _queue_table(io, path)
     if path.suffix == ".json" or path.name.endswith(".json.bak"):
-        return Dump("config", {"content": rocketmq_json.parse(io.read_file(path).decode())}, [], iter(()))
+        return _config(io, path)
     if folder == "commitlog" and segment_start(path.name) is not None:
         return _commit_log(io, path)
     if segment_start(path.name) is not None:
@@ -58,15 +108,9 @@ def dump_file(io: StoreIO, path: Path, options: Options) -> Dump:
 
 def _checkpoint(io: StoreIO, path: Path) -> Dump:
     found = checkpoint.decode(io.read_file(path))
-    words = [
-        ("physic_timestamp_ms", checkpoint.PHYSIC_TIMESTAMP, "the log is durable up to this store time"),
-        ("logics_timestamp_ms", checkpoint.LOGICS_TIMESTAMP, "the ConsumeQueues are"),
-        ("index_timestamp_ms", checkpoint.INDEX_TIMESTAMP, "the index is"),
-        ("master_flushed_offset", checkpoint.MASTER_FLUSHED_OFFSET, "used by replicas only"),
-        ("confirm_physical_offset", checkpoint.CONFIRM_PHYSICAL_OFFSET, "the log is confirmed below this"),
-    ]
     rows = (
-        {"offset": offset, "name": name, "value": getattr(found, name), "help": text} for name, offset, text in words
+        {"offset": offset, "name": name, "value": getattr(found, name), "help": text}
+        for name, offset, text in layouts.CHECKPOINT_WORDS
     )
     columns = [
         Column("offset", kind="number"),
@@ -74,7 +118,24 @@ def _checkpoint(io: StoreIO, path: Path) -> Dump:
         Column("value", kind="number"),
         Column("help", "meaning"),
     ]
-    return Dump("checkpoint", {"size": io.size_of(path)}, columns, rows)
+    size = io.size_of(path)
+    parts = [Range(0, layouts.CHECKPOINT_END, "words", "five, big-endian, 8 bytes each")]
+    return Dump("checkpoint", {"size": size}, columns, rows, list(whole(parts, size)))
+
+
+def _config(io: StoreIO, path: Path) -> Dump:
+    try:
+        content = rocketmq_json.parse(io.read_file(path).decode())
+    except (UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise CorruptStoreError(f"{path}: {error}") from None
+    return Dump("config", {"content": content}, [], iter(()))
+
+
+def _journal(io: StoreIO, path: Path) -> Dump:
+    data = io.read_file(path)
+    parts = list(layouts.journal_fields(data))
+    columns = [Column("offset", kind="number"), Column("value", "change"), Column("help", "meaning")]
+    return Dump("topics journal", {"size": len(data)}, columns, (each.to_json() for each in parts), parts)
 
 
 def _mark(io: StoreIO, path: Path) -> Dump:
@@ -90,7 +151,9 @@ def _mark(io: StoreIO, path: Path) -> Dump:
         Column("store_timestamp_ms", "store time", "time_ms"),
         Column("fingerprint"),
     ]
-    return Dump("mark", {"valid": mark is not None}, columns, rows)
+    spacing = marks.SLOT_SPACING
+    parts = [Range(slot * spacing, marks.SLOT_SIZE, f"slot {slot}", "in a page of its own") for slot in (0, 1)]
+    return Dump("mark", {"valid": mark is not None}, columns, rows, list(whole(parts, len(data))))
 
 
 def _mark_slot(data: bytes, slot: int, mark: marks.Mark | None) -> dict[str, Any]:
@@ -111,7 +174,10 @@ def _mark_slot(data: bytes, slot: int, mark: marks.Mark | None) -> dict[str, Any
 
 
 def _control(io: StoreIO, path: Path) -> Dump:
-    cells = memoryview(io.read_file(path)).cast("q")
+    data = io.read_file(path)
+    if len(data) < control.FILE_SIZE:
+        raise CorruptStoreError(f"{path}: {len(data):,} bytes; a control file has {control.FILE_SIZE:,}")
+    cells = memoryview(data[: control.FILE_SIZE]).cast("q")
     rows = (
         {
             "offset": word.index * control.WORD_SIZE,
@@ -131,14 +197,24 @@ def _control(io: StoreIO, path: Path) -> Dump:
         Column("owner"),
         Column("help", "meaning"),
     ]
-    return Dump("control", {"size": cells.nbytes, "version": cells[control.HEADER_VERSION]}, columns, rows)
+    head = {"size": len(data), "version": cells[control.HEADER_VERSION]}
+    pages = [
+        Range(number * control.PAGE_SIZE, control.PAGE_SIZE, f"page of {owner}", "a word in each line of 64 bytes")
+        for number, owner in enumerate(("the header", control.SUPERVISOR, *control.ROLES))
+    ]
+    return Dump("control", head, columns, rows, list(whole(pages, len(data))))
 
 
 def _queue_table(io: StoreIO, path: Path) -> Dump:
     data = io.read_file(path)
-    cells = memoryview(data).cast("i" if len(data) % 8 else "q")
-    if len(data) % 8 or cells[queue_table.HEADER_MAGIC] != queue_table.MAGIC:
+    cells = memoryview(data[: len(data) & ~7]).cast("q")
+    if len(data) < queue_table.HEADER_SIZE or cells[queue_table.HEADER_MAGIC] != queue_table.MAGIC:
         raise CorruptStoreError(f"{path}: byte 0: expected the magic {queue_table.MAGIC:#x}")
+    if not 0 <= cells[queue_table.HEADER_COUNT] <= (len(data) - queue_table.HEADER_SIZE) // queue_table.ENTRY_SIZE:
+        raise CorruptStoreError(
+            f"{path}: byte {queue_table.HEADER_COUNT * queue_table.WORD_SIZE}: a count of "
+            f"{cells[queue_table.HEADER_COUNT]:,} entries, for which the file is too short"
+        )
     head = {
         "version": cells[queue_table.HEADER_VERSION],
         "capacity": cells[queue_table.HEADER_CAPACITY],
@@ -155,7 +231,8 @@ def _queue_table(io: StoreIO, path: Path) -> Dump:
         Column("next_offset", kind="number"),
     ]
     rows = (_queue_entry(data, cells, number) for number in range(head["count"]))
-    return Dump("queue table", head, columns, rows)
+    layout = list(whole(layouts.queue_table_layout(data), len(data)))
+    return Dump("queue table", head, columns, rows, layout)
 
 
 _ENTRY_STATES = {
@@ -170,13 +247,14 @@ def _queue_entry(data: bytes, cells: memoryview[int], number: int) -> dict[str, 
         return cells[queue_table.entry_word(number, place)]
 
     start = queue_table.entry_offset(number) + queue_table.TOPIC_OFFSET_BYTES
+    first = word(queue_table.FIRST_OFFSET)
     return {
         "number": number,
         "state": _ENTRY_STATES.get(word(queue_table.STATE), "unknown"),
         "topic": data[start : start + word(queue_table.TOPIC_SIZE)].decode("utf-8", "replace"),
         "queue_id": word(queue_table.QUEUE_ID),
-        "min_offset": word(queue_table.MIN_OFFSET),
-        "max_offset": word(queue_table.MAX_OFFSET),
+        "min_offset": max(first, word(queue_table.MIN_OFFSET)),
+        "max_offset": max(first, word(queue_table.MAX_OFFSET)),
         "next_offset": word(queue_table.NEXT_OFFSET),
     }
 
@@ -185,6 +263,7 @@ def _commit_log(io: StoreIO, path: Path) -> Dump:
     start = segment_start(path.name)
     assert start is not None
     columns = [
+        Column("offset", kind="number"),
         Column("physical_offset", kind="number"),
         Column("size", kind="number"),
         Column("topic"),
@@ -194,21 +273,27 @@ def _commit_log(io: StoreIO, path: Path) -> Dump:
         Column("keys"),
         Column("store_timestamp_ms", "store time", "time_ms"),
     ]
-    return Dump("CommitLog segment", {"start": start, "size": io.size_of(path)}, columns, _records(io, path, start))
+    size = io.size_of(path)
+    layout = list(whole(layouts.commit_log_layout(layouts.mapped(io, path), start), size))
+    return Dump("CommitLog segment", {"start": start, "size": size}, columns, _records(io, path, start), layout)
 
 
 def _records(io: StoreIO, path: Path, start: int) -> Rows:
     for found in walk_segment(io, path, start):
         if isinstance(found, Hole):
-            yield {"physical_offset": found.begin, "size": found.end - found.begin, "topic": f"({found.reason})"}
+            size = found.end - found.begin
+            offset = found.begin - start
+            yield {"offset": offset, "physical_offset": found.begin, "size": size, "topic": f"({found.reason})"}
         else:
-            yield from (message.to_json() for message in found)
+            for message in found:
+                yield {"offset": message.physical_offset - start, **message.to_json()}
 
 
 def _consume_queue(io: StoreIO, path: Path) -> Dump:
     start = segment_start(path.name)
     assert start is not None
     columns = [
+        Column("offset", kind="number"),
         Column("queue_offset", kind="number"),
         Column("physical_offset", kind="number"),
         Column("size", kind="number"),
@@ -221,17 +306,19 @@ def _consume_queue(io: StoreIO, path: Path) -> Dump:
         "first_queue_offset": start // consume_queue.UNIT_SIZE,
         "size": io.size_of(path),
     }
-    return Dump("ConsumeQueue", head, columns, _units(io, path, start // consume_queue.UNIT_SIZE))
-
-
-def _units(io: StoreIO, path: Path, first: int) -> Rows:
     data = io.read_file(path)
+    layout = list(whole(layouts.consume_queue_layout(data), len(data)))
+    return Dump("ConsumeQueue", head, columns, _units(data, start // consume_queue.UNIT_SIZE), layout)
+
+
+def _units(data: bytes, first: int) -> Rows:
     for number in range(len(data) // consume_queue.UNIT_SIZE):
         unit = data[number * consume_queue.UNIT_SIZE :][: consume_queue.UNIT_SIZE]
         size = _number(unit, consume_queue.SIZE, consume_queue.TAGS_CODE)
         if not any(unit):
             return
         yield {
+            "offset": number * consume_queue.UNIT_SIZE,
             "queue_offset": first + number,
             "physical_offset": _number(unit, consume_queue.PHYSICAL_OFFSET, consume_queue.SIZE),
             "size": size,
@@ -245,58 +332,40 @@ def _number(data: bytes, begin: int, end: int) -> int:
     return int.from_bytes(data[begin:end], "big", signed=True)
 
 
-_INDEX_HEADER = (
-    ("begin_timestamp_ms", index_file.BEGIN_TIMESTAMP, index_file.END_TIMESTAMP),
-    ("end_timestamp_ms", index_file.END_TIMESTAMP, index_file.BEGIN_PHYSICAL_OFFSET),
-    ("begin_physical_offset", index_file.BEGIN_PHYSICAL_OFFSET, index_file.END_PHYSICAL_OFFSET),
-    ("end_physical_offset", index_file.END_PHYSICAL_OFFSET, index_file.SLOT_COUNT),
-    ("slots_used", index_file.SLOT_COUNT, index_file.ITEM_COUNT),
-    ("count", index_file.ITEM_COUNT, index_file.HEADER_SIZE),
-)
-
-
 def _index(io: StoreIO, path: Path, options: Options) -> Dump:
-    slots, items = options.max_hash_slot_num, options.max_index_num
-    size = io.size_of(path)
-    if size != index_file.file_size(slots, items):
-        slots = _guess_slots(size, slots)
-    fd = io.open(path)
-    try:
-        header = io.pread(fd, index_file.HEADER_SIZE, 0)
-    finally:
-        io.close(fd)
-    head: dict[str, Any] = {name: _number(header, begin, end) for name, begin, end in _INDEX_HEADER}
-    head |= {"name_timestamp_ms": index_name_time_ms(path.name), "slots": slots, "size": size}
+    slots, _items_max = adopted_index_shape(io, path.parent, options.max_hash_slot_num, options.max_index_num)
+    view = layouts.mapped(io, path)
+    if len(view) < index_file.HEADER_SIZE:
+        raise CorruptStoreError(f"{path}: {len(view):,} bytes; a header takes {index_file.HEADER_SIZE:,}")
+    header = bytes(view[: index_file.HEADER_SIZE])
+    head: dict[str, Any] = {name: _number(header, at, at + size) for name, at, size, _help in layouts.INDEX_HEADER}
+    head |= {"name_timestamp_ms": index_name_time_ms(path.name), "slots": slots, "size": len(view)}
     columns = [
+        Column("offset", kind="number"),
         Column("item", kind="number"),
         Column("key_hash", kind="number"),
         Column("physical_offset", kind="number"),
         Column("time_difference_s", "seconds", "number"),
         Column("previous", kind="number"),
     ]
-    return Dump("index file", head, columns, _items(io, path, slots, head["count"]))
+    layout = list(whole(layouts.index_layout(view, slots), len(view)))
+    return Dump("index file", head, columns, _items(view, slots, head["count"]), layout)
 
 
-def _guess_slots(size: int, usual: int) -> int:
-    """Stores are usually made with four items a slot: a file of another size is read so, if that comes out even."""
-    slots, rest = divmod(size - index_file.HEADER_SIZE, index_file.SLOT_SIZE + 4 * index_file.ITEM_SIZE)
-    return usual if rest else slots
-
-
-def _items(io: StoreIO, path: Path, slots: int, count: int) -> Rows:
-    fd = io.open(path)
-    try:
-        for item in range(index_file.FIRST_ITEM, count):
-            data = io.pread(fd, index_file.ITEM_SIZE, index_file.item_offset(slots, item))
-            yield {
-                "item": item,
-                "key_hash": _number(data, index_file.ITEM_KEY_HASH, index_file.ITEM_PHYSICAL_OFFSET),
-                "physical_offset": _number(data, index_file.ITEM_PHYSICAL_OFFSET, index_file.ITEM_TIME_DIFFERENCE),
-                "time_difference_s": _number(data, index_file.ITEM_TIME_DIFFERENCE, index_file.ITEM_PREVIOUS),
-                "previous": _number(data, index_file.ITEM_PREVIOUS, index_file.ITEM_SIZE),
-            }
-    finally:
-        io.close(fd)
+def _items(view: NDArray[np.uint8], slots: int, count: int) -> Rows:
+    for item in range(index_file.FIRST_ITEM, count):
+        offset = index_file.item_offset(slots, item)
+        data = bytes(view[offset : offset + index_file.ITEM_SIZE])
+        if len(data) < index_file.ITEM_SIZE:
+            return
+        yield {
+            "offset": offset,
+            "item": item,
+            "key_hash": _number(data, index_file.ITEM_KEY_HASH, index_file.ITEM_PHYSICAL_OFFSET),
+            "physical_offset": _number(data, index_file.ITEM_PHYSICAL_OFFSET, index_file.ITEM_TIME_DIFFERENCE),
+            "time_difference_s": _number(data, index_file.ITEM_TIME_DIFFERENCE, index_file.ITEM_PREVIOUS),
+            "previous": _number(data, index_file.ITEM_PREVIOUS, index_file.ITEM_SIZE),
+        }
 
 
 def limited(rows: Rows, most: int) -> Rows:

@@ -211,6 +211,7 @@ def group_status(paths: StorePaths, timeout_s: float) -> dict[str, Any]:
         "dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),
         "flush_behind_bytes": control_words.flush_behind_bytes(words),
         "read_only": control_words.read_only(words),
+        "damage_holes": control_words.damage_holes(words),
         "pss_bytes": sum(role["pss_bytes"] or 0 for role in roles),
         "roles": roles,
     }
@@ -242,7 +243,9 @@ def _print_status(out: Output, found: Mapping[str, Any]) -> None:
     since = format_duration((now_ms() - found["started_ms"]) / 1000)
     state = "ready" if found["ready"] else f"{found['group']}, not ready"
     read_only = ", READ-ONLY after a failed sync" if found["read_only"] else ""
-    out.line(f"{found['store']}: {state}{read_only}, up {since}, epoch {found['epoch']}")
+    holes = found["damage_holes"]
+    damaged = f", DAMAGED: {holes} ranges of the log, see mqproc/damage.json" if holes else ""
+    out.line(f"{found['store']}: {state}{read_only}{damaged}, up {since}, epoch {found['epoch']}")
     sizes = {
         name: format_bytes(found[f"{name}_bytes"]) for name in ("written", "dispatch_behind", "flush_behind", "pss")
     }

@@ -23,7 +23,13 @@ _COLUMNS = [Column("name"), Column("value", kind="number"), Column("unit"), Colu
 _WATCHED = [Column("name"), Column("value", kind="number"), Column("per_second", "per s", "number"), Column("unit")]
 # Words that hold the header's format: nobody asks for them by eye.
 _HIDDEN = frozenset({"magic", "version", "store_id"})
-_STATE_WORDS = {"state": layout.STATE_NAMES, "supervised": layout.SUPERVISED_NAMES, "group_state": layout.GROUP_NAMES}
+_STATE_WORDS = {
+    "state": layout.STATE_NAMES,
+    "supervised": layout.SUPERVISED_NAMES,
+    "group_state": layout.GROUP_NAMES,
+    "retention_trigger": layout.DUE_NAMES,
+    "retention_held_by": layout.HELD_NAMES,
+}
 
 
 @click.command(cls=Command)

@@ -29,6 +29,7 @@ class ArrowPullResult:
     next_offset: int
     min_offset: int
     max_offset: int
+    detail: str = ""
 
     def __len__(self) -> int:
         return int(self.batch.num_rows)
@@ -48,6 +49,7 @@ def parser(columns: Sequence[str] | None) -> Callable[[Any, memoryview], ArrowPu
             answer.next_offset,
             answer.min_offset,
             answer.max_offset,
+            answer.detail,
         )
 
     return parse

@@ -226,6 +226,7 @@ def pull(request: PullRequest) -> Call[PullResult]:
             answer.next_offset,
             answer.min_offset,
             answer.max_offset,
+            answer.detail,
         )
 
     return pull_as(request, parse)

@@ -75,7 +75,8 @@ class Batch:
     tags: None, one tag for all, a list, or an Arrow string array.
     queue_id: one queue for all; queue_ids: one for each; neither: the writer goes round the topic's queues.
     properties: pairs for all messages, or a list with a mapping for each.
-    batch: RocketMQ's all-or-nothing batch. wait: False answers before the sync of a SYNC_FLUSH store.
+    batch: RocketMQ's all-or-nothing batch; its bodies are together no larger than one body may be.
+    wait: False answers before the sync of a SYNC_FLUSH store.
     """
 
     topic: str

@@ -11,13 +11,19 @@ from mqproc.kernels import (
     gather,
     hashing,
     index,
+    index_verify,
+    keyed,
     match,
     record_check,
     scan,
+    select,
+    verify,
 )
 
 
 def warm_all() -> None:
     """Call every kernel once. The first time on a machine this compiles, later it loads the cache."""
-    for module in (crc, hashing, record_check, fences, append, scan, dispatch, index, gather, match, decode):
+    writing = (crc, hashing, record_check, fences, append, scan, dispatch, index, keyed)
+    reading = (gather, match, decode)
+    for module in (*writing, *reading, verify, index_verify, select):
         module.warm()

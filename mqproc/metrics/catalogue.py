@@ -61,7 +61,7 @@ METRICS: tuple[Metric, ...] = (
     _counter("mqproc_flush_seconds_total", "seconds", "Time spent in syncs of the CommitLog."),
     _gauge("mqproc_last_forced_flush_timestamp_seconds", "seconds", "Unix time of the last forced pass.", "target"),
     _gauge("mqproc_durable_mark_bytes", "bytes", "The log's durable mark."),
-    _gauge("mqproc_read_only", "", "1 after a failed sync: nothing more is taken."),
+    _gauge("mqproc_read_only", "", "1 after a failed sync, or by on_damage: nothing more is taken."),
     # Dispatch
     _gauge("mqproc_dispatched_offset_bytes", "bytes", "Queues and index hold all records below this log position."),
     _counter("mqproc_messages_dispatched_total", "", "Messages dispatched since the group started."),
@@ -70,6 +70,7 @@ METRICS: tuple[Metric, ...] = (
     _gauge("mqproc_dispatch_behind_messages", "", "Messages that queues and index do not hold yet."),
     _gauge("mqproc_dispatch_behind_seconds", "seconds", "Store time between the last dispatched and the last record."),
     _gauge("mqproc_dispatch_blocked", "", "errno that holds dispatch up, 0 when it goes on."),
+    _counter("mqproc_dispatch_gap_bytes_total", "bytes", "Log that was deleted before it was dispatched."),
     # Reading
     _counter("mqproc_requests_total", "", "Requests answered by the query role since the group started."),
     _counter("mqproc_request_failures_total", "", "Requests that the query role answered with an error."),
@@ -77,6 +78,15 @@ METRICS: tuple[Metric, ...] = (
     _counter("mqproc_delivered_bytes_total", "bytes", "Bytes of records handed out."),
     _gauge("mqproc_waiting_pulls", "", "Long polls held now."),
     _gauge("mqproc_client_connections", "", "Clients connected now.", "role"),
+    # Retention
+    _gauge("mqproc_oldest_message_timestamp_seconds", "seconds", "Store time of the log's first record."),
+    _counter("mqproc_retention_deleted_files_total", "", "Files deleted since the group started.", "target"),
+    _counter("mqproc_retention_deleted_bytes_total", "bytes", "What deleted files took on disk."),
+    _gauge("mqproc_retention_pending_bytes", "bytes", "Of deleted files whose space is taken yet."),
+    _gauge("mqproc_retention_last_look_timestamp_seconds", "seconds", "Unix time of the last look at what is due."),
+    _gauge("mqproc_retention_held_back", "", "1 while segments that are due are kept for this reason.", "reason"),
+    _gauge("mqproc_retention_blocked", "", "errno that ended the last look early, 0 when none did."),
+    _counter("mqproc_unconsumed_messages_deleted_total", "", "Messages deleted before a group had consumed them."),
     # The disk and recovery
     _gauge("mqproc_disk_used_bytes", "bytes", "Of the file system that holds the store."),
     _gauge("mqproc_disk_free_bytes", "bytes", "Of the file system that holds the store."),

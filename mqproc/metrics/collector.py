@@ -27,6 +27,11 @@ _SYNCED = {"consumequeue": "cq_synced", "index": "index_synced"}
 _SYNCS = {"commitlog": "commitlog_syncs", "consumequeue": "cq_syncs", "index": "index_syncs"}
 _FORCED = {"consumequeue": "cq_forced_passes", "index": "index_forced_passes"}
 _FORCED_NS = {"consumequeue": "cq_forced_ns", "index": "index_forced_ns"}
+_DELETED = {
+    "commitlog": "retention_segments",
+    "consumequeue": "retention_queue_files",
+    "index": "retention_index_files",
+}
 _CONNECTIONS = {layout.WRITER: "writer_connections", layout.QUERY: "query_connections"}
 
 
@@ -114,6 +119,12 @@ _PLAIN: dict[str, tuple[str, float]] = {
     "mqproc_messages_delivered_total": ("pulled_messages", 1),
     "mqproc_delivered_bytes_total": ("pulled_bytes", 1),
     "mqproc_waiting_pulls": ("waiting_pulls", 1),
+    "mqproc_oldest_message_timestamp_seconds": ("oldest_store_timestamp_ms", 1e-3),
+    "mqproc_retention_deleted_bytes_total": ("retention_bytes", 1),
+    "mqproc_retention_pending_bytes": ("retention_pending_bytes", 1),
+    "mqproc_retention_last_look_timestamp_seconds": ("retention_pass_ms", 1e-3),
+    "mqproc_retention_blocked": ("retention_errno", 1),
+    "mqproc_unconsumed_messages_deleted_total": ("retention_unconsumed", 1),
     "mqproc_disk_used_bytes": ("disk_used_bytes", 1),
     "mqproc_disk_free_bytes": ("disk_free_bytes", 1),
     "mqproc_recovery_duration_seconds": ("recovery_us", 1e-6),
@@ -151,6 +162,12 @@ def _by_target(words: Mapping[str, int], flushed: int, to_unix: Callable[[int], 
         "mqproc_flush_behind_bytes": [((target,), max(0, written - at)) for target, at in positions.items()],
         "mqproc_flushes_total": [((target,), words[word]) for target, word in _SYNCS.items()],
         "mqproc_forced_flushes_total": [((target,), words[word]) for target, word in _FORCED.items()],
+        "mqproc_retention_deleted_files_total": [((target,), words[word]) for target, word in _DELETED.items()],
+        "mqproc_retention_held_back": [
+            ((name,), float(words["retention_held_by"] == number))
+            for number, name in enumerate(layout.HELD_NAMES)
+            if number != layout.HELD_NOTHING
+        ],
         "mqproc_last_forced_flush_timestamp_seconds": [
             ((target,), to_unix(words[word])) for target, word in _FORCED_NS.items()
         ],

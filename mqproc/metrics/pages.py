@@ -101,6 +101,8 @@ def ready_problems(control: Control, timeout_ns: int) -> list[str]:
             problems.append(f"{role} has been silent for {silent_ns / 1e9:.1f} s")
     if control.read_only:
         problems.append(f"the store is read-only: a sync failed with errno {control.sync_errno}")
+    if control.damage_read_only:
+        problems.append(f"the store is read-only: {control.damage_holes} damaged ranges, on_damage = read_only")
     if control.load(layout.DISK_FULL):
         problems.append("the disk is nearly full: sends are refused")
     return problems

@@ -87,7 +87,7 @@ class Query:
         self._log = get_logger()
         options, io, paths = context.options, context.io, context.paths
         self._table = QueueTable(io, paths.queues)
-        view = WordsView(self._words, self._table, sync_flush=options.sync_flush)
+        view = self._view = WordsView(self._words, self._table, sync_flush=options.sync_flush)
         self._reading = StoreReading(io, paths, options, view.queues, view.visible, view.newest_index_ms)
         self._read_ahead = ReadAhead(io, self._reading.files, self._reading.segments)
         self._questions = Questions(context, self._reading)
@@ -100,14 +100,13 @@ class Query:
         self._waiting: deque[_Waiting] = deque()
         self._jobs: deque[_Job] = deque()
         self._dispatched = -1
-        self._min_physical_offset = 0
 
     # The loop's side
 
     def do_work(self) -> int:
         if len(self._waiting) < WAITING_REQUESTS_MAX:
             self._take(self._server.poll(0))
-        self._forget_below_minimum()
+        self._reading.let_go_of_deleted(self._view.deletions())
         end_ns = self._clock.monotonic_ns() + STEP_NS
         done = self._serve(end_ns)
         done += self._look_at_held()
@@ -304,13 +303,6 @@ class Query:
     def _let_go(self, pull: HeldPull) -> None:
         self._held.release(pull)
         self._answer_pull(pull.connection, pull.request_id, pull.last)
-
-    def _forget_below_minimum(self) -> None:
-        """Maps of segments that retention has removed keep their space on disk: drop them."""
-        minimum = self._words[words_of.MIN_PHYSICAL_OFFSET]
-        if minimum != self._min_physical_offset:
-            self._min_physical_offset = minimum
-            self._reading.segments.forget_below(minimum)
 
 
 def _may_wait(pulled: Pulled, offset: int) -> bool:

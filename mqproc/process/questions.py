@@ -134,16 +134,15 @@ class Questions:
 
     def queues(self, options: QueuesRequest) -> Slices[Reply]:
         """Queues with their offsets."""
-        infos = self._reading.queue_infos(options.topic)
-        return at_once(QueuesAnswer([(info.topic, info.queue_id, info.min_offset, info.max_offset) for info in infos]))
+        infos = yield from self._reading.queue_infos(options.topic)
+        rows = [(info.topic, info.queue_id, info.min_offset, info.max_offset) for info in infos]
+        return QueuesAnswer(rows), ()
 
     def topics(self, _options: Empty) -> Slices[Reply]:
         """Topics with their settings."""
-        rows = [
-            (info.topic, info.queues, info.perm, info.message_count, dict(info.attributes))
-            for info in self._reading.topic_infos()
-        ]
-        return at_once(TopicsAnswer(rows))
+        infos = yield from self._reading.topic_infos()
+        rows = [(info.topic, info.queues, info.perm, info.message_count, dict(info.attributes)) for info in infos]
+        return TopicsAnswer(rows), ()
 
     def stats(self, _options: Empty) -> Slices[Reply]:
         """Every control word."""

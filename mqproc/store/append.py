@@ -159,9 +159,7 @@ class CommitLogAppender:
         topic_block = plan.topic_block
         parts = np.frombuffer(b"".join(plan.parts) or b"\0", np.uint8)
         self._check(plan, state, len(topic_block))
-        batch_size = int(state[kernel.TOTAL_SIZE]) if plan.batch else 0
-        if batch_size + record.BLANK_SIZE > self.segment_size:
-            raise MessageTooLargeError(f"batch of {batch_size:,} bytes; a segment takes {self.segment_size:,}")
+        batch_size = self._batch_size(plan, state)
         answer = np.empty(kernel.ANSWER_BYTES_PER_MESSAGE * plan.count, np.uint8)
         try:
             if self._end + batch_size + record.BLANK_SIZE > self._segments.start_of(self._end) + self.segment_size:
@@ -304,6 +302,23 @@ class CommitLogAppender:
             name = properties.KEYS if value == 0 else properties.TAGS
             raise BadPropertyError(f"property {name}: a value has a separator byte (1 or 2)")
         raise BadMessageError("the frame's columns do not have the sizes that their lengths add up to")
+
+    def _batch_size(self, plan: AppendPlan, state: NDArray[np.int64]) -> int:
+        """Bytes of records that must lie together, 0 for independent messages; checks a batch as a whole.
+
+        As in RocketMQ a batch's bodies are together no larger than one body may be.
+        """
+        if not plan.batch:
+            return 0
+        lengths_at = plan.columns[0]
+        bodies = int(plan.payload[lengths_at : lengths_at + 4 * plan.count].view("<u4").sum())
+        if bodies > self._options.max_message_size:
+            limit = self._options.max_message_size
+            raise MessageTooLargeError(f"batch with bodies of {bodies:,} bytes; max_message_size is {limit:,}")
+        size = int(state[kernel.TOTAL_SIZE])
+        if size + record.BLANK_SIZE > self.segment_size:
+            raise MessageTooLargeError(f"batch of {size:,} bytes; a segment takes {self.segment_size:,}")
+        return size
 
     def _encode(
         self,

@@ -58,8 +58,11 @@ class FinalSyncs:
 
     def sync(self, fd: int) -> None:
         """Make a file's data durable. Raises FailedSyncError."""
-        with self._final(self._io.path_of(fd)):
+        self._check()
+        try:
             self._io.sync(fd)
+        except OSError as error:
+            self._fail(error, self._io.path_of(fd))
 
     def sync_file_system(self, fd: int) -> None:
         """Make everything on the file system of `fd` durable. Raises FailedSyncError."""

@@ -62,8 +62,12 @@ class IndexReader:
         if newest_ms == self._newest_ms:
             return
         self._newest_ms = newest_ms
-        self._names = index_file_names(self._io, self._folder)
+        self.forget_deleted()
         self.passed_over = []
+
+    def forget_deleted(self) -> None:
+        """List the files again and drop the maps of those that are gone, which keep their space until then."""
+        self._names = index_file_names(self._io, self._folder)
         for name in [name for name in self._maps if name not in self._names]:
             del self._maps[name]
 

@@ -112,6 +112,8 @@ class ConsumeQueueFlush:
         """(path, whether its name may be new) of the files that units [synced, written) lie in."""
         topic, queue_id = self._table.name(number)
         folder = self._folder / topic / str(queue_id)
+        # A queue that was deleted and made again has new files, whatever its offsets.
+        begin = self._table.first_offset(number) * UNIT_SIZE
         first = synced * UNIT_SIZE // self._file_bytes * self._file_bytes
         stop = written * UNIT_SIZE
         if stop - first > SINGLE_SYNCS_MAX * self._file_bytes or synced == 0:
@@ -121,7 +123,7 @@ class ConsumeQueueFlush:
         else:
             starts = list(range(first, stop, self._file_bytes))
         for start in starts:
-            yield folder / segment_name(start), start >= synced * UNIT_SIZE
+            yield folder / segment_name(start), max(start, begin) >= synced * UNIT_SIZE
 
     def _sync_files(self, paths: list[tuple[Path, bool]]) -> int:
         folders: set[Path] = set()

@@ -57,7 +57,7 @@ class QueueRanges:
             limits = _limits(begin_ms, end_ms, born_time=born_time)
             limits.messages, limits.bytes = max_messages - count, max_bytes - size
             walk = Walk(self._records, self._files, (topic, queue_id), bounds.number, start, passing, limits)
-            halt = yield from _walk_to(walk, stop)
+            halt = yield from self._walk_to(walk, stop, (topic, queue_id))
             # Every answer has one record at least, whatever its size; a later queue's first one must keep the limit.
             if walk.count and (count == 0 or size + len(walk.gathered) <= max_bytes):
                 parts.append(walk.gathered)
@@ -92,9 +92,27 @@ class QueueRanges:
             limits = _limits(begin_ms, end_ms, born_time=born_time)
             limits.verify, limits.copy = VERIFY_NOTHING, False
             walk = Walk(self._records, self._files, (topic, queue_id), bounds.number, start, passing, limits)
-            yield from _walk_to(walk, stop)
+            yield from self._walk_to(walk, stop, (topic, queue_id))
             count += walk.count
         return count
+
+    def _walk_to(self, walk: Walk, stop: int, queue: tuple[str, int]) -> Slices[Halt]:
+        """Walk up to `stop` or a limit in slices, stepping over damage, and over what retention deletes meanwhile."""
+        halt = Halt.DONE
+        while walk.next_offset < stop:
+            halt = walk.run(min(stop, walk.next_offset + SLICE_UNITS))
+            if halt is Halt.DAMAGE:
+                walk.step_over_damage(stop)
+                halt = Halt.DONE
+            elif halt is Halt.NO_UNITS and (bounds := self._queues.bounds(*queue)) is not None:
+                if bounds.min_offset <= walk.next_offset:
+                    break
+                walk.next_offset = bounds.min_offset
+                halt = Halt.DONE
+            elif halt is not Halt.DONE:
+                break
+            yield
+        return halt
 
     def _span(
         self, queue: tuple[str, int], bounds: QueueBounds, begin_ms: int, end_ms: int, *, born_time: bool
@@ -115,17 +133,3 @@ def _limits(begin_ms: int, end_ms: int, *, born_time: bool) -> Limits:
     if born_time:
         return Limits(born_begin_ms=begin_ms, born_end_ms=end_ms)
     return Limits(store_begin_ms=begin_ms, store_end_ms=end_ms)
-
-
-def _walk_to(walk: Walk, stop: int) -> Slices[Halt]:
-    """Walk up to `stop` or a limit in slices, stepping over damage."""
-    halt = Halt.DONE
-    while walk.next_offset < stop:
-        halt = walk.run(min(stop, walk.next_offset + SLICE_UNITS))
-        if halt is Halt.DAMAGE:
-            walk.step_over_damage(stop)
-            halt = Halt.DONE
-        elif halt is not Halt.DONE:
-            break
-        yield
-    return halt

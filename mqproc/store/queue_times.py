@@ -38,9 +38,16 @@ class QueueTimes:
         bounds = self._queues.bounds(topic, queue_id)
         if bounds is None:
             return 0
-        if upper:
-            return max(bounds.min_offset, self.first_above((topic, queue_id), bounds, time_ms + 1) - 1)
-        return self.first_above((topic, queue_id), bounds, time_ms)
+        while True:
+            if upper:
+                found = max(bounds.min_offset, self.first_above((topic, queue_id), bounds, time_ms + 1) - 1)
+            else:
+                found = self.first_above((topic, queue_id), bounds, time_ms)
+            # Retention may have moved the minimum over what was looked at.
+            again = self._queues.bounds(topic, queue_id) or bounds
+            if again.min_offset == bounds.min_offset:
+                return found
+            bounds = again
 
     def first_above(self, queue: tuple[str, int], bounds: QueueBounds, time_ms: int) -> int:
         """The first offset in [min_offset, max_offset] whose store time is ≥ `time_ms`; max_offset when none is."""

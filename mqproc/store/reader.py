@@ -29,7 +29,10 @@ from mqproc.message import PullResult, PullStatus, QueueInfo, StoredMessage, Top
 from mqproc.paths import StorePaths
 from mqproc.store.consume_queue import adopted_file_bytes
 from mqproc.store.index_query import IndexAnswer
+from mqproc.store.index_shape import adopted_index_shape
+from mqproc.store.log_records import Visible
 from mqproc.store.log_scan import Conditions
+from mqproc.store.pull import Pulled
 from mqproc.store.reading import StoreReading
 from mqproc.store.segments import adopted_segment_size
 from mqproc.store.slices import Batch, finish
@@ -37,13 +40,15 @@ from mqproc.store.store_views import FilesView, GroupView, StoreView
 
 PAGE_MESSAGES = 4096
 MESSAGES_MAX = 1 << 31
+# What RocketMQ takes for a pull whose size nobody limits.
+ROCKETMQ_PULL_BYTES = 128 << 20
 
 
 class StoreReader:
     """A store's files, opened read-only. Times are Unix ms; nothing here changes the store."""
 
     def __init__(self, path: str | Path, options: Options | None = None) -> None:
-        """Open the store at `path`. `options` matter for a RocketMQ store with an index of other than default size.
+        """Open the store at `path`, with the sizes that its files have whatever `options` say.
 
         Raises StoreAccessError when there is no store, CorruptStoreError when its files contradict each other.
         """
@@ -78,15 +83,20 @@ class StoreReader:
         """Whether positions come from a group that runs."""
         return isinstance(self._view, GroupView)
 
+    @property
+    def visible(self) -> Visible:
+        """The part of the log that may be read now."""
+        return self._view.visible()
+
     # Queues and topics
 
     def topics(self) -> list[TopicInfo]:
         """Topics that have a queue or an entry in `config/topics.json`, sorted."""
-        return self.reading.topic_infos()
+        return finish(self.reading.topic_infos())
 
     def queues(self, topic: str = "") -> list[QueueInfo]:
         """Queues of a topic, or of all."""
-        return self.reading.queue_infos(topic)
+        return finish(self.reading.queue_infos(topic))
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """First queue offset that can be read; 0 for an unknown queue, as RocketMQ says."""
@@ -112,11 +122,42 @@ class StoreReader:
         rocketmq_limits: bool = False,
     ) -> PullResult:
         """The next messages of a queue, with RocketMQ's statuses and next offsets."""
+        self.reading.let_go_of_deleted(self._view.deletions())
         pulled = self.reading.pull(
             topic, queue_id, offset, max_messages, max_bytes, tags, rocketmq_limits=rocketmq_limits
         )
-        messages = decode_records(pulled.records.data)
-        return PullResult(pulled.status, messages, pulled.next_offset, pulled.min_offset, pulled.max_offset)
+        return _pull_result(pulled)
+
+    # RocketMQ's own answers, where ours are others: the names are its own
+
+    def get_message(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_messages: int = 32,
+        *,
+        max_bytes: int = ROCKETMQ_PULL_BYTES,
+        expression: str = "*",
+    ) -> PullResult:
+        """RocketMQ's `getMessage`: tags of `expression` by hash, its limits, no CRC, unknown queues are empty."""
+        return _pull_result(self.reading.get_message(topic, queue_id, offset, max_messages, max_bytes, expression))
+
+    def query_message(
+        self, topic: str, key: str, max_messages: int = 32, begin_ms: int = TIME_MIN, end_ms: int = TIME_MAX
+    ) -> IndexAnswer:
+        """RocketMQ's `queryMessage` by key: whatever the index points to by hash."""
+        return self.reading.query_message(topic, key, max_messages, begin_ms, end_ms)
+
+    def min_offset_in_queue(self, topic: str, queue_id: int) -> int:
+        """RocketMQ's `getMinOffsetInQueue`, which looks for it in the queue's first file only."""
+        return self.reading.rocketmq_queues.bounds(topic, queue_id).min_offset
+
+    def offset_in_queue_by_time(self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False) -> int:
+        """RocketMQ's `getOffsetInQueueByTime`, within the bounds that it gives the queue."""
+        return self.reading.offset_in_queue_by_time(topic, queue_id, time_ms, upper=upper)
+
+    # Messages by id, key and time
 
     def get(self, message_id: str, topic: str = "") -> StoredMessage:
         """The message with an offset id or a unique id. Raises MessageNotFoundError."""
@@ -152,12 +193,6 @@ class StoreReader:
             )
         )
         return _messages_of(batch)
-
-    def query_message(
-        self, topic: str, key: str, max_messages: int = 32, begin_ms: int = TIME_MIN, end_ms: int = TIME_MAX
-    ) -> IndexAnswer:
-        """RocketMQ's own answer by key: whatever the index points to by hash."""
-        return self.reading.query_message(topic, key, max_messages, begin_ms, end_ms)
 
     def messages(self, topic: str = "", queue_id: int | None = None) -> Iterator[StoredMessage]:
         """All messages of a topic, or of all topics, queue by queue from its minimum offset on."""
@@ -247,6 +282,11 @@ class StoreReader:
         return self.reading.look(physical_offset)
 
 
+def _pull_result(pulled: Pulled) -> PullResult:
+    messages = decode_records(pulled.records.data)
+    return PullResult(pulled.status, messages, pulled.next_offset, pulled.min_offset, pulled.max_offset, pulled.detail)
+
+
 def _messages_of(batch: Batch) -> list[StoredMessage]:
     return [message for part in batch.records for message in decode_records(part.data)]
 
@@ -265,8 +305,11 @@ def _settings(io: StoreIO, paths: StorePaths) -> Options:
 
 
 def _with_sizes_of_files(io: StoreIO, paths: StorePaths, options: Options) -> Options:
+    slots, items = adopted_index_shape(io, paths.index, options.max_hash_slot_num, options.max_index_num)
     return dataclasses.replace(
         options,
+        max_hash_slot_num=slots,
+        max_index_num=items,
         mapped_file_size_commit_log=adopted_segment_size(io, paths.commit_log, options.mapped_file_size_commit_log),
         mapped_file_size_consume_queue=adopted_file_bytes(io, paths.consume_queue, options.consume_queue_file_bytes),
     )

@@ -26,12 +26,13 @@ from mqproc.layout.record_codec import decode_message_id, decode_record
 from mqproc.message import QueueInfo, TopicInfo
 from mqproc.paths import StorePaths
 from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles, as_units
+from mqproc.store.damage import KnownHoles
 from mqproc.store.index_query import IndexAnswer, IndexReader
 from mqproc.store.key_search import CANDIDATES_MAX, KeySearch
 from mqproc.store.log_records import LogRecords, Visible
 from mqproc.store.log_scan import LogScan
 from mqproc.store.pull import QueuePulls
-from mqproc.store.queue_bounds import Queues, each_queue
+from mqproc.store.queue_bounds import Deletions, Queues, RocketmqQueues, each_queue
 from mqproc.store.queue_ranges import QueueRanges
 from mqproc.store.queue_times import QueueTimes
 from mqproc.store.segments import LogSegments
@@ -41,6 +42,7 @@ from mqproc.store.unit_walk import tag_filter
 
 # A topic's index is asked for a unique id in a fraction of a millisecond; this many are asked between two slices.
 _TOPICS_PER_SLICE = 16
+_QUEUES_PER_SLICE = 512
 MESSAGE_ID_CHARACTERS_MAX = 512
 UNITS_LOOKED_AT = 65_536
 
@@ -62,7 +64,7 @@ class StoreReading:
         self.options = options
         self.queues = queues
         self.segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
-        self.records = LogRecords(self.segments, visible)
+        self.records = LogRecords(self.segments, visible, KnownHoles(io, paths, self.segments.segment_size))
         self.files = ConsumeQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes)
         self._index = IndexReader(io, paths.index, options.max_hash_slot_num, options.max_index_num, CANDIDATES_MAX)
         self._pulls = QueuePulls(queues, self.files, self.records, options)
@@ -70,6 +72,7 @@ class StoreReading:
         self._ranges = QueueRanges(queues, self.files, self.records, self.times)
         self._keys = KeySearch(self._index, self.records, newest_index_ms)
         self._scans = LogScan(self.records)
+        self._deletions = Deletions()
         self.pull = self._pulls.pull
         self.scan = self._scans.scan
         self.count = self._ranges.count
@@ -77,6 +80,26 @@ class StoreReading:
         self.by_key = self._keys.by_key
         self.offset_at = self.times.offset_at
         self.store_time_ms = self.times.store_time_ms
+        # RocketMQ's own answers, where ours are others.
+        self.rocketmq_queues = RocketmqQueues(queues, self.files)
+        self.get_message = self._pulls.get_message
+        self.offset_in_queue_by_time = QueueTimes(self.rocketmq_queues, self.files, self.records).offset_at
+
+    def let_go_of_deleted(self, deletions: Deletions) -> None:
+        """Let go of files that retention has deleted, when `deletions` is another than last time.
+
+        Their space stays taken as long as anybody has them open or mapped.
+        """
+        if deletions == self._deletions:
+            return
+        self._deletions = deletions
+        self.segments.forget_below(deletions.min_physical_offset)
+        self.files.forget_below(self._min_offset_of)
+        self._index.forget_deleted()
+
+    def _min_offset_of(self, topic: str, queue_id: int) -> int:
+        bounds = self.queues.bounds(topic, queue_id)
+        return bounds.min_offset if bounds else 0
 
     def close(self) -> None:
         """Let go of files and maps."""
@@ -131,21 +154,25 @@ class StoreReading:
 
     # Queues
 
-    def queue_infos(self, topic: str = "") -> list[QueueInfo]:
+    def queue_infos(self, topic: str = "") -> Slices[list[QueueInfo]]:
         """Queues of a topic, or of all topics."""
         topics = [topic] if topic else self.queues.topics()
-        return [
-            QueueInfo(name, queue_id, bounds.min_offset, bounds.max_offset)
-            for name, queue_id, bounds in each_queue(self.queues, topics)
-        ]
+        infos = []
+        for name, queue_id, bounds in each_queue(self.queues, topics):
+            infos.append(QueueInfo(name, queue_id, bounds.min_offset, bounds.max_offset))
+            if len(infos) % _QUEUES_PER_SLICE == 0:
+                yield
+        return infos
 
-    def topic_infos(self) -> list[TopicInfo]:
+    def topic_infos(self) -> Slices[list[TopicInfo]]:
         """Topics that have a queue or an entry in `config/topics.json`, sorted; without the latter with defaults."""
         configured = Topics(self._io, self._paths)
         configured.load()
         infos = []
-        for name in sorted({*self.queues.topics(), *configured.names()}):
-            queues = self.queue_infos(name)
+        for number, name in enumerate(sorted({*self.queues.topics(), *configured.names()})):
+            if number % _TOPICS_PER_SLICE == _TOPICS_PER_SLICE - 1:
+                yield
+            queues = yield from self.queue_infos(name)
             count = sum(queue.max_offset - queue.min_offset for queue in queues)
             config = configured.get(name) or TopicConfig(name, len(queues))
             infos.append(TopicInfo(name, config.queues, config.perm, count, config.attributes))

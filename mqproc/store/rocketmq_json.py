@@ -13,6 +13,9 @@ from mqproc.io import StoreIO
 
 # A string, or an unquoted integer key; strings are matched first so that nothing inside one is touched.
 _STRING_OR_KEY = re.compile(r'("(?:[^"\\]|\\.)*")|([{,]\s*)(-?\d+)(\s*:)')
+# A string, and the colon behind it when it is a key.
+_STRING = re.compile(rb'("(?:[^"\\]|\\.)*")(\s*:)?')
+_INTEGER = re.compile(rb"-?\d+")
 
 
 def parse(text: str) -> Any:
@@ -46,9 +49,20 @@ def load(io: StoreIO, path: Path) -> tuple[Any, str]:
     return None, "; ".join(remarks)
 
 
-def save(io: StoreIO, path: Path, value: Any) -> None:
-    """Replace a config file atomically, keeping the copy before it as `.bak`."""
+def save(io: StoreIO, path: Path, value: Any, *, integer_keys: bool = False) -> None:
+    """Replace a config file atomically, keeping the copy before it as `.bak`.
+
+    `integer_keys`: keys that are integers are written unquoted, as RocketMQ does in maps by queue id.
+    """
+    text = msgspec.json.format(msgspec.json.encode(value), indent=1)
+    if integer_keys:
+        text = _STRING.sub(_unquoted, text)
     io.make_folder(path.parent)
     if io.exists(path):
         io.write_file_atomically(path.with_name(path.name + ".bak"), io.read_file(path))
-    io.write_file_atomically(path, msgspec.json.format(msgspec.json.encode(value), indent=1))
+    io.write_file_atomically(path, text)
+
+
+def _unquoted(match: re.Match[bytes]) -> bytes:
+    string, colon = match.groups()
+    return string[1:-1] + colon if colon and _INTEGER.fullmatch(string[1:-1]) else match[0]

@@ -7,14 +7,16 @@ segments, but pages stay present only near where one reads: present pages count 
 from __future__ import annotations
 
 import itertools
+import math
 import mmap
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.io import StoreIO
+from mqproc.errors import CorruptStoreError
+from mqproc.io import Kind, StoreIO
 from mqproc.kernels.views import as_kernel_array
 from mqproc.paths import segment_name, segment_start
 
@@ -90,6 +92,9 @@ class LogSegments:
     def _map(self, start: int) -> tuple[mmap.mmap, NDArray[np.uint8]]:
         fd = self.io.open(self.path(start))
         try:
+            # What lies behind a file's end is a SIGBUS when it is read.
+            if (size := self.io.size(fd)) < self.segment_size:
+                raise CorruptStoreError(f"{self.path(start)}: {size:,} bytes; a segment has {self.segment_size:,}")
             mapping = self.io.map(fd, self.segment_size)
         finally:
             self.io.close(fd)
@@ -100,15 +105,20 @@ class LogSegments:
 
 
 def adopted_segment_size(io: StoreIO, folder: Path, configured: int) -> int:
-    """The size of the segments that are there, when it is uniform, else the configured one.
+    """The size that most of the segments have, when every segment's name fits it; without any, the configured one.
 
-    The first file decides by the distance to the second one's name, so one short or over-long file cannot mislead.
+    Where no file's length fits the names, the names decide: a missing, short or over-long file misleads nobody.
     """
-    starts = [start for name in io.names(folder) if (start := segment_start(name)) is not None]
-    if len(starts) > 1:
-        return min(later - earlier for earlier, later in itertools.pairwise(starts))
-    if starts:
-        size = io.size_of(folder / segment_name(starts[0]))
-        if size > 0 and size % mmap.PAGESIZE == 0 and starts[0] % size == 0:
-            return size
-    return configured
+    files = [entry for entry in io.entries(folder) if entry.kind is Kind.FILE]
+    found = [(start, entry.size) for entry in files if (start := segment_start(entry.name)) is not None]
+    starts = [start for start, _size in found]
+    if not starts:
+        return configured
+    step = math.gcd(*starts)
+    whole = [size for _start, size in found if size > 0 and size % mmap.PAGESIZE == 0 and step % size == 0]
+    if whole:
+        counts = Counter(whole)
+        return max(counts, key=lambda size: (counts[size], size == configured, size))
+    if step == 0 or step % configured == 0:
+        return configured
+    return min(later - earlier for earlier, later in itertools.pairwise(starts)) if len(starts) > 1 else configured

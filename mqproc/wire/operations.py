@@ -134,7 +134,7 @@ class PullRequest(Options, frozen=True):
     """`timeout_ms` > 0 holds the request until a message that matches is there. `tags` are tag strings, empty = all.
 
     `rocketmq_limits`: stop at RocketMQ's own 32 messages and 256 KiB, filter by the hash alone, one ConsumeQueue file
-    a call, no CRC check: its answers exactly.
+    a call, no CRC check, an unknown queue is an empty one: its answers exactly.
     """
 
     topic: str

@@ -66,8 +66,8 @@ def test_the_commands_of_the_manual_are_there() -> None:
     wanted = {
         "up", "down", "restart", "run", "status", "send", "import", "tail", "stat", "demo", "topic create",
         "topic list", "topic info", "topic delete", "message get", "message key", "message offset", "message range",
-        "message scan", "store info", "store dump", "config show", "config check", "config doc", "bench append",
-        "bench dispatch", "bench pull", "bench query", "bench e2e", "completion",
+        "message scan", "store info", "store dump", "store retention", "config show", "config check", "config doc",
+        "bench append", "bench retention", "bench dispatch", "bench pull", "bench query", "bench e2e", "completion",
     }  # fmt: skip
     assert wanted <= names
 

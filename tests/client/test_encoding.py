@@ -261,6 +261,7 @@ def test_an_own_unique_id_is_kept() -> None:
         ({"properties": {"__CRC32#": "b"}}, BadPropertyError),
         ({"properties": {"__RMQ.TRANSIENT.x": "b"}}, BadPropertyError),
         ({"properties": {"a": 5}}, BadPropertyError),
+        ({"properties": {"a": None}}, BadPropertyError),
         ({"properties": {"a": "b" * 33_000}}, PropertiesTooLargeError),
         ({"properties": [{"a": "b"}]}, BadMessageError),
         ({"properties": [{"WAIT": "b"}, {}, {}]}, BadPropertyError),

@@ -270,10 +270,18 @@ def test_slots_are_made_anew_from_the_items(entries: list[Entry], mark: int, dat
         file = File(4, 40)
         file.view[:] = whole.view
         file.view[layout.HEADER_SIZE : layout.HEADER_SIZE + 16] = noise
-        counted = np.zeros(2, np.int64)
-        replay = plain(kernels.replay_items) if twin else kernels.replay_items
-        replay(file.view, 4, mark, whole.count, counted)
-        assert counted.tolist() == [len(kept) + 1, model.used]
+        count_items, chains_hold, replay = (
+            plain(kernel) if twin else kernel
+            for kernel in (kernels.count_items, kernels.chains_hold, kernels.replay_items)
+        )
+        count = count_items(file.view, 4, mark, whole.count)
+        before = file.view.tobytes()
+        slots = [file.slot(number) for number in range(4)]
+        held = chains_hold(file.view, 4, count, np.zeros(4, np.int32))
+        assert file.view.tobytes() == before
+        assert held == (model.used if slots == model.slots else -1)
+        assert (count, replay(file.view, 4, count)) == (len(kept) + 1, model.used)
+        assert chains_hold(file.view, 4, count, np.zeros(4, np.int32)) == model.used
         assert [file.slot(number) for number in range(4)] == model.slots
         for number in range(1, len(kept) + 1):
             assert file.item(number)[-4:] == model.items[number][3].to_bytes(4, "big")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -149,6 +150,29 @@ def test_next_offsets_are_raised_per_queue(tmp_path, log: SmallLog) -> None:  # 
         assert out[scan.MAX_STORE_TIMESTAMP_MS] == 2_000_000 + len(log.places) - 1
         found = {(topic, queue_id): int(next_offsets[number]) for number, topic, queue_id in table.live()}
         assert {queue: offset for queue, offset in found.items() if offset} == expected
+    table.close()
+
+
+@pytest.mark.parametrize("made_again", [True, False])
+def test_next_offsets_count_a_queues_records_since_it_was_deleted(tmp_path: Path, made_again: bool) -> None:
+    """Six records, three of them of before; a table that lacks the queue's present life is told of the first one."""
+    data, starts = b"", []
+    for queue_offset in range(6):
+        starts.append(len(data))
+        data += encode_record(topic="T", body=b"x", queue_offset=queue_offset, physical_offset=BASE + len(data))
+    table = QueueTable.create(StoreIO(), tmp_path / "queues", 64)
+    table.remember_deletion("T", 0, BASE + starts[3], 3)
+    if made_again:
+        table.create_queue("T", 0)
+    view = kernel_bytes(data)
+    for kernel in (scan.update_next_offsets, plain(scan.update_next_offsets)):
+        next_offsets, out = np.zeros(64, np.int64), np.zeros(scan.SCAN_SIZE, np.int64)
+        arguments = (BASE, table.bytes_view, table.cells, table.slots, next_offsets, out)
+        kernel(view, 0, starts[3], *arguments)
+        assert (next_offsets[0], out[scan.COUNT], out[scan.UNKNOWN]) == (0, 3, 0)
+        kernel(view, 0, len(data), *arguments)
+        told = (next_offsets[0], out[scan.COUNT], out[scan.UNKNOWN], out[scan.FIRST_UNKNOWN])
+        assert told == ((6, 6, 0, -1) if made_again else (0, 6, 3, starts[3]))
     table.close()
 
 

@@ -236,16 +236,35 @@ def test_an_answer_must_be_whole_records() -> None:
             decode_records(data)
 
 
+CRC_PAIR = "__CRC32#\x01123"
+PAIRS = "KeyA\x01ValueA\x02KeyB\x01ValueB"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("", ""),
-        ("a\x01b\x02", "a\x01b\x02"),
-        ("__CRC32#\x011\x02", ""),
-        ("a\x01b\x02__CRC32#\x011\x02c\x01d\x02", "a\x01b\x02c\x01d\x02"),
-        ("__CRC32#\x01\x02a\x01b\x02", "a\x01b\x02"),
-        ("a\x01__CRC32#\x02", "a\x01__CRC32#\x02"),
+        (CRC_PAIR, ""),
+        (f"{CRC_PAIR}\x02", ""),
+        ("__CRC32#\x01", ""),
+        ("__CRC32#\x01\x02KeyA\x01ValueA\x02", "KeyA\x01ValueA\x02"),
+        # First, in the middle, last, with and without an end.
+        (f"{CRC_PAIR}\x02{PAIRS}", PAIRS),
+        (f"{CRC_PAIR}\x02{PAIRS}\x02", f"{PAIRS}\x02"),
+        (f"KeyA\x01ValueA\x02{CRC_PAIR}\x02KeyB\x01ValueB", PAIRS),
+        (f"KeyA\x01ValueA\x02{CRC_PAIR}\x02KeyB\x01ValueB\x02", f"{PAIRS}\x02"),
+        (f"{PAIRS}\x02{CRC_PAIR}", f"{PAIRS}\x02"),
+        (f"{PAIRS}\x02{CRC_PAIR}\x02", f"{PAIRS}\x02"),
+        # Repeated.
+        (f"{CRC_PAIR}\x02{CRC_PAIR}\x02{PAIRS}", PAIRS),
+        (f"{CRC_PAIR}\x02KeyA\x01ValueA\x02{CRC_PAIR}\x02KeyB\x01ValueB\x02{CRC_PAIR}", f"{PAIRS}\x02"),
+        # The name inside a value, or without a value of its own.
+        (f"KeyB\x01ValueB{CRC_PAIR}", f"KeyB\x01ValueB{CRC_PAIR}"),
+        (f"KeyB\x01ValueB{CRC_PAIR}\x02{CRC_PAIR}\x02{PAIRS}", f"KeyB\x01ValueB{CRC_PAIR}\x02{PAIRS}"),
+        ("KeyB\x01ValueB__CRC32#", "KeyB\x01ValueB__CRC32#"),
+        ("KeyB\x01__CRC32#\x02", "KeyB\x01__CRC32#\x02"),
         ("__CRC32#", "__CRC32#"),
+        (f"{PAIRS}\x02__CRC32#\x02", f"{PAIRS}\x02__CRC32#\x02"),
     ],
 )
 def test_a_records_crc_is_never_taken_over(text: str, expected: str) -> None:

@@ -28,7 +28,8 @@ class Rig:
         self.control = Control.create(self.io, self.paths, self.clock, os.getpid())
         sizes = {"mapped_file_size_commit_log": 1 << 20, "max_hash_slot_num": 100, "max_index_num": 2000}
         self.options = Options(**(sizes | options))  # type: ignore[arg-type]
-        Recovery(self.io, self.paths, self.options, self.control.words, lambda line: None, clean=True).run()
+        clean = not self.paths.abort.exists()
+        Recovery(self.io, self.paths, self.options, self.control.words, lambda line: None, clean=clean).run()
         self.bells = {
             role: EventBell(self.control.cells, words_of.role_word(role, "sleeping")) for role in words_of.ROLES
         }

@@ -27,7 +27,15 @@ STORE_HOST = bytes([192, 168, 1, 2, 0, 0, 0x2A, 0x9F])
 class Engine:
     """One store's log, its writer and its words. Segments are made when one is full, up to `segments_max`."""
 
-    def __init__(self, root: Path, *, io: StoreIO | None = None, segments_max: int = 64, **options: Any) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        io: StoreIO | None = None,
+        words: Words | None = None,
+        segments_max: int = 64,
+        **options: Any,
+    ) -> None:
         settings = {"mapped_file_size_commit_log": 65536, "max_message_size": 32768} | options
         self.options = Options(**settings)
         self.io = io or StoreIO()
@@ -36,7 +44,7 @@ class Engine:
             self.io.make_folder(folder)
         self.table = QueueTable.create(self.io, self.paths.queues, 1024)
         self.segments = LogSegments(self.io, self.paths.commit_log, self.options.mapped_file_size_commit_log)
-        self.words = Words(bytearray(words_of.FILE_SIZE))
+        self.words = words or Words(bytearray(words_of.FILE_SIZE))
         self.syncs = FinalSyncs(self.io, self.paths, self.words, words_of.WRITER, words_of.WRITER_SYNC_ERRNO)
         self.segments_max = segments_max
         self.make_segment(0)

@@ -90,11 +90,12 @@ def test_a_record_needs_eight_bytes_behind_it(tmp_path: Path, room_behind: int) 
 
 def test_a_batch_lies_inside_one_segment(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
-    engine.append("T", [b"x" * 30000])
-    offsets = engine.append("T", [b"y" * 10000] * 5, batch=True)
+    engine.append("T", [b"x" * 30000] * 2)
+    offsets = engine.append("T", [b"y" * 10000] * 3, batch=True)
     assert offsets[0] == engine.segments.segment_size
-    with pytest.raises(MessageTooLargeError, match="batch of"):
-        engine.append("T", [b"y" * 30000] * 3, batch=True)
+    # 1,000 records of heads, topic and CRC.
+    with pytest.raises(MessageTooLargeError, match="batch of 112,000 bytes; a segment takes 65,536"):
+        engine.append("T", [b""] * 1000, batch=True)
 
 
 def test_what_is_wrong_with_a_frame_is_said_and_nothing_changes(tmp_path: Path) -> None:

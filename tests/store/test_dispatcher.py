@@ -25,6 +25,7 @@ from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
 from mqproc.store.dispatcher import Dispatch, DispatchStep
 from mqproc.store.index_files import IndexCommit, IndexFiles
 from mqproc.store.index_query import IndexReader
+from mqproc.store.queue_extent import filler_position
 from tests.store.engine import Engine
 
 QUEUE_FILE_BYTES = 400
@@ -205,7 +206,7 @@ def test_an_unknown_queue_and_a_bad_record_stop_the_live_path(engine: Engine, tm
 
 
 def test_holes_are_jumped_over(engine: Engine, tmp_path: Path) -> None:
-    """Four records, unit 4 of each queue of one topic, are gone; fillers with the hole's offset stand for them."""
+    """Four records, unit 4 of each queue of one topic, are gone; fillers stand for them."""
     whole = dispatch_all(engine, tmp_path / "whole").units("First", 2)
     forget_queues(engine)
     offsets = sorted(unit[0] for queue_id in range(4) for unit in whole_queue(engine, tmp_path, queue_id))
@@ -220,7 +221,7 @@ def test_holes_are_jumped_over(engine: Engine, tmp_path: Path) -> None:
     assert sum(step.records for step in steps) == 480 - 4
     assert dispatched.position == engine.written + 9
     units = dispatched.units("First", 2)
-    assert units[4] == (hole[0], FILLER_SIZE, 0)
+    assert units[4] == (filler_position(hole[0], engine.segments.segment_size), FILLER_SIZE, 0)
     assert units[:4] + units[5:] == whole[:4] + whole[5:]
     queues = ConsumeQueueFiles(StoreIO(), tmp_path / "out" / "consumequeue", QUEUE_FILE_BYTES)
     assert queues.extent("First", 2).max_offset == 60

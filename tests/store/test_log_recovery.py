@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.errors import CorruptStoreError
+from mqproc.store.damage import Hole
 from mqproc.store.log_recovery import LogEnd, LogRecovery
 from mqproc.store.marks import DurableMark
 from tests.store.engine import Engine
@@ -101,7 +101,10 @@ def test_without_a_mark_damage_is_a_hole(tmp_path: Path) -> None:
     found = recovered(engine)
     assert found.end == engine.written
     assert found.records == 97
-    assert found.holes == [(offsets[20], offsets[21]), (offsets[70], offsets[72])]
+    assert found.holes == [
+        Hole(offsets[20], offsets[21], "bad body CRC"),
+        Hole(offsets[70], offsets[72], "zeros"),
+    ]
 
 
 def test_segments_behind_the_end_go(tmp_path: Path) -> None:
@@ -117,12 +120,63 @@ def test_segments_behind_the_end_go(tmp_path: Path) -> None:
     assert engine.segments.starts() == [0]
 
 
-def test_a_missing_segment_is_named(tmp_path: Path) -> None:
+def test_a_missing_segment_is_a_hole(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     fill(engine, 200)
-    engine.segments.path(engine.segments.segment_size).unlink()
-    with pytest.raises(CorruptStoreError, match="00000000000000065536: missing"):
-        recovered(engine)
+    size = engine.segments.segment_size
+    engine.segments.path(size).unlink()
+    engine.segments.close()
+    found = recovered(engine)
+    assert found.end == engine.written
+    assert found.holes == [Hole(size, 2 * size, "missing segment")]
+
+
+def test_behind_the_mark_a_missing_segment_is_a_torn_tail(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    offsets = fill(engine, 200)
+    mark = DurableMark(engine.io, engine.paths.mark("commitlog"), engine.segments)
+    mark.move(offsets[10], 5)
+    size = engine.segments.segment_size
+    engine.segments.path(size).unlink()
+    engine.segments.close()
+    found = recovered(engine, marked=True)
+    assert (found.end, found.holes, found.cut_reason) == (size, [], "missing segment")
+    assert engine.segments.starts() == [0]
+
+
+def test_known_damage_above_the_mark_does_not_cut_the_log(tmp_path: Path) -> None:
+    """Dispatch met it while the group ran: what follows it is whole."""
+    engine = Engine(tmp_path)
+    offsets = fill(engine)
+    mark = DurableMark(engine.io, engine.paths.mark("commitlog"), engine.segments)
+    mark.move(offsets[10], 5)
+    overwrite(engine, offsets[20] + 100, b"\xff")
+    recovery = LogRecovery(engine.io, engine.segments)
+    found = recovery.find_end(mark.valid(), {offsets[20]})
+    assert (found.end, found.holes) == (engine.written, [Hole(offsets[20], offsets[21], "bad body CRC")])
+    assert recovery.find_end(mark.valid()).end == offsets[20]
+
+
+def test_known_damage_is_looked_at_again(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    offsets = fill(engine)
+    recovery = LogRecovery(engine.io, engine.segments)
+    assert recovery.examine([(offsets[5], offsets[9])]) == []
+    overwrite(engine, offsets[6] + 100, b"\xff")
+    overwrite(engine, offsets[8] + 4, b"\xff")
+    assert recovery.examine([(offsets[5], offsets[9])]) == [
+        Hole(offsets[6], offsets[7], "bad body CRC"),
+        Hole(offsets[8], offsets[9], "bad magic"),
+    ]
+
+
+def test_a_log_goes_on_behind_a_sealed_segment(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    fill(engine, 10)
+    recovery = LogRecovery(engine.io, engine.segments)
+    recovery.seal(engine.written)
+    found = recovered(engine)
+    assert (found.end, found.records) == (engine.segments.segment_size, 10)
 
 
 def test_the_newest_valid_slot_is_the_mark(tmp_path: Path) -> None:

@@ -170,6 +170,32 @@ def test_deleted_files_and_queues_are_passed_over(queues: Queues) -> None:
     assert [path for path in queues.synced() if not path.endswith("/")] == ["consumequeue/T/2/00000000000000000000"]
 
 
+@pytest.mark.parametrize("dispatched", [3, 5])
+def test_the_new_file_of_a_queue_made_again_is_synced_with_its_folders(queues: Queues, dispatched: int) -> None:
+    """Its offsets go on in the file of the same name, of which the flusher has synced an earlier one."""
+    flush = queues.flusher()
+    queues.dispatch(0, dispatched)
+    flush.pass_(0, 1)
+    number = queues.table.find("T", 0)
+    queues.table.store(number, table_layout.NEXT_OFFSET, 5)
+    queues.table.delete_queue(number)
+    queues.files.remove("T", 0)
+    flush.pass_(0, 2)
+    queues.table.create_queue("T", 0)
+    flush.pass_(0, 3)
+    queues.synced()
+    queues.dispatch(0, 2)
+    assert flush.pass_(0, 4).complete
+    file = "consumequeue/T/0/00000000000000000000"
+    folders = {"consumequeue/T/0/", "consumequeue/T/", "consumequeue/"}
+    synced = queues.synced()
+    assert synced[0] == file
+    assert folders <= set(synced[1:])
+    queues.dispatch(0, 1)
+    flush.pass_(0, 5)
+    assert queues.synced() == [file]
+
+
 def test_a_failed_sync_leaves_the_queue_dirty_and_is_raised(queues: Queues) -> None:
     flush = queues.flusher()
     queues.dispatch(0, 5)

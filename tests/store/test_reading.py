@@ -17,38 +17,24 @@ from mqproc.errors import BadRequestError, CorruptStoreError, MessageNotFoundErr
 from mqproc.kernels.decode import decode_to_columns
 from mqproc.layout import consume_queue, record
 from mqproc.layout import control as words_of
+from mqproc.layout import queue_table as table_layout
 from mqproc.layout.record_codec import decode_records, encode_message_id
 from mqproc.message import PullStatus
-from mqproc.store.consume_queue import ConsumeQueueFiles
-from mqproc.store.dispatcher import Dispatch
-from mqproc.store.index_files import IndexFiles
 from mqproc.store.log_scan import Conditions
 from mqproc.store.reader import StoreReader
-from mqproc.store.reading import StoreReading
 from mqproc.store.slices import finish
-from mqproc.store.store_views import WordsView
-from tests.store.engine import STORE_HOST, Engine
+from tests.store.engine import STORE_HOST
+from tests.store.live_store import FIRST_MS, LiveStore
 
-FIRST_MS = 1_700_000_000_000
-SMALL: dict[str, Any] = {"max_hash_slot_num": 100, "max_index_num": 400, "mapped_file_size_consume_queue": 2000}
 FRAMES, PER_FRAME = 40, 25
 COUNT = FRAMES * PER_FRAME
 
 
-class Store:
-    """An engine with dispatch and reading over one folder. Frame f is stored 100 ms after frame f − 1."""
+class Store(LiveStore):
+    """Frame f is stored 100 ms after frame f − 1."""
 
     def __init__(self, root: Path) -> None:
-        self.engine = Engine(root, **SMALL)
-        engine = self.engine
-        options = engine.options
-        self.files = ConsumeQueueFiles(
-            engine.io, engine.paths.consume_queue, options.consume_queue_file_bytes, write=True
-        )
-        self.index = IndexFiles(engine.io, engine.paths.index, options.max_hash_slot_num, options.max_index_num)
-        self.dispatching = Dispatch(engine.io, options, engine.table, engine.segments, self.files, self.index)
-        view = WordsView(engine.words, engine.table, sync_flush=False)
-        self.reading = StoreReading(engine.io, engine.paths, options, view.queues, view.visible, view.newest_index_ms)
+        super().__init__(root)
         self.offsets: list[int] = []
 
     def put(self, topic: str, frame: int, count: int = PER_FRAME, **changes: Any) -> None:
@@ -62,23 +48,8 @@ class Store:
         found = self.engine.append(topic, bodies, FIRST_MS + 100 * frame, **(columns | changes))
         self.offsets += found.tolist()
 
-    def dispatch(self) -> None:
-        words = self.engine.words
-        while words[words_of.DISPATCHED] < words[words_of.WRITTEN]:
-            step = self.dispatching.step(words[words_of.DISPATCHED], words[words_of.WRITTEN])
-            assert not step.stuck
-            words[words_of.INDEX_FILE_MS] = self.index.commit().file_ms
-            words[words_of.DISPATCHED] = step.position
-
     def damage(self, physical_offset: int, at: int, data: bytes) -> None:
-        start = self.engine.segments.start_of(physical_offset)
-        fd = self.engine.io.open(self.engine.segments.path(start), write=True)
-        self.engine.io.pwrite(fd, data, physical_offset - start + at)
-        self.engine.io.close(fd)
-
-    def close(self) -> None:
-        self.reading.close()
-        self.dispatching.close()
+        self.overwrite(physical_offset + at, data)
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +197,74 @@ def test_a_removed_segment_is_passed_over(fresh: Store) -> None:
     assert removed.status in (PullStatus.FOUND, PullStatus.MESSAGE_WAS_REMOVING)
     assert fresh.reading.offset_at("T", 0, FIRST_MS - 1) == first
     assert fresh.reading.store_time_ms("T", 0, 0) == -1
+
+
+def test_rocketmq_takes_an_unknown_queue_for_an_empty_one(store: Store) -> None:
+    theirs = store.reading.get_message("Nowhere", 7, 5, 32, 1 << 20)
+    assert (theirs.status, theirs.next_offset) == (PullStatus.NO_MESSAGE_IN_QUEUE, 0)
+    assert store.reading.pull("Nowhere", 7, 5, 32, 1 << 20).status is PullStatus.NO_MATCHED_LOGIC_QUEUE
+    assert store.reading.offset_in_queue_by_time("Nowhere", 7, FIRST_MS) == 0
+
+
+@pytest.mark.parametrize(
+    ("expression", "passing"),
+    [
+        ("*", ["Aa", "BB", " ", ""]),
+        ("", ["Aa", "BB", " ", ""]),
+        ("BB", ["Aa", "BB"]),
+        (" none ||Aa ", ["Aa", "BB"]),
+        ("none", []),
+        (" ", []),
+        ("||", []),
+    ],
+)
+def test_rocketmq_filters_by_the_hash_alone(fresh: Store, expression: str, passing: list[str]) -> None:
+    """`Aa` and `BB` have one hash. A subscription that names no tag lets nothing pass, not even a blank one."""
+    fresh.put("T", 0, 4, queues=1, keys=None, tags=["Aa", "BB", " ", ""])
+    fresh.dispatch()
+    found = decode_records(fresh.reading.get_message("T", 0, 0, 32, 1 << 20, expression).records.data)
+    assert [message.tag for message in found] == passing
+
+
+def test_rocketmq_seeks_a_minimum_in_the_first_file_only(fresh: Store) -> None:
+    """A file of 100 units that all point below the log counts until it is deleted."""
+    frame = 0
+    while fresh.engine.written < 2 * 65536 + 1000:
+        fresh.put("T", frame, queues=1)
+        frame += 1
+    fresh.dispatch()
+    fresh.engine.segments.path(0).unlink()
+    fresh.engine.words[words_of.MIN_PHYSICAL_OFFSET] = 65536
+    minimum = next(queue_offset for queue_offset, place in enumerate(fresh.offsets) if place >= 65536)
+    assert minimum > 100
+    number = fresh.engine.table.find("T", 0)
+    fresh.engine.table.store(number, table_layout.MIN_OFFSET, minimum)
+    reading = fresh.reading
+    assert reading.pull("T", 0, 0, 8, 1 << 20).status is PullStatus.OFFSET_TOO_SMALL
+    theirs = reading.get_message("T", 0, 0, 8, 1 << 20)
+    assert (theirs.status, theirs.next_offset, theirs.min_offset) == (PullStatus.MESSAGE_WAS_REMOVING, 100, 0)
+    assert reading.offset_in_queue_by_time("T", 0, 0, upper=True) == minimum - 1
+    assert reading.offset_at("T", 0, 0, upper=True) == minimum
+    # With a minimum inside the first file both are one.
+    fresh.engine.table.store(number, table_layout.MIN_OFFSET, 99)
+    assert reading.rocketmq_queues.bounds("T", 0).min_offset == 99
+
+
+def test_rocketmq_asks_the_filter_in_each_removed_segment(fresh: Store) -> None:
+    """What it says last is what the last unit that it looked at was: passed over by the filter, or removed."""
+    for number in range(90):
+        tag = "First" if number == 0 else "Other"
+        fresh.engine.append("T", [bytes(1500)], FIRST_MS + number, queues=1, tags=[tag])
+    fresh.dispatch()
+    for start in (0, 65536):
+        fresh.engine.segments.path(start).unlink()
+    fresh.engine.words[words_of.MIN_PHYSICAL_OFFSET] = 131072
+    assert fresh.reading.get_message("T", 0, 0, 32, 1 << 20, "First").status is PullStatus.NO_MATCHED_MESSAGE
+    assert fresh.reading.get_message("T", 0, 0, 32, 1 << 20, "none").status is PullStatus.NO_MATCHED_MESSAGE
+    assert fresh.reading.get_message("T", 0, 0, 32, 1 << 20, "Other").status is PullStatus.FOUND
+    fresh.engine.segments.path(131072).unlink()
+    fresh.engine.words[words_of.MIN_PHYSICAL_OFFSET] = fresh.engine.written
+    assert fresh.reading.get_message("T", 0, 0, 32, 1 << 20, "Other").status is PullStatus.MESSAGE_WAS_REMOVING
 
 
 # Times
@@ -392,7 +431,7 @@ def test_a_reader_finds_the_same_without_any_server(store: Store) -> None:
         assert reader.options.mapped_file_size_commit_log == 65536
         assert [topic.topic for topic in reader.topics()] == ["Orders", "Pay"]
         assert reader.topics()[0].message_count == COUNT
-        assert reader.queues("Pay") == store.reading.queue_infos("Pay")
+        assert reader.queues("Pay") == finish(store.reading.queue_infos("Pay"))
         assert reader.reading.records.visible().end == store.engine.written
         assert len(list(reader.messages("Orders"))) == COUNT
         assert len(list(reader.range("Orders", FIRST_MS + 250, FIRST_MS + 2950, tags=["Tag2"]))) == reader.count(

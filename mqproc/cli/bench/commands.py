@@ -1,4 +1,4 @@
-"""`mqproc bench append|dispatch|pull|query|e2e`.
+"""`mqproc bench append|dispatch|pull|query|e2e|verify|recovery|rebuild`.
 
 A command starts a group on a fresh temporary store (or uses --store), runs its clients in processes of their own, and
 prints a line every five seconds, a summary in Kafka's shape, CPU and memory by role, and this machine's own limits.
@@ -24,7 +24,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 FLUSH = {"async": "ASYNC_FLUSH", "sync": "SYNC_FLUSH"}
 
 
-@click.group(cls=Group)
+_LAZY = {
+    "recovery": ("mqproc.cli.bench.recovering:recovery", "Start a store again after a clean stop and after kill -9."),
+    "rebuild": ("mqproc.cli.bench.recovering:rebuild", "Make lost ConsumeQueues and index again from the log."),
+    "verify": ("mqproc.cli.bench.verifying:verify", "Verify a store, beside the rate at which its files can be read."),
+}
+
+
+@click.group(cls=Group, lazy=_LAZY)
 def bench() -> None:
     """Measure this store against this machine's limits.
 
@@ -138,6 +145,20 @@ def query(invocation: Invocation, /, **shared: Any) -> None:
     from mqproc.cli.bench.modes import queries
 
     _run(invocation, shared, 0.0, queries)
+
+
+@bench.command(cls=Command)
+@_shared(0, 1, "producers")
+@_option("--fill", "4GiB", "Bytes of log to be deleted.", SIZE)
+@pass_invocation
+def retention(invocation: Invocation, /, fill: int, **shared: Any) -> None:
+    """Send single messages alone for --seconds, then while retention deletes a filled log, and compare."""
+    from mqproc.cli.bench.retention import OWN_SETTINGS
+    from mqproc.cli.bench.retention import retention as measure
+
+    if invocation.store is not None:
+        raise click.UsageError("bench retention deletes all that it finds: it takes a group of its own, no --store")
+    _run(invocation, shared, 0.0, lambda bench, settings: measure(bench, settings, fill), list(OWN_SETTINGS))
 
 
 def _run(

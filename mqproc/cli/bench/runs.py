@@ -211,8 +211,18 @@ class Run:
     def _total(self, word: int) -> int:
         return int(self._column(word).sum())
 
-    def measure(self, verb: str, message_size: int) -> Result:
-        """Warm up, measure, stop; prints a line every five seconds."""
+    def measure(
+        self,
+        verb: str,
+        message_size: int,
+        *,
+        at_begin: Callable[[], None] = lambda: None,
+        until: Callable[[], bool] = lambda: False,
+    ) -> Result:
+        """Warm up, measure, stop; prints a line every five seconds.
+
+        `at_begin` is called when the measured time begins; it ends early once `until` is true.
+        """
         settings = self._settings
         self._await(lambda: bool((self._column(Recorder.STATE) >= Recorder.RUNNING).all()), _START_S, "start")
         time.sleep(settings.warmup)
@@ -220,7 +230,8 @@ class Run:
         meter = CpuMeter({**self._bench.roles, **clients})
         words_before = self._bench.words()
         begin_ns, first = time.monotonic_ns(), self._total(Recorder.MESSAGES)
-        worst = self._watch(verb, begin_ns, first)
+        at_begin()
+        worst = self._watch(verb, begin_ns, first, until)
         end_ns = time.monotonic_ns()
         words_after, cpu, memory = self._bench.words(), meter.seconds(), memory_of(self._bench.roles)
         self.stop()
@@ -236,7 +247,7 @@ class Run:
             per_client,
         )
 
-    def _watch(self, verb: str, begin_ns: int, first: int) -> int:
+    def _watch(self, verb: str, begin_ns: int, first: int, until: Callable[[], bool]) -> int:
         """Until the time is over or the messages are through; returns the worst dispatch lag in bytes."""
         settings = self._settings
         end_ns = begin_ns + round(settings.seconds * 1e9)
@@ -244,7 +255,7 @@ class Run:
         while (now_ns := time.monotonic_ns()) < end_ns:
             worst = max(worst, self._bench.behind())
             count = self._total(Recorder.MESSAGES)
-            if settings.messages and count - first >= settings.messages:
+            if (settings.messages and count - first >= settings.messages) or until():
                 break
             if now_ns - line_ns >= LINE_EVERY_S * 1e9:
                 self._print_line(verb, count - line_count, (now_ns - line_ns) / 1e9)

@@ -1,0 +1,279 @@
+"""`mqproc store info`: what a store holds, how it was left, and who wrote it last, from names, ends and headers."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from mqproc.cli.commands import Command
+from mqproc.cli.invocation import Invocation, pass_invocation
+from mqproc.cli.output import Column, Output
+from mqproc.cli.store_options import options_for
+from mqproc.errors import CorruptStoreError, MqprocError, NotRunningError
+from mqproc.io import StoreIO
+from mqproc.layout import control as layout
+from mqproc.layout import index_file
+from mqproc.paths import StorePaths
+from mqproc.shm.lock import holder_of
+
+if TYPE_CHECKING:
+    from mqproc.config import Options
+    from mqproc.layout.marks import Mark
+    from mqproc.store.reader import StoreReader
+
+_FACTS = (
+    ("store", "", "text"),
+    ("written_by", "written last by", "text"),
+    ("held_by", "held by", "text"),
+    ("group", "group is or was last", "text"),
+    ("stopped_in_order", "stopped in order", "text"),
+    ("read_only", "read-only since", "text"),
+    ("log_begin", "log begins at", "count"),
+    ("log_end", "log ends at", "count"),
+    ("segments", "", "count"),
+    ("segment_bytes", "segment size", "bytes"),
+    ("first_store_timestamp_ms", "first message", "time_ms"),
+    ("last_store_timestamp_ms", "last message", "time_ms"),
+    ("topics", "", "count"),
+    ("queues", "", "count"),
+    ("messages", "messages in queues", "count"),
+    ("index_entries", "index entries", "count"),
+    ("physic_timestamp_ms", "log durable up to", "time_ms"),
+    ("logics_timestamp_ms", "queues durable up to", "time_ms"),
+    ("index_timestamp_ms", "index durable up to", "time_ms"),
+    ("marks", "durable marks", "text"),
+    ("holes", "known damage", "text"),
+    ("trouble", "", "text"),
+)
+_PARTS = [
+    Column("part"),
+    Column("files", kind="count"),
+    Column("bytes", kind="bytes"),
+    Column("on_disk", kind="bytes"),
+]
+_TOPICS = [
+    Column("topic"),
+    Column("queues", kind="count"),
+    Column("messages", kind="count"),
+    Column("min_offsets"),
+    Column("max_offsets"),
+]
+_INDEX = [
+    Column("file"),
+    Column("entries", kind="count"),
+    Column("begin_timestamp_ms", "from", "time_ms"),
+    Column("end_timestamp_ms", "to", "time_ms"),
+    Column("begin_physical_offset", "from offset", "count"),
+    Column("end_physical_offset", "to offset", "count"),
+]
+
+
+@click.command(cls=Command)
+@click.argument("folder", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@pass_invocation
+def info(invocation: Invocation, folder: Path | None) -> None:
+    """Say what lies in a store: sizes, ends, times, topics, who wrote it, how it was left.
+
+    Of any store, running or not; nothing is changed, and damage is told rather than refused.
+    """
+    paths = StorePaths(folder.absolute()) if folder else invocation.existing_paths()
+    found = describe_store(StoreIO(), paths, options_for(invocation, StoreIO(), paths))
+    out = invocation.out
+    if out.is_json:
+        out.document(found)
+        return
+    _print(out, found)
+
+
+def _print(out: Output, found: dict[str, Any]) -> None:
+    shown = {**found, "holes": [f"[{hole['start']}, {hole['stop']})" for hole in found["holes"]] or None}
+    shown["marks"] = ", ".join(f"{name} {offset:,}" for name, offset in found["marks"].items()) or None
+    facts = [Column(name, title, kind) for name, title, kind in _FACTS if shown[name] is not None]
+    out.fields(facts, shown)
+    out.line("")
+    out.rows("parts", _PARTS, [{"part": name, **part} for name, part in found["parts"].items()])
+    for name, columns in (("by_topic", _TOPICS), ("index_files", _INDEX)):
+        if found[name]:
+            out.line("")
+            out.rows(name, columns, found[name])
+
+
+def describe_store(io: StoreIO, paths: StorePaths, options: Options) -> dict[str, Any]:
+    """Everything that can be told without reading all of it. What cannot be read is None, and `trouble` says why."""
+    from mqproc.store import checkpoint_file
+    from mqproc.store.segments import LogSegments, adopted_segment_size
+
+    holder = holder_of(io, paths)
+    checkpoint = checkpoint_file.read(io, paths.checkpoint)
+    segment_bytes = adopted_segment_size(io, paths.commit_log, options.mapped_file_size_commit_log)
+    starts = LogSegments(io, paths.commit_log, segment_bytes).starts()
+    marks = _marks(io, paths)
+    reading = _Reading(paths, options)
+    index_files = _index_files(io, paths, options)
+    return {
+        "store": str(paths.root),
+        "held_by": str(holder) if holder else None,
+        "group": _group_state(io, paths),
+        "stopped_in_order": not io.exists(paths.abort),
+        "read_only": _text(io, paths.read_only),
+        "log_begin": starts[0] if starts else 0,
+        **reading.describe(),
+        "segments": len(starts),
+        "segment_bytes": segment_bytes,
+        "written_by": _written_by(io, paths, segment_bytes, reading.log_end, marks.get("commitlog")),
+        "index_entries": sum(each["entries"] for each in index_files),
+        "physic_timestamp_ms": checkpoint.physic_timestamp_ms,
+        "logics_timestamp_ms": checkpoint.logics_timestamp_ms,
+        "index_timestamp_ms": checkpoint.index_timestamp_ms,
+        "marks": {name: mark.offset for name, mark in marks.items()},
+        "holes": _holes(io, paths),
+        "index_files": index_files,
+        "parts": {
+            "commitlog": _size_of(paths.commit_log),
+            "consumequeue": _size_of(paths.consume_queue),
+            "index": _size_of(paths.index),
+            "config": _size_of(paths.config),
+            "mqproc": _size_of(paths.own),
+        },
+    }
+
+
+class _Reading:
+    """What opening the store for reading tells."""
+
+    def __init__(self, paths: StorePaths, options: Options) -> None:
+        self._paths = paths
+        self._options = options
+        self.log_end: int | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """Ends, times and topics; None, and why, when the store cannot be opened."""
+        from mqproc.store.reader import StoreReader
+
+        unknown = dict.fromkeys(
+            ("log_end", "first_store_timestamp_ms", "last_store_timestamp_ms", "topics", "queues", "messages")
+        )
+        try:
+            with StoreReader(self._paths.root, self._options) as reader:
+                return self._of(reader)
+        except MqprocError as error:
+            return {**unknown, "by_topic": [], "trouble": str(error)}
+
+    def _of(self, reader: StoreReader) -> dict[str, Any]:
+        self.log_end = end = reader.visible.end
+        queues = reader.queues()
+        by_topic = [
+            {
+                "topic": topic,
+                "queues": len(of_topic),
+                "messages": sum(queue.max_offset - queue.min_offset for queue in of_topic),
+                "min_offsets": [queue.min_offset for queue in of_topic],
+                "max_offsets": [queue.max_offset for queue in of_topic],
+            }
+            for topic in sorted({queue.topic for queue in queues})
+            if (of_topic := [queue for queue in queues if queue.topic == topic])
+        ]
+        return {
+            "log_end": end,
+            "first_store_timestamp_ms": _first_ms(reader),
+            "last_store_timestamp_ms": max(
+                (reader.store_time_ms(each.topic, each.queue_id, each.max_offset - 1) for each in queues), default=-1
+            ),
+            "topics": len(by_topic),
+            "queues": len(queues),
+            "messages": sum(each["messages"] for each in by_topic),
+            "by_topic": by_topic,
+            "trouble": None,
+        }
+
+
+def _first_ms(reader: StoreReader) -> int:
+    """Store time of the log's first record, −1 when there is none that is intact."""
+    first = next(iter(reader.scan(physical_offset=reader.visible.begin)), None)
+    return first.store_timestamp_ms if first is not None else -1
+
+
+def _written_by(io: StoreIO, paths: StorePaths, segment_bytes: int, log_end: int | None, mark: Mark | None) -> str:
+    """Who appended last, as far as our mark on the log tells."""
+    from mqproc.store.marks import fingerprint
+    from mqproc.store.segments import LogSegments
+
+    if not io.exists(paths.own):
+        return "RocketMQ (there is no folder mqproc)"
+    if mark is None:
+        return "mqproc"
+    try:
+        value = fingerprint(io, LogSegments(io, paths.commit_log, segment_bytes), mark.offset)
+    except (CorruptStoreError, FileNotFoundError):
+        value = None
+    if value != mark.fingerprint:
+        return "another program, after mqproc: the log is not what mqproc's mark says"
+    if log_end is not None and log_end > mark.offset and not io.exists(paths.abort):
+        return "another program, after mqproc: the log goes on behind mqproc's mark"
+    return "mqproc"
+
+
+def _marks(io: StoreIO, paths: StorePaths) -> dict[str, Mark]:
+    from mqproc.layout import marks
+
+    found = {name: marks.decode(io.read_file(paths.mark(name))) for name in io.names(paths.marks)}
+    return {name: mark for name, mark in found.items() if mark is not None}
+
+
+def _holes(io: StoreIO, paths: StorePaths) -> list[dict[str, Any]]:
+    from mqproc.store import damage
+
+    try:
+        return [dataclasses.asdict(hole) for hole in damage.load(io, paths).holes]
+    except msgspec.MsgspecError:
+        return []
+
+
+def _index_files(io: StoreIO, paths: StorePaths, options: Options) -> list[dict[str, Any]]:
+    """Each index file's header; those of another length than the others have none."""
+    from mqproc.store.verify.inventory import take_inventory
+    from mqproc.store.verify.picture import read_index_headers
+    from mqproc.store.verify.verifier import sizes_of
+
+    inventory = take_inventory(io, paths, sizes_of(io, paths, options))
+    return [
+        {
+            "file": file.name,
+            "entries": file.header.count - index_file.FIRST_ITEM,
+            "begin_timestamp_ms": file.header.begin_timestamp_ms,
+            "end_timestamp_ms": file.header.end_timestamp_ms,
+            "begin_physical_offset": file.header.begin_physical_offset,
+            "end_physical_offset": file.header.end_physical_offset,
+        }
+        for file in read_index_headers(io, inventory)
+    ]
+
+
+def _group_state(io: StoreIO, paths: StorePaths) -> str | None:
+    from mqproc.control import Control
+
+    try:
+        control = Control.open(io, paths)
+    except (NotRunningError, CorruptStoreError):
+        return None
+    state = control.load(layout.GROUP_STATE)
+    control.close()
+    return layout.GROUP_NAMES[state] if 0 <= state < len(layout.GROUP_NAMES) else str(state)
+
+
+def _text(io: StoreIO, path: Path) -> str | None:
+    return io.read_file(path).decode(errors="replace").strip() if io.exists(path) else None
+
+
+def _size_of(folder: Path) -> dict[str, int]:
+    """Files below a folder: their lengths, and what they take on disk, which is less where they are sparse."""
+    files = [path.lstat() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    return {
+        "files": len(files),
+        "bytes": sum(found.st_size for found in files),
+        "on_disk": sum(found.st_blocks * 512 for found in files),
+    }

@@ -1,0 +1,39 @@
+"""The options that a tool should go by for a store: what its group ran with, unless the caller says otherwise."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+from mqproc.cli.invocation import Invocation
+from mqproc.config import FIELDS, Options, check_together, parse_option
+from mqproc.errors import ConfigurationError
+from mqproc.io import StoreIO
+from mqproc.paths import StorePaths
+
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def options_for(invocation: Invocation, io: StoreIO, paths: StorePaths) -> Options:
+    """Flags, environment and config file, then the store's own `mqproc/settings.json`, then defaults.
+
+    Settings that nobody can read are passed over: `store verify` tells of them. Raises ConfigurationError.
+    """
+    said = {name: setting.value for name, setting in invocation.settings().items() if setting.source != "default"}
+    options = Options(**{**_settings_of(io, paths), **said})
+    check_together(options)
+    return options
+
+
+def _settings_of(io: StoreIO, paths: StorePaths) -> dict[str, Any]:
+    try:
+        found = json.loads(io.read_file(paths.settings))
+        values = {
+            name: parse_option(name, value, str(paths.settings)) for name, value in found.items() if name in FIELDS
+        }
+        check_together(dataclasses.replace(Options(), **values))
+    except (OSError, ValueError, AttributeError, ConfigurationError):
+        return {}
+    return values

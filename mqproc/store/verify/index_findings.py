@@ -1,0 +1,87 @@
+"""The index against the log: which shares to ask about, and what the answers mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mqproc.layout import index_file as layout
+from mqproc.store.verify.findings import Finding, Kind
+from mqproc.store.verify.index_details import IndexAnswered, IndexQuestion, MissingEntries
+from mqproc.store.verify.index_pass import IndexChecked
+from mqproc.store.verify.log_findings import WholeLog
+from mqproc.store.verify.log_pass import LogShare
+from mqproc.store.verify.picture import Picture
+from mqproc.store.verify.queue_findings import Ask
+
+
+class IndexFindings:
+    """Findings about the index of one picture."""
+
+    def __init__(self, picture: Picture, log: WholeLog, shares: Sequence[LogShare], *, may_be_behind: bool) -> None:
+        self._picture = picture
+        self._log = log
+        self._shares = shares
+        self._may_be_behind = may_be_behind
+
+    def run(self, checked: Iterable[IndexChecked], ask: Ask) -> list[Finding]:
+        """All findings about the index."""
+        if not self._picture.index:
+            return list(self._of_none())
+        findings = list(self._of_expired())
+        asked = False
+        for file in checked:
+            findings += file.findings
+            asked |= not file.ascends
+        spans = [
+            (begin, found.end)
+            for found in self._shares
+            if found.share.compared and not found.index_fits and (begin := found.begin) is not None
+        ]
+        if asked or spans or self._leads_beyond():
+            end = 1 << 62 if self._picture.positions.running else self._log.end
+            question = IndexQuestion(spans, self._log.fault_ranges, self._log.begin, end)
+            for _question, answer in ask([question]):
+                findings += self._of_answer(answer)
+        return findings
+
+    def _of_none(self) -> Iterable[Finding]:
+        if self._log.entries:
+            yield Finding(
+                Kind.INDEX_MISSING,
+                "index",
+                physical_offset=self._log.begin,
+                count=self._log.entries,
+                text="no index file",
+            )
+
+    def _of_expired(self) -> Iterable[Finding]:
+        for file in self._picture.index:
+            end = file.header.end_physical_offset
+            if file.header.count > layout.FIRST_ITEM and end < self._log.begin:
+                count = file.header.count - layout.FIRST_ITEM
+                yield Finding(Kind.ENTRY_EXPIRED, f"index/{file.name}", layout.HEADER_SIZE, end, count=count)
+
+    def _leads_beyond(self) -> bool:
+        """Whether a file says that it knows of records behind the log's end, or of none that can be."""
+        running = self._picture.positions.running
+        return not running and any(
+            file.header.count > layout.FIRST_ITEM and file.header.end_physical_offset >= self._log.end
+            for file in self._picture.index
+        )
+
+    def _of_answer(self, answer: IndexAnswered) -> Iterable[Finding]:
+        yield from answer.findings
+        for missing in answer.missing:
+            pending = self._may_be_behind and -1 < answer.last_indexed < missing.physical_offset
+            kind = Kind.NOT_INDEXED if pending else Kind.ENTRY_MISSING
+            text = f"of records up to {missing.last_physical_offset:,}"
+            yield Finding(
+                kind, self._file_of(missing), physical_offset=missing.physical_offset, count=missing.count, text=text
+            )
+
+    def _file_of(self, missing: MissingEntries) -> str:
+        """The file whose range holds a record; the newest one for those behind all."""
+        for file in self._picture.index:
+            if missing.physical_offset <= file.header.end_physical_offset:
+                return f"index/{file.name}"
+        return f"index/{self._picture.index[-1].name}"

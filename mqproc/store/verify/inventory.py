@@ -1,0 +1,230 @@
+"""What lies in a store by name, kind and length, and which of it is not as it should be. Opens nothing."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mqproc.errors import StoreAccessError
+from mqproc.io import Entry, StoreIO
+from mqproc.io import Kind as EntryKind
+from mqproc.layout import index_file
+from mqproc.paths import StorePaths, index_name_time_ms, segment_start
+from mqproc.store.verify.findings import Finding, Kind
+
+Queue = tuple[str, int]
+"""Topic and queue id."""
+
+# Parts of a store that RocketMQ has and we do not look into.
+_UNKNOWN_PARTS = ("batchconsumequeue", "consumequeue_ext", "compaction", "timerwheel", "timerlog")
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Lengths that a store's files have."""
+
+    segment: int
+    queue_file: int
+    slots: int
+    items: int
+
+    @property
+    def index_file(self) -> int:
+        return index_file.file_size(self.slots, self.items)
+
+
+@dataclass(slots=True)
+class Inventory:
+    """A store's usable files with their lengths; `findings` tells of the others.
+
+    `segments` by log offset, `queues` by topic and queue id, each with its files by their begin in bytes, `index` the
+    names of the index files of the right length, oldest first.
+    """
+
+    root: Path
+    sizes: Sizes
+    segments: dict[int, int] = field(default_factory=dict)
+    queues: dict[Queue, dict[int, int]] = field(default_factory=dict)
+    index: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    unchecked_topics: set[str] = field(default_factory=set)
+
+    @property
+    def paths(self) -> StorePaths:
+        return StorePaths(self.root)
+
+    @property
+    def log_begin(self) -> int:
+        """Where the first segment begins, 0 without any."""
+        return min(self.segments, default=0)
+
+    def segment_name(self, physical_offset: int) -> str:
+        """The file, relative to the store, that holds a log position, whether or not it is there."""
+        start = physical_offset - physical_offset % self.sizes.segment
+        return f"commitlog/{start:020d}"
+
+    def queue_name(self, queue: Queue, queue_offset: int, unit_size: int) -> tuple[str, int]:
+        """(file relative to the store, byte in it) of a unit."""
+        position = queue_offset * unit_size
+        start = position - position % self.sizes.queue_file
+        return f"consumequeue/{queue[0]}/{queue[1]}/{start:020d}", position - start
+
+
+def take_inventory(io: StoreIO, paths: StorePaths, sizes: Sizes) -> Inventory:
+    """Look at every name of a store. Raises StoreAccessError when its folder cannot be listed."""
+    return _Look(io, paths, sizes).run()
+
+
+class _Look:
+    """One look at a store's names."""
+
+    def __init__(self, io: StoreIO, paths: StorePaths, sizes: Sizes) -> None:
+        self._io = io
+        self._paths = paths
+        self._sizes = sizes
+        self._found = Inventory(paths.root, sizes)
+
+    def run(self) -> Inventory:
+        self._look_at_log()
+        for topic in self._list(self._paths.consume_queue):
+            self._look_at_topic(self._paths.consume_queue / topic.name, topic)
+        self._look_at_index()
+        self._look_at_others()
+        return self._found
+
+    def _list(self, folder: Path) -> list[Entry]:
+        """Entries of a folder but its symlinks, which are told."""
+        try:
+            entries = self._io.entries(folder)
+        except NotADirectoryError:
+            self._tell(Kind.MISPLACED_FILE, folder, text="not a folder")
+            return []
+        except PermissionError as error:
+            raise StoreAccessError(f"{folder}: {error.strerror}") from None
+        entries = [entry for entry in entries if folder / entry.name != self._paths.guard]
+        for entry in entries:
+            if entry.kind is EntryKind.SYMLINK:
+                self._tell(Kind.SYMLINK, folder / entry.name)
+        return [entry for entry in entries if entry.kind is not EntryKind.SYMLINK]
+
+    def _tell(
+        self,
+        kind: Kind,
+        path: Path,
+        *,
+        offset: int | None = None,
+        physical_offset: int | None = None,
+        size: int = 0,
+        text: str = "",
+        as_note: bool = False,
+    ) -> None:
+        file = str(path.relative_to(self._paths.root))
+        self._found.findings.append(Finding(kind, file, offset, physical_offset, size=size, text=text, as_note=as_note))
+
+    # The log
+
+    def _look_at_log(self) -> None:
+        folder, whole = self._paths.commit_log, self._sizes.segment
+        for entry in self._list(folder):
+            path, start = folder / entry.name, segment_start(entry.name)
+            if entry.kind is EntryKind.FOLDER and start is None:
+                self._tell(Kind.STRAY_FILE, path, text="a folder, which RocketMQ passes over", as_note=True)
+            elif start is None:
+                self._tell(Kind.STRAY_FILE, path, size=entry.size)
+            elif entry.kind is not EntryKind.FILE:
+                self._tell(Kind.MISPLACED_FILE, path, text=entry.kind.value)
+            elif start % whole:
+                self._tell(Kind.MISPLACED_FILE, path, text=f"no segment of {whole:,} bytes begins there")
+            elif entry.size == 0:
+                self._tell(Kind.SEGMENT_EMPTY, path, offset=0, physical_offset=start, text="0 bytes")
+            else:
+                self._found.segments[start] = entry.size
+                self._check_length(path, start, entry.size)
+        for earlier, later in itertools.pairwise(sorted(self._found.segments)):
+            for start in range(earlier + whole, later, whole):
+                self._tell(
+                    Kind.SEGMENT_MISSING,
+                    folder / f"{start:020d}",
+                    offset=0,
+                    physical_offset=start,
+                    size=whole,
+                    text="a segment before it and one behind it are there",
+                )
+
+    def _check_length(self, path: Path, start: int, size: int) -> None:
+        whole = self._sizes.segment
+        kind = Kind.SEGMENT_SHORT if size < whole else Kind.SEGMENT_LONG
+        if size != whole:
+            offset = min(size, whole)
+            text = f"{size:,} bytes; a segment has {whole:,}"
+            self._tell(kind, path, offset=offset, physical_offset=start + offset, size=abs(size - whole), text=text)
+
+    # Queues
+
+    def _look_at_topic(self, folder: Path, topic: Entry) -> None:
+        if topic.kind is not EntryKind.FOLDER:
+            self._tell(Kind.STRAY_FILE, folder, size=topic.size, text="RocketMQ passes over it", as_note=True)
+            return
+        for entry in self._list(folder):
+            name = entry.name
+            if entry.kind is EntryKind.FOLDER and name.isascii() and name.isdigit() and str(int(name)) == name:
+                self._look_at_queue((topic.name, int(name)), folder / name)
+            else:
+                self._tell(
+                    Kind.STRAY_FILE, folder / name, size=entry.size, text="RocketMQ passes over it", as_note=True
+                )
+
+    def _look_at_queue(self, queue: Queue, folder: Path) -> None:
+        whole = self._sizes.queue_file
+        files = self._found.queues.setdefault(queue, {})
+        for entry in self._list(folder):
+            path, start = folder / entry.name, segment_start(entry.name)
+            if start is None:
+                self._tell(Kind.STRAY_FILE, path, size=entry.size)
+            elif entry.kind is not EntryKind.FILE:
+                self._tell(Kind.MISPLACED_FILE, path, text=entry.kind.value)
+            elif start % whole:
+                self._tell(Kind.MISPLACED_FILE, path, text=f"no file of {whole:,} bytes begins there")
+            else:
+                files[start] = entry.size
+                if entry.size != whole:
+                    text = f"{entry.size:,} bytes; the others have {whole:,}"
+                    offset = min(entry.size, whole)
+                    self._tell(Kind.QUEUE_FILE_LENGTH, path, offset=offset, size=abs(entry.size - whole), text=text)
+        for earlier, later in itertools.pairwise(sorted(files)):
+            for start in range(earlier + whole, later, whole):
+                self._tell(Kind.QUEUE_FILE_MISSING, folder / f"{start:020d}", offset=0, size=whole)
+
+    # The index and the rest
+
+    def _look_at_index(self) -> None:
+        folder, whole = self._paths.index, self._sizes.index_file
+        for entry in self._list(folder):
+            path = folder / entry.name
+            if index_name_time_ms(entry.name) is None:
+                self._tell(Kind.STRAY_FILE, path, size=entry.size, text="RocketMQ passes over it", as_note=True)
+            elif entry.kind is not EntryKind.FILE:
+                self._tell(Kind.MISPLACED_FILE, path, text=entry.kind.value)
+            elif entry.size != whole:
+                text = (
+                    f"{entry.size:,} bytes; {self._sizes.slots:,} slots and {self._sizes.items:,} items take {whole:,}"
+                )
+                self._tell(
+                    Kind.INDEX_FILE_LENGTH,
+                    path,
+                    offset=min(entry.size, whole),
+                    size=abs(entry.size - whole),
+                    text=text,
+                )
+            else:
+                self._found.index.append(entry.name)
+
+    def _look_at_others(self) -> None:
+        for name in _UNKNOWN_PARTS:
+            entry = self._io.entry(self._paths.root / name)
+            if entry is None or (entry.kind is EntryKind.FOLDER and not self._io.names(self._paths.root / name)):
+                continue
+            self._tell(Kind.NOT_CHECKED, self._paths.root / name, as_note=True)
+            if name in ("batchconsumequeue", "consumequeue_ext"):
+                self._found.unchecked_topics.update(self._io.names(self._paths.root / name))

@@ -1,0 +1,212 @@
+"""Checkpoint, marks, markers, settings and consumers' progress against what the log and the queues hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from mqproc.errors import CorruptStoreError
+from mqproc.io import StoreIO
+from mqproc.kernels import verify
+from mqproc.layout import checkpoint as checkpoint_layout
+from mqproc.layout import index_file, marks
+from mqproc.paths import StorePaths
+from mqproc.store import checkpoint_file, damage, rocketmq_json
+from mqproc.store.marks import fingerprint
+from mqproc.store.segments import LogSegments
+from mqproc.store.topics import SCHEDULE_TOPIC
+from mqproc.store.verify.findings import Finding, Kind
+from mqproc.store.verify.inventory import Queue
+from mqproc.store.verify.log_findings import WholeLog
+from mqproc.store.verify.picture import Picture
+from mqproc.store.verify.queue_findings import Both
+from mqproc.store.verify.queue_pass import BEYOND
+
+# No log is as long as this: what points further is garbage.
+_LOG_BYTES_MAX: Final = 1 << 50
+
+
+def known_holes(io: StoreIO, paths: StorePaths) -> tuple[list[tuple[int, int]], list[Finding]]:
+    """Damage that was found before, and what is wrong with the list of it."""
+    try:
+        found = damage.load(io, paths)
+    except msgspec.MsgspecError as error:
+        return [], [Finding(Kind.LEDGER_UNREADABLE, _name(paths, paths.damage), 0, text=str(error))]
+    return [(hole.start, hole.stop) for hole in found.holes], []
+
+
+class StateFindings:
+    """Findings about everything that is neither log nor queue nor index."""
+
+    def __init__(self, io: StoreIO, picture: Picture, log: WholeLog, both: Both) -> None:
+        self._io = io
+        self._picture = picture
+        self._paths = picture.inventory.paths
+        self._log = log
+        self._both = both
+        self._known_ends: list[tuple[int, str]] = []
+
+    def run(self) -> list[Finding]:
+        """All of them."""
+        running = self._picture.positions.running
+        findings = [*self._markers(), *self._marks(), *self._checkpoint(), *self._settings()]
+        if not running:
+            findings += [*self._progress(), *self._lost_end()]
+        return findings
+
+    def _markers(self) -> Iterable[Finding]:
+        if self._io.exists(self._paths.read_only):
+            text = self._io.read_file(self._paths.read_only).decode(errors="replace").strip()
+            yield Finding(Kind.READ_ONLY, _name(self._paths, self._paths.read_only), 0, text=text)
+        if self._io.exists(self._paths.abort) and not self._picture.positions.running:
+            yield Finding(Kind.NOT_CLOSED, "abort")
+
+    # What was durable
+
+    def _marks(self) -> Iterable[Finding]:
+        segments = LogSegments(self._io, self._paths.commit_log, self._picture.inventory.sizes.segment)
+        for name in ("commitlog", "consumequeue", "index"):
+            path = self._paths.mark(name)
+            if not self._io.exists(path):
+                continue
+            data = self._io.read_file(path)
+            mark = marks.decode(data)
+            if mark is None:
+                if any(data):
+                    yield Finding(Kind.MARK_UNREADABLE, _name(self._paths, path), 0)
+                continue
+            slot = marks.slot_offset(mark.sequence)
+            if mark.offset > self._log.end:
+                self._known_ends.append((mark.offset, f"mqproc/marks/{name}"))
+            elif not self._picture.positions.running and self._is_void(segments, mark):
+                yield Finding(Kind.MARK_VOID, _name(self._paths, path), slot, mark.offset)
+        segments.close()
+
+    def _is_void(self, segments: LogSegments, mark: marks.Mark) -> bool:
+        try:
+            return fingerprint(self._io, segments, mark.offset) != mark.fingerprint
+        except (CorruptStoreError, FileNotFoundError):
+            return True
+
+    def _checkpoint(self) -> Iterable[Finding]:
+        path = self._paths.checkpoint
+        if not self._io.exists(path):
+            yield Finding(Kind.CHECKPOINT_MISSING, "checkpoint")
+            return
+        size = self._io.size_of(path)
+        if size != checkpoint_layout.FILE_SIZE:
+            yield Finding(Kind.CHECKPOINT_LENGTH, "checkpoint", size, text=f"{size:,} bytes")
+        if self._picture.positions.running:
+            return
+        found = checkpoint_file.read(self._io, path)
+        last_ms = self._log.max_store_timestamp_ms
+        times = (
+            ("physic time", checkpoint_layout.PHYSIC_TIMESTAMP, found.physic_timestamp_ms),
+            ("logics time", checkpoint_layout.LOGICS_TIMESTAMP, found.logics_timestamp_ms),
+            ("index time", checkpoint_layout.INDEX_TIMESTAMP, found.index_timestamp_ms),
+        )
+        for name, place, time_ms in times:
+            if not 0 <= time_ms <= last_ms and (self._log.records or not self._log.begin):
+                text = f"{name} is {time_ms}; the log's last store time is {last_ms}"
+                yield Finding(Kind.CHECKPOINT_AHEAD, "checkpoint", place, text=text)
+        confirmed = found.confirm_physical_offset
+        if confirmed > self._log.end:
+            text = f"confirmed offset is {confirmed:,}; the log ends at {self._log.end:,}"
+            place = checkpoint_layout.CONFIRM_PHYSICAL_OFFSET
+            yield Finding(Kind.CHECKPOINT_AHEAD, "checkpoint", place, confirmed, text=text)
+            self._known_ends.append((confirmed, "checkpoint"))
+
+    def _lost_end(self) -> Iterable[Finding]:
+        """Records at the log's end that others know of: the segments that they were in, the place where it ends."""
+        rows = self._both.more[:, BEYOND]
+        units = rows[rows[:, verify.COUNT] > 0]
+        self._known_ends += [
+            (physical_offset, "consumequeue") for physical_offset in units[:, verify.LAST_PHYSICAL].tolist()
+        ]
+        ends = self._both.states[:, verify.PHYSICAL_END]
+        if len(ends):
+            self._known_ends.append((int(ends.max()), "consumequeue"))
+        self._known_ends += [
+            (file.header.end_physical_offset + 1, f"index/{file.name}")
+            for file in self._picture.index
+            if file.header.count > index_file.FIRST_ITEM
+        ]
+        plausible = [each for each in self._known_ends if self._log.end < each[0] < _LOG_BYTES_MAX]
+        if not plausible:
+            return
+        known, whence = max(plausible)
+        segment = self._picture.inventory.sizes.segment
+        first_missing = -(-max(self._log.end, self._log.begin) // segment) * segment
+        if first_missing < known and first_missing not in self._picture.inventory.segments:
+            size = -(-(known - first_missing) // segment) * segment
+            yield Finding(
+                Kind.SEGMENT_MISSING,
+                self._picture.inventory.segment_name(first_missing),
+                0,
+                first_missing,
+                size=size,
+                count=size // segment,
+                text=f"{whence} knows of records up to {known:,}",
+            )
+        offset = self._log.end % segment
+        text = f"the log ends at {self._log.end:,}; {whence} knows of records up to {known:,}"
+        file = self._picture.inventory.segment_name(self._log.end)
+        yield Finding(Kind.LOG_ENDS_EARLY, file, offset, self._log.end, size=known - self._log.end, text=text)
+
+    # Settings
+
+    def _settings(self) -> Iterable[Finding]:
+        names = [name for name in self._io.names(self._paths.config) if name.endswith(".json")]
+        paths = [self._paths.config / name for name in names]
+        if self._io.exists(self._paths.settings):
+            paths.append(self._paths.settings)
+        for path in paths:
+            try:
+                text = self._io.read_file(path).decode()
+                if text.strip():
+                    rocketmq_json.parse(text)
+                    continue
+                fault = "empty"
+            except IsADirectoryError:
+                fault = "a folder"
+            except (UnicodeDecodeError, msgspec.DecodeError) as error:
+                fault = str(error)
+            yield Finding(Kind.CONFIG_UNREADABLE, _name(self._paths, path), 0, text=fault)
+
+    def _progress(self) -> Iterable[Finding]:
+        for queue, group, offset, path in [*self._consumed(), *self._delayed()]:
+            end = self._both.max_offset(queue)
+            if end is not None and offset > end:
+                text = f"{group} {queue[0]} queue {queue[1]}: {offset:,}; the queue ends at {end:,}"
+                yield Finding(Kind.PROGRESS_BEYOND_END, _name(self._paths, path), None, text=text.strip())
+
+    def _consumed(self) -> Iterable[tuple[Queue, str, int, Path]]:
+        path = self._paths.config / "consumerOffset.json"
+        for key, offsets in self._table(path).items():
+            topic, _, group = key.partition("@")
+            if isinstance(offsets, dict):
+                for queue_id, offset in offsets.items():
+                    if queue_id.isdigit() and isinstance(offset, int):
+                        yield (topic, int(queue_id)), f"group {group}:", offset, path
+
+    def _delayed(self) -> Iterable[tuple[Queue, str, int, Path]]:
+        path = self._paths.config / "delayOffset.json"
+        for level, offset in self._table(path).items():
+            if level.isdigit() and isinstance(offset, int):
+                yield (SCHEDULE_TOPIC, int(level) - 1), "delayed delivery:", offset, path
+
+    def _table(self, path: Path) -> dict[str, Any]:
+        """`offsetTable` of a settings file; nothing when it cannot be read, which is told elsewhere."""
+        try:
+            value, _remark = rocketmq_json.load(self._io, path)
+        except (CorruptStoreError, IsADirectoryError):
+            return {}
+        table = value.get("offsetTable") if isinstance(value, dict) else None
+        return table if isinstance(table, dict) else {}
+
+
+def _name(paths: StorePaths, path: Path) -> str:
+    return str(path.relative_to(paths.root))

@@ -1,0 +1,91 @@
+"""`mqproc store info` tells ends, times, topics, damage and writer of any store, and fails for none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mqproc import Message
+from mqproc.paths import StorePaths
+from tests.cli.calling import call
+from tests.conftest import Group
+from tests.golden.fixtures import GOLDEN, directories, load_fixture
+from tests.store.verify.looking import flip
+
+BY_NAME = {str(each): each for each in directories(GOLDEN)}
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_any_store_can_be_described(tmp_path: Path, name: str) -> None:
+    store = BY_NAME[name].unpack(tmp_path)
+    outcome = call("store", "info", store, "--json")
+    assert outcome.code == 0, outcome.err
+    found = outcome.json
+    assert found["stopped_in_order"] == BY_NAME[name].closed
+    assert found["written_by"].startswith("RocketMQ")
+    expected = BY_NAME[name].expected
+    if expected.get("maxPhyOffset"):
+        assert found["segment_bytes"] == int(expected["config"]["mappedFileSizeCommitLog"])
+    assert call("store", "info", store).code == 0
+
+
+def test_a_stores_ends_and_contents(tmp_path: Path) -> None:
+    fixture = load_fixture("g1_retention", tmp_path)
+    found = call("store", "info", fixture.store, "--json").json
+    records = fixture.expected["records"]
+    assert (found["log_begin"], found["log_end"]) == (262_144, fixture.expected["maxPhyOffset"])
+    assert found["first_store_timestamp_ms"] == records[0]["storeTimestamp"]
+    assert found["last_store_timestamp_ms"] == max(each["storeTimestamp"] for each in records)
+    assert found["messages"] == sum(
+        queue["maxOffset"] - queue["minOffset"] for queue in fixture.expected["queues"] if queue["maxOffset"] > 0
+    )
+    headers = fixture.expected["diskBefore"]["indexFiles"]
+    assert [(each["file"], each["entries"] + 1) for each in found["index_files"]] == [
+        (each["name"], each["indexCount"]) for each in headers
+    ]
+
+
+def test_who_wrote_last_is_told_by_our_mark(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    with group.client() as client:
+        for number in range(20):
+            client.send(Message("orders", b"x" * 50, keys=[f"k{number}"]))
+        client.wait_dispatched()
+    running = call("store", "info", group.store, "--json").json
+    assert (running["written_by"], running["group"], running["messages"]) == ("mqproc", "ready", 20)
+    assert running["held_by"].startswith("pid ")
+    assert running["stopped_in_order"] is False
+    assert group.stop() == 0
+    stopped = call("store", "info", group.store, "--json").json
+    assert (stopped["written_by"], stopped["group"], stopped["stopped_in_order"]) == ("mqproc", "down", True)
+    assert set(stopped["marks"]) == {"commitlog", "consumequeue", "index"}
+    end = stopped["log_end"]
+    assert stopped["marks"]["commitlog"] == end
+    segment = group.store / "commitlog" / f"{0:020d}"
+    flip(segment, end - 30)
+    assert "the log is not what mqproc's mark says" in call("store", "info", group.store, "--json").json["written_by"]
+    flip(segment, end - 30)
+    StorePaths(group.store).read_only.write_text("writer: Input/output error\n")
+    assert call("store", "info", group.store, "--json").json["read_only"] == "writer: Input/output error"
+
+
+def test_damage_that_is_known_is_told(tmp_path: Path) -> None:
+    store = load_fixture("a_basic", tmp_path).store
+    paths = StorePaths(store)
+    paths.own.mkdir()
+    paths.damage.write_text('{"holes": [{"start": 4, "stop": 9, "kind": "zeros", "first_seen_ms": 1}], "cuts": []}')
+    found = call("store", "info", store, "--json").json
+    assert [(hole["start"], hole["stop"]) for hole in found["holes"]] == [(4, 9)]
+    assert "[4, 9)" in call("store", "info", store).out
+
+
+def test_what_cannot_be_opened_is_told_with_the_reason(tmp_path: Path) -> None:
+    store = load_fixture("a_basic", tmp_path).store
+    segment = store / "commitlog" / f"{8 * 65536:020d}"
+    with segment.open("r+b") as file:
+        file.truncate(100)
+    found = call("store", "info", store, "--json").json
+    assert "00000000000000524288: 100 bytes; a segment has 65,536" in found["trouble"]
+    assert (found["log_end"], found["topics"], found["segments"]) == (None, None, 9)

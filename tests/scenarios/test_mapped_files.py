@@ -1,0 +1,168 @@
+"""A row of mapped files: which file holds an offset, what stays mapped, and what a reader keeps when files go."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from mqproc.io import StoreIO
+from mqproc.layout import control as words_of
+from mqproc.layout.record_codec import decode_records
+from mqproc.paths import StorePaths
+from mqproc.store.log_flush import LogFlush, make_segment
+from mqproc.store.log_records import LogRecords, Visible
+from mqproc.store.log_scan import Conditions
+from mqproc.store.segments import LogSegments
+from mqproc.store.slices import finish
+from tests.store.engine import Engine
+from tests.store.faulty_io import FaultyIO
+from tests.store.live_store import EVERYTHING, LiveStore
+
+SIZE = 1024
+APPEND = 16
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> StorePaths:
+    found = StorePaths(tmp_path)
+    for folder in (found.commit_log, found.own):
+        StoreIO().make_folder(folder)
+    return found
+
+
+def row(paths: StorePaths, starts: Sequence[int], size: int = SIZE) -> LogSegments:
+    """Files of `size` bytes, each filled by appends of 16 bytes that say where they are."""
+    io = StoreIO()
+    segments = LogSegments(io, paths.commit_log, size)
+    for start in starts:
+        make_segment(io, paths, start, size)
+        fd = io.open(segments.path(start), write=True)
+        for at in range(0, size, APPEND):
+            io.pwrite(fd, b"%016d" % (start + at), at)
+        io.close(fd)
+    return segments
+
+
+def there(segments: LogSegments, offset: int) -> bytes:
+    """The append that holds an offset."""
+    place = offset % SIZE - offset % APPEND
+    return segments.view(segments.start_of(offset))[place : place + APPEND].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("offset", "start"), [(0, 0), (100, 0), (1024, 1024), (1124, 1024), (2048, 2048), (2148, 2048)]
+)
+def test_an_offset_is_found_in_its_file(paths: StorePaths, offset: int, start: int) -> None:
+    segments = row(paths, range(0, 4 * SIZE, SIZE))
+    assert segments.start_of(offset) == start
+    assert there(segments, offset) == b"%016d" % (offset - offset % APPEND)
+
+
+def test_behind_the_last_of_four_files_there_is_nothing(paths: StorePaths) -> None:
+    segments = row(paths, range(0, 4 * SIZE, SIZE))
+    assert there(segments, 4095) == b"%016d" % 4080
+    with pytest.raises(FileNotFoundError):
+        segments.view(segments.start_of(4096))
+
+
+def test_1024_appends_of_16_bytes_make_16_files(paths: StorePaths) -> None:
+    segments = row(paths, range(0, 1024 * APPEND, SIZE))
+    assert len(segments.starts()) == 16
+    assert [there(segments, offset) for offset in range(0, 1024 * APPEND, APPEND)] == [
+        b"%016d" % offset for offset in range(0, 1024 * APPEND, APPEND)
+    ]
+
+
+def test_below_a_first_file_that_starts_at_1024_there_is_nothing(paths: StorePaths) -> None:
+    segments = row(paths, range(SIZE, 4 * SIZE, SIZE))
+    records = LogRecords(segments, lambda: Visible(0, 4 * SIZE))
+    assert records.segment(0) is None
+    assert records.segment(123) is None
+    found = records.segment(1025)
+    assert found is not None
+    assert found[0] == 1024
+    assert segments.starts()[0] == 1024
+
+
+def test_a_reader_that_begins_below_the_first_file_begins_in_it(tmp_path: Path) -> None:
+    store = LiveStore(tmp_path, mapped_file_size_commit_log=1024, enabled_append_prop_crc=False)
+    store.append("T", [b"%3d" % number * 50 for number in range(20)], queues=1)
+    store.dispatch()
+    store.engine.segments.path(0).unlink()
+    store.engine.words[words_of.MIN_PHYSICAL_OFFSET] = 1024
+    for offset in (-1, 0, 123, 1024):
+        found = finish(
+            store.reading.scan(Conditions(), offset, max_messages=1, max_bytes=EVERYTHING, max_scan_bytes=EVERYTHING)
+        )
+        assert [message.physical_offset for message in decode_records(found.records[0])] == [1024]
+    store.close()
+
+
+def test_files_made_in_any_order_are_a_row(paths: StorePaths) -> None:
+    segments = row(paths, [3072, 0, 2048, 1024])
+    assert segments.starts() == [0, 1024, 2048, 3072]
+    for offset in (0, 1023, 1024, 2148, 4095):
+        assert there(segments, offset) == b"%016d" % (offset - offset % APPEND)
+
+
+def mapped_bytes(folder: Path) -> int:
+    """Address space of this process that maps files of a folder."""
+    gc.collect()
+    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
+    ranges = [line.split()[0].split("-") for line in lines]
+    return sum(int(last, 16) - int(first, 16) for first, last in ranges)
+
+
+@pytest.mark.parametrize(("mapped_max", "mapped"), [(64, 10), (4, 4)])
+def test_mapped_memory_is_size_times_count_up_to_a_bound(paths: StorePaths, mapped_max: int, mapped: int) -> None:
+    size = 4096
+    row(paths, range(0, 10 * size, size), size)
+    segments = LogSegments(StoreIO(), paths.commit_log, size, mapped_max)
+    assert mapped_bytes(paths.commit_log) == 0
+    for start in segments.starts():
+        segments.view(start)
+    assert mapped_bytes(paths.commit_log) == mapped * size
+    segments.close()
+    assert mapped_bytes(paths.commit_log) == 0
+
+
+def test_a_file_that_is_let_go_stays_for_who_holds_it(paths: StorePaths) -> None:
+    """Read back what was appended; closed while a view is held, the map goes with the view and no sooner."""
+    segments = row(paths, [0])
+    view = segments.view(0)
+    assert view[:APPEND].tobytes() == b"%016d" % 0
+    segments.close()
+    assert mapped_bytes(paths.commit_log) == 4096
+    assert view[SIZE - APPEND :].tobytes() == b"%016d" % (SIZE - APPEND)
+    del view
+    assert mapped_bytes(paths.commit_log) == 0
+
+
+def test_a_deleted_file_is_read_to_its_end_by_who_holds_it_and_by_nobody_else(paths: StorePaths) -> None:
+    segments = row(paths, [0, 1024])
+    view = segments.view(0)
+    segments.path(0).unlink()
+    segments.forget_below(1024)
+    assert view[SIZE - APPEND :].tobytes() == b"%016d" % (SIZE - APPEND)
+    with pytest.raises(FileNotFoundError):
+        segments.view(0)
+    assert segments.starts() == [1024]
+
+
+def test_one_flush_makes_all_files_durable_before_the_position_moves(tmp_path: Path) -> None:
+    """Where RocketMQ does one file a call: four files, oldest first, and only then the position of all four."""
+    io = FaultyIO()
+    engine = Engine(tmp_path, io=io, mapped_file_size_commit_log=1024, flush_commit_log_least_pages=0)
+    engine.append("T", [b"x" * 700] * 4)
+    assert engine.segments.start_of(engine.written) == 3 * 1024
+    seen: list[int] = []
+    io.before_sync = lambda path: seen.append(engine.words[words_of.FLUSHER_SYNCED])
+    io.tried()
+    flush = LogFlush(io, engine.paths, engine.options, engine.words, engine.segments, 0)
+    assert flush.flush(1) == engine.written
+    assert io.tried() == [f"{start:020d}" for start in (0, 1024, 2048, 3072)]
+    assert seen == [0, 0, 0, 0]
+    assert engine.words[words_of.FLUSHER_SYNCED] == engine.written

@@ -1,0 +1,120 @@
+"""ConsumeQueues: empty ones, their first and last units, walking them, and what lies below the log's minimum."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mqproc.io import StoreIO
+from mqproc.message import PullStatus
+from mqproc.store.consume_queue import UNIT_DTYPE, ConsumeQueueFiles, as_units
+from mqproc.store.expired_files import ExpiredQueueFiles
+from mqproc.store.queue_table import QueueTable
+from mqproc.store.reader import StoreReader
+from tests.process.flusher_rig import Rig
+from tests.store.live_store import EVERYTHING, LiveStore
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[ConsumeQueueFiles]:
+    """Files of 40 units."""
+    made = ConsumeQueueFiles(StoreIO(), tmp_path / "consumequeue", 800, write=True)
+    yield made
+    made.close()
+
+
+def write_units(files: ConsumeQueueFiles, count: int, size: int) -> None:
+    """Units of queue T/0: one record behind the other, all of one size."""
+    units = np.zeros(count, UNIT_DTYPE)
+    units["physical_offset"] = np.arange(count) * size
+    units["size"] = size
+    files.write_run("T", 0, 0, units.view(np.uint8))
+
+
+def test_an_empty_queue_has_nothing_before_or_behind(tmp_path: Path) -> None:
+    store = LiveStore(tmp_path)
+    store.engine.table.create_queue("T", 0)
+    bounds = store.reading.queues.bounds("T", 0)
+    assert bounds is not None
+    assert (bounds.min_offset, bounds.max_offset) == (0, 0)
+    for offset in (-1, 0, 1):
+        assert store.reading.pull("T", 0, offset, 1, EVERYTHING).status is PullStatus.NO_MESSAGE_IN_QUEUE
+    assert store.files.extent("T", 0).max_offset == 0
+    store.close()
+
+
+def test_a_hundred_units_are_walked_in_order(files: ConsumeQueueFiles) -> None:
+    """Unit n points to n × 1,000 and says 1,000 bytes; there is none at −1 and none at the maximum."""
+    write_units(files, 100, 1000)
+    extent = files.extent("T", 0)
+    assert (extent.first_offset, extent.max_offset, extent.last_physical_end) == (0, 100, 100_000)
+    units = as_units(files.read_units("T", 0, 0, 100))
+    assert units["physical_offset"].tolist() == [number * 1000 for number in range(100)]
+    assert set(units["size"].tolist()) == {1000}
+    for number in (0, 99):
+        (unit,) = as_units(files.read_units("T", 0, number, 1)).tolist()
+        assert unit == (number * 1000, 1000, 0)
+    with pytest.raises(FileNotFoundError):
+        files.read_units("T", 0, -1, 1)
+    (behind,) = as_units(files.read_units("T", 0, 100, 1)).tolist()
+    assert behind == (0, 0, 0), "no unit"
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Iterator[QueueTable]:
+    made = QueueTable.create(StoreIO(), tmp_path / "queues", 16)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("known", "log_minimum", "first"),
+    [
+        (0, 0, 0),
+        (1, 2000, 20),
+        (20, 2000, 20),
+        (0, 2001, 21),
+        (0, 999_900, 9_999),
+        (9_999, 1_000_000, 10_000),
+        (10_000, 1_000_000, 10_000),
+    ],
+)
+def test_a_queues_minimum_follows_the_logs(
+    files: ConsumeQueueFiles, table: QueueTable, tmp_path: Path, known: int, log_minimum: int, first: int
+) -> None:
+    """10,000 messages of 100 bytes: below 2,000 bytes lie 20 of them, below the log's end all."""
+    write_units(files, 10_000, 100)
+    number = table.create_queue("T", 0, next_offset=10_000, min_offset=known)
+    expired = ExpiredQueueFiles(StoreIO(), tmp_path / "consumequeue", files.file_bytes, table)
+    assert expired.first_readable(number, "T", 0, log_minimum) == first
+    expired.close()
+
+
+@pytest.mark.parametrize("aborted", [False, True], ids=["clean", "abort"])
+def test_queues_of_multi_dispatch_stay_through_recovery(tmp_path: Path, aborted: bool) -> None:
+    """RocketMQ put one message into `%LMQ%123` and `%LMQ%456` too; only its units tell, so they are kept and read."""
+    rig = Rig(tmp_path)
+    rig.dispatch(10)
+    files = ConsumeQueueFiles(rig.io, rig.paths.consume_queue, rig.options.consume_queue_file_bytes, write=True)
+    units = np.frombuffer(files.read_units("T", 0, 3, 4), np.uint8)
+    for topic in ("%LMQ%123", "%LMQ%456"):
+        files.write_run(topic, 0, 0, units)
+    shutil.rmtree(rig.paths.own)
+    if aborted:
+        rig.paths.abort.write_text("1")
+    Rig(tmp_path)
+    files.close()
+    table = QueueTable(rig.io, rig.paths.queues)
+    for topic in ("%LMQ%123", "%LMQ%456"):
+        assert files.read_units(topic, 0, 0, 4) == units.tobytes()
+        number = table.find(topic, 0)
+        assert (table.min_offset(number), table.max_offset(number)) == (0, 4)
+    table.close()
+    files.close()
+    with StoreReader(tmp_path) as reader:
+        found = reader.get_message("%LMQ%123", 0, 0)
+    assert [message.queue_offset for message in found.messages] == [3, 4, 5, 6]

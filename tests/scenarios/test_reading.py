@@ -1,0 +1,189 @@
+"""Reading a store: by place, by time, by count and size, over file borders, and what is not visible yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqproc.config import MIB, FlushDiskType
+from mqproc.layout import control as words_of
+from mqproc.layout import record
+from mqproc.layout.record_codec import decode_records
+from mqproc.message import PullStatus
+from mqproc.process.dispatcher import Dispatcher
+from mqproc.store.pull import Pulled
+from mqproc.store.slices import finish
+from tests.process.flusher_rig import Rig
+from tests.store.live_store import EVERYTHING, FIRST_MS, LiveStore
+
+OpenStore = Callable[..., LiveStore]
+NOWHERE = ("Nowhere", 0)
+
+
+@pytest.fixture
+def open_store(tmp_path: Path) -> Iterator[OpenStore]:
+    made: list[LiveStore] = []
+
+    def make(**options: Any) -> LiveStore:
+        made.append(LiveStore(tmp_path / "store", **options))
+        return made[-1]
+
+    yield make
+    for store in made:
+        store.close()
+
+
+def put(store: LiveStore, count: int, step_ms: int = 10) -> list[int]:
+    """Messages of one queue, one a frame, so many ms apart; their places in the log."""
+    places = []
+    for number in range(count):
+        told = store.append("T", [b"body %d" % number], FIRST_MS + step_ms * number, queues=1)
+        places.append(int(told.physical_offsets[0]))
+    return places
+
+
+def pull(store: LiveStore, offset: int = 0, count: int = 32) -> Pulled:
+    return store.reading.pull("T", 0, offset, count, EVERYTHING)
+
+
+# By place
+
+
+def test_the_first_and_the_last_message_are_found_by_their_place_and_none_behind(open_store: OpenStore) -> None:
+    store = open_store()
+    places = put(store, 10)
+    store.dispatch()
+    for number in (0, 9):
+        found = store.reading.look(places[number])
+        assert found is not None
+        assert decode_records(found)[0].body == b"body %d" % number
+    assert store.reading.look(store.engine.written) is None
+
+
+# By time
+
+
+def test_offsets_are_found_by_store_time(open_store: OpenStore) -> None:
+    """The exact time of each, 2 ms before it, 20 s before all; RocketMQ's own answers are the same."""
+    store = open_store()
+    put(store, 10)
+    store.dispatch()
+    for offset_at in (store.reading.offset_at, store.reading.offset_in_queue_by_time):
+        for number in range(10):
+            assert offset_at("T", 0, FIRST_MS + 10 * number) == number
+            assert offset_at("T", 0, FIRST_MS + 10 * number - 2) == number
+        assert offset_at("T", 0, FIRST_MS - 20_000) == 0
+        assert offset_at(*NOWHERE, FIRST_MS) == 0
+
+
+def test_store_times_are_known_where_there_is_a_message(open_store: OpenStore) -> None:
+    store = open_store()
+    places = put(store, 10)
+    store.dispatch()
+    assert [store.reading.store_time_ms("T", 0, number) for number in range(10)] == [
+        FIRST_MS + 10 * number for number in range(10)
+    ]
+    assert store.reading.store_time_ms("T", 0, -1) == -1
+    assert store.reading.store_time_ms("T", 0, 10) == -1
+    assert store.reading.store_time_ms(*NOWHERE, 0) == -1
+    # Below the log's minimum.
+    store.engine.words[words_of.MIN_PHYSICAL_OFFSET] = places[1]
+    assert store.reading.records.store_timestamp_ms(places[0]) == -1
+    assert store.reading.records.store_timestamp_ms(places[1]) == FIRST_MS + 10
+
+
+# By count and size
+
+
+@pytest.mark.parametrize("count", [32, 20, 10])
+def test_a_pull_gives_as_many_as_are_asked_for(open_store: OpenStore, count: int) -> None:
+    store = open_store()
+    put(store, 32)
+    store.dispatch()
+    for pulled in (pull(store, 0, count), store.reading.get_message("T", 0, 0, count, EVERYTHING)):
+        assert (pulled.status, pulled.count, pulled.next_offset) == (PullStatus.FOUND, count, count)
+        assert len(decode_records(pulled.records)) == count
+
+
+def test_large_bodies_come_back_whole_over_file_borders(open_store: OpenStore) -> None:
+    """Ten bodies of 2 MiB in segments of 5 MiB."""
+    store = open_store(mapped_file_size_commit_log=5 * MIB, max_message_size=4 * MIB, max_pull_bytes=64 * MIB)
+    bodies = [bytes([number]) * (2 * MIB) for number in range(10)]
+    for body in bodies:
+        store.append("T", [body], queues=1)
+    assert store.engine.written > 4 * 5 * MIB
+    store.dispatch()
+    assert [message.body for message in store.messages("T")] == bodies
+    assert [message.body for message in decode_records(pull(store).records)] == bodies
+
+
+def test_a_result_has_the_sizes_of_its_records(open_store: OpenStore) -> None:
+    """Records of 4, 8 and 16 KiB: three of them, 28 KiB."""
+    store = open_store(enabled_append_prop_crc=False)
+    sizes = [4 << 10, 8 << 10, 16 << 10]
+    for size in sizes:
+        store.append("T", [bytes(size - record.FIXED_SIZE_V4 - 1)], queues=1)
+    store.dispatch()
+    pulled = pull(store)
+    assert (pulled.count, len(pulled.records)) == (3, 28 << 10)
+    assert [message.size for message in decode_records(pulled.records)] == sizes
+
+
+def test_counts_are_exact_however_many_there_are(open_store: OpenStore) -> None:
+    """Nothing of an empty queue; no estimate from a sample of 5,000 or 20,000."""
+    store = open_store(mapped_file_size_commit_log=8 * MIB)
+    store.engine.table.create_queue("T", 0)
+    assert finish(store.reading.count("T")) == 0
+    for frame in range(3):
+        tags = ["even", "odd"] * 5000
+        store.append("T", [b"x"] * 10_000, FIRST_MS + frame, queues=1, tags=tags)
+    store.dispatch()
+    assert finish(store.reading.count("T")) == 30_000
+    assert finish(store.reading.count("T", FIRST_MS + 1, FIRST_MS + 2)) == 10_000
+    assert finish(store.reading.count("T", tags=["odd"])) == 15_000
+    assert finish(store.reading.count("T", tags=["none"])) == 0
+
+
+# What is visible
+
+
+@pytest.mark.parametrize("flush_disk_type", list(FlushDiskType))
+def test_what_is_not_durable_is_not_seen_under_sync_flush(tmp_path: Path, flush_disk_type: FlushDiskType) -> None:
+    """Ten messages, 1,580 bytes, written and not flushed: the queue's maximum is 0, and 10 under ASYNC_FLUSH."""
+    options = {
+        "flush_disk_type": flush_disk_type,
+        "enabled_append_prop_crc": False,
+        "mapped_file_size_commit_log": 65536,
+    }
+    rig = Rig(tmp_path, **options)
+    store = LiveStore(tmp_path, words=rig.control.words, **options)
+    rig.options = store.options
+    dispatcher = Dispatcher(rig.context(words_of.DISPATCHER))
+    store.append("T", [bytes(158 - record.FIXED_SIZE_V4 - 1)] * 10, queues=1)
+    assert store.engine.written == 1580
+    dispatcher.do_work()
+    if flush_disk_type is FlushDiskType.SYNC_FLUSH:
+        pulled = pull(store)
+        assert (pulled.status, pulled.max_offset) == (PullStatus.NO_MESSAGE_IN_QUEUE, 0)
+        store.engine.appender.sync()
+        dispatcher.do_work()
+    pulled = pull(store)
+    assert (pulled.count, pulled.max_offset) == (10, 10)
+    dispatcher.close()
+    store.close()
+
+
+def test_a_queues_maximum_follows_dispatch_and_its_next_offset_the_log(open_store: OpenStore) -> None:
+    """Three dispatched, two more only appended: 3 for consumers, 5 for the next message."""
+    store = open_store()
+    put(store, 3)
+    store.dispatch()
+    number = store.engine.table.find("T", 0)
+    assert store.engine.table.max_offset(number) == store.engine.table.next_offset(number) == 3
+    put(store, 2)
+    assert pull(store).max_offset == store.engine.table.max_offset(number) == 3
+    assert store.engine.table.next_offset(number) == 5
+    assert pull(store, 3).status is PullStatus.OFFSET_OVERFLOW_ONE

@@ -1,0 +1,120 @@
+"""However the log is cut into shares, and however many processes look at them, the same is found."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+
+from mqproc.config import Options
+from mqproc.errors import InternalError
+from mqproc.io import StoreIO
+from mqproc.layout import record
+from mqproc.layout.record_codec import encode_record
+from mqproc.paths import StorePaths
+from mqproc.store.verify.inventory import take_inventory
+from mqproc.store.verify.picture import Positions, Share, cut_into_shares
+from mqproc.store.verify.verifier import sizes_of
+from tests.golden.fixtures import GOLDEN, directories
+from tests.store.engine import BORN_HOST, STORE_HOST
+from tests.store.stopped_store import ITEMS, SEGMENT, SLOTS, StoppedStore
+from tests.store.verify.looking import damage_of, looked_at, notes_of, overwrite
+
+OPTIONS = {"max_hash_slot_num": SLOTS, "max_index_num": ITEMS}
+DAMAGED = [str(each) for each in directories(GOLDEN) if each.damaged and "_abort" not in each.name]
+BY_NAME = {str(each): each for each in directories(GOLDEN)}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
+    return StoppedStore(tmp_path_factory.mktemp("whole") / "store")
+
+
+def cut(store: Path, shares: int) -> list[Share]:
+    paths, io = StorePaths(store), StoreIO()
+    inventory = take_inventory(io, paths, sizes_of(io, paths, Options(**OPTIONS)))
+    return cut_into_shares(io, inventory, Positions(inventory.log_begin), shares, 100)
+
+
+def test_shares_follow_each_other_and_only_known_places_are_exact(whole: StoppedStore) -> None:
+    shares = cut(whole.root, 40)
+    assert len(shares) > 30
+    assert [share.number for share in shares] == list(range(len(shares)))
+    assert all(before.stop == after.start for before, after in itertools.pairwise(shares))
+    assert (shares[0].start, shares[0].exact) == (0, True)
+    assert shares[-1].stop >= whole.end
+    assert [share.start for share in shares if share.exact] == [
+        share.start for share in shares if share.start % SEGMENT == 0
+    ]
+
+
+@pytest.mark.parametrize("shares", [2, 5, 40, 300])
+def test_a_clean_store_is_clean_however_it_is_cut(whole: StoppedStore, shares: int) -> None:
+    found = looked_at(whole.root, shares=shares, **OPTIONS)
+    assert damage_of(found) == []
+    assert (found.records, found.units, found.items) == (whole.numbers,) * 3
+
+
+def test_processes_find_what_one_finds(whole: StoppedStore) -> None:
+    found = looked_at(whole.root, jobs=3, shares=12, **OPTIONS)
+    assert damage_of(found) == []
+    assert (found.records, found.units, found.items) == (whole.numbers,) * 3
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damage_is_the_same_however_the_log_is_cut(tmp_path: Path, name: str) -> None:
+    store = BY_NAME[name].unpack(tmp_path)
+    whole = looked_at(store)
+    for shares in (7, 100):
+        found = looked_at(store, shares=shares)
+        assert damage_of(found) == damage_of(whole)
+        assert notes_of(found) == notes_of(whole)
+        assert found.records == whole.records
+
+
+def test_random_damage_is_the_same_however_the_log_is_cut(whole: StoppedStore) -> None:
+    rng = random.Random(5)
+    for _ in range(15):
+        at = rng.randrange(whole.end)
+        length = rng.choice((1, 30, 700, 4000))
+        segment, place = whole.segment(at), at % SEGMENT
+        before = segment.read_bytes()
+        overwrite(segment, place, rng.randbytes(min(length, SEGMENT - place)))
+        try:
+            expected = looked_at(whole.root, **OPTIONS)
+            found = looked_at(whole.root, shares=rng.choice((3, 20, 200)), **OPTIONS)
+            assert damage_of(found) == damage_of(expected), (at, length)
+            assert notes_of(found) == notes_of(expected), (at, length)
+        finally:
+            segment.write_bytes(before)
+
+
+def test_a_record_within_a_record_misleads_nobody(tmp_path: Path) -> None:
+    """A body may hold what is a record that lies just there, and a share may begin before it in that body."""
+    store = StoppedStore(tmp_path / "store")
+    for number in range(40):
+        place = store.end + record.BODY
+        inner = encode_record(
+            topic="Inner", body=b"", properties="", queue_id=0, flag=0, queue_offset=number, physical_offset=place,
+            sys_flag=0, born_timestamp_ms=1, born_host=BORN_HOST, store_timestamp_ms=1, store_host=STORE_HOST,
+        )  # fmt: skip
+        store.engine.append("First", [inner + bytes(200)], keys=[f"outer{number}"])
+        assert store.segment(place).read_bytes()[place % SEGMENT :].startswith(inner)
+    store.recover()
+    for shares in (1, 300, 700):
+        found = looked_at(store.root, shares=shares, **OPTIONS)
+        assert damage_of(found) == []
+        assert found.records == store.numbers + 40
+
+
+def test_a_process_that_dies_is_told(whole: StoppedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What kills a process must not make verify wait for it."""
+    import os
+
+    from mqproc.store.verify import queue_pass
+
+    monkeypatch.setattr(queue_pass.QueuePass, "run", lambda self, queues: os._exit(3))
+    with pytest.raises(InternalError, match="ended with 3; fewer --jobs need less memory"):
+        looked_at(whole.root, jobs=2, shares=5, **OPTIONS)

@@ -1,0 +1,58 @@
+"""Options from a RocketMQ `broker.conf`: those that we have too, and where its log may lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mqproc.config import load_options
+from mqproc.errors import ConfigurationError
+
+
+def write_conf(folder: Path, *lines: str) -> Path:
+    path = folder / "broker.conf"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_known_names_are_taken_and_the_others_are_rocketmqs_own(tmp_path: Path) -> None:
+    conf = write_conf(
+        tmp_path,
+        "# maxIndexNum = 5",
+        "brokerName = a=b",
+        " maxMessageSize = 65536 ",
+        "flushDiskType=SYNC_FLUSH",
+        "no pair",
+        "",
+    )
+    found = load_options(conf, environment={})
+    assert (found.max_message_size, found.sync_flush, found.max_index_num) == (65536, True, 20_000_000)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["storePathRootDir=/data/store", "storePathCommitLog=/data/store/commitlog"],
+        ["storePathCommitLog=/data/store/commitlog"],
+        ["storePathRootDir=/data/store", "storePathCommitLog=", "readOnlyCommitLogStorePaths="],
+        ["#storePathCommitLog=/a,/b"],
+    ],
+)
+def test_a_log_in_the_stores_own_folder_is_right(tmp_path: Path, lines: list[str]) -> None:
+    load_options(write_conf(tmp_path, *lines), environment={})
+
+
+@pytest.mark.parametrize(
+    ("lines", "text"),
+    [
+        (["storePathCommitLog=/a/commitlog,/b/commitlog"], "storePathCommitLog = /a/commitlog,/b/commitlog"),
+        (["storePathCommitLog=/a/log"], "the log can only be /a/commitlog"),
+        (["storePathRootDir=/data", "storePathCommitLog=/fast/commitlog"], "the log can only be /data/commitlog"),
+        (["readOnlyCommitLogStorePaths=/old/commitlog"], "the log can only be in one folder"),
+    ],
+)
+def test_a_log_elsewhere_is_refused(tmp_path: Path, lines: list[str], text: str) -> None:
+    """Its segments would be taken for lost, and a new log would begin."""
+    with pytest.raises(ConfigurationError, match=text):
+        load_options(write_conf(tmp_path, *lines), environment={})
