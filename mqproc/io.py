@@ -171,6 +171,10 @@ class StoreIO:
         """Remove a name if it is there; the caller syncs the folder when the order matters."""
         path.unlink(missing_ok=True)
 
+    def keep_link(self, path: Path, target: Path) -> None:
+        """A second name for a file's bytes: they stay when the first one is removed. Raises OSError (EXDEV…)."""
+        os.link(path, target, follow_symlinks=False)
+
     def make_link(self, path: Path, target: str) -> None:
         """Make a symlink; it need not lead anywhere."""
         path.symlink_to(target)
@@ -319,6 +323,10 @@ class StoreIO:
     def map(self, fd: int, size: int, *, write: bool = False) -> mmap.mmap:
         """Map a file from its start, shared. The map holds a descriptor of its own."""
         return mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
+
+    def map_privately(self, fd: int, size: int) -> mmap.mmap:
+        """Map a file so that stores stay in this process's memory; what is not stored to follows the file."""
+        return mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
 
     def unmap_pages(self, mapping: mmap.mmap, offset: int, size: int) -> None:
         """Let go of mapped pages, which count as memory of this process; the data stays in the page cache."""

@@ -75,9 +75,13 @@ def retention(
     if dry_run and execute:
         raise click.UsageError("--dry-run and --execute exclude each other")
     paths = StorePaths(folder.absolute()) if folder else invocation.existing_paths()
+    if not paths.commit_log.is_dir():
+        raise click.UsageError(f"{paths.root}: no store, it has no folder commitlog")
     reserved_ms = None if older_than is None else round(older_than * 1000)
     io = StoreIO()
     running = RunningGroup.find(io, paths)
+    if running is not None and invocation.set_:
+        invocation.out.note("the group goes by the options that it runs with: --set is not heard")
     try:
         if execute and running is not None:
             _print_deleted(invocation.out, running.delete(reserved_ms, _timeout_s(invocation)), paths)

@@ -328,6 +328,11 @@ class Writer:
             return StoreBusyError("the store is being stopped", hint_ms=1000)
         if failed := control.sync_errno:
             return StoreReadOnlyError(f"a sync failed with errno {failed}; run mqproc store repair")
+        if control.damage_read_only:
+            place = self._context.paths.damage
+            return StoreReadOnlyError(
+                f"the log has {control.damage_holes} damaged ranges and on_damage = read_only; see {place}"
+            )
         words = self._words
         if words[words_of.DISK_FULL]:
             free = words[words_of.DISK_FREE_BYTES]

@@ -41,6 +41,8 @@ from mqproc.store.store_files import QueueFiles
 Ranges = Sequence[tuple[int, int]]
 # More missing offsets than this in a row are no loss but a number that is nonsense.
 FILL_MAX: Final = 1 << 20
+# Queues that have no records of their own in RocketMQ, and the property that names others of the kind.
+_MULTI_DISPATCH_PREFIX: Final = "%LMQ%"
 _MULTI_DISPATCH: Final = as_kernel_array(bytearray(b"INNER_MULTI_DISPATCH"))
 # No log is as long as this: what points further is garbage.
 LOG_BYTES_MAX: Final = 1 << 50
@@ -160,7 +162,9 @@ class QueueRecovery:
         return found == (size, topic, queue_id, queue_offset) or self._is_dispatched_to(topic, physical_offset)
 
     def _is_dispatched_to(self, topic: str, physical_offset: int) -> bool:
-        """Whether a record, whose sizes hold, names a topic that RocketMQ gives a unit of it too (multi-dispatch)."""
+        """Whether RocketMQ gives a topic units of a record that bears another (multi-dispatch). Its sizes hold."""
+        if topic.startswith(_MULTI_DISPATCH_PREFIX):
+            return True
         base = self._segments.start_of(physical_offset)
         view, at = self._segments.view(base), physical_offset - base
         end = properties_end(view, at, record_size(view, at, len(view)))

@@ -39,7 +39,7 @@ from mqproc.store.index_recovery import IndexCheck
 from mqproc.store.index_shape import adopted_index_shape
 from mqproc.store.log_records import LogRecords, Visible
 from mqproc.store.log_step import LogState, LogStep
-from mqproc.store.marks import DurableMark
+from mqproc.store.marks import DistrustedMark, DurableMark
 from mqproc.store.queue_hints import Hints, read_hints
 from mqproc.store.queue_kinds import check_queue_kinds
 from mqproc.store.queue_recovery import LOG_BYTES_MAX, QueueRecovery
@@ -83,14 +83,17 @@ class Recovery:
         report: Report,
         *,
         clean: bool,
+        trust_marks: bool = True,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
+        """Without `trust_marks` everything is looked at, whatever the marks say."""
         self._io = io
         self._paths = paths
         self._options = options
         self._words = words
         self._report = report
         self._clean = clean
+        self._mark_type = DurableMark if trust_marks else DistrustedMark
         self._now_ms = now_ms
         self._began = 0.0
         self._segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
@@ -100,9 +103,10 @@ class Recovery:
         started = time.perf_counter()
         self._files = StoreFiles(self._io, self._paths, self._options, self._report)
         self._files.check()
+        self._files.put_markers_in_order()
         check_queue_kinds(self._io, self._paths)
         self._make_folders()
-        self._marks = {name: DurableMark(self._io, self._paths.mark(name), self._segments) for name in _MARKS}
+        self._marks = {name: self._mark_type(self._io, self._paths.mark(name), self._segments) for name in _MARKS}
         self._ledger = DamageLedger(self._io, self._paths, self._options, self._report)
         self._queues = ConsumeQueueFiles(
             self._io, self._paths.consume_queue, self._options.consume_queue_file_bytes, write=True
@@ -160,7 +164,6 @@ class Recovery:
             self._io.make_folder(folder)
         for folder in (paths.own, paths.marks):
             self._io.make_folder(folder, mode=0o700)
-        self._files.put_markers_in_order()
         checkpoint_file.ensure(self._io, paths.checkpoint)
 
     # The log

@@ -194,6 +194,11 @@ def test_plan_and_deed_exclude_each_other(store: Path) -> None:
     assert retention(store, "--execute", "--dry-run").code == 2
 
 
+def test_a_folder_that_is_no_store_is_a_usage_error(tmp_path: Path) -> None:
+    assert retention(tmp_path, "--execute").code == 2
+    assert list(tmp_path.iterdir()) == []
+
+
 # A running group
 
 

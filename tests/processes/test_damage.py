@@ -9,6 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from mqproc.errors import StoreReadOnlyError
 from mqproc.message import PullStatus
 from tests.conftest import Group, wait_until
 
@@ -133,3 +136,17 @@ def run(group: Group, *command: str) -> subprocess.CompletedProcess[str]:
         check=False,
         cwd=Path(__file__).parents[2],
     )
+
+
+def test_with_on_damage_read_only_nothing_is_taken_and_everything_else_goes_on(make_group: Callable[..., Group]) -> None:
+    group = make_group(on_damage="read_only")
+    offsets = filled(group)
+    flip(group, offsets[100])
+    forget_marks(group)
+    group.start()
+    with group.client() as client:
+        with pytest.raises(StoreReadOnlyError, match=r"1 damaged ranges and on_damage = read_only"):
+            client.send("damage", b"more")
+        bodies, told = served(group)
+    assert len(bodies) == COUNT - 1
+    assert len(told) == 1

@@ -66,6 +66,8 @@ class Verified:
     size: int
     seconds: float
     findings: Findings
+    queue_ends: dict[Queue, int] = dataclasses.field(default_factory=dict)
+    """By queue: its next offset, as log and files tell it together."""
 
     @property
     def clean(self) -> bool:
@@ -82,6 +84,7 @@ def verify_store(
     options: Options,
     *,
     jobs: int = 0,
+    is_mine: bool = False,
     shares: int = 0,
     share_bytes: int = SHARE_BYTES_MIN,
     on_progress: OnProgress = lambda done, total: None,
@@ -89,11 +92,14 @@ def verify_store(
     """Look at all of a store, with `jobs` processes (0: as many as there are processors). Changes nothing.
 
     The log is cut into so many `shares` (0: some for each process) or fewer of `share_bytes`; a store of less than two
-    of them is looked at by this process alone. Raises StoreAccessError when there is no store or it may not be read.
+    of them is looked at by this process alone. `is_mine`: the caller holds the store's lock, so nobody works in it.
+
+    Raises StoreAccessError when there is no store or it may not be read.
     """
     check_is_store(io, paths)
     try:
-        return _Verifier(io, paths, options, jobs or usable_jobs(), shares, share_bytes, on_progress).run()
+        jobs = jobs or usable_jobs()
+        return _Verifier(io, paths, options, jobs, shares, share_bytes, on_progress, is_mine=is_mine).run()
     except PermissionError as error:
         raise StoreAccessError(f"{error.filename}: {error.strerror}") from None
 
@@ -124,11 +130,11 @@ def sizes_of(io: StoreIO, paths: StorePaths, options: Options) -> Sizes:
     )
 
 
-def positions_of(io: StoreIO, paths: StorePaths) -> Positions:
+def positions_of(io: StoreIO, paths: StorePaths, *, is_mine: bool = False) -> Positions:
     """Where the log begins and ends: from the words of a running group, in an order that keeps them consistent."""
     starts = (segment_start(name) for name in io.names(paths.commit_log))
     begin = min((start for start in starts if start is not None), default=0)
-    if holder_of(io, paths) is None:
+    if is_mine or holder_of(io, paths) is None:
         return Positions(begin)
     words = open_control(io, paths.control)
     if words is None or words[words_of.GROUP_STATE] not in RUNNING_STATES:
@@ -136,6 +142,15 @@ def positions_of(io: StoreIO, paths: StorePaths) -> Positions:
     dispatched = words[words_of.DISPATCHED]
     end = words[words_of.WRITTEN]
     return Positions(max(begin, words[words_of.MIN_PHYSICAL_OFFSET]), end, min(dispatched, end), running=True)
+
+
+def _unknown(findings: list[Finding], holes: list[tuple[int, int]]) -> Iterator[Finding]:
+    """Findings but missing segments that are known already: the log's holes tell of them."""
+    for finding in findings:
+        start = finding.physical_offset or 0
+        known = any(first <= start and start + finding.size <= stop for first, stop in holes)
+        if finding.kind is not Kind.SEGMENT_MISSING or not known:
+            yield finding
 
 
 class _Verifier:
@@ -150,8 +165,11 @@ class _Verifier:
         shares: int,
         share_bytes: int,
         on_progress: OnProgress,
+        *,
+        is_mine: bool,
     ) -> None:
         self._io = io
+        self._is_mine = is_mine
         self._paths = paths
         self._options = options
         self._jobs = jobs
@@ -162,9 +180,8 @@ class _Verifier:
     def run(self) -> Verified:
         started = time.perf_counter()
         findings = Findings()
-        positions = positions_of(self._io, self._paths)
+        positions = positions_of(self._io, self._paths, is_mine=self._is_mine)
         inventory = take_inventory(self._io, self._paths, sizes_of(self._io, self._paths, self._options))
-        findings.extend(inventory.findings)
         picture = self._picture(inventory, positions)
         with contextlib.closing(self._workers(picture)) as workers:
             return self._compare(picture, workers, findings, started)
@@ -179,6 +196,7 @@ class _Verifier:
     def _compare(self, picture: Picture, workers: Workers, findings: Findings, started: float) -> Verified:
         holes, ledger = known_holes(self._io, self._paths)
         findings.extend(ledger)
+        findings.extend(_unknown(picture.inventory.findings, holes))
         shares, totals, checked = self._passes(picture, workers)
         self._follow_retention(picture)
         log = join_shares(self._io, picture, shares, self._again(picture), holes)
@@ -295,4 +313,5 @@ class _Verifier:
             size,
             seconds,
             findings,
+            {queue: end for queue in both.queues if (end := both.max_offset(queue)) is not None},
         )
