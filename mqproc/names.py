@@ -9,6 +9,8 @@ from mqproc.errors import BadTopicError
 
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
+MULTI_DISPATCH_PREFIX: Final = "%LMQ%"
+"""RocketMQ's light queues: their units name records of other topics, and no topics.json names them."""
 TOPIC_BYTES_MAX: Final = 127
 RETRY_TOPIC_BYTES_MAX: Final = 255
 

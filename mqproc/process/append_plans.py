@@ -26,7 +26,7 @@ from mqproc.errors import (
 )
 from mqproc.io import StoreIO
 from mqproc.layout import properties, record
-from mqproc.names import check_topic
+from mqproc.names import MULTI_DISPATCH_PREFIX, check_topic
 from mqproc.paths import StorePaths, segment_start
 from mqproc.process.log import get_logger
 from mqproc.store.append import AppendPlan, topic_fields
@@ -191,7 +191,8 @@ class OpenTopics:
         """Topics that the store holds queues of but topics.json does not name, or names with fewer queues."""
         widest: dict[str, int] = {}
         for _number, topic, queue_id in self._table.live():
-            widest[topic] = max(widest.get(topic, 0), queue_id + 1)
+            if not topic.startswith(MULTI_DISPATCH_PREFIX):
+                widest[topic] = max(widest.get(topic, 0), queue_id + 1)
         for topic, queues in widest.items():
             config = self.topics.get(topic)
             if config is None:

@@ -30,6 +30,7 @@ from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
 from mqproc.layout.consume_queue import FILLER_SIZE
+from mqproc.names import MULTI_DISPATCH_PREFIX
 from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles, as_units, fillers
 from mqproc.store.dispatcher import Gap
 from mqproc.store.queue_extent import QueueExtent, filler_position
@@ -41,8 +42,6 @@ from mqproc.store.store_files import QueueFiles
 Ranges = Sequence[tuple[int, int]]
 # More missing offsets than this in a row are no loss but a number that is nonsense.
 FILL_MAX: Final = 1 << 20
-# Queues that have no records of their own in RocketMQ, and the property that names others of the kind.
-_MULTI_DISPATCH_PREFIX: Final = "%LMQ%"
 _MULTI_DISPATCH: Final = as_kernel_array(bytearray(b"INNER_MULTI_DISPATCH"))
 # No log is as long as this: what points further is garbage.
 LOG_BYTES_MAX: Final = 1 << 50
@@ -163,7 +162,7 @@ class QueueRecovery:
 
     def _is_dispatched_to(self, topic: str, physical_offset: int) -> bool:
         """Whether RocketMQ gives a topic units of a record that bears another (multi-dispatch). Its sizes hold."""
-        if topic.startswith(_MULTI_DISPATCH_PREFIX):
+        if topic.startswith(MULTI_DISPATCH_PREFIX):
             return True
         base = self._segments.start_of(physical_offset)
         view, at = self._segments.view(base), physical_offset - base

@@ -260,3 +260,12 @@ def test_a_deletion_is_forgotten_when_the_log_begins_behind_it(store: Store) -> 
     assert topics.unsaved
     topics.save(1)
     assert set(store.durable().deletions) == {"young", "remade"}
+
+
+def test_light_queues_of_rocketmq_become_no_topics(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.table.create_queue("Orders", 1)
+    store.table.create_queue("%LMQ%light", 0)
+    topics = OpenTopics(store.io, store.io, store.paths, store.options, store.table)
+    assert topics.topics.get("Orders") is not None
+    assert topics.topics.get("%LMQ%light") is None

@@ -138,7 +138,7 @@ def run(group: Group, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_with_on_damage_read_only_nothing_is_taken_and_everything_else_goes_on(make_group: Callable[..., Group]) -> None:
+def test_with_on_damage_read_only_no_message_is_taken_and_all_else_goes_on(make_group: Callable[..., Group]) -> None:
     group = make_group(on_damage="read_only")
     offsets = filled(group)
     flip(group, offsets[100])

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from mqproc.kernels import verify
 from mqproc.layout.consume_queue import UNIT_SIZE
+from mqproc.names import MULTI_DISPATCH_PREFIX
 from mqproc.store.damage import merged
 from mqproc.store.verify.findings import Finding, Kind
 from mqproc.store.verify.inventory import Queue
@@ -23,8 +24,6 @@ from mqproc.store.verify.queue_pass import BEYOND, MORE_TOTALS, NO_UNIT, QueueTo
 Ask = Callable[[Sequence[Any]], Iterable[tuple[Any, Any]]]
 """Answers questions, each with its answer."""
 
-# Queues of other queues' records: RocketMQ's multi-dispatch.
-_MULTI_DISPATCH_PREFIX: Final = "%LMQ%"
 _KINDS: Final = {
     Found.ZEROS: (Kind.UNIT_MISSING, "zeros"),
     Found.FILLER: (Kind.UNIT_MISSING, "fillers"),
@@ -157,7 +156,7 @@ class QueueFindings:
         return findings + self._ask(asked, ask)
 
     def _is_passed_over(self, queue: Queue) -> bool:
-        multi_dispatched = queue[0].startswith(_MULTI_DISPATCH_PREFIX)
+        multi_dispatched = queue[0].startswith(MULTI_DISPATCH_PREFIX)
         return multi_dispatched or queue[0] in self._picture.inventory.unchecked_topics or queue in self._unsettled
 
     def _of_empty_queue(self, number: int) -> Iterable[Finding]:
