@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from mqproc.control import Control
 from mqproc.errors import CorruptStoreError, NotRunningError
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
+
+# The same examples in every run: a test that fails now and then says nothing about the change at hand.
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 60.0
