@@ -31,6 +31,11 @@ _RECORD_COLUMNS = [
 
 
 _LAZY = {
+    "repair": ("mqproc.cli.store_repair:repair", "Plan how a damaged store is brought in order, or do it."),
+    "recover": (
+        "mqproc.cli.store_repair:recover",
+        "Show what a start would do to a stopped store: steps, cuts, holes, files.",
+    ),
     "export": ("mqproc.cli.store_export:export", "Take topics out of a store: Parquet, JSON lines, or a new store."),
     "info": ("mqproc.cli.store_info:info", "Say what lies in a store: sizes, ends, times, topics, who wrote it."),
     "verify": ("mqproc.cli.store_verify:verify", "Check every record, unit and index entry."),

@@ -57,8 +57,10 @@ def verify(invocation: Invocation, folder: Path | None, jobs: int | None, kinds:
     return 0 if found.clean else EXIT_DAMAGE
 
 
-def verify_with_progress(paths: StorePaths, options: Options, out: Output, jobs: int = 0) -> Verified:
-    """Verify a store with a bar on stderr. Raises StoreAccessError when there is none."""
+def verify_with_progress(
+    paths: StorePaths, options: Options, out: Output, jobs: int = 0, *, is_mine: bool = False
+) -> Verified:
+    """Verify a store with a bar on stderr; `is_mine`: the caller holds its lock. Raises StoreAccessError."""
     from mqproc.store.verify import verify_store
 
     with Progress(out, "verify", "MiB") as progress:
@@ -66,7 +68,7 @@ def verify_with_progress(paths: StorePaths, options: Options, out: Output, jobs:
         def show(done: int, total: int) -> None:
             progress.update(done, total, done // MIB)
 
-        found = verify_store(StoreIO(), paths, options, jobs=jobs, on_progress=show)
+        found = verify_store(StoreIO(), paths, options, jobs=jobs, is_mine=is_mine, on_progress=show)
         progress.end(found.size, found.size, found.size // MIB)
     return found
 

@@ -187,8 +187,9 @@ class DryRunIO(StoreIO):
         if self._is_folder(source):
             self._folders.add(target)
         else:
-            self._shadows[target] = self._shadow(source)
-            self._shadows.pop(source)
+            shadow = self._shadow(source)
+            self._forget(target)
+            self._shadows[target] = self._shadows.pop(source, shadow)
             self._gone.discard(target)
         if super().exists(source):
             self._gone.add(source)
@@ -201,9 +202,7 @@ class DryRunIO(StoreIO):
         return entry.kind is not Kind.FILE
 
     def unlink(self, path: Path) -> None:
-        shadow = self._shadows.pop(path, None)
-        if shadow is not None:
-            shadow.close()
+        self._forget(path)
         if super().exists(path):
             self._gone.add(path)
 
@@ -349,10 +348,16 @@ class DryRunIO(StoreIO):
         return shadow
 
     def _new(self, path: Path) -> _Shadow:
+        self._forget(path)
         shadow = _Shadow(None, None, 0)
         self._shadows[path] = shadow
         self._gone.discard(path)
         return shadow
+
+    def _forget(self, path: Path) -> None:
+        shadow = self._shadows.pop(path, None)
+        if shadow is not None:
+            shadow.close()
 
     def _store(self, shadow: _Shadow, data: Buffer, offset: int) -> None:
         view = memoryview(data).cast("B")

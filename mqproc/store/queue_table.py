@@ -41,7 +41,7 @@ class QueueTable:
         fd = io.open(path, write=write)
         try:
             size = io.size(fd)
-            if size < layout.HEADER_SIZE:
+            if size < layout.HEADER_SIZE or size % layout.WORD_SIZE:
                 raise CorruptStoreError(f"{path}: {size} bytes are no queue table")
             mapping = io.map(fd, size, write=write)
         finally:

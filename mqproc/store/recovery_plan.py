@@ -56,6 +56,23 @@ def plan_recovery(paths: StorePaths, options: Options, *, io: DryRunIO | None = 
     return plan
 
 
+def run_recovery(io: StoreIO, paths: StorePaths, options: Options) -> list[str]:
+    """Recover a stopped store for real, whose lock the caller holds; what was reported. `abort` goes.
+
+    Raises StoreAccessError, CorruptStoreError, OSError.
+    """
+    said: list[str] = []
+    io.make_folder(paths.own, mode=0o700)
+    adopted = adopt_sizes(io, paths, options, said.append)
+    words = Words(bytearray(words_of.FILE_SIZE))
+    clean = not io.exists(paths.abort)
+    Recovery(io, paths, adopted, words, said.append, clean=clean).run()
+    if not clean and words[words_of.DISPATCHED] == words[words_of.WRITTEN]:
+        io.unlink(paths.abort)
+        io.sync_folder(paths.root)
+    return said
+
+
 def _holes(io: StoreIO, paths: StorePaths) -> list[tuple[int, int]]:
     from mqproc.store import damage
 

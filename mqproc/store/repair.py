@@ -31,6 +31,7 @@ from mqproc.store import rocketmq_json
 from mqproc.store.dry_run_io import Change, DryRunIO
 from mqproc.store.recovery import Recovery, adopt_sizes
 from mqproc.store.topics import SCHEDULE_TOPIC
+from mqproc.store.unit_mender import UnitMender
 from mqproc.store.verify import Finding, Kind, Verified
 from mqproc.store.verify.inventory import Queue
 
@@ -49,6 +50,18 @@ _INDEX_DAMAGE: Final = frozenset(
         Kind.ENTRY_BEYOND_LOG,
     }
 )
+_WRONG_UNITS: Final = frozenset(
+    {
+        Kind.UNIT_WRONG,
+        Kind.UNIT_DANGLING,
+        Kind.UNIT_BEYOND_LOG,
+        Kind.UNIT_MISSING,
+        Kind.QUEUE_FILE_MISSING,
+        Kind.QUEUE_FILE_LENGTH,
+    }
+)
+# consumequeue, topic, queue id, file
+_QUEUE_FILE_PARTS: Final = 4
 # What no repair can mend.
 _HOPELESS: Final = frozenset({Kind.SYMLINK, Kind.QUEUE_OFFSET_REPEATED})
 _Step = Callable[[StoreIO], None]
@@ -130,6 +143,17 @@ class Repair:
         options = adopt_sizes(io, self._paths, self._options, report)
         words = Words(bytearray(words_of.FILE_SIZE))
         Recovery(io, self._paths, options, words, report, clean=clean, trust_marks=False).run()
+        queues = self._queues_with_wrong_units()
+        if queues:
+            begin, end = words[words_of.MIN_PHYSICAL_OFFSET], words[words_of.WRITTEN]
+            mender = UnitMender(io, self._paths, options, begin, end)
+            mender.run(queues)
+            mender.close()
+
+    def _queues_with_wrong_units(self) -> set[Queue]:
+        findings = self._verified.findings.listed
+        parts = [finding.file.split("/") for finding in findings if finding.kind in _WRONG_UNITS]
+        return {(part[1], int(part[2])) for part in parts if len(part) == _QUEUE_FILE_PARTS}
 
     # What recovery leaves to us
 
@@ -187,10 +211,12 @@ class Repair:
 
     def _keep(self, io: StoreIO, plan: RepairPlan) -> None:
         """Copies of everything that will change, and a list of it all, durable before anything is done."""
-        for action in plan.actions:
-            if action.keeps and io.exists(action.path):
-                self._copy(io, action.path, 0, io.size_of(action.path))
+        kept = {action.path for action in plan.actions if action.keeps and io.exists(action.path)}
+        for path in sorted(kept):
+            self._copy(io, path, 0, io.size_of(path))
         for change in plan.changes:
+            if change.path in kept:
+                continue
             if change.what == "removed":
                 self._link(io, change.path)
             elif change.what == "changed":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from mqproc.config import Options
@@ -16,7 +17,9 @@ from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.paths import StorePaths
 from mqproc.shm.lock import holder_of
 from mqproc.shm.words import Words
+from mqproc.store import damage
 from mqproc.store.consume_queue import ConsumeQueueFiles, as_units, queues_on_disk
+from mqproc.store.damage import merged
 from mqproc.store.log_records import LogRecords, Visible
 from mqproc.store.queue_bounds import Deletions, FoundQueues, QueueBounds, Queues, TableQueues, each_queue
 from mqproc.store.queue_table import QueueTable
@@ -129,7 +132,7 @@ class FilesView:
                 {name: _bounds(files, *name, begin) for name in queues_on_disk(io, paths.consume_queue)[0]}
             )
             reached = max((_reached(files, records, *queue) for queue in each_queue(self._queues)), default=begin)
-            self._visible = Visible(begin, _log_end(segments, starts, reached))
+            self._visible = Visible(begin, _log_end(segments, starts, reached, _known_holes(io, paths)))
         finally:
             files.close()
             segments.close()
@@ -170,16 +173,29 @@ def _reached(files: ConsumeQueueFiles, records: LogRecords, topic: str, queue_id
     return physical_offset + size
 
 
-def _log_end(segments: LogSegments, starts: list[int], reached: int) -> int:
-    """End of the whole records from `reached` on, where a record ends or the log begins."""
+def _known_holes(io: StoreIO, paths: StorePaths) -> list[tuple[int, int]]:
+    """Damaged ranges that recovery knows of."""
+    try:
+        return merged((hole.start, hole.stop) for hole in damage.load(io, paths).holes)
+    except msgspec.MsgspecError:
+        return []
+
+
+def _log_end(segments: LogSegments, starts: list[int], reached: int, holes: list[tuple[int, int]]) -> int:
+    """End of the whole records from `reached` on, where a record ends or the log begins; it goes on behind `holes`."""
     out = np.zeros(scan.SCAN_SIZE, np.int64)
     end = reached
-    while segments.start_of(end) in starts:
+    while True:
+        end = next((stop for start, stop in holes if start <= end < stop), end)
+        if segments.start_of(end) not in starts:
+            return end
         start = segments.start_of(end)
         view = segments.view(start)
         reason = scan.scan_records(view, end - start, len(view), start, 0, out)
         segments.let_go(start, 0, len(view))
-        if reason not in (scan.BLANK, scan.REACHED_STOP):
-            return start + int(out[scan.STOPPED_AT])
-        end = start + segments.segment_size
-    return end
+        if reason in (scan.BLANK, scan.REACHED_STOP):
+            end = start + segments.segment_size
+            continue
+        end = start + int(out[scan.STOPPED_AT])
+        if not any(first <= end < stop for first, stop in holes):
+            return end

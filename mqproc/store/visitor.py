@@ -14,6 +14,7 @@ import msgspec
 from mqproc.io import StoreIO
 from mqproc.kernels.record_check import BLANK, checked_size
 from mqproc.kernels.scan import VERIFY_ALL
+from mqproc.layout import marks
 from mqproc.layout.marks import Mark
 from mqproc.paths import StorePaths
 from mqproc.store import checkpoint_file
@@ -33,7 +34,13 @@ class Visit:
 
 
 def has_been_held(io: StoreIO, paths: StorePaths) -> bool:
-    """Whether the lock file is another than the one that `remember` saw; False when that never was."""
+    """Whether the lock file is another than the one that `remember` saw; False when that never was.
+
+    A copy of a store has another one too: while the checkpoint is the one that we wrote with our mark, nobody else has
+    been there. RocketMQ writes the start of a record there within a second.
+    """
+    if _is_our_checkpoint(io, paths):
+        return False
     try:
         seen = msgspec.json.decode(io.read_file(paths.opened), type=dict[str, int])
     except (FileNotFoundError, msgspec.MsgspecError):
@@ -63,6 +70,15 @@ def visit_of(io: StoreIO, paths: StorePaths, segments: LogSegments, mark: Mark |
             ended = checked_size(view, behind, len(view), base + behind, 0) == -BLANK
             kept = base + (len(view) if ended else behind)
     return Visit(kept, mark.offset, mark.store_timestamp_ms) if mark is not None else Visit(kept)
+
+
+def _is_our_checkpoint(io: StoreIO, paths: StorePaths) -> bool:
+    """Whether the checkpoint confirms the log just up to our mark, where no record begins that RocketMQ could name."""
+    try:
+        mark = marks.decode(io.read_file(paths.mark("commitlog")))
+    except FileNotFoundError:
+        return False
+    return mark is not None and checkpoint_file.read(io, paths.checkpoint).confirm_physical_offset == mark.offset
 
 
 def _lock_time(io: StoreIO, paths: StorePaths) -> int:

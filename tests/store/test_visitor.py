@@ -146,6 +146,19 @@ def test_garbage_in_the_checkpoint_means_that_nothing_is_believed(store: Stopped
     assert_whole(store, found)
 
 
+def test_a_copy_with_another_lock_was_held_by_nobody(store: StoppedStore) -> None:
+    """A restored backup has a lock file of another time; damage in its middle must not cost what lies behind."""
+    (store.root / "lock").write_bytes(b"lock")
+    victim = 30
+    store.overwrite(store.offsets[victim] + 100, b"\xff")
+    for path in (store.root / "mqproc" / "marks").iterdir():
+        if path.name != "commitlog":
+            path.unlink()
+    found = store.recover()
+    assert "another program" not in found.said_of("log")
+    assert found.end == store.end
+
+
 def test_a_lock_that_was_never_seen_tells_nothing(tmp_path: Path) -> None:
     paths = StorePaths(tmp_path)
     paths.own.mkdir()

@@ -40,6 +40,8 @@ class WholeLog:
     max_store_timestamp_ms: int = 0
     faults: list[Fault] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    ends_with_loss: bool = False
+    """Recovery has let the log go on behind segments that were lost, and nothing has been appended since."""
 
     @property
     def fault_ranges(self) -> list[tuple[int, int]]:
@@ -73,6 +75,10 @@ def join_shares(
         for position in found.wrong_blanks:
             log.findings.append(_finding(picture, Kind.BLANK_SIZE, position, 8))
     whole = _whole_faults(picture, views, faults)
+    _go_on_behind_known_loss(picture, log, known_holes)
+    if log.ends_with_loss:
+        whole = [fault for fault in whole if fault.start < cursor]
+        whole.append(Fault(cursor, log.end, MISSING))
     log.faults = [fault for fault in whole if log.begin <= fault.start < log.end]
     log.findings += _of_faults(picture, log.faults, known_holes)
     if picture.positions.end is None and not picture.positions.running:
@@ -80,6 +86,14 @@ def join_shares(
         log.findings += _of_tail(io, picture, log.end, tail)
     views.close()
     return log
+
+
+def _go_on_behind_known_loss(picture: Picture, log: WholeLog, known: list[tuple[int, int]]) -> None:
+    """The log's end when its last records are known to be lost: then it goes on in the segment behind them."""
+    for start, stop in merged(known):
+        if start <= log.end < stop and stop in picture.inventory.segments:
+            log.end = stop
+            log.ends_with_loss = True
 
 
 def _add(log: WholeLog, found: LogShare) -> None:

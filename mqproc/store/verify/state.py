@@ -27,6 +27,8 @@ from mqproc.store.verify.queue_pass import BEYOND
 
 # No log is as long as this: what points further is garbage.
 _LOG_BYTES_MAX: Final = 1 << 50
+# RocketMQ's largest record, twice.
+_RECORD_BYTES_MAX: Final = 8 << 20
 
 
 def known_holes(io: StoreIO, paths: StorePaths) -> tuple[list[tuple[int, int]], list[Finding]]:
@@ -108,7 +110,7 @@ class StateFindings:
             ("logics time", checkpoint_layout.LOGICS_TIMESTAMP, found.logics_timestamp_ms),
             ("index time", checkpoint_layout.INDEX_TIMESTAMP, found.index_timestamp_ms),
         )
-        for name, place, time_ms in times:
+        for name, place, time_ms in times if not self._log.ends_with_loss else ():
             if not 0 <= time_ms <= last_ms and (self._log.records or not self._log.begin):
                 text = f"{name} is {time_ms}; the log's last store time is {last_ms}"
                 yield Finding(Kind.CHECKPOINT_AHEAD, "checkpoint", place, text=text)
@@ -121,11 +123,7 @@ class StateFindings:
 
     def _lost_end(self) -> Iterable[Finding]:
         """Records at the log's end that others know of: the segments that they were in, the place where it ends."""
-        rows = self._both.more[:, BEYOND]
-        units = rows[rows[:, verify.COUNT] > 0]
-        self._known_ends += [
-            (physical_offset, "consumequeue") for physical_offset in units[:, verify.LAST_PHYSICAL].tolist()
-        ]
+        self._known_ends += [(end, "consumequeue") for end in self._ends_by_units()]
         ends = self._both.states[:, verify.PHYSICAL_END]
         if len(ends):
             self._known_ends.append((int(ends.max()), "consumequeue"))
@@ -155,6 +153,18 @@ class StateFindings:
         text = f"the log ends at {self._log.end:,}; {whence} knows of records up to {known:,}"
         file = self._picture.inventory.segment_name(self._log.end)
         yield Finding(Kind.LOG_ENDS_EARLY, file, offset, self._log.end, size=known - self._log.end, text=text)
+
+    def _ends_by_units(self) -> list[int]:
+        """Where queues end that all lead beyond the log: a unit alone, or one that leads absurdly far, is garbage."""
+        beyond, live = self._both.more[:, BEYOND], self._both.states[:, verify.LAST_LIVE]
+        at_the_end = (beyond[:, verify.COUNT] > 0) & (beyond[:, verify.LAST_OFFSET] == live)
+        furthest = (
+            self._log.end
+            + self._picture.inventory.sizes.segment
+            + int(beyond[:, verify.COUNT].sum()) * _RECORD_BYTES_MAX
+        )
+        ends: list[int] = beyond[at_the_end, verify.LAST_PHYSICAL].tolist()
+        return [end + 1 for end in ends if end < furthest]
 
     # Settings
 

@@ -1,0 +1,211 @@
+"""`mqproc store repair` and `mqproc store recover`: what would be done to a store, and with --execute doing it."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mqproc.cli.commands import Command
+from mqproc.cli.invocation import Invocation, pass_invocation
+from mqproc.cli.output import Column, Output
+from mqproc.cli.store_options import options_for
+from mqproc.cli.store_verify import print_verified, summary, verify_with_progress
+from mqproc.errors import StoreLockedError
+from mqproc.io import StoreIO
+from mqproc.paths import StorePaths
+from mqproc.shm.lock import StoreLock, holder_of
+
+if TYPE_CHECKING:
+    from mqproc.store.recovery_plan import RecoveryPlan
+    from mqproc.store.repair import Repair, RepairPlan
+    from mqproc.store.verify import Verified
+
+EXIT_DAMAGE = 1
+_ACTIONS = [Column("file"), Column("what"), Column("why")]
+_CHANGES = [
+    Column("file"),
+    Column("what"),
+    Column("was_bytes", "was", "number"),
+    Column("bytes", "becomes", "number"),
+    Column("first_byte", "from byte", "number"),
+    Column("differing_bytes", "differing", "number"),
+    Column("moved_to"),
+]
+
+
+@click.command(cls=Command)
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.option("--execute", is_flag=True, help="Do it; without, only the plan is shown.")
+@click.option("--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes that verify.  [one a processor]")
+@pass_invocation
+def repair(invocation: Invocation, folder: Path | None, execute: bool, jobs: int | None) -> int:
+    """Plan how a damaged store is brought in order, or do it.
+
+    FOLDER is any stopped store, ours or RocketMQ's. It is verified, then repaired on storage that keeps nothing: this
+    is the plan. --execute keeps a copy of everything that changes in mqproc/repaired/, does the same for real, and
+    verifies again. A store that is read-only after a failed sync has its log read from the disk before it takes
+    messages again. The exit code is 0 when the store is clean (now), 1 when it is not.
+    """
+    from mqproc.store.repair import Repair
+    from mqproc.store.verify.verifier import check_is_store
+
+    io, paths = StoreIO(), StorePaths(folder.absolute()) if folder else invocation.paths()
+    out = invocation.out
+    check_is_store(io, paths)
+    with _alone(io, paths, execute=execute):
+        options = options_for(invocation, io, paths)
+        if io.exists(paths.read_only):
+            _drop_log_from_memory(io, paths)
+        found = verify_with_progress(paths, options, out, jobs or 0, is_mine=execute)
+        job = Repair(paths, options, found, datetime.datetime.now())
+        plan = job.plan()
+        if not execute or found.clean:
+            _print_repair(out, paths, found, plan, None, None)
+            return 0 if found.clean else EXIT_DAMAGE
+        job.execute(io, plan, out.note)
+        after = verify_with_progress(paths, options, out, jobs or 0, is_mine=True)
+        _print_repair(out, paths, found, plan, job, after)
+        return 0 if after.clean else EXIT_DAMAGE
+
+
+@click.command(cls=Command)
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.option("--dry-run", is_flag=True, help="Change nothing; so it is without --execute, too.")
+@click.option("--execute", is_flag=True, help="Recover now, without starting a group.")
+@pass_invocation
+def recover(invocation: Invocation, folder: Path | None, dry_run: bool, execute: bool) -> int:
+    """Show what a start would do to a stopped store: steps, cuts, holes, files.
+
+    FOLDER is any stopped store, ours or RocketMQ's. Recovery itself runs, on storage that keeps nothing. The exit code
+    is 1 when it would find damage or refuse to start.
+    """
+    from mqproc.store.recovery_plan import plan_recovery, run_recovery
+    from mqproc.store.verify.verifier import check_is_store
+
+    if dry_run and execute:
+        raise click.UsageError("--dry-run and --execute contradict each other")
+    io, paths = StoreIO(), StorePaths(folder.absolute()) if folder else invocation.paths()
+    check_is_store(io, paths)
+    with _alone(io, paths, execute=execute):
+        options = options_for(invocation, io, paths)
+        plan = plan_recovery(paths, options)
+        if execute and not plan.refused:
+            plan.said = run_recovery(io, paths, options)
+    _print_recovery(invocation.out, paths, plan, execute=execute)
+    return EXIT_DAMAGE if plan.refused or plan.holes else 0
+
+
+@contextlib.contextmanager
+def _alone(io: StoreIO, paths: StorePaths, *, execute: bool) -> Iterator[None]:
+    """Nobody else works in the store: its lock is held while it is changed. Raises StoreLockedError."""
+    if not execute:
+        holder = holder_of(io, paths)
+        if holder is not None:
+            raise StoreLockedError(f"{paths.root}: the store is in use by {holder}; mqproc down stops a group")
+        yield
+        return
+    lock = StoreLock.acquire(io, paths)
+    try:
+        yield
+    finally:
+        lock.close()
+
+
+def _drop_log_from_memory(io: StoreIO, paths: StorePaths) -> None:
+    """After a failed sync memory may hold what the disk has lost: the log must come from the disk."""
+    for name in io.names(paths.commit_log):
+        path = paths.commit_log / name
+        if path.is_file() and (size := io.size_of(path)):
+            fd = io.open(path)
+            try:
+                io.drop_cache(fd, 0, size)
+            finally:
+                io.close(fd)
+
+
+def _print_repair(
+    out: Output, paths: StorePaths, found: Verified, plan: RepairPlan, done: Repair | None, after: Verified | None
+) -> None:
+    from mqproc.store.repair import action_row, change_row
+
+    actions = [action_row(action, paths) for action in plan.actions]
+    changes = [change_row(change, paths) for change in plan.changes]
+    kept = str(done.kept.relative_to(paths.root)) if done is not None else None
+    if out.is_json:
+        out.document(
+            {
+                "store": str(paths.root),
+                "executed": done is not None,
+                "clean": (after or found).clean,
+                "before": summary(found),
+                "after": None if after is None else summary(after),
+                "findings": [finding.to_json() for finding in (after or found).findings.in_order()],
+                "actions": actions,
+                "recovery": plan.said,
+                "changes": changes,
+                "kept_in": kept,
+            }
+        )
+        return
+    print_verified(out, found)
+    if found.clean:
+        out.line("nothing to repair")
+        return
+    out.line("")
+    out.line("plan:" if done is None else "done:")
+    if actions:
+        out.rows("actions", _ACTIONS, actions)
+        out.line("")
+    for line in plan.said:
+        out.line(line)
+    _print_changes(out, changes)
+    for finding in plan.hopeless:
+        out.line(f"stays: {finding.kind} {finding.file} {finding.text}".rstrip())
+    if after is None:
+        out.line("nothing was changed; --execute does it, and keeps copies in mqproc/repaired")
+        return
+    out.line(f"copies of what changed are in {kept}")
+    out.line("")
+    print_verified(out, after)
+
+
+def _print_changes(out: Output, changes: list[dict[str, Any]]) -> None:
+    if changes:
+        out.line("")
+        out.rows("changes", _CHANGES, changes)
+        out.line("")
+
+
+def _print_recovery(out: Output, paths: StorePaths, plan: RecoveryPlan, *, execute: bool) -> None:
+    from mqproc.store.repair import change_row
+
+    changes = [change_row(change, paths) for change in plan.changes]
+    if out.is_json:
+        out.document(
+            {
+                "store": str(paths.root),
+                "executed": execute,
+                "refused": plan.refused or None,
+                "log_begin": plan.log_begin,
+                "log_end": plan.log_end,
+                "cut_bytes": plan.cut_bytes,
+                "holes": [{"start": start, "stop": stop} for start, stop in plan.holes],
+                "recovery": plan.said,
+                "changes": changes,
+            }
+        )
+        return
+    for line in plan.said:
+        out.line(line)
+    _print_changes(out, changes)
+    if plan.refused:
+        out.line(f"a start would be refused: {plan.refused}")
+    else:
+        holes = f", around {len(plan.holes)} damaged ranges" if plan.holes else ""
+        out.line(f"the log is [{plan.log_begin:,}, {plan.log_end:,}){holes}")
+    out.line("recovered" if execute else "nothing was changed")

@@ -1,0 +1,56 @@
+"""How many slots and items index files have is told by their own entries, whatever the options say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mqproc.io import StoreIO
+from mqproc.layout import index_file
+from mqproc.store.index_files import IndexFiles
+from mqproc.store.index_shape import adopted_index_shape
+from tests.golden.fixtures import load_fixture
+
+DEFAULTS = (5_000_000, 20_000_000)
+
+
+def fill(folder: Path, slots: int, items: int, count: int, first_offset: int = 5000) -> None:
+    index = IndexFiles(StoreIO(), folder, slots, items)
+    hashes = np.arange(count, dtype=np.int32) * 7919
+    offsets = first_offset + np.arange(count, dtype=np.int64) * 131
+    index.put(hashes, offsets, np.full(count, 1_700_000_000_000, np.int64), count)
+    index.close()
+
+
+@pytest.mark.parametrize(("slots", "items"), [(200, 800), (50, 400), (7, 1000), (1000, 30), (333, 334), (1, 2000)])
+def test_the_entries_tell_the_shape(tmp_path: Path, slots: int, items: int) -> None:
+    fill(tmp_path, slots, items, items // 2)
+    assert adopted_index_shape(StoreIO(), tmp_path, *DEFAULTS) == (slots, items)
+    assert adopted_index_shape(StoreIO(), tmp_path, slots, items) == (slots, items)
+
+
+def test_options_that_fit_the_length_are_believed(tmp_path: Path) -> None:
+    """A file of 20 slots more and 4 items less has the same length."""
+    fill(tmp_path, 200, 800, 100)
+    size = index_file.file_size(200, 800)
+    assert index_file.file_size(220, 796) == size
+    assert adopted_index_shape(StoreIO(), tmp_path, 220, 796) == (220, 796)
+
+
+def test_files_without_entries_are_taken_for_usual_ones(tmp_path: Path) -> None:
+    (tmp_path / "20260101000000000").write_bytes(bytes(index_file.file_size(300, 1200)))
+    assert adopted_index_shape(StoreIO(), tmp_path, *DEFAULTS) == (300, 1200)
+
+
+def test_what_tells_nothing_leaves_the_options(tmp_path: Path) -> None:
+    assert adopted_index_shape(StoreIO(), tmp_path / "gone", *DEFAULTS) == DEFAULTS
+    (tmp_path / "20260101000000000").write_bytes(b"12345")
+    (tmp_path / "notes.txt").write_bytes(b"x" * 100)
+    assert adopted_index_shape(StoreIO(), tmp_path, *DEFAULTS) == DEFAULTS
+
+
+def test_the_shape_of_rocketmqs_files(tmp_path: Path) -> None:
+    store = load_fixture("a_basic", tmp_path).store
+    assert adopted_index_shape(StoreIO(), store / "index", *DEFAULTS) == (200, 800)
