@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from mqproc.client.retry import RetryPolicy
     from mqproc.client.sync import Client
     from mqproc.embedded import open
-    from mqproc.store.reader import StoreReader
+    from mqproc.store.reads.reader import StoreReader
 
     __version__: str
 
@@ -139,7 +139,7 @@ _LAZY = {
     "Batch": "mqproc.client.encoding",
     "Client": "mqproc.client.sync",
     "Producer": "mqproc.client.producer",
-    "StoreReader": "mqproc.store.reader",
+    "StoreReader": "mqproc.store.reads.reader",
     "open": "mqproc.embedded",
     "RetryPolicy": "mqproc.client.retry",
 }

@@ -30,7 +30,7 @@ from mqproc.process.title import set_title
 from mqproc.shm import bell
 from mqproc.shm.clock import Clock
 from mqproc.shm.lock import StoreLock
-from mqproc.store.store_files import move_aside
+from mqproc.store.recovery.store_files import move_aside
 from mqproc.supervisor import prctl
 from mqproc.supervisor.control_socket import ControlSocket, Done, GiveBack, Lent
 from mqproc.supervisor.group import Group, Member

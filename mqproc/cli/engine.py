@@ -21,7 +21,7 @@ from mqproc.process.query import Query
 from mqproc.process.writer import Writer
 from mqproc.store.active_segments import ActiveSegments
 from mqproc.store.guard import Guard
-from mqproc.store.recovery import Recovery, adopt_sizes
+from mqproc.store.recovery.recovery import Recovery, adopt_sizes
 from mqproc.supervisor.hooks import GroupContext, Hooks, Report
 
 # A load from the cache takes a fraction of it; compiling is worth a line.

@@ -23,7 +23,7 @@ from mqproc.shm.lock import holder_of
 if TYPE_CHECKING:
     from mqproc.config import Options
     from mqproc.layout.marks import Mark
-    from mqproc.store.reader import StoreReader
+    from mqproc.store.reads.reader import StoreReader
 
 _FACTS = (
     ("store", "", "text"),
@@ -152,7 +152,7 @@ class _Reading:
 
     def describe(self) -> dict[str, Any]:
         """Ends, times and topics; None, and why, when the store cannot be opened."""
-        from mqproc.store.reader import StoreReader
+        from mqproc.store.reads.reader import StoreReader
 
         unknown = dict.fromkeys(
             ("log_end", "first_store_timestamp_ms", "last_store_timestamp_ms", "topics", "queues", "messages")

@@ -21,8 +21,8 @@ from mqproc.paths import StorePaths
 from mqproc.shm.lock import StoreLock, holder_of
 
 if TYPE_CHECKING:
-    from mqproc.store.recovery_plan import RecoveryPlan
-    from mqproc.store.repair import Repair, RepairPlan
+    from mqproc.store.recovery.plan import RecoveryPlan
+    from mqproc.store.recovery.repair import Repair, RepairPlan
     from mqproc.store.verify import Verified
 
 EXIT_DAMAGE = 1
@@ -51,7 +51,7 @@ def repair(invocation: Invocation, folder: Path | None, execute: bool, jobs: int
     verifies again. A store that is read-only after a failed sync has its log read from the disk before it takes
     messages again. The exit code is 0 when the store is clean (now), 1 when it is not.
     """
-    from mqproc.store.repair import Repair
+    from mqproc.store.recovery.repair import Repair
     from mqproc.store.verify.verifier import check_is_store
 
     io, paths = StoreIO(), StorePaths(folder.absolute()) if folder else invocation.paths()
@@ -84,7 +84,7 @@ def recover(invocation: Invocation, folder: Path | None, dry_run: bool, execute:
     FOLDER is any stopped store, ours or RocketMQ's. Recovery itself runs, on storage that keeps nothing. The exit code
     is 1 when it would find damage or refuse to start.
     """
-    from mqproc.store.recovery_plan import plan_recovery, run_recovery
+    from mqproc.store.recovery.plan import plan_recovery, run_recovery
     from mqproc.store.verify.verifier import check_is_store
 
     if dry_run and execute:
@@ -131,7 +131,7 @@ def _drop_log_from_memory(io: StoreIO, paths: StorePaths) -> None:
 def _print_repair(
     out: Output, paths: StorePaths, found: Verified, plan: RepairPlan, done: Repair | None, after: Verified | None
 ) -> None:
-    from mqproc.store.repair import action_row, change_row
+    from mqproc.store.recovery.repair import action_row, change_row
 
     actions = [action_row(action, paths) for action in plan.actions]
     changes = [change_row(change, paths) for change in plan.changes]
@@ -182,7 +182,7 @@ def _print_changes(out: Output, changes: list[dict[str, Any]]) -> None:
 
 
 def _print_recovery(out: Output, paths: StorePaths, plan: RecoveryPlan, *, execute: bool) -> None:
-    from mqproc.store.repair import change_row
+    from mqproc.store.recovery.repair import change_row
 
     changes = [change_row(change, paths) for change in plan.changes]
     if out.is_json:

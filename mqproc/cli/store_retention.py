@@ -22,13 +22,13 @@ from mqproc.paths import StorePaths
 from mqproc.process.loop import read_settings
 from mqproc.shm.lock import StoreLock, holder_of
 from mqproc.shm.words import Words
-from mqproc.store import retention_request
 from mqproc.store.queue_table import QueueTable
-from mqproc.store.recovery import adopt_sizes
-from mqproc.store.retention_plan import Due, due_now
-from mqproc.store.retention_request import Request
-from mqproc.store.retention_survey import StoppedStore, Survey, check_stopped_in_order, delete_now, survey
-from mqproc.store.store_views import GroupView
+from mqproc.store.reads.store_views import GroupView
+from mqproc.store.recovery.recovery import adopt_sizes
+from mqproc.store.retention import request as retention_request
+from mqproc.store.retention.plan import Due, due_now
+from mqproc.store.retention.request import Request
+from mqproc.store.retention.survey import StoppedStore, Survey, check_stopped_in_order, delete_now, survey
 
 # A great deal may have to go, ten segments a second at most.
 WAIT_S: Final = 3600.0

@@ -16,7 +16,7 @@ from mqproc.store.damage import DamageLedger
 from mqproc.store.dispatcher import Dispatch, DispatchStep
 from mqproc.store.index_files import IndexCommit, IndexFiles
 from mqproc.store.queue_table import QueueTable
-from mqproc.store.resync import Resync
+from mqproc.store.recovery.resync import Resync
 from mqproc.store.segments import LogSegments
 
 # After a failed step (a full disk) the next one waits this long, so that it does not spin.

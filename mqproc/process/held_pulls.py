@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.layout import queue_table as layout
-from mqproc.store.pull import Pulled
 from mqproc.store.queue_table import QueueTable
+from mqproc.store.reads.pull import Pulled
 from mqproc.wire.connection import Connection
 from mqproc.wire.operations import PullRequest
 

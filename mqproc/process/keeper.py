@@ -8,7 +8,7 @@ from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
 from mqproc.store.final_syncs import FinalSyncs
 from mqproc.store.queue_table import QueueTable
-from mqproc.store.retention import Retention
+from mqproc.store.retention.retention import Retention
 
 INTERVAL_NS = 1_000_000_000
 

@@ -26,12 +26,12 @@ from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
 from mqproc.process.memory import keep_freed_memory
 from mqproc.process.questions import QUERY_OPERATIONS, Payload, Questions, Reply
-from mqproc.store.pull import Pulled
 from mqproc.store.queue_table import QueueTable
-from mqproc.store.read_ahead import ReadAhead
-from mqproc.store.reading import StoreReading
+from mqproc.store.reads.pull import Pulled
+from mqproc.store.reads.read_ahead import ReadAhead
+from mqproc.store.reads.reading import StoreReading
+from mqproc.store.reads.store_views import WordsView
 from mqproc.store.slices import Slices
-from mqproc.store.store_views import WordsView
 from mqproc.wire.checks import FILTER_BYTES_MAX
 from mqproc.wire.connection import Connection, Request
 from mqproc.wire.operations import Operation, Options, PullAnswer, PullRequest

@@ -7,8 +7,8 @@ from typing import Any
 
 from mqproc.metrics.pages import ready_problems
 from mqproc.process.loop import RoleContext
-from mqproc.store.log_scan import Conditions
-from mqproc.store.reading import StoreReading
+from mqproc.store.reads.log_scan import Conditions
+from mqproc.store.reads.reading import StoreReading
 from mqproc.store.slices import Batch, Slices
 from mqproc.wire.operations import (
     ByKeyRequest,

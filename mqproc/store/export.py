@@ -31,7 +31,7 @@ from mqproc.store.consume_queue import queues_on_disk
 from mqproc.store.intact_records import LostRange, Piece
 from mqproc.store.log_flush import make_segment
 from mqproc.store.queue_table import QueueTable
-from mqproc.store.recovery import Recovery
+from mqproc.store.recovery.recovery import Recovery
 from mqproc.store.topics import TopicConfig, Topics
 from mqproc.store.verify.deletions import Deleted
 

@@ -17,7 +17,7 @@ from mqproc.cli.store_retention import RunningGroup
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.shm.lock import StoreLock
-from mqproc.store.reader import StoreReader
+from mqproc.store.reads.reader import StoreReader
 from tests.cli.calling import Outcome, call
 from tests.conftest import Group, wait_until
 from tests.golden.fixtures import load_fixture

@@ -24,9 +24,9 @@ from mqproc.layout import control as words_of
 from mqproc.layout import record
 from mqproc.layout.record_codec import decode_records
 from mqproc.message import PullStatus, StoredMessage
-from mqproc.store.log_scan import Conditions
-from mqproc.store.queue_bounds import QueueBounds
-from mqproc.store.reader import StoreReader
+from mqproc.store.reads.log_scan import Conditions
+from mqproc.store.reads.queue_bounds import QueueBounds
+from mqproc.store.reads.reader import StoreReader
 from mqproc.store.slices import Batch, finish
 from tests.golden.fixtures import Directory, options_of
 from tests.interop import questions

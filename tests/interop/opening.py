@@ -14,9 +14,9 @@ from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
 from mqproc.store.queue_table import QueueTable
-from mqproc.store.reading import StoreReading
-from mqproc.store.recovery import Recovery, adopt_sizes
-from mqproc.store.store_views import WordsView
+from mqproc.store.reads.reading import StoreReading
+from mqproc.store.reads.store_views import WordsView
+from mqproc.store.recovery.recovery import Recovery, adopt_sizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ from mqproc.layout.java_hash import java_hash
 from mqproc.layout.record_codec import decode_record, decode_records
 from mqproc.message import StoredMessage
 from mqproc.store.consume_queue import as_units
-from mqproc.store.log_scan import Conditions
-from mqproc.store.pull import Pulled
-from mqproc.store.queue_bounds import QueueBounds, each_queue
-from mqproc.store.reading import StoreReading
+from mqproc.store.reads.log_scan import Conditions
+from mqproc.store.reads.pull import Pulled
+from mqproc.store.reads.queue_bounds import QueueBounds, each_queue
+from mqproc.store.reads.reading import StoreReading
 from mqproc.store.slices import finish
 
 Answer = dict[str, Any]

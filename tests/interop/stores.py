@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mqproc.layout import record
 from mqproc.paths import StorePaths
-from mqproc.store.reading import StoreReading
+from mqproc.store.reads.reading import StoreReading
 from tests.golden.fixtures import Directory, options_of
 from tests.interop.opening import Opened, recovered
 from tests.interop.questions import Answer

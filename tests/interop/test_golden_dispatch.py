@@ -18,8 +18,8 @@ from mqproc.paths import StorePaths, index_name_time_ms
 from mqproc.store.consume_queue import ConsumeQueueFiles, adopted_file_bytes
 from mqproc.store.dispatcher import Dispatch
 from mqproc.store.index_files import IndexFiles
-from mqproc.store.index_query import IndexReader
 from mqproc.store.queue_table import QueueTable
+from mqproc.store.reads.index_query import IndexReader
 from mqproc.store.segments import LogSegments, adopted_segment_size
 from tests.golden.fixtures import Fixture, load_fixture
 

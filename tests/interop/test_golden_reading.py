@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mqproc.config import Options
-from mqproc.store.reader import ROCKETMQ_PULL_BYTES, StoreReader
+from mqproc.store.reads.reader import ROCKETMQ_PULL_BYTES, StoreReader
 from mqproc.store.slices import finish
 from tests.golden.fixtures import Fixture, load_fixture, options_of
 

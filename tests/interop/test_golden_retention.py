@@ -14,11 +14,11 @@ from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.message import PullStatus
 from mqproc.store.queue_table import QueueTable
-from mqproc.store.reader import StoreReader
-from mqproc.store.retention import Retention
+from mqproc.store.reads.reader import StoreReader
+from mqproc.store.retention.retention import Retention
 from tests.golden.fixtures import fixtures_folder, load_fixture, options_of
 from tests.interop.opening import Opened, recovered
-from tests.store.retaining import ALL_HOURS
+from tests.store.retention.retaining import ALL_HOURS
 
 RETENTIONS = ("g1_retention", "g2_retention_commitlog_only")
 UNIT = 20

@@ -11,7 +11,7 @@ from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.process.loop import Heart, RoleContext
 from mqproc.shm.bell import EventBell
-from mqproc.store.recovery import Recovery
+from mqproc.store.recovery.recovery import Recovery
 from tests.process.dispatching import append_and_dispatch
 from tests.shm.manual_clock import ManualClock
 from tests.store.faulty_io import FaultyIO

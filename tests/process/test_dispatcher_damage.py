@@ -18,9 +18,9 @@ from mqproc.process.dispatcher import Dispatcher
 from mqproc.store import damage
 from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
 from mqproc.store.queue_table import QueueTable
-from mqproc.store.reading import StoreReading
+from mqproc.store.reads.reading import StoreReading
+from mqproc.store.reads.store_views import WordsView
 from mqproc.store.segments import LogSegments
-from mqproc.store.store_views import WordsView
 from tests.process.flusher_rig import Rig
 
 COUNT = 40

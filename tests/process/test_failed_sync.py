@@ -16,7 +16,7 @@ from mqproc.process.index_flusher import IndexFlusher
 from mqproc.process.loop import RoleContext
 from mqproc.shm.clock import Clock
 from mqproc.store.marks import DurableMark
-from mqproc.store.recovery import Recovery
+from mqproc.store.recovery.recovery import Recovery
 from mqproc.store.segments import LogSegments
 from tests.process.flusher_rig import Rig
 

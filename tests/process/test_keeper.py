@@ -9,9 +9,9 @@ import pytest
 from mqproc.config import Options
 from mqproc.layout import control as words_of
 from mqproc.process.keeper import Keeper
-from mqproc.store import retention_request
+from mqproc.store.retention import request as retention_request
 from tests.process.flusher_rig import Rig
-from tests.store.retaining import ALL_HOURS
+from tests.store.retention.retaining import ALL_HOURS
 
 SEGMENT = 65536
 SMALL: dict[str, object] = {

@@ -44,7 +44,7 @@ from mqproc.wire.operations import (
     ScanRequest,
 )
 from tests.store.engine import STORE_HOST
-from tests.store.test_reading import COUNT, FIRST_MS, Store
+from tests.store.reads.test_reading import COUNT, FIRST_MS, Store
 
 PATIENCE_S = 10.0
 
@@ -351,7 +351,7 @@ def test_held_pulls_are_let_go_at_the_stop(filled: Group) -> None:
 
 def test_a_long_question_keeps_nobody_waiting(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scan over tiny slices is still under way when another client's question is answered."""
-    monkeypatch.setattr("mqproc.store.log_scan.SLICE_BYTES", 2048)
+    monkeypatch.setattr("mqproc.store.reads.log_scan.SLICE_BYTES", 2048)
     monkeypatch.setattr("mqproc.process.query.STEP_NS", 0)
     scanning, other = filled.connect(), filled.connect()
     scanning.ask(Operation.SCAN, ScanRequest("Orders", body_contains=b"nowhere"))

@@ -13,7 +13,7 @@ from mqproc.layout import control as words_of
 from mqproc.layout import index_file as index_layout
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
-from mqproc.store.recovery import Recovery
+from mqproc.store.recovery.recovery import Recovery
 from tests.conftest import Group
 
 

@@ -21,10 +21,10 @@ from mqproc.client import Client
 from mqproc.errors import MqprocError, SendOutcomeUnknownError
 from mqproc.layout import control as words_of
 from mqproc.message import PullStatus, QueueInfo
-from mqproc.store.reader import StoreReader
+from mqproc.store.reads.reader import StoreReader
 from tests.conftest import Group, wait_until
 from tests.processes.rebuild import rebuilt
-from tests.store.retaining import ALL_HOURS
+from tests.store.retention.retaining import ALL_HOURS
 
 SEGMENT = 65536
 QUEUES = 3

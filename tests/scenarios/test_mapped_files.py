@@ -13,8 +13,8 @@ from mqproc.layout import control as words_of
 from mqproc.layout.record_codec import decode_records
 from mqproc.paths import StorePaths
 from mqproc.store.log_flush import LogFlush, make_segment
-from mqproc.store.log_records import LogRecords, Visible
-from mqproc.store.log_scan import Conditions
+from mqproc.store.reads.log_records import LogRecords, Visible
+from mqproc.store.reads.log_scan import Conditions
 from mqproc.store.segments import LogSegments
 from mqproc.store.slices import finish
 from tests.store.engine import Engine

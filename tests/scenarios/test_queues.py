@@ -12,9 +12,9 @@ import pytest
 from mqproc.io import StoreIO
 from mqproc.message import PullStatus
 from mqproc.store.consume_queue import UNIT_DTYPE, ConsumeQueueFiles, as_units
-from mqproc.store.expired_files import ExpiredQueueFiles
 from mqproc.store.queue_table import QueueTable
-from mqproc.store.reader import StoreReader
+from mqproc.store.reads.reader import StoreReader
+from mqproc.store.retention.expired_files import ExpiredQueueFiles
 from tests.process.flusher_rig import Rig
 from tests.store.live_store import EVERYTHING, LiveStore
 

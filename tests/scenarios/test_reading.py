@@ -14,7 +14,7 @@ from mqproc.layout import record
 from mqproc.layout.record_codec import decode_records
 from mqproc.message import PullStatus
 from mqproc.process.dispatcher import Dispatcher
-from mqproc.store.pull import Pulled
+from mqproc.store.reads.pull import Pulled
 from mqproc.store.slices import finish
 from tests.process.flusher_rig import Rig
 from tests.store.live_store import EVERYTHING, FIRST_MS, LiveStore

@@ -10,8 +10,8 @@ import pytest
 from mqproc.layout import control as words_of
 from mqproc.layout.record_codec import decode_records
 from mqproc.store.queue_table import QueueTable
-from mqproc.store.reading import StoreReading
-from mqproc.store.store_views import WordsView
+from mqproc.store.reads.reading import StoreReading
+from mqproc.store.reads.store_views import WordsView
 from tests.process.flusher_rig import Rig
 
 COUNT = 20

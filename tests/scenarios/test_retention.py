@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mqproc.layout import control as words_of
-from mqproc.store.retention_plan import local_hour
-from tests.store.retaining import NOW_MS, Aged, DiskIO
+from mqproc.store.retention.plan import local_hour
+from tests.store.retention.retaining import NOW_MS, Aged, DiskIO
 
 OLD_HOURS, YOUNG_HOURS = 73.0, 1.0
 OTHER_HOUR = str((local_hour(NOW_MS) + 6) % 24)

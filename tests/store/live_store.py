@@ -14,8 +14,8 @@ from mqproc.message import BatchResult, StoredMessage
 from mqproc.store.consume_queue import ConsumeQueueFiles
 from mqproc.store.dispatcher import Dispatch
 from mqproc.store.index_files import IndexFiles
-from mqproc.store.reading import StoreReading
-from mqproc.store.store_views import WordsView
+from mqproc.store.reads.reading import StoreReading
+from mqproc.store.reads.store_views import WordsView
 from tests.store.engine import Engine
 
 FIRST_MS = 1_700_000_000_000

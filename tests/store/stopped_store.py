@@ -9,9 +9,9 @@ from typing import Any
 
 from mqproc.io import StoreIO
 from mqproc.layout.consume_queue import FILLER_SIZE
-from mqproc.store.index_query import IndexReader
+from mqproc.store.reads.index_query import IndexReader
 from tests.store.engine import Engine
-from tests.store.recovering import RecordingIO, Recovered, contents, recover
+from tests.store.recovery.recovering import RecordingIO, Recovered, contents, recover
 
 FIRST_MS = 1_700_000_000_000
 SEGMENT = 65536

@@ -20,7 +20,7 @@ from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.shm.words import Words
 from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
 from mqproc.store.queue_table import QueueTable
-from mqproc.store.recovery import Recovery
+from mqproc.store.recovery.recovery import Recovery
 from mqproc.store.topics import Topics
 from tests.store.engine import Engine
 

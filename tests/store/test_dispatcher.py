@@ -24,8 +24,8 @@ from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
 from mqproc.store.dispatcher import Dispatch, DispatchStep
 from mqproc.store.index_files import IndexCommit, IndexFiles
-from mqproc.store.index_query import IndexReader
 from mqproc.store.queue_extent import filler_position
+from mqproc.store.reads.index_query import IndexReader
 from tests.store.engine import Engine
 
 QUEUE_FILE_BYTES = 400

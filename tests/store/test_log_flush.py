@@ -16,7 +16,7 @@ from mqproc.shm.words import Words
 from mqproc.store import checkpoint_file
 from mqproc.store.log_flush import LogFlush
 from mqproc.store.marks import DurableMark
-from mqproc.store.recovery import Recovery
+from mqproc.store.recovery.recovery import Recovery
 from tests.store.engine import Engine
 from tests.store.faulty_io import FaultyIO
 

@@ -11,8 +11,8 @@ import pytest
 from mqproc.errors import TooManyQueuesError
 from mqproc.io import StoreIO
 from mqproc.layout import queue_table as layout
-from mqproc.store.queue_bounds import QueueBounds, TableQueues
 from mqproc.store.queue_table import QueueTable
+from mqproc.store.reads.queue_bounds import QueueBounds, TableQueues
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from mqproc.cli.bench.modes import load
 from mqproc.cli.bench.runs import Bench, Result, Run, Settings
 from mqproc.errors import RequestTimeoutError
 from mqproc.io import StoreIO
-from mqproc.store import retention_request
+from mqproc.store.retention import request as retention_request
 
 OWN_SETTINGS: Final = (
     # Nothing goes by itself, and what is asked for may go as soon as it is written.

@@ -87,7 +87,7 @@ def _store(invocation: Invocation, shape: Any, log_bytes: int) -> Iterator[Path]
 
 
 def measure(store: Path, options: Options, out: Output, *, jobs: int, cold: bool) -> dict[str, Any]:
-    """Figures of a store: verified from memory (the best of some), and from the disk (the median), beside the machine's.
+    """Figures of a store: verified from memory (best of some) and from the disk (median), beside the machine's.
 
     Raises CorruptStoreError when it is not clean: damaged stores take another way.
     """

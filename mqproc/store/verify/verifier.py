@@ -21,8 +21,8 @@ from mqproc.paths import StorePaths, segment_start
 from mqproc.shm.lock import holder_of
 from mqproc.store.consume_queue import adopted_file_bytes, as_units
 from mqproc.store.index_shape import adopted_index_shape
+from mqproc.store.reads.store_views import RUNNING_STATES, open_control
 from mqproc.store.segments import adopted_segment_size
-from mqproc.store.store_views import RUNNING_STATES, open_control
 from mqproc.store.verify.delays import learned_shifts
 from mqproc.store.verify.deletions import known_topics, read_deleted
 from mqproc.store.verify.findings import Finding, Findings, Kind

@@ -1,0 +1,136 @@
+"""Messages by key or unique id: the index tells where to look, the records tell what is there.
+
+The index knows hashes and whole seconds only. So candidates are asked for from a second before the begin up to the
+newest (the first item of a rolled file reads too late by any time), cut to the time by the records' own store times,
+which ascend with their offsets, and each record is compared by topic, key and time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.errors import BadRequestError, CorruptStoreError
+from mqproc.kernels.gather import TIME_MAX, TIME_MIN
+from mqproc.kernels.intrinsics import load_be64
+from mqproc.kernels.match import has_key
+from mqproc.kernels.record_check import store_timestamp_at
+from mqproc.kernels.views import as_kernel_array
+from mqproc.layout import properties
+from mqproc.layout.record import BORN_TIMESTAMP
+from mqproc.store.reads.index_query import IndexAnswer, IndexReader
+from mqproc.store.reads.log_records import LogRecords
+from mqproc.store.slices import Batch, Slices
+
+# The index keeps whole seconds.
+INDEX_STEP_MS: Final = 1000
+CANDIDATES_MAX: Final = 65_536
+"""Index hits of one round; a key with more is searched in several."""
+
+SLICE_RECORDS: Final = 256
+_ROUNDS_MAX: Final = 1 << 20
+
+
+class KeySearch:
+    """Searches in the index of one store. `newest_ms` tells the name of the newest index file as a time."""
+
+    def __init__(self, index: IndexReader, records: LogRecords, newest_ms: Callable[[], int]) -> None:
+        """`index` must give up to CANDIDATES_MAX results."""
+        self._index = index
+        self._records = records
+        self._newest_ms = newest_ms
+
+    def by_key(
+        self,
+        topic: str,
+        key: str,
+        begin_ms: int = TIME_MIN,
+        end_ms: int = TIME_MAX,
+        *,
+        unique: bool = False,
+        born_time: bool = False,
+        max_messages: int,
+        max_bytes: int,
+    ) -> Slices[Batch]:
+        """The newest messages of a topic with a key (`unique`: a unique id) and begin_ms ≤ time ≤ end_ms.
+
+        The time is the store time, or with `born_time` the born time, by which nothing is ordered. Sorted by
+        physical offset, none twice. Not complete when there are more than `max_messages`.
+        """
+        if not key or not topic:
+            raise BadRequestError("a search needs a topic and a key")
+        if end_ms < begin_ms:
+            raise BadRequestError(f"the search ends ({end_ms}) before it begins ({begin_ms})")
+        self._index.refresh(self._newest_ms())
+        wanted = _Wanted(topic, key, begin_ms, end_ms, unique=unique, born_time=born_time)
+        if born_time:
+            begin_ms, end_ms = TIME_MIN, TIME_MAX
+        found: list[NDArray[np.uint8]] = []
+        size, looked_at = 0, 0
+        index_end_ms, below = TIME_MAX, 1 << 62
+        for _ in range(_ROUNDS_MAX):
+            begin = max(TIME_MIN, begin_ms - INDEX_STEP_MS)
+            hits = self._index.query_offset(topic, key, CANDIDATES_MAX, begin, index_end_ms).offsets
+            offsets = sorted({offset for offset in hits if offset < below})
+            oldest = offsets[0] if offsets else 0
+            for offset in reversed(self._in_time(offsets, begin_ms, end_ms)):
+                record = self._record(offset)
+                looked_at += 1
+                if looked_at % SLICE_RECORDS == 0:
+                    yield
+                if record is None or not wanted.is_met_by(record):
+                    continue
+                if found and (len(found) >= max_messages or size + len(record) > max_bytes):
+                    return Batch(len(found), found[::-1], complete=False)
+                found.append(record)
+                size += len(record)
+            if len(hits) < CANDIDATES_MAX or not offsets:
+                break
+            # More hits than a round holds: go on below the oldest one of this round.
+            below = oldest
+            index_end_ms = max(begin, self._records.store_timestamp_ms(oldest)) + INDEX_STEP_MS
+            yield
+        return Batch(len(found), found[::-1])
+
+    def query_message(self, topic: str, key: str, max_messages: int, begin_ms: int, end_ms: int) -> IndexAnswer:
+        """RocketMQ's own `queryMessage`: hash hits and all, a message once for each of its words that hit."""
+        self._index.refresh(self._newest_ms())
+        return self._index.query_message(topic, key, max_messages, begin_ms, end_ms, self._is_there)
+
+    def _is_there(self, offset: int) -> bool:
+        return self._records.store_timestamp_ms(offset) >= 0
+
+    def _record(self, offset: int) -> NDArray[np.uint8] | None:
+        """A record; None for one that is gone or damaged, which status and `damage.json` tell of."""
+        try:
+            return self._records.record(offset)
+        except CorruptStoreError:
+            return None
+
+    def _in_time(self, offsets: list[int], begin_ms: int, end_ms: int) -> list[int]:
+        """The ascending offsets whose records may lie in the time."""
+        time_of = self._records.store_timestamp_ms
+        first = bisect_left(offsets, begin_ms, key=time_of) if begin_ms > TIME_MIN else 0
+        stop = bisect_left(offsets, end_ms + 1, key=time_of) if end_ms < TIME_MAX else len(offsets)
+        return offsets[first:stop]
+
+
+class _Wanted:
+    """What a record is compared with."""
+
+    def __init__(self, topic: str, key: str, begin_ms: int, end_ms: int, *, unique: bool, born_time: bool) -> None:
+        name = properties.UNIQ_KEY if unique else properties.KEYS
+        self._arguments = tuple(as_kernel_array(bytearray(text.encode())) for text in (topic, name, key))
+        self._begin_ms = begin_ms
+        self._end_ms = end_ms
+        self._born_time = born_time
+
+    def is_met_by(self, record: NDArray[np.uint8]) -> bool:
+        """`record` uint8[n] is one whole record."""
+        time_at = BORN_TIMESTAMP if self._born_time else store_timestamp_at(record, 0)
+        in_time = self._begin_ms <= load_be64(record, int(time_at)) <= self._end_ms
+        return in_time and bool(has_key(record, 0, len(record), *self._arguments))

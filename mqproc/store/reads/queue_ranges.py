@@ -1,0 +1,135 @@
+"""A topic's messages of a time: by store time through binary search, by born time through all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.kernels.gather import TIME_MAX, TIME_MIN
+from mqproc.kernels.record_check import VERIFY_NOTHING
+from mqproc.store.consume_queue import ConsumeQueueFiles
+from mqproc.store.reads.log_records import LogRecords
+from mqproc.store.reads.queue_bounds import QueueBounds, Queues
+from mqproc.store.reads.queue_times import QueueTimes
+from mqproc.store.reads.unit_walk import Halt, Limits, Walk, tag_filter
+from mqproc.store.slices import Batch, Slices
+
+SLICE_UNITS = 1 << 16
+
+
+class QueueRanges:
+    """Ranges and counts over the queues of one store. Times are Unix ms, the end not included."""
+
+    def __init__(self, queues: Queues, files: ConsumeQueueFiles, records: LogRecords, times: QueueTimes) -> None:
+        self._queues = queues
+        self._files = files
+        self._records = records
+        self._times = times
+
+    def range(
+        self,
+        topic: str,
+        begin_ms: int,
+        end_ms: int,
+        *,
+        tags: Sequence[str] = (),
+        born_time: bool = False,
+        cursor: Sequence[int] = (),
+        max_messages: int,
+        max_bytes: int,
+    ) -> Slices[Batch]:
+        """Messages with begin_ms ≤ time < end_ms, queue by queue; `cursor` (queue id, queue offset) goes on."""
+        first_queue, first_offset = (int(cursor[0]), int(cursor[1])) if len(cursor) == 2 else (0, 0)
+        passing = tag_filter(topic, tuple(tags))
+        parts: list[NDArray[np.uint8]] = []
+        count, size = 0, 0
+        for queue_id in self._queues.ids(topic):
+            bounds = self._queues.bounds(topic, queue_id) if queue_id >= first_queue else None
+            if bounds is None:
+                continue
+            start, stop = self._span((topic, queue_id), bounds, begin_ms, end_ms, born_time=born_time)
+            if queue_id == first_queue:
+                start = max(start, first_offset)
+            if count >= max_messages or size >= max_bytes:
+                return Batch(count, parts, (queue_id, start), complete=False)
+            limits = _limits(begin_ms, end_ms, born_time=born_time)
+            limits.messages, limits.bytes = max_messages - count, max_bytes - size
+            walk = Walk(self._records, self._files, (topic, queue_id), bounds.number, start, passing, limits)
+            halt = yield from self._walk_to(walk, stop, (topic, queue_id))
+            # Every answer has one record at least, whatever its size; a later queue's first one must keep the limit.
+            if walk.count and (count == 0 or size + len(walk.gathered) <= max_bytes):
+                parts.append(walk.gathered)
+                count, size = count + walk.count, size + len(walk.gathered)
+            elif walk.count:
+                return Batch(count, parts, (queue_id, start), complete=False)
+            if halt is Halt.LIMIT:
+                return Batch(count, parts, (queue_id, walk.next_offset), complete=False)
+        return Batch(count, parts)
+
+    def count(
+        self,
+        topic: str,
+        begin_ms: int = TIME_MIN,
+        end_ms: int = TIME_MAX,
+        *,
+        tags: Sequence[str] = (),
+        born_time: bool = False,
+    ) -> Slices[int]:
+        """How many messages `range` would give. Without tags, by store time, no record but at the borders is read."""
+        passing = tag_filter(topic, tuple(tags))
+        count = 0
+        for queue_id in self._queues.ids(topic):
+            bounds = self._queues.bounds(topic, queue_id)
+            if bounds is None:
+                continue
+            start, stop = self._span((topic, queue_id), bounds, begin_ms, end_ms, born_time=born_time)
+            if not tags and not born_time:
+                count += max(0, stop - start)
+                yield
+                continue
+            limits = _limits(begin_ms, end_ms, born_time=born_time)
+            limits.verify, limits.copy = VERIFY_NOTHING, False
+            walk = Walk(self._records, self._files, (topic, queue_id), bounds.number, start, passing, limits)
+            yield from self._walk_to(walk, stop, (topic, queue_id))
+            count += walk.count
+        return count
+
+    def _walk_to(self, walk: Walk, stop: int, queue: tuple[str, int]) -> Slices[Halt]:
+        """Walk up to `stop` or a limit in slices, stepping over damage, and over what retention deletes meanwhile."""
+        halt = Halt.DONE
+        while walk.next_offset < stop:
+            halt = walk.run(min(stop, walk.next_offset + SLICE_UNITS))
+            if halt is Halt.DAMAGE:
+                walk.step_over_damage(stop)
+                halt = Halt.DONE
+            elif halt is Halt.NO_UNITS and (bounds := self._queues.bounds(*queue)) is not None:
+                if bounds.min_offset <= walk.next_offset:
+                    break
+                walk.next_offset = bounds.min_offset
+                halt = Halt.DONE
+            elif halt is not Halt.DONE:
+                break
+            yield
+        return halt
+
+    def _span(
+        self, queue: tuple[str, int], bounds: QueueBounds, begin_ms: int, end_ms: int, *, born_time: bool
+    ) -> tuple[int, int]:
+        """Queue offsets [start, stop) of a time; the whole queue by born time, which orders nothing."""
+        start, stop = bounds.min_offset, bounds.max_offset
+        if born_time or end_ms <= begin_ms:
+            return start, stop if born_time and end_ms > begin_ms else start
+        if begin_ms > TIME_MIN:
+            start = self._times.first_above(queue, bounds, begin_ms)
+        if end_ms < TIME_MAX:
+            stop = self._times.first_above(queue, bounds, end_ms)
+        return start, stop
+
+
+def _limits(begin_ms: int, end_ms: int, *, born_time: bool) -> Limits:
+    begin_ms, end_ms = max(begin_ms, TIME_MIN), min(end_ms, TIME_MAX)
+    if born_time:
+        return Limits(born_begin_ms=begin_ms, born_end_ms=end_ms)
+    return Limits(store_begin_ms=begin_ms, store_end_ms=end_ms)

@@ -1,0 +1,315 @@
+"""Reading a store's files directly: any store, running or not, ours or RocketMQ's, with no server and no write.
+
+    with mqproc.StoreReader("/var/lib/store") as reader:
+        for message in reader.messages("orders"):
+            print(message.queue_offset, message.body)
+
+Of a store that runs, positions come from its control file and queue table and move on by themselves. Of any other
+store the queues are listed from their folders, each one's end is where its units end, and the log ends where its last
+whole record does; that is found once, at opening.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.config import FIELDS, Options, parse_option
+from mqproc.errors import ConfigurationError, CorruptStoreError, StoreAccessError
+from mqproc.io import StoreIO
+from mqproc.kernels.gather import TIME_MAX, TIME_MIN
+from mqproc.layout.record_codec import decode_record, decode_records
+from mqproc.message import PullResult, PullStatus, QueueInfo, StoredMessage, TopicInfo
+from mqproc.paths import StorePaths
+from mqproc.store.consume_queue import adopted_file_bytes
+from mqproc.store.index_shape import adopted_index_shape
+from mqproc.store.reads.index_query import IndexAnswer
+from mqproc.store.reads.log_records import Visible
+from mqproc.store.reads.log_scan import Conditions
+from mqproc.store.reads.pull import Pulled
+from mqproc.store.reads.reading import StoreReading
+from mqproc.store.reads.store_views import FilesView, GroupView, StoreView
+from mqproc.store.segments import adopted_segment_size
+from mqproc.store.slices import Batch, finish
+
+PAGE_MESSAGES = 4096
+MESSAGES_MAX = 1 << 31
+# What RocketMQ takes for a pull whose size nobody limits.
+ROCKETMQ_PULL_BYTES = 128 << 20
+
+
+class StoreReader:
+    """A store's files, opened read-only. Times are Unix ms; nothing here changes the store."""
+
+    def __init__(self, path: str | Path, options: Options | None = None) -> None:
+        """Open the store at `path`, with the sizes that its files have whatever `options` say.
+
+        Raises StoreAccessError when there is no store, CorruptStoreError when its files contradict each other.
+        """
+        self.paths = StorePaths(Path(path))
+        self._io = StoreIO()
+        if not self._io.exists(self.paths.root):
+            raise StoreAccessError(f"{self.paths.root}: no such folder")
+        if not self._io.exists(self.paths.commit_log) and not self._io.exists(self.paths.own):
+            raise StoreAccessError(f"{self.paths.root}: not a store: it has no folder commitlog")
+        self.options = _with_sizes_of_files(self._io, self.paths, options or _settings(self._io, self.paths))
+        view = GroupView.open(self._io, self.paths, self.options)
+        self._view: StoreView = view or FilesView(self._io, self.paths, self.options)
+        self.reading = StoreReading(
+            self._io, self.paths, self.options, self._view.queues, self._view.visible, self._view.newest_index_ms
+        )
+
+    def __enter__(self) -> StoreReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of files and maps."""
+        self.reading.close()
+        self._view.close()
+
+    @property
+    def running(self) -> bool:
+        """Whether positions come from a group that runs."""
+        return isinstance(self._view, GroupView)
+
+    @property
+    def visible(self) -> Visible:
+        """The part of the log that may be read now."""
+        return self._view.visible()
+
+    # Queues and topics
+
+    def topics(self) -> list[TopicInfo]:
+        """Topics that have a queue or an entry in `config/topics.json`, sorted."""
+        return finish(self.reading.topic_infos())
+
+    def queues(self, topic: str = "") -> list[QueueInfo]:
+        """Queues of a topic, or of all."""
+        return finish(self.reading.queue_infos(topic))
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """First queue offset that can be read; 0 for an unknown queue, as RocketMQ says."""
+        bounds = self.reading.queues.bounds(topic, queue_id)
+        return bounds.min_offset if bounds else 0
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """Queue offset of the next message; 0 for an unknown queue, as RocketMQ says."""
+        bounds = self.reading.queues.bounds(topic, queue_id)
+        return bounds.max_offset if bounds else 0
+
+    # Messages
+
+    def pull(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_messages: int = 1024,
+        *,
+        max_bytes: int = 8 << 20,
+        tags: Sequence[str] = (),
+        rocketmq_limits: bool = False,
+    ) -> PullResult:
+        """The next messages of a queue, with RocketMQ's statuses and next offsets."""
+        self.reading.let_go_of_deleted(self._view.deletions())
+        pulled = self.reading.pull(
+            topic, queue_id, offset, max_messages, max_bytes, tags, rocketmq_limits=rocketmq_limits
+        )
+        return _pull_result(pulled)
+
+    # RocketMQ's own answers, where ours are others: the names are its own
+
+    def get_message(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_messages: int = 32,
+        *,
+        max_bytes: int = ROCKETMQ_PULL_BYTES,
+        expression: str = "*",
+    ) -> PullResult:
+        """RocketMQ's `getMessage`: tags of `expression` by hash, its limits, no CRC, unknown queues are empty."""
+        return _pull_result(self.reading.get_message(topic, queue_id, offset, max_messages, max_bytes, expression))
+
+    def query_message(
+        self, topic: str, key: str, max_messages: int = 32, begin_ms: int = TIME_MIN, end_ms: int = TIME_MAX
+    ) -> IndexAnswer:
+        """RocketMQ's `queryMessage` by key: whatever the index points to by hash."""
+        return self.reading.query_message(topic, key, max_messages, begin_ms, end_ms)
+
+    def min_offset_in_queue(self, topic: str, queue_id: int) -> int:
+        """RocketMQ's `getMinOffsetInQueue`, which looks for it in the queue's first file only."""
+        return self.reading.rocketmq_queues.bounds(topic, queue_id).min_offset
+
+    def offset_in_queue_by_time(self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False) -> int:
+        """RocketMQ's `getOffsetInQueueByTime`, within the bounds that it gives the queue."""
+        return self.reading.offset_in_queue_by_time(topic, queue_id, time_ms, upper=upper)
+
+    # Messages by id, key and time
+
+    def get(self, message_id: str, topic: str = "") -> StoredMessage:
+        """The message with an offset id or a unique id. Raises MessageNotFoundError."""
+        return decode_record(finish(self.reading.get(message_id, topic)).data, check_crc=False)
+
+    def look(self, physical_offset: int) -> StoredMessage | None:
+        """The message whose record begins at a physical offset; None when none does."""
+        record = self.reading.look(physical_offset)
+        return None if record is None else decode_record(record.data, check_crc=False)
+
+    def by_key(
+        self,
+        topic: str,
+        key: str,
+        begin_ms: int = TIME_MIN,
+        end_ms: int = TIME_MAX,
+        *,
+        max_messages: int = 64,
+        unique: bool = False,
+        born_time: bool = False,
+    ) -> list[StoredMessage]:
+        """The newest messages that have the key, begin_ms ≤ time ≤ end_ms, oldest first; `unique`: the unique id."""
+        batch = finish(
+            self.reading.by_key(
+                topic,
+                key,
+                begin_ms,
+                end_ms,
+                unique=unique,
+                born_time=born_time,
+                max_messages=max_messages,
+                max_bytes=MESSAGES_MAX,
+            )
+        )
+        return _messages_of(batch)
+
+    def messages(self, topic: str = "", queue_id: int | None = None) -> Iterator[StoredMessage]:
+        """All messages of a topic, or of all topics, queue by queue from its minimum offset on."""
+        for queue in self.queues(topic):
+            if queue_id is None or queue.queue_id == queue_id:
+                yield from self._queue_messages(queue)
+
+    def _queue_messages(self, queue: QueueInfo) -> Iterator[StoredMessage]:
+        offset = queue.min_offset
+        while offset < queue.max_offset:
+            result = self.pull(queue.topic, queue.queue_id, offset, PAGE_MESSAGES)
+            if result.status in (PullStatus.OFFSET_OVERFLOW_ONE, PullStatus.OFFSET_OVERFLOW_BADLY):
+                return
+            yield from (message for message in result.messages if message.queue_offset < queue.max_offset)
+            if result.next_offset <= offset:
+                return
+            offset = result.next_offset
+
+    def range(
+        self,
+        topic: str,
+        begin_ms: int = TIME_MIN,
+        end_ms: int = TIME_MAX,
+        *,
+        tags: Sequence[str] = (),
+        born_time: bool = False,
+    ) -> Iterator[StoredMessage]:
+        """Messages with begin_ms ≤ time < end_ms, queue by queue."""
+        cursor: Sequence[int] = ()
+        while True:
+            batch = finish(
+                self.reading.range(
+                    topic,
+                    begin_ms,
+                    end_ms,
+                    tags=tags,
+                    born_time=born_time,
+                    cursor=cursor,
+                    max_messages=PAGE_MESSAGES,
+                    max_bytes=self.options.max_pull_bytes,
+                )
+            )
+            yield from _messages_of(batch)
+            if batch.complete:
+                return
+            cursor = batch.cursor
+
+    def count(
+        self,
+        topic: str,
+        begin_ms: int = TIME_MIN,
+        end_ms: int = TIME_MAX,
+        *,
+        tags: Sequence[str] = (),
+        born_time: bool = False,
+    ) -> int:
+        """How many messages `range` gives."""
+        return finish(self.reading.count(topic, begin_ms, end_ms, tags=tags, born_time=born_time))
+
+    def offset_at(self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False) -> int:
+        """First queue offset stored at or after a time; with `upper` the last one at or before it."""
+        return self.reading.offset_at(topic, queue_id, time_ms, upper=upper)
+
+    def store_time_ms(self, topic: str, queue_id: int, offset: int) -> int:
+        """Store time of the message at a queue offset, −1 when there is none."""
+        return self.reading.store_time_ms(topic, queue_id, offset)
+
+    def scan(self, conditions: Conditions | None = None, physical_offset: int = -1) -> Iterator[StoredMessage]:
+        """Messages found by a pass over the whole log, in its order."""
+        while True:
+            batch = finish(
+                self.reading.scan(
+                    conditions or Conditions(),
+                    physical_offset,
+                    max_messages=PAGE_MESSAGES,
+                    max_bytes=self.options.max_pull_bytes,
+                    max_scan_bytes=1 << 30,
+                )
+            )
+            yield from _messages_of(batch)
+            if batch.complete:
+                return
+            physical_offset = batch.cursor[0]
+
+    def record_bytes(self, physical_offset: int) -> NDArray[np.uint8] | None:
+        """The raw record at a physical offset, uint8[size]."""
+        return self.reading.look(physical_offset)
+
+
+def _pull_result(pulled: Pulled) -> PullResult:
+    messages = decode_records(pulled.records.data)
+    return PullResult(pulled.status, messages, pulled.next_offset, pulled.min_offset, pulled.max_offset, pulled.detail)
+
+
+def _messages_of(batch: Batch) -> list[StoredMessage]:
+    return [message for part in batch.records for message in decode_records(part.data)]
+
+
+def _settings(io: StoreIO, paths: StorePaths) -> Options:
+    """The options that our group ran with; defaults when none has."""
+    try:
+        found: dict[str, object] = json.loads(io.read_file(paths.settings))
+        source = str(paths.settings)
+        values = {name: parse_option(name, value, source) for name, value in found.items() if name in FIELDS}
+    except FileNotFoundError:
+        return Options()
+    except (ValueError, ConfigurationError) as error:
+        raise CorruptStoreError(f"{paths.settings}: {error}") from None
+    return Options(**values)
+
+
+def _with_sizes_of_files(io: StoreIO, paths: StorePaths, options: Options) -> Options:
+    slots, items = adopted_index_shape(io, paths.index, options.max_hash_slot_num, options.max_index_num)
+    return dataclasses.replace(
+        options,
+        max_hash_slot_num=slots,
+        max_index_num=items,
+        mapped_file_size_commit_log=adopted_segment_size(io, paths.commit_log, options.mapped_file_size_commit_log),
+        mapped_file_size_consume_queue=adopted_file_bytes(io, paths.consume_queue, options.consume_queue_file_bytes),
+    )

@@ -1,0 +1,451 @@
+"""Reading a store that our own engine wrote: pulls with their statuses, damage, ranges, keys, ids, scans.
+
+The store is made by the append and dispatch engines; what is read is compared with what was put.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mqproc.errors import BadRequestError, CorruptStoreError, MessageNotFoundError, StoreAccessError
+from mqproc.kernels.decode import decode_to_columns
+from mqproc.layout import consume_queue, record
+from mqproc.layout import control as words_of
+from mqproc.layout import queue_table as table_layout
+from mqproc.layout.record_codec import decode_records, encode_message_id
+from mqproc.message import PullStatus
+from mqproc.store.reads.log_scan import Conditions
+from mqproc.store.reads.reader import StoreReader
+from mqproc.store.slices import finish
+from tests.store.engine import STORE_HOST
+from tests.store.live_store import FIRST_MS, LiveStore
+
+FRAMES, PER_FRAME = 40, 25
+COUNT = FRAMES * PER_FRAME
+
+
+class Store(LiveStore):
+    """Frame f is stored 100 ms after frame f − 1."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.offsets: list[int] = []
+
+    def put(self, topic: str, frame: int, count: int = PER_FRAME, **changes: Any) -> None:
+        numbers = range(frame * PER_FRAME, frame * PER_FRAME + count)
+        columns: dict[str, Any] = {
+            "rotation": frame * PER_FRAME % changes.get("queues", 4),
+            "keys": [f"key-{number % 100} n{number}" for number in numbers],
+            "tags": [f"Tag{number % 5}" for number in numbers],
+        }
+        bodies = [f"body {number}".encode() * 3 for number in numbers]
+        found = self.engine.append(topic, bodies, FIRST_MS + 100 * frame, **(columns | changes))
+        self.offsets += found.tolist()
+
+    def damage(self, physical_offset: int, at: int, data: bytes) -> None:
+        self.overwrite(physical_offset + at, data)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    made = Store(tmp_path_factory.mktemp("store"))
+    for frame in range(FRAMES):
+        made.put("Orders", frame)
+        if frame % 10 == 0:
+            made.put("Pay", frame)
+    made.dispatch()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Store]:
+    made = Store(tmp_path / "store")
+    yield made
+    made.close()
+
+
+def numbers_of(records: Any) -> list[int]:
+    """Which messages these are: the number in the body."""
+    return [int(message.body.split(b"body ")[1]) for message in decode_records(records.data)]
+
+
+def all_numbers(batches: Any) -> list[int]:
+    return [number for part in batches.records for number in numbers_of(part)]
+
+
+# Pulls
+
+
+def test_a_queue_is_read_to_its_end_in_any_steps(store: Store) -> None:
+    for step in (1, 7, 1000):
+        offset, found = 0, []
+        while (pulled := store.reading.pull("Orders", 1, offset, step, 1 << 20)).status is PullStatus.FOUND:
+            assert pulled.next_offset == offset + pulled.count <= offset + step
+            found += numbers_of(pulled.records)
+            offset = pulled.next_offset
+        assert pulled.status is PullStatus.OFFSET_OVERFLOW_ONE
+        assert found == [number for number in range(COUNT) if number % 4 == 1]
+
+
+@pytest.mark.parametrize(
+    ("queue", "offset", "status", "following"),
+    [
+        (("Orders", 9), 0, PullStatus.NO_MATCHED_LOGIC_QUEUE, 0),
+        (("Unknown", 0), 5, PullStatus.NO_MATCHED_LOGIC_QUEUE, 0),
+        (("Orders", 0), -1, PullStatus.OFFSET_TOO_SMALL, 0),
+        (("Orders", 0), COUNT // 4, PullStatus.OFFSET_OVERFLOW_ONE, COUNT // 4),
+        (("Orders", 0), COUNT // 4 + 1, PullStatus.OFFSET_OVERFLOW_BADLY, COUNT // 4),
+    ],
+)
+def test_offsets_outside_a_queue(
+    store: Store, queue: tuple[str, int], offset: int, status: PullStatus, following: int
+) -> None:
+    pulled = store.reading.pull(*queue, offset, 32, 1 << 20)
+    assert (pulled.status, pulled.next_offset, pulled.count) == (status, following, 0)
+
+
+def test_an_empty_queue_has_no_message(fresh: Store) -> None:
+    fresh.engine.table.create_queue("Empty", 0)
+    pulled = fresh.reading.pull("Empty", 0, 3, 32, 1 << 20)
+    assert (pulled.status, pulled.next_offset) == (PullStatus.NO_MESSAGE_IN_QUEUE, 0)
+
+
+def test_limits(store: Store) -> None:
+    pulled = store.reading.pull("Orders", 0, 0, 1000, 1)
+    assert pulled.count == 1
+    size = len(pulled.records)
+    assert store.reading.pull("Orders", 0, 0, 1000, 3 * size + 20).count == 3
+    assert store.reading.pull("Orders", 0, 0, 0, 1 << 20).count == 1
+    assert store.reading.pull("Orders", 0, 0, 10**9, 1 << 30).count == COUNT // 4
+    assert store.reading.pull("Orders", 0, 0, 1000, 1 << 20, rocketmq_limits=True).count == 32
+    # One ConsumeQueue file a call: it has 100 units.
+    assert store.reading.pull("Orders", 0, 95, 32, 1 << 20, rocketmq_limits=True).next_offset == 100
+
+
+def test_tags_are_filtered_and_a_filter_without_matches_goes_to_the_end(store: Store) -> None:
+    pulled = store.reading.pull("Orders", 2, 0, 1000, 1 << 20, ["Tag1", "Tag3"])
+    assert numbers_of(pulled.records) == [n for n in range(COUNT) if n % 4 == 2 and n % 5 in (1, 3)]
+    pulled = store.reading.pull("Orders", 2, 0, 1000, 1 << 20, ["none"])
+    assert (pulled.status, pulled.next_offset) == (PullStatus.NO_MATCHED_MESSAGE, COUNT // 4)
+
+
+def test_columns_of_a_pull(store: Store) -> None:
+    pulled = store.reading.pull("Orders", 0, 0, 100, 1 << 20)
+    columns = decode_to_columns(pulled.records, pulled.count, ["queue_offset", "body"])
+    assert columns["queue_offset"].tolist() == list(range(100))  # type: ignore[union-attr]
+
+
+def test_damage_is_told_and_stepped_over(fresh: Store) -> None:
+    for frame in range(3):
+        fresh.put("T", frame, queues=1)
+    fresh.dispatch()
+    for number in (10, 11, 20):
+        fresh.damage(fresh.offsets[number], record.BODY + 2, b"\xff")
+    offset, found, corrupt = 0, [], []
+    while (pulled := fresh.reading.pull("T", 0, offset, 1000, 1 << 20)).status is not PullStatus.OFFSET_OVERFLOW_ONE:
+        if pulled.status is PullStatus.CORRUPT:
+            corrupt.append((offset, pulled.next_offset))
+            assert f"log [{fresh.offsets[offset]}, {fresh.offsets[pulled.next_offset]})" in pulled.detail
+        found += numbers_of(pulled.records)
+        offset = pulled.next_offset
+    assert corrupt == [(10, 12), (20, 21)]
+    assert found == [number for number in range(75) if number not in (10, 11, 20)]
+    with pytest.raises(CorruptStoreError):
+        fresh.reading.look(fresh.offsets[10])
+    # Ranges, keys and scans pass over it.
+    batch = finish(fresh.reading.range("T", 0, 1 << 60, max_messages=1000, max_bytes=1 << 20))
+    assert all_numbers(batch) == found
+    assert finish(fresh.reading.by_key("T", "n10", max_messages=9, max_bytes=1 << 20)).count == 0
+    scanned = finish(fresh.reading.scan(Conditions(), -1, max_messages=1000, max_bytes=1 << 20, max_scan_bytes=1 << 30))
+    assert all_numbers(scanned) == found
+
+
+def test_fillers_are_a_hole(fresh: Store) -> None:
+    fresh.put("T", 0, queues=1)
+    fresh.dispatch()
+    units = np.zeros(5, ">i8").tobytes()
+    filler = units[:8] + consume_queue.FILLER_SIZE.to_bytes(4, "big") + bytes(8)
+    fresh.files.write_run("T", 0, 5, np.frombuffer(bytearray(filler * 5), np.uint8))
+    assert fresh.reading.pull("T", 0, 0, 1000, 1 << 20).next_offset == 5
+    pulled = fresh.reading.pull("T", 0, 5, 1000, 1 << 20)
+    assert (pulled.status, pulled.next_offset) == (PullStatus.CORRUPT, 10)
+    assert fresh.reading.pull("T", 0, 10, 1000, 1 << 20).count == 15
+    # RocketMQ's own way: what cannot be read counts as removed.
+    assert fresh.reading.pull("T", 0, 5, 32, 1 << 20, rocketmq_limits=True).status is not PullStatus.CORRUPT
+
+
+def test_a_removed_segment_is_passed_over(fresh: Store) -> None:
+    frame = 0
+    while fresh.engine.written < 2 * 65536 + 1000:
+        fresh.put("T", frame, queues=1)
+        frame += 1
+    fresh.dispatch()
+    fresh.engine.segments.path(0).unlink()
+    fresh.engine.words[words_of.MIN_PHYSICAL_OFFSET] = 65536
+    pulled = fresh.reading.pull("T", 0, 0, 8, 1 << 20)
+    assert pulled.status is PullStatus.FOUND
+    assert decode_records(pulled.records.data)[0].physical_offset == 65536
+    first = decode_records(pulled.records.data)[0].queue_offset
+    removed = fresh.reading.pull("T", 0, 0, 8, 1 << 20, rocketmq_limits=True)
+    assert removed.status in (PullStatus.FOUND, PullStatus.MESSAGE_WAS_REMOVING)
+    assert fresh.reading.offset_at("T", 0, FIRST_MS - 1) == first
+    assert fresh.reading.store_time_ms("T", 0, 0) == -1
+
+
+def test_rocketmq_takes_an_unknown_queue_for_an_empty_one(store: Store) -> None:
+    theirs = store.reading.get_message("Nowhere", 7, 5, 32, 1 << 20)
+    assert (theirs.status, theirs.next_offset) == (PullStatus.NO_MESSAGE_IN_QUEUE, 0)
+    assert store.reading.pull("Nowhere", 7, 5, 32, 1 << 20).status is PullStatus.NO_MATCHED_LOGIC_QUEUE
+    assert store.reading.offset_in_queue_by_time("Nowhere", 7, FIRST_MS) == 0
+
+
+@pytest.mark.parametrize(
+    ("expression", "passing"),
+    [
+        ("*", ["Aa", "BB", " ", ""]),
+        ("", ["Aa", "BB", " ", ""]),
+        ("BB", ["Aa", "BB"]),
+        (" none ||Aa ", ["Aa", "BB"]),
+        ("none", []),
+        (" ", []),
+        ("||", []),
+    ],
+)
+def test_rocketmq_filters_by_the_hash_alone(fresh: Store, expression: str, passing: list[str]) -> None:
+    """`Aa` and `BB` have one hash. A subscription that names no tag lets nothing pass, not even a blank one."""
+    fresh.put("T", 0, 4, queues=1, keys=None, tags=["Aa", "BB", " ", ""])
+    fresh.dispatch()
+    found = decode_records(fresh.reading.get_message("T", 0, 0, 32, 1 << 20, expression).records.data)
+    assert [message.tag for message in found] == passing
+
+
+def test_rocketmq_seeks_a_minimum_in_the_first_file_only(fresh: Store) -> None:
+    """A file of 100 units that all point below the log counts until it is deleted."""
+    frame = 0
+    while fresh.engine.written < 2 * 65536 + 1000:
+        fresh.put("T", frame, queues=1)
+        frame += 1
+    fresh.dispatch()
+    fresh.engine.segments.path(0).unlink()
+    fresh.engine.words[words_of.MIN_PHYSICAL_OFFSET] = 65536
+    minimum = next(queue_offset for queue_offset, place in enumerate(fresh.offsets) if place >= 65536)
+    assert minimum > 100
+    number = fresh.engine.table.find("T", 0)
+    fresh.engine.table.store(number, table_layout.MIN_OFFSET, minimum)
+    reading = fresh.reading
+    assert reading.pull("T", 0, 0, 8, 1 << 20).status is PullStatus.OFFSET_TOO_SMALL
+    theirs = reading.get_message("T", 0, 0, 8, 1 << 20)
+    assert (theirs.status, theirs.next_offset, theirs.min_offset) == (PullStatus.MESSAGE_WAS_REMOVING, 100, 0)
+    assert reading.offset_in_queue_by_time("T", 0, 0, upper=True) == minimum - 1
+    assert reading.offset_at("T", 0, 0, upper=True) == minimum
+    # With a minimum inside the first file both are one.
+    fresh.engine.table.store(number, table_layout.MIN_OFFSET, 99)
+    assert reading.rocketmq_queues.bounds("T", 0).min_offset == 99
+
+
+def test_rocketmq_asks_the_filter_in_each_removed_segment(fresh: Store) -> None:
+    """What it says last is what the last unit that it looked at was: passed over by the filter, or removed."""
+    for number in range(90):
+        tag = "First" if number == 0 else "Other"
+        fresh.engine.append("T", [bytes(1500)], FIRST_MS + number, queues=1, tags=[tag])
+    fresh.dispatch()
+    for start in (0, 65536):
+        fresh.engine.segments.path(start).unlink()
+    fresh.engine.words[words_of.MIN_PHYSICAL_OFFSET] = 131072
+    assert fresh.reading.get_message("T", 0, 0, 32, 1 << 20, "First").status is PullStatus.NO_MATCHED_MESSAGE
+    assert fresh.reading.get_message("T", 0, 0, 32, 1 << 20, "none").status is PullStatus.NO_MATCHED_MESSAGE
+    assert fresh.reading.get_message("T", 0, 0, 32, 1 << 20, "Other").status is PullStatus.FOUND
+    fresh.engine.segments.path(131072).unlink()
+    fresh.engine.words[words_of.MIN_PHYSICAL_OFFSET] = fresh.engine.written
+    assert fresh.reading.get_message("T", 0, 0, 32, 1 << 20, "Other").status is PullStatus.MESSAGE_WAS_REMOVING
+
+
+# Times
+
+
+def test_offsets_of_times(store: Store) -> None:
+    times = [FIRST_MS + 100 * (number // PER_FRAME) for number in range(COUNT) if number % 4 == 0]
+    for moment in (0, times[0] - 1, times[0], times[40], times[40] + 1, times[-1], times[-1] + 1, 1 << 60):
+        lower = sum(each < moment for each in times)
+        upper = sum(each <= moment for each in times) - 1
+        assert store.reading.offset_at("Orders", 0, moment) == lower
+        assert store.reading.offset_at("Orders", 0, moment, upper=True) == max(upper, 0)
+    assert store.reading.store_time_ms("Orders", 0, 40) == times[40]
+    assert store.reading.store_time_ms("Orders", 0, len(times)) == -1
+    assert store.reading.offset_at("Unknown", 0, FIRST_MS) == 0
+
+
+def test_ranges_are_resumed_by_their_cursor(store: Store) -> None:
+    begin, end = FIRST_MS + 250, FIRST_MS + 2950
+    expected = {n for n in range(COUNT) if begin <= FIRST_MS + 100 * (n // PER_FRAME) < end}
+    for tags in ([], ["Tag2"]):
+        wanted = {n for n in expected if not tags or n % 5 == 2}
+        cursor: tuple[int, ...] = ()
+        found: list[int] = []
+        while True:
+            batch = finish(
+                store.reading.range("Orders", begin, end, tags=tags, cursor=cursor, max_messages=17, max_bytes=1 << 20)
+            )
+            assert batch.count <= 17
+            found += all_numbers(batch)
+            if batch.complete:
+                break
+            cursor = batch.cursor
+        assert len(found) == len(wanted)
+        assert set(found) == wanted
+        assert finish(store.reading.count("Orders", begin, end, tags=tags)) == len(wanted)
+
+
+def test_ranges_by_bytes_lose_nothing(store: Store) -> None:
+    cursor: tuple[int, ...] = ()
+    found: list[int] = []
+    for _ in range(COUNT):
+        batch = finish(store.reading.range("Orders", 0, 1 << 60, cursor=cursor, max_messages=999, max_bytes=700))
+        found += all_numbers(batch)
+        if batch.complete:
+            break
+        cursor = batch.cursor
+    assert sorted(found) == list(range(COUNT))
+
+
+def test_born_times_select_from_whole_queues(store: Store) -> None:
+    born = FIRST_MS
+    assert finish(store.reading.count("Orders", born, born + 1, born_time=True)) == COUNT
+    assert finish(store.reading.count("Orders", 0, born, born_time=True)) == 0
+    assert finish(store.reading.count("Orders", 0, 1 << 60)) == COUNT
+    assert finish(store.reading.count("Orders", 5, 5)) == 0
+    assert finish(store.reading.count("Unknown")) == 0
+
+
+# Keys and ids
+
+
+def test_keys_are_compared_themselves(store: Store) -> None:
+    batch = finish(store.reading.by_key("Orders", "key-7", max_messages=1000, max_bytes=1 << 20))
+    assert all_numbers(batch) == list(range(7, COUNT, 100))
+    newest = finish(store.reading.by_key("Orders", "key-7", max_messages=3, max_bytes=1 << 20))
+    assert (all_numbers(newest), newest.complete) == (list(range(7, COUNT, 100))[-3:], False)
+    assert finish(store.reading.by_key("Orders", "key-", max_messages=9, max_bytes=1 << 20)).count == 0
+    # The other topic's messages have the same keys.
+    assert all_numbers(finish(store.reading.by_key("Pay", "n3", max_messages=9, max_bytes=1 << 20))) == [3]
+
+
+def test_keys_within_a_time(store: Store) -> None:
+    """To the millisecond, although the index knows seconds, and also for a rolled file's first item."""
+    for number in range(0, COUNT, 37):
+        stored = FIRST_MS + 100 * (number // PER_FRAME)
+        for begin, end, there in ((stored, stored, 1), (stored + 1, 1 << 60, 0), (0, stored - 1, 0)):
+            batch = finish(store.reading.by_key("Orders", f"n{number}", begin, end, max_messages=9, max_bytes=1 << 20))
+            assert all_numbers(batch) == [number] * there, number
+    with pytest.raises(BadRequestError):
+        finish(store.reading.by_key("Orders", "n1", 5, 4, max_messages=9, max_bytes=1))
+    with pytest.raises(BadRequestError):
+        finish(store.reading.by_key("Orders", "", max_messages=9, max_bytes=1))
+
+
+def test_messages_by_id(store: Store) -> None:
+    found = finish(store.reading.get(encode_message_id(STORE_HOST, store.offsets[5])))
+    assert decode_records(found.data)[0].physical_offset == store.offsets[5]
+    for unknown in (
+        encode_message_id(STORE_HOST, store.offsets[5] + 1),
+        encode_message_id(bytes(8), store.offsets[5]),
+        "F" * 32,
+        "no id",
+    ):
+        with pytest.raises(MessageNotFoundError):
+            finish(store.reading.get(unknown))
+    with pytest.raises(BadRequestError):
+        finish(store.reading.get(""))
+
+
+def test_messages_by_unique_id(fresh: Store) -> None:
+    prefix = "AC110001000000002A9F00000000"
+    changes = {"unique_counter": 65530, "parts": (f"UNIQ_KEY\x01{prefix}".encode(), b"\x02", b"", b"")}
+    fresh.put("T", 0, count=10, keys=None, tags=None, queues=1, **changes)
+    fresh.dispatch()
+    found = [message.unique_id for message in decode_records(fresh.reading.pull("T", 0, 0, 99, 1 << 20).records.data)]
+    assert found[6] == f"{prefix}0000"
+    for topic in ("T", ""):
+        message = decode_records(finish(fresh.reading.get(found[6], topic)).data)[0]
+        assert message.physical_offset == fresh.offsets[6]
+
+
+# Scans
+
+
+def scan(store: Store, max_messages: int = 1000, max_scan_bytes: int = 1 << 30, **conditions: Any) -> list[int]:
+    """All pages of a scan."""
+    found: list[int] = []
+    at = -1
+    while True:
+        batch = finish(
+            store.reading.scan(
+                Conditions(**conditions),
+                at,
+                max_messages=max_messages,
+                max_bytes=1 << 20,
+                max_scan_bytes=max_scan_bytes,
+            )
+        )
+        assert batch.count <= max_messages
+        found += all_numbers(batch)
+        if batch.complete:
+            return found
+        assert batch.cursor[0] > at
+        at = batch.cursor[0]
+
+
+@pytest.mark.parametrize("pages", [{}, {"max_messages": 3}, {"max_scan_bytes": 1000}])
+def test_a_scan_finds_what_has_the_conditions(store: Store, pages: dict[str, int]) -> None:
+    assert scan(store, topic="Orders", property_name="TAGS", property_value="Tag3", **pages) == list(range(3, COUNT, 5))
+    assert scan(store, topic="Orders", body_contains=b"body 77body", **pages) == [77]
+    expected = [n for n in range(COUNT) if 2 <= n // PER_FRAME < 4]
+    assert scan(store, topic="Orders", begin_ms=FIRST_MS + 200, end_ms=FIRST_MS + 400, **pages) == expected
+
+
+def test_a_scan_may_begin_inside_a_record(store: Store) -> None:
+    batch = finish(
+        store.reading.scan(
+            Conditions(), store.offsets[3] + 5, max_messages=1, max_bytes=1 << 20, max_scan_bytes=1 << 20
+        )
+    )
+    assert decode_records(batch.records[0].data)[0].physical_offset == store.offsets[4]
+    with pytest.raises(BadRequestError):
+        finish(store.reading.scan(Conditions(property_value="x"), -1, max_messages=1, max_bytes=1, max_scan_bytes=1))
+
+
+# The reader over the same files
+
+
+def test_a_reader_finds_the_same_without_any_server(store: Store) -> None:
+    options = dataclasses.replace(store.engine.options, mapped_file_size_commit_log=1 << 30)
+    with StoreReader(store.engine.paths.root, options) as reader:
+        assert not reader.running
+        assert reader.options.mapped_file_size_commit_log == 65536
+        assert [topic.topic for topic in reader.topics()] == ["Orders", "Pay"]
+        assert reader.topics()[0].message_count == COUNT
+        assert reader.queues("Pay") == finish(store.reading.queue_infos("Pay"))
+        assert reader.reading.records.visible().end == store.engine.written
+        assert len(list(reader.messages("Orders"))) == COUNT
+        assert len(list(reader.range("Orders", FIRST_MS + 250, FIRST_MS + 2950, tags=["Tag2"]))) == reader.count(
+            "Orders", FIRST_MS + 250, FIRST_MS + 2950, tags=["Tag2"]
+        )
+        assert [message.physical_offset for message in reader.by_key("Orders", "n77")] == [
+            message.physical_offset for message in reader.scan(Conditions("Orders", "KEYS", "key-77 n77"))
+        ]
+        message = reader.get(encode_message_id(STORE_HOST, store.offsets[9]))
+        assert message == reader.look(store.offsets[9])
+
+
+def test_a_folder_without_a_store_is_refused(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(StoreAccessError):
+            StoreReader(folder)
+    assert not list(tmp_path.iterdir())

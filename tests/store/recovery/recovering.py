@@ -1,0 +1,171 @@
+"""Recovering a store in this process, killing that at any of its calls, and looking at what it left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mqproc.config import Options
+from mqproc.io import StoreIO
+from mqproc.layout import control as words_of
+from mqproc.paths import StorePaths
+from mqproc.shm.words import Words
+from mqproc.store import damage
+from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
+from mqproc.store.queue_table import QueueTable
+from mqproc.store.recovery.recovery import Recovery, adopt_sizes
+
+NOW_MS = 1_800_000_000_000
+Unit = tuple[int, int, int]
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class RecordingIO(StoreIO):
+    """Writes down every call that changes something; with `kill_at` the n-th of them (from 1) is not made."""
+
+    def __init__(self, kill_at: int = 0) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+        self._kill_at = kill_at
+        self._paths: dict[int, Path] = {}
+
+    @property
+    def lasting_calls(self) -> list[str]:
+        """Calls but those for the queue table, which every start makes anew."""
+        return [call for call in self.calls if not call.split("/")[-1].startswith("queues")]
+
+    def _note(self, call: str, path: Path) -> None:
+        self.calls.append(f"{call} {path}")
+        if len(self.calls) == self._kill_at:
+            raise Killed(self.calls[-1])
+
+    def open(self, path: Path, *, write: bool = False, create: bool = False, mode: int = 0o644) -> int:
+        if create and not path.exists():
+            self._note("create", path)
+        fd = super().open(path, write=write, create=create, mode=mode)
+        self._paths[fd] = path
+        return fd
+
+    def make_folder(self, folder: Path, mode: int = 0o755, *, sync: bool = True) -> None:
+        if not folder.exists():
+            self._note("make_folder", folder)
+        super().make_folder(folder, mode, sync=sync)
+
+    def write_file_atomically(self, path: Path, data: bytes, mode: int = 0o644) -> None:
+        self._note("replace", path)
+        super().write_file_atomically(path, data, mode)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._note("rename", target)
+        super().rename(source, target)
+
+    def unlink(self, path: Path) -> None:
+        if path.exists():
+            self._note("unlink", path)
+        super().unlink(path)
+
+    def pwrite(self, fd: int, data: Any, offset: int) -> None:
+        self._note("pwrite", self._paths.get(fd, Path("?")))
+        super().pwrite(fd, data, offset)
+
+    def zero(self, fd: int, offset: int, size: int) -> None:
+        self._note("zero", self._paths[fd])
+        super().zero(fd, offset, size)
+
+    def allocate(self, fd: int, offset: int, size: int) -> None:
+        self._note("allocate", self._paths[fd])
+        super().allocate(fd, offset, size)
+
+    def set_size(self, fd: int, size: int) -> None:
+        self._note("set_size", self._paths[fd])
+        super().set_size(fd, size)
+
+    def sync(self, fd: int) -> None:
+        self._note("sync", self._paths[fd])
+        super().sync(fd)
+
+
+@dataclass(slots=True)
+class Recovered:
+    """A store after recovery. `said` are the reported lines."""
+
+    paths: StorePaths
+    options: Options
+    words: Words
+    said: list[str]
+
+    @property
+    def end(self) -> int:
+        return self.words[words_of.WRITTEN]
+
+    @property
+    def begin(self) -> int:
+        return self.words[words_of.MIN_PHYSICAL_OFFSET]
+
+    @property
+    def dispatched(self) -> int:
+        return self.words[words_of.DISPATCHED]
+
+    @property
+    def holes(self) -> list[tuple[int, int, str]]:
+        """What damage.json says."""
+        return [(hole.start, hole.stop, hole.kind) for hole in damage.load(StoreIO(), self.paths).holes]
+
+    @property
+    def cuts(self) -> list[tuple[int, int]]:
+        return [(cut.end, cut.durable_end) for cut in damage.load(StoreIO(), self.paths).cuts]
+
+    def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """(minimum, maximum) of every queue that has or had a message."""
+        table = QueueTable(StoreIO(), self.paths.queues)
+        try:
+            bounds = {
+                (topic, queue_id): (table.min_offset(number), table.max_offset(number))
+                for number, topic, queue_id in table.live()
+            }
+            ends = [table.next_offset(number) for number, _topic, _queue_id in table.live()]
+            assert ends == [maximum for _minimum, maximum in bounds.values()]
+        finally:
+            table.close()
+        return {queue: ends for queue, ends in bounds.items() if ends[1]}
+
+    def units(self, topic: str, queue_id: int) -> dict[int, Unit]:
+        """(physical offset, size, tags code) of every unit from the queue's minimum on, by queue offset."""
+        minimum, maximum = self.queues()[topic, queue_id]
+        files = ConsumeQueueFiles(StoreIO(), self.paths.consume_queue, self.options.consume_queue_file_bytes)
+        try:
+            data = files.read_units(topic, queue_id, minimum, maximum - minimum) if maximum > minimum else b""
+        finally:
+            files.close()
+        units: list[Unit] = as_units(data).tolist()
+        assert len(units) == maximum - minimum
+        return dict(enumerate(units, minimum))
+
+    def said_of(self, step: str) -> str:
+        """The one line of a step of recovery."""
+        (line,) = [line for line in self.said if line.startswith(f"recovery: {step}:")]
+        return line
+
+
+def recover(root: Path, options: Options, *, clean: bool | None = None, io: StoreIO | None = None) -> Recovered:
+    """Recover the store at `root`. `clean` is how it was left, None = as its `abort` file says."""
+    io, paths, said = io or StoreIO(), StorePaths(root), list[str]()
+    options = adopt_sizes(io, paths, options, said.append)
+    words = Words(bytearray(words_of.FILE_SIZE))
+    clean = not paths.abort.exists() if clean is None else clean
+    Recovery(io, paths, options, words, said.append, clean=clean, now_ms=lambda: NOW_MS).run()
+    return Recovered(paths, options, words, said)
+
+
+# What a start makes anew each time: it says nothing of the store.
+_MADE_ANEW = ("mqproc/queues", "mqproc/queues.next", "mqproc/queues.next.tmp", "mqproc/control")
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    """Every file of a store but those that each start makes anew."""
+    found = {str(path.relative_to(root)): path for path in sorted(root.rglob("*")) if path.is_file()}
+    return {name: path.read_bytes() for name, path in found.items() if name not in _MADE_ANEW}

@@ -1,0 +1,197 @@
+"""The end of the log after a stop: torn tails are cut, damage becomes a hole, a second look changes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mqproc.store.damage import Hole
+from mqproc.store.marks import DurableMark
+from mqproc.store.recovery.log_recovery import LogEnd, LogRecovery
+from tests.store.engine import Engine
+
+
+def recovered(engine: Engine, *, marked: bool = False) -> LogEnd:
+    mark = DurableMark(engine.io, engine.paths.mark("commitlog"), engine.segments)
+    recovery = LogRecovery(engine.io, engine.segments)
+    found = recovery.find_end(mark.valid() if marked else None)
+    recovery.cut(found)
+    return found
+
+
+def overwrite(engine: Engine, offset: int, data: bytes) -> None:
+    base = engine.segments.start_of(offset)
+    with engine.segments.path(base).open("r+b") as file:
+        file.seek(offset - base)
+        file.write(data)
+
+
+def fill(engine: Engine, messages: int = 100) -> list[int]:
+    return [int(engine.append("T", [b"%04d" % n * 250])[0]) for n in range(messages)]
+
+
+def test_a_whole_log_ends_where_it_was_written(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    offsets = fill(engine)
+    found = recovered(engine)
+    assert (found.end, found.records, found.cut_bytes, found.holes) == (engine.written, 100, 0, [])
+    assert found.last_record == offsets[-1]
+    assert found.last_store_timestamp_ms == 1_700_000_000_001
+
+
+def test_nothing_is_found_in_an_empty_log(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    found = recovered(engine)
+    assert (found.start, found.end, found.records) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("torn", [1, 4, 8, 28, 200, 1000])
+def test_a_torn_tail_is_cut_and_zeroed(tmp_path: Path, torn: int) -> None:
+    engine = Engine(tmp_path)
+    offsets = fill(engine)
+    end = engine.written
+    overwrite(engine, end - torn, b"\xee" * torn)
+    found = recovered(engine)
+    assert found.end == offsets[-1]
+    assert found.records == 99
+    assert found.cut_bytes > 0
+    base = engine.segments.start_of(end)
+    assert not any(engine.log_bytes(found.end, base + engine.segments.segment_size))
+    again = recovered(engine)
+    assert (again.end, again.cut_bytes) == (found.end, 0)
+
+
+def test_a_record_behind_the_end_never_comes_back(tmp_path: Path) -> None:
+    """Cut, write a shorter record over it, cut again: what lay behind the first cut must not be found."""
+    engine = Engine(tmp_path)
+    offsets = fill(engine, 10)
+    overwrite(engine, offsets[7] + 100, b"\xff")
+    assert recovered(engine).end == offsets[9] + (engine.written - offsets[9])
+    mark = DurableMark(engine.io, engine.paths.mark("commitlog"), engine.segments)
+    mark.move(offsets[5], 1_700_000_000_001)
+    found = recovered(engine, marked=True)
+    assert found.end == offsets[7]
+    assert not any(engine.log_bytes(found.end, engine.segments.segment_size))
+
+
+def test_a_mark_saves_the_walk(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    offsets = fill(engine)
+    mark = DurableMark(engine.io, engine.paths.mark("commitlog"), engine.segments)
+    mark.move(offsets[90], 5)
+    found = recovered(engine, marked=True)
+    assert (found.start, found.end, found.records) == (offsets[90], engine.written, 10)
+
+
+def test_a_mark_of_another_log_is_void(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    offsets = fill(engine)
+    mark = DurableMark(engine.io, engine.paths.mark("commitlog"), engine.segments)
+    mark.move(offsets[90], 5)
+    overwrite(engine, offsets[90] - 20, b"\x00")
+    assert DurableMark(engine.io, engine.paths.mark("commitlog"), engine.segments).valid() is None
+
+
+def test_without_a_mark_damage_is_a_hole(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    offsets = fill(engine)
+    overwrite(engine, offsets[20] + 100, b"\xff\xff")
+    overwrite(engine, offsets[70], bytes(offsets[72] - offsets[70]))
+    found = recovered(engine)
+    assert found.end == engine.written
+    assert found.records == 97
+    assert found.holes == [
+        Hole(offsets[20], offsets[21], "bad body CRC"),
+        Hole(offsets[70], offsets[72], "zeros"),
+    ]
+
+
+def test_segments_behind_the_end_go(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    offsets = fill(engine, 200)
+    size = engine.segments.segment_size
+    assert engine.written > 3 * size
+    mark = DurableMark(engine.io, engine.paths.mark("commitlog"), engine.segments)
+    mark.move(offsets[10], 5)
+    overwrite(engine, offsets[20] + 90, b"\xff")
+    found = recovered(engine, marked=True)
+    assert found.end == offsets[20]
+    assert engine.segments.starts() == [0]
+
+
+def test_a_missing_segment_is_a_hole(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    fill(engine, 200)
+    size = engine.segments.segment_size
+    engine.segments.path(size).unlink()
+    engine.segments.close()
+    found = recovered(engine)
+    assert found.end == engine.written
+    assert found.holes == [Hole(size, 2 * size, "missing segment")]
+
+
+def test_behind_the_mark_a_missing_segment_is_a_torn_tail(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    offsets = fill(engine, 200)
+    mark = DurableMark(engine.io, engine.paths.mark("commitlog"), engine.segments)
+    mark.move(offsets[10], 5)
+    size = engine.segments.segment_size
+    engine.segments.path(size).unlink()
+    engine.segments.close()
+    found = recovered(engine, marked=True)
+    assert (found.end, found.holes, found.cut_reason) == (size, [], "missing segment")
+    assert engine.segments.starts() == [0]
+
+
+def test_known_damage_above_the_mark_does_not_cut_the_log(tmp_path: Path) -> None:
+    """Dispatch met it while the group ran: what follows it is whole."""
+    engine = Engine(tmp_path)
+    offsets = fill(engine)
+    mark = DurableMark(engine.io, engine.paths.mark("commitlog"), engine.segments)
+    mark.move(offsets[10], 5)
+    overwrite(engine, offsets[20] + 100, b"\xff")
+    recovery = LogRecovery(engine.io, engine.segments)
+    found = recovery.find_end(mark.valid(), {offsets[20]})
+    assert (found.end, found.holes) == (engine.written, [Hole(offsets[20], offsets[21], "bad body CRC")])
+    assert recovery.find_end(mark.valid()).end == offsets[20]
+
+
+def test_known_damage_is_looked_at_again(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    offsets = fill(engine)
+    recovery = LogRecovery(engine.io, engine.segments)
+    assert recovery.examine([(offsets[5], offsets[9])]) == []
+    overwrite(engine, offsets[6] + 100, b"\xff")
+    overwrite(engine, offsets[8] + 4, b"\xff")
+    assert recovery.examine([(offsets[5], offsets[9])]) == [
+        Hole(offsets[6], offsets[7], "bad body CRC"),
+        Hole(offsets[8], offsets[9], "bad magic"),
+    ]
+
+
+def test_a_log_goes_on_behind_a_sealed_segment(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    fill(engine, 10)
+    recovery = LogRecovery(engine.io, engine.segments)
+    recovery.seal(engine.written)
+    found = recovered(engine)
+    assert (found.end, found.records) == (engine.segments.segment_size, 10)
+
+
+def test_the_newest_valid_slot_is_the_mark(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    offsets = fill(engine)
+    path = engine.paths.mark("commitlog")
+    mark = DurableMark(engine.io, path, engine.segments)
+    mark.move(offsets[10], 1)
+    mark.move(offsets[20], 2)
+    read = DurableMark(engine.io, path, engine.segments).valid()
+    assert read is not None
+    assert read.offset == offsets[20]
+    data = bytearray(path.read_bytes())
+    data[(read.sequence & 1) * 4096 + 20] ^= 1
+    path.write_bytes(data)
+    older = DurableMark(engine.io, path, engine.segments).valid()
+    assert older is not None
+    assert older.offset == offsets[10]

@@ -1,0 +1,86 @@
+"""A topic's kind of queues by its attribute and by the folder they lie in: contradictions and batch queues are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mqproc.errors import CorruptStoreError, StartError
+from mqproc.io import StoreIO
+from mqproc.paths import StorePaths
+from mqproc.store.recovery.queue_kinds import check_queue_kinds
+from tests.process.flusher_rig import Rig
+from tests.store.recovery.recovering import contents
+
+
+def make_topics(root: Path, kinds: dict[str, str]) -> None:
+    """Write topics.json with a topic for each kind, '' = no attribute."""
+    table = {topic: {"attributes": {"queue.type": kind} if kind else {}} for topic, kind in kinds.items()}
+    path = StorePaths(root).topics
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"topicConfigTable": table}))
+
+
+def make_store(root: Path, kinds: dict[str, str], queues: list[str]) -> StorePaths:
+    """A store with these topics and folders of queues."""
+    make_topics(root, kinds)
+    for queue in queues:
+        (root / queue).mkdir(parents=True)
+    return StorePaths(root)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "queue", "text"),
+    [
+        ({"T": "SimpleCQ"}, "batchconsumequeue/T/0", "should be SimpleCQ, but is BatchCQ"),
+        ({"T": ""}, "batchconsumequeue/T/0", "should be SimpleCQ, but is BatchCQ"),
+        ({}, "batchconsumequeue/T/0", "should be SimpleCQ, but is BatchCQ"),
+        ({"T": "BatchCQ"}, "consumequeue/T/0", "should be BatchCQ, but is SimpleCQ"),
+    ],
+)
+def test_a_folder_of_the_other_kind_is_refused(tmp_path: Path, kinds: dict[str, str], queue: str, text: str) -> None:
+    paths = make_store(tmp_path, kinds, [queue])
+    with pytest.raises(CorruptStoreError) as caught:
+        check_queue_kinds(StoreIO(), paths)
+    assert str(caught.value).endswith(text)
+    assert str(tmp_path / queue).startswith(str(caught.value).split(":")[0])
+
+
+def test_batch_queues_are_refused_by_name(tmp_path: Path) -> None:
+    paths = make_store(tmp_path, {"A": "", "T": "BatchCQ"}, ["consumequeue/A/0", "batchconsumequeue/T/0"])
+    with pytest.raises(StartError, match=r"topic 'T' has queue\.type = BatchCQ"):
+        check_queue_kinds(StoreIO(), paths)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "queues"),
+    [
+        ({}, []),
+        ({"T": "SimpleCQ", "U": ""}, ["consumequeue/T/0", "consumequeue/U/1", "consumequeue/Unnamed/0"]),
+        ({"T": ""}, ["consumequeue/T/0", "batchconsumequeue"]),
+        ({"T": ""}, ["batchconsumequeue/T"]),
+    ],
+)
+def test_stores_without_batch_queues_pass(tmp_path: Path, kinds: dict[str, str], queues: list[str]) -> None:
+    check_queue_kinds(StoreIO(), make_store(tmp_path, kinds, queues))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"topicConfigTable": 5}', '{"topicConfigTable": {"T": 5}}'])
+def test_a_file_of_topics_that_nobody_can_read_names_no_kinds(tmp_path: Path, text: str) -> None:
+    paths = make_store(tmp_path, {}, ["consumequeue/T/0"])
+    paths.topics.write_text(text)
+    check_queue_kinds(StoreIO(), paths)
+
+
+@pytest.mark.parametrize("kinds", [{"T": "BatchCQ"}, {"B": "BatchCQ"}])
+def test_recovery_changes_nothing_of_a_store_with_batch_queues(tmp_path: Path, kinds: dict[str, str]) -> None:
+    """Its records would get units where RocketMQ then refuses to find any."""
+    Rig(tmp_path).dispatch(10)
+    make_topics(tmp_path, kinds)
+    (tmp_path / "abort").write_text("1")
+    before = contents(tmp_path)
+    with pytest.raises((CorruptStoreError, StartError)):
+        Rig(tmp_path)
+    assert contents(tmp_path) == before

@@ -1,0 +1,273 @@
+"""Recovery of stores with durable marks of our own: what it need not look at, and what it must notice all the same.
+
+Each store is written by the append engine, recovered once (which dispatches all and moves the marks to the end), then
+harmed. Nothing that is intact may be lost; what is lost is told; a second recovery has nothing to do.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mqproc.layout import index_file
+from mqproc.layout.consume_queue import UNIT_SIZE
+from tests.store.recovery.recovering import RecordingIO, contents
+from tests.store.stopped_store import (
+    FIRST_MS,
+    FRAMES,
+    PER_FRAME,
+    QUEUE_FILE_BYTES,
+    SEGMENT,
+    SLOTS,
+    StoppedStore,
+    assert_whole,
+    write_at,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> StoppedStore:
+    return StoppedStore(tmp_path / "store")
+
+
+# Nothing to do
+
+
+def test_after_a_stop_in_order_nothing_is_walked_or_written(store: StoppedStore) -> None:
+    io = RecordingIO()
+    found = store.recover(io=io)
+    assert io.lasting_calls == []
+    assert "0 records from the durable mark" in found.said_of("log")
+    assert found.queues() == store.first.queues()
+    assert not [line for line in found.said if line.startswith("recovery: dispatch")]
+    assert_whole(store, found)
+
+
+def test_after_a_kill_only_what_follows_the_marks_is_walked(store: StoppedStore) -> None:
+    store.put()
+    found = store.recover(clean=False)
+    assert f"{PER_FRAME} records from the durable mark" in found.said_of("log")
+    assert f"{PER_FRAME} records and {PER_FRAME} index entries" in found.said_of("dispatch")
+    assert_whole(store, found)
+
+
+def test_a_mark_of_another_log_is_not_believed(store: StoppedStore) -> None:
+    """Another program wrote the log: everything is looked at, and the loss is told."""
+    store.overwrite(store.offsets[-1] + 20, b"\xff")
+    found = store.recover()
+    assert "from the beginning 0" in found.said_of("log")
+    assert found.end == store.offsets[-1]
+    assert found.cuts == [(store.offsets[-1], store.end)]
+    store.offsets.pop()
+    assert_whole(store, found)
+
+
+# Queues that lost units
+
+
+def remove_folder(store: StoppedStore) -> None:
+    shutil.rmtree(store.root / "consumequeue" / "Second" / "1")
+
+
+def remove_topic(store: StoppedStore) -> None:
+    shutil.rmtree(store.root / "consumequeue" / "Second")
+
+
+def remove_all(store: StoppedStore) -> None:
+    shutil.rmtree(store.root / "consumequeue")
+
+
+def remove_first_file(store: StoppedStore) -> None:
+    store.queue_file("Second", 1).unlink()
+
+
+def remove_last_file(store: StoppedStore) -> None:
+    store.queue_file("Second", 1, QUEUE_FILE_BYTES).unlink()
+
+
+def zero_the_tail(store: StoppedStore) -> None:
+    write_at(store.queue_file("Second", 1, QUEUE_FILE_BYTES), 4 * UNIT_SIZE, bytes(20 * UNIT_SIZE))
+
+
+def garbage_in_the_tail(store: StoppedStore) -> None:
+    maximum = store.first.queues()["Second", 1][1]
+    place = (maximum - 2) * UNIT_SIZE - QUEUE_FILE_BYTES
+    write_at(store.queue_file("Second", 1, QUEUE_FILE_BYTES), place, bytes(range(100, 140)))
+
+
+def last_unit_of_another_queue(store: StoppedStore) -> None:
+    maximum = store.first.queues()["Second", 1][1]
+    other = store.queue_file("Second", 0, QUEUE_FILE_BYTES).read_bytes()
+    place = (maximum - 1) * UNIT_SIZE - QUEUE_FILE_BYTES
+    write_at(store.queue_file("Second", 1, QUEUE_FILE_BYTES), place, other[place : place + UNIT_SIZE])
+
+
+def units_behind_the_end(store: StoppedStore) -> None:
+    data = store.queue_file("Second", 1).read_bytes()[:UNIT_SIZE]
+    maximum = store.first.queues()["Second", 1][1]
+    write_at(store.queue_file("Second", 1, QUEUE_FILE_BYTES), maximum * UNIT_SIZE - QUEUE_FILE_BYTES, data)
+
+
+def shorten_first_file(store: StoppedStore) -> None:
+    os.truncate(store.queue_file("Second", 1), 5 * UNIT_SIZE + 7)
+
+
+def empty_first_file(store: StoppedStore) -> None:
+    os.truncate(store.queue_file("Second", 1), 0)
+
+
+def lengthen_first_file(store: StoppedStore) -> None:
+    with store.queue_file("Second", 1).open("ab") as file:
+        file.write(b"\xee" * 400)
+
+
+def folder_in_place_of_a_file(store: StoppedStore) -> None:
+    path = store.queue_file("Second", 1)
+    path.unlink()
+    path.mkdir()
+    (path / "precious").write_text("kept")
+
+
+QUEUE_LOSSES = [
+    remove_folder,
+    remove_topic,
+    remove_all,
+    remove_first_file,
+    remove_last_file,
+    zero_the_tail,
+    garbage_in_the_tail,
+    last_unit_of_another_queue,
+    units_behind_the_end,
+    shorten_first_file,
+    empty_first_file,
+    lengthen_first_file,
+    folder_in_place_of_a_file,
+]
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["clean", "killed"])
+@pytest.mark.parametrize("harm", QUEUE_LOSSES)
+def test_a_queue_that_lost_units_is_built_again(
+    harm: Callable[[StoppedStore], None], clean: bool, store: StoppedStore
+) -> None:
+    assert store.first.queues()["Second", 1][1] > QUEUE_FILE_BYTES // UNIT_SIZE
+    whole = {name: data for name, data in contents(store.root).items() if name.startswith("consumequeue")}
+    harm(store)
+    if not clean:
+        store.put()
+    found = store.recover(clean=clean)
+    assert_whole(store, found)
+    if clean:
+        after = {name: data for name, data in contents(store.root).items() if name.startswith("consumequeue")}
+        assert after == whole
+        assert "records from the durable mark" in found.said_of("log")
+
+
+def test_without_the_table_of_the_last_run_every_unit_is_compared(store: StoppedStore) -> None:
+    (store.root / "mqproc" / "queues").unlink()
+    remove_folder(store)
+    found = store.recover()
+    assert "each to be compared with the log" in found.said_of("queues")
+    assert_whole(store, found)
+
+
+def test_a_garbled_table_of_the_last_run_is_not_believed(store: StoppedStore) -> None:
+    write_at(store.root / "mqproc" / "queues", 2 * 8, (1 << 40).to_bytes(8, "little"))
+    remove_folder(store)
+    assert_whole(store, store.recover())
+
+
+def test_a_queue_whose_records_have_all_expired_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Its folder is gone, and the log has none of its records any more: its offsets are not used again."""
+    store = StoppedStore(tmp_path / "store")
+    bounds = store.first.queues()
+    for start in (0, SEGMENT):
+        store.segment(start).unlink()
+    expired = {number for number, offset in enumerate(store.offsets) if offset < 2 * SEGMENT}
+    shutil.rmtree(store.root / "consumequeue" / "First")
+    found = store.recover()
+    assert found.begin == 2 * SEGMENT
+    assert {queue: ends[1] for queue, ends in found.queues().items()} == {q: ends[1] for q, ends in bounds.items()}
+    del expired
+
+
+# The index
+
+
+def remove_index(store: StoppedStore) -> None:
+    shutil.rmtree(store.root / "index")
+
+
+def remove_index_file(which: int) -> Callable[[StoppedStore], None]:
+    def remove(store: StoppedStore) -> None:
+        store.index_files()[which].unlink()
+
+    remove.__name__ = f"remove_index_file_{which}"
+    return remove
+
+
+def garble_newest_header(store: StoppedStore) -> None:
+    write_at(store.index_files()[-1], index_file.END_PHYSICAL_OFFSET, b"\x01")
+
+
+def zero_newest_items(store: StoppedStore) -> None:
+    path = store.index_files()[-1]
+    size = path.stat().st_size - index_file.items_start(SLOTS)
+    write_at(path, index_file.items_start(SLOTS) + 40, bytes(size - 40))
+
+
+def shorten_an_index_file(store: StoppedStore) -> None:
+    os.truncate(store.index_files()[0], 100)
+
+
+def empty_newest_index_file(store: StoppedStore) -> None:
+    os.truncate(store.index_files()[-1], 0)
+
+
+INDEX_LOSSES = [
+    remove_index,
+    remove_index_file(0),
+    remove_index_file(1),
+    remove_index_file(-1),
+    garble_newest_header,
+    zero_newest_items,
+    shorten_an_index_file,
+    empty_newest_index_file,
+]
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["clean", "killed"])
+@pytest.mark.parametrize("harm", INDEX_LOSSES, ids=lambda harm: harm.__name__)
+def test_an_index_that_lost_entries_is_made_again(
+    harm: Callable[[StoppedStore], None], clean: bool, tmp_path: Path
+) -> None:
+    store = StoppedStore(tmp_path / "store")
+    for _ in range(FRAMES):
+        store.put()
+    store.recover(clean=False)
+    assert len(store.index_files()) >= 3
+    harm(store)
+    found = store.recover(clean=clean)
+    assert_whole(store, found)
+
+
+def test_records_without_keys_between_files_are_no_loss(tmp_path: Path) -> None:
+    store = StoppedStore(tmp_path / "store")
+    offsets = store.engine.append("First", [b"no key"] * 100, FIRST_MS + 5000, queues=4)
+    store.put()
+    store.recover(clean=False)
+    io = RecordingIO()
+    store.recover(io=io)
+    assert io.lasting_calls == []
+    assert len(offsets) == 100
+
+
+def test_the_index_files_tell_their_own_shape(store: StoppedStore) -> None:
+    found = store.recover(max_hash_slot_num=60, max_index_num=500)
+    assert (found.options.max_hash_slot_num, found.options.max_index_num) == (SLOTS, 400)
+    assert any("max_hash_slot_num: the store's files have 50" in line for line in found.said)
+    assert_whole(store, found)

@@ -1,0 +1,456 @@
+"""Damage below the durable mark: written down, served around, told once, forgotten when it is gone.
+
+Also what no recovery may refuse (lengths, strays, garbage in small files), what it must refuse (symlinks, other
+owners), and the ways in which it may end before it is done.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mqproc.config import OnDamage
+from mqproc.errors import CorruptStoreError, StoreAccessError
+from mqproc.io import Entry, StoreIO
+from mqproc.layout import control as words_of
+from mqproc.layout.consume_queue import FILLER_SIZE
+from mqproc.store.queue_extent import filler_position
+from tests.store.recovery.recovering import NOW_MS, RecordingIO, contents, recover
+from tests.store.stopped_store import (
+    PER_FRAME,
+    SEGMENT,
+    StoppedStore,
+    assert_whole,
+    keyed,
+    write_at,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> StoppedStore:
+    return StoppedStore(tmp_path / "store")
+
+
+def flip(store: StoppedStore, number: int) -> None:
+    """Change a byte of a message's body."""
+    store.overwrite(store.offsets[number] + 100, b"\xff")
+
+
+def forget_marks(store: StoppedStore, *names: str) -> None:
+    for name in names or ("commitlog", "consumequeue", "index"):
+        (store.root / "mqproc" / "marks" / name).unlink()
+
+
+def place_of(store: StoppedStore, number: int) -> tuple[int, int]:
+    return store.offsets[number], store.offsets[number + 1]
+
+
+def hole_of(store: StoppedStore, number: int, kind: str = "bad body CRC") -> tuple[int, int, str]:
+    return (*place_of(store, number), kind)
+
+
+# Damage
+
+
+def test_a_hole_is_written_down_told_once_and_its_units_are_fillers(store: StoppedStore) -> None:
+    flip(store, 70)
+    forget_marks(store)
+    found = store.recover()
+    start, stop, kind = hole_of(store, 70)
+    assert found.holes == [(start, stop, kind)]
+    assert found.words[words_of.DAMAGE_HOLES] == 1
+    assert found.words[words_of.DAMAGE_READ_ONLY] == 0
+    (line,) = [line for line in found.said if line.startswith("damage:")]
+    assert f"{store.segment(start)}: offset {start:,}" in line
+    written = json.loads((store.root / "mqproc" / "damage.json").read_text())
+    assert written["holes"] == [
+        {
+            "start": start,
+            "stop": stop,
+            "kind": kind,
+            "first_seen_ms": NOW_MS,
+            "filled": True,
+            "segment": f"{0:020d}",
+            "offset_in_segment": start,
+        }
+    ]
+    fillers = [unit for queue in found.queues() for unit in found.units(*queue).values() if unit[1] == FILLER_SIZE]
+    assert fillers == [(filler_position(start, SEGMENT), FILLER_SIZE, 0)]
+    assert_whole(store, found, lost={70})
+    again = store.recover(clean=False)
+    assert again.holes == found.holes
+    assert again.words[words_of.DAMAGE_HOLES] == 1
+    assert not [line for line in again.said if line.startswith("damage:")]
+    assert "1 damaged ranges are served around, 0 of them new" in again.said_of("log")
+
+
+def test_known_damage_below_the_mark_does_not_stop_a_later_start(store: StoppedStore) -> None:
+    """All queues and the index are gone too: they are built again around the hole."""
+    flip(store, 70)
+    store.overwrite(store.offsets[90], bytes(store.offsets[94] - store.offsets[90]))
+    forget_marks(store)
+    store.recover()
+    shutil.rmtree(store.root / "consumequeue")
+    shutil.rmtree(store.root / "index")
+    found = store.recover(clean=False)
+    assert "from the durable mark" in found.said_of("log")
+    assert found.holes == [hole_of(store, 70), (store.offsets[90], store.offsets[94], "zeros")]
+    assert_whole(store, found, lost={70, 90, 91, 92, 93})
+
+
+@pytest.mark.parametrize("harm", [b"\xff\xff\xff\xff\xff\xff\xff\xff", bytes(8)], ids=["garbage", "zeros"])
+def test_damage_that_dispatch_meets_below_the_mark_becomes_a_hole(harm: bytes, store: StoppedStore) -> None:
+    """The log's mark is good, so nothing is walked there; the queues' is not, so all is dispatched again."""
+    store.overwrite(store.offsets[50], harm)
+    store.overwrite(store.offsets[60] + 4, b"\0")
+    forget_marks(store, "consumequeue")
+    found = store.recover()
+    assert [hole[:2] for hole in found.holes] == [place_of(store, 50), place_of(store, 60)]
+    assert len([line for line in found.said if line.startswith("damage:")]) == 2
+    assert "from the durable mark" in found.said_of("log")
+    units = [unit for queue in found.queues() for unit in found.units(*queue).values()]
+    offsets = [offset for offset, size, _code in units if size != FILLER_SIZE]
+    assert sorted(offsets) == [offset for n, offset in enumerate(store.offsets) if n not in (50, 60)]
+    assert len(units) == len(store.offsets)
+    before = contents(store.root)
+    again = store.recover(clean=False)
+    assert contents(store.root) == before
+    assert again.holes == found.holes
+
+
+def test_a_hole_that_was_mended_is_forgotten(store: StoppedStore) -> None:
+    """Somebody has put the segment back from a copy."""
+    copy = store.segment(0).read_bytes()
+    flip(store, 70)
+    flip(store, 75)
+    forget_marks(store)
+    assert len(store.recover().holes) == 2
+    store.segment(0).write_bytes(copy)
+    flip(store, 75)
+    found = store.recover()
+    assert found.holes == [hole_of(store, 75)]
+    assert_whole(store, found, lost={75})
+    store.segment(0).write_bytes(copy)
+    found = store.recover(clean=False)
+    assert found.holes == []
+    assert not (store.root / "mqproc" / "damage.json").exists()
+    assert_whole(store, found)
+
+
+def test_a_hole_that_retention_has_passed_is_forgotten(store: StoppedStore) -> None:
+    flip(store, 70)
+    forget_marks(store)
+    store.recover()
+    store.segment(0).unlink()
+    found = store.recover()
+    assert (found.begin, found.holes) == (SEGMENT, [])
+
+
+def test_a_hole_at_a_queues_end_keeps_its_offsets(store: StoppedStore) -> None:
+    """The last records of all queues of a topic are lost; their units were there, so their offsets stay taken."""
+    last = store.numbers - 1
+    before = store.first.queues()
+    lost = set(range(last - PER_FRAME - 3, last - 3))
+    store.overwrite(store.offsets[min(lost)], bytes(store.offsets[max(lost) + 1] - store.offsets[min(lost)]))
+    forget_marks(store)
+    found = store.recover()
+    assert found.holes == [(store.offsets[min(lost)], store.offsets[max(lost) + 1], "zeros")]
+    assert found.queues() == before
+    assert_whole(store, found, lost=lost)
+
+
+def test_a_hole_at_the_logs_beginning_is_told_at_its_queues(store: StoppedStore) -> None:
+    """Its fillers look like those that a queue begins with when its first units have expired; here nothing has."""
+    flip(store, 0)
+    flip(store, 1)
+    before = store.first.queues()
+    for _ in range(2):
+        forget_marks(store)
+        found = store.recover()
+        assert found.queues() == before
+        assert found.holes == [(store.offsets[0], store.offsets[2], "bad body CRC")]
+    assert_whole(store, found, lost={0, 1})
+
+
+def test_fillers_at_a_queues_end_stay_without_marks(store: StoppedStore) -> None:
+    last = store.numbers - 1
+    before = store.first.queues()
+    lost = set(range(last - PER_FRAME - 3, last - 3))
+    store.overwrite(store.offsets[min(lost)], bytes(store.offsets[max(lost) + 1] - store.offsets[min(lost)]))
+    for clean in (True, False, True):
+        forget_marks(store)
+        found = store.recover(clean=clean)
+        assert found.queues() == before
+    assert_whole(store, found, lost=lost)
+    assert "had lost units" not in store.recover().said_of("queues")
+
+
+def test_on_damage_refuse_changes_nothing_of_the_store(store: StoppedStore) -> None:
+    flip(store, 70)
+    forget_marks(store)
+    before = contents(store.root)
+    with pytest.raises(CorruptStoreError, match=f"{0:020d}: offset {store.offsets[70]:,}: damage in the log"):
+        store.recover(on_damage=OnDamage.REFUSE)
+    after = contents(store.root)
+    assert after.pop("mqproc/damage.json")
+    assert after == before
+    found = store.recover(on_damage=OnDamage.SERVE)
+    assert found.holes == [hole_of(store, 70)]
+    with pytest.raises(CorruptStoreError):
+        store.recover(on_damage=OnDamage.REFUSE)
+
+
+def test_on_damage_read_only_says_so_as_long_as_there_is_damage(store: StoppedStore) -> None:
+    flip(store, 70)
+    forget_marks(store)
+    assert store.recover(on_damage=OnDamage.READ_ONLY).words[words_of.DAMAGE_READ_ONLY] == 1
+    assert store.recover(on_damage=OnDamage.READ_ONLY).words[words_of.DAMAGE_READ_ONLY] == 1
+    assert store.recover(on_damage=OnDamage.SERVE).words[words_of.DAMAGE_READ_ONLY] == 0
+
+
+def test_a_garbled_damage_file_is_made_anew(store: StoppedStore) -> None:
+    flip(store, 70)
+    forget_marks(store)
+    store.recover()
+    (store.root / "mqproc" / "damage.json").write_text("{")
+    forget_marks(store)
+    found = store.recover()
+    assert found.holes == [hole_of(store, 70)]
+    assert any("cannot be read" in line for line in found.said)
+
+
+# Segments
+
+
+def test_a_segment_missing_below_the_mark_is_a_hole(store: StoppedStore) -> None:
+    store.segment(SEGMENT).unlink()
+    lost = {n for n, offset in enumerate(store.offsets) if SEGMENT <= offset < 2 * SEGMENT}
+    before = store.first.queues()
+    for _ in range(2):
+        found = store.recover(clean=False)
+        assert found.holes == [(SEGMENT, 2 * SEGMENT, "missing segment")]
+        assert (found.end, found.queues()) == (store.end, before)
+    units = [unit for queue in found.queues() for unit in found.units(*queue).values()]
+    assert sum(size == FILLER_SIZE for _offset, size, _code in units) == len(lost)
+    assert all(offset in keyed(found, n) for n, offset in enumerate(store.offsets) if n not in lost)
+
+
+@pytest.mark.parametrize("size", [0, 1, 5000, SEGMENT - 1])
+def test_a_short_segment_below_the_mark_lacks_what_was_cut_off(size: int, store: StoppedStore) -> None:
+    ends = [offset + int.from_bytes(store.engine.log_bytes(offset, offset + 4), "big") for offset in store.offsets]
+    os.truncate(store.segment(SEGMENT), size)
+    lost = {n for n, offset in enumerate(store.offsets) if SEGMENT <= offset < 2 * SEGMENT and ends[n] > SEGMENT + size}
+    found = store.recover()
+    assert found.end == store.end
+    offsets = [offset for n, offset in enumerate(store.offsets) if n not in lost]
+    placed = [unit[0] for queue in found.queues() for unit in found.units(*queue).values() if unit[1] != FILLER_SIZE]
+    assert sorted(placed) == offsets
+    if lost:
+        ((start, stop, _kind),) = found.holes
+        assert (start, stop) == (store.offsets[min(lost)], 2 * SEGMENT)
+    else:
+        assert found.holes == []
+    assert store.segment(SEGMENT).exists() == (size > 0)
+    before = contents(store.root)
+    assert store.recover(clean=False).holes == found.holes
+    assert contents(store.root) == before
+
+
+def test_what_lies_behind_a_segments_end_is_kept_aside(store: StoppedStore) -> None:
+    with store.segment(SEGMENT).open("ab") as file:
+        file.write(b"more than fits")
+    with store.segment(0).open("ab") as file:
+        file.write(bytes(100))
+    found = store.recover()
+    assert_whole(store, found)
+    aside = list((store.root / "mqproc" / "aside").iterdir())
+    assert [path.name for path in aside] == [f"commitlog.{SEGMENT:020d}.rest"]
+    assert aside[0].read_bytes() == b"more than fits"
+    assert store.segment(0).stat().st_size == SEGMENT
+
+
+def test_behind_a_lost_last_segment_the_log_goes_on_in_a_new_one(store: StoppedStore) -> None:
+    """No position in the log and no queue offset is given out twice."""
+    last = store.end // SEGMENT * SEGMENT
+    store.segment(store.end).unlink()
+    before = store.first.queues()
+    for clean in (True, False, True):
+        found = store.recover(clean=clean)
+        assert found.holes == [(last, last + SEGMENT, "missing segment")]
+        assert (found.end, found.dispatched) == (last + SEGMENT, last + SEGMENT)
+        assert found.queues() == before
+    assert "0 records from the durable mark" in found.said_of("log")
+
+
+def test_behind_a_lost_log_everything_goes_on(store: StoppedStore) -> None:
+    for path in (store.root / "commitlog").iterdir():
+        path.unlink()
+    before = store.first.queues()
+    for clean in (True, False):
+        found = store.recover(clean=clean)
+        assert found.begin == found.end == (store.end // SEGMENT + 1) * SEGMENT
+        assert found.queues() == {queue: (ends[1], ends[1]) for queue, ends in before.items()}
+        assert found.cuts == [(0, store.end)]
+
+
+# Names, lengths and garbage
+
+
+def test_strays_are_left_alone_and_told(store: StoppedStore) -> None:
+    strays = [
+        "commitlog/notes.txt",
+        "consumequeue/notes.txt",
+        "consumequeue/First/notes.txt",
+        "consumequeue/First/0/notes.txt",
+        "index/notes.txt",
+        "config/notes.txt",
+    ]
+    for stray in strays:
+        (store.root / stray).write_text("mine")
+    (store.root / "consumequeue" / "First" / "01").mkdir()
+    found = store.recover()
+    for stray in strays:
+        assert (store.root / stray).read_text() == "mine"
+    assert sum("left alone" in line for line in found.said) == 6
+    assert_whole(store, found)
+
+
+def test_folders_in_the_place_of_files_go_aside(store: StoppedStore) -> None:
+    names = [f"commitlog/{store.end // SEGMENT * SEGMENT + SEGMENT:020d}", "index/20990101000000000", "checkpoint"]
+    (store.root / "checkpoint").unlink()
+    for name in [*names, "config/topics.json"]:
+        (store.root / name).mkdir(parents=True)
+        (store.root / name / "precious").write_text("kept")
+    found = store.recover()
+    for name in [*names, "config/topics.json"]:
+        assert (store.root / "mqproc" / "aside" / name.replace("/", ".") / "precious").read_text() == "kept"
+    assert (store.root / "checkpoint").stat().st_size == 4096
+    assert_whole(store, found)
+
+
+def test_garbage_in_small_files_is_no_reason_to_refuse(store: StoppedStore) -> None:
+    for name in ("checkpoint", "config/topics.json", "mqproc/topics.journal", "mqproc/marks/index", "mqproc/queues"):
+        (store.root / name).parent.mkdir(exist_ok=True)
+        (store.root / name).write_bytes(b"\xff garbage \xff\n")
+    found = store.recover()
+    assert_whole(store, found)
+    aside = {path.name for path in (store.root / "mqproc" / "aside").iterdir()}
+    assert aside == {"config.topics.json"}
+    assert any("topics.journal ends early" in line for line in found.said)
+    assert (store.root / "checkpoint").stat().st_size == 4096
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "commitlog",
+        "commitlog/00000000000000000000",
+        "consumequeue/First",
+        "consumequeue/First/0",
+        "consumequeue/First/0/00000000000000000000",
+        "consumequeue/First/0/stray",
+        "index",
+        "checkpoint",
+        "config/topics.json",
+    ],
+)
+def test_symlinks_are_refused_by_name(name: str, store: StoppedStore, tmp_path: Path) -> None:
+    path = store.root / name
+    path.parent.mkdir(exist_ok=True)
+    target = tmp_path / "elsewhere"
+    if path.exists():
+        path.rename(target)
+    path.symlink_to(target)
+    before = contents(store.root)
+    with pytest.raises(StoreAccessError, match=f"{path}: a symlink"):
+        store.recover()
+    assert contents(store.root) == before
+
+
+@pytest.mark.parametrize("name", ["00000000000000065536", "First", "config"])
+def test_files_of_others_are_refused_by_name(name: str, store: StoppedStore) -> None:
+    class OtherOwner(StoreIO):
+        def entries(self, folder: Path) -> list[Entry]:
+            found = super().entries(folder)
+            return [dataclasses.replace(each, uid=each.uid + (each.name == name)) for each in found]
+
+        def entry(self, path: Path) -> Entry | None:
+            found = super().entry(path)
+            return dataclasses.replace(found, uid=found.uid + (path.name == name)) if found else None
+
+    with pytest.raises(StoreAccessError, match=f"{name}: belongs to user {os.geteuid() + 1}"):
+        store.recover(io=OtherOwner())
+
+
+# Ends before it is done
+
+
+class FullDisk(StoreIO):
+    """Has no room for one more ConsumeQueue or index file's space."""
+
+    def allocate(self, fd: int, offset: int, size: int) -> None:
+        if "consumequeue" in self.path_of(fd):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().allocate(fd, offset, size)
+
+
+def test_a_full_disk_does_not_keep_the_store_from_starting(store: StoppedStore) -> None:
+    """Dispatch waits; where the next messages go is known all the same, and later everything is dispatched."""
+    for _ in range(30):
+        store.put()
+    found = store.recover(clean=False, io=FullDisk())
+    assert found.end == store.end
+    assert found.dispatched < found.end
+    assert any("dispatch waits" in line for line in found.said)
+    whole = store.recover(clean=False)
+    assert_whole(store, whole)
+
+
+POINTS = [
+    "scanned",
+    "tail_zeroed",
+    "tail_synced",
+    "later_unlinked",
+    "cq_rebuilt",
+    "index_cut",
+    "cq_cut",
+    "marked",
+    "ckpt",
+]
+
+
+def test_a_process_killed_at_any_named_point_leaves_a_store_that_recovers(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from tests.store.recovery.recovering import recover;"
+        "from mqproc.config import Options;"
+        "recover(Path(sys.argv[1]), Options(max_hash_slot_num=50, max_index_num=400), clean=False)"
+    )
+    source = StoppedStore(tmp_path / "source")
+    source.put()
+    for path in (source.root / "mqproc" / "marks").iterdir():
+        path.unlink()
+    torn = source.end - 50
+    source.overwrite(torn, b"\xff" * 50)
+    (source.root / "commitlog" / f"{source.end // SEGMENT * SEGMENT + SEGMENT:020d}").write_bytes(bytes(SEGMENT))
+    lost = len(source.offsets) - 1
+    source.engine.segments.close()
+    for point in POINTS:
+        root = tmp_path / point
+        shutil.copytree(source.root, root)
+        environment = os.environ | {"MQPROC_CRASH": f"recover.{point}:1"}
+        ended = subprocess.run([sys.executable, "-c", program, str(root)], env=environment, check=False, timeout=60)
+        assert ended.returncode == -9, point
+        found = recover(root, source.engine.options, clean=False)
+        assert found.end == source.offsets[lost]
+        io = RecordingIO()
+        recover(root, source.engine.options, clean=False, io=io)
+        assert io.lasting_calls == []
+    write_at(root / "checkpoint", 0, bytes(8))

@@ -1,0 +1,87 @@
+"""Finding the next intact record after damage, wherever it lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mqproc.store.damage import Hole
+from mqproc.store.recovery.resync import Resync
+from tests.store.engine import Engine
+
+SEGMENT = 65536
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return Engine(tmp_path)
+
+
+def fill(engine: Engine, count: int, size: int = 300) -> list[int]:
+    return [int(engine.append("T", [b"%06d" % n + bytes(size)])[0]) for n in range(count)]
+
+
+def overwrite(engine: Engine, offset: int, data: bytes) -> None:
+    with engine.segments.path(engine.segments.start_of(offset)).open("r+b") as file:
+        file.seek(offset % SEGMENT)
+        file.write(data)
+
+
+def test_the_next_record_is_found_from_any_byte(engine: Engine) -> None:
+    offsets = fill(engine, 5)
+    resync = Resync(engine.segments)
+    for position in range(offsets[1] + 1, offsets[2] + 1):
+        assert resync.next_record(position, engine.written) == offsets[2]
+    assert resync.next_record(offsets[4] + 1, engine.written) is None
+    assert resync.next_record(offsets[1] + 1, offsets[2]) is None
+
+
+def test_what_is_not_intact_or_not_in_its_place_is_passed_over(engine: Engine) -> None:
+    """A copy of a record in another's body is none: it says another offset."""
+    offsets = fill(engine, 6)
+    copy = engine.log_bytes(offsets[0], offsets[1])
+    overwrite(engine, offsets[2], copy)
+    overwrite(engine, offsets[3] + 100, b"\xff")
+    assert Resync(engine.segments).next_record(offsets[1] + 1, engine.written) == offsets[4]
+
+
+def test_a_hole_may_reach_over_segments(engine: Engine) -> None:
+    offsets = fill(engine, 500)
+    assert offsets[-1] > 2 * SEGMENT
+    first = next(n for n, offset in enumerate(offsets) if offset >= SEGMENT)
+    second = next(n for n, offset in enumerate(offsets) if offset >= 2 * SEGMENT)
+    engine.segments.close()
+    engine.segments.path(SEGMENT).unlink()
+    overwrite(engine, offsets[first - 1], b"\xff" * 8)
+    hole = Resync(engine.segments).hole_at(offsets[first - 1], engine.written)
+    assert hole == Hole(offsets[first - 1], offsets[second], "bad magic")
+    assert Resync(engine.segments).hole_at(SEGMENT, engine.written).kind == "missing segment"
+
+
+def test_a_hole_at_the_end_reaches_to_the_limit(engine: Engine) -> None:
+    offsets = fill(engine, 3)
+    overwrite(engine, offsets[2], bytes(8))
+    assert Resync(engine.segments).hole_at(offsets[2], engine.written) == Hole(offsets[2], engine.written, "zeros")
+
+
+def test_a_record_may_begin_in_bytes_that_were_never_written(engine: Engine) -> None:
+    """A size begins with zero bytes: they may lie in a page that a file system never had to keep."""
+    first = int(engine.append("T", [bytes(100)])[0])
+    size = engine.written - first
+    # The next record's first two bytes end a page.
+    padding = 4096 - 2 - engine.written
+    engine.append("T", [bytes(padding - size + 100)])
+    offset = engine.written
+    assert offset % 4096 == 4094
+    engine.append("T", [b"body"])
+    path = engine.segments.path(0)
+    data = path.read_bytes()
+    with path.open("r+b") as file:
+        file.truncate(0)
+        file.truncate(SEGMENT)
+        file.seek(4096)
+        file.write(data[4096:8192])
+    engine.segments.close()
+    assert path.read_bytes()[4094:8192] == data[4094:8192]
+    assert Resync(engine.segments).next_record(1, engine.written) == offset

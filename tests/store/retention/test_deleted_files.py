@@ -1,0 +1,168 @@
+"""Deleted files: the name goes at once, the space in steps, and whoever reads one finishes."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mqproc.config import MIB
+from mqproc.io import StoreIO
+from mqproc.store.retention.deleted_files import PATIENCE_NS, STEP_BYTES, DeletedFiles
+
+SIZE = 2 * STEP_BYTES + 3 * MIB
+
+
+class ShorteningIO(StoreIO):
+    """Notes the lengths that files get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def set_size(self, fd: int, size: int) -> None:
+        self.sizes.append(size)
+        super().set_size(fd, size)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "file"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    os.posix_fallocate(fd, 0, SIZE)
+    for offset in range(0, SIZE, MIB):
+        os.pwrite(fd, b"kept", offset)
+    os.fsync(fd)
+    os.close(fd)
+    return path
+
+
+def steps(deleted: DeletedFiles, now_ns: int = 0) -> int:
+    count = 0
+    while deleted.step(now_ns):
+        count += 1
+    return count
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_space_goes_back_in_steps(path: Path) -> None:
+    io = ShorteningIO()
+    deleted, before = DeletedFiles(io), open_files()
+    assert deleted.delete(path, 0) >= SIZE
+    assert not path.exists()
+    assert deleted.pending_bytes == SIZE
+    assert steps(deleted) == 3 + 3
+    assert io.sizes == [SIZE - STEP_BYTES, SIZE - 2 * STEP_BYTES, 0]
+    assert deleted.pending_bytes == 0
+    assert open_files() == before
+
+
+def test_a_small_file_goes_at_once(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.write_bytes(b"x" * 5000)
+    deleted = DeletedFiles(StoreIO())
+    assert deleted.delete(small, 0) == 8192
+    assert (deleted.pending_bytes, steps(deleted), small.exists()) == (0, 0, False)
+
+
+def test_a_file_that_is_not_there_is_no_error(tmp_path: Path) -> None:
+    assert DeletedFiles(StoreIO()).delete(tmp_path / "none", 0) == 0
+
+
+@pytest.mark.parametrize("kind", ["map", "descriptor"])
+def test_a_reader_of_another_process_finishes(path: Path, kind: str) -> None:
+    reader = subprocess.Popen(
+        [sys.executable, "-c", _READER, str(path), kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert reader.stdout is not None
+    assert reader.stdin is not None
+    assert reader.stdout.readline() == "open\n"
+    io = ShorteningIO()
+    deleted = DeletedFiles(io)
+    deleted.delete(path, 0)
+    # Pages are let go; more must not happen.
+    assert steps(deleted) == 3
+    assert (io.sizes, deleted.pending_bytes) == ([], SIZE)
+    reader.stdin.write("read\n")
+    reader.stdin.flush()
+    assert reader.stdout.readline() == f"{SIZE // MIB}\n"
+    assert reader.wait(10) == 0
+    assert steps(deleted) == 3
+    assert deleted.pending_bytes == 0
+    reader.stdout.close()
+    reader.stdin.close()
+
+
+_READER = """
+import mmap, os, sys
+fd = os.open(sys.argv[1], os.O_RDONLY)
+if sys.argv[2] == "map":
+    data = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+    os.close(fd)
+print("open", flush=True)
+sys.stdin.readline()
+step = 1 << 20
+size = len(data) if sys.argv[2] == "map" else os.fstat(fd).st_size
+at = (lambda n: data[n : n + 4]) if sys.argv[2] == "map" else (lambda n: os.pread(fd, 4, n))
+print(sum(at(n) == b"kept" for n in range(0, size, step)), flush=True)
+"""
+
+
+def test_a_file_that_has_another_name_is_never_shortened(path: Path) -> None:
+    """A backup made of hard links must not lose what retention deletes."""
+    copy = path.with_name("backup")
+    os.link(path, copy)
+    io = ShorteningIO()
+    deleted = DeletedFiles(io)
+    deleted.delete(path, 0)
+    steps(deleted)
+    assert io.sizes == []
+    # Its space belongs to the other name: it is let alone after a while.
+    steps(deleted, PATIENCE_NS + 1)
+    assert (deleted.pending_bytes, copy.stat().st_size) == (0, SIZE)
+    assert copy.read_bytes()[:4] == b"kept"
+
+
+def test_one_in_use_does_not_keep_the_next(path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(bytes(SIZE))
+    fd = os.open(path, os.O_RDONLY)
+    mapping = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+    os.close(fd)
+    deleted = DeletedFiles(StoreIO())
+    deleted.delete(path, 0)
+    deleted.delete(other, 0)
+    assert steps(deleted) == 3 + 3 + 3
+    assert deleted.pending_bytes == SIZE
+    assert mapping[:4] == b"kept"
+    mapping.close()
+    assert steps(deleted) == 3
+    assert deleted.pending_bytes == 0
+
+
+def test_what_is_left_at_the_end_goes_at_once(path: Path) -> None:
+    before = open_files()
+    deleted = DeletedFiles(StoreIO())
+    deleted.delete(path, 0)
+    deleted.step(0)
+    deleted.close()
+    assert (deleted.pending_bytes, open_files()) == (0, before)
+
+
+def test_a_name_that_cannot_be_taken_away_leaves_nothing_open(path: Path) -> None:
+    class StubbornIO(StoreIO):
+        def unlink(self, path: Path) -> None:
+            raise PermissionError(1, "Operation not permitted", str(path))
+
+    before = open_files()
+    deleted = DeletedFiles(StubbornIO())
+    with pytest.raises(PermissionError):
+        deleted.delete(path, 0)
+    assert (open_files(), deleted.pending_bytes, path.stat().st_size) == (before, 0, SIZE)

@@ -1,0 +1,180 @@
+"""Retention and consumer groups: what they have not consumed is kept or counted, their progress never left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqproc.config import RetentionGuard
+from mqproc.io import StoreIO
+from mqproc.layout import control as words_of
+from mqproc.store import rocketmq_json
+from mqproc.store.retention import request as retention_request
+from mqproc.store.retention.consumer_progress import ConsumerProgress, Progress
+from tests.store.retention.retaining import OLD, YOUNG, Aged, DiskIO
+
+
+def write_progress(store: Aged, table: dict[str, dict[int, int]]) -> None:
+    """As RocketMQ writes it: integer keys are unquoted."""
+    queues = ",".join(
+        f'"{name}":{{{",".join(f"{queue}:{offset}" for queue, offset in offsets.items())}}}'
+        for name, offsets in table.items()
+    )
+    path = store.paths.consumer_offsets
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f'{{"dataVersion":{{"counter":7}},"groupTopicMap":{{"12":["T"]}},"offsetTable":{{{queues}}}}}')
+
+
+def stored_progress(store: Aged) -> dict[tuple[str, str, int], int]:
+    return {(at.group, at.topic, at.queue_id): at.offset for at in ConsumerProgress(store.io, store.paths).load()}
+
+
+def aged(root: Path, **options: Any) -> Aged:
+    """Queue T/0 has 6 old records and 2 young ones, queue T/1 3 old ones and a young one between them."""
+    store = Aged(root, **options)
+    store.fill(3, OLD, "T", 0)
+    store.fill(3, OLD, "T", 1)
+    store.fill(3, OLD, "T", 0)
+    store.fill(1, YOUNG, "T", 1)
+    store.fill(2, YOUNG, "T", 0)
+    return store
+
+
+def test_progress_below_the_minimum_is_raised_and_what_was_skipped_is_counted(tmp_path: Path) -> None:
+    store = aged(tmp_path)
+    write_progress(store, {"T@slow": {0: 1, 1: 0}, "T@fast": {0: 8, 1: 3}, "gone@slow": {0: 5}, "T@half": {0: 6}})
+    store.pass_by(3)
+    assert (store.min_offset("T", 0), store.min_offset("T", 1)) == (6, 3)
+    assert stored_progress(store) == {
+        ("slow", "T", 0): 6,
+        ("slow", "T", 1): 3,
+        ("fast", "T", 0): 8,
+        ("fast", "T", 1): 3,
+        ("slow", "gone", 0): 5,
+        ("half", "T", 0): 6,
+    }
+    assert store.words[words_of.RETENTION_UNCONSUMED] == 5 + 3
+    assert retention_request.read_report(StoreIO(), store.paths).unconsumed == {"slow": {"T": 8}}
+    told = [figures for event, figures in store.told if event.startswith("messages went")]
+    assert told == [{"group": "slow", "messages": 8}]
+    # RocketMQ reads it again: its own keys unquoted, everything else as it was, the old one beside it.
+    text = store.paths.consumer_offsets.read_text()
+    assert "0: 6" in text
+    assert rocketmq_json.parse(text)["dataVersion"] == {"counter": 7}
+    assert rocketmq_json.parse(text)["groupTopicMap"] == {"12": ["T"]}
+    assert store.paths.consumer_offsets.with_name("consumerOffset.json.bak").exists()
+    # Nothing more is skipped, so nothing more is counted.
+    store.pass_by(2)
+    assert store.words[words_of.RETENTION_UNCONSUMED] == 8
+
+
+def test_what_is_skipped_adds_up_over_restarts(tmp_path: Path) -> None:
+    store = aged(tmp_path)
+    write_progress(store, {"T@slow": {0: 4}})
+    store.pass_by(3)
+    store.fill(2, 0, "T", 0)
+    store.now_ms += 73 * 3_600_000
+    store.fill(1, 0, "T", 0)
+    store.pass_by(3)
+    assert retention_request.read_report(StoreIO(), store.paths).unconsumed == {"slow": {"T": 2 + 4}}
+
+
+def test_progress_that_was_below_before_is_corrected_at_the_start(tmp_path: Path) -> None:
+    store = aged(tmp_path)
+    store.pass_by(3)
+    write_progress(store, {"T@late": {0: 2}})
+    store.pass_by(1)
+    assert stored_progress(store) == {("late", "T", 0): 6}
+    assert store.words[words_of.RETENTION_UNCONSUMED] == 4
+
+
+def test_the_guard_keeps_what_a_group_has_not_consumed(tmp_path: Path) -> None:
+    store = aged(tmp_path, retention_guard=RetentionGuard.GROUPS)
+    # Record 1 of T/1 lies in segment 4, record 4 of T/0 in segment 7.
+    write_progress(store, {"T@slow": {1: 1}, "T@other": {0: 4}})
+    store.pass_by(3)
+    assert (store.segments()[0], store.held_by()) == (4, "consumer group")
+    ((_, figures),) = [told for told in store.told if told[0].endswith("held back")]
+    assert figures["detail"] == "group slow stands at 1 of T/1"
+    assert store.words[words_of.RETENTION_UNCONSUMED] == 0
+    write_progress(store, {"T@slow": {1: 4}, "T@other": {0: 4}})
+    store.pass_by(3)
+    assert store.segments()[0] == 7
+    write_progress(store, {"T@slow": {1: 4}, "T@other": {0: 8}})
+    store.pass_by(3)
+    assert (store.segments()[0], store.held_by()) == (9, "nothing")
+
+
+def test_the_guard_holds_against_a_full_disk_too(tmp_path: Path) -> None:
+    store = aged(tmp_path, retention_guard=RetentionGuard.GROUPS)
+    assert isinstance(store.io, DiskIO)
+    store.io.disk = (99, 1)
+    write_progress(store, {"T@slow": {0: 0}})
+    store.pass_by(3)
+    assert (store.segments()[0], store.held_by()) == (0, "consumer group")
+    assert store.words[words_of.RETENTION_TRIGGER] == words_of.DUE_FORCED
+
+
+def test_the_guard_passes_over_progress_of_no_queue_and_below_the_minimum(tmp_path: Path) -> None:
+    store = aged(tmp_path, retention_guard=RetentionGuard.GROUPS)
+    write_progress(store, {"gone@slow": {0: 0}, "T@none": {7: 0}, "T@done": {0: 8, 1: 99}})
+    store.pass_by(3)
+    assert store.segments()[0] == 9
+
+
+def test_without_a_file_of_progress_the_guard_keeps_nothing(tmp_path: Path) -> None:
+    store = aged(tmp_path, retention_guard=RetentionGuard.GROUPS)
+    store.pass_by(3)
+    assert store.segments()[0] == 9
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{half", '{"offsetTable":[]}', '{"offsetTable":{"T@g":{0:"x"}}}', '{"offsetTable":{"nogroup":{0:1}}}', "[1]"],
+)
+def test_progress_that_cannot_be_read_holds_all_back_with_the_guard_and_is_told_without(
+    tmp_path: Path, text: str
+) -> None:
+    store = aged(tmp_path / "guarded", retention_guard=RetentionGuard.GROUPS)
+    store.paths.config.mkdir()
+    store.paths.consumer_offsets.write_text(text)
+    store.pass_by(3)
+    assert (store.segments()[0], store.held_by()) == (0, "unreadable progress")
+    assert store.paths.consumer_offsets.read_text() == text
+    open_ = aged(tmp_path / "open")
+    open_.paths.config.mkdir()
+    open_.paths.consumer_offsets.write_text(text)
+    open_.pass_by(3)
+    assert open_.segments()[0] == 9
+    assert "consumer progress cannot be read, so it is not corrected" in [event for event, _ in open_.told]
+    assert open_.paths.consumer_offsets.read_text() == text
+
+
+def test_the_copy_is_read_when_the_file_is_empty(tmp_path: Path) -> None:
+    store = aged(tmp_path)
+    write_progress(store, {"T@slow": {0: 1}})
+    path = store.paths.consumer_offsets
+    path.rename(path.with_name(path.name + ".bak"))
+    path.write_text("")
+    assert ConsumerProgress(store.io, store.paths).load() == [Progress("slow", "T", 0, 1)]
+
+
+def test_a_group_may_have_a_name_that_is_a_number(tmp_path: Path) -> None:
+    store = aged(tmp_path)
+    write_progress(store, {"T@42": {0: 1}})
+    store.pass_by(3)
+    assert stored_progress(store) == {("42", "T", 0): 6}
+    assert json.loads(store.paths.retention_report.read_text())["unconsumed"] == {"42": {"T": 5}}
+
+
+def test_strings_that_look_like_keys_stay_strings(tmp_path: Path) -> None:
+    path = tmp_path / "config" / "x.json"
+    value = {"a": 'say "1": 2', "12": {"3": "4", "b5": ["6"]}, "back\\slash": "\\"}
+    rocketmq_json.save(StoreIO(), path, value, integer_keys=True)
+    text = path.read_text()
+    assert "12: {" in text
+    assert '3: "4"' in text
+    assert rocketmq_json.parse(text) == value

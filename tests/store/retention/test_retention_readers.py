@@ -1,0 +1,172 @@
+"""Readers while retention deletes: they finish, or learn the new minimum; and they keep no deleted file's space."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mqproc.layout import control as words_of
+from mqproc.message import PullStatus
+from mqproc.store.consume_queue import ConsumeQueueFiles
+from mqproc.store.dispatcher import Dispatch
+from mqproc.store.index_files import IndexFiles
+from mqproc.store.reads import queue_ranges
+from mqproc.store.reads.queue_bounds import QueueBounds, Queues
+from mqproc.store.reads.reading import StoreReading
+from mqproc.store.reads.store_views import WordsView
+from mqproc.store.segments import LogSegments
+from mqproc.store.slices import finish
+from tests.store.retention.retaining import OLD, SEGMENT, YOUNG, Aged
+
+
+class Meanwhile:
+    """Queues that let something happen right after a bound was told for the first time."""
+
+    def __init__(self, queues: Queues, happens: Callable[[], None]) -> None:
+        self._queues = queues
+        self._happens: Callable[[], None] | None = happens
+
+    def bounds(self, topic: str, queue_id: int) -> QueueBounds | None:
+        found = self._queues.bounds(topic, queue_id)
+        happens, self._happens = self._happens, None
+        if happens is not None:
+            happens()
+        return found
+
+    def ids(self, topic: str) -> list[int]:
+        return self._queues.ids(topic)
+
+    def topics(self) -> list[str]:
+        return self._queues.topics()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Aged:
+    """21 old records and 4 young ones of a queue: three of its files go."""
+    store = Aged(tmp_path, delete_file_batch_max=100)
+    store.fill(21, OLD)
+    store.fill(4, YOUNG)
+    return store
+
+
+def reading_while(store: Aged, happens: Callable[[], None]) -> StoreReading:
+    view = WordsView(store.words, store.table, sync_flush=False)
+    queues = Meanwhile(view.queues, happens)
+    return StoreReading(store.io, store.paths, store.options, queues, view.visible, view.newest_index_ms)
+
+
+def deleted_in_use(store: Aged) -> list[str]:
+    """Deleted files of the store that this process has open or mapped."""
+    root = str(store.paths.root)
+    found = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except FileNotFoundError:
+            continue
+    maps = [line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if root in line]
+    return [name for name in (*found, *maps) if name.startswith(root) and name.strip().endswith("(deleted)")]
+
+
+@pytest.mark.parametrize("offset", [0, 5, 14, 20])
+def test_a_pull_that_retention_overtakes_learns_the_new_minimum(store: Aged, offset: int) -> None:
+    reading = reading_while(store, store.pass_by)
+    pulled = reading.pull("T", 0, offset, 10, 1 << 20)
+    assert (pulled.status, pulled.next_offset, pulled.min_offset) == (PullStatus.OFFSET_TOO_SMALL, 21, 21)
+    assert reading.pull("T", 0, pulled.next_offset, 10, 1 << 20).count == 4
+    reading.close()
+
+
+def test_a_pull_of_what_is_kept_does_not_notice(store: Aged) -> None:
+    reading = reading_while(store, store.pass_by)
+    pulled = reading.pull("T", 0, 21, 10, 1 << 20)
+    assert (pulled.status, pulled.count) == (PullStatus.FOUND, 4)
+    reading.close()
+
+
+def test_a_reader_that_is_in_a_segment_finishes(store: Aged) -> None:
+    reading = store.reading()
+    before = reading.pull("T", 0, 0, 3, 1 << 20)
+    view = reading.segments.view(0)
+    store.pass_by()
+    reading.let_go_of_deleted(reading_deletions(store))
+    # The minimum has moved and the file is gone, but whoever holds its map reads on.
+    assert not store.engine.segments.path(0).exists()
+    assert np.array_equal(view[: len(before.records) // 3], before.records[: len(before.records) // 3])
+    del view
+    assert deleted_in_use(store) == []
+    reading.close()
+
+
+def reading_deletions(store: Aged) -> object:
+    return WordsView(store.words, store.table, sync_flush=False).deletions()
+
+
+@pytest.mark.parametrize("upper", [False, True])
+def test_a_search_by_time_that_retention_overtakes_is_done_again(store: Aged, upper: bool) -> None:
+    reading = reading_while(store, store.pass_by)
+    assert reading.offset_at("T", 0, 0, upper=upper) == 21
+    reading.close()
+
+
+def test_a_long_count_goes_on_at_the_new_minimum(store: Aged, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_ranges, "SLICE_UNITS", 2)
+    reading = store.reading()
+    counting = reading.count("T", born_time=True)
+    for _ in range(3):
+        next(counting)
+    reading.files.close()
+    store.pass_by()
+    # Six were counted before; of the others those are left that retention kept.
+    assert finish(counting) == 6 + 4
+    reading.close()
+
+
+@pytest.mark.parametrize("slice_units", [2, 65_536])
+def test_a_range_that_retention_overtakes_gives_what_is_left(
+    store: Aged, monkeypatch: pytest.MonkeyPatch, slice_units: int
+) -> None:
+    monkeypatch.setattr(queue_ranges, "SLICE_UNITS", slice_units)
+    reading = reading_while(store, store.pass_by)
+    count, cursor, complete = 0, (), False
+    while not complete:
+        asked = reading.range("T", 0, 1 << 60, born_time=True, cursor=cursor, max_messages=100, max_bytes=1 << 20)
+        batch = finish(asked)
+        count, cursor, complete = count + batch.count, batch.cursor, batch.complete
+    assert count == 4
+    reading.close()
+
+
+def test_a_reader_lets_go_of_all_that_was_deleted(store: Aged) -> None:
+    reading = store.reading()
+    reading.pull("T", 0, 0, 25, 1 << 20)
+    finish(reading.by_key("T", "nothing", max_messages=10, max_bytes=1 << 20))
+    store.pass_by()
+    assert len(deleted_in_use(store)) > 20
+    reading.let_go_of_deleted(reading_deletions(store))
+    assert deleted_in_use(store) == []
+    assert reading.pull("T", 0, 21, 25, 1 << 20).count == 4
+    reading.close()
+
+
+def test_the_dispatcher_lets_go_too(store: Aged) -> None:
+    io, options, paths = store.io, store.options, store.paths
+    segments = LogSegments(io, paths.commit_log, SEGMENT, mapped_max=50)
+    queues = ConsumeQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes, write=True)
+    index = IndexFiles(io, paths.index, options.max_hash_slot_num, options.max_index_num)
+    dispatch = Dispatch(io, options, store.table, segments, queues, index)
+    for number in range(25):
+        segments.view(number * SEGMENT)
+        queues.read_units("T", 0, number, 1, store.table.generation(0))
+    store.pass_by()
+    assert len(deleted_in_use(store)) > 20
+    dispatch.let_go_below(store.words[words_of.MIN_PHYSICAL_OFFSET])
+    assert deleted_in_use(store) == []
+    # It goes on writing where the queue stands.
+    assert queues.read_units("T", 0, 24, 1, store.table.generation(0))
+    dispatch.close()
+    segments.close()
