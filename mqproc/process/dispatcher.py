@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import time
 
 from mqproc.kernels.dispatch import StopReason
 from mqproc.kernels.fences import publish_and_peek
@@ -20,9 +19,9 @@ from mqproc.store.recovery.resync import Resync
 from mqproc.store.segments import LogSegments
 
 # After a failed step (a full disk) the next one waits this long, so that it does not spin.
-RETRY_S = 0.1
+RETRY_NS = 100_000_000
 # The log says again that dispatch waits for the same reason after this time.
-TELL_AGAIN_S = 60.0
+TELL_AGAIN_NS = 60_000_000_000
 STOP_WAIT_S = 0.001
 # Far below what a reader that does not wait could see, and several wake-ups of a busy writer's time.
 LINGER_S = 0.0002
@@ -35,6 +34,7 @@ class Dispatcher:
 
     def __init__(self, context: RoleContext) -> None:
         self._context = context
+        self._clock = context.clock
         self._words = context.control.words
         self._log = get_logger()
         options, io, paths = context.options, context.io, context.paths
@@ -51,9 +51,9 @@ class Dispatcher:
         self._query_bell = context.bells[words_of.QUERY]
         self._index_bell = context.bells[words_of.INDEX_FLUSHER]
         self._full_files = index.full_files
-        self._retry_at = 0.0
+        self._retry_ns = 0
         self._minimum = self._words[words_of.MIN_PHYSICAL_OFFSET]
-        self._told_at = 0.0
+        self._told_ns = -TELL_AGAIN_NS
 
     def do_work(self) -> int:
         words = self._words
@@ -62,7 +62,7 @@ class Dispatcher:
             self._dispatch.let_go_below(minimum)
         dispatched = words[words_of.DISPATCHED]
         confirmed = self._context.control.confirmed(sync_flush=self._context.sync_flush)
-        if dispatched >= confirmed or time.monotonic() < self._retry_at:
+        if dispatched >= confirmed or self._clock.monotonic_ns() < self._retry_ns:
             return 0
         if dispatched < words[words_of.MIN_PHYSICAL_OFFSET]:
             return self._jump_to_minimum(dispatched)
@@ -81,7 +81,7 @@ class Dispatcher:
         return 0.0 if self._words[words_of.WAITING_PULLS] else LINGER_S
 
     def wait(self, timeout_s: float) -> None:
-        until_retry_s = self._retry_at - time.monotonic()
+        until_retry_s = (self._retry_ns - self._clock.monotonic_ns()) / 1e9
         self._context.bell.wait(min(timeout_s, until_retry_s) if until_retry_s > 0 else timeout_s)
 
     def on_stop(self) -> bool:
@@ -91,7 +91,7 @@ class Dispatcher:
         confirmed = self._context.control.confirmed(sync_flush=self._context.sync_flush)
         if self._words[words_of.DISPATCHED] >= confirmed or self._words[words_of.DISPATCH_ERRNO]:
             return True
-        time.sleep(STOP_WAIT_S)
+        self._clock.sleep(STOP_WAIT_S)
         return False
 
     def close(self) -> None:
@@ -139,11 +139,11 @@ class Dispatcher:
     def _hold_up(self, error: OSError) -> None:
         """Nothing is skipped: the same step is tried again until it goes well."""
         number = error.errno or errno.EIO
-        now = time.monotonic()
-        self._retry_at = now + RETRY_S
-        if self._words[words_of.DISPATCH_ERRNO] == number and now < self._told_at + TELL_AGAIN_S:
+        now_ns = self._clock.monotonic_ns()
+        self._retry_ns = now_ns + RETRY_NS
+        if self._words[words_of.DISPATCH_ERRNO] == number and now_ns < self._told_ns + TELL_AGAIN_NS:
             return
-        self._told_at = now
+        self._told_ns = now_ns
         self._words[words_of.DISPATCH_ERRNO] = number
         self._context.heart.failed()
         self._log.error("dispatch waits", error=str(error), position=self._words[words_of.DISPATCHED])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import ipaddress
-import time
 from typing import Any
 
 import msgspec
@@ -56,7 +55,7 @@ from mqproc.wire.server import SocketServer
 COMMIT_BYTES = 256 << 10
 # A step's answers leave together, up to this much of the log: each send wakes its client, which takes the processor.
 ANSWER_BYTES = 1 << 20
-SEGMENT_WAIT_S = 5.0
+SEGMENT_WAIT_NS = 5_000_000_000
 SEGMENT_POLL_S = 0.0005
 # How long one step is held back when dispatch is nearly `max_dispatch_behind_bytes` behind.
 SLOW_STEP_S = 0.005
@@ -206,7 +205,7 @@ class Writer:
     def _handle(self, request: Request) -> None:
         operation = request.operation
         try:
-            if operation == Operation.APPEND:
+            if operation in (Operation.APPEND, Operation.APPEND_OWN):
                 self._append(request)
             elif operation == Operation.CREATE_TOPIC:
                 self._create_topic(request, _decoders[operation].decode(request.options))
@@ -233,7 +232,7 @@ class Writer:
         options = _append_request.decode(request.options)
         if self._closed_by is not None:
             raise self._closed_by
-        plan = plan_append(options, request.payload, self._topics)
+        plan = plan_append(options, request.payload, self._topics, own=request.operation == Operation.APPEND_OWN)
         store_timestamp_ms = self._store_timestamp()
         answer = self._appender.add(plan, store_timestamp_ms)
         self._topics.find(options.topic).rotation = plan.rotation
@@ -349,7 +348,7 @@ class Writer:
         behind = self._words[words_of.WRITTEN] - self._words[words_of.DISPATCHED]
         if behind * 2 > limit:
             pause_s = SLOW_STEP_S * min(1.0, (behind * 2 - limit) / limit)
-            time.sleep(pause_s)
+            self._clock.sleep(pause_s)
             self._words.add(words_of.WRITER_SLOWED_MS, max(1, round(pause_s * 1000)))
 
     def _store_timestamp(self) -> int:
@@ -368,7 +367,7 @@ class Writer:
         if words[words_of.SEGMENTS_READY_END] > start:
             return
         words.add(words_of.WRITER_SEGMENT_WAITS, 1)
-        deadline = time.monotonic() + SEGMENT_WAIT_S
+        deadline_ns = self._clock.monotonic_ns() + SEGMENT_WAIT_NS
         with self._context.heart.busy(words_of.STATE_ALLOCATING):
             while words[words_of.SEGMENTS_READY_END] <= start:
                 self._flusher_bell.ring()
@@ -377,9 +376,9 @@ class Writer:
                 failed = words[words_of.SEGMENT_ERRNO]
                 if failed in (errno.ENOSPC, errno.EDQUOT):
                     raise DiskFullError("no room for another segment", hint_ms=1000)
-                if time.monotonic() > deadline:
+                if self._clock.monotonic_ns() > deadline_ns:
                     raise StoreBusyError(f"segment {start:020d} is not ready (errno {failed})", hint_ms=100)
-                time.sleep(SEGMENT_POLL_S)
+                self._clock.sleep(SEGMENT_POLL_S)
 
     def _save_topics_when_due(self) -> int:
         """Topics made by a first send are saved within a second: the log itself would bring them back."""

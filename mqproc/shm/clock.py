@@ -15,3 +15,7 @@ class Clock:
     def time_ms(self) -> int:
         """Unix time in milliseconds; may step either way, so nothing is ordered by it."""
         return time.time_ns() // 1_000_000
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        time.sleep(seconds)

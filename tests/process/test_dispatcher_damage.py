@@ -187,7 +187,7 @@ def test_a_restarted_dispatcher_knows_the_holes_that_were_found(rig: Rig) -> Non
 
 
 def test_a_full_disk_holds_dispatch_up_until_there_is_room(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(role, "RETRY_S", 0.0)
+    monkeypatch.setattr(role, "RETRY_NS", 0)
     rig.io.refusing["consumequeue"] = errno.ENOSPC
     dispatcher = Dispatcher(rig.context(words_of.DISPATCHER))
     errors = words_of.role_word(words_of.DISPATCHER, "errors")
@@ -203,7 +203,7 @@ def test_a_full_disk_holds_dispatch_up_until_there_is_room(rig: Rig, monkeypatch
 
 
 def test_a_map_that_fails_holds_dispatch_up_until_it_does_not(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(role, "RETRY_S", 0.0)
+    monkeypatch.setattr(role, "RETRY_NS", 0)
 
     class NoMaps(StoreIO):
         def map(self, fd: int, size: int, *, write: bool = False) -> object:  # type: ignore[override]
