@@ -100,6 +100,7 @@ class Options:
     )
     default_topic_queue_nums: int = _option(8, "queues of a topic made by its first send", "", 1, 65_535)
     auto_create_topic_enable: bool = _option(True, "make a topic at its first send")
+    auto_create_subscription_group: bool = _option(True, "make a consumer group at its first use")
     max_queues: int = _option(65_536, "queues of the whole store", "", 16, 1 << 20)
     max_dispatch_behind_bytes: int = _option(
         4 * GIB, "sends are slowed from half of it on and refused above it", "bytes", MIB, 1 << 50
@@ -164,6 +165,9 @@ class Options:
     busy_timeout_ms: int = _option(120_000, "a busy role is aborted after this time", "ms", 500, 1 << 31)
     metrics_port: int = _option(5557, "port of /metrics; 0 lets the system choose", "", 0, 65_535)
     metrics_host: str = _option("127.0.0.1", "address of /metrics")
+    metrics_series_max: int = _option(
+        5_000, "topics, and groups by topic, that have metrics of their own; others are added up", "", 1, 1 << 20
+    )
     page_cache_behind_bytes: int = _option(
         128 * MIB,
         "let go of pages whose messages lie this far behind dispatch and flush: warm ones are reused; 0 keeps all",

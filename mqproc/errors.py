@@ -28,6 +28,11 @@
     ├── MessageNotFoundError        MESSAGE_NOT_FOUND     exit 5
     ├── TooManyQueuesError          TOO_MANY_QUEUES
     ├── OffsetOutOfRangeError       OFFSET_OUT_OF_RANGE
+    │   ├── OffsetOverflowError     OFFSET_OVERFLOW
+    │   └── StaleOffsetError        STALE_OFFSET
+    ├── GroupNotFoundError          GROUP_NOT_FOUND       exit 5
+    ├── GroupInUseError             GROUP_IN_USE
+    ├── NotAMemberError             NOT_A_MEMBER
     ├── StoreBusyError              STORE_BUSY            retryable
     │   ├── RetryLaterError         RETRY_LATER           retryable
     │   └── TooManyConnectionsError TOO_MANY_CONNECTIONS  retryable
@@ -237,6 +242,38 @@ class OffsetOutOfRangeError(MqprocError):
         super().__init__(message, hint_ms=hint_ms)
         self.min_offset = min_offset
         self.max_offset = max_offset
+
+
+class OffsetOverflowError(OffsetOutOfRangeError):
+    """A group's progress would lie beyond the queue's end; nothing was changed."""
+
+    code = "OFFSET_OVERFLOW"
+
+
+class StaleOffsetError(OffsetOutOfRangeError):
+    """A group's progress would go back, which only a reset may; nothing was changed."""
+
+    code = "STALE_OFFSET"
+
+
+class GroupNotFoundError(MqprocError):
+    """No such consumer group."""
+
+    code = "GROUP_NOT_FOUND"
+    exit_code = 5
+
+
+class GroupInUseError(MqprocError):
+    """A consumer group has members now; nothing was changed."""
+
+    code = "GROUP_IN_USE"
+
+
+class NotAMemberError(MqprocError):
+    """The consumer is no member of its group any more, or does not have the queue any more: it was silent for too long,
+    or the queue was given to another."""
+
+    code = "NOT_A_MEMBER"
 
 
 class StoreBusyError(MqprocError):

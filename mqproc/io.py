@@ -141,9 +141,12 @@ class StoreIO:
             missing.append(folder)
             folder = folder.parent
         for new in reversed(missing):
-            new.mkdir(mode=mode, exist_ok=True)
+            self._make_one_folder(new, mode)
             if sync:
                 self.sync_folder(new.parent)
+
+    def _make_one_folder(self, folder: Path, mode: int) -> None:
+        folder.mkdir(mode=mode, exist_ok=True)
 
     def read_file(self, path: Path) -> bytes:
         """A whole small file."""
@@ -152,20 +155,24 @@ class StoreIO:
     def write_file_atomically(self, path: Path, data: bytes, mode: int = 0o644) -> None:
         """Replace a small file: temporary file, sync, rename, folder sync. A crash leaves the old or the new one."""
         temporary = path.with_name(path.name + ".tmp")
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        fd = self.open(temporary, write=True, create=True, mode=mode)
         try:
+            self.set_size(fd, 0)
             self.pwrite(fd, data, 0)
-            self._sync_with(os.fsync, fd)
+            self.sync(fd)
         finally:
-            os.close(fd)
+            self.close(fd)
         self.rename(temporary, path)
 
     def rename(self, source: Path, target: Path) -> None:
         """Rename and sync the folders of both names."""
-        os.rename(source, target)
+        self._rename(source, target)
         self.sync_folder(target.parent)
         if source.parent != target.parent:
             self.sync_folder(source.parent)
+
+    def _rename(self, source: Path, target: Path) -> None:
+        os.rename(source, target)
 
     def unlink(self, path: Path) -> None:
         """Remove a name if it is there; the caller syncs the folder when the order matters."""
@@ -317,6 +324,10 @@ class StoreIO:
     def will_need(self, fd: int, offset: int, size: int) -> None:
         """Ask the kernel to read a range ahead."""
         os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
+
+    def read_only_what_is_asked(self, fd: int) -> None:
+        """No reading ahead through this descriptor."""
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
 
     # Maps
 

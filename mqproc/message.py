@@ -32,6 +32,23 @@ class Message:
     unique_id: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class TagFilter:
+    """Messages with one of some tags, `a || b`; the empty filter and `*` let all pass."""
+
+    expression: str = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class SqlFilter:
+    """Messages whose properties meet a condition in RocketMQ's SQL92: `price > 10 AND region IN ('north', 'south')`."""
+
+    expression: str
+
+
+Filter = TagFilter | SqlFilter
+
+
 class SendStatus(enum.StrEnum):
     """What became of a message that was stored; the last three are RocketMQ's "stored, with a warning"."""
 

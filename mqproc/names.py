@@ -11,10 +11,32 @@ RETRY_PREFIX: Final = "%RETRY%"
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
 MULTI_DISPATCH_PREFIX: Final = "%LMQ%"
 """RocketMQ's light queues: their units name records of other topics, and no topics.json names them."""
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+"""Where messages with a delay level wait: queue level − 1."""
+DELAY_LEVELS: Final = 18
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+"""Where messages with a time to deliver at wait."""
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+"""Where the messages of open transactions wait."""
+OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+"""Which of them were committed or rolled back."""
+CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+"""Messages whose transaction nobody would decide."""
+SINGLE_QUEUE_TOPICS: Final = frozenset({TIMER_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TIME_TOPIC})
 TOPIC_BYTES_MAX: Final = 127
 RETRY_TOPIC_BYTES_MAX: Final = 255
+FILTER_BYTES_MAX: Final = 4096
+"""Of a filter's text, by tags or by properties."""
 
 _FOREIGN = re.compile(rb"[^%|A-Za-z0-9_-]")
+
+
+def queues_of_own(topic: str, default: int) -> int:
+    """How many queues a topic has that the system makes for itself; `default` for a user's."""
+    if topic == SCHEDULE_TOPIC:
+        return DELAY_LEVELS
+    single = topic in SINGLE_QUEUE_TOPICS or topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+    return 1 if single else default
 
 
 def check_topic(topic: str) -> None:

@@ -132,6 +132,11 @@ class StorePaths:
         return self.own / "aside"
 
     @property
+    def repaired(self) -> Path:
+        """Copies of what repairs have changed, a folder each."""
+        return self.own / "repaired"
+
+    @property
     def marks(self) -> Path:
         return self.own / "marks"
 
@@ -164,9 +169,28 @@ class StorePaths:
         return self.config / "consumerOffset.json"
 
     @property
+    def subscription_groups(self) -> Path:
+        return self.config / "subscriptionGroup.json"
+
+    @property
+    def progress(self) -> Path:
+        """How far consumer groups have come, a word a queue."""
+        return self.own / "progress"
+
+    @property
+    def unconsumed(self) -> Path:
+        """How many messages retention has deleted before groups had consumed them."""
+        return self.own / "unconsumed.json"
+
+    @property
     def settings(self) -> Path:
         """TOML of the options that the group runs with, for tools."""
         return self.own / "settings.json"
+
+    @property
+    def errors(self) -> Path:
+        """Distinct errors, with how often, first and last."""
+        return self.own / "errors"
 
     @property
     def log(self) -> Path:

@@ -23,6 +23,7 @@ from mqproc.control import Control
 from mqproc.errors import BadRequestError, MqprocError, StoreBusyError, StoreReadOnlyError
 from mqproc.io import FailedSyncError, Kind, StoreIO
 from mqproc.layout import control as layout
+from mqproc.metrics.error_log import ErrorLog
 from mqproc.paths import StorePaths
 from mqproc.process import log
 from mqproc.process.loop import RoleSpec, write_settings
@@ -75,7 +76,7 @@ def supervise(
         prepare_folder(io, paths)
         lock = StoreLock.acquire(io, paths)
         stack.callback(lock.close)
-        log.configure(layout.SUPERVISOR)
+        log.configure(layout.SUPERVISOR, errors=ErrorLog.create(io, paths, layout.SUPERVISOR))
         set_title(layout.SUPERVISOR, paths.root)
         prctl.become_subreaper()
         control = Control.create(io, paths, clock, os.getpid())

@@ -22,6 +22,7 @@ from mqproc.process.writer import Writer
 from mqproc.store.active_segments import ActiveSegments
 from mqproc.store.guard import Guard
 from mqproc.store.recovery.recovery import Recovery, adopt_sizes
+from mqproc.store.recovery.scan_ahead import usable_scanners
 from mqproc.supervisor.hooks import GroupContext, Hooks, Report
 
 # A load from the cache takes a fraction of it; compiling is worth a line.
@@ -35,7 +36,7 @@ SPECS = (
     RoleSpec(words_of.DISPATCHER, Dispatcher),
     RoleSpec(words_of.QUERY, Query, BellKind.EVENT, sockets=("query",)),
     RoleSpec(words_of.KEEPER, Keeper),
-    RoleSpec(words_of.MONITOR, Monitor),
+    RoleSpec(words_of.MONITOR, Monitor, BellKind.EVENT),
 )
 
 
@@ -72,7 +73,15 @@ def engine_hooks() -> Hooks:
         words = context.control.words
         context.io.make_folder(context.paths.commit_log)
         guards.append(Guard(context.io, context.paths))
-        recovery = Recovery(context.io, context.paths, context.options, words, context.report, clean=context.clean)
+        recovery = Recovery(
+            context.io,
+            context.paths,
+            context.options,
+            words,
+            context.report,
+            clean=context.clean,
+            scanners=usable_scanners(),
+        )
         recovery.run()
         active.open(context.io, context.paths, context.options, words)
 

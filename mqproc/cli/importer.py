@@ -30,28 +30,17 @@ from mqproc.cli.sources import Chunk
 from mqproc.client import Client, core
 from mqproc.client.connection import FRAME_BYTES_MAX
 from mqproc.client.encoding import AppendFrame, Batch, encode_batch
-from mqproc.errors import (
-    BadRequestError,
-    MqprocError,
-    NotRunningError,
-    RequestTimeoutError,
-    SendOutcomeUnknownError,
-    StoreBusyError,
-)
+from mqproc.client.settling import PATIENCE_S, UNSETTLED, settle
+from mqproc.errors import BadRequestError, MqprocError
 from mqproc.wire.operations import AppendRequest, Operation
 
 IN_FLIGHT = 4
 CHUNK_ROWS = 1000
-DRAIN_PINGS = 256
 # Records that may be stored although the position does not say so, and a margin.
 WINDOW = (IN_FLIGHT + 1) * CHUNK_ROWS
 _LOOKUPS_IN_FLIGHT = 64
 # Unique ids of one frame share all but their last four digits.
 _IDS_PER_PREFIX = 1 << 16
-# Errors after which it is not known which records under way are stored.
-_UNSETTLED = (SendOutcomeUnknownError, NotRunningError, RequestTimeoutError, StoreBusyError)
-_POLL_S = 0.005
-_PATIENCE_S = 60.0
 
 _decode_append = msgspec.msgpack.Decoder(AppendRequest).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -85,7 +74,7 @@ class Importer:
 
     def begin(self) -> frozenset[int]:
         """Settle what an earlier run left: sets `position`, returns the records at or above it that are stored."""
-        self._await_dispatch()
+        settle(self._client)
         if self.position and not self._is_stored(self.position - 1):
             self._note(f"record {self.position:,} was acknowledged but is not in the store: looking for the last one")
             self.position = self._search()
@@ -132,17 +121,6 @@ class Importer:
         answers = self._client.run_all(calls, core.QUERY, _LOOKUPS_IN_FLIGHT)
         return {record for record, messages in zip(records, answers, strict=True) if messages}
 
-    def _await_dispatch(self) -> None:
-        """Until the index holds everything that any importer may have had stored. Raises RequestTimeoutError."""
-        for _ in range(DRAIN_PINGS):
-            self._client.run(core.ping(core.WRITER))
-        target = self._client.stats()["written"]
-        deadline = time.monotonic() + _PATIENCE_S
-        while (dispatched := self._client.stats()["dispatched"]) < target:
-            if time.monotonic() > deadline:
-                raise RequestTimeoutError(f"dispatch has not caught up: {target - dispatched:,} bytes are left")
-            time.sleep(_POLL_S)
-
     # Sending
 
     def send(self, chunks: Iterator[Chunk], stored: frozenset[int]) -> None:
@@ -153,10 +131,10 @@ class Importer:
             try:
                 self._send(left, stored)
                 return
-            except _UNSETTLED as error:
+            except UNSETTLED as error:
                 if failed_at != self.position:
                     failed_at, failed_s = self.position, time.monotonic()
-                elif time.monotonic() - failed_s > _PATIENCE_S:
+                elif time.monotonic() - failed_s > PATIENCE_S:
                     raise
                 self._note(f"at record {self.position:,}: {error}; asking the store what it has")
                 stored = self._settle_again(failed_s)
@@ -166,10 +144,10 @@ class Importer:
         """After a lost answer: the same as at the beginning, as soon as the group answers again."""
         while True:
             try:
-                self._await_dispatch()
+                settle(self._client)
                 return self._settle()
             except MqprocError as error:
-                if not isinstance(error, _UNSETTLED) or time.monotonic() - since_s > _PATIENCE_S:
+                if not isinstance(error, UNSETTLED) or time.monotonic() - since_s > PATIENCE_S:
                     raise
                 time.sleep(0.1)
 

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from mqproc.cli.commands import MOMENT, Command, Group
+from mqproc.cli.filters import filter_of, filter_options
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.message_format import BODIES, FIELD_COLUMNS, ROW_COLUMNS, to_json, to_row
 from mqproc.cli.output import Output, encode_json
@@ -31,7 +32,12 @@ _time = click.option(
 _MAX = click.IntRange(1)
 
 
-@click.group(cls=Group)
+_LAZY = {
+    "trace": ("mqproc.cli.trace:trace", "Show where a message is: queue, index, groups, retries, dead letters."),
+}
+
+
+@click.group(cls=Group, lazy=_LAZY)
 def message() -> None:
     """Find messages by id, key, offset, time or content.
 
@@ -105,7 +111,7 @@ def offset(invocation: Invocation, topic: str, queue: int, offset: int, body: st
 @_begin
 @_end
 @_time
-@click.option("--tag", "tags", default="", metavar="EXPR", help="Only these tags: a || b.")
+@filter_options
 @click.option("--max", "most", type=_MAX, help="Stop after so many.  [default: all]")
 @click.option("--count", "only_count", is_flag=True, help="Only say how many.")
 @_body
@@ -117,18 +123,20 @@ def range_(
     end: int | None,
     time: Literal["store", "born"],
     tags: str,
+    sql: str,
     most: int | None,
     only_count: bool,
     body: str | None,
 ) -> int:
     """Show the messages of TOPIC with begin ≤ time < end, queue by queue."""
+    chosen = filter_of(tags, sql)
     with invocation.client() as client:
         if only_count:
-            count = client.count(topic, begin, end, tags=tags, time=time)
+            count = client.count(topic, begin, end, filter=chosen, time=time)
             _print_count(invocation.out, topic, count)
             return 0
         pages = min(most, 4096) if most else 4096
-        found = client.range(topic, begin, end, tags=tags, time=time, page_messages=pages)
+        found = client.range(topic, begin, end, filter=chosen, time=time, page_messages=pages)
         return print_many(invocation.out, itertools.islice(found, most), body)
 
 

@@ -14,7 +14,7 @@ from mqproc.control import Control
 from mqproc.errors import NotRunningError
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
-from mqproc.metrics.catalogue import METRICS, sample_names
+from mqproc.metrics.catalogue import METRICS, family_names
 
 _COLUMNS = [Column("name"), Column("kind", "type"), Column("unit"), Column("labels"), Column("help", "meaning")]
 
@@ -44,7 +44,7 @@ def _check(invocation: Invocation) -> int:
             text = answer.read().decode()
     except (urllib.error.URLError, OSError) as error:
         raise NotRunningError(f"{address}: {error}") from None
-    found = sample_names(text)
+    found = family_names(text)
     expected = {metric.name for metric in METRICS}
     missing, unknown = sorted(expected - found), sorted(found - expected)
     out = invocation.out

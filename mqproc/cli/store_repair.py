@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,15 +13,16 @@ import click
 
 from mqproc.cli.commands import Command
 from mqproc.cli.invocation import Invocation, pass_invocation
-from mqproc.cli.output import Column, Output
+from mqproc.cli.output import Column, Output, counted
 from mqproc.cli.store_options import options_for
 from mqproc.cli.store_verify import print_verified, summary, verify_with_progress
-from mqproc.errors import StoreLockedError
+from mqproc.errors import MqprocError, StoreAccessError, StoreLockedError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.shm.lock import StoreLock, holder_of
 
 if TYPE_CHECKING:
+    from mqproc.store.recovery.dry_run_io import Change
     from mqproc.store.recovery.plan import RecoveryPlan
     from mqproc.store.recovery.repair import Repair, RepairPlan
     from mqproc.store.verify import Verified
@@ -47,11 +49,14 @@ def repair(invocation: Invocation, folder: Path | None, execute: bool, jobs: int
     """Plan how a damaged store is brought in order, or do it.
 
     FOLDER is any stopped store, ours or RocketMQ's. It is verified, then repaired on storage that keeps nothing: this
-    is the plan. --execute keeps a copy of everything that changes in mqproc/repaired/, does the same for real, and
-    verifies again. A store that is read-only after a failed sync has its log read from the disk before it takes
-    messages again. The exit code is 0 when the store is clean (now), 1 when it is not.
+    is the plan. --execute keeps a copy of everything that changes in mqproc/repaired/TIME/files, does the same for
+    real, and verifies again. As long as nothing has run since, deleting what repair.json beside them lists as made and
+    copying these files over the store takes it all back. When all is well the folder can go.
+
+    A store that is read-only after a failed sync is read from the disk, whatever memory holds; then it takes messages
+    again. The exit code is 0 when the store is clean (now), 1 when it is not.
     """
-    from mqproc.store.recovery.repair import Repair
+    from mqproc.store.recovery.repair import Repair, read_from_disk
     from mqproc.store.verify.verifier import check_is_store
 
     io, paths = StoreIO(), StorePaths(folder.absolute()) if folder else invocation.paths()
@@ -60,17 +65,26 @@ def repair(invocation: Invocation, folder: Path | None, execute: bool, jobs: int
     with _alone(io, paths, execute=execute):
         options = options_for(invocation, io, paths)
         if io.exists(paths.read_only):
-            _drop_log_from_memory(io, paths)
+            read_from_disk(io, paths)
         found = verify_with_progress(paths, options, out, jobs or 0, is_mine=execute)
         job = Repair(paths, options, found, datetime.datetime.now())
         plan = job.plan()
-        if not execute or found.clean:
-            _print_repair(out, paths, found, plan, None, None)
+        if not execute or plan.nothing_to_do:
+            _print_repair(out, paths, found, plan)
             return 0 if found.clean else EXIT_DAMAGE
-        job.execute(io, plan, out.note)
+        _execute(io, out, job, plan)
         after = verify_with_progress(paths, options, out, jobs or 0, is_mine=True)
-        _print_repair(out, paths, found, plan, job, after)
-        return 0 if after.clean else EXIT_DAMAGE
+    _print_repair(out, paths, found, plan, after, kept=str(job.kept.relative_to(paths.root)))
+    return 0 if after.clean else EXIT_DAMAGE
+
+
+def _execute(io: StoreIO, out: Output, job: Repair, plan: RepairPlan) -> None:
+    try:
+        job.execute(io, plan, out.note)
+    except (MqprocError, OSError):
+        if io.exists(job.kept):
+            out.note(f"not done to the end; {job.kept} has copies of what changed; the next repair goes on")
+        raise
 
 
 @click.command(cls=Command)
@@ -81,8 +95,9 @@ def repair(invocation: Invocation, folder: Path | None, execute: bool, jobs: int
 def recover(invocation: Invocation, folder: Path | None, dry_run: bool, execute: bool) -> int:
     """Show what a start would do to a stopped store: steps, cuts, holes, files.
 
-    FOLDER is any stopped store, ours or RocketMQ's. Recovery itself runs, on storage that keeps nothing. The exit code
-    is 1 when it would find damage or refuse to start.
+    FOLDER is any stopped store, ours or RocketMQ's. Recovery itself runs, on storage that keeps nothing. Unlike
+    mqproc store repair it looks only at what may have changed since the store was last known to be durable, and keeps
+    no copies. The exit code is 1 when it finds damage or would refuse to start.
     """
     from mqproc.store.recovery.plan import plan_recovery, run_recovery
     from mqproc.store.verify.verifier import check_is_store
@@ -94,53 +109,47 @@ def recover(invocation: Invocation, folder: Path | None, dry_run: bool, execute:
     with _alone(io, paths, execute=execute):
         options = options_for(invocation, io, paths)
         plan = plan_recovery(paths, options)
-        if execute and not plan.refused:
+        executed = execute and not plan.refused
+        if executed:
             plan.said = run_recovery(io, paths, options)
-    _print_recovery(invocation.out, paths, plan, execute=execute)
+    _print_recovery(invocation.out, paths, plan, executed=executed)
     return EXIT_DAMAGE if plan.refused or plan.holes else 0
 
 
 @contextlib.contextmanager
 def _alone(io: StoreIO, paths: StorePaths, *, execute: bool) -> Iterator[None]:
-    """Nobody else works in the store: its lock is held while it is changed. Raises StoreLockedError."""
-    if not execute:
-        holder = holder_of(io, paths)
-        if holder is not None:
-            raise StoreLockedError(f"{paths.root}: the store is in use by {holder}; mqproc down stops a group")
-        yield
-        return
-    lock = StoreLock.acquire(io, paths)
+    """Nobody else works in the store: its lock is held while it is changed.
+
+    Raises StoreLockedError, StoreAccessError.
+    """
+    # A plan has every file open that would change.
+    _limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
-        yield
-    finally:
-        lock.close()
-
-
-def _drop_log_from_memory(io: StoreIO, paths: StorePaths) -> None:
-    """After a failed sync memory may hold what the disk has lost: the log must come from the disk."""
-    for name in io.names(paths.commit_log):
-        path = paths.commit_log / name
-        if path.is_file() and (size := io.size_of(path)):
-            fd = io.open(path)
-            try:
-                io.drop_cache(fd, 0, size)
-            finally:
-                io.close(fd)
+        if execute:
+            with contextlib.closing(StoreLock.acquire(io, paths)):
+                yield
+        elif (holder := holder_of(io, paths)) is not None:
+            raise StoreLockedError(f"{paths.root}: the store is in use by {holder}; mqproc down stops a group")
+        else:
+            yield
+    except PermissionError as error:
+        raise StoreAccessError(f"{error.filename}: {error.strerror}") from None
 
 
 def _print_repair(
-    out: Output, paths: StorePaths, found: Verified, plan: RepairPlan, done: Repair | None, after: Verified | None
+    out: Output, paths: StorePaths, found: Verified, plan: RepairPlan, after: Verified | None = None, kept: str = ""
 ) -> None:
-    from mqproc.store.recovery.repair import action_row, change_row
+    """What was found and planned; `after` and `kept` when it was done."""
+    from mqproc.store.recovery.repair import action_row
 
     actions = [action_row(action, paths) for action in plan.actions]
-    changes = [change_row(change, paths) for change in plan.changes]
-    kept = str(done.kept.relative_to(paths.root)) if done is not None else None
+    changes = _rows(plan.changes, paths)
     if out.is_json:
         out.document(
             {
                 "store": str(paths.root),
-                "executed": done is not None,
+                "executed": after is not None,
                 "clean": (after or found).clean,
                 "before": summary(found),
                 "after": None if after is None else summary(after),
@@ -148,48 +157,55 @@ def _print_repair(
                 "actions": actions,
                 "recovery": plan.said,
                 "changes": changes,
-                "kept_in": kept,
+                "kept_in": kept or None,
             }
         )
         return
+    if out.shape != "table":
+        out.rows("changes", _CHANGES, changes)
+        return
     print_verified(out, found)
-    if found.clean:
-        out.line("nothing to repair")
+    if plan.nothing_to_do:
+        out.line("nothing to repair" if found.clean else "nothing more can be repaired")
         return
     out.line("")
-    out.line("plan:" if done is None else "done:")
+    out.line("plan:" if after is None else "done:")
     if actions:
         out.rows("actions", _ACTIONS, actions)
-        out.line("")
-    for line in plan.said:
-        out.line(line)
+    if after is None:
+        for line in plan.said:
+            out.line(line)
     _print_changes(out, changes)
+    out.line("")
     for finding in plan.hopeless:
         out.line(f"stays: {finding.kind} {finding.file} {finding.text}".rstrip())
     if after is None:
         out.line("nothing was changed; --execute does it, and keeps copies in mqproc/repaired")
         return
-    out.line(f"copies of what changed are in {kept}")
+    out.line(f"copies of what changed are in {kept}; it can be deleted when all is well")
     out.line("")
     print_verified(out, after)
+
+
+def _rows(changes: list[Change], paths: StorePaths) -> list[dict[str, Any]]:
+    from mqproc.store.recovery.repair import change_row
+
+    return [change_row(change, paths) for change in changes]
 
 
 def _print_changes(out: Output, changes: list[dict[str, Any]]) -> None:
     if changes:
         out.line("")
         out.rows("changes", _CHANGES, changes)
-        out.line("")
 
 
-def _print_recovery(out: Output, paths: StorePaths, plan: RecoveryPlan, *, execute: bool) -> None:
-    from mqproc.store.recovery.repair import change_row
-
-    changes = [change_row(change, paths) for change in plan.changes]
+def _print_recovery(out: Output, paths: StorePaths, plan: RecoveryPlan, *, executed: bool) -> None:
+    changes = _rows(plan.changes, paths)
     if out.is_json:
         out.document(
             {
                 "store": str(paths.root),
-                "executed": execute,
+                "executed": executed,
                 "refused": plan.refused or None,
                 "log_begin": plan.log_begin,
                 "log_end": plan.log_end,
@@ -200,12 +216,16 @@ def _print_recovery(out: Output, paths: StorePaths, plan: RecoveryPlan, *, execu
             }
         )
         return
+    if out.shape != "table":
+        out.rows("changes", _CHANGES, changes)
+        return
     for line in plan.said:
         out.line(line)
     _print_changes(out, changes)
+    out.line("")
     if plan.refused:
         out.line(f"a start would be refused: {plan.refused}")
     else:
-        holes = f", around {len(plan.holes)} damaged ranges" if plan.holes else ""
+        holes = f", around {counted(len(plan.holes), 'damaged range')}" if plan.holes else ""
         out.line(f"the log is [{plan.log_begin:,}, {plan.log_end:,}){holes}")
-    out.line("recovered" if execute else "nothing was changed")
+    out.line("recovered" if executed else "nothing was changed")

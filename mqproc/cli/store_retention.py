@@ -25,6 +25,7 @@ from mqproc.shm.words import Words
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.store_views import GroupView
 from mqproc.store.recovery.recovery import adopt_sizes
+from mqproc.store.groups.corrections import read_unconsumed
 from mqproc.store.retention import request as retention_request
 from mqproc.store.retention.plan import Due, due_now
 from mqproc.store.retention.request import Request
@@ -143,6 +144,9 @@ class RunningGroup:
             if polls % _LIVENESS_POLLS == 0 and not self._alive():
                 raise NotRunningError(f"{self._paths.root}: the group went away; its next keeper goes on")
             time.sleep(_POLL_S)
+        # The query role raises progress to the new minima, and counts what groups had not consumed.
+        while words[words_of.PROGRESS_AT] < words[words_of.MIN_PHYSICAL_OFFSET] and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
         deleted = {name: words[word] - before[name] for name, word in _DELETED.items()}
         return _executed(deleted, minimum, words)
 
@@ -212,7 +216,7 @@ def _survey(
         "due_by_itself": words_of.DUE_NAMES[by_itself.trigger] if by_itself else None,
         "delete_when": options.delete_when,
         **_described(found, due, time_ms),
-        "unconsumed_since_ever": retention_request.read_report(io, paths).unconsumed,
+        "unconsumed_since_ever": read_unconsumed(io, paths),
     }
 
 

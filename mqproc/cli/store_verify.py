@@ -9,7 +9,7 @@ import click
 
 from mqproc.cli.commands import Command
 from mqproc.cli.invocation import Invocation, pass_invocation
-from mqproc.cli.output import Column, Output, format_bytes
+from mqproc.cli.output import Column, Output, counted, format_bytes
 from mqproc.cli.progress import Progress
 from mqproc.cli.store_options import options_for
 from mqproc.config import MIB
@@ -90,7 +90,7 @@ def print_verified(out: Output, found: Verified) -> None:
     for kind, row in explained.items():
         out.line(f"{kind}: {row['means']}; {row['do']}")
     if findings.omitted:
-        out.line(f"{findings.omitted:,} more findings are not listed")
+        out.line(f"{counted(findings.omitted, 'more finding')} not listed")
     if listed:
         out.line("")
     out.line(_verdict(found))
@@ -122,8 +122,8 @@ def summary(found: Verified) -> dict[str, Any]:
 def _verdict(found: Verified) -> str:
     findings = found.findings
     notes = findings.counts.total() - findings.damaged
-    verdict = "clean" if found.clean else f"DAMAGED: {findings.damaged:,} findings"
-    noted = f", {notes:,} notes" if notes else ""
+    verdict = "clean" if found.clean else f"DAMAGED: {counted(findings.damaged, 'finding')}"
+    noted = f", {counted(notes, 'note')}" if notes else ""
     running = " of a running store" if found.running else ""
     looked = (
         f"{found.records:,} records [{found.log_begin:,}, {found.log_end:,}){running}, "

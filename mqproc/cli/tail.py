@@ -14,13 +14,14 @@ from dataclasses import dataclass
 import click
 
 from mqproc.cli.commands import Command
+from mqproc.cli.filters import filter_of, filter_options
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.message_format import BODIES, DEFAULT_FORMAT, FORMAT_HELP, compile_format, shown_body, to_json
 from mqproc.cli.output import Output, encode_json
 from mqproc.cli.times import EPOCH_MS_MIN, parse_time_ms
 from mqproc.client import Client
 from mqproc.errors import MqprocError, TopicNotFoundError
-from mqproc.message import QueueInfo, StoredMessage
+from mqproc.message import Filter, QueueInfo, StoredMessage
 
 # Messages that may be held of all queues together, while their order is found.
 _HELD_MESSAGES = 4096
@@ -83,7 +84,7 @@ class Span:
 )
 @click.option("--until", "stop", type=POSITION, metavar="WHERE", help="Where to end.  [default: end, as it is now]")
 @click.option("--queue", "queues", multiple=True, type=click.IntRange(0), help="Only this queue; may be repeated.")
-@click.option("--tag", "tags", default="", metavar="EXPR", help="Only these tags: a || b.")
+@filter_options
 @click.option("--follow", "-f", is_flag=True, help="Go on with what comes.")
 @click.option("-n", "--count", "most", type=click.IntRange(1), help="Stop after so many messages.")
 @click.option("--format", "template", metavar="TEXT", help=FORMAT_HELP)
@@ -96,6 +97,7 @@ def tail(
     stop: Position | None,
     queues: tuple[int, ...],
     tags: str,
+    sql: str,
     follow: bool,
     most: int | None,
     template: str | None,
@@ -109,9 +111,10 @@ def tail(
     write = _writer(invocation.out, template, body)
     if follow and stop is not None:
         raise click.UsageError("--follow has no --until")
+    chosen = filter_of(tags, sql)
     start = start or Position("end" if follow else "last", 0 if follow else 10)
     with invocation.client() as client:
-        reader = Tail(client, topic, tags, queues)
+        reader = Tail(client, topic, chosen, queues)
         found = reader.messages(start, stop, follow=follow)
         for message in itertools.islice(found, most):
             write(message)
@@ -147,11 +150,11 @@ def _write_shaped(out: Output, message: StoredMessage, template: str, body: str)
 class Tail:
     """Reads queues of a topic in the order of the log."""
 
-    def __init__(self, client: Client, topic: str, tags: str = "", queues: Sequence[int] = ()) -> None:
+    def __init__(self, client: Client, topic: str, chosen: Filter | None = None, queues: Sequence[int] = ()) -> None:
         """Raises TopicNotFoundError."""
         self._client = client
         self._topic = topic
-        self._tags = tags
+        self._filter = chosen
         found = sorted(client.queues(topic), key=lambda info: info.queue_id)
         if not found:
             raise TopicNotFoundError(f"no topic {topic!r}; mqproc topic list shows what there is")
@@ -210,7 +213,7 @@ class Tail:
         assert span.end is not None
         at = span.begin
         while at < span.end:
-            found = self._client.pull(self._topic, span.queue_id, at, min(page, span.end - at), tags=self._tags)
+            found = self._client.pull(self._topic, span.queue_id, at, min(page, span.end - at), filter=self._filter)
             for message in found.messages:
                 if message.queue_offset < span.end:
                     yield message
@@ -243,7 +246,7 @@ class Tail:
             for span in spans:
                 try:
                     pulled = self._client.pull(
-                        self._topic, span.queue_id, span.begin, _PAGE_MESSAGES, tags=self._tags, timeout=wait_s
+                        self._topic, span.queue_id, span.begin, _PAGE_MESSAGES, filter=self._filter, timeout=wait_s
                     )
                 except MqprocError as error:
                     found.put(error)

@@ -8,11 +8,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from mqproc.client import core, sending
+from mqproc.client import core, sending, tracing
+from mqproc.client.aio_lines import Line
 from mqproc.client.aio_producer import AsyncProducer
-from mqproc.client.connection import FRAME_BYTES_MAX, Connection, Outcome, open_socket
+from mqproc.client.connection import FRAME_BYTES_MAX, Connection, open_socket
 from mqproc.client.core import (
     IN_FLIGHT,
     PULL_BYTES,
@@ -26,11 +27,14 @@ from mqproc.client.core import (
     Time,
     TimeKind,
 )
+from mqproc.client.driving import drive_async
 from mqproc.client.encoding import Batch
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
+from mqproc.client.tracing import Trace
 from mqproc.errors import MqprocError, NotRunningError, RequestTimeoutError, StoreBusyError
 from mqproc.message import (
     BatchResult,
+    Filter,
     Health,
     Message,
     PullResult,
@@ -45,84 +49,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Requests wait while more than this is waiting for room in the socket.
-_OUTPUT_BYTES_MAX: Final = 8 << 20
 _clock = time.monotonic
-
-
-class _Line:
-    """A connection that an event loop watches. Each request has a future, which gets its outcome."""
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.loop = asyncio.get_running_loop()
-        self._futures: dict[int, asyncio.Future[Outcome]] = {}
-        self._room = asyncio.Event()
-        self._room.set()
-        self._writing = False
-        self.loop.add_reader(connection.fd, self._on_readable)
-
-    @property
-    def usable(self) -> bool:
-        return self.connection.usable and self.loop is asyncio.get_running_loop()
-
-    async def room(self) -> None:
-        """Wait while too much waits to be sent."""
-        await self._room.wait()
-
-    def submit(self, call: Call[Any]) -> tuple[int, asyncio.Future[Outcome] | None]:
-        """Send a request; a oneway one has no future."""
-        request_id = self.connection.submit(call)
-        future = None
-        if not call.oneway:
-            future = self._futures[request_id] = self.loop.create_future()
-        self._settle()
-        return request_id, future
-
-    def forget(self, request_id: int) -> None:
-        """Nobody waits for this request any more."""
-        self._futures.pop(request_id, None)
-        self.connection.forget(request_id)
-
-    def _on_readable(self) -> None:
-        self.connection.receive()
-        self._settle()
-
-    def _on_writable(self) -> None:
-        self.connection.flush()
-        self._settle()
-
-    def _settle(self) -> None:
-        """Hand out outcomes and watch for what the connection waits for now."""
-        connection = self.connection
-        while connection.done:
-            request_id, outcome = connection.done.popitem()
-            future = self._futures.pop(request_id, None)
-            if future is not None and not future.done():
-                future.set_result(outcome)
-        if connection.closed:
-            self._unwatch()
-        elif connection.sending != self._writing:
-            self._writing = connection.sending
-            if self._writing:
-                self.loop.add_writer(connection.fd, self._on_writable)
-            else:
-                self.loop.remove_writer(connection.fd)
-        if connection.closed or connection.waiting_bytes <= _OUTPUT_BYTES_MAX:
-            self._room.set()
-        else:
-            self._room.clear()
-
-    def _unwatch(self) -> None:
-        if not self.loop.is_closed():
-            self.loop.remove_reader(self.connection.fd)
-            self.loop.remove_writer(self.connection.fd)
-
-    def close(self) -> None:
-        self._unwatch()
-        self.connection.lose("the client was closed")
-        if not self.loop.is_closed():
-            self._settle()
 
 
 class AsyncClient:
@@ -145,11 +72,11 @@ class AsyncClient:
         retry: RetryPolicy | None = None,
         max_frame_bytes: int = FRAME_BYTES_MAX,
     ) -> None:
-        self._timeout_s = timeout
-        self._retry = retry or RetryPolicy()
+        self.timeout_s = timeout
+        self.retry = retry or RetryPolicy()
         self._frame_bytes_max = max_frame_bytes
         self._paths = core.socket_paths(store_or_socket)
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, Line] = {}
         self._ever_connected: set[str] = set()
 
     async def __aenter__(self) -> AsyncClient:
@@ -169,13 +96,13 @@ class AsyncClient:
 
     async def run(self, call: Call[T]) -> T:
         """Make a call, again when that is safe, and return its value or raise its error."""
-        deadline = _clock() + self._timeout_s + call.wait_s
+        deadline = _clock() + self.timeout_s + call.wait_s
         attempts: Attempts | None = None
         while True:
             try:
                 return await self._run_once(call, deadline)
             except (MqprocError, ConnectionLost) as error:
-                attempts = attempts or Attempts(self._retry, deadline, repeatable=call.repeatable)
+                attempts = attempts or Attempts(self.retry, deadline, repeatable=call.repeatable)
                 pause_s = attempts.pause_after(error, _clock())
             await asyncio.sleep(pause_s)
 
@@ -204,7 +131,7 @@ class AsyncClient:
         value: T = outcome.value
         return value
 
-    def _line(self, role: str) -> _Line:
+    def _line(self, role: str) -> Line:
         line = self._lines.get(role)
         if line is not None:
             if line.usable:
@@ -215,7 +142,7 @@ class AsyncClient:
         except NotRunningError as error:
             raise ConnectionLost(str(error), taken=False, ever_connected=role in self._ever_connected) from None
         self._ever_connected.add(role)
-        line = self._lines[role] = _Line(Connection(sock, self._frame_bytes_max))
+        line = self._lines[role] = Line(Connection(sock, self._frame_bytes_max))
         return line
 
     async def run_all(self, calls: Iterable[Call[T]], in_flight: int) -> AsyncIterator[T]:
@@ -391,6 +318,7 @@ class AsyncClient:
         max_messages: int = PULL_MESSAGES,
         *,
         tags: str = "",
+        filter: Filter | None = None,
         timeout: float = 0.0,
         max_bytes: int = PULL_BYTES,
         rocketmq_limits: bool = False,
@@ -398,7 +326,9 @@ class AsyncClient:
         """Messages of a queue from `offset` on; see `Client.pull`."""
         return await self.run(
             core.pull(
-                core.pull_request(topic, queue_id, offset, max_messages, max_bytes, tags, timeout, rocketmq_limits)
+                core.pull_request(
+                    topic, queue_id, offset, max_messages, max_bytes, tags, timeout, rocketmq_limits, filter
+                )
             )
         )
 
@@ -411,16 +341,21 @@ class AsyncClient:
         *,
         columns: Sequence[str] | None = None,
         tags: str = "",
+        filter: Filter | None = None,
         timeout: float = 0.0,
         max_bytes: int = PULL_BYTES,
     ) -> ArrowPullResult:
         """As `pull`, with the messages as a pyarrow.RecordBatch of the named columns, or of all."""
-        request = core.pull_request(topic, queue_id, offset, max_messages, max_bytes, tags, timeout, False)
+        request = core.pull_request(topic, queue_id, offset, max_messages, max_bytes, tags, timeout, False, filter)
         return await self.run(core.pull_as(request, core.arrow_parser(columns)))
 
     async def get(self, message_id: str, topic: str = "") -> StoredMessage:
         """The message with an offset id or a unique id; see `Client.get`."""
         return await self.run(core.get(message_id, topic))
+
+    async def trace(self, message_id: str, topic: str = "") -> Trace:
+        """Where a message is: queue, index, the groups' progress, copies. Raises MessageNotFoundError."""
+        return await drive_async(self.run, tracing.trace(message_id, topic))
 
     async def by_key(
         self,
@@ -449,11 +384,12 @@ class AsyncClient:
         end: Time = None,
         *,
         tags: str = "",
+        filter: Filter | None = None,
         time: TimeKind = "store",
         page_messages: int = 4096,
     ) -> AsyncIterator[StoredMessage]:
         """All messages of a topic with begin ≤ time < end, queue by queue; asked for page by page."""
-        return self._pages(core.range_page(topic, begin, end, tags, page_messages, time))
+        return self._pages(core.range_page(topic, begin, end, tags, filter, page_messages, time))
 
     def scan(
         self,
@@ -478,10 +414,17 @@ class AsyncClient:
             call = page.next_call
 
     async def count(
-        self, topic: str, begin: Time = None, end: Time = None, *, tags: str = "", time: TimeKind = "store"
+        self,
+        topic: str,
+        begin: Time = None,
+        end: Time = None,
+        *,
+        tags: str = "",
+        filter: Filter | None = None,
+        time: TimeKind = "store",
     ) -> int:
         """How many messages of a topic have begin ≤ time < end."""
-        return await self.run(core.count(topic, begin, end, tags, time))
+        return await self.run(core.count(topic, begin, end, tags, filter, time))
 
     # State
 

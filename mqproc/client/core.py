@@ -25,16 +25,19 @@ from mqproc.errors import (
 )
 from mqproc.layout.record_codec import decode_records
 from mqproc.message import (
+    Filter,
     Health,
     PullResult,
     PullStatus,
     QueueInfo,
+    SqlFilter,
     StoredMessage,
+    TagFilter,
     TopicInfo,
 )
 from mqproc.names import check_topic
 from mqproc.paths import StorePaths
-from mqproc.wire.checks import parse_tags
+from mqproc.wire.checks import check_sql, parse_tags
 from mqproc.wire.operations import (
     ANSWERS,
     WRITER_OPERATIONS,
@@ -146,7 +149,7 @@ def _decode_options(operation: int, options: memoryview) -> Any:
         raise ProtocolError(f"answer to {Operation(operation).name} cannot be read: {error}") from None
 
 
-def _call(
+def call_of(
     operation: Operation, options: Options, parse: Callable[[Any, memoryview], T], *, repeatable: bool = True
 ) -> Call[T]:
     """A call whose answer's options are decoded before `parse` gets them."""
@@ -167,20 +170,20 @@ def nothing(_options: Any, _payload: memoryview) -> None:
 
 def create_topic(topic: str, queues: int, perm: int) -> Call[None]:
     check_topic(topic)
-    return _call(Operation.CREATE_TOPIC, CreateTopicRequest(topic, queues, perm), nothing)
+    return call_of(Operation.CREATE_TOPIC, CreateTopicRequest(topic, queues, perm), nothing)
 
 
 def delete_topic(topic: str) -> Call[None]:
     check_topic(topic)
-    return _call(Operation.DELETE_TOPIC, DeleteTopicRequest(topic), nothing, repeatable=False)
+    return call_of(Operation.DELETE_TOPIC, DeleteTopicRequest(topic), nothing, repeatable=False)
 
 
 def topics() -> Call[list[TopicInfo]]:
-    return _call(Operation.TOPICS, Empty(), lambda answer, _: [TopicInfo(*row) for row in answer.topics])
+    return call_of(Operation.TOPICS, Empty(), lambda answer, _: [TopicInfo(*row) for row in answer.topics])
 
 
 def queues(topic: str) -> Call[list[QueueInfo]]:
-    return _call(Operation.QUEUES, QueuesRequest(topic), lambda answer, _: [QueueInfo(*row) for row in answer.queues])
+    return call_of(Operation.QUEUES, QueuesRequest(topic), lambda answer, _: [QueueInfo(*row) for row in answer.queues])
 
 
 def queue(topic: str, queue_id: int) -> Call[QueueInfo]:
@@ -195,7 +198,7 @@ def queue(topic: str, queue_id: int) -> Call[QueueInfo]:
                 return info
         raise NoSuchQueueError(f"topic {topic!r} has no queue {queue_id}; it has {len(found)}")
 
-    return _call(Operation.QUEUES, QueuesRequest(topic), parse)
+    return call_of(Operation.QUEUES, QueuesRequest(topic), parse)
 
 
 # Reading
@@ -210,10 +213,28 @@ def pull_request(
     tags: str,
     timeout: float,
     rocketmq_limits: bool,
+    filter: Filter | None = None,
 ) -> PullRequest:
     """The options of a pull; `timeout` in seconds is how long the server may wait for a message."""
     timeout_ms = max(0, round(timeout * 1000))
-    return PullRequest(topic, queue_id, offset, max_messages, max_bytes, parse_tags(tags), timeout_ms, rocketmq_limits)
+    names, sql = chosen(tags, filter)
+    return PullRequest(topic, queue_id, offset, max_messages, max_bytes, names, timeout_ms, rocketmq_limits, sql)
+
+
+def chosen(tags: str, filter: Filter | None) -> tuple[list[str], str]:
+    """Tags and SQL92 of what is asked for: `tags` is short for a TagFilter. Raises FilterSyntaxError.
+
+    An SQL92 filter is parsed by the server, which refuses it in the same way.
+    """
+    if filter is None:
+        return parse_tags(tags), ""
+    if tags:
+        raise BadRequestError("tags and filter are both given; tags is short for filter=TagFilter(…)")
+    if isinstance(filter, TagFilter):
+        return parse_tags(filter.expression), ""
+    if not isinstance(filter, SqlFilter):
+        raise BadRequestError(f"filter is a {type(filter).__name__}, neither TagFilter nor SqlFilter")
+    return [], check_sql(filter.expression)
 
 
 def pull(request: PullRequest) -> Call[PullResult]:
@@ -234,7 +255,7 @@ def pull(request: PullRequest) -> Call[PullResult]:
 
 def pull_as(request: PullRequest, parse: Callable[[Any, memoryview], T]) -> Call[T]:
     """Messages of one queue, made by `parse` of the PullAnswer and the records."""
-    call = _call(Operation.PULL, request, parse)
+    call = call_of(Operation.PULL, request, parse)
     call.wait_s = request.timeout_ms / 1000
     return call
 
@@ -256,7 +277,7 @@ def get(message_id: str, topic: str) -> Call[StoredMessage]:
             raise MessageNotFoundError(f"no message {message_id}")
         return found[0]
 
-    return _call(Operation.GET, GetRequest(message_id, topic), parse)
+    return call_of(Operation.GET, GetRequest(message_id, topic), parse)
 
 
 def by_key(
@@ -267,7 +288,7 @@ def by_key(
         raise BadRequestError("key is empty")
     begin_ms, end_ms = _bounds(begin, end)
     request = ByKeyRequest(topic, key, begin_ms, end_ms, max_messages, unique, _is_born(time))
-    return _call(Operation.BY_KEY, request, lambda _, payload: decode_records(payload))
+    return call_of(Operation.BY_KEY, request, lambda _, payload: decode_records(payload))
 
 
 def _bounds(begin: Time, end: Time) -> tuple[int, int]:
@@ -291,10 +312,20 @@ class Page:
     next_call: Call[Page] | None
 
 
-def range_page(topic: str, begin: Time, end: Time, tags: str, page_messages: int, time: TimeKind) -> Call[Page]:
-    """The first page of the messages with begin ≤ time < end."""
+def range_page(
+    topic: str,
+    begin: Time,
+    end: Time,
+    tags: str,
+    filter: Filter | None,
+    page_messages: int,
+    time: TimeKind,
+    cursor: Sequence[int] = (),
+) -> Call[Page]:
+    """The first page of the messages with begin ≤ time < end; from the `cursor` (queue id, queue offset) on."""
     begin_ms, end_ms = _bounds(begin, end)
-    request = RangeRequest(topic, begin_ms, end_ms, parse_tags(tags), page_messages, _is_born(time))
+    names, sql = chosen(tags, filter)
+    request = RangeRequest(topic, begin_ms, end_ms, names, page_messages, _is_born(time), list(cursor), sql)
     return _page_call(Operation.RANGE, request)
 
 
@@ -313,7 +344,7 @@ def _page_call(operation: Operation, request: RangeRequest | ScanRequest) -> Cal
             raise ProtocolError(f"{operation.name} does not go on from cursor {answer.cursor}")
         return Page(messages, _page_call(operation, following))
 
-    return _call(operation, request, parse)
+    return call_of(operation, request, parse)
 
 
 def _continued(request: RangeRequest | ScanRequest, cursor: list[int]) -> RangeRequest | ScanRequest:
@@ -339,16 +370,17 @@ def scan_request(
     return ScanRequest(topic, physical_offset, begin_ms, end_ms, name, value, body_contains, max_messages=page_messages)
 
 
-def count(topic: str, begin: Time, end: Time, tags: str, time: TimeKind) -> Call[int]:
+def count(topic: str, begin: Time, end: Time, tags: str, filter: Filter | None, time: TimeKind) -> Call[int]:
     """How many messages have begin ≤ time < end."""
     begin_ms, end_ms = _bounds(begin, end)
-    request = CountRequest(topic, begin_ms, end_ms, parse_tags(tags), _is_born(time))
-    return _call(Operation.COUNT, request, lambda answer, _: int(answer.count))
+    names, sql = chosen(tags, filter)
+    request = CountRequest(topic, begin_ms, end_ms, names, _is_born(time), sql)
+    return call_of(Operation.COUNT, request, lambda answer, _: int(answer.count))
 
 
 def offset_at(topic: str, queue_id: int, moment: Time, upper: bool) -> Call[int]:
     request = OffsetAtRequest(topic, queue_id, time_ms(moment, 0), upper)
-    return _call(Operation.OFFSET_AT, request, lambda answer, _: int(answer.offset))
+    return call_of(Operation.OFFSET_AT, request, lambda answer, _: int(answer.offset))
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,24 +405,24 @@ def query_message(topic: str, key: str, max_messages: int, begin: Time, end: Tim
             tuple(decode_records(payload)),
         )
 
-    return _call(Operation.QUERY_MESSAGE, request, parse)
+    return call_of(Operation.QUERY_MESSAGE, request, parse)
 
 
 # State
 
 
 def stats() -> Call[dict[str, int]]:
-    return _call(Operation.STATS, Empty(), lambda answer, _: dict(answer.words))
+    return call_of(Operation.STATS, Empty(), lambda answer, _: dict(answer.words))
 
 
 def health() -> Call[Health]:
     def parse(answer: Any, _: memoryview) -> Health:
         return Health(answer.ready, answer.read_only, answer.dispatch_behind_bytes, tuple(answer.problems))
 
-    return _call(Operation.HEALTH, Empty(), parse)
+    return call_of(Operation.HEALTH, Empty(), parse)
 
 
 def ping(role: str) -> Call[None]:
-    call = _call(Operation.PING, Empty(), nothing)
+    call = call_of(Operation.PING, Empty(), nothing)
     call.role = role
     return call

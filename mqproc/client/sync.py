@@ -12,8 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mqproc.client import core, sending
+from mqproc.client import core, sending, tracing
 from mqproc.client.connection import FRAME_BYTES_MAX
+from mqproc.client.consumer import Consumer
 from mqproc.client.core import (
     IN_FLIGHT,
     PULL_BYTES,
@@ -27,14 +28,25 @@ from mqproc.client.core import (
     Time,
     TimeKind,
 )
+from mqproc.client.driving import drive
 from mqproc.client.encoding import Batch
+from mqproc.client.groups import Groups
 from mqproc.client.lines import Line, Lines
 from mqproc.client.pipeline import Pipeline
 from mqproc.client.producer import Producer
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
+from mqproc.client.subscription import (
+    CONSUMER_PULL_MESSAGES,
+    SESSION_TIMEOUT_S,
+    broadcast_path,
+    filter_of,
+    subscription,
+)
+from mqproc.client.tracing import Trace
 from mqproc.errors import MqprocError
 from mqproc.message import (
     BatchResult,
+    Filter,
     Health,
     Message,
     PullResult,
@@ -74,8 +86,9 @@ class Client:
         max_spin_us: float = MAX_SPIN_US,
         max_frame_bytes: int = FRAME_BYTES_MAX,
     ) -> None:
-        self._timeout_s = timeout
-        self._retry = retry or RetryPolicy()
+        self.store = Path(store_or_socket).expanduser().absolute()
+        self.timeout_s = timeout
+        self.retry = retry or RetryPolicy()
         self._frame_bytes_max = max_frame_bytes
         self._lines = {
             role: Lines(path, max_spin_us / 1e6, max_frame_bytes)
@@ -98,7 +111,7 @@ class Client:
     # Running calls
 
     def deadline_of(self, call: Call[Any]) -> float:
-        return _clock() + self._timeout_s + call.wait_s
+        return _clock() + self.timeout_s + call.wait_s
 
     def take_line(self, role: str) -> Line:
         return self._lines[role].take()
@@ -108,7 +121,7 @@ class Client:
 
     def run(self, call: Call[T]) -> T:
         """Make a call, again when that is safe, and return its value or raise its error."""
-        deadline = _clock() + self._timeout_s + call.wait_s
+        deadline = _clock() + self.timeout_s + call.wait_s
         try:
             return self._run_once(call, deadline)
         except (MqprocError, ConnectionLost) as error:
@@ -117,7 +130,7 @@ class Client:
 
     def run_again(self, call: Call[T], deadline: float, failure: MqprocError | ConnectionLost) -> T:
         """After a failed attempt: wait and try again as long as that is safe and time is left."""
-        attempts = Attempts(self._retry, deadline, repeatable=call.repeatable)
+        attempts = Attempts(self.retry, deadline, repeatable=call.repeatable)
         while True:
             time.sleep(attempts.pause_after(failure, _clock()))
             try:
@@ -294,6 +307,36 @@ class Client:
             max_buffered_bytes=max_buffered_bytes,
         )
 
+    # Consuming
+
+    def consumer(
+        self,
+        group: str,
+        topics: str | Sequence[str],
+        *,
+        filter: Filter | str | None = None,
+        start: Time = "latest",
+        name: str = "",
+        session_timeout: float = SESSION_TIMEOUT_S,
+        pull_messages: int = CONSUMER_PULL_MESSAGES,
+        broadcast: bool = False,
+        offsets_path: str | Path | None = None,
+    ) -> Consumer:
+        """Become a member of a consumer group; see `Consumer`. `filter` may be the text of a TagFilter.
+
+        `start` says where the group begins in topics that it has no progress in: "latest", "earliest", or a time. A
+        member that is silent for `session_timeout` seconds loses its queues. With `broadcast` it is no member: it reads
+        every queue, and keeps its progress in the file `offsets_path`.
+        """
+        wanted = subscription(group, topics, name, session_timeout, start)
+        path = broadcast_path(self.store, wanted, offsets_path) if broadcast else ""
+        return Consumer(self, wanted, filter_of(filter), pull_messages, path)
+
+    @property
+    def groups(self) -> Groups:
+        """Consumer groups: looking at them, and changing them."""
+        return Groups(self)
+
     # Topics
 
     def create_topic(self, topic: str, queues: int = 8, *, perm: int = 6) -> None:
@@ -334,18 +377,23 @@ class Client:
         max_messages: int = PULL_MESSAGES,
         *,
         tags: str = "",
+        filter: Filter | None = None,
         timeout: float = 0.0,
         max_bytes: int = PULL_BYTES,
         rocketmq_limits: bool = False,
     ) -> PullResult:
         """Messages of a queue from `offset` on, with RocketMQ's status and next offset.
 
-        `tags` is a filter like "a || b". With `timeout` seconds the server waits that long for a message.
-        `rocketmq_limits` gives RocketMQ's own answers: at most 32 messages and 256 KiB, filtered by tag hash.
+        `tags` is a filter like "a || b", short for `filter=TagFilter("a || b")`; an SqlFilter goes by properties. Where
+        few match, an answer without messages may still have a next offset further on. With `timeout` seconds the server
+        waits that long for a message. `rocketmq_limits` gives RocketMQ's own answers: at most 32 messages and 256 KiB,
+        filtered by tag hash.
         """
         return self.run(
             core.pull(
-                core.pull_request(topic, queue_id, offset, max_messages, max_bytes, tags, timeout, rocketmq_limits)
+                core.pull_request(
+                    topic, queue_id, offset, max_messages, max_bytes, tags, timeout, rocketmq_limits, filter
+                )
             )
         )
 
@@ -358,11 +406,12 @@ class Client:
         *,
         columns: Sequence[str] | None = None,
         tags: str = "",
+        filter: Filter | None = None,
         timeout: float = 0.0,
         max_bytes: int = PULL_BYTES,
     ) -> ArrowPullResult:
         """As `pull`, with the messages as a pyarrow.RecordBatch of the named columns, or of all."""
-        request = core.pull_request(topic, queue_id, offset, max_messages, max_bytes, tags, timeout, False)
+        request = core.pull_request(topic, queue_id, offset, max_messages, max_bytes, tags, timeout, False, filter)
         return self.run(core.pull_as(request, core.arrow_parser(columns)))
 
     def get(self, message_id: str, topic: str = "") -> StoredMessage:
@@ -371,6 +420,10 @@ class Client:
         Raises MessageNotFoundError.
         """
         return self.run(core.get(message_id, topic))
+
+    def trace(self, message_id: str, topic: str = "") -> Trace:
+        """Where a message is: queue, index, the groups' progress, copies. Raises MessageNotFoundError."""
+        return drive(self.run, tracing.trace(message_id, topic))
 
     def by_key(
         self,
@@ -399,11 +452,12 @@ class Client:
         end: Time = None,
         *,
         tags: str = "",
+        filter: Filter | None = None,
         time: TimeKind = "store",
         page_messages: int = 4096,
     ) -> Iterator[StoredMessage]:
         """All messages of a topic with begin ≤ time < end, queue by queue; asked for page by page."""
-        return self._pages(core.range_page(topic, begin, end, tags, page_messages, time))
+        return self._pages(core.range_page(topic, begin, end, tags, filter, page_messages, time))
 
     def scan(
         self,
@@ -427,10 +481,17 @@ class Client:
             call = page.next_call
 
     def count(
-        self, topic: str, begin: Time = None, end: Time = None, *, tags: str = "", time: TimeKind = "store"
+        self,
+        topic: str,
+        begin: Time = None,
+        end: Time = None,
+        *,
+        tags: str = "",
+        filter: Filter | None = None,
+        time: TimeKind = "store",
     ) -> int:
         """How many messages of a topic have begin ≤ time < end."""
-        return self.run(core.count(topic, begin, end, tags, time))
+        return self.run(core.count(topic, begin, end, tags, filter, time))
 
     # State
 

@@ -46,6 +46,7 @@ Integers = NDArray[np.int64]
     BORN,
     QUEUES,
     FLAGS,
+    PREPARED,
     PAYLOAD_SIZE,
     UNIQUE_COUNTER,  # −1 = no unique ids
     FIXED_QUEUE,  # −1 = go round, −2 = column
@@ -72,8 +73,8 @@ Integers = NDArray[np.int64]
     TOTAL_SIZE,
     FAILED_MESSAGE,
     FAILED_VALUE,
-) = range(36)
-STATE_SIZE = 36
+) = range(37)
+STATE_SIZE = 37
 
 OK, SEGMENT_FULL, STAGING_FULL = range(3)
 (
@@ -95,6 +96,8 @@ _CRC_NAME = np.frombuffer(record.CRC_NAME + b"\x01", np.uint8).copy()
 _NAME_SIZE = 5
 _PAIR_OVERHEAD = _NAME_SIZE + 1
 _UNIQUE_DIGITS = 4
+# preparedTransactionOffset and bodyLength end a record's fixed part.
+_PREPARED_BACK = 12
 _PAIR_END = 2
 _TAIL_SIZE = record.CRC_TAIL_SIZE
 _HALF = 10 ** (record.CRC_DIGITS // 2)
@@ -321,6 +324,7 @@ def encode_frame(
     tags = state[TAGS]
     properties = state[PROPERTIES]
     flags = state[FLAGS]
+    prepared = state[PREPARED]
     born = state[BORN]
     queues = state[QUEUES]
     counter = state[UNIQUE_COUNTER]
@@ -385,6 +389,8 @@ def encode_frame(
         store_be64(staging, at + record.PHYSICAL_OFFSET, physical)
         if flags >= 0:
             store_be32(staging, at + record.FLAG, load_le32(payload, flags + 4 * message))
+        if prepared >= 0:
+            store_be64(staging, at + head_size - _PREPARED_BACK, load_le64(payload, prepared + 8 * message))
         if born >= 0:
             born_timestamp_ms = load_le64(payload, born + 8 * message)
         store_be64(staging, at + record.BORN_TIMESTAMP, born_timestamp_ms)

@@ -137,6 +137,43 @@ def count_records(buf: Bytes, failed: Words) -> int:
 
 
 @kernel
+def _locate(
+    buf: Bytes, at: int, total: int, i: int, count: int, with_pairs: int, places: Words, scratch: Words
+) -> None:
+    """Where the parts of the record at `at`, whose sizes hold, are: column i of the places."""
+    sys_flag = load_be32(buf, at + record.SYS_FLAG)
+    store_at = at + record.BORN_HOST + born_host_size(sys_flag)
+    length_at = body_length_at(buf, at)
+    body_size = load_be32(buf, length_at)
+    width = topic_length_size(buf, at)
+    topic_length = length_at + 4 + body_size
+    topic_size = signed_topic_length(buf, topic_length, width)
+    properties_at = topic_length + width + topic_size + 2
+    end = at + total
+    if has_crc_tail(buf, at, total):
+        end -= record.CRC_TAIL_SIZE
+    places[RECORD * count + i] = at
+    places[STORE_TIMESTAMP * count + i] = store_at
+    places[TAIL * count + i] = length_at - _TAIL_SIZE
+    places[BODY * count + i] = length_at + 4
+    places[BODY_SIZE * count + i] = body_size
+    places[TOPIC * count + i] = topic_length + width
+    places[TOPIC_SIZE * count + i] = topic_size
+    places[PROPERTIES * count + i] = properties_at
+    places[PROPERTIES_SIZE * count + i] = end - properties_at
+    places[BORN_HOST * count + i] = at + record.BORN_HOST
+    places[BORN_HOST_SIZE * count + i] = born_host_size(sys_flag)
+    places[STORE_HOST * count + i] = store_at + 8
+    places[STORE_HOST_SIZE * count + i] = store_host_size(sys_flag)
+    if with_pairs != 0:
+        find_tags_and_keys(buf, properties_at, end, scratch, 1)
+        places[TAG * count + i] = scratch[1 + TAG_AT]
+        places[TAG_LENGTH * count + i] = scratch[1 + TAG_SIZE]
+        places[KEYS * count + i] = scratch[1 + KEYS_AT]
+        places[KEYS_LENGTH * count + i] = scratch[1 + KEYS_SIZE]
+
+
+@kernel
 def locate_records(buf: Bytes, count: int, with_pairs: int, places: Words, failed: Words) -> int:
     """Where the parts of `count` records are; `places` int64[PLACE_ROWS × count].
 
@@ -149,38 +186,24 @@ def locate_records(buf: Bytes, count: int, with_pairs: int, places: Words, faile
         if total < 0:
             failed[0] = at
             return -total
-        sys_flag = load_be32(buf, at + record.SYS_FLAG)
-        store_at = at + record.BORN_HOST + born_host_size(sys_flag)
-        length_at = body_length_at(buf, at)
-        body_size = load_be32(buf, length_at)
-        width = topic_length_size(buf, at)
-        topic_length = length_at + 4 + body_size
-        topic_size = signed_topic_length(buf, topic_length, width)
-        properties_at = topic_length + width + topic_size + 2
-        end = at + total
-        if has_crc_tail(buf, at, total):
-            end -= record.CRC_TAIL_SIZE
-        places[RECORD * count + i] = at
-        places[STORE_TIMESTAMP * count + i] = store_at
-        places[TAIL * count + i] = length_at - _TAIL_SIZE
-        places[BODY * count + i] = length_at + 4
-        places[BODY_SIZE * count + i] = body_size
-        places[TOPIC * count + i] = topic_length + width
-        places[TOPIC_SIZE * count + i] = topic_size
-        places[PROPERTIES * count + i] = properties_at
-        places[PROPERTIES_SIZE * count + i] = end - properties_at
-        places[BORN_HOST * count + i] = at + record.BORN_HOST
-        places[BORN_HOST_SIZE * count + i] = born_host_size(sys_flag)
-        places[STORE_HOST * count + i] = store_at + 8
-        places[STORE_HOST_SIZE * count + i] = store_host_size(sys_flag)
-        if with_pairs != 0:
-            find_tags_and_keys(buf, properties_at, end, failed, 1)
-            places[TAG * count + i] = failed[1 + TAG_AT]
-            places[TAG_LENGTH * count + i] = failed[1 + TAG_SIZE]
-            places[KEYS * count + i] = failed[1 + KEYS_AT]
-            places[KEYS_LENGTH * count + i] = failed[1 + KEYS_SIZE]
+        _locate(buf, at, total, i, count, with_pairs, places, failed)
         at += total
     failed[0] = at
+    return 0
+
+
+@kernel
+def locate_at(buf: Bytes, positions: Words, with_pairs: int, places: Words, failed: Words) -> int:
+    """As `locate_records`, of the records that begin at `positions` int64[count] of `buf`."""
+    count = positions.size
+    for i in range(count):
+        at = int(positions[i])
+        total = record_size(buf, at, buf.size)
+        if total < 0:
+            failed[0] = at
+            return -total
+        _locate(buf, at, total, i, count, with_pairs, places, failed)
+    failed[0] = buf.size
     return 0
 
 
@@ -231,18 +254,37 @@ def decode_to_columns(buffer: Buffer, count: int, columns: Sequence[str]) -> dic
     See the head of the module for the shapes. Raises CorruptStoreError when the bytes are not exactly that many
     records, ValueError for a name that is no column or for 2 GiB and more of one column.
     """
+    _check_names(columns)
+    buf = as_kernel_array(buffer)
+    places, count = _locate_all(buf, count, "tag" in columns or "keys" in columns)
+    return {name: take_column(buf, places, count, name) for name in columns}
+
+
+def places_at(buf: NDArray[np.uint8], positions: NDArray[np.int64], *, with_pairs: bool) -> NDArray[np.int64]:
+    """The places of the records that begin at `positions` int64[n] of `buf` uint8[m]: int64[PLACE_ROWS × n].
+
+    `with_pairs`: also those of tag and keys. Raises CorruptStoreError when one of them is no record.
+    """
+    failed = np.zeros(1 + PLACES_SIZE, np.int64)
+    places = np.empty(PLACE_ROWS * len(positions), np.int64)
+    reason = locate_at(buf, positions, int(with_pairs), places, failed)
+    if reason != 0:
+        raise CorruptStoreError(f"no record at byte {failed[0]:,} of {buf.size:,}: {REASON_NAMES[reason]}")
+    return places
+
+
+def take_column(buf: NDArray[np.uint8], places: NDArray[np.int64], count: int, name: str) -> Column:
+    """One column of the `count` records of `buf` that `places` tells of. See the head of the module for the shapes."""
+    return _fixed(buf, places, count, name) if name in _FIXED else _variable(buf, places, count, name)
+
+
+def _check_names(columns: Sequence[str]) -> None:
     unknown = [name for name in columns if name not in _FIXED and name not in _VARIABLE]
     if unknown:
         raise ValueError(f"no column is called {unknown[0]!r}")
-    buf = as_kernel_array(buffer)
-    places, count = _locate(buf, count, "tag" in columns or "keys" in columns)
-    decoded: dict[str, Column] = {}
-    for name in columns:
-        decoded[name] = _fixed(buf, places, count, name) if name in _FIXED else _variable(buf, places, count, name)
-    return decoded
 
 
-def _locate(buf: NDArray[np.uint8], count: int, with_pairs: bool) -> tuple[NDArray[np.int64], int]:
+def _locate_all(buf: NDArray[np.uint8], count: int, with_pairs: bool) -> tuple[NDArray[np.int64], int]:
     failed = np.zeros(1 + PLACES_SIZE, np.int64)
     if count < 0:
         count = count_records(buf, failed)
@@ -292,6 +334,7 @@ def warm() -> None:
     offsets = np.zeros(2, np.int32)
     count_records(buf, places)
     locate_records(buf, 0, 1, places, places)
+    locate_at(buf, places[:0], 1, places, places.copy())
     take_int64(buf, places, 0, 0, places[:1])
     take_int32(buf, places, 0, 0, offsets[:1])
     take_bytes(buf, places, 0, offsets, buf)

@@ -10,12 +10,13 @@ are looked at no further than their properties; bodies and CRCs are not read. Kn
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from llvmlite import ir
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from mqproc.kernels.hashing import index_key_hash, java_hash_utf8
 from mqproc.kernels.intrinsics import (
@@ -483,15 +484,22 @@ class ScanResult:
     """What a scan found. `stopped_at` is a byte of the segment; arrays are views of the buffers until the next scan.
 
     `runs` int64[runs, RUN_COLUMNS], in the order of their first records: a queue's last run holds its newest record.
+    Index entries, in the order of the log: `hashes` int32[entries], `offsets` and `times` int64[entries].
     """
 
     stopped_at: int
     reason: StopReason
     records: int
-    entries: int
     store_timestamp_ms: int
     runs: NDArray[np.int64]
     units: NDArray[np.uint8]
+    hashes: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    times: NDArray[np.int64]
+
+    @property
+    def entries(self) -> int:
+        return len(self.hashes)
 
 
 @kernel
@@ -514,26 +522,29 @@ def _raise(cells: Words, index: int, value: int) -> None:
         store_release(cells, index, value)
 
 
+Zeros = Callable[[int, DTypeLike], NDArray[Any]]
+
+
 class DispatchBuffers:
-    """The arrays that scans fill, allocated once.
+    """The arrays that scans fill, allocated once."""
 
-    `entry_hashes` int32[n], `entry_offsets` and `entry_times` int64[n] hold the index entries of the last scan.
-    """
+    def __init__(self, queues: int, records_max: int, entries_max: int, zeros: Zeros = np.zeros) -> None:
+        """Buffers for tables of `queues` queues and scans of up to `records_max` records.
 
-    def __init__(self, queues: int, records_max: int, entries_max: int) -> None:
-        """Buffers for tables of `queues` queues and scans of up to `records_max` records."""
+        `zeros` makes the arrays: where another process scans, it makes them in shared memory.
+        """
         self.records_max = records_max
         entries_max = max(entries_max, RECORD_ENTRIES_MAX)
-        self.state = np.zeros(STATE_SIZE, np.int64)
-        self.entry_hashes = np.zeros(entries_max, np.int32)
-        self.entry_offsets = np.zeros(entries_max, np.int64)
-        self.entry_times = np.zeros(entries_max, np.int64)
-        self._cache = np.zeros(2 * _CACHE_SIZE, np.int64)
-        self._units = np.zeros(_UNIT * records_max, np.uint8)
-        self._sorted_units = np.zeros(_UNIT * records_max, np.uint8)
-        self._run_of_unit = np.zeros(records_max, np.int32)
-        self._run_of_queue = np.zeros(queues, np.int32)
-        self._runs = np.zeros(RUN_COLUMNS * records_max, np.int64)
+        self._state = zeros(STATE_SIZE, np.int64)
+        self._hashes = zeros(entries_max, np.int32)
+        self._offsets = zeros(entries_max, np.int64)
+        self._times = zeros(entries_max, np.int64)
+        self._cache = zeros(2 * _CACHE_SIZE, np.int64)
+        self._units = zeros(_UNIT * records_max, np.uint8)
+        self._sorted_units = zeros(_UNIT * records_max, np.uint8)
+        self._run_of_unit = zeros(records_max, np.int32)
+        self._run_of_queue = zeros(queues, np.int32)
+        self._runs = zeros(RUN_COLUMNS * records_max, np.int64)
 
     def scan(
         self,
@@ -549,7 +560,7 @@ class DispatchBuffers:
         with_entries: bool = True,
     ) -> ScanResult:
         """Scan the records of a segment that begin in [start, limit); nothing at or above `stop` is read."""
-        state = self.state
+        state = self._state
         state[: WITH_ENTRIES + 1] = (start, min(limit, stop), stop, segment_start, self.records_max, with_entries)
         scan(
             log,
@@ -563,20 +574,26 @@ class DispatchBuffers:
             self._run_of_unit,
             self._run_of_queue,
             self._runs,
-            self.entry_hashes,
-            self.entry_offsets,
-            self.entry_times,
+            self._hashes,
+            self._offsets,
+            self._times,
         )
-        said = state.tolist()
-        run_count = said[RUNS]
+        return self.result()
+
+    def result(self) -> ScanResult:
+        """What the last scan found, also when another process has made it."""
+        said = self._state.tolist()
+        run_count, entry_count = said[RUNS], said[ENTRIES]
         return ScanResult(
             stopped_at=said[STOPPED_AT],
             reason=StopReason(said[REASON]),
             records=said[RECORDS],
-            entries=said[ENTRIES],
             store_timestamp_ms=said[STORE_TIMESTAMP_MS],
             runs=self._runs[: RUN_COLUMNS * run_count].reshape(run_count, RUN_COLUMNS),
             units=self._sorted_units[: _UNIT * said[UNITS]],
+            hashes=self._hashes[:entry_count],
+            offsets=self._offsets[:entry_count],
+            times=self._times[:entry_count],
         )
 
 

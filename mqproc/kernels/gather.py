@@ -1,9 +1,11 @@
 """Answering a pull: ConsumeQueue units × a mapped segment → whole records, one after the other, in an answer's buffer.
 
-    gather(units, view, codes, tags, tag_ends, out, state)     until a limit, a bad record, or another segment
+    gather(units, view, codes, tags, tag_ends, program, texts, scratch, out, state)
+                                                           until a limit, a bad record, or another segment
     match_units(units, first, stop, codes, matches)            the tag filter alone
 
-A unit is looked at in this order: filler, limits, filter by tag hash, segment, record, filter by tag and time, copy.
+A unit is looked at in this order: filler, limits, filter by tag hash, segment, record, filter by tag, time and
+properties, copy.
 So a unit that is not taken is the next pull's first. A record goes out only when magic, size, own offset and CRCs hold.
 """
 
@@ -20,6 +22,8 @@ from mqproc.kernels.jit import kernel
 from mqproc.kernels.primitive import Bytes, Words, lowering
 from mqproc.kernels.queue_lookup import same_bytes
 from mqproc.kernels.record_check import BAD_SIZE, VERIFY_CRCS, checked_size, store_timestamp_at
+from mqproc.kernels.sql import FAILS, PASSES, verdict
+from mqproc.kernels.sql import UNDECIDED as LEFT_TO_PYTHON
 from mqproc.layout import consume_queue, record
 
 # Indices into the state, int64[STATE_SIZE].
@@ -42,10 +46,14 @@ from mqproc.layout import consume_queue, record
     COUNT,
     BYTES,
     LAST_FILTERED,  # 1 when the last unit that was consumed did not match
+    LOOK_BYTES_LEFT,  # what records that do not match may still cost: their bytes, and LOOK_BYTES each
+    # given for one unit
+    DECIDED_UNIT,  # 1 + the unit whose properties Python has looked at
+    DECIDED,  # whether they pass: 0 or 1
     # said
     DAMAGE,  # record_check's reason for DAMAGED
     PLACES,  # of the record in hand
-) = range(19)
+) = range(22)
 STATE_SIZE = PLACES + PLACES_SIZE
 
 # Why a gather stopped; the unit at UNIT is not consumed.
@@ -57,7 +65,12 @@ STATE_SIZE = PLACES + PLACES_SIZE
     DAMAGED,
     FILLER,
     OUT_FULL,  # the record needs a larger buffer
-) = range(7)
+    LOOKED_ENOUGH,
+    UNDECIDED,  # Python has to look at the record's properties: kernels/sql.py
+) = range(9)
+
+LOOK_BYTES = 1024
+"""What looking at a record costs beside its bytes."""
 
 # A queue's records lie apart in the log, so the processor does not see where it reads next: it is told this many units
 # ahead, the record's first lines. (Measured: a third to a half less time per record.)
@@ -139,12 +152,36 @@ def _in_time(view: Bytes, at: int, state: Words) -> bool:
 
 
 @kernel
-def gather(units: Bytes, view: Bytes, codes: Words, tags: Bytes, tag_ends: Words, out: Bytes, state: Words) -> int:
+def _verdict(
+    view: Bytes, at: int, total: int, unit: int, program: Words, texts: Bytes, scratch: Words, state: Words
+) -> int:
+    """Whether the properties of the record at `at` pass, by the filter or by what was decided; sql's words for it."""
+    if program.size == 0:
+        return PASSES
+    if state[DECIDED_UNIT] == unit + 1:
+        return PASSES if state[DECIDED] != 0 else FAILS
+    return verdict(view, properties_at(view, at), properties_end(view, at, total), program, texts, scratch)
+
+
+@kernel
+def gather(
+    units: Bytes,
+    view: Bytes,
+    codes: Words,
+    tags: Bytes,
+    tag_ends: Words,
+    program: Words,
+    texts: Bytes,
+    scratch: Words,
+    out: Bytes,
+    state: Words,
+) -> int:
     """Copy the records of units[UNIT:UNIT_STOP] into `out` from OUT_AT on; returns why it stopped.
 
     `units` uint8[20 × n], `view` uint8 the segment at BASE, `codes` int64[k] the tag hashes that pass (i32 values,
     empty = all), `tags` uint8 and `tag_ends` int64[m] the tags that pass themselves (end of each in `tags`, empty =
-    go by the hash alone), `out` uint8. Moves UNIT, OUT_AT, COUNT, BYTES and LAST_FILTERED in `state`.
+    go by the hash alone), `program` int64, `texts` uint8 and `scratch` int64 a filter by properties (kernels/sql.py, an
+    empty program = all), `out` uint8. Moves UNIT, OUT_AT, COUNT, BYTES, LAST_FILTERED and LOOK_BYTES_LEFT in `state`.
     """
     unit = int(state[UNIT])
     unit_stop = int(state[UNIT_STOP])
@@ -184,9 +221,19 @@ def gather(units: Bytes, view: Bytes, codes: Words, tags: Bytes, tag_ends: Words
             state[DAMAGE] = -total if total < 0 else BAD_SIZE
             reason = DAMAGED
             break
-        if not _has_tag(view, at, total, tags, tag_ends, state) or (timed and not _in_time(view, at, state)):
+        passes = FAILS
+        if _has_tag(view, at, total, tags, tag_ends, state) and (not timed or _in_time(view, at, state)):
+            passes = _verdict(view, at, total, unit, program, texts, scratch, state)
+        if passes == LEFT_TO_PYTHON:
+            reason = UNDECIDED
+            break
+        if passes == FAILS:
             state[LAST_FILTERED] = 1
+            state[LOOK_BYTES_LEFT] -= total + LOOK_BYTES
             unit += 1
+            if state[LOOK_BYTES_LEFT] <= 0:
+                reason = LOOKED_ENOUGH
+                break
             continue
         if state[COPY] != 0:
             out_at = int(state[OUT_AT])
@@ -252,7 +299,7 @@ def warm() -> None:
     empty = np.zeros(0, np.uint8)
     sum_of_sizes(empty, 0, 0)
     words = np.zeros(0, np.int64)
-    gather(empty, empty, words, empty, words, empty, np.zeros(STATE_SIZE, np.int64))
+    gather(empty, empty, words, empty, words, words, empty, words, empty, np.zeros(STATE_SIZE, np.int64))
     match_units(empty, 0, 0, words, words)
     first_at_or_above(empty, 0, 0, 0)
 
@@ -262,9 +309,12 @@ __all__ = [
     "COUNT_REACHED",
     "DAMAGED",
     "FILLER",
+    "LOOKED_ENOUGH",
+    "LOOK_BYTES",
     "OTHER_SEGMENT",
     "OUT_FULL",
     "STATE_SIZE",
+    "UNDECIDED",
     "UNITS_DONE",
     "VERIFY_CRCS",
     "first_at_or_above",

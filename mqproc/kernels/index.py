@@ -131,10 +131,12 @@ def walk_chain(
 ) -> int:
     """Physical offsets of the items with a key hash and a time in [begin_ms, end_ms], newest first; their number.
 
-    `view` uint8[file size]; `count` is the published count that the reader goes by; `out` int64[≥ max_results]. Times
+    `view` uint8[file size]; `count` is the published count that the reader goes by; `out` int64[> max_results], of
+    which the last word takes the number of items that were looked at. Times
     are whole seconds after the file's begin. Items at or above `count` are passed over, and a chain that does not
     descend ends there.
     """
+    out[out.size - 1] = 0
     if count <= layout.FIRST_ITEM:
         return 0
     items_at = _items_start(slots)
@@ -143,8 +145,10 @@ def walk_chain(
     item = load_acquire_be32(view, _slot_at(key_hash, slots))
     above = capacity
     found = 0
+    walked = 0
     while found < max_results and 0 < item < above:
         above = item
+        walked += 1
         at = items_at + layout.ITEM_SIZE * item
         item = load_be32(view, at + layout.ITEM_PREVIOUS)
         if above >= count:
@@ -158,6 +162,7 @@ def walk_chain(
             found += 1
         if time_ms < begin_ms:
             break
+    out[out.size - 1] = walked
     return found
 
 
@@ -207,47 +212,56 @@ def count_items(view: Bytes, slots: int, mark: int, header_count: int) -> int:
 
 
 @kernel
-def chains_hold(view: Bytes, slots: int, count: int, heads: Int32s) -> int:
-    """Slots in use when slots and `previous` are just what items below `count` make of them, −1 when they are not.
+def find_slots(view: Bytes, slots: int, count: int, wanted: Bytes) -> int:
+    """What the slots must say by the items below `count`; how many are in use, −1 when a `previous` is another.
 
-    `heads` int32[slots], all 0, takes the slots as they should be. Changes nothing in the file.
+    `wanted` uint8[4 × slots], all 0, takes them as they lie in a file. Changes nothing in the file.
     """
     items_at = _items_start(slots)
+    stop = items_at + layout.ITEM_SIZE * count
     used = 0
     for item in range(layout.FIRST_ITEM, count):
         at = items_at + layout.ITEM_SIZE * item
-        slot = load_be32(view, at + layout.ITEM_KEY_HASH) % slots
-        previous = int(heads[slot])
+        ahead = at + layout.ITEM_SIZE * AHEAD_ENTRIES
+        if ahead < stop:
+            prefetch(wanted, _slot_at(load_be32(view, ahead + layout.ITEM_KEY_HASH), slots) - layout.HEADER_SIZE)
+        slot_at = _slot_at(load_be32(view, at + layout.ITEM_KEY_HASH), slots) - layout.HEADER_SIZE
+        previous = load_be32(wanted, slot_at)
         if load_be32(view, at + layout.ITEM_PREVIOUS) != previous:
             return -1
         if previous == 0:
             used += 1
-        heads[slot] = item
-    for slot in range(slots):
-        if load_be32(view, layout.HEADER_SIZE + layout.SLOT_SIZE * slot) != heads[slot]:
-            return -1
+        store_be32(wanted, slot_at, item)
     return used
 
 
 @kernel
-def replay_items(view: Bytes, slots: int, count: int) -> int:
-    """Make slots and `previous` anew from the items below `count`; the slots in use. Nobody may look on.
+def replay_items(view: Bytes, slots: int, count: int, wanted: Bytes) -> int:
+    """Make each `previous` anew for the items below `count`; the slots in use. Nobody may look on.
 
-    The header is left to the caller.
+    `wanted` as in `find_slots`. Only what differs is stored: other pages need not be written to the disk.
     """
     items_at = _items_start(slots)
-    for slot_at in range(layout.HEADER_SIZE, items_at, layout.SLOT_SIZE):
-        store_be32(view, slot_at, 0)
     used = 0
     for item in range(layout.FIRST_ITEM, count):
         at = items_at + layout.ITEM_SIZE * item
-        slot_at = _slot_at(load_be32(view, at + layout.ITEM_KEY_HASH), slots)
-        previous = load_be32(view, slot_at)
+        slot_at = _slot_at(load_be32(view, at + layout.ITEM_KEY_HASH), slots) - layout.HEADER_SIZE
+        previous = load_be32(wanted, slot_at)
         if previous == 0:
             used += 1
-        store_be32(view, at + layout.ITEM_PREVIOUS, previous)
-        store_be32(view, slot_at, item)
+        if load_be32(view, at + layout.ITEM_PREVIOUS) != previous:
+            store_be32(view, at + layout.ITEM_PREVIOUS, previous)
+        store_be32(wanted, slot_at, item)
     return used
+
+
+@kernel
+def store_slots(view: Bytes, slots: int, wanted: Bytes) -> None:
+    """Let the slots say what `wanted` does; stores only what differs. Nobody may look on."""
+    for slot_at in range(0, layout.SLOT_SIZE * slots, layout.SLOT_SIZE):
+        item = load_be32(wanted, slot_at)
+        if load_be32(view, layout.HEADER_SIZE + slot_at) != item:
+            store_be32(view, layout.HEADER_SIZE + slot_at, item)
 
 
 def warm() -> None:
@@ -258,5 +272,8 @@ def warm() -> None:
     put_entries(view, 1, 2, np.zeros(1, np.int32), words, words, 0, 1)
     walk_chain(view, 1, published_count(view), 0, 0, 0, 1, words)
     roll_back(view, 1, 1)
-    replay_items(view, 1, count_items(view, 1, 1, 1))
-    chains_hold(view, 1, 1, np.zeros(1, np.int32))
+    count = count_items(view, 1, 1, 1)
+    wanted = np.zeros(layout.SLOT_SIZE, np.uint8)
+    find_slots(view, 1, count, wanted)
+    replay_items(view, 1, count, wanted)
+    store_slots(view, 1, wanted)

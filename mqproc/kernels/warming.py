@@ -14,9 +14,11 @@ from mqproc.kernels import (
     index_verify,
     keyed,
     match,
+    numbers,
     record_check,
     scan,
     select,
+    sql,
     verify,
 )
 
@@ -24,6 +26,6 @@ from mqproc.kernels import (
 def warm_all() -> None:
     """Call every kernel once. The first time on a machine this compiles, later it loads the cache."""
     writing = (crc, hashing, record_check, fences, append, scan, dispatch, index, keyed)
-    reading = (gather, match, decode)
+    reading = (numbers, sql, gather, match, decode)
     for module in (*writing, *reading, verify, index_verify, select):
         module.warm()

@@ -3,6 +3,7 @@
     page 0  header        magic, version, epoch … (supervisor)
     page 1  supervisor    what it knows of each role: pid, incarnation, restarts
     page 2… one page for each role in ROLES order
+    then    histograms and counts by error code, packed, one page for each role: see `layout.figures`
 
 A word is a native-endian, aligned 8-byte integer in a cache line of its own; the page's role is the only one that
 stores to it. Magic and version are stored last, so a reader that finds them finds everything before them.
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 MAGIC = 0x3130434F5250514D  # "MQPROC01", little-endian
-VERSION = 1
+VERSION = 2
 PAGE_SIZE = 4096
 LINE_SIZE = 64
 WORD_SIZE = 8
@@ -36,7 +37,8 @@ TEMPLATE = "template"
 # In start order. The supervisor and the template keep no role page of their own.
 ROLES = (WRITER, COMMITLOG_FLUSHER, CQ_FLUSHER, INDEX_FLUSHER, DISPATCHER, QUERY, KEEPER, MONITOR)
 _PAGES = ("header", SUPERVISOR, *ROLES)
-FILE_SIZE = len(_PAGES) * PAGE_SIZE
+FIGURES_START = len(_PAGES) * PAGE_SIZE
+FILE_SIZE = FIGURES_START + len(ROLES) * PAGE_SIZE
 
 # A role's own state word.
 STATE_NONE, STATE_STARTING, STATE_RUNNING, STATE_SYNCING, STATE_ALLOCATING, STATE_RECOVERING, STATE_STOPPING = range(7)
@@ -162,6 +164,8 @@ WRITER_SYNC_ERRNO = _word(WRITER, "writer_sync_errno", "", "errno of the first f
 WRITER_SEGMENT_WAITS = _word(WRITER, "writer_segment_waits", "", "rolls that had to wait for a segment")
 WRITER_SYNCED_STORE_TIMESTAMP_MS = _word(WRITER, "writer_synced_store_timestamp_ms", "ms", "of the last one synced")
 WRITER_SLOWED_MS = _word(WRITER, "writer_slowed_ms", "ms", "held back because dispatch is behind")
+WRITTEN_NS = _word(WRITER, "written_ns", "ns", "monotonic clock when `written` was stored")
+WRITER_SEGMENT_WAIT_US = _word(WRITER, "writer_segment_wait_us", "µs", "waited for segments")
 
 # CommitLog flusher
 FLUSHER_SYNCED = _word(COMMITLOG_FLUSHER, "flusher_synced", "bytes", "synced by the flusher")
@@ -172,6 +176,11 @@ COMMITLOG_SYNCS = _word(COMMITLOG_FLUSHER, "commitlog_syncs", "", "syncs done")
 COMMITLOG_SYNC_US = _word(COMMITLOG_FLUSHER, "commitlog_sync_us", "µs", "spent in syncs")
 COMMITLOG_SYNCED_NS = _word(COMMITLOG_FLUSHER, "commitlog_synced_ns", "ns", "monotonic clock at the last sync")
 COMMITLOG_MARK = _word(COMMITLOG_FLUSHER, "commitlog_mark", "bytes", "durable mark of the log")
+COMMITLOG_PASSES = _word(COMMITLOG_FLUSHER, "commitlog_passes", "", "passes done")
+COMMITLOG_FORCED_PASSES = _word(COMMITLOG_FLUSHER, "commitlog_forced_passes", "", "passes that synced everything")
+COMMITLOG_FORCED_NS = _word(COMMITLOG_FLUSHER, "commitlog_forced_ns", "ns", "monotonic clock at the last forced pass")
+COMMITLOG_PASS_NS = _word(COMMITLOG_FLUSHER, "commitlog_pass_ns", "ns", "monotonic clock at the end of the last pass")
+ALL_FLUSHED_NS = _word(COMMITLOG_FLUSHER, "all_flushed_ns", "ns", "monotonic clock when all of the log was durable")
 
 # Dispatcher
 DISPATCHED = _word(DISPATCHER, "dispatched", "bytes", "queues and index hold all records below this")
@@ -202,6 +211,7 @@ CQ_PASSES = _word(CQ_FLUSHER, "cq_passes", "", "passes done")
 CQ_FORCED_PASSES = _word(CQ_FLUSHER, "cq_forced_passes", "", "passes that synced everything")
 CQ_FORCED_NS = _word(CQ_FLUSHER, "cq_forced_ns", "ns", "monotonic clock at the last forced pass")
 CQ_SYNC_ERRNO = _word(CQ_FLUSHER, "cq_sync_errno", "", "errno of the first failed sync")
+CQ_PASS_NS = _word(CQ_FLUSHER, "cq_pass_ns", "ns", "monotonic clock at the end of the last pass")
 
 # Index flusher
 INDEX_SYNCED = _word(INDEX_FLUSHER, "index_synced", "bytes", "log position up to which the index is synced")
@@ -210,6 +220,7 @@ INDEX_PASSES = _word(INDEX_FLUSHER, "index_passes", "", "passes done")
 INDEX_FORCED_PASSES = _word(INDEX_FLUSHER, "index_forced_passes", "", "passes that synced everything")
 INDEX_FORCED_NS = _word(INDEX_FLUSHER, "index_forced_ns", "ns", "monotonic clock at the last forced pass")
 INDEX_SYNC_ERRNO = _word(INDEX_FLUSHER, "index_sync_errno", "", "errno of the first failed sync")
+INDEX_PASS_NS = _word(INDEX_FLUSHER, "index_pass_ns", "ns", "monotonic clock at the end of the last pass")
 
 # Query
 QUERY_CONNECTIONS = _word(QUERY, "query_connections", "connections", "now")
@@ -218,6 +229,21 @@ QUERY_REJECTS = _word(QUERY, "query_rejects", "requests", "answered with an erro
 PULLED_MESSAGES = _word(QUERY, "pulled_messages", "messages", "handed out since the group started")
 PULLED_BYTES = _word(QUERY, "pulled_bytes", "bytes", "handed out since the group started")
 WAITING_PULLS = _word(QUERY, "waiting_pulls", "requests", "long polls held now")
+QUERY_WAITING = _word(QUERY, "query_waiting", "requests", "taken and not answered yet, held pulls left out")
+PULLS = _word(QUERY, "pulls", "requests", "pulls answered since the group started")
+EMPTY_PULLS = _word(QUERY, "empty_pulls", "requests", "pulls answered without a message")
+KEY_QUERIES = _word(QUERY, "key_queries", "requests", "looks into the index for a key")
+KEY_FILES = _word(QUERY, "key_files", "files", "index files whose chain was walked for a key")
+KEY_ITEMS = _word(QUERY, "key_items", "items", "index entries walked for keys")
+KEY_MATCHES = _word(QUERY, "key_matches", "items", "index entries walked that had the key's hash and time")
+RETENTION_UNCONSUMED = _word(QUERY, "retention_unconsumed", "messages", "that went before a group had consumed them")
+PROGRESS_AT = _word(QUERY, "progress_at", "bytes", "the log's minimum that progress of groups was raised to")
+QUERY_SYNC_ERRNO = _word(QUERY, "query_sync_errno", "", "errno of the first failed sync")
+GROUP_MEMBERS = _word(QUERY, "group_members", "consumers", "that are members of a group now")
+GROUP_REBALANCES = _word(QUERY, "group_rebalances", "", "times that queues were shared anew since the group started")
+GROUP_COMMITS = _word(QUERY, "group_commits", "", "offsets committed since the group started")
+GROUP_RETRIES = _word(QUERY, "group_retries", "messages", "sent to a retry topic since the group started")
+GROUP_DEAD_LETTERS = _word(QUERY, "group_dead_letters", "messages", "sent to a dead-letter topic")
 
 # Keeper
 MIN_PHYSICAL_OFFSET = _word(KEEPER, "min_physical_offset", "bytes", "the log's first readable position")
@@ -235,7 +261,6 @@ RETENTION_QUEUE_FILES = _word(KEEPER, "retention_queue_files", "files", "Consume
 RETENTION_INDEX_FILES = _word(KEEPER, "retention_index_files", "files", "index files deleted")
 RETENTION_BYTES = _word(KEEPER, "retention_bytes", "bytes", "of all deleted files on disk")
 RETENTION_PENDING_BYTES = _word(KEEPER, "retention_pending_bytes", "bytes", "of deleted files whose space is taken yet")
-RETENTION_UNCONSUMED = _word(KEEPER, "retention_unconsumed", "messages", "that went before a group had consumed them")
 RETENTION_ANSWERED = _word(KEEPER, "retention_answered", "requests", "asked for by hand and carried out")
 RETENTION_ERRNO = _word(KEEPER, "retention_errno", "", "errno that ended the last pass early, 0 when none did")
 OLDEST_STORE_TIMESTAMP_MS = _word(KEEPER, "oldest_store_timestamp_ms", "ms", "store time of the log's first record")
@@ -252,6 +277,7 @@ SYNC_ERRNO_WORDS = (
     INDEX_SYNC_ERRNO,
     SUPERVISOR_SYNC_ERRNO,
     KEEPER_SYNC_ERRNO,
+    QUERY_SYNC_ERRNO,
 )
 """Any of them set makes the store read-only for good."""
 

@@ -1,7 +1,8 @@
-"""Every metric: name, type, unit, labels, help, and the words of the control file that it is read from.
+"""Every metric: name, type, unit, labels, help. Where its value comes from, the collector's parts say.
 
 Names follow Prometheus' rules: one prefix, base units, `_total` for counters, timestamps instead of ages. A metric that
-RocketMQ's users know has RocketMQ's words in its name.
+RocketMQ's users know has RocketMQ's words in its name. Label values are few: roles, targets, error codes and requests
+are fixed sets; topics and groups are bounded by the option `metrics_series_max`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-COUNTER, GAUGE = "counter", "gauge"
+COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,37 +32,60 @@ def _gauge(name: str, unit: str, help_text: str, *labels: str) -> Metric:
     return Metric(name, GAUGE, unit, help_text, labels)
 
 
+def _histogram(name: str, unit: str, help_text: str, *labels: str) -> Metric:
+    return Metric(name, HISTOGRAM, unit, help_text, labels)
+
+
 METRICS: tuple[Metric, ...] = (
     # The group
     _gauge("mqproc_up", "", "1 while the supervisor's heartbeat goes on."),
     _gauge("mqproc_build_info", "", "1, with the version of mqproc and of Python.", "version", "python"),
     _gauge("mqproc_group_ready", "", "1 while every role runs and the store takes messages."),
     _gauge("mqproc_group_started_timestamp_seconds", "seconds", "Unix time at which this supervisor started."),
+    # Roles and their processes
     _gauge("mqproc_role_up", "", "1 while the role's process runs.", "role"),
     _gauge("mqproc_role_heartbeat_timestamp_seconds", "seconds", "Unix time of the role's last heartbeat.", "role"),
     _counter("mqproc_role_restarts_total", "", "Times that the role died unasked in this run of the group.", "role"),
     _counter("mqproc_role_cycles_total", "", "Steps of the role that did work.", "role"),
+    _histogram("mqproc_role_cycle_seconds", "seconds", "Length of steps that did work; one in 16 is timed.", "role"),
     _counter("mqproc_errors_total", "", "Errors that the role logged.", "role"),
+    _counter("mqproc_process_cpu_seconds_total", "seconds", "Processor time of the role's process.", "role"),
+    _gauge("mqproc_process_resident_memory_bytes", "bytes", "Memory of the process, shared pages in full.", "role"),
+    _gauge(
+        "mqproc_process_proportional_memory_bytes", "bytes", "The same with shared pages shared: may be summed.", "role"
+    ),
+    _gauge("mqproc_process_open_fds", "", "Open descriptors of the process.", "role"),
     # The log
-    _counter("mqproc_messages_appended_total", "", "Messages appended since the group started."),
+    _counter("mqproc_messages_appended_total", "", "Messages appended to the topic's queues, ever.", "topic"),
     _counter("mqproc_append_frames_total", "", "Append requests carried out since the group started."),
-    _counter("mqproc_append_failures_total", "", "Append requests refused with an error."),
+    _counter("mqproc_append_failures_total", "", "Requests that the writer refused with an error."),
     _counter("mqproc_appended_bytes_total", "bytes", "Bytes of records appended to the CommitLog, ever."),
+    _histogram("mqproc_append_duration_seconds", "seconds", "From taking an append request to having stored it."),
+    _histogram("mqproc_message_size_bytes", "bytes", "Size of records, by the mean of what was appended together."),
     _gauge("mqproc_commit_log_min_offset_bytes", "bytes", "Physical offset of the first record that can be read."),
     _gauge("mqproc_commit_log_max_offset_bytes", "bytes", "Physical offset behind the last record."),
     _gauge("mqproc_last_append_timestamp_seconds", "seconds", "Store time of the last record."),
+    _gauge("mqproc_segments_ready", "", "CommitLog segments that are made and not begun."),
     _counter("mqproc_segment_waits_total", "", "Times that the writer had to wait for a new segment."),
+    _counter("mqproc_segment_wait_seconds_total", "seconds", "Time that the writer has waited for new segments."),
+    _gauge("mqproc_segment_blocked", "", "errno that keeps a new segment from being made, 0 when none does."),
     _counter("mqproc_append_slowed_seconds_total", "seconds", "Time that sends were held back by dispatch."),
     _counter("mqproc_clock_steps_total", "", "Times that the clock was seen to go back."),
     # Flush
     _gauge("mqproc_flushed_offset_bytes", "bytes", "Log position below which all is durable.", "target"),
     _gauge("mqproc_flush_behind_bytes", "bytes", "Log whose records, units or entries are not durable.", "target"),
+    _gauge("mqproc_unflushed_seconds", "seconds", "How long ago the log was durable: what a power loss could take."),
     _counter("mqproc_flushes_total", "", "Files synced since the group started.", "target"),
+    _counter("mqproc_flush_passes_total", "", "Looks at what is to be synced.", "target"),
     _counter("mqproc_forced_flushes_total", "", "Passes that synced everything.", "target"),
-    _counter("mqproc_flush_seconds_total", "seconds", "Time spent in syncs of the CommitLog."),
+    _histogram("mqproc_flush_duration_seconds", "seconds", "Duration of passes that synced something.", "target"),
+    _gauge(
+        "mqproc_last_flush_timestamp_seconds", "seconds", "Unix time of the last pass that came to its end.", "target"
+    ),
     _gauge("mqproc_last_forced_flush_timestamp_seconds", "seconds", "Unix time of the last forced pass.", "target"),
     _gauge("mqproc_durable_mark_bytes", "bytes", "The log's durable mark."),
     _gauge("mqproc_read_only", "", "1 after a failed sync, or by on_damage: nothing more is taken."),
+    _gauge("mqproc_sync_failed", "", "1 after a failed sync: it is final until the store is repaired."),
     # Dispatch
     _gauge("mqproc_dispatched_offset_bytes", "bytes", "Queues and index hold all records below this log position."),
     _counter("mqproc_messages_dispatched_total", "", "Messages dispatched since the group started."),
@@ -69,15 +93,44 @@ METRICS: tuple[Metric, ...] = (
     _gauge("mqproc_dispatch_behind_bytes", "bytes", "Log that queues and index do not hold yet."),
     _gauge("mqproc_dispatch_behind_messages", "", "Messages that queues and index do not hold yet."),
     _gauge("mqproc_dispatch_behind_seconds", "seconds", "Store time between the last dispatched and the last record."),
+    _histogram("mqproc_dispatch_delay_seconds", "seconds", "From a message's append to its place in queue and index."),
     _gauge("mqproc_dispatch_blocked", "", "errno that holds dispatch up, 0 when it goes on."),
     _counter("mqproc_dispatch_gap_bytes_total", "bytes", "Log that was deleted before it was dispatched."),
     # Reading
     _counter("mqproc_requests_total", "", "Requests answered by the query role since the group started."),
     _counter("mqproc_request_failures_total", "", "Requests that the query role answered with an error."),
+    _counter("mqproc_rejected_total", "", "Refusals of a role by error code.", "role", "code"),
+    _histogram(
+        "mqproc_request_duration_seconds", "seconds", "From taking a request to its answer; held pulls not.", "request"
+    ),
+    _gauge("mqproc_requests_in_progress", "", "Requests that the query role has taken and not answered."),
+    _counter("mqproc_pulls_total", "", "Pulls answered."),
+    _counter("mqproc_pulls_empty_total", "", "Pulls answered without a message."),
     _counter("mqproc_messages_delivered_total", "", "Messages handed out."),
     _counter("mqproc_delivered_bytes_total", "bytes", "Bytes of records handed out."),
     _gauge("mqproc_waiting_pulls", "", "Long polls held now."),
     _gauge("mqproc_client_connections", "", "Clients connected now.", "role"),
+    _counter("mqproc_key_queries_total", "", "Looks into the index for a key."),
+    _counter("mqproc_key_files_walked_total", "", "Index files whose chain was walked for a key."),
+    _counter("mqproc_key_entries_walked_total", "", "Index entries looked at for keys: the length of the chains."),
+    _counter("mqproc_key_entries_matched_total", "", "Index entries among them that had the key's hash and time."),
+    _gauge("mqproc_index_slots_used_ratio", "ratio", "Hash slots in use of the newest index file, 0 to 1."),
+    _gauge("mqproc_index_file_filled_ratio", "ratio", "Entries of the newest index file, 0 to 1."),
+    _gauge("mqproc_index_entries_per_slot", "", "Entries of the newest index file for each slot in use."),
+    # Topics and consumer groups
+    _gauge("mqproc_topics", "", "Topics that have queues."),
+    _gauge("mqproc_queues", "", "Queues of all topics."),
+    _gauge("mqproc_queue_table_used_ratio", "ratio", "Queues, deleted ones included, of max_queues, 0 to 1."),
+    _gauge("mqproc_stored_messages", "", "Messages of the topic that can be read.", "topic"),
+    _gauge("mqproc_last_message_timestamp_seconds", "seconds", "Store time of the topic's last message.", "topic"),
+    _gauge("mqproc_consumer_groups", "", "Consumer groups with progress."),
+    _gauge("mqproc_consumer_lag_messages", "", "Messages that the group has not consumed yet.", "group", "topic"),
+    _gauge("mqproc_consumer_lag_seconds", "seconds", "Age of the oldest message not consumed yet.", "group", "topic"),
+    _gauge("mqproc_consumer_members", "", "Consumers that are members of a group now."),
+    _counter("mqproc_consumer_rebalances_total", "", "Times that a group's queues were shared anew."),
+    _counter("mqproc_offsets_committed_total", "", "Offsets committed by consumers."),
+    _counter("mqproc_messages_retried_total", "", "Messages sent to a retry topic."),
+    _counter("mqproc_messages_dead_lettered_total", "", "Messages sent to a dead-letter topic."),
     # Retention
     _gauge("mqproc_oldest_message_timestamp_seconds", "seconds", "Store time of the log's first record."),
     _counter("mqproc_retention_deleted_files_total", "", "Files deleted since the group started.", "target"),
@@ -88,20 +141,23 @@ METRICS: tuple[Metric, ...] = (
     _gauge("mqproc_retention_blocked", "", "errno that ended the last look early, 0 when none did."),
     _counter("mqproc_unconsumed_messages_deleted_total", "", "Messages deleted before a group had consumed them."),
     # The disk and recovery
+    _gauge("mqproc_storage_bytes", "bytes", "Bytes of records, units and entries that are kept.", "target"),
+    _gauge("mqproc_segments", "", "Files that hold them.", "target"),
     _gauge("mqproc_disk_used_bytes", "bytes", "Of the file system that holds the store."),
     _gauge("mqproc_disk_free_bytes", "bytes", "Of the file system that holds the store."),
     _gauge("mqproc_disk_usage_ratio", "ratio", "Used share of the file system that holds the store, 0 to 1."),
+    _gauge("mqproc_disk_full", "", "1 while sends are refused because the disk is nearly full."),
     _gauge("mqproc_recovery_duration_seconds", "seconds", "Duration of the last recovery."),
     _gauge("mqproc_recovery_cut_bytes", "bytes", "Torn tail cut by the last recovery."),
     _gauge("mqproc_damage_holes", "", "Holes in the log that are served around."),
-    _counter("mqproc_scrapes_total", "", "Scrapes of /metrics."),
+    _counter("mqproc_scrapes_total", "", "Requests to the monitor."),
 )
 
 METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
 
-_SAMPLE = re.compile(r"^(mqproc_\w+)(?:\{| )", re.MULTILINE)
+_FAMILY = re.compile(r"^# TYPE (mqproc_\w+) ", re.MULTILINE)
 
 
-def sample_names(text: str) -> set[str]:
-    """The names of our samples in a scrape's text."""
-    return set(_SAMPLE.findall(text))
+def family_names(text: str) -> set[str]:
+    """The names of our metrics in a scrape's text."""
+    return set(_FAMILY.findall(text))

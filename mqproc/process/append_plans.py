@@ -26,7 +26,7 @@ from mqproc.errors import (
 )
 from mqproc.io import StoreIO
 from mqproc.layout import properties, record
-from mqproc.names import MULTI_DISPATCH_PREFIX, check_topic
+from mqproc.names import MULTI_DISPATCH_PREFIX, check_topic, queues_of_own
 from mqproc.paths import StorePaths, segment_start
 from mqproc.process.log import get_logger
 from mqproc.store.append import AppendPlan, topic_fields
@@ -41,6 +41,8 @@ UNIQUE_PREFIX_DIGITS = 28
 MESSAGES_PER_FRAME_MAX = 1 << 20
 _UNIQUE_NAME = f"{properties.UNIQ_KEY}{properties.NAME_END}".encode()
 _PAIR_END = properties.PAIR_END.encode()
+# Where the queue ids stand among the columns.
+_QUEUES = 9
 _SEPARATORS = (properties.NAME_END, properties.PAIR_END)
 
 
@@ -89,6 +91,17 @@ class OpenTopics:
             self.create(topic, self._options.default_topic_queue_nums)
             return self._open[topic]
         return self._opened(config)
+
+    def find_own(self, topic: str, queues_min: int = 1) -> OpenTopic:
+        """A topic that a role of the group adds to: made, or widened to `queues_min` queues, when it is not there.
+
+        What waited elsewhere is to arrive, though its topic was deleted meanwhile. Raises TooManyQueuesError.
+        """
+        config = self.topics.get(topic)
+        queues = queues_of_own(topic, self._options.default_topic_queue_nums) if config is None else config.queues
+        if config is None or config.queues < queues_min:
+            self.create(topic, max(queues, queues_min), 6 if config is None else config.perm)
+        return self._open.get(topic) or self.find(topic)
 
     def create(self, topic: str, queues: int, perm: int = 6) -> bool:
         """Make a topic or widen one; the caller saves. Returns whether anything changed."""
@@ -203,24 +216,30 @@ class OpenTopics:
                 self.unsaved = True
 
 
-def plan_append(
-    request: AppendRequest, payload: memoryview, topics: OpenTopics, *, internal: bool = False
-) -> AppendPlan:
-    """Check a request and make its plan. Raises BadRequestError and its kin naming value and limit."""
-    if not internal:
+def plan_append(request: AppendRequest, payload: memoryview, topics: OpenTopics, *, own: bool = False) -> AppendPlan:
+    """Check a request and make its plan; `own` for one of the group's own roles.
+
+    Raises BadRequestError and its kin naming value and limit.
+    """
+    if not own:
         check_sendable(request.topic)
+        if request.has_prepared:
+            raise BadMessageError("has_prepared is for the group's own roles")
     if not 1 <= request.count <= MESSAGES_PER_FRAME_MAX:
         raise BadMessageError(f"count = {request.count:,} is out of range: from 1 to {MESSAGES_PER_FRAME_MAX:,}")
     if len(request.born_host) not in (record.HOST_V4_SIZE, record.HOST_V6_SIZE):
         raise BadMessageError(f"born_host has {len(request.born_host)} bytes; it takes 8 or 20")
-    topic = topics.find(request.topic)
+    columns = _columns(request, len(payload))
+    topic = (
+        topics.find_own(request.topic, _queues_named(request, columns, payload)) if own else topics.find(request.topic)
+    )
     queues = len(topic.queue_numbers)
     if not QUEUE_COLUMN <= request.queue_id < queues:
         raise NoSuchQueueError(f"queue id {request.queue_id}; topic has {queues} queues")
     return AppendPlan(
         payload=np.frombuffer(payload, np.uint8),
         count=request.count,
-        columns=_columns(request, len(payload)),
+        columns=columns,
         magic=topic.magic,
         topic_block=topic.block,
         queue_numbers=topic.queue_numbers,
@@ -231,11 +250,18 @@ def plan_append(
         born_timestamp_ms=request.born_timestamp_ms,
         born_host=request.born_host,
         flag=request.flag,
-        sys_flag=request.sys_flag if internal else 0,
-        reconsume_times=request.reconsume_times if internal else 0,
-        prepared_transaction_offset=request.prepared_transaction_offset if internal else 0,
+        sys_flag=request.sys_flag if own else 0,
+        reconsume_times=request.reconsume_times if own else 0,
+        prepared_transaction_offset=request.prepared_transaction_offset if own else 0,
         batch=request.batch,
     )
+
+
+def _queues_named(request: AppendRequest, columns: tuple[int, ...], payload: memoryview) -> int:
+    """How many queues a topic needs that has all that the request names."""
+    if request.queue_id != QUEUE_COLUMN:
+        return max(request.queue_id + 1, 1)
+    return int(np.frombuffer(payload, "<i4", request.count, columns[_QUEUES]).max()) + 1
 
 
 def _columns(request: AppendRequest, payload_size: int) -> tuple[int, ...]:
@@ -245,7 +271,8 @@ def _columns(request: AppendRequest, payload_size: int) -> tuple[int, ...]:
     if min(sizes) < COLUMN_ABSENT or max(sizes) > payload_size or request.bodies_bytes < 0:
         raise BadMessageError(f"columns of {sizes} bytes in a payload of {payload_size:,}")
     at = 4 * count + request.bodies_bytes
-    key_lengths = keys = tag_lengths = tags = property_lengths = properties_at = born = queues = flags = -1
+    key_lengths = keys = tag_lengths = tags = property_lengths = properties_at = -1
+    born = queues = flags = prepared = -1
     if request.keys_bytes >= 0:
         key_lengths, keys = at, at + 2 * count
         at = keys + request.keys_bytes
@@ -261,6 +288,8 @@ def _columns(request: AppendRequest, payload_size: int) -> tuple[int, ...]:
         queues, at = at, at + 4 * count
     if request.has_flags:
         flags, at = at, at + 4 * count
+    if request.has_prepared:
+        prepared, at = at, at + 8 * count
     if at != payload_size or request.has_queues != (request.queue_id == QUEUE_COLUMN):
         raise BadMessageError(f"the columns take {at:,} bytes, the payload has {payload_size:,}")
     return (
@@ -275,6 +304,7 @@ def _columns(request: AppendRequest, payload_size: int) -> tuple[int, ...]:
         born,
         queues,
         flags,
+        prepared,
     )
 
 

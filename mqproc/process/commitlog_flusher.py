@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from mqproc.layout import control as words_of
+from mqproc.layout import figures
 from mqproc.process.flush_errors import FlushErrors
 from mqproc.process.loop import RoleContext
+from mqproc.shm.histogram import Histogram
 from mqproc.store.log_flush import LogFlush
 from mqproc.store.segments import LogSegments
 
@@ -24,6 +26,7 @@ class CommitLogFlusher:
         self._flush = LogFlush(
             context.io, context.paths, context.options, self._words, segments, self._clock.monotonic_ns()
         )
+        self._times = Histogram(self._words, figures.LOG_FLUSHES)
         self._due_ns = 0
         self._interval_ns = context.options.flush_interval_commit_log * NS_PER_MS
 
@@ -63,13 +66,20 @@ class CommitLogFlusher:
 
     def _pass(self, now_ns: int, *, thorough: bool) -> int:
         words = self._words
+        written = words[words_of.WRITTEN]
         with self._context.heart.busy(words_of.STATE_SYNCING):
             done = self._flush.flush(now_ns, thorough=thorough)
-            self._flush.move_mark(now_ns)
-        if done:
             after_ns = self._clock.monotonic_ns()
+            self._flush.move_mark(now_ns)
+        words.add(words_of.COMMITLOG_PASSES, 1)
+        words[words_of.COMMITLOG_PASS_NS] = after_ns
+        if self._context.control.flushed >= written:
+            # What is not durable has been written since this pass began: so old is it at most.
+            words[words_of.ALL_FLUSHED_NS] = now_ns
+        if done:
             words[words_of.COMMITLOG_SYNCED_NS] = after_ns
             words.add(words_of.COMMITLOG_SYNC_US, (after_ns - now_ns) // 1000)
+            self._times.observe(after_ns - now_ns)
             # In ASYNC_FLUSH nobody waits for a sync; in SYNC_FLUSH the writer does its own.
         return 1 if done else 0
 

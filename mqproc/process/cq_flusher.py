@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from mqproc.layout import checkpoint as checkpoint_layout
 from mqproc.layout import control as words_of
+from mqproc.layout import figures
 from mqproc.process.flush_errors import FlushErrors
 from mqproc.process.loop import RoleContext
+from mqproc.shm.histogram import Histogram
 from mqproc.store import checkpoint_file
 from mqproc.store.final_syncs import FinalSyncs
 from mqproc.store.marks import DurableMark
@@ -47,6 +49,7 @@ class CqFlusher:
         self._pages = QueuePages(io, paths.consume_queue, file_bytes, self._table, behind_bytes)
         self._due_ns = now_ns + self._interval_ns
         self._stop_passes = THOROUGH_PASSES_AT_STOP
+        self._times = Histogram(self._words, figures.QUEUE_FLUSHES)
 
     def do_work(self) -> int:
         now_ns = self._clock.monotonic_ns()
@@ -84,8 +87,11 @@ class CqFlusher:
             if done.complete and not self._syncs.ended():
                 self._move_mark(dispatched, timestamp_ms)
         self._pages.let_go(dispatched, self._flush.synced)
+        if done.synced_files:
+            self._times.observe(self._clock.monotonic_ns() - now_ns)
         words.add(words_of.CQ_SYNCS, done.synced_files)
         words.add(words_of.CQ_PASSES, 1)
+        words[words_of.CQ_PASS_NS] = self._clock.monotonic_ns()
         if least_pages == EVERYTHING:
             words.add(words_of.CQ_FORCED_PASSES, 1)
             words[words_of.CQ_FORCED_NS] = now_ns

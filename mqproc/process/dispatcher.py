@@ -7,8 +7,10 @@ import errno
 from mqproc.kernels.dispatch import StopReason
 from mqproc.kernels.fences import publish_and_peek
 from mqproc.layout import control as words_of
+from mqproc.layout import figures
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
+from mqproc.shm.histogram import Histogram
 from mqproc.shm.words import Words
 from mqproc.store.consume_queue import ConsumeQueueFiles
 from mqproc.store.damage import DamageLedger
@@ -23,6 +25,9 @@ RETRY_NS = 100_000_000
 # The log says again that dispatch waits for the same reason after this time.
 TELL_AGAIN_NS = 60_000_000_000
 STOP_WAIT_S = 0.001
+NS_PER_MS = 1_000_000
+# Store times are whole milliseconds: a delay that is hardly longer is told by the writer's last publication.
+BACKLOG_MS = 2
 # Far below what a reader that does not wait could see, and several wake-ups of a busy writer's time.
 LINGER_S = 0.0002
 
@@ -54,6 +59,7 @@ class Dispatcher:
         self._retry_ns = 0
         self._minimum = self._words[words_of.MIN_PHYSICAL_OFFSET]
         self._told_ns = -TELL_AGAIN_NS
+        self._delays = Histogram(self._words, figures.DISPATCH_DELAYS)
 
     def do_work(self) -> int:
         words = self._words
@@ -114,10 +120,20 @@ class Dispatcher:
             words[words_of.DISPATCHED_STORE_TIMESTAMP_MS] = step.store_timestamp_ms
         if waiting_pulls:
             self._query_bell.ring()
+        if step.records:
+            self._delays.observe(self._delay_ns(step), step.records)
         if self._dispatch.index.full_files != self._full_files:
             self._full_files = self._dispatch.index.full_files
             words[words_of.INDEX_FULL_FILES] = self._full_files
             self._index_bell.ring()
+
+    def _delay_ns(self, step: DispatchStep) -> int:
+        """From the append of a step's last record to now."""
+        words = self._words
+        delay_ms = self._clock.time_ms() - step.store_timestamp_ms
+        if delay_ms > BACKLOG_MS or step.position < words[words_of.WRITTEN]:
+            return max(0, delay_ms) * NS_PER_MS
+        return max(0, self._clock.monotonic_ns() - words[words_of.WRITTEN_NS])
 
     def _commit(self, position: int, messages: int) -> None:
         """Write down where the index stands at this position: the slot first, then its number."""

@@ -7,6 +7,7 @@ operation, and only the pulls of queues that moved are tried again.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,6 +36,7 @@ class HeldPull:
     deadline_ns: int
     last: Pulled
     released: bool = field(default=False)
+    due: bool = field(default=False)
 
     @property
     def queue(self) -> tuple[str, int]:
@@ -49,6 +51,7 @@ class HeldPulls:
         self._by_queue: dict[tuple[str, int], list[HeldPull]] = {}
         self._by_connection: dict[Connection, set[HeldPull]] = {}
         self._deadlines: list[tuple[int, int, HeldPull]] = []
+        self._due: deque[HeldPull] = deque()
         self._sequence = 0
         self._count = 0
         # What is compared, a row each queue: its place among the table's words (−1 = no such queue), the maximum seen.
@@ -109,6 +112,26 @@ class HeldPulls:
             return []
         queues = (self._queues[row] for row in changed.tolist())
         return [pull for queue in queues for pull in self._by_queue.get(queue, ())]
+
+    @property
+    def due_count(self) -> int:
+        """How many pulls are to be tried again; released ones among them count."""
+        return len(self._due)
+
+    def set_due(self, pull: HeldPull) -> None:
+        """Have a pull tried again, after those that are to be already."""
+        if not pull.due:
+            pull.due = True
+            self._due.append(pull)
+
+    def take_due(self) -> HeldPull | None:
+        """The next pull to try again."""
+        while self._due:
+            pull = self._due.popleft()
+            pull.due = False
+            if not pull.released:
+                return pull
+        return None
 
     def expired(self, now_ns: int) -> list[HeldPull]:
         """The pulls whose time is over."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from mqproc.layout import checkpoint as checkpoint_layout
 from mqproc.layout import control as words_of
+from mqproc.layout import figures
 from mqproc.process.flush_errors import FlushErrors
 from mqproc.process.loop import RoleContext
+from mqproc.shm.histogram import Histogram
 from mqproc.store import checkpoint_file
 from mqproc.store.final_syncs import FinalSyncs
 from mqproc.store.index_flush import IndexFlush, committed_state
@@ -40,6 +42,7 @@ class IndexFlusher:
         self._due_ns = now_ns + self._interval_ns
         self._full_files = self._words[words_of.INDEX_FULL_FILES]
         self._stop_passes = THOROUGH_PASSES_AT_STOP
+        self._times = Histogram(self._words, figures.INDEX_FLUSHES)
 
     def do_work(self) -> int:
         now_ns = self._clock.monotonic_ns()
@@ -78,6 +81,7 @@ class IndexFlusher:
         dispatched = words[words_of.DISPATCHED]
         state = committed_state(words)
         if state is None:
+            words[words_of.INDEX_PASS_NS] = now_ns
             return 0
         with self._context.heart.busy(words_of.STATE_SYNCING):
             done = self._flush.pass_(state, least_pages, now_ns)
@@ -87,8 +91,11 @@ class IndexFlusher:
                 if done.complete:
                     self._move_mark(dispatched, timestamp_ms)
                     self._pages.let_go(dispatched, state.file_ms, state.items)
+        if done.synced_files:
+            self._times.observe(self._clock.monotonic_ns() - now_ns)
         words.add(words_of.INDEX_SYNCS, done.synced_files)
         words.add(words_of.INDEX_PASSES, 1)
+        words[words_of.INDEX_PASS_NS] = self._clock.monotonic_ns()
         if least_pages == EVERYTHING:
             words.add(words_of.INDEX_FORCED_PASSES, 1)
             words[words_of.INDEX_FORCED_NS] = now_ns

@@ -17,12 +17,19 @@ from typing import Any, TextIO, cast
 
 import structlog
 
+from mqproc.metrics.error_log import ErrorLog
+
 Logger = structlog.typing.FilteringBoundLogger
 EventDict = MutableMapping[str, Any]
 
 BURST = 5
 WINDOW_S = 10.0
 _MOST_EVENTS = 512
+# A forked process closes its parent's descriptors by number: a map that was collected afterwards would close a number
+# that has another meaning by then. So none is ever collected.
+_KEPT: list[ErrorLog] = []
+_REMEMBERED = frozenset({"warning", "error", "critical"})
+_NOT_SHOWN = frozenset({"event", "exc_info", "trace"})
 _FIRST_FIELDS = ("ts", "level", "role", "pid", "event")
 
 
@@ -53,6 +60,22 @@ class RepeatLimit:
         return event
 
 
+class Remember:
+    """A structlog processor: keeps warnings and errors in the store's error log, before any repeat is left out."""
+
+    def __init__(self, errors: ErrorLog) -> None:
+        self._errors = errors
+
+    def __call__(self, logger: Any, method: str, event: EventDict) -> EventDict:
+        if method in _REMEMBERED:
+            fields = " ".join(f"{name}={value}" for name, value in event.items() if name not in _NOT_SHOWN)
+            failure = sys.exc_info()[1] if event.get("exc_info") else None
+            cause = f"{type(failure).__name__}: {failure}" if failure is not None else ""
+            text = " ".join(filter(None, (f"{event.get('event', '')}", fields, cause)))
+            self._errors.note(text, round(time.time() * 1000))
+        return event
+
+
 class _Lenient:
     """A stream whose reader may go away: a closed pipe or terminal costs lines, not the process."""
 
@@ -68,13 +91,16 @@ class _Lenient:
             self._stream.flush()
 
 
-def configure(role: str, stream: TextIO | None = None) -> None:
-    """Set this process's logging up; to be called again after a fork."""
+def configure(role: str, stream: TextIO | None = None, errors: ErrorLog | None = None) -> None:
+    """Set this process's logging up; to be called again after a fork. What goes wrong is kept in `errors` too."""
+    if errors is not None:
+        _KEPT.append(errors)
     stream = stream if stream is not None else sys.stderr
     terminal = stream.isatty()
     structlog.reset_defaults()
     structlog.configure(
         processors=[
+            *([Remember(errors)] if errors is not None else []),
             RepeatLimit(),
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,

@@ -29,10 +29,13 @@ from mqproc.control import Control
 from mqproc.errors import MqprocError
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
+from mqproc.layout.figures import STEPS
+from mqproc.metrics.error_log import ErrorLog
 from mqproc.paths import StorePaths
 from mqproc.process import log
 from mqproc.shm.bell import MAX_WAIT_S, Bell
 from mqproc.shm.clock import Clock
+from mqproc.shm.histogram import Histogram
 
 BEAT_NS: Final = 50_000_000
 """A working role stores its heartbeat this often: far below the 250 ms at which the supervisor looks."""
@@ -42,6 +45,9 @@ SPIN_WORK_MAX: Final = 64
 
 BEATS_PER_TIMEOUT: Final = 4
 """An idle role wakes this often within the time after which it counts as silent."""
+
+STEPS_PER_SAMPLE: Final = 16
+"""Of so many steps that did work one is timed, and counts for all of them."""
 
 EXIT_FAILED: Final = 1
 BOOT_EXIT_CODES: Final = frozenset({3, 6, 7, 8})
@@ -111,16 +117,20 @@ class Heart:
         self._cycles = layout.role_word(role, "cycles")
         self._errors = layout.role_word(role, "errors")
         self._beaten_ns = 0
+        self._steps = Histogram(control.words, STEPS[role])
+        self._until_sample = STEPS_PER_SAMPLE - 1
 
     def beat(self) -> None:
         """Say "alive". Long work without `busy` calls this between its parts."""
         self._beaten_ns = self._clock.monotonic_ns()
         self._control.store(self._heartbeat, self._beaten_ns)
 
-    def beat_if_due(self) -> None:
-        """The same, cheap enough for every step."""
-        if self._clock.monotonic_ns() - self._beaten_ns >= BEAT_NS:
+    def beat_if_due(self) -> int:
+        """The same, cheap enough for every step; returns the clock's time."""
+        now_ns = self._clock.monotonic_ns()
+        if now_ns - self._beaten_ns >= BEAT_NS:
             self.beat()
+        return now_ns
 
     def enter(self, state: int) -> None:
         """Change the state: since when first, then what."""
@@ -144,9 +154,14 @@ class Heart:
             self._control.store(self._since, self._beaten_ns)
             self._control.store(self._state, before)
 
-    def worked(self) -> None:
-        """Count a step that did something."""
+    def worked(self, began_ns: int) -> None:
+        """Count a step that did something, and time one in STEPS_PER_SAMPLE."""
         self._control.add(self._cycles, 1)
+        if self._until_sample:
+            self._until_sample -= 1
+            return
+        self._until_sample = STEPS_PER_SAMPLE - 1
+        self._steps.observe(self._clock.monotonic_ns() - began_ns, STEPS_PER_SAMPLE)
 
     def failed(self) -> None:
         """Count a logged error."""
@@ -259,10 +274,10 @@ class Loop:
             self._heart.beat_if_due()
 
     def _step(self) -> int:
-        self._heart.beat_if_due()
+        began_ns = self._heart.beat_if_due()
         done = self._role.do_work()
         if done:
-            self._heart.worked()
+            self._heart.worked(began_ns)
         return done
 
     def _go_on(self) -> None:
@@ -310,7 +325,7 @@ def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool
     debugger is entered when the role has been made.
     """
     faulthandler.enable(trace_fd, all_threads=True)
-    log.configure(spec.name)
+    log.configure(spec.name, errors=ErrorLog.open(context.io, context.paths, spec.name))
     signals = RoleSignals(context.bell)
     signals.install()
     context.heart.enter(layout.STATE_STARTING)

@@ -8,8 +8,9 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 
 from mqproc.layout import control as words_of
-from mqproc.metrics.http import HttpServer
-from mqproc.metrics.pages import Pages
+from mqproc.metrics.app import make_app
+from mqproc.metrics.collector import Collector
+from mqproc.metrics.server import AsgiServer
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
 from mqproc.shm.bell import EventBell
@@ -18,7 +19,7 @@ RETRY_NS = 5_000_000_000
 
 
 class Monitor:
-    """The role. Its bell is an EventBell, so that one epoll waits for it and for clients."""
+    """The role. Its bell is an EventBell, so that it is heard while clients are waited for."""
 
     name = words_of.MONITOR
 
@@ -26,9 +27,10 @@ class Monitor:
         self._context = context
         self._words = context.control.words
         self._log = get_logger()
-        options = context.options
-        self._pages = Pages(context.control, str(context.paths.root), _version(), options.heartbeat_timeout_ms)
-        self._server: HttpServer | None = None
+        io, paths = context.io, context.paths
+        self._collector = Collector(context.control, io, paths, context.options, _version())
+        self._app = make_app(self._collector, io, paths, _version())
+        self._server: AsgiServer | None = None
         self._retry_ns = 0
         self._listen()
 
@@ -51,6 +53,7 @@ class Monitor:
         if self._server is not None:
             self._server.close()
             self._server = None
+        self._collector.close()
 
     def _poll(self, timeout_s: float) -> int:
         if self._server is None:
@@ -62,7 +65,7 @@ class Monitor:
     def _listen(self) -> None:
         options = self._context.options
         try:
-            server = HttpServer(options.metrics_host, options.metrics_port, self._pages.page)
+            server = AsgiServer(self._app, options.metrics_host, options.metrics_port)
         except OSError as error:
             self._retry_ns = self._context.clock.monotonic_ns() + RETRY_NS
             address = f"{options.metrics_host}:{options.metrics_port}"

@@ -19,20 +19,28 @@ import msgspec
 
 from mqproc.errors import BadRequestError, FilterSyntaxError, InternalError, MqprocError
 from mqproc.layout import control as words_of
+from mqproc.layout import figures
 from mqproc.message import PullStatus
+from mqproc.names import FILTER_BYTES_MAX
+from mqproc.process.appender import Appender
+from mqproc.process.group_questions import GROUP_QUESTIONS, GroupQuestions
+from mqproc.process.group_retries import Retries
+from mqproc.process.group_state import GroupState
+from mqproc.process.groups import GROUP_OPERATIONS, Asked, Groups
 from mqproc.process.held_pulls import HeldPull, HeldPulls
 from mqproc.process.limits import client_limits
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
 from mqproc.process.memory import keep_freed_memory
-from mqproc.process.questions import QUERY_OPERATIONS, Payload, Questions, Reply
+from mqproc.process.questions import QUESTIONS, Payload, Questions, Reply
+from mqproc.shm.code_counts import code_counter
+from mqproc.shm.histogram import Histogram
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.pull import Pulled
 from mqproc.store.reads.read_ahead import ReadAhead
 from mqproc.store.reads.reading import StoreReading
 from mqproc.store.reads.store_views import WordsView
 from mqproc.store.slices import Slices
-from mqproc.wire.checks import FILTER_BYTES_MAX
 from mqproc.wire.connection import Connection, Request
 from mqproc.wire.operations import Operation, Options, PullAnswer, PullRequest
 from mqproc.wire.server import SocketServer
@@ -52,6 +60,18 @@ _INTEGER_MAX = 1 << 62
 _NOTHING_YET = frozenset(
     {PullStatus.OFFSET_OVERFLOW_ONE, PullStatus.NO_MESSAGE_IN_QUEUE, PullStatus.NO_MATCHED_LOGIC_QUEUE}
 )
+QUERY_OPERATIONS = frozenset(
+    {Operation.PULL, Operation.GROUP_NACK, Operation.GROUP_RESEND, *QUESTIONS, *GROUP_OPERATIONS, *GROUP_QUESTIONS}
+)
+"""All operations of the role."""
+
+# Which histogram a request's time goes to; all others are "other".
+_TIMED = {
+    Operation.PULL: figures.PULL_REQUESTS,
+    Operation.GET: figures.KEY_REQUESTS,
+    Operation.BY_KEY: figures.KEY_REQUESTS,
+    Operation.QUERY_MESSAGE: figures.KEY_REQUESTS,
+}
 # Those at which it goes on at once from the next offset.
 _GO_ON = frozenset({PullStatus.NO_MATCHED_MESSAGE, PullStatus.MESSAGE_WAS_REMOVING})
 
@@ -64,6 +84,9 @@ class _Waiting:
     request_id: int
     operation: int
     options: Any
+    taken_ns: int = 0
+    """When it came off the socket."""
+    answered: bool = False
 
 
 @dataclass(slots=True)
@@ -92,14 +115,28 @@ class Query:
         self._read_ahead = ReadAhead(io, self._reading.files, self._reading.segments)
         self._questions = Questions(context, self._reading)
         self._held = HeldPulls(self._table)
+        self._appender = Appender(context.paths.socket("writer"), self._words, self._clock)
+        state = self._group_state = GroupState(context, self._reading, self._table, self._may_save_progress)
+        self._retries = Retries(context, self._reading, state.settings, self._appender, self._answer, self._refuse)
+        self._groups = Groups(context, state, view.queues, self._table, self._answer)
+        self._group_questions = GroupQuestions(context, self._reading, self._groups)
         self._server = SocketServer(
-            context.sockets["query"], client_limits(options), operations=QUERY_OPERATIONS, on_close=self._held.drop
+            context.sockets["query"],
+            client_limits(options),
+            operations=QUERY_OPERATIONS,
+            on_close=self._drop,
+            on_reject=code_counter(self._words, self.name),
         )
         # The loop drains the bell when the wait is over.
         self._server.register(context.bell.fileno(), lambda: None)
+        self._server.register(self._appender.fileno(), lambda: None)
         self._waiting: deque[_Waiting] = deque()
         self._jobs: deque[_Job] = deque()
         self._dispatched = -1
+        self._times: dict[int, Histogram] = {
+            operation: Histogram(self._words, place) for operation, place in _TIMED.items()
+        }
+        self._other_times = Histogram(self._words, figures.OTHER_REQUESTS)
 
     # The loop's side
 
@@ -109,14 +146,22 @@ class Query:
         self._reading.let_go_of_deleted(self._view.deletions())
         end_ns = self._clock.monotonic_ns() + STEP_NS
         done = self._serve(end_ns)
-        done += self._look_at_held()
+        done += self._look_at_held(end_ns)
         done += self._step_jobs(end_ns)
+        if self._appender.in_flight:
+            done += self._appender.step()
+        done += self._groups.step(self._clock.monotonic_ns(), quiet=not self._waiting)
         self._words[words_of.WAITING_PULLS] = len(self._held)
+        self._words[words_of.QUERY_WAITING] = len(self._waiting) + len(self._jobs)
         self._words[words_of.QUERY_CONNECTIONS] = len(self._server.connections)
+        if self._reading.walks.queries:
+            self._count_walks()
         return done
 
     def wait(self, timeout_s: float) -> None:
-        self._take(self._server.poll(self._held.seconds_left(self._clock.monotonic_ns(), timeout_s)))
+        now_ns = self._clock.monotonic_ns()
+        timeout_s = self._appender.seconds_left(self._held.seconds_left(now_ns, timeout_s))
+        self._take(self._server.poll(self._groups.seconds_left(now_ns, timeout_s)))
 
     def on_stop(self) -> bool:
         """Answer what is there, let held pulls go with what they have, send what is queued."""
@@ -126,18 +171,31 @@ class Query:
             self._let_go(pull)
         if self._jobs or self._waiting:
             return False
+        self._groups.on_stop()
         self._server.drain(STOP_DRAIN_S)
         return True
 
     def close(self) -> None:
         self._server.close()
+        self._appender.close()
+        self._group_state.close()
         self._reading.close()
         self._table.close()
+
+    def _count_walks(self) -> None:
+        """What was looked at for keys since the last step."""
+        walks = self._reading.walks
+        self._words.add(words_of.KEY_QUERIES, walks.queries)
+        self._words.add(words_of.KEY_FILES, walks.files)
+        self._words.add(words_of.KEY_ITEMS, walks.items)
+        self._words.add(words_of.KEY_MATCHES, walks.matches)
+        walks.clear()
 
     # Requests
 
     def _take(self, requests: list[Request]) -> None:
         """Decode what came: the frames' bytes are valid until the next poll only."""
+        now_ns = self._clock.monotonic_ns() if requests else 0
         for request in requests:
             try:
                 options = _checked(request.decode())
@@ -145,7 +203,7 @@ class Query:
                 self._count_reject()
                 request.refuse(error)
                 continue
-            self._waiting.append(_Waiting(request.connection, request.request_id, request.operation, options))
+            self._waiting.append(_Waiting(request.connection, request.request_id, request.operation, options, now_ns))
 
     def _serve(self, end_ns: int) -> int:
         """Requests in order, for a bounded time. One whose client does not read its answers waits."""
@@ -157,12 +215,39 @@ class Query:
             if request.connection.paused:
                 self._waiting.append(request)
                 continue
-            self._guarded(request, self._pull if request.operation == Operation.PULL else self._ask, request)
+            self._guarded(request, self._handler_of(request), request)
             done += 1
-            if self._clock.monotonic_ns() >= end_ns:
+            now_ns = self._clock.monotonic_ns()
+            self._time(request, now_ns)
+            if now_ns >= end_ns:
                 break
         self._words.add(words_of.QUERY_REQUESTS, done)
         return done
+
+    def _handler_of(self, request: _Waiting) -> Callable[[_Waiting], None]:
+        operation = request.operation
+        if operation == Operation.PULL:
+            return self._pull
+        if operation in GROUP_OPERATIONS:
+            return self._groups.take
+        if operation == Operation.GROUP_NACK:
+            return lambda asked: self._retries.nack(asked, asked.options)
+        if operation == Operation.GROUP_RESEND:
+            return lambda asked: self._retries.resend(asked, asked.options)
+        return self._ask
+
+    def _may_save_progress(self) -> bool:
+        return self._retries.durable
+
+    def _drop(self, connection: Connection) -> None:
+        """Forget what a client that is gone waited for, and whose member it was."""
+        self._held.drop(connection)
+        self._groups.drop(connection)
+
+    def _time(self, request: _Waiting, now_ns: int) -> None:
+        """Count how long an answered request took; one that is held waits for others, so it is not counted."""
+        if request.answered:
+            self._times.get(request.operation, self._other_times).observe(now_ns - request.taken_ns)
 
     def _guarded(self, request: _Waiting, handle: Callable[..., None], *arguments: Any) -> None:
         """A request that fails is refused; the role goes on."""
@@ -179,10 +264,12 @@ class Query:
             self._log.exception("unexpected error", operation=request.operation)
             self._refuse(request, InternalError(f"{type(error).__name__}: {error}"))
 
-    def _answer(self, request: _Waiting, options: Options, payload: Payload = ()) -> None:
+    def _answer(self, request: Asked, options: Options, payload: Payload = ()) -> None:
+        request.answered = True
         request.connection.answer(request.request_id, request.operation, options, payload, owned=True)
 
-    def _refuse(self, request: _Waiting, error: MqprocError) -> None:
+    def _refuse(self, request: Asked, error: MqprocError) -> None:
+        request.answered = True
         self._count_reject()
         request.connection.refuse(request.request_id, request.operation, error)
 
@@ -193,7 +280,8 @@ class Query:
 
     def _ask(self, request: _Waiting) -> None:
         """The first slice now; most questions have no second one."""
-        self._go_on_with(_Job(request, self._questions.ask(request.operation, request.options)))
+        asks = self._group_questions if request.operation in GROUP_QUESTIONS else self._questions
+        self._go_on_with(_Job(request, asks.ask(request.operation, request.options)))
 
     def _go_on_with(self, job: _Job) -> None:
         try:
@@ -216,6 +304,7 @@ class Query:
                 job.slices.close()
             else:
                 self._guarded(job.request, self._go_on_with, job)
+                self._time(job.request, self._clock.monotonic_ns())
         return done
 
     # Pulls
@@ -227,11 +316,14 @@ class Query:
             self._read_ahead.before_pull(options.topic, options.queue_id, bounds, options.offset)
         pulled = self._pull_from(options, options.offset)
         if options.timeout_ms <= 0 or not _may_wait(pulled, options.offset) or len(self._held) >= HELD_PULLS_MAX:
+            request.answered = True
             self._answer_pull(request.connection, request.request_id, pulled)
             return
         offset = pulled.next_offset if pulled.status in _GO_ON else options.offset
         deadline_ns = self._clock.monotonic_ns() + min(options.timeout_ms, HOLD_MS_MAX) * 1_000_000
-        self._held.hold(HeldPull(request.connection, request.request_id, options, offset, deadline_ns, pulled))
+        pull = HeldPull(request.connection, request.request_id, options, offset, deadline_ns, pulled)
+        self._held.hold(pull)
+        self._go_on(pull)
         # What came since the pull looked has rung already: look at held queues in this very step.
         self._look_again()
 
@@ -243,10 +335,14 @@ class Query:
             options.max_messages,
             options.max_bytes,
             options.tags,
+            sql=options.sql,
             rocketmq_limits=options.rocketmq_limits,
         )
 
     def _answer_pull(self, connection: Connection, request_id: int, pulled: Pulled) -> None:
+        self._words.add(words_of.PULLS, 1)
+        if not pulled.count:
+            self._words.add(words_of.EMPTY_PULLS, 1)
         self._words.add(words_of.PULLED_MESSAGES, pulled.count)
         self._words.add(words_of.PULLED_BYTES, len(pulled.records))
         answer = PullAnswer(
@@ -260,8 +356,8 @@ class Query:
         payload = (pulled.records.data,) if pulled.count else ()
         connection.answer(request_id, Operation.PULL, answer, payload, owned=True)
 
-    def _look_at_held(self) -> int:
-        """Answer held pulls whose time is over or whose queue has something for them."""
+    def _look_at_held(self, end_ns: int) -> int:
+        """Answer held pulls whose time is over, or whose queue has something for them."""
         if not len(self._held):
             return 0
         done = 0
@@ -269,10 +365,21 @@ class Query:
             self._let_go(pull)
             done += 1
         dispatched = self._words[words_of.DISPATCHED]
-        if dispatched == self._dispatched:
-            return done
-        self._dispatched = dispatched
-        for pull in self._held.moved():
+        if dispatched != self._dispatched:
+            self._dispatched = dispatched
+            for pull in self._held.moved():
+                self._held.set_due(pull)
+        return done + self._try_due(end_ns)
+
+    def _try_due(self, end_ns: int) -> int:
+        """Try held pulls again in turn, as far as the time goes: one with a costly filter keeps nobody waiting."""
+        done = 0
+        for _ in range(self._held.due_count):
+            if done and self._clock.monotonic_ns() >= end_ns:
+                break
+            pull = self._held.take_due()
+            if pull is None:
+                break
             request = _Waiting(pull.connection, pull.request_id, Operation.PULL, pull.options)
             self._guarded(request, self._try_again, pull)
             done += 1
@@ -282,7 +389,9 @@ class Query:
         """Look at what a held pull's queue has now; answer it, or hold it further on."""
         options = pull.options
         try:
-            first = self._reading.first_candidate(options.topic, options.queue_id, pull.offset, options.tags)
+            first = self._reading.first_candidate(
+                options.topic, options.queue_id, pull.offset, options.tags, options.sql
+            )
             pulled = self._pull_from(options, first)
         except BaseException:
             self._held.release(pull)
@@ -293,8 +402,12 @@ class Query:
             self._answer_pull(pull.connection, pull.request_id, pulled)
         elif pulled.status in _GO_ON:
             pull.offset = pulled.next_offset
-            if pulled.next_offset < pulled.max_offset:
-                self._look_again()  # More units wait than one pull looks at.
+            self._go_on(pull)
+
+    def _go_on(self, pull: HeldPull) -> None:
+        """Have a pull tried again soon when more units wait than one pull looks at."""
+        if pull.last.status in _GO_ON and pull.offset < pull.last.max_offset:
+            self._held.set_due(pull)
 
     def _look_again(self) -> None:
         """Have the next look at held pulls find work, whether the dispatcher moves or not."""

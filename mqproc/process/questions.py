@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mqproc.metrics.pages import ready_problems
+from mqproc.metrics.health import ready_problems
 from mqproc.process.loop import RoleContext
 from mqproc.store.reads.log_scan import Conditions
 from mqproc.store.reads.reading import StoreReading
@@ -50,7 +50,7 @@ class Questions:
         self._max_bytes = context.options.max_pull_bytes
 
     def ask(self, operation: int, options: Any) -> Slices[Reply]:
-        """The slices of a question of QUERY_OPERATIONS but PULL. They raise what the question is refused with."""
+        """The slices of one of QUESTIONS. They raise what the question is refused with."""
         return _QUESTIONS[operation](self, options)
 
     def ping(self, _options: Empty) -> Slices[Reply]:
@@ -85,6 +85,7 @@ class Questions:
             options.begin_ms,
             options.end_ms,
             tags=options.tags,
+            sql=options.sql,
             born_time=options.born_time,
             cursor=options.cursor,
             max_messages=_message_limit(options.max_messages),
@@ -95,7 +96,12 @@ class Questions:
     def count(self, options: CountRequest) -> Slices[Reply]:
         """How many records a time has."""
         count = yield from self._reading.count(
-            options.topic, options.begin_ms, options.end_ms, tags=options.tags, born_time=options.born_time
+            options.topic,
+            options.begin_ms,
+            options.end_ms,
+            tags=options.tags,
+            sql=options.sql,
+            born_time=options.born_time,
         )
         return CountAnswer(count), ()
 
@@ -169,8 +175,8 @@ _QUESTIONS: dict[int, Callable[[Questions, Any], Slices[Reply]]] = {
     Operation.STATS: Questions.stats,
     Operation.HEALTH: Questions.health,
 }
-QUERY_OPERATIONS = frozenset({Operation.PULL, *_QUESTIONS})
-"""All operations of the role."""
+QUESTIONS = frozenset(_QUESTIONS)
+"""What `ask` answers."""
 
 
 def at_once(options: Options, payload: Payload = ()) -> Slices[Reply]:

@@ -29,10 +29,13 @@ from mqproc.errors import (
     UnknownCommandError,
 )
 from mqproc.layout import control as words_of
+from mqproc.layout import figures
 from mqproc.process.append_plans import OpenTopics, plan_append
 from mqproc.process.limits import client_limits
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
+from mqproc.shm.code_counts import code_counter
+from mqproc.shm.histogram import Histogram
 from mqproc.store.append import CommitLogAppender
 from mqproc.store.final_syncs import FinalSyncs
 from mqproc.store.queue_table import QueueTable
@@ -127,6 +130,10 @@ class Writer:
             store_host(context.options),
             self._wait_for_segment,
         )
+        self._append_times = Histogram(self._words, figures.APPENDS)
+        self._sizes = Histogram(self._words, figures.MESSAGE_SIZES)
+        self._sync_times = Histogram(self._words, figures.WRITER_SYNCS)
+        self._began_ns = 0
         self._answer_options = b""
         self._answered_ms = -1
         self._pending: list[_Pending] = []
@@ -134,7 +141,10 @@ class Writer:
         self._requests: list[Request] = []
         self._topic_requests: list[Request] = []
         self._server = SocketServer(
-            context.sockets["writer"], client_limits(context.options), operations=WRITER_OPERATIONS
+            context.sockets["writer"],
+            client_limits(context.options),
+            operations=WRITER_OPERATIONS,
+            on_reject=code_counter(self._words, self.name),
         )
         # The loop drains the bell when the wait is over.
         self._server.register(context.bell.fileno(), lambda: None)
@@ -152,7 +162,8 @@ class Writer:
         self._requests = []
         if not requests:
             return self._save_topics_when_due()
-        messages = self._words[words_of.APPENDED_MESSAGES]
+        self._began_ns = self._clock.monotonic_ns()
+        messages, written = self._words[words_of.APPENDED_MESSAGES], self._words[words_of.WRITTEN]
         self._hold_back()
         self._closed_by = self._reason_to_refuse()
         if len(requests) > 1:
@@ -168,7 +179,10 @@ class Writer:
             self._to_ring = False
             self._dispatcher_bell.ring()
         self._words[words_of.WRITER_CONNECTIONS] = len(self._server.connections)
-        return max(len(requests), self._words[words_of.APPENDED_MESSAGES] - messages)
+        if appended := self._words[words_of.APPENDED_MESSAGES] - messages:
+            # Their mean: a look at each message would cost more than all else that is counted.
+            self._sizes.observe((self._words[words_of.WRITTEN] - written) // appended, appended)
+        return max(len(requests), appended)
 
     def wait(self, timeout_s: float) -> None:
         self._requests = self._server.poll(timeout_s)
@@ -252,11 +266,14 @@ class Writer:
             self._fail_pending(error)
             return
         self._appender.publish()
+        done_ns = self._words[words_of.WRITTEN_NS] = self._clock.monotonic_ns()
         if self._options.sync_flush:
             self._answer([pending for pending in self._pending if not pending.wait])
             self._pending = [pending for pending in self._pending if pending.wait]
             if not self._sync():
                 return
+            done_ns = self._clock.monotonic_ns()
+        self._append_times.observe(done_ns - self._began_ns, len(self._pending))
         self._answer(self._pending)
         self._pending = []
         self._to_ring = True
@@ -265,6 +282,7 @@ class Writer:
             self._server.send_answers(hold=True)
 
     def _sync(self) -> bool:
+        began_ns = self._clock.monotonic_ns()
         try:
             with self._context.heart.busy(words_of.STATE_SYNCING):
                 self._appender.sync()
@@ -272,6 +290,7 @@ class Writer:
             self._log.error("sync failed, the store is read-only from now on", error=str(error))
             self._fail_pending(FlushFailedError(f"the sync failed: {error.strerror}; run mqproc store repair"))
             return False
+        self._sync_times.observe(self._clock.monotonic_ns() - began_ns)
         return True
 
     def _answer(self, answered: list[_Pending]) -> None:
@@ -367,7 +386,8 @@ class Writer:
         if words[words_of.SEGMENTS_READY_END] > start:
             return
         words.add(words_of.WRITER_SEGMENT_WAITS, 1)
-        deadline_ns = self._clock.monotonic_ns() + SEGMENT_WAIT_NS
+        began_ns = self._clock.monotonic_ns()
+        deadline_ns = began_ns + SEGMENT_WAIT_NS
         with self._context.heart.busy(words_of.STATE_ALLOCATING):
             while words[words_of.SEGMENTS_READY_END] <= start:
                 self._flusher_bell.ring()
@@ -379,6 +399,7 @@ class Writer:
                 if self._clock.monotonic_ns() > deadline_ns:
                     raise StoreBusyError(f"segment {start:020d} is not ready (errno {failed})", hint_ms=100)
                 self._clock.sleep(SEGMENT_POLL_S)
+        words.add(words_of.WRITER_SEGMENT_WAIT_US, (self._clock.monotonic_ns() - began_ns) // 1000)
 
     def _save_topics_when_due(self) -> int:
         """Topics made by a first send are saved within a second: the log itself would bring them back."""

@@ -10,10 +10,10 @@ from mqproc.store.final_syncs import Syncing
 
 
 def read(io: StoreIO, path: Path) -> layout.Checkpoint:
-    """The five words; zeros when the file is missing or short."""
+    """The five words; zeros when the file is missing or short, or a folder lies in its place."""
     try:
         return layout.decode(io.read_file(path))
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return layout.Checkpoint()
 
 

@@ -14,15 +14,29 @@ def dirty_end(io: StoreIO, fd: int, position: int) -> int:
 
     Space that was never written is passed over at once.
     """
+    io.read_only_what_is_asked(fd)
     end = position
-    while (data := io.next_data(fd, position)) is not None:
-        hole = io.next_hole(fd, data)
+    while (written := _next_written(io, fd, position)) is not None:
+        data, hole = written
         for start in range(data, hole, _CHUNK_BYTES):
             filled = np.flatnonzero(np.frombuffer(io.pread(fd, min(_CHUNK_BYTES, hole - start), start), np.uint8))
             if len(filled):
                 end = start + int(filled[-1]) + 1
         position = hole
     return end
+
+
+def _next_written(io: StoreIO, fd: int, position: int) -> tuple[int, int] | None:
+    """[start, stop) of what was written next at or behind a position; None when nothing was.
+
+    Allocated space counts as written where pages of it are in memory, and whoever reads a log's end brings in those
+    behind it. So a long range is asked for again without its clean pages: reading them all would take seconds.
+    """
+    data = io.next_data(fd, position)
+    if data is not None and (hole := io.next_hole(fd, data)) - data > _CHUNK_BYTES:
+        io.drop_cache(fd, data, hole - data)
+        data = io.next_data(fd, position)
+    return None if data is None else (data, io.next_hole(fd, data))
 
 
 def clear_behind(io: StoreIO, fd: int, position: int) -> int:

@@ -28,6 +28,7 @@ from mqproc.paths import segment_name, segment_start
 from mqproc.store import queue_extent
 from mqproc.store.clearing import clear_behind
 from mqproc.store.queue_extent import QueueExtent
+from mqproc.store.unsynced import Unsynced
 
 UNIT_SIZE: Final = layout.UNIT_SIZE
 UNIT_DTYPE: Final = np.dtype(
@@ -147,12 +148,17 @@ def remove_tree(io: StoreIO, folder: Path) -> None:
 
 @dataclass(slots=True)
 class _OpenFile:
-    """An open file. `complete` says that it has its full length, `allocated_end` how far its space is allocated."""
+    """An open file. `complete` says that it has its full length, `allocated_end` how far its space is allocated.
+
+    Of a file that was `made_here` it is known that nothing was ever written at or behind `used_end`.
+    """
 
     fd: int
     generation: int
     complete: bool = False
     allocated_end: int = 0
+    made_here: bool = False
+    used_end: int = 0
 
 
 class _Row:
@@ -193,6 +199,7 @@ class ConsumeQueueFiles:
         self._write = write
         self._open_max = open_max
         self._open: OrderedDict[tuple[str, int, int], _OpenFile] = OrderedDict()
+        self._unsynced = Unsynced[tuple[str, int, int]](io, folder, lambda key: self.path(*key))
 
     @property
     def units_per_file(self) -> int:
@@ -227,6 +234,7 @@ class ConsumeQueueFiles:
             if place + size > file.allocated_end:
                 self._allocate(file, place, place + size)
             self._io.pwrite(file.fd, units[done : done + size], place)
+            file.used_end = max(file.used_end, place + size)
             position += size
             done += size
 
@@ -239,10 +247,7 @@ class ConsumeQueueFiles:
         elsewhere, and the address of a ConsumeQueue extension.
         """
         count = len(units) // UNIT_SIZE
-        try:
-            found = self.read_units(topic, queue_id, first_queue_offset, count, generation)
-        except FileNotFoundError:
-            found = b""
+        found = self._found_at(topic, queue_id, first_queue_offset, count, generation)
         if found == units.tobytes():
             return 0
         if not found.strip(b"\0"):
@@ -261,12 +266,32 @@ class ConsumeQueueFiles:
             self.write_run(topic, queue_id, first_queue_offset, mended.view(np.uint8), generation)
         return differing
 
+    def _found_at(self, topic: str, queue_id: int, first: int, count: int, generation: int) -> bytes:
+        """Units as they lie on disk, where any may; whoever wrote them may not have come to sync them."""
+        place, stop = first * UNIT_SIZE, (first + count) * UNIT_SIZE
+        starts = range(place - place % self.file_bytes, stop, self.file_bytes)
+        for start in starts:
+            self._unsynced.note((topic, queue_id, start))
+        if all(self._is_unused(topic, queue_id, start, place - start, generation) for start in starts):
+            return b""
+        try:
+            return self.read_units(topic, queue_id, first, count, generation)
+        except FileNotFoundError:
+            return b""
+
+    def _is_unused(self, topic: str, queue_id: int, start: int, place: int, generation: int) -> bool:
+        """Whether nothing can lie in a file at or behind a place; a read would bring zeros into memory."""
+        file = self._opened(topic, queue_id, start, generation)
+        return file is not None and file.made_here and place >= file.used_end
+
     def _for_writing(self, topic: str, queue_id: int, start: int, place: int, generation: int) -> _OpenFile:
+        self._unsynced.note((topic, queue_id, start))
         file = self._opened(topic, queue_id, start, generation)
         if file is None:
             file = self._keep(topic, queue_id, start, _OpenFile(self._create(topic, queue_id, start), generation))
         if not file.complete:
-            self._complete(file.fd, self.path(topic, queue_id, start), place)
+            file.made_here = self._complete(file.fd, self.path(topic, queue_id, start), place)
+            file.used_end = place
             file.complete = True
         return file
 
@@ -281,20 +306,21 @@ class ConsumeQueueFiles:
                 self._io.make_folder(path.parent, sync=False)
         return self._io.open(path, write=True, create=True)
 
-    def _complete(self, fd: int, path: Path, place: int) -> None:
+    def _complete(self, fd: int, path: Path, place: int) -> bool:
         """Give a new file, or one that a crash left short, its full length, and fillers before its first unit.
 
-        The length comes last: while it is short, the fillers may be missing.
+        The length comes last: while it is short, the fillers may be missing. Returns whether the file was new.
         """
         size = self._io.size(fd)
         if size == self.file_bytes:
-            return
+            return False
         if size > self.file_bytes:
             raise CorruptStoreError(f"{path}: {size:,} bytes; expected {self.file_bytes:,}")
         filled = size - size % UNIT_SIZE
         if filled < place:
             self._io.pwrite(fd, fillers((place - filled) // UNIT_SIZE), filled)
         self._io.set_size(fd, self.file_bytes)
+        return size == 0
 
     def _allocate(self, file: _OpenFile, place: int, end: int) -> None:
         start = max(file.allocated_end, place - place % PAGE_BYTES)
@@ -389,19 +415,14 @@ class ConsumeQueueFiles:
         for start in reversed(starts):
             if start > last:
                 self._forget_file(topic, queue_id, start)
+                self._unsynced.note((topic, queue_id, start))
                 self._io.unlink(self.path(topic, queue_id, start))
         changed = self._clear_behind(topic, queue_id, last, max(0, end - last))
         return changed or starts[-1] > last
 
     def sync(self) -> None:
-        """Make all files, lengths and names durable at once."""
-        if not self._io.exists(self._folder):
-            return
-        fd = self._io.open(self._folder)
-        try:
-            self._io.sync_file_system(fd)
-        finally:
-            self._io.close(fd)
+        """Make everything durable that was written, compared or removed here: bytes, lengths and names."""
+        self._unsynced.sync()
 
     def _clear_behind(self, topic: str, queue_id: int, start: int, place: int) -> bool:
         """Make a file whole, and read as zeros from `place` on; whether it was not so before."""
@@ -410,11 +431,15 @@ class ConsumeQueueFiles:
         if self._io.size(fd) < self.file_bytes:
             self._io.set_size(fd, self.file_bytes)
             changed = True
-        return clear_behind(self._io, fd, place) > 0 or changed
+        changed |= clear_behind(self._io, fd, place) > 0
+        if changed:
+            self._unsynced.note((topic, queue_id, start))
+        return changed
 
     def remove(self, topic: str, queue_id: int) -> None:
         """Remove a queue's files and folder, and the topic's folder with its last queue."""
         self.forget(topic, queue_id)
+        self._unsynced.note((topic, queue_id, 0))
         remove_tree(self._io, self._folder / topic / str(queue_id))
         if not self._io.names(self._folder / topic):
             remove_tree(self._io, self._folder / topic)

@@ -15,13 +15,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.config import MIB, Options
+from mqproc.config import Options
 from mqproc.io import StoreIO
 from mqproc.kernels.dispatch import (
     RUN_COUNT,
     RUN_FIRST_OFFSET,
     RUN_QUEUE,
-    DispatchBuffers,
     ScanResult,
     StopReason,
     publish_queues,
@@ -35,11 +34,7 @@ from mqproc.store.index_files import IndexCommit, IndexFiles
 from mqproc.store.queue_extent import filler_position
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
-
-STEP_BYTES_MAX: Final = 8 * MIB
-STEP_RECORDS_MAX: Final = 65_536
-# Two entries a record and some more; a step with more of them just ends earlier.
-STEP_ENTRIES_MAX: Final = 4 * STEP_RECORDS_MAX
+from mqproc.store.step_scan import STEP_BYTES_MAX, STEP_RECORDS_MAX, Scans, StepScan
 
 # After these the log goes on where the step ended.
 GOING_ON: Final = frozenset({StopReason.LIMIT, StopReason.RECORDS, StopReason.BLANK, StopReason.ENTRIES_FULL})
@@ -96,6 +91,7 @@ class Dispatch:
         put_entries: bool = True,
         only: Collection[int] | None = None,
         log_begin: int = 0,
+        scans: Scans | None = None,
         step_bytes: int = STEP_BYTES_MAX,
         step_records: int = STEP_RECORDS_MAX,
     ) -> None:
@@ -103,7 +99,8 @@ class Dispatch:
 
         For recovery: `mend` looks at the units that are there, writes only what differs, and notes `gaps`; without
         `put_entries` index entries are only counted; `only` are the numbers of the queues to write, None = all. What a
-        log that begins above 0 lacks of a queue's beginning has expired.
+        log that begins above 0 lacks of a queue's beginning has expired. `scans` tell what the log has; None = this
+        process scans, in steps of `step_bytes` and `step_records` at most.
         """
         self._io = io
         self._table = table
@@ -112,7 +109,6 @@ class Dispatch:
         self.index = index
         self.index_commit = index.commit()
         """Where the index stands after the last step that went well."""
-        self._with_index = options.message_index_enable
         self._holes = sorted(holes)
         self._mend = mend
         self._puts_entries = put_entries
@@ -120,8 +116,13 @@ class Dispatch:
         self._log_begin = log_begin
         self.mended_units = 0
         self.gaps: list[Gap] = []
-        self._step_bytes = step_bytes
-        self._buffers = DispatchBuffers(table.capacity, step_records, STEP_ENTRIES_MAX)
+        self._scans = scans or StepScan(
+            table,
+            segments,
+            with_entries=options.message_index_enable,
+            step_bytes=step_bytes,
+            step_records=step_records,
+        )
         # Where the index stood before a step that failed; entries have no place of their own as units have.
         self._undo: IndexCommit | None = None
 
@@ -134,35 +135,22 @@ class Dispatch:
         start, stop = self._between_holes(dispatched, confirmed)
         if start >= stop:
             return DispatchStep(start, 0, 0, 0, StopReason.LIMIT)
-        segment_start = self._segments.start_of(start)
-        segment_end = segment_start + self._segments.segment_size
         try:
-            view = self._segments.view(segment_start)
+            result = self._scans.scan(start, stop)
         except FileNotFoundError:
             return DispatchStep(start, 0, 0, 0, StopReason.BAD_RECORD)
-        result = self._buffers.scan(
-            view,
-            self._table.bytes_view,
-            self._table.cells,
-            self._table.slots,
-            start=start - segment_start,
-            limit=start - segment_start + self._step_bytes,
-            stop=min(stop, segment_end) - segment_start,
-            segment_start=segment_start,
-            with_entries=self._with_index,
-        )
-        self._segments.touched(result.stopped_at - (start - segment_start))
         self._make_way(result.runs)
         self._write_units(result, start)
         self._remove_outlived(result.runs)
         self._io.crash_point("dispatch.units_written")
-        self._put_entries(result.entries)
+        self._put_entries(result)
         self._io.crash_point("dispatch.entries_put")
         publish_queues(self._table.cells, result.runs)
         self._io.crash_point("dispatch.queues_published")
+        segment_start = self._segments.start_of(start)
         position = segment_start + result.stopped_at
         if result.reason is StopReason.BLANK:
-            position = segment_end
+            position = segment_start + self._segments.segment_size
         return DispatchStep(
             position=self._behind_hole(position),
             records=result.records,
@@ -277,11 +265,10 @@ class Dispatch:
             if self._only is None or number in self._only:
                 self._queues.remove(*self._table.name(number))
 
-    def _put_entries(self, count: int) -> None:
-        if count == 0 or not self._puts_entries:
+    def _put_entries(self, result: ScanResult) -> None:
+        if result.entries == 0 or not self._puts_entries:
             return
-        buffers = self._buffers
         self._undo = self.index_commit
-        self.index.put(buffers.entry_hashes, buffers.entry_offsets, buffers.entry_times, count)
+        self.index.put(result.hashes, result.offsets, result.times, result.entries)
         self.index_commit = self.index.commit()
         self._undo = None

@@ -28,6 +28,7 @@ from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import index_file as layout
 from mqproc.paths import index_name, index_name_time_ms
 from mqproc.store.clearing import clear_behind
+from mqproc.store.unsynced import Unsynced
 
 # Items are allocated in steps of this size, and unmapped behind when a step is full.
 ITEM_STEP_BYTES: Final = 8 * MIB
@@ -167,6 +168,20 @@ class _MappedIndex:
             store_be64(self.view, layout.BEGIN_PHYSICAL_OFFSET, commit.end_physical_offset)
         kernels.roll_back(self.view, self.slots, commit.count)
 
+    def mend_chains(self, count: int) -> tuple[int, bool]:
+        """Make slots and `previous` what items below `count` make of them; (slots in use, whether they were not so)."""
+        wanted = np.zeros(layout.SLOT_SIZE * self.slots, np.uint8)
+        used = kernels.find_slots(self.view, self.slots, count, wanted)
+        changed = used < 0
+        if changed:
+            wanted[:] = 0
+            used = kernels.replay_items(self.view, self.slots, count, wanted)
+        if not np.array_equal(self.view[layout.HEADER_SIZE : layout.items_start(self.slots)], wanted):
+            self.allocate_slots()
+            kernels.store_slots(self.view, self.slots, wanted)
+            changed = True
+        return used, changed
+
     def close(self) -> None:
         """Close the file; the map goes with its last view."""
         self._io.close(self._fd)
@@ -212,6 +227,7 @@ class IndexFiles:
         self._slots = slots
         self._items = items
         self._current: _MappedIndex | None = None
+        self._unsynced = Unsynced[str](io, folder, folder.__truediv__)
         self.full_files = 0
         self._check_sizes()
 
@@ -252,6 +268,7 @@ class IndexFiles:
             file = self._newest()
             if file is None or file.count >= file.items:
                 file = self._create(int(times[first]), file)
+            self._unsynced.note(file.name)
             first = file.put(hashes, offsets, times, first, count)
 
     def roll_back(self, commit: IndexCommit) -> None:
@@ -264,7 +281,7 @@ class IndexFiles:
         for name in reversed(names):
             if file_ms(name) <= commit.file_ms:
                 break
-            self._io.unlink(self._folder / name)
+            self._unlink(name)
         if commit.file_ms == 0:
             return
         file = self._newest()
@@ -277,7 +294,7 @@ class IndexFiles:
 
         Items below the mark must be durable; all else in the files may be anything. From the newest file back to the
         first that keeps an item; older ones were full and durable. Files that keep none are deleted.
-        `store_timestamp_ms` gives a record's store time by its offset. Nobody else may have the files open; the caller
+        `store_timestamp_ms` gives a record's store time by its offset. Nobody else may have the files open; `sync`
         makes the result durable. Returns the items kept in the newest file.
         """
         self._let_current_go()
@@ -285,8 +302,16 @@ class IndexFiles:
             kept = self._rebuild_file(name, mark, store_timestamp_ms)
             if kept:
                 return kept
-            self._io.unlink(self._folder / name)
+            self._unlink(name)
         return 0
+
+    def sync(self) -> None:
+        """Make everything durable that was put, mended or removed here: bytes, lengths and names."""
+        self._unsynced.sync()
+
+    def _unlink(self, name: str) -> None:
+        self._io.unlink(self._folder / name)
+        self._unsynced.note(name)
 
     def close(self) -> None:
         """Close the current file."""
@@ -347,17 +372,16 @@ class IndexFiles:
             count = kernels.count_items(file.view, self._slots, mark, header.count)
             if count == layout.FIRST_ITEM:
                 return 0
-            used = kernels.chains_hold(file.view, self._slots, count, np.zeros(self._slots, np.int32))
-            if used < 0:
-                file.allocate_slots()
-                used = kernels.replay_items(file.view, self._slots, count)
+            used, changed = file.mend_chains(count)
             wanted = self._header_of(file.view, header, count, used, store_timestamp_ms)
             if wanted != header:
                 file.allocate_slots()
                 file.write_header(wanted)
+                changed = True
         finally:
             file.close()
-        self._clear_behind(self._folder / name, layout.item_offset(self._slots, count))
+        if self._clear_behind(self._folder / name, layout.item_offset(self._slots, count)) or changed:
+            self._unsynced.note(name)
         return count - layout.FIRST_ITEM
 
     def _header_of(
@@ -384,11 +408,14 @@ class IndexFiles:
             begin_ms = store_timestamp_ms(begin_offset) or begin_ms
         return IndexHeader(begin_ms, end_ms, begin_offset, end_offset, used, count)
 
-    def _clear_behind(self, path: Path, end: int) -> None:
-        """Zero what lies behind the last item, so that a later rebuild cannot take stale items for its own."""
+    def _clear_behind(self, path: Path, end: int) -> bool:
+        """Zero what lies behind the last item, so that a later rebuild cannot take stale items for its own.
+
+        Whether there was anything.
+        """
         fd = self._io.open(path, write=True)
         try:
-            clear_behind(self._io, fd, end)
+            return clear_behind(self._io, fd, end) > 0
         finally:
             self._io.close(fd)
 

@@ -100,6 +100,8 @@ class LogFlush:
             done = written - synced
         if thorough:
             self._thorough_ns = now_ns
+            words.add(words_of.COMMITLOG_FORCED_PASSES, 1)
+            words[words_of.COMMITLOG_FORCED_NS] = now_ns
         return done
 
     def _sync(self, start: int, stop: int) -> None:

@@ -52,7 +52,7 @@ class QueueTable:
             raise CorruptStoreError(f"{path}: offset 0: not a queue table of version {layout.VERSION}")
         self._attach(mapping)
 
-    def _attach(self, memory: mmap.mmap | bytearray) -> None:
+    def _attach(self, memory: mmap.mmap) -> None:
         """Make the arrays over a table, whose words are there already."""
         size = len(memory)
         self._map = memory
@@ -69,7 +69,8 @@ class QueueTable:
     @classmethod
     def in_memory(cls, capacity: int) -> QueueTable:
         """An empty table for `capacity` queues without a file: for tools that number the queues that they meet."""
-        memory = bytearray(layout.file_size(capacity))
+        # Pages of it that nobody touches are never made.
+        memory = mmap.mmap(-1, layout.file_size(capacity))
         header = _header(capacity)
         memory[: len(header)] = header
         table = cls.__new__(cls)

@@ -7,7 +7,6 @@ segments, but pages stay present only near where one reads: present pages count 
 from __future__ import annotations
 
 import itertools
-import math
 import mmap
 from collections import Counter, OrderedDict
 from pathlib import Path
@@ -105,20 +104,18 @@ class LogSegments:
 
 
 def adopted_segment_size(io: StoreIO, folder: Path, configured: int) -> int:
-    """The size that most of the segments have, when every segment's name fits it; without any, the configured one.
+    """The size that most segments have whose names fit it; without any, the configured one.
 
-    Where no file's length fits the names, the names decide: a missing, short or over-long file misleads nobody.
+    Where no file's length fits its name, the names decide: a file that is missing, short, too long or in a wrong place
+    misleads nobody.
     """
     files = [entry for entry in io.entries(folder) if entry.kind is Kind.FILE]
     found = [(start, entry.size) for entry in files if (start := segment_start(entry.name)) is not None]
     starts = [start for start, _size in found]
-    if not starts:
-        return configured
-    step = math.gcd(*starts)
-    whole = [size for _start, size in found if size > 0 and size % mmap.PAGESIZE == 0 and step % size == 0]
+    whole = Counter(size for start, size in found if size > 0 and size % mmap.PAGESIZE == 0 and start % size == 0)
     if whole:
-        counts = Counter(whole)
-        return max(counts, key=lambda size: (counts[size], size == configured, size))
-    if step == 0 or step % configured == 0:
+        fitting = {size: sum(start % size == 0 for start in starts) for size in whole}
+        return max(whole, key=lambda size: (whole[size], fitting[size], size == configured, size))
+    if 2 * sum(start % configured == 0 for start in starts) >= len(starts):
         return configured
     return min(later - earlier for earlier, later in itertools.pairwise(starts)) if len(starts) > 1 else configured

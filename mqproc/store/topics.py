@@ -18,9 +18,18 @@ from typing import Annotated, Any
 
 import msgspec
 
-from mqproc.errors import BadRequestError, TopicExistsError, TopicReservedError
+from mqproc.errors import BadRequestError, CorruptStoreError, TopicExistsError, TopicReservedError
 from mqproc.io import StoreIO
-from mqproc.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, check_topic
+from mqproc.names import (
+    CHECK_MAX_TIME_TOPIC,
+    DEAD_LETTER_PREFIX,
+    HALF_TOPIC,
+    OP_HALF_TOPIC,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    check_topic,
+)
 from mqproc.paths import StorePaths
 from mqproc.store import deleted_topics, rocketmq_json
 from mqproc.store.deleted_topics import Deletion
@@ -29,17 +38,16 @@ from mqproc.store.final_syncs import Syncing
 PERM_READ = 4
 PERM_WRITE = 2
 QUEUES_OF_A_TOPIC_MAX = 65_535
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 # Topics that RocketMQ's broker does not let clients send to.
 RESERVED_TOPICS = frozenset(
     {
         SCHEDULE_TOPIC,
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
+        HALF_TOPIC,
+        OP_HALF_TOPIC,
+        CHECK_MAX_TIME_TOPIC,
+        TIMER_TOPIC,
         "SELF_TEST_TOPIC",
         "OFFSET_MOVED_EVENT",
-        "rmq_sys_wheel_timer",
     }
 )
 
@@ -108,15 +116,20 @@ class Topics:
         self.remark = ""
 
     def load(self) -> None:
-        """Read the files. Raises CorruptStoreError when neither one nor its copy can be read."""
+        """Read the files. Raises CorruptStoreError when neither one nor its copy can be read, or says what it cannot."""
         value, self.remark = rocketmq_json.load(self._io, self._paths.topics)
-        table = value.get("topicConfigTable", {}) if isinstance(value, dict) else {}
-        if isinstance(value, dict):
-            self._other = {key: value[key] for key in value if key not in ("topicConfigTable", "dataVersion")}
-            self._version = int(value.get("dataVersion", {}).get("counter", 0))
-        self._topics = {name: _from_rocketmq(name, entry) for name, entry in table.items()}
+        try:
+            self._take_settings(value or {})
+        except (AttributeError, TypeError, ValueError) as error:
+            raise CorruptStoreError(f"{self._paths.topics}: {error}") from None
         self.deletions = deleted_topics.load(self._io, self._paths)
         self._replay()
+
+    def _take_settings(self, value: dict[str, Any]) -> None:
+        version = value.get("dataVersion", {})
+        self._version = int(version.get("counter", 0))
+        self._other = {key: value[key] for key in value if key not in ("topicConfigTable", "dataVersion")}
+        self._topics = {name: _from_rocketmq(name, entry) for name, entry in value.get("topicConfigTable", {}).items()}
 
     def save(self, time_ms: int) -> None:
         """Write the files, the version of topics.json one higher; the journal is then gone.

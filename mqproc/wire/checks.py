@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Final
 
 from mqproc.errors import FilterSyntaxError
-
-FILTER_BYTES_MAX: Final = 4096
+from mqproc.names import FILTER_BYTES_MAX
 
 _SEPARATOR = re.compile("[\x01\x02]")
 
@@ -17,9 +15,7 @@ def parse_tags(expression: str) -> list[str]:
 
     Raises FilterSyntaxError with the place of what no tag can have.
     """
-    size = len(expression.encode("utf-8", "surrogatepass"))
-    if size > FILTER_BYTES_MAX:
-        raise FilterSyntaxError(f"filter of {size:,} bytes exceeds {FILTER_BYTES_MAX:,}", position=FILTER_BYTES_MAX)
+    _check_size(expression)
     if separator := _SEPARATOR.search(expression):
         place = separator.start()
         raise FilterSyntaxError(f"filter has byte 0x{ord(separator[0]):02X} at {place}", position=place)
@@ -29,3 +25,17 @@ def parse_tags(expression: str) -> list[str]:
     if not tags:
         raise FilterSyntaxError(f"filter {expression[:64]!r} names no tag", position=0)
     return [] if "*" in tags else tags
+
+
+def check_sql(expression: str) -> str:
+    """The SQL92 filter as it is sent. Raises FilterSyntaxError when it is empty or too long; the server parses it."""
+    _check_size(expression)
+    if not expression.strip():
+        raise FilterSyntaxError("the SQL92 filter is empty")
+    return expression
+
+
+def _check_size(expression: str) -> None:
+    size = len(expression.encode("utf-8", "surrogatepass"))
+    if size > FILTER_BYTES_MAX:
+        raise FilterSyntaxError(f"filter of {size:,} bytes exceeds {FILTER_BYTES_MAX:,}", position=FILTER_BYTES_MAX)

@@ -106,7 +106,7 @@ class Connection:
     def refuse(self, request_id: int, operation: int, error: MqprocError) -> None:
         """Send a refusal; the connection goes on."""
         if not self.closed:
-            self._server.rejects[error.code] += 1
+            self._server.count_reject(error.code)
             self._server.send(self, [encode_refusal(operation, request_id, error)])
 
     def close(self) -> None:

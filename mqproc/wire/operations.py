@@ -9,6 +9,8 @@ APPEND        body_lengths u32[n] · bodies
               · has_born:              born_timestamps i64[n]
               · has_queues:            queue_ids i32[n]
               · has_flags:             flags i32[n]
+              · has_prepared:          prepared_transaction_offsets i64[n]
+APPEND_OWN    as APPEND
    answer     physical_offsets i64[n] · queue_offsets i64[n] · queue_ids i32[n]
 PULL, GET, BY_KEY, RANGE   answer: whole CommitLog records, one after the other
 """
@@ -17,7 +19,25 @@ from __future__ import annotations
 
 import enum
 
-import msgspec
+from mqproc.wire.group_operations import (
+    GroupAssignment,
+    GroupCommitAnswer,
+    GroupCommitRequest,
+    GroupHeartbeatRequest,
+    GroupInfoAnswer,
+    GroupJoinRequest,
+    GroupLeaveRequest,
+    GroupNackAnswer,
+    GroupNackRequest,
+    GroupReleaseRequest,
+    GroupRequest,
+    GroupResendAnswer,
+    GroupResendRequest,
+    GroupResetRequest,
+    GroupsAnswer,
+    GroupSettingsRequest,
+)
+from mqproc.wire.options import Options as Options
 
 
 class Operation(enum.IntEnum):
@@ -28,6 +48,7 @@ class Operation(enum.IntEnum):
     APPEND = 16
     CREATE_TOPIC = 17
     DELETE_TOPIC = 18
+    APPEND_OWN = 19
     # query
     PULL = 32
     GET = 33
@@ -41,6 +62,19 @@ class Operation(enum.IntEnum):
     SCAN = 41
     STATS = 42
     HEALTH = 43
+    # query, for consumer groups
+    GROUP_JOIN = 96
+    GROUP_HEARTBEAT = 97
+    GROUP_RELEASE = 98
+    GROUP_LEAVE = 99
+    GROUP_COMMIT = 100
+    GROUPS = 101
+    GROUP_INFO = 102
+    GROUP_RESET = 103
+    GROUP_SETTINGS = 104
+    GROUP_DELETE = 105
+    GROUP_NACK = 106
+    GROUP_RESEND = 107
     # supervisor's control socket
     STATUS = 64
     RESTART_ROLE = 65
@@ -49,15 +83,13 @@ class Operation(enum.IntEnum):
     RUN_ROLE = 68
 
 
-WRITER_OPERATIONS = frozenset({Operation.PING, Operation.APPEND, Operation.CREATE_TOPIC, Operation.DELETE_TOPIC})
+WRITER_OPERATIONS = frozenset(
+    {Operation.PING, Operation.APPEND, Operation.CREATE_TOPIC, Operation.DELETE_TOPIC, Operation.APPEND_OWN}
+)
 
 QUEUE_ANY = -1
 QUEUE_COLUMN = -2
 COLUMN_ABSENT = -1
-
-
-class Options(msgspec.Struct, array_like=True, frozen=True):
-    """Base of all options: an array on the wire, so that a field added at the end is read as its default."""
 
 
 class ErrorAnswer(Options, frozen=True):
@@ -83,6 +115,9 @@ class AppendRequest(Options, frozen=True):
     whole property strings and none of tag, keys, unique id and gaps applies. `batch`: all or nothing inside one
     segment, one store time, as RocketMQ's batch. `wait` false: answer before the sync of a SYNC_FLUSH store.
     `born_host` is address and port as in the record: 8 or 20 bytes.
+
+    APPEND_OWN has the same options and is for the group's own roles: it may write to the system's topics, and of it
+    alone `sys_flag`, `reconsume_times`, `prepared_transaction_offset` and `has_prepared` are taken.
     """
 
     topic: str
@@ -111,6 +146,7 @@ class AppendRequest(Options, frozen=True):
     sys_flag: int = 0
     reconsume_times: int = 0
     prepared_transaction_offset: int = 0
+    has_prepared: bool = False
 
 
 class AppendAnswer(Options, frozen=True):
@@ -132,6 +168,7 @@ class DeleteTopicRequest(Options, frozen=True):
 
 class PullRequest(Options, frozen=True):
     """`timeout_ms` > 0 holds the request until a message that matches is there. `tags` are tag strings, empty = all.
+    `sql` is a filter by properties, empty = none; it goes without tags.
 
     `rocketmq_limits`: stop at RocketMQ's own 32 messages and 256 KiB, filter by the hash alone, one ConsumeQueue file
     a call, no CRC check, an unknown queue is an empty one: its answers exactly.
@@ -145,6 +182,7 @@ class PullRequest(Options, frozen=True):
     tags: list[str] = []
     timeout_ms: int = 0
     rocketmq_limits: bool = False
+    sql: str = ""
 
 
 class PullAnswer(Options, frozen=True):
@@ -195,6 +233,7 @@ class RangeRequest(Options, frozen=True):
     max_messages: int = 4096
     born_time: bool = False
     cursor: list[int] = []
+    sql: str = ""
 
 
 class CountRequest(Options, frozen=True):
@@ -203,6 +242,7 @@ class CountRequest(Options, frozen=True):
     end_ms: int = 1 << 62
     tags: list[str] = []
     born_time: bool = False
+    sql: str = ""
 
 
 class CountAnswer(Options, frozen=True):
@@ -326,6 +366,7 @@ REQUESTS: dict[Operation, type[Options]] = {
     Operation.APPEND: AppendRequest,
     Operation.CREATE_TOPIC: CreateTopicRequest,
     Operation.DELETE_TOPIC: DeleteTopicRequest,
+    Operation.APPEND_OWN: AppendRequest,
     Operation.PULL: PullRequest,
     Operation.GET: GetRequest,
     Operation.BY_KEY: ByKeyRequest,
@@ -338,6 +379,18 @@ REQUESTS: dict[Operation, type[Options]] = {
     Operation.SCAN: ScanRequest,
     Operation.STATS: Empty,
     Operation.HEALTH: Empty,
+    Operation.GROUP_JOIN: GroupJoinRequest,
+    Operation.GROUP_HEARTBEAT: GroupHeartbeatRequest,
+    Operation.GROUP_RELEASE: GroupReleaseRequest,
+    Operation.GROUP_LEAVE: GroupLeaveRequest,
+    Operation.GROUP_COMMIT: GroupCommitRequest,
+    Operation.GROUPS: Empty,
+    Operation.GROUP_INFO: GroupRequest,
+    Operation.GROUP_RESET: GroupResetRequest,
+    Operation.GROUP_SETTINGS: GroupSettingsRequest,
+    Operation.GROUP_DELETE: GroupRequest,
+    Operation.GROUP_NACK: GroupNackRequest,
+    Operation.GROUP_RESEND: GroupResendRequest,
     Operation.STATUS: Empty,
     Operation.RESTART_ROLE: RoleRequest,
     Operation.STOP_GROUP: Empty,
@@ -350,6 +403,7 @@ ANSWERS: dict[Operation, type[Options]] = {
     Operation.APPEND: AppendAnswer,
     Operation.CREATE_TOPIC: Empty,
     Operation.DELETE_TOPIC: Empty,
+    Operation.APPEND_OWN: AppendAnswer,
     Operation.PULL: PullAnswer,
     Operation.GET: RecordsAnswer,
     Operation.BY_KEY: RecordsAnswer,
@@ -362,6 +416,18 @@ ANSWERS: dict[Operation, type[Options]] = {
     Operation.SCAN: RecordsAnswer,
     Operation.STATS: StatsAnswer,
     Operation.HEALTH: HealthAnswer,
+    Operation.GROUP_JOIN: GroupAssignment,
+    Operation.GROUP_HEARTBEAT: GroupAssignment,
+    Operation.GROUP_RELEASE: Empty,
+    Operation.GROUP_LEAVE: Empty,
+    Operation.GROUP_COMMIT: GroupCommitAnswer,
+    Operation.GROUPS: GroupsAnswer,
+    Operation.GROUP_INFO: GroupInfoAnswer,
+    Operation.GROUP_RESET: Empty,
+    Operation.GROUP_SETTINGS: Empty,
+    Operation.GROUP_DELETE: Empty,
+    Operation.GROUP_NACK: GroupNackAnswer,
+    Operation.GROUP_RESEND: GroupResendAnswer,
     Operation.STATUS: StatusAnswer,
     Operation.RESTART_ROLE: Empty,
     Operation.STOP_GROUP: Empty,

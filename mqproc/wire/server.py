@@ -84,6 +84,7 @@ class SocketServer:
         operations: Container[int] = frozenset(Operation),
         allowed_uids: Container[int] | None = None,
         on_close: Callable[[Connection], None] | None = None,
+        on_reject: Callable[[str], None] | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.connections: dict[int, Connection] = {}
@@ -96,6 +97,7 @@ class SocketServer:
         self._operations = operations
         self._allowed_uids = {os.getuid()} if allowed_uids is None else allowed_uids
         self._on_close = on_close
+        self._on_reject = on_reject
         self._shared = SharedBuffer()
         self._timed: dict[int, Connection] = {}
         self._backlog: dict[int, Connection] = {}
@@ -209,8 +211,14 @@ class SocketServer:
     def _too_many(self) -> TooManyConnectionsError:
         return TooManyConnectionsError(f"{len(self.connections):,} connections are open already", hint_ms=100)
 
+    def count_reject(self, code: str) -> None:
+        """A refusal leaves, or a client is let go, with this code."""
+        self.rejects[code] += 1
+        if self._on_reject is not None:
+            self._on_reject(code)
+
     def _send_off(self, sock: socket.socket, error: MqprocError) -> None:
-        self.rejects[error.code] += 1
+        self.count_reject(error.code)
         sock.setblocking(False)
         try:
             sock.send(encode_refusal(0, CONNECTION_ID, error))
@@ -469,7 +477,7 @@ class SocketServer:
         self._write(connection)
         if not connection.closed and connection.write_by and now >= connection.write_by:
             self.slow_consumers += 1
-            self.rejects[SlowConsumerError.code] += 1
+            self.count_reject(SlowConsumerError.code)
             self.drop(connection)
 
     def drop(self, connection: Connection) -> None:

@@ -1,105 +1,37 @@
-"""Every damaged store is clean after `store repair --execute`, with all that was intact; the plan changes nothing."""
+"""`store repair` and `store recover`: plans and what is done, random damage, kills and failing disks, wrong input.
+
+The damaged stores of RocketMQ have a table in `test_store_repair_golden.py`, damage to each kind of file one in
+`test_store_repair_damage.py`.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
+import errno
 import json
+import os
 import random
 import shutil
-import tempfile
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mqproc import Message, StoreReader
-from mqproc.io import StoreIO
-from mqproc.layout import record
-from mqproc.layout.record_codec import check_record
+from mqproc.io import FailedSyncError, StoreIO
 from mqproc.paths import StorePaths
 from mqproc.shm.lock import StoreLock
 from mqproc.store import rocketmq_json
-from tests.cli.calling import call
+from tests.cli.calling import Outcome, call
+from tests.cli.repairing import contents, damage_in, flags_of, is_intact
 from tests.conftest import Group
-from tests.golden.fixtures import GOLDEN, Directory, directories, load_fixture
-from tests.interop.stores import Intact
-from tests.store.stopped_store import ITEMS, SEGMENT, SLOTS, StoppedStore
+from tests.golden.fixtures import GOLDEN, directories, load_fixture, options_of
+from tests.store.recovery.recovering import Killed, RecordingIO
+from tests.store.stopped_store import SEGMENT, StoppedStore
 from tests.store.verify.looking import flip, overwrite
 
 BY_NAME = {str(each): each for each in directories(GOLDEN)}
-DAMAGED = sorted(name for name, each in BY_NAME.items() if each.damaged)
-
-
-def contents(store: Path) -> dict[str, str]:
-    """Digests of all files by name."""
-    return {
-        str(path.relative_to(store)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(store.rglob("*"))
-        if path.is_file()
-    }
-
-
-def assert_everything_intact_is_readable(store: Path, directory: Directory, intact: Intact) -> None:
-    """By queue, with its own queue offset; by key; by place."""
-    with StoreReader(store) as reader:
-        in_queues = {message.physical_offset: message for message in reader.messages()}
-        for listed in intact.records:
-            message = reader.look(listed["phyOffset"])
-            assert message is not None
-            assert (message.topic, message.queue_offset) == (listed["topic"], listed["queueOffset"])
-            assert in_queues[listed["phyOffset"]].queue_offset == listed["queueOffset"]
-        for listed in intact.records[::9]:
-            for key in in_queues[listed["phyOffset"]].keys[:1]:
-                found = [each.physical_offset for each in reader.by_key(listed["topic"], key, max_messages=1000)]
-                assert listed["phyOffset"] in found
-    assert len(in_queues) == len(intact.records)
-
-
-@pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_store_is_clean_after_repair(tmp_path: Path, name: str) -> None:
-    directory = BY_NAME[name]
-    store = directory.unpack(tmp_path)
-    intact = Intact(directory, store)
-    before = contents(store)
-    was_clean = call("store", "verify", store).code == 0
-    plan = call("store", "repair", store, "--json")
-    assert contents(store) == before
-    assert (plan.code, plan.json["executed"]) == (0 if was_clean else 1, False)
-    if was_clean:
-        assert (plan.json["actions"], plan.json["changes"]) == ([], [])
-        return
-    assert plan.json["actions"] or plan.json["changes"]
-    done = call("store", "repair", store, "--execute", "--json")
-    assert (done.code, done.json["clean"], done.json["executed"]) == (0, True, True)
-    assert {finding["severity"] for finding in done.json["findings"]} <= {"note"}
-    assert call("store", "verify", store).code == 0
-    assert not (store / "abort").exists()
-    assert_everything_intact_is_readable(store, directory, intact)
-    assert_kept(store, store / done.json["kept_in"], before, done.json["changes"])
-    after = contents(store)
-    again = call("store", "repair", store, "--execute", "--json")
-    assert (again.code, again.json["executed"]) == (0, False)
-    assert contents(store) == after
-
-
-def assert_kept(store: Path, kept: Path, before: dict[str, str], changes: list[dict[str, Any]]) -> None:
-    """Whatever is another file now, or none, has its old bytes below the folder of copies, or where it was moved to."""
-    for change in changes:
-        if change["what"] == "made":
-            continue
-        name = change["file"]
-        copy = store / change["moved_to"] if change["moved_to"] else kept / name
-        assert hashlib.sha256(copy.read_bytes()).hexdigest() == before[name], change
-    for name, digest in before.items():
-        there = store / name
-        if there.exists() and hashlib.sha256(there.read_bytes()).hexdigest() == digest:
-            continue
-        if name != "mqproc/queues" and name != "abort":
-            assert any(change["file"] == name for change in changes) or (kept / name).exists(), name
-    document = json.loads((kept / "repair.json").read_text())
-    assert {"findings", "actions", "changes"} == set(document)
 
 
 @pytest.mark.parametrize("name", ["a_basic", "e_delay", "g1_retention", "i_broker"])
@@ -109,9 +41,7 @@ def test_a_clean_store_needs_no_repair(tmp_path: Path, name: str) -> None:
     outcome = call("store", "repair", store, "--execute")
     assert outcome.code == 0
     assert outcome.out.endswith("nothing to repair\n")
-    assert {name: digest for name, digest in contents(store).items() if name != "lock"} == {
-        name: digest for name, digest in before.items() if name != "lock"
-    }
+    assert contents(store) == before
 
 
 # The plan is what is done
@@ -120,11 +50,11 @@ def test_a_clean_store_needs_no_repair(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_a_dry_run_says_what_recovery_then_does(tmp_path: Path, name: str) -> None:
     """Each file that a dry run says would change does, to the length that it says, and no other."""
-    store = BY_NAME[name].unpack(tmp_path)
+    store, flags = BY_NAME[name].unpack(tmp_path), flags_of(options_of(BY_NAME[name].expected))
     before = contents(store)
-    planned = call("store", "recover", store, "--dry-run", "--json").json
+    planned = call("store", "recover", store, "--dry-run", "--json", *flags).json
     assert contents(store) == before
-    done = call("store", "recover", store, "--execute", "--json").json
+    done = call("store", "recover", store, "--execute", "--json", *flags).json
     assert (done["log_begin"], done["log_end"], done["holes"]) == (
         planned["log_begin"],
         planned["log_end"],
@@ -143,10 +73,10 @@ def test_a_dry_run_says_what_recovery_then_does(tmp_path: Path, name: str) -> No
         expected.add(name)
         assert after[name] != before.get(name)
         assert (store / name).stat().st_size == change["bytes"]
-    assert {*after} - {"abort", "lock"} == {*expected, "mqproc/queues"} - {"abort", "lock"}
-    changed = {change["file"] for change in planned["changes"]} | {"mqproc/queues", "abort", "lock"}
+    assert after.keys() == {*expected, "mqproc/queues"}
+    changed = {change["file"] for change in planned["changes"]} | {"mqproc/queues"}
     assert {name for name in before if name in after and after[name] != before[name]} <= changed
-    again = call("store", "recover", store, "--dry-run", "--json").json
+    again = call("store", "recover", store, "--dry-run", "--json", *flags).json
     assert {change["file"] for change in again["changes"]} <= {"mqproc/opened.json"}
 
 
@@ -154,7 +84,7 @@ def test_recover_says_cuts_and_holes(tmp_path: Path) -> None:
     store = BY_NAME["d14_middle_file_gone_abort/before"].unpack(tmp_path)
     outcome = call("store", "recover", store)
     assert outcome.code == 1
-    assert "the log is [0, 290,296), around 1 damaged ranges" in outcome.out
+    assert "the log is [0, 290,296), around 1 damaged range" in outcome.out
     assert outcome.out.endswith("nothing was changed\n")
     store = BY_NAME["d01_zero_tail/before"].unpack(tmp_path / "torn")
     outcome = call("store", "recover", store)
@@ -175,9 +105,6 @@ def test_recover_says_cuts_and_holes(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
     return StoppedStore(tmp_path_factory.mktemp("whole") / "store")
-
-
-FLAGS = ("--set", f"max_hash_slot_num={SLOTS}", "--set", f"max_index_num={ITEMS}")
 
 
 def harm(store: Path, files: list[Path], rng: random.Random) -> list[tuple[str, str, int]]:
@@ -214,10 +141,9 @@ def test_random_damage_is_repaired(whole: StoppedStore, tmp_path: Path, seed: in
     store = tmp_path / "store"
     shutil.copytree(whole.root, store)
     done = harm(store, files, random.Random(seed))
-    intact = {offset for offset in whole.offsets if is_intact(store, offset)}
-    outcome = call("store", "repair", store, "--execute", "--json", *FLAGS)
-    damage = [each for each in outcome.json["findings"] if each["severity"] == "damage"]
-    assert (outcome.code, damage) == (0, []), done
+    intact = {offset for offset in whole.offsets if is_intact(store, offset, SEGMENT)}
+    outcome = call("store", "repair", store, "--execute", "--json", *flags_of(whole.engine.options))
+    assert (outcome.code, damage_in(outcome.json)) == (0, []), done
     with StoreReader(store) as reader:
         assert intact <= {message.physical_offset for message in reader.messages()}, done
 
@@ -228,14 +154,168 @@ def test_damage_that_recovery_alone_leaves_is_repaired(whole: StoppedStore, tmp_
     test_random_damage_is_repaired(whole, tmp_path, seed)
 
 
-def is_intact(store: Path, offset: int) -> bool:
-    segment = store / "commitlog" / f"{offset // SEGMENT * SEGMENT:020d}"
-    if not segment.exists():
-        return False
-    data = segment.read_bytes()[offset % SEGMENT :]
-    check = check_record(data, check_property_crc=True)
-    at = record.PHYSICAL_OFFSET
-    return check.success and check.size > 0 and int.from_bytes(data[at : at + 8], "big") == offset
+# Whatever comes in between
+
+
+@pytest.fixture
+def damaged(whole: StoppedStore, tmp_path: Path) -> Path:
+    """Damage to the log, to a queue and to the index, a stray file, and a torn end."""
+    store = tmp_path / "store"
+    shutil.copytree(whole.root, store)
+    flip(store / "commitlog" / f"{0:020d}", 324 * 10 + 100)
+    overwrite(store / "commitlog" / f"{3 * SEGMENT:020d}", 12721, b"torn")
+    flip(store / "consumequeue" / "First" / "0" / f"{0:020d}", 207)
+    (store / "commitlog" / "notes").write_text("mine")
+    next((store / "index").iterdir()).unlink()
+    return store
+
+
+class Call:
+    """The repair command over a StoreIO of the test's."""
+
+    def __init__(self, store: Path, flags: list[str], patch: pytest.MonkeyPatch) -> None:
+        self._arguments = ("store", "repair", store, "--execute", "--json", *flags)
+        self._patch = patch
+
+    def __call__(self, io: StoreIO | None = None) -> Outcome:
+        with self._patch.context() as patch:
+            if io is not None:
+                patch.setattr("mqproc.cli.store_repair.StoreIO", lambda: io)
+            return call(*self._arguments)
+
+
+@pytest.fixture
+def repair(whole: StoppedStore, damaged: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
+    return Call(damaged, flags_of(whole.engine.options), monkeypatch)
+
+
+def assert_repaired(whole: StoppedStore, store: Path, intact: set[int]) -> None:
+    with StoreReader(store) as reader:
+        assert {message.physical_offset for message in reader.messages()} == intact
+    assert call("store", "verify", store, *flags_of(whole.engine.options)).code == 0
+
+
+def intact_of(whole: StoppedStore, store: Path) -> set[int]:
+    return {offset for offset in whole.offsets if is_intact(store, offset, SEGMENT)}
+
+
+@pytest.fixture
+def calls(damaged: Path, repair: Call) -> list[str]:
+    """What a repair changes, call by call; the store is as it was before."""
+    spare = damaged.with_name("spare")
+    shutil.copytree(damaged, spare)
+    io = RecordingIO()
+    assert repair(io).code == 0
+    shutil.rmtree(damaged)
+    spare.rename(damaged)
+    return io.calls
+
+
+def test_killed_at_any_call_the_next_repair_ends_it(
+    whole: StoppedStore, damaged: Path, repair: Call, calls: list[str]
+) -> None:
+    intact, spare = intact_of(whole, damaged), damaged.with_name("spare")
+    shutil.copytree(damaged, spare)
+    begin, end = calls.index(f"rename {damaged / 'abort'}"), calls.index(f"unlink {damaged / 'abort'}")
+    for kill_at in range(1, len(calls) + 1, max(1, len(calls) // 14)):
+        with pytest.raises(Killed):
+            repair(RecordingIO(kill_at))
+        assert (damaged / "abort").exists() == (begin < kill_at - 1 <= end), (kill_at, calls[kill_at - 1])
+        outcome = repair()
+        assert outcome.code == 0, (kill_at, outcome)
+        # Killed just before its end, all is done but to say so; the next start does.
+        assert (damaged / "abort").exists() == (not outcome.json["executed"])
+        assert_repaired(whole, damaged, intact)
+        shutil.rmtree(damaged)
+        shutil.copytree(spare, damaged)
+
+
+class FailingIO(RecordingIO):
+    """The first call that changes what has `part` in its path fails; and all later ones on it."""
+
+    def __init__(self, part: str, number: int) -> None:
+        super().__init__()
+        self._part = part
+        self._number = number
+
+    def _note(self, call: str, path: Path) -> None:
+        super()._note(call, path)
+        if self._part in str(path) and call in ("pwrite", "allocate", "set_size", "create"):
+            raise OSError(self._number, os.strerror(self._number), str(path))
+
+
+def test_without_room_for_copies_nothing_is_changed(damaged: Path, repair: Call) -> None:
+    before = contents(damaged)
+    outcome = repair(FailingIO("repaired", errno.ENOSPC))
+    assert (outcome.code, outcome.out) == (3, "")
+    assert "No space left on device: no copies can be kept, so nothing was changed" in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    assert contents(damaged) == before
+    assert list((damaged / "mqproc" / "repaired").iterdir()) == []
+
+
+@pytest.mark.parametrize("part", ["index/", "consumequeue/", "commitlog/0", "mqproc/damage.json", "mqproc/queues"])
+def test_a_disk_that_fills_up_meanwhile_is_told_and_the_next_repair_ends_it(
+    whole: StoppedStore, damaged: Path, repair: Call, part: str
+) -> None:
+    intact = intact_of(whole, damaged)
+    outcome = repair(FailingIO(f"/store/{part}", errno.ENOSPC))
+    assert outcome.code in (0, 1)
+    if outcome.code == 1:
+        assert (damaged / "abort").exists()
+        assert outcome.json["clean"] is False if outcome.out else "copies of what changed" in outcome.err
+    assert repair().code == 0
+    assert_repaired(whole, damaged, intact)
+
+
+class FailingSyncsIO(StoreIO):
+    """Syncs of what has `part` in its path fail."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__()
+        self._part = part
+
+    def _sync_with(self, call: Callable[[int], None], fd: int) -> None:
+        if self._part in self.path_of(fd):
+            raise FailedSyncError(errno.EIO, os.strerror(errno.EIO), self.path_of(fd))
+        super()._sync_with(call, fd)
+
+
+def test_a_sync_that_fails_meanwhile_is_final(whole: StoppedStore, damaged: Path, repair: Call) -> None:
+    """Nothing tells what is on the disk then: no message is taken until a repair has read it all from there."""
+    intact = intact_of(whole, damaged)
+    outcome = repair(FailingSyncsIO("/store/commitlog"))
+    assert (outcome.code, outcome.out) == (1, "")
+    assert "a sync failed: [Errno 5] Input/output error" in outcome.err
+    assert "copies of what changed; the next repair goes on" in outcome.err
+    assert "recovery" in (damaged / "mqproc" / "read_only").read_text()
+    assert (damaged / "abort").exists()
+    still = repair(FailingSyncsIO("/store"))
+    assert (still.code, still.out) == (1, "")
+    assert "the disk still fails" in still.err
+    assert repair().code == 0
+    assert not (damaged / "mqproc" / "read_only").exists()
+    assert_repaired(whole, damaged, intact)
+
+
+def test_more_damage_than_is_listed_is_repaired_at_once(
+    whole: StoppedStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("mqproc.store.verify.findings", "mqproc.store.recovery.repair"):
+        monkeypatch.setattr(f"{place}.LISTED_MAX", 2)
+    store = tmp_path / "store"
+    shutil.copytree(whole.root, store)
+    for queue in (store / "consumequeue").glob("*/*"):
+        flip(queue / f"{0:020d}", 207)
+        flip(queue / f"{0:020d}", 219)
+    flags = flags_of(whole.engine.options)
+    found = call("store", "verify", store, "--json", *flags).json
+    assert (found["counts"]["unit_wrong"], found["omitted"]) == (12, 10)
+    assert call("store", "repair", store, "--execute", *flags).code == 0
+    assert call("store", "verify", store, *flags).code == 0
+
+
+# Failed syncs before
 
 
 def test_a_read_only_store_takes_messages_after_repair(make_group: Callable[..., Group]) -> None:
@@ -251,10 +331,9 @@ def test_a_read_only_store_takes_messages_after_repair(make_group: Callable[...,
     assert outcome.out, outcome.err
     found = outcome.json
     assert (outcome.code, found["clean"]) == (0, True)
-    assert {"file": "mqproc/read_only", "what": "remove", "why": "the whole log has been read and checked"} in found[
-        "actions"
-    ]
-    kept = group.store / found["kept_in"]
+    why = "the store has been read from the disk and checked"
+    assert {"file": "mqproc/read_only", "what": "remove", "why": why} in found["actions"]
+    kept = group.store / found["kept_in"] / "files"
     assert (kept / "mqproc" / "read_only").read_text().startswith("commitlog-flusher")
     assert [(each["kind"], each["physical_offset"]) for each in found["findings"]] == [
         ("known_hole", sent[7].physical_offset),
@@ -283,7 +362,7 @@ def test_progress_and_settings_are_put_right(tmp_path: Path) -> None:
     assert kinds == {"stray_file", "config_unreadable", "progress_beyond_end"}
     outcome = call("store", "repair", store, "--execute", "--json")
     assert outcome.code == 0
-    kept = store / outcome.json["kept_in"]
+    kept = store / outcome.json["kept_in"] / "files"
     assert (kept / "commitlog" / "notes.txt").read_text() == "mine"
     assert (kept / "config" / "topics.json").read_text() == "{ not json"
     assert json.loads((kept / "config" / "consumerOffset.json").read_text()) == value
@@ -305,6 +384,30 @@ def test_a_store_in_use_is_not_touched(group: Group, tmp_path: Path) -> None:
     assert call("store", "repair", store, "--execute").code == 0
 
 
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "r+b")
+fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_store_that_rocketmq_has_is_not_touched(tmp_path: Path) -> None:
+    """It holds a POSIX lock on the first byte of the same file."""
+    store = BY_NAME["d18_stray_file/clean"].unpack(tmp_path)
+    command = [sys.executable, "-c", HOLD, str(store / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        for arguments in (("repair",), ("repair", "--execute"), ("recover",), ("recover", "--execute")):
+            outcome = call("store", *arguments[:1], store, *arguments[1:])
+            assert (outcome.code, outcome.out) == (7, "")
+            assert f"the store is in use by pid {process.pid} since" in outcome.err
+        process.communicate(timeout=10)
+    assert call("store", "repair", store, "--execute").code == 0
+
+
 def test_wrong_input(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     for name in ("repair", "recover"):
@@ -322,10 +425,3 @@ def test_a_link_is_not_repaired(tmp_path: Path) -> None:
     outcome = call("store", "repair", store, "--execute")
     assert outcome.code == 3
     assert "a symlink; put the file itself there first" in outcome.err
-
-
-def test_directories_are_whole(tmp_path: Path) -> None:
-    """What `Intact` compares with is the undamaged store, so nothing of it is missing without damage."""
-    directory = dataclasses.replace(BY_NAME["d18_stray_file/clean"])
-    with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
-        assert Intact(directory, directory.unpack(Path(folder))).lost == {}

@@ -136,9 +136,7 @@ def test_groups_that_have_not_consumed_are_told_and_guarded(store: Path) -> None
     assert guarded["unconsumed_messages"] == 0
     done = retention(store, "--execute", "--older-than", "0s").json
     assert done["unconsumed_messages"] == minimum - 33
-    assert json.loads((store / "mqproc" / "retention.json").read_text())["unconsumed"] == {
-        "slow": {"OrderTopic": minimum - 33}
-    }
+    assert json.loads((store / "mqproc" / "unconsumed.json").read_text()) == {"slow": {"OrderTopic": minimum - 33}}
     after = plan(store, "--older-than", "0s")
     assert (after["groups"], after["unconsumed_since_ever"]) == ([], {"slow": {"OrderTopic": minimum - 33}})
 

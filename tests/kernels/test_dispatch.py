@@ -204,9 +204,9 @@ def units_of(result: dispatch.ScanResult, table: Table) -> dict[tuple[str, int],
     return found
 
 
-def entries_of(result: dispatch.ScanResult, buffers: DispatchBuffers) -> list[tuple[int, int, int]]:
-    columns = (buffers.entry_hashes, buffers.entry_offsets, buffers.entry_times)
-    return list(zip(*(column[: result.entries].tolist() for column in columns), strict=True))
+def entries_of(result: dispatch.ScanResult) -> list[tuple[int, int, int]]:
+    columns = (result.hashes, result.offsets, result.times)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 TOPICS = st.sampled_from(["TopicTest", "a", "Zwölf", "%RETRY%group", "T" * 127, SCHEDULE_TOPIC, "eight_by", "n" * 24])
@@ -254,7 +254,7 @@ def test_units_and_entries_are_what_rocketmq_would_dispatch(messages: list[Recor
     result = scan(log, table, buffers)
     assert (result.stopped_at, result.records, result.reason) == (log.end, len(messages), StopReason.LIMIT)
     assert units_of(result, table) == log.model.units
-    assert entries_of(result, buffers) == log.model.entries
+    assert entries_of(result) == log.model.entries
     assert result.store_timestamp_ms == (messages[-1].store_timestamp_ms if messages else 0)
 
 
@@ -274,7 +274,7 @@ def test_a_scan_in_parts_finds_the_same(messages: list[Record], records_max: int
         assert result.records <= records_max
         for key, found in units_of(result, table).items():
             units.setdefault(key, []).extend(found)
-        entries += entries_of(result, buffers)
+        entries += entries_of(result)
         position = result.stopped_at
     assert units == log.model.units
     assert entries == log.model.entries

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from mqproc.filters.sql import compiled
 from mqproc.kernels import gather
 from mqproc.kernels.jit import plain
 from mqproc.layout import consume_queue
@@ -40,6 +41,7 @@ def new_state(log: SmallLog, **changes: int) -> NDArray[np.int64]:
         "BYTES_LIMIT": 1 << 40,
         "BORN_END_MS": gather.TIME_MAX,
         "STORE_END_MS": gather.TIME_MAX,
+        "LOOK_BYTES_LEFT": 1 << 40,
     } | changes
     for name, value in values.items():
         state[getattr(gather, name)] = value
@@ -52,8 +54,21 @@ def filtered(tags: tuple[str, ...]) -> tuple[NDArray[np.int64], NDArray[np.uint8
     return np.array([java_hash(tag) for tag in tags], np.int64), kernel_bytes(b"".join(names)), ends
 
 
+def by_properties(expression: str) -> tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64]]:
+    """The arguments of a filter by properties; of none when the expression is empty."""
+    if not expression:
+        return np.zeros(0, np.int64), np.zeros(0, np.uint8), np.zeros(0, np.int64)
+    program = compiled(expression).program
+    return program.words, program.texts, np.zeros(program.scratch_size, np.int64)
+
+
 def gathered(
-    log: SmallLog, tags: tuple[str, ...] = (), room: int = 1 << 16, segment: bytes | None = None, **changes: int
+    log: SmallLog,
+    tags: tuple[str, ...] = (),
+    sql: str = "",
+    room: int = 1 << 16,
+    segment: bytes | None = None,
+    **changes: int,
 ) -> tuple[int, bytes, NDArray[np.int64]]:
     """(reason, records, state); compiled and plain must agree, and nothing behind the records is touched."""
     found = []
@@ -61,7 +76,7 @@ def gathered(
         state = new_state(log, **changes)
         out = np.full(room, 0x5A, np.uint8)
         view = kernel_bytes(log.segment if segment is None else segment)
-        reason = kernel(kernel_bytes(log.units), view, *filtered(tags), out, state)
+        reason = kernel(kernel_bytes(log.units), view, *filtered(tags), *by_properties(sql), out, state)
         assert (out[state[gather.OUT_AT] :] == 0x5A).all()
         found.append((reason, out[: state[gather.OUT_AT]].tobytes(), state))
     assert found[0][:2] == found[1][:2]
@@ -186,7 +201,8 @@ def outcomes() -> list[list[int]]:
         out = np.zeros(1 << 13, np.uint8)
         view = kernel_bytes(mutated(log.segment, rng))
         tags = filtered(("Tag1", "Tag2") if seed % 2 else ())
-        reason = gather.gather(kernel_bytes(units), view, *tags, out, state)
+        sql = by_properties("TAGS IS NOT NULL" if seed % 5 == 0 else "")
+        reason = gather.gather(kernel_bytes(units), view, *tags, *sql, out, state)
         found.append([int(reason), int(out.sum()), *state.tolist()])
     return found
 

@@ -54,7 +54,7 @@ class File:
         return int(put(self.view, self.slots, item_limit, hashes, offsets, times, first, len(entries)))
 
     def select(self, key_hash: int, begin: int = 0, end: int = FOREVER, most: int = 64) -> list[int]:
-        out = np.zeros(most, np.int64)
+        out = np.zeros(most + 1, np.int64)
         walk = plain(kernels.walk_chain) if self.twin else kernels.walk_chain
         count = kernels.published_count(self.view)
         found = walk(self.view, self.slots, count, key_hash, begin, end, most, out)
@@ -270,18 +270,28 @@ def test_slots_are_made_anew_from_the_items(entries: list[Entry], mark: int, dat
         file = File(4, 40)
         file.view[:] = whole.view
         file.view[layout.HEADER_SIZE : layout.HEADER_SIZE + 16] = noise
-        count_items, chains_hold, replay = (
+        count_items, find_slots, replay, store_slots = (
             plain(kernel) if twin else kernel
-            for kernel in (kernels.count_items, kernels.chains_hold, kernels.replay_items)
+            for kernel in (kernels.count_items, kernels.find_slots, kernels.replay_items, kernels.store_slots)
         )
         count = count_items(file.view, 4, mark, whole.count)
+        assert count == len(kept) + 1
+        wrong = data.draw(st.integers(0, len(kept)))
+        if wrong:
+            at = layout.item_offset(4, wrong) + layout.ITEM_PREVIOUS
+            file.view[at : at + 4] = noise[:4]
+        links = [file.item(number)[-4:] for number in range(1, count)]
+        links_hold = links == [model.items[number][3].to_bytes(4, "big") for number in range(1, count)]
         before = file.view.tobytes()
-        slots = [file.slot(number) for number in range(4)]
-        held = chains_hold(file.view, 4, count, np.zeros(4, np.int32))
+        wanted = np.zeros(16, np.uint8)
+        assert find_slots(file.view, 4, count, wanted) == (model.used if links_hold else -1)
         assert file.view.tobytes() == before
-        assert held == (model.used if slots == model.slots else -1)
-        assert (count, replay(file.view, 4, count)) == (len(kept) + 1, model.used)
-        assert chains_hold(file.view, 4, count, np.zeros(4, np.int32)) == model.used
+        slots = b"".join(item.to_bytes(4, "big") for item in model.slots)
+        assert wanted.tobytes() == slots or not links_hold
+        wanted[:] = 0
+        assert (replay(file.view, 4, count, wanted), wanted.tobytes()) == (model.used, slots)
+        store_slots(file.view, 4, wanted)
+        assert find_slots(file.view, 4, count, np.zeros(16, np.uint8)) == model.used
         assert [file.slot(number) for number in range(4)] == model.slots
         for number in range(1, len(kept) + 1):
             assert file.item(number)[-4:] == model.items[number][3].to_bytes(4, "big")

@@ -1,23 +1,43 @@
-"""The collector's numbers are the control file's, and what it offers is exactly what the catalogue says."""
+"""The collector's numbers are the store's own, and what it offers is exactly what the catalogue says."""
 
 from __future__ import annotations
 
+import platform
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from mqproc.control import Control
 from mqproc.layout import control as layout
-from mqproc.metrics.catalogue import COUNTER, METRICS, sample_names
-from mqproc.metrics.pages import Pages
-from tests.metrics.control_file import make_control
+from mqproc.layout import figures
+from mqproc.metrics.catalogue import COUNTER, METRICS, family_names
+from mqproc.metrics.exposition import render
+from mqproc.metrics.topics import OTHERS
+from mqproc.shm.code_counts import code_counter
+from mqproc.shm.histogram import Histogram
+from tests.metrics.control_file import make_collector, make_control, make_queues
+
+Scrape = Callable[..., str]
 
 
-def scrape(store: Path) -> str:
-    control = make_control(store)
-    text = Pages(control, str(store), "1.2.3", 10_000).page("/metrics").body.decode()
-    control.close()
-    return text
+@pytest.fixture
+def control(tmp_path: Path) -> Control:
+    return make_control(tmp_path)
+
+
+@pytest.fixture
+def scrape(tmp_path: Path, control: Control) -> Scrape:
+    def scrape(**options: object) -> str:
+        collector = make_collector(tmp_path, control, **options)
+        text = render(collector.samples()).decode()
+        collector.close()
+        return text
+
+    return scrape
 
 
 def value(text: str, name: str, **labels: str) -> float:
@@ -28,12 +48,23 @@ def value(text: str, name: str, **labels: str) -> float:
     raise AssertionError(f"no sample {name} {labels}")
 
 
-def test_the_scrape_offers_the_catalogue_and_nothing_else(tmp_path: Path) -> None:
-    assert sample_names(scrape(tmp_path)) == {metric.name for metric in METRICS}
+def test_the_scrape_offers_the_catalogue_and_nothing_else(scrape: Scrape) -> None:
+    assert family_names(scrape()) == {metric.name for metric in METRICS}
 
 
-def test_lag_is_the_difference_of_words(tmp_path: Path) -> None:
-    text = scrape(tmp_path)
+def test_every_label_of_the_catalogue_is_used_as_declared(tmp_path: Path, scrape: Scrape) -> None:
+    make_queues(tmp_path, 2, 2, 10)
+    declared = {metric.name: set(metric.labels) for metric in METRICS}
+    for family in text_string_to_metric_families(scrape()):
+        for sample in family.samples:
+            name = sample.name
+            if family.type == "histogram":
+                name = re.sub(r"_(bucket|sum|count)$", "", name)
+            assert set(sample.labels) - {"le"} == declared[name], sample
+
+
+def test_lag_is_the_difference_of_words(scrape: Scrape) -> None:
+    text = scrape()
     assert value(text, "mqproc_dispatch_behind_bytes") == 3000
     assert value(text, "mqproc_dispatch_behind_messages") == 30
     assert value(text, "mqproc_dispatch_behind_seconds") == 1.5
@@ -41,18 +72,77 @@ def test_lag_is_the_difference_of_words(tmp_path: Path) -> None:
     assert value(text, "mqproc_disk_usage_ratio") == 0.3
 
 
-def test_roles_are_up_with_heartbeats_in_unix_time(tmp_path: Path) -> None:
-    text = scrape(tmp_path)
+def test_the_loss_window_is_as_old_as_the_last_moment_at_which_all_was_durable(
+    control: Control, scrape: Scrape
+) -> None:
+    assert 7 <= value(scrape(), "mqproc_unflushed_seconds") < 30
+    control.store(layout.FLUSHER_SYNCED, 9000)
+    assert value(scrape(), "mqproc_unflushed_seconds") == 0
+
+
+def test_roles_are_up_with_heartbeats_in_unix_time(scrape: Scrape) -> None:
+    text = scrape()
     for role in layout.ROLES:
         assert value(text, "mqproc_role_up", role=role) == 1
-        assert value(text, "mqproc_role_heartbeat_timestamp_seconds", role=role) > 1.6e9
-    assert value(text, "mqproc_build_info", version="1.2.3", python=_python()) == 1
+        assert abs(value(text, "mqproc_role_heartbeat_timestamp_seconds", role=role) - time.time()) < 60
+        assert value(text, "mqproc_process_resident_memory_bytes", role=role) > 1 << 20
+    assert value(text, "mqproc_build_info", version="1.2.3", python=platform.python_version()) == 1
 
 
-def _python() -> str:
-    import platform
+def test_a_histogram_adds_up_what_two_roles_keep(control: Control, scrape: Scrape) -> None:
+    Histogram(control.words, figures.WRITER_SYNCS).observe(3_000_000)
+    Histogram(control.words, figures.LOG_FLUSHES).observe(20_000_000_000, 2)
+    text = scrape()
+    name = "mqproc_flush_duration_seconds"
+    assert value(text, f"{name}_bucket", target="commitlog", le="0.0025") == 0
+    assert value(text, f"{name}_bucket", target="commitlog", le="0.005") == 1
+    assert value(text, f"{name}_bucket", target="commitlog", le="10") == 1
+    assert value(text, f"{name}_bucket", target="commitlog", le="+Inf") == 3
+    assert value(text, f"{name}_count", target="commitlog") == 3
+    assert value(text, f"{name}_sum", target="commitlog") == pytest.approx(40.003)
 
-    return platform.python_version()
+
+def test_refusals_are_counted_by_role_and_code(control: Control, scrape: Scrape) -> None:
+    code_counter(control.words, layout.WRITER)("DISK_FULL")
+    code_counter(control.words, layout.QUERY)("DISK_FULL")
+    code_counter(control.words, layout.QUERY)("DISK_FULL")
+    text = scrape()
+    assert value(text, "mqproc_rejected_total", role="writer", code="DISK_FULL") == 1
+    assert value(text, "mqproc_rejected_total", role="query", code="DISK_FULL") == 2
+    assert value(text, "mqproc_rejected_total", role="query", code="INTERNAL") == 0
+
+
+def test_topics_are_the_sums_of_their_queues(tmp_path: Path, scrape: Scrape) -> None:
+    make_queues(tmp_path, topics=3, queues=4, messages=10)
+    text = scrape()
+    assert value(text, "mqproc_topics") == 3
+    assert value(text, "mqproc_queues") == 12
+    assert value(text, "mqproc_queue_table_used_ratio") == 1
+    assert value(text, "mqproc_messages_appended_total", topic="topic-1") == 40
+    assert value(text, "mqproc_stored_messages", topic="topic-1") == 32
+    assert value(text, "mqproc_last_message_timestamp_seconds", topic="topic-2") == 1_700_000_000.002
+    assert value(text, "mqproc_storage_bytes", target="consumequeue") == 3 * 32 * 20
+
+
+def test_topics_beyond_the_bound_are_added_up(tmp_path: Path, scrape: Scrape) -> None:
+    make_queues(tmp_path, topics=5, queues=1, messages=10)
+    text = scrape(metrics_series_max=2)
+    assert value(text, "mqproc_topics") == 5
+    assert len(re.findall(r"^mqproc_stored_messages\{", text, re.MULTILINE)) == 3
+    assert value(text, "mqproc_messages_appended_total", topic=OTHERS) == 30
+
+
+def test_five_thousand_topics_are_scraped_in_time(tmp_path: Path, control: Control) -> None:
+    """Processor time, so that a busy machine does not matter. The first scrape learns the names."""
+    make_queues(tmp_path, topics=5_000, queues=4, messages=10)
+    collector = make_collector(tmp_path, control)
+    render(collector.samples())
+    began = time.process_time()
+    text = render(collector.samples())
+    took_s = time.process_time() - began
+    collector.close()
+    assert text.count(b'{topic="') == 15_000
+    assert took_s < 0.2, f"{took_s * 1000:.0f} ms"
 
 
 def test_names_follow_prometheus_rules() -> None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from mqproc.config import load_options
+from mqproc.io import StoreIO
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 from mqproc.process.loop import RoleContext
@@ -36,6 +37,7 @@ def context(tmp_path: Path) -> Any:
     bell = EventBell(control.cells, layout.role_word(layout.MONITOR, "sleeping"))
 
     class Context:
+        io = StoreIO()
         paths = StorePaths(tmp_path)
         options = load_options(flags=["metrics_port=0"], environment={})
         clock = SteppingClock()
@@ -65,7 +67,7 @@ def test_pages_are_served_at_the_published_port(context: Any) -> None:
     monitor = Monitor(cast(RoleContext, context))
     port = context.control.load(layout.MONITOR_PORT)
     assert port > 0
-    assert "mqproc_dispatch_behind_bytes 3000.0" in fetch(monitor, port, "/metrics")
+    assert "mqproc_dispatch_behind_bytes 3000\n" in fetch(monitor, port, "/metrics")
     assert fetch(monitor, port, "/healthz") == "ok\n"
     assert context.control.load(layout.SCRAPES) == 2
     monitor.close()

@@ -20,11 +20,13 @@ from mqproc.errors import BadRequestError, FilterSyntaxError, MessageNotFoundErr
 from mqproc.layout import control as words_of
 from mqproc.layout.record_codec import decode_records, encode_message_id
 from mqproc.message import PullStatus
+from mqproc.process import query
 from mqproc.process.loop import Heart, RoleContext
 from mqproc.process.query import Query
 from mqproc.shm.bell import EventBell
 from mqproc.shm.clock import Clock
 from mqproc.store.index_files import IndexFiles
+from mqproc.store.reads import pull as pulls
 from mqproc.wire.address import listen
 from mqproc.wire.frame import HEADER, HEADER_SIZE, REFUSAL, encode_header
 from mqproc.wire.operations import (
@@ -305,6 +307,43 @@ def test_a_held_pull_waits_for_its_tag(filled: Group) -> None:
     assert found is not None
     first = decode_records(found[2])[0]
     assert (first.tag, first.queue_offset) == ("new", end + 7)
+
+
+def test_a_held_pull_waits_for_a_match_by_properties(filled: Group) -> None:
+    caller = filled.connect()
+    caller.ask(Operation.PULL, PullRequest("Orders", 0, 0, sql="KEYS CONTAINS 'wanted'", timeout_ms=30_000))
+    assert caller.answer() is None
+    filled.put("Orders", 40)
+    filled.dispatch()
+    assert caller.answer() is None
+    filled.put("Orders", 41, keys=["wanted"] * 25)
+    filled.dispatch()
+    found = caller.answer()
+    assert found is not None
+    assert decode_records(found[2])[0].keys == ("wanted",)
+    caller.ask(Operation.PULL, PullRequest("Orders", 0, 0, sql="KEYS CONTAINS", timeout_ms=30_000))
+    with pytest.raises(FilterSyntaxError) as caught:
+        caller.answer()
+    assert caught.value.position == 13
+
+
+def test_held_pulls_with_much_to_look_through_take_turns(filled: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing new comes, and still each gets on, step by step; who asks meanwhile is answered."""
+    monkeypatch.setattr(pulls, "LOOK_BYTES_MAX", 10_000)
+    monkeypatch.setattr(query, "STEP_NS", 0)
+    seeking = [filled.connect() for _ in range(3)]
+    for caller in seeking:
+        caller.ask(Operation.PULL, PullRequest("Orders", 0, 0, sql="KEYS CONTAINS 'n996'", timeout_ms=30_000))
+    filled.step()
+    answered, steps = 0, 0
+    other = filled.connect()
+    while answered < len(seeking):
+        steps += 1
+        assert steps < 1000
+        answered += sum(caller.answer() is not None for caller in seeking)
+        assert other.call(Operation.PULL, PullRequest("Orders", 0, 0, 1))[0].status == "FOUND"
+    assert steps > 3
+    assert waiting(filled) == 0
 
 
 def test_a_pull_may_wait_for_a_queue_that_does_not_exist_yet(filled: Group) -> None:

@@ -84,7 +84,7 @@ class Engine:
             at = sum(map(len, parts))
             parts += [struct.pack(f"<{len(encoded)}H", *map(len, encoded)), b"".join(encoded)]
             columns += [at, at + 2 * len(encoded)]
-        columns += [-1, -1, -1, -1, -1]
+        columns += [-1, -1, -1, -1, -1, -1]
         magic, topic_block = topic_fields(topic)
         values: dict[str, Any] = {
             "payload": np.frombuffer(bytearray(b"".join(parts)), np.uint8),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mqproc.errors import FilterSyntaxError
-from mqproc.wire.checks import FILTER_BYTES_MAX, parse_tags
+from mqproc.names import FILTER_BYTES_MAX
+from mqproc.wire.checks import parse_tags
 
 
 @pytest.mark.parametrize(

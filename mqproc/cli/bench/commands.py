@@ -1,4 +1,4 @@
-"""`mqproc bench append|dispatch|pull|query|e2e|verify|recovery|rebuild`.
+"""`mqproc bench append|dispatch|pull|filter|query|e2e|verify|recovery|rebuild`.
 
 A command starts a group on a fresh temporary store (or uses --store), runs its clients in processes of their own, and
 prints a line every five seconds, a summary in Kafka's shape, CPU and memory by role, and this machine's own limits.
@@ -135,6 +135,17 @@ def pull(invocation: Invocation, /, kinds: tuple[str, ...], columns: tuple[str, 
 
     chosen = kinds or ("arrow", "objects")
     _run(invocation, shared, 0.0, lambda bench, settings: pulls(bench, settings, chosen, list(columns) or None))
+
+
+@bench.command("filter", cls=Command)
+@_shared(2_000_000, 4096, "consumers")
+@click.option("--by", "names", multiple=True, type=click.Choice(["tag", "sql"]), help="Only this filter.  [both]")
+@pass_invocation
+def filter_(invocation: Invocation, /, names: tuple[str, ...], **shared: Any) -> None:
+    """Look through loaded queues for 1 message in 100, by tag and by properties; --batch is messages a pull."""
+    from mqproc.cli.bench.filtering import filters
+
+    _run(invocation, shared, 0.0, lambda bench, settings: filters(bench, settings, names or ("tag", "sql")))
 
 
 @bench.command(cls=Command)

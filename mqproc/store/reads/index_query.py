@@ -37,6 +37,22 @@ class IndexAnswer:
     last_update_physical_offset: int = 0
 
 
+@dataclass(slots=True)
+class Walks:
+    """What was looked at for keys since `clear`."""
+
+    queries: int = 0
+    files: int = 0
+    """Index files whose chain was walked."""
+    items: int = 0
+    """Index items looked at: together the length of the chains."""
+    matches: int = 0
+
+    def clear(self) -> None:
+        """Begin anew: what was counted has been noted."""
+        self.queries = self.files = self.items = self.matches = 0
+
+
 class IndexReader:
     """The index files of a store, for reading. `refresh` when the dispatcher has made a new file."""
 
@@ -53,7 +69,8 @@ class IndexReader:
         self._names: list[str] = []
         self._newest_ms = -1
         self._present_bytes = 0
-        self._found = np.zeros(results_max, np.int64)
+        self._found = np.zeros(results_max + 1, np.int64)  # One more for the number of items walked.
+        self.walks = Walks()
         self.passed_over: list[str] = []
         """Files whose length is not what the options give; they are not searched."""
 
@@ -74,7 +91,8 @@ class IndexReader:
     def query_offset(self, topic: str, key: str, max_results: int, begin_ms: int, end_ms: int) -> IndexAnswer:
         """Offsets of records whose key hash is that of `topic#key`, newest file first, by RocketMQ's `queryOffset`."""
         key_hash = index_key_hash_of(topic, key)
-        wanted = min(max_results, len(self._found))
+        wanted = min(max_results, len(self._found) - 1)
+        self.walks.queries += 1
         offsets: list[int] = []
         newest: IndexHeader | None = None
         for name in reversed(self._names):
@@ -127,6 +145,9 @@ class IndexReader:
         self, view: NDArray[np.uint8], count: int, key_hash: int, wanted: int, begin_ms: int, end_ms: int
     ) -> list[int]:
         found = kernels.walk_chain(view, self._slots, count, key_hash, begin_ms, end_ms, wanted, self._found)
+        self.walks.files += 1
+        self.walks.items += int(self._found[-1])
+        self.walks.matches += found
         # Each item of a chain is likely to lie in another page; those that did not match are not counted.
         self._present_bytes += (found + 2) * mmap.PAGESIZE
         if self._present_bytes > PRESENT_BYTES_MAX:

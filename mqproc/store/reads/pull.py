@@ -1,8 +1,9 @@
 """RocketMQ's getMessage: the next records of a queue from an offset on, with its statuses and next offsets.
 
-Ours (`pull`) checks CRCs, compares tags themselves, goes over file borders, steps over damage, and looks at UNITS_MAX
-units at most when few match. `get_message` gives the original's answers: tags by hash, no CRC, one ConsumeQueue file a
-call, 32 messages and 256 KiB at most, an empty queue where there is none.
+Ours (`pull`) checks CRCs, compares tags themselves or evaluates a filter by properties, goes over file borders, steps
+over damage, and looks at UNITS_MAX units and LOOK_BYTES_MAX of records at most when few match. `get_message` gives the
+original's answers: tags by hash, no CRC, one ConsumeQueue file a call, 32 messages and 256 KiB at most, an empty queue
+where there is none.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.config import Options
+from mqproc.errors import BadRequestError
 from mqproc.kernels.record_check import VERIFY_NOTHING
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.message import PullStatus
 from mqproc.store.consume_queue import ConsumeQueueFiles
 from mqproc.store.reads.log_records import LogRecords
+from mqproc.store.reads.passing import Passing, passing, subscribed
 from mqproc.store.reads.queue_bounds import QueueBounds, Queues, RocketmqQueues
-from mqproc.store.reads.unit_walk import Halt, Limits, Miss, TagFilter, Walk, subscription_filter, tag_filter
+from mqproc.store.reads.unit_walk import Halt, Limits, Miss, Walk
 
 UNITS_MAX = 1 << 20
 """Units that one pull looks at; a filter that matches nothing costs some milliseconds."""
+LOOK_BYTES_MAX = 8 << 20
+"""What records that one pull reads and that do not match may cost; see `Limits.look_bytes`."""
 
 # Smaller wishes than this for an answer's size count as this, as in RocketMQ.
 ROCKETMQ_BYTES_MIN = 100
@@ -63,24 +68,32 @@ class QueuePulls:
         max_bytes: int,
         tags: Sequence[str] = (),
         *,
+        sql: str = "",
         rocketmq_limits: bool = False,
     ) -> Pulled:
         """Records of a queue from `offset` on. The first record is handed out whatever its size.
 
         With `rocketmq_limits` this is `get_message`.
         """
+        if rocketmq_limits and sql:
+            raise BadRequestError("RocketMQ's limits go with tags, not with a filter by properties")
         if rocketmq_limits:
             return self.get_message(topic, queue_id, offset, max_messages, max_bytes, "||".join(tags))
+        chosen = passing(topic, tuple(tags), sql)
         bounds = self._queues.bounds(topic, queue_id)
         if bounds is None:
             return Pulled(PullStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
         outside = out_of_bounds(offset, bounds)
         if outside is not None:
             return outside
-        limits = Limits(messages=max(max_messages, 1), bytes=min(max(max_bytes, 1), self._options.max_pull_bytes))
-        walk = self._walk((topic, queue_id), bounds, offset, tag_filter(topic, tuple(tags)), limits)
+        limits = Limits(
+            messages=max(max_messages, 1),
+            bytes=min(max(max_bytes, 1), self._options.max_pull_bytes),
+            look_bytes=LOOK_BYTES_MAX,
+        )
+        walk = self._walk((topic, queue_id), bounds, offset, chosen, limits)
         # Without a filter more units than messages are never needed.
-        stop = min(bounds.max_offset, offset + (UNITS_MAX if tags else min(UNITS_MAX, limits.messages)))
+        stop = min(bounds.max_offset, offset + (UNITS_MAX if tags or sql else min(UNITS_MAX, limits.messages)))
         halt = walk.run(stop)
         if walk.miss is Miss.REMOVED and not walk.count:
             # Retention may just have moved the minimum.
@@ -108,7 +121,7 @@ class QueuePulls:
             verify=VERIFY_NOTHING,
             segment_by_segment=True,
         )
-        walk = self._walk((topic, queue_id), bounds, offset, subscription_filter(expression), limits)
+        walk = self._walk((topic, queue_id), bounds, offset, subscribed(expression), limits)
         scan_units = -(-max(options.max_filter_message_size, max_messages * UNIT_SIZE) // UNIT_SIZE)
         units_per_file = self._files.units_per_file
         stop = min(bounds.max_offset, offset + scan_units, offset - offset % units_per_file + units_per_file)
@@ -118,10 +131,8 @@ class QueuePulls:
             halt = walk.run(stop)
         return self._answer(walk, halt, (topic, queue_id), bounds, stop)
 
-    def _walk(
-        self, queue: tuple[str, int], bounds: QueueBounds, offset: int, passing: TagFilter, limits: Limits
-    ) -> Walk:
-        return Walk(self._records, self._files, queue, bounds.number, offset, passing, limits)
+    def _walk(self, queue: tuple[str, int], bounds: QueueBounds, offset: int, chosen: Passing, limits: Limits) -> Walk:
+        return Walk(self._records, self._files, queue, bounds.number, offset, chosen, limits)
 
     def _answer(self, walk: Walk, halt: Halt, queue: tuple[str, int], bounds: QueueBounds, stop: int) -> Pulled:
         count = walk.count

@@ -11,12 +11,15 @@ from mqproc.kernels.gather import TIME_MAX, TIME_MIN
 from mqproc.kernels.record_check import VERIFY_NOTHING
 from mqproc.store.consume_queue import ConsumeQueueFiles
 from mqproc.store.reads.log_records import LogRecords
+from mqproc.store.reads.passing import passing
 from mqproc.store.reads.queue_bounds import QueueBounds, Queues
 from mqproc.store.reads.queue_times import QueueTimes
-from mqproc.store.reads.unit_walk import Halt, Limits, Walk, tag_filter
+from mqproc.store.reads.unit_walk import Halt, Limits, Walk
 from mqproc.store.slices import Batch, Slices
 
 SLICE_UNITS = 1 << 16
+SLICE_LOOK_BYTES = 8 << 20
+"""What records that do not match may cost one slice; see `Limits.look_bytes`."""
 
 
 class QueueRanges:
@@ -35,6 +38,7 @@ class QueueRanges:
         end_ms: int,
         *,
         tags: Sequence[str] = (),
+        sql: str = "",
         born_time: bool = False,
         cursor: Sequence[int] = (),
         max_messages: int,
@@ -42,7 +46,7 @@ class QueueRanges:
     ) -> Slices[Batch]:
         """Messages with begin_ms ≤ time < end_ms, queue by queue; `cursor` (queue id, queue offset) goes on."""
         first_queue, first_offset = (int(cursor[0]), int(cursor[1])) if len(cursor) == 2 else (0, 0)
-        passing = tag_filter(topic, tuple(tags))
+        chosen = passing(topic, tuple(tags), sql)
         parts: list[NDArray[np.uint8]] = []
         count, size = 0, 0
         for queue_id in self._queues.ids(topic):
@@ -56,7 +60,7 @@ class QueueRanges:
                 return Batch(count, parts, (queue_id, start), complete=False)
             limits = _limits(begin_ms, end_ms, born_time=born_time)
             limits.messages, limits.bytes = max_messages - count, max_bytes - size
-            walk = Walk(self._records, self._files, (topic, queue_id), bounds.number, start, passing, limits)
+            walk = Walk(self._records, self._files, (topic, queue_id), bounds.number, start, chosen, limits)
             halt = yield from self._walk_to(walk, stop, (topic, queue_id))
             # Every answer has one record at least, whatever its size; a later queue's first one must keep the limit.
             if walk.count and (count == 0 or size + len(walk.gathered) <= max_bytes):
@@ -75,23 +79,24 @@ class QueueRanges:
         end_ms: int = TIME_MAX,
         *,
         tags: Sequence[str] = (),
+        sql: str = "",
         born_time: bool = False,
     ) -> Slices[int]:
-        """How many messages `range` would give. Without tags, by store time, no record but at the borders is read."""
-        passing = tag_filter(topic, tuple(tags))
+        """How many messages `range` would give. By store time without a filter only records at the borders are read."""
+        chosen = passing(topic, tuple(tags), sql)
         count = 0
         for queue_id in self._queues.ids(topic):
             bounds = self._queues.bounds(topic, queue_id)
             if bounds is None:
                 continue
             start, stop = self._span((topic, queue_id), bounds, begin_ms, end_ms, born_time=born_time)
-            if not tags and not born_time:
+            if not tags and not sql and not born_time:
                 count += max(0, stop - start)
                 yield
                 continue
             limits = _limits(begin_ms, end_ms, born_time=born_time)
             limits.verify, limits.copy = VERIFY_NOTHING, False
-            walk = Walk(self._records, self._files, (topic, queue_id), bounds.number, start, passing, limits)
+            walk = Walk(self._records, self._files, (topic, queue_id), bounds.number, start, chosen, limits)
             yield from self._walk_to(walk, stop, (topic, queue_id))
             count += walk.count
         return count
@@ -108,6 +113,8 @@ class QueueRanges:
                 if bounds.min_offset <= walk.next_offset:
                     break
                 walk.next_offset = bounds.min_offset
+                halt = Halt.DONE
+            elif halt is Halt.LOOKED:
                 halt = Halt.DONE
             elif halt is not Halt.DONE:
                 break
@@ -131,5 +138,5 @@ class QueueRanges:
 def _limits(begin_ms: int, end_ms: int, *, born_time: bool) -> Limits:
     begin_ms, end_ms = max(begin_ms, TIME_MIN), min(end_ms, TIME_MAX)
     if born_time:
-        return Limits(born_begin_ms=begin_ms, born_end_ms=end_ms)
-    return Limits(store_begin_ms=begin_ms, store_end_ms=end_ms)
+        return Limits(look_bytes=SLICE_LOOK_BYTES, born_begin_ms=begin_ms, born_end_ms=end_ms)
+    return Limits(look_bytes=SLICE_LOOK_BYTES, store_begin_ms=begin_ms, store_end_ms=end_ms)

@@ -31,11 +31,11 @@ from mqproc.store.reads.index_query import IndexAnswer, IndexReader
 from mqproc.store.reads.key_search import CANDIDATES_MAX, KeySearch
 from mqproc.store.reads.log_records import LogRecords, Visible
 from mqproc.store.reads.log_scan import LogScan
+from mqproc.store.reads.passing import passing
 from mqproc.store.reads.pull import QueuePulls
 from mqproc.store.reads.queue_bounds import Deletions, Queues, RocketmqQueues, each_queue
 from mqproc.store.reads.queue_ranges import QueueRanges
 from mqproc.store.reads.queue_times import QueueTimes
-from mqproc.store.reads.unit_walk import tag_filter
 from mqproc.store.segments import LogSegments
 from mqproc.store.slices import Slices
 from mqproc.store.topics import TopicConfig, Topics
@@ -67,6 +67,7 @@ class StoreReading:
         self.records = LogRecords(self.segments, visible, KnownHoles(io, paths, self.segments.segment_size))
         self.files = ConsumeQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes)
         self._index = IndexReader(io, paths.index, options.max_hash_slot_num, options.max_index_num, CANDIDATES_MAX)
+        self.walks = self._index.walks
         self._pulls = QueuePulls(queues, self.files, self.records, options)
         self.times = QueueTimes(queues, self.files, self.records)
         self._ranges = QueueRanges(queues, self.files, self.records, self.times)
@@ -178,23 +179,21 @@ class StoreReading:
             infos.append(TopicInfo(name, config.queues, config.perm, count, config.attributes))
         return infos
 
-    def first_candidate(self, topic: str, queue_id: int, first: int, tags: Sequence[str]) -> int:
-        """The first queue offset from `first` on whose unit may match the tags by its hash: where a held pull goes on.
+    def first_candidate(self, topic: str, queue_id: int, first: int, tags: Sequence[str], sql: str = "") -> int:
+        """The first queue offset from `first` on whose unit may match by its hash: where a held pull goes on.
 
         Looks at UNITS_LOOKED_AT units at most; the maximum offset when none of a queue's last ones matches.
         """
         bounds = self.queues.bounds(topic, queue_id)
-        if not tags or bounds is None or not bounds.min_offset <= first < bounds.max_offset:
+        codes = passing(topic, tuple(tags), sql).codes
+        if not len(codes) or bounds is None or not bounds.min_offset <= first < bounds.max_offset:
             return first
-        codes = tag_filter(topic, tuple(tags)).codes
         count = min(bounds.max_offset - first, UNITS_LOOKED_AT)
         try:
             units = as_kernel_array(self.files.read_units(topic, queue_id, first, count, bounds.number))
         except FileNotFoundError:
             return first
         count = len(units) // UNIT_SIZE
-        if not len(codes):
-            return first
         matches = np.empty(count, np.int64)
         # Fillers match no tag, but a pull that meets one says CORRUPT.
         fillers = np.flatnonzero(as_units(units)["size"] == FILLER_SIZE)

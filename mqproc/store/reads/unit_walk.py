@@ -9,7 +9,6 @@ The kernel does all that is done per message; this module feeds it chunks of uni
 from __future__ import annotations
 
 import enum
-import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,10 +18,10 @@ from mqproc.kernels import gather as kernel
 from mqproc.kernels.record_check import BAD_OFFSET, REASON_NAMES, VERIFY_CRCS
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout.consume_queue import FILLER_SIZE
-from mqproc.layout.java_hash import java_hash
+from mqproc.layout.record_codec import decode_record
 from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles, as_units
 from mqproc.store.reads.log_records import LogRecords
-from mqproc.store.topics import SCHEDULE_TOPIC
+from mqproc.store.reads.passing import Passing
 
 FIRST_CHUNK_UNITS = 1024
 # A chunk's records may lie far apart, and what is read of the log stays present until the chunk is done.
@@ -30,10 +29,6 @@ CHUNK_UNITS_MAX = 8192
 # Damaged records that one answer steps over; fillers cost nothing and are passed over a chunk at a time.
 DAMAGED_RUN_MAX = 1024
 _NOTHING = np.empty(0, np.uint8)
-# What Java's String.trim takes away.
-_JAVA_BLANKS = "".join(map(chr, range(0x21)))
-# Hashes are 32 bits wide: no unit has this one.
-_NO_HASH = 1 << 32
 
 
 class Halt(enum.Enum):
@@ -41,6 +36,7 @@ class Halt(enum.Enum):
 
     DONE = "every unit was looked at"
     LIMIT = "a limit is reached"
+    LOOKED = "records that do not match took as much work as one run may"
     DAMAGE = "the next unit has no intact record"
     NO_UNITS = "the file of the next unit is not there"
 
@@ -53,47 +49,14 @@ class Miss(enum.Enum):
     REMOVED = 2
 
 
-@dataclass(frozen=True, slots=True)
-class TagFilter:
-    """Tags that pass: `codes` int64[k] by hash, then `tags` uint8 with `ends` int64[k] byte for byte; empty = all."""
-
-    codes: NDArray[np.int64]
-    tags: NDArray[np.uint8]
-    ends: NDArray[np.int64]
-
-
-@functools.lru_cache(1024)
-def tag_filter(topic: str, tags: tuple[str, ...]) -> TagFilter:
-    """The filter for some tags of a topic."""
-    names = [tag.encode() for tag in tags]
-    # Units of the schedule topic have the time to deliver at in the place of the hash.
-    hashes = {java_hash(tag) for tag in tags} if topic != SCHEDULE_TOPIC else set()
-    return TagFilter(
-        codes=np.array(sorted(hashes), np.int64),
-        tags=as_kernel_array(bytearray(b"".join(names))),
-        ends=np.cumsum([len(name) for name in names], dtype=np.int64),
-    )
-
-
-@functools.lru_cache(1024)
-def subscription_filter(expression: str) -> TagFilter:
-    """The filter that RocketMQ makes of a subscription like `a || b`: by the hash alone.
-
-    The empty one and `*` mean all; one that names no tag lets nothing pass.
-    """
-    hashes: set[int] = set()
-    if expression not in ("", "*"):
-        hashes = {java_hash(tag) for part in expression.split("||") if (tag := part.strip(_JAVA_BLANKS))}
-        hashes = hashes or {_NO_HASH}
-    return TagFilter(np.array(sorted(hashes), np.int64), _NOTHING, np.empty(0, np.int64))
-
-
 @dataclass(slots=True)
 class Limits:
     """Where a walk ends, and what passes beside the tags. Times in ms, the end not included."""
 
     messages: int = 1 << 62
     bytes: int = 1 << 62
+    look_bytes: int = 1 << 62
+    """What the records that do not match may cost a run: their bytes, and kernels.gather.LOOK_BYTES each."""
     born_begin_ms: int = kernel.TIME_MIN
     born_end_ms: int = kernel.TIME_MAX
     store_begin_ms: int = kernel.TIME_MIN
@@ -130,6 +93,7 @@ class Walk:
         "_out",
         "_queue",
         "_records",
+        "_scratch",
         "_state",
         "_units",
         "_view",
@@ -144,7 +108,7 @@ class Walk:
         queue: tuple[str, int],
         number: int,
         next_offset: int,
-        passing: TagFilter,
+        passing: Passing,
         limits: Limits,
     ) -> None:
         """`queue` is (topic, queue id), `number` its number in the queue table."""
@@ -154,6 +118,7 @@ class Walk:
         self._number = number
         self.next_offset = next_offset
         self._filter = passing
+        self._scratch = passing.scratch()
         self._limits = limits
         self.miss = Miss.NONE
         self._out = _NOTHING
@@ -183,6 +148,7 @@ class Walk:
         """Look at units up to `stop_offset`."""
         begin, end = self._records.visible()
         self._state[kernel.LOG_STOP] = end
+        self._state[kernel.LOOK_BYTES_LEFT] = self._limits.look_bytes
         chunk = FIRST_CHUNK_UNITS
         while self.next_offset < stop_offset:
             wanted = min(chunk, stop_offset - self.next_offset)
@@ -273,7 +239,7 @@ class Walk:
         except FileNotFoundError:
             return False
         self._units = as_kernel_array(data)
-        self._state[kernel.UNIT] = 0
+        self._state[kernel.UNIT] = self._state[kernel.DECIDED_UNIT] = 0
         self._state[kernel.UNIT_STOP] = len(self._units) // UNIT_SIZE
         return len(self._units) >= UNIT_SIZE
 
@@ -291,8 +257,18 @@ class Walk:
         while True:
             before = int(state[kernel.UNIT])
             state[kernel.LAST_FILTERED] = 0
+            passing = self._filter
             reason = kernel.gather(
-                self._units, self._view, self._filter.codes, self._filter.tags, self._filter.ends, self._out, state
+                self._units,
+                self._view,
+                passing.codes,
+                passing.tags,
+                passing.ends,
+                passing.program,
+                passing.texts,
+                self._scratch,
+                self._out,
+                state,
             )
             self.next_offset += int(state[kernel.UNIT]) - before
             if state[kernel.LAST_FILTERED]:
@@ -301,6 +277,8 @@ class Walk:
                 return Halt.DONE
             if reason in (kernel.COUNT_REACHED, kernel.BYTES_REACHED):
                 return Halt.LIMIT
+            if reason == kernel.LOOKED_ENOUGH:
+                return Halt.LOOKED
             if reason in (kernel.DAMAGED, kernel.FILLER):
                 return Halt.DAMAGE
             unit = as_units(self._units)[int(state[kernel.UNIT])]
@@ -308,8 +286,18 @@ class Walk:
                 if self.count:
                     return Halt.LIMIT
                 self._out = np.empty(int(unit["size"]), np.uint8)
+            elif reason == kernel.UNDECIDED:
+                self._decide(int(unit["physical_offset"]))
             elif not self._enter_segment(int(unit["physical_offset"]), begin, end):
                 return Halt.DAMAGE
+
+    def _decide(self, physical_offset: int) -> None:
+        """Look at the properties of the next unit's record where the kernel left that to Python."""
+        state, sql = self._state, self._filter.sql
+        assert sql is not None
+        message = decode_record(self._view.data, physical_offset - int(state[kernel.BASE]), check_crc=False)
+        state[kernel.DECIDED] = int(sql.matches(message.properties))
+        state[kernel.DECIDED_UNIT] = state[kernel.UNIT] + 1
 
     def _enter_segment(self, physical_offset: int, begin: int, end: int) -> bool:
         """Let the kernel see the segment that the next unit points into; False when it points nowhere."""

@@ -3,10 +3,13 @@
 A file that is changed is mapped privately: its pages are the file's own until they are stored to. A new one lies in a
 temporary file without a name. Names that are made, moved or removed are kept in a table in front of the real ones.
 So recovery can do its real work on a store of any size, and afterwards `changes` tells what it would have done.
+
+Each file that is touched costs a descriptor and a map, each new one its bytes in the folder for temporary files.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -14,10 +17,11 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final, Self
 
 import numpy as np
 
+from mqproc.errors import StoreAccessError
 from mqproc.io import Entry, Kind, StoreIO
 
 if TYPE_CHECKING:
@@ -29,9 +33,10 @@ _NOTHING: Final = b""
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What would become of a file: made, changed, removed or moved. `size` and `was` are lengths before and after.
+    """What would become of a file: made, changed, removed or moved. `was` and `size` are lengths before and after.
 
-    Bytes that differ lie in [first, stop); `differing` is how many they are.
+    Bytes that differ lie in [first, stop); `differing` is how many they are. A folder is told when it is moved as a
+    whole; of one that is removed every file is.
     """
 
     path: Path
@@ -42,6 +47,8 @@ class Change:
     stop: int = 0
     differing: int = 0
     target: Path | None = None
+    in_place: bool = False
+    """Whether the file's own bytes are stored to, at least for a while; else the name comes to stand for others."""
 
 
 class _Shadow:
@@ -65,7 +72,7 @@ class _Shadow:
 
 
 class DryRunIO(StoreIO):
-    """A StoreIO below one folder. Close it to let go of what it holds."""
+    """A StoreIO below one folder, to be used as a context."""
 
     def __init__(self, root: Path) -> None:
         super().__init__()
@@ -73,10 +80,14 @@ class DryRunIO(StoreIO):
         self._shadows: dict[Path, _Shadow] = {}
         self._folders: set[Path] = set()
         self._gone: set[Path] = set()
-        self._moved: list[tuple[Path, Path]] = []
+        self._moved_folders: list[tuple[Path, Path]] = []
+        self._stored: set[Path] = set()
         self._fds: dict[int, Path] = {}
 
-    def close_all(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
         """Forget everything."""
         for shadow in self._shadows.values():
             shadow.close()
@@ -86,30 +97,31 @@ class DryRunIO(StoreIO):
 
     def changes(self) -> list[Change]:
         """Every file that would be another one, by name."""
-        found = [change for path, shadow in self._shadows.items() if (change := self._change_of(path, shadow))]
-        moved = {source for source, _target in self._moved}
-        found += [
-            Change(path, "removed", super(DryRunIO, self).size_of(path), 0)
-            for path in self._gone
-            if path not in moved and path not in self._shadows and path.is_file()
-        ]
+        found = [change for path, shadow in self._shadows.items() for change in self._changes_of(path, shadow)]
+        found += [Change(source, "moved", 0, 0, target=target) for source, target in self._moved_folders]
+        told = {change.path for change in found} | self._shadows.keys()
+        for path in self._gone - {source for source, _target in self._moved_folders}:
+            files = sorted(path.rglob("*")) if path.is_dir() else [path]
+            found += [self._removed(file) for file in files if file.is_file() and file not in told]
         return sorted(found, key=lambda change: change.path)
 
-    def _change_of(self, path: Path, shadow: _Shadow) -> Change | None:
-        if shadow.origin is None:
-            was = super().size_of(path) if path.is_file() else 0
-            if not path.is_file():
-                return Change(path, "made", 0, shadow.size)
-            return self._difference(path, path, shadow, was)
-        if shadow.origin != path:
-            was = super().size_of(shadow.origin)
-            return Change(shadow.origin, "moved", was, shadow.size, target=path)
-        was = super().size_of(path)
-        return self._difference(path, path, shadow, was) if shadow.changed else None
+    def _removed(self, path: Path) -> Change:
+        return Change(path, "removed", super().size_of(path), 0, in_place=path in self._stored)
 
-    def _difference(self, path: Path, origin: Path, shadow: _Shadow, was: int) -> Change | None:
-        first, stop, differing = -1, 0, 0
-        fd = super().open(origin)
+    def _changes_of(self, path: Path, shadow: _Shadow) -> Iterator[Change]:
+        origin = shadow.origin
+        if origin is not None and origin != path:
+            was = super().size_of(origin)
+            yield Change(origin, "moved", was, shadow.size, target=path, in_place=origin in self._stored)
+        if not path.is_file():
+            if origin is None:
+                yield Change(path, "made", 0, shadow.size)
+        elif shadow.changed or origin != path:
+            yield from self._difference(path, shadow)
+
+    def _difference(self, path: Path, shadow: _Shadow) -> Iterator[Change]:
+        was, first, stop, differing = super().size_of(path), -1, 0, 0
+        fd = super().open(path)
         try:
             for at in range(0, max(was, shadow.size), _CHUNK):
                 before, after = super().pread(fd, _CHUNK, at), shadow.read(at, _CHUNK)
@@ -121,9 +133,8 @@ class DryRunIO(StoreIO):
                 differing += places[2]
         finally:
             super().close(fd)
-        if first < 0 and was == shadow.size:
-            return None
-        return Change(path, "changed", was, shadow.size, max(first, 0), stop, differing)
+        if first >= 0:
+            yield Change(path, "changed", was, shadow.size, first, stop, differing, in_place=path in self._stored)
 
     # Files by name
 
@@ -185,15 +196,16 @@ class DryRunIO(StoreIO):
 
     def rename(self, source: Path, target: Path) -> None:
         if self._is_folder(source):
+            self._folders.discard(source)
             self._folders.add(target)
+            self._moved_folders.append((source, target))
         else:
-            shadow = self._shadow(source)
+            self._shadow(source)
             self._forget(target)
-            self._shadows[target] = self._shadows.pop(source, shadow)
+            self._shadows[target] = self._shadows.pop(source)
             self._gone.discard(target)
         if super().exists(source):
             self._gone.add(source)
-            self._moved.append((source, target))
 
     def _is_folder(self, path: Path) -> bool:
         entry = self.entry(path)
@@ -205,6 +217,11 @@ class DryRunIO(StoreIO):
         self._forget(path)
         if super().exists(path):
             self._gone.add(path)
+
+    def keep_link(self, path: Path, target: Path) -> None:
+        if self.exists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+        self.write_file_atomically(target, self.read_file(path))
 
     def make_link(self, path: Path, target: str) -> None:
         return
@@ -222,13 +239,14 @@ class DryRunIO(StoreIO):
     # Descriptors
 
     def open(self, path: Path, *, write: bool = False, create: bool = False, mode: int = 0o644) -> int:
-        if path not in self._shadows and not (self._real(path) and super().exists(path)):
+        if not self.exists(path):
             if not create:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
             self._need_folder(path.parent)
             self._new(path)
         inside = path == self._root or self._root in path.parents
-        real = path if path not in self._shadows and inside else Path(os.devnull)
+        is_real = inside and self._real(path) and super().exists(path)
+        real = path if is_real else Path(os.devnull)
         fd = super().open(real)
         self._fds[fd] = path
         return fd
@@ -290,7 +308,11 @@ class DryRunIO(StoreIO):
         shadow = self._shadow_of(fd)
         now = super().size(fd) if shadow is None else shadow.size
         if offset + size > now:
-            self._resize(self._shadow(self._fds[fd]), offset + size)
+            shadow = self._shadow(self._fds[fd])
+            self._resize(shadow, offset + size)
+        if shadow is not None and shadow.temporary is not None:
+            with _temporary_space():
+                super().allocate(shadow.temporary.fileno(), offset, size)
 
     def set_size(self, fd: int, size: int) -> None:
         self._resize(self._shadow(self._fds[fd]), size)
@@ -307,11 +329,13 @@ class DryRunIO(StoreIO):
     # Maps
 
     def map(self, fd: int, size: int, *, write: bool = False) -> mmap.mmap:
-        path = self._fds[fd]
-        shadow = self._shadow(path)
-        shadow.changed |= write
+        shadow = self._shadow(self._fds[fd])
+        if write:
+            self._change(shadow)
         if shadow.mapping is None or size > shadow.size:
             raise ValueError("mmap length is greater than file size")
+        if len(shadow.mapping) != size:
+            return super().map(self._temporary(shadow), size, write=True)
         return shadow.mapping
 
     def unmap_pages(self, mapping: mmap.mmap, offset: int, size: int) -> None:
@@ -359,29 +383,60 @@ class DryRunIO(StoreIO):
         if shadow is not None:
             shadow.close()
 
+    def _change(self, shadow: _Shadow) -> None:
+        shadow.changed = True
+        if shadow.origin is not None:
+            self._stored.add(shadow.origin)
+
     def _store(self, shadow: _Shadow, data: Buffer, offset: int) -> None:
         view = memoryview(data).cast("B")
-        if len(view):
+        self._change(shadow)
+        if not len(view):
+            return
+        if shadow.temporary is not None:
+            # A store into its map would end the process where there is no room.
+            with _temporary_space():
+                super().pwrite(shadow.temporary.fileno(), view, offset)
+        else:
             assert shadow.mapping is not None
             shadow.mapping[offset : offset + len(view)] = bytes(view)
-        shadow.changed = True
 
     def _resize(self, shadow: _Shadow, size: int) -> None:
         """Give a file another length. One that grows moves to a temporary file; maps of before still show it."""
-        shadow.changed = True
-        if size <= shadow.size:
-            shadow.size = size
-            return
-        if shadow.temporary is None:
-            shadow.temporary = tempfile.TemporaryFile()  # noqa: SIM115
-            for at, data in _filled(shadow):
-                super().pwrite(shadow.temporary.fileno(), data, at)
-        fd = shadow.temporary.fileno()
-        if shadow.mapping is not None and shadow.size < super().size(fd):
-            super().zero(fd, shadow.size, super().size(fd) - shadow.size)
-        super().set_size(fd, size)
-        shadow.mapping = super().map(fd, size, write=True)
+        self._change(shadow)
+        if size > shadow.size:
+            fd = self._temporary(shadow)
+            if shadow.size < super().size(fd):
+                super().zero(fd, shadow.size, super().size(fd) - shadow.size)
+            super().set_size(fd, size)
+            shadow.mapping = super().map(fd, size, write=True)
         shadow.size = size
+
+    def _temporary(self, shadow: _Shadow) -> int:
+        """The temporary file that stands for a file which is new, or has had another length."""
+        if shadow.temporary is None:
+            with _temporary_space():
+                shadow.temporary = tempfile.TemporaryFile()  # noqa: SIM115
+                fd = shadow.temporary.fileno()
+                for at, data in _filled(shadow):
+                    super().pwrite(fd, data, at)
+                super().set_size(fd, shadow.size)
+            if shadow.size:
+                shadow.mapping = super().map(fd, shadow.size, write=True)
+        return shadow.temporary.fileno()
+
+
+@contextlib.contextmanager
+def _temporary_space() -> Iterator[None]:
+    """Room that is missing where new files lie for the time being: nothing that recovery may take for its own disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        folder = tempfile.gettempdir()
+        text = f"{folder}: {error.strerror}: a plan keeps there what files would become; TMPDIR names another folder"
+        raise StoreAccessError(text) from error
 
 
 def _filled(shadow: _Shadow) -> Iterator[tuple[int, bytes]]:

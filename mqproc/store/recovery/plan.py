@@ -1,23 +1,27 @@
-"""What recovery would do to a store: its own run over storage calls that change nothing."""
+"""Recovery of a stopped store by a tool: for real, or over storage that keeps nothing, which tells what it would do."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mqproc.config import Options
-from mqproc.errors import CorruptStoreError
-from mqproc.io import StoreIO
+from mqproc.errors import CorruptStoreError, StoreReadOnlyError
+from mqproc.io import FailedSyncError, StoreIO
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
+from mqproc.store import damage
+from mqproc.store.final_syncs import remember_failed_sync
 from mqproc.store.recovery.dry_run_io import Change, DryRunIO
-from mqproc.store.recovery.recovery import Recovery, adopt_sizes
+from mqproc.store.recovery.recovery import Recovery, Report, adopt_sizes
 
 
 @dataclass(slots=True)
 class RecoveryPlan:
-    """`said` is what a start would report, `changes` what would become of files; `refused` says why none would come.
+    """`said` is what recovery reports, `changes` what would become of files; `refused` says why no start would come.
 
     `queues` (the table that every start makes anew) is left out of the changes.
     """
@@ -31,51 +35,62 @@ class RecoveryPlan:
     refused: str = ""
 
 
-def plan_recovery(paths: StorePaths, options: Options, *, io: DryRunIO | None = None) -> RecoveryPlan:
-    """Recover a stopped store without changing it. `io` may hold changes that are to be made before.
-
-    Raises StoreAccessError, OSError.
-    """
+def plan_recovery(paths: StorePaths, options: Options) -> RecoveryPlan:
+    """Recover a stopped store without changing it. Raises StoreAccessError, OSError."""
     plan = RecoveryPlan()
-    own = io or DryRunIO(paths.root)
     words = Words(bytearray(words_of.FILE_SIZE))
-    try:
-        own.make_folder(paths.own)
-        adopted = adopt_sizes(own, paths, options, plan.said.append)
-        clean = not own.exists(paths.abort)
-        Recovery(own, paths, adopted, words, plan.said.append, clean=clean).run()
-    except CorruptStoreError as error:
-        plan.refused = str(error)
-    plan.changes = [change for change in own.changes() if change.path not in (paths.queues, paths.next_queues)]
+    with DryRunIO(paths.root) as io:
+        try:
+            _recover(io, paths, options, words, plan.said.append)
+            plan.holes = [(hole.start, hole.stop) for hole in damage.load(io, paths).holes]
+        except CorruptStoreError as error:
+            plan.refused = str(error)
+        plan.changes = [change for change in io.changes() if change.path not in (paths.queues, paths.next_queues)]
     plan.log_begin, plan.log_end = words[words_of.MIN_PHYSICAL_OFFSET], words[words_of.WRITTEN]
     plan.cut_bytes = words[words_of.RECOVERY_CUT_BYTES]
-    if not plan.refused:
-        plan.holes = _holes(own, paths)
-    if io is None:
-        own.close_all()
     return plan
 
 
 def run_recovery(io: StoreIO, paths: StorePaths, options: Options) -> list[str]:
-    """Recover a stopped store for real, whose lock the caller holds; what was reported. `abort` goes.
+    """Recover a stopped store for real, whose lock the caller holds; what was reported.
 
-    Raises StoreAccessError, CorruptStoreError, OSError.
+    Raises StoreAccessError, CorruptStoreError, StoreReadOnlyError, OSError.
     """
     said: list[str] = []
-    io.make_folder(paths.own, mode=0o700)
-    adopted = adopt_sizes(io, paths, options, said.append)
-    words = Words(bytearray(words_of.FILE_SIZE))
-    clean = not io.exists(paths.abort)
-    Recovery(io, paths, adopted, words, said.append, clean=clean).run()
-    if not clean and words[words_of.DISPATCHED] == words[words_of.WRITTEN]:
-        io.unlink(paths.abort)
-        io.sync_folder(paths.root)
+    _recover(io, paths, options, Words(bytearray(words_of.FILE_SIZE)), said.append)
     return said
 
 
-def _holes(io: StoreIO, paths: StorePaths) -> list[tuple[int, int]]:
-    from mqproc.store import damage
+def _recover(io: StoreIO, paths: StorePaths, options: Options, words: Words, report: Report) -> None:
+    with opened(io, paths) as opening:
+        adopted = adopt_sizes(io, paths, options, report)
+        Recovery(io, paths, adopted, words, report, clean=opening.was_closed).run()
+        opening.is_complete = words[words_of.DISPATCHED] == words[words_of.WRITTEN]
 
-    with contextlib.suppress(FileNotFoundError):
-        return [(hole.start, hole.stop) for hole in damage.load(io, paths).holes]
-    return []
+
+@dataclass(slots=True)
+class Opening:
+    """A stopped store in the hands of a tool. `is_complete`: queues and index hold all of the log, so it can close."""
+
+    was_closed: bool
+    is_complete: bool = False
+
+
+@contextlib.contextmanager
+def opened(io: StoreIO, paths: StorePaths) -> Iterator[Opening]:
+    """`abort` lies in a store while it is changed, so whoever comes after a kill knows; it goes when all is complete.
+
+    A sync that fails is final: what memory shows need not be on the disk. Raises StoreReadOnlyError then, OSError.
+    """
+    io.make_folder(paths.own, mode=0o700)
+    opening = Opening(was_closed=not io.exists(paths.abort))
+    try:
+        io.write_file_atomically(paths.abort, str(os.getpid()).encode())
+        yield opening
+        if opening.is_complete:
+            io.unlink(paths.abort)
+            io.sync_folder(paths.root)
+    except FailedSyncError as error:
+        remember_failed_sync(io, paths, f"recovery: {error}")
+        text = f"{paths.root}: a sync failed: {error}; the store takes no messages until mqproc store repair"
+        raise StoreReadOnlyError(text) from error

@@ -7,6 +7,7 @@ the group may start, and its dispatcher goes on there.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
 from collections.abc import Callable, Collection
@@ -29,7 +30,9 @@ from mqproc.store.dispatcher import Dispatch, Gap
 from mqproc.store.index_files import IndexFiles
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.recovery.resync import Resync
+from mqproc.store.recovery.scan_ahead import ScanAhead, Scanners
 from mqproc.store.segments import LogSegments
+from mqproc.store.step_scan import Scans, StepScan
 
 # A folder's name has no slash and no NUL, and these two are other folders.
 _NO_FOLDER: Final = re.compile(rb"[/\x00]|\A\.\.?\Z")
@@ -38,8 +41,9 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 @dataclass(slots=True)
 class Redispatched:
-    """What a range gave. `position` is the range's end, or where a full disk (`no_room`) stopped it."""
+    """What the range from `start` on gave. `position` is its end, or where a full disk (`no_room`) stopped it."""
 
+    start: int
     position: int
     records: int = 0
     entries: int = 0
@@ -48,7 +52,8 @@ class Redispatched:
     no_room: OSError | None = None
 
     def add(self, other: Redispatched) -> None:
-        """Take in what the range behind it gave."""
+        """Take in what a range gave that was gone over after it."""
+        self.start = min(self.start, other.start)
         self.position = other.position
         self.records += other.records
         self.entries += other.entries
@@ -71,6 +76,8 @@ class Redispatch:
         ledger: DamageLedger,
         log_begin: int,
         now_ms: Callable[[], int],
+        report: Callable[[str], None],
+        scanners: Scanners,
     ) -> None:
         self._io = io
         self._options = options
@@ -81,6 +88,8 @@ class Redispatch:
         self._ledger = ledger
         self._log_begin = log_begin
         self._now_ms = now_ms
+        self._report = report
+        self._scanners = scanners
         self._resync = Resync(segments)
 
     def run(
@@ -88,22 +97,35 @@ class Redispatch:
     ) -> Redispatched:
         """Dispatch [start, stop); without `put_entries` into queues alone, index entries are only counted.
 
-        `only` are the numbers of the queues to write. Raises CorruptStoreError, OSError.
+        `only` are the numbers of the queues to write; nothing else is looked at. Raises CorruptStoreError, OSError.
         """
-        dispatch = Dispatch(
-            self._io,
-            self._options,
-            self._table,
-            self._segments,
-            self._queues,
-            self._index,
-            holes=self._ledger.ranges,
-            mend=True,
-            put_entries=put_entries,
-            only=only,
-            log_begin=self._log_begin,
+        with contextlib.ExitStack() as stack:
+            dispatch = Dispatch(
+                self._io,
+                self._options,
+                self._table,
+                self._segments,
+                self._queues,
+                self._index,
+                holes=self._ledger.ranges,
+                mend=True,
+                put_entries=put_entries,
+                only=only,
+                log_begin=self._log_begin,
+                scans=self._scans(stack, start, stop, with_entries=self._options.message_index_enable and only is None),
+            )
+            return self._run(dispatch, start, stop)
+
+    def _scans(self, stack: contextlib.ExitStack, start: int, stop: int, *, with_entries: bool) -> Scans:
+        if not self._scanners.count or stop - start < self._scanners.range_bytes_min:
+            return StepScan(self._table, self._segments, with_entries=with_entries)
+        ahead = ScanAhead(
+            self._table, self._segments, start, stop, self._scanners, self._report, with_entries=with_entries
         )
-        done = Redispatched(start, gaps=dispatch.gaps)
+        return stack.enter_context(contextlib.closing(ahead))
+
+    def _run(self, dispatch: Dispatch, start: int, stop: int) -> Redispatched:
+        done = Redispatched(start, start, gaps=dispatch.gaps)
         try:
             while done.position < stop:
                 step = dispatch.step(done.position, stop)

@@ -3,41 +3,40 @@
     verify ──▶ findings ──▶ own actions ──┐
                                           ├──▶ all done over DryRunIO ──▶ the plan: which files change, and why
                recovery, marks distrusted ┘
-    --execute: copies of everything that changes under mqproc/repaired/<time>/, then the same for real, then verify
+    --execute: copies of everything that changes under mqproc/repaired/TIME/, then the same for real, then verify
 
-The plan is no guess: it is the very code that then runs, on storage that keeps nothing.
+The plan is no guess: it is the very code that then runs, on storage that keeps nothing. A repair that was killed is
+done by the next one. `abort` lies there meanwhile, so a start in between takes nothing for granted.
 """
 
 from __future__ import annotations
 
 import datetime
-import errno
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
-from mqproc.config import MIB, OnDamage, Options
-from mqproc.errors import StoreAccessError
-from mqproc.io import StoreIO
+from mqproc.config import OnDamage, Options
+from mqproc.errors import StoreAccessError, StoreReadOnlyError
+from mqproc.io import FailedSyncError, StoreIO
+from mqproc.io import Kind as EntryKind
 from mqproc.layout import control as words_of
 from mqproc.layout import record
 from mqproc.layout.record_codec import encode_blank
+from mqproc.names import SCHEDULE_TOPIC
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
 from mqproc.store import rocketmq_json
+from mqproc.store.recovery.copies import Copies
 from mqproc.store.recovery.dry_run_io import Change, DryRunIO
-from mqproc.store.recovery.recovery import Recovery, adopt_sizes
+from mqproc.store.recovery.plan import opened
+from mqproc.store.recovery.recovery import Recovery, Report, adopt_sizes
 from mqproc.store.recovery.unit_mender import UnitMender
-from mqproc.store.topics import SCHEDULE_TOPIC
 from mqproc.store.verify import Finding, Kind, Verified
+from mqproc.store.verify.findings import LISTED_MAX, Severity
 from mqproc.store.verify.inventory import Queue
 
-# Of a larger file only the bytes that change are kept.
-_WHOLE_COPY_BYTES: Final = 64 * MIB
-_CHUNK: Final = 1 << 20
 _INDEX_DAMAGE: Final = frozenset(
     {
         Kind.INDEX_FILE_LENGTH,
@@ -63,7 +62,7 @@ _WRONG_UNITS: Final = frozenset(
 # consumequeue, topic, queue id, file
 _QUEUE_FILE_PARTS: Final = 4
 # What no repair can mend.
-_HOPELESS: Final = frozenset({Kind.SYMLINK, Kind.QUEUE_OFFSET_REPEATED})
+_HOPELESS: Final = frozenset({Kind.QUEUE_OFFSET_REPEATED})
 _Step = Callable[[StoreIO], None]
 
 
@@ -75,8 +74,6 @@ class Action:
     what: str
     why: str
     step: _Step
-    keeps: bool = True
-    """Whether a copy of the file is wanted; what is only moved is kept already."""
 
 
 @dataclass(slots=True)
@@ -101,84 +98,93 @@ class Repair:
         self._paths = paths
         self._options = replace(options, on_damage=OnDamage.SERVE)
         self._verified = verified
-        self.kept = paths.own / "repaired" / now.strftime("%Y%m%dT%H%M%S%f")[:-3]
-        kinds = set(verified.findings.counts)
-        self._index_damaged = bool(kinds & _INDEX_DAMAGE)
+        self._findings = verified.findings.in_order()
+        self._counts = verified.findings.counts
+        self.kept = paths.repaired / now.strftime("%Y%m%dT%H%M%S%f")[:-3]
 
     def plan(self) -> RepairPlan:
         """What would be done. Changes nothing. Raises StoreAccessError, CorruptStoreError, OSError."""
         plan = RepairPlan()
-        findings = self._verified.findings.in_order()
-        plan.hopeless = [finding for finding in findings if finding.kind in _HOPELESS]
         if self._verified.clean:
             return plan
-        if links := [finding for finding in findings if finding.kind is Kind.SYMLINK]:
+        if links := [finding for finding in self._findings if finding.kind is Kind.SYMLINK]:
             raise StoreAccessError(f"{self._paths.root / links[0].file}: a symlink; put the file itself there first")
-        plan.actions = list(self._actions(findings))
-        io = DryRunIO(self._paths.root)
-        self._carry_out(io, plan.actions, plan.said.append)
-        tables = (self._paths.queues, self._paths.next_queues)
-        plan.changes = [change for change in io.changes() if change.path not in tables and self._counts(change)]
-        io.close_all()
+        plan.hopeless = [finding for finding in self._findings if finding.kind in _HOPELESS]
+        plan.actions = list(self._actions())
+        with DryRunIO(self._paths.root) as io:
+            self._carry_out(io, plan.actions, plan.said.append)
+            plan.changes = [change for change in io.changes() if not self._is_told(change)]
         return plan
 
-    def _counts(self, change: Change) -> bool:
+    def _is_told(self, change: Change) -> bool:
         """What an action moves is told by the action."""
-        return change.target is None or self.kept not in change.target.parents
+        return change.target is not None and self.kept in change.target.parents
 
-    def execute(self, io: StoreIO, plan: RepairPlan, report: Callable[[str], None]) -> None:
-        """Keep copies, then do it. Raises OSError, CorruptStoreError."""
-        io.make_folder(self.kept, mode=0o700)
-        self._keep(io, plan)
+    def execute(self, io: StoreIO, plan: RepairPlan, report: Report) -> None:
+        """Keep copies, then do it. Raises StoreAccessError when nothing was done, else what recovery raises."""
+        document = {
+            "findings": [finding.to_json() for finding in self._findings],
+            "actions": [action_row(action, self._paths) for action in plan.actions],
+            "changes": [change_row(change, self._paths) for change in plan.changes],
+        }
+        try:
+            Copies(io, self._paths, self.kept).keep(plan.changes, document)
+        except OSError as error:
+            text = f"{error.filename or self.kept}: {error.strerror}: no copies can be kept, so nothing was changed"
+            raise StoreAccessError(text) from error
         self._carry_out(io, plan.actions, report)
-        if io.exists(self._paths.abort):
-            io.unlink(self._paths.abort)
-            io.sync_folder(self._paths.root)
 
-    def _carry_out(self, io: StoreIO, actions: Iterable[Action], report: Callable[[str], None]) -> None:
-        io.make_folder(self._paths.own, mode=0o700)
-        for action in actions:
-            action.step(io)
-        clean = not io.exists(self._paths.abort) and not self._index_damaged
-        options = adopt_sizes(io, self._paths, self._options, report)
+    def _carry_out(self, io: StoreIO, actions: Iterable[Action], report: Report) -> None:
+        with opened(io, self._paths) as opening:
+            for action in actions:
+                action.step(io)
+            words = self._recover(io, report, clean=opening.was_closed and not self._counts.keys() & _INDEX_DAMAGE)
+            opening.is_complete = words[words_of.DISPATCHED] == words[words_of.WRITTEN]
+
+    def _recover(self, io: StoreIO, report: Report, *, clean: bool) -> Words:
+        options = adopt_sizes(io, self._paths, self._options, lambda line: None)
         words = Words(bytearray(words_of.FILE_SIZE))
         Recovery(io, self._paths, options, words, report, clean=clean, trust_marks=False).run()
-        queues = self._queues_with_wrong_units()
-        if queues:
-            begin, end = words[words_of.MIN_PHYSICAL_OFFSET], words[words_of.WRITTEN]
-            mender = UnitMender(io, self._paths, options, begin, end)
+        if queues := self._queues_with_wrong_units():
+            mender = UnitMender(io, self._paths, options, words[words_of.MIN_PHYSICAL_OFFSET], words[words_of.WRITTEN])
             mender.run(queues)
             mender.close()
+        return words
 
     def _queues_with_wrong_units(self) -> set[Queue]:
-        findings = self._verified.findings.listed
-        parts = [finding.file.split("/") for finding in findings if finding.kind in _WRONG_UNITS]
+        if any(self._counts[kind] > LISTED_MAX for kind in _WRONG_UNITS):
+            return set(self._verified.queue_ends)
+        parts = [finding.file.split("/") for finding in self._findings if finding.kind in _WRONG_UNITS]
         return {(part[1], int(part[2])) for part in parts if len(part) == _QUEUE_FILE_PARTS}
 
     # What recovery leaves to us
 
-    def _actions(self, findings: list[Finding]) -> Iterator[Action]:
-        for finding in findings:
+    def _actions(self) -> Iterator[Action]:
+        for finding in self._findings:
             path = self._paths.root / finding.file
-            if finding.kind is Kind.STRAY_FILE and finding.severity == "damage":
+            if finding.severity is Severity.NOTE:
+                continue
+            if finding.kind is Kind.STRAY_FILE:
                 yield self._aside(path, "none of the store's files")
+            elif finding.kind is Kind.MISPLACED_FILE:
+                yield self._aside(path, finding.text)
             elif finding.kind is Kind.CONFIG_UNREADABLE:
                 yield self._aside(path, f"cannot be read: {finding.text}")
             elif finding.kind is Kind.READ_ONLY:
-                yield Action(path, "remove", "the whole log has been read and checked", _unlinking(path))
+                yield Action(path, "remove", "the store has been read from the disk and checked", _unlinking(path))
             elif finding.kind is Kind.BLANK_SIZE:
                 yield self._blank(path, finding)
-        if Kind.PROGRESS_BEYOND_END in self._verified.findings.counts:
+        if Kind.PROGRESS_BEYOND_END in self._counts:
             yield from self._progress()
 
     def _aside(self, path: Path, why: str) -> Action:
-        target = self.kept / path.relative_to(self._paths.root)
+        target = Copies.place(self.kept, self._paths, path)
 
         def move(io: StoreIO) -> None:
             io.make_folder(target.parent, mode=0o700)
             io.rename(path, target)
 
-        return Action(path, "move aside", why, move, keeps=False)
+        return Action(path, "move aside", why, move)
 
     def _blank(self, path: Path, finding: Finding) -> Action:
         offset = finding.offset or 0
@@ -191,7 +197,7 @@ class Repair:
             finally:
                 io.close(fd)
 
-        return Action(path, "write the right size", "the filler at its end tells another one", write, keeps=False)
+        return Action(path, "write the right size", "the filler at its end tells another one", write)
 
     def _progress(self) -> Iterator[Action]:
         ends = self._verified.queue_ends
@@ -203,77 +209,38 @@ class Repair:
                 if isinstance(value, dict) and isinstance(value.get("offsetTable"), dict):
                     table = clamped(value["offsetTable"], ends)
                     if table != value["offsetTable"]:
-                        rocketmq_json.save(io, path, {**value, "offsetTable": table})
+                        rocketmq_json.save(io, path, {**value, "offsetTable": table}, integer_keys=True)
 
             yield Action(path, "set back", "progress beyond the queue's end is set to the end", write)
 
-    # Copies
 
-    def _keep(self, io: StoreIO, plan: RepairPlan) -> None:
-        """Copies of everything that will change, and a list of it all, durable before anything is done."""
-        kept = {action.path for action in plan.actions if action.keeps and io.exists(action.path)}
-        for path in sorted(kept):
-            self._copy(io, path, 0, io.size_of(path))
-        for change in plan.changes:
-            if change.path in kept:
-                continue
-            if change.what == "removed":
-                self._link(io, change.path)
-            elif change.what == "changed":
-                self._copy_changing(io, change)
-        document = {
-            "findings": [finding.to_json() for finding in self._verified.findings.in_order()],
-            "actions": [action_row(action, self._paths) for action in plan.actions],
-            "changes": [change_row(change, self._paths) for change in plan.changes],
-        }
-        data = msgspec.json.format(msgspec.json.encode(document), indent=1)
-        io.write_file_atomically(self.kept / "repair.json", data, mode=0o600)
-        fd = io.open(self.kept)
+def read_from_disk(io: StoreIO, paths: StorePaths) -> None:
+    """After a failed sync memory may show what the disk has lost: forget all of a store that is in memory.
+
+    Raises StoreReadOnlyError when the disk still fails, OSError.
+    """
+    fd = io.open(paths.root)
+    try:
+        io.sync_file_system(fd)
+    except FailedSyncError as error:
+        raise StoreReadOnlyError(f"{paths.root}: the disk still fails: {error}; mend it first") from error
+    finally:
+        io.close(fd)
+    for path in _files_below(io, paths.root):
+        fd = io.open(path)
         try:
-            io.sync_file_system(fd)
+            if size := io.size(fd):
+                io.drop_cache(fd, 0, size)
         finally:
             io.close(fd)
 
-    def _place(self, io: StoreIO, path: Path, suffix: str = "") -> Path:
-        target = self.kept / path.relative_to(self._paths.root)
-        io.make_folder(target.parent, mode=0o700, sync=False)
-        return target.with_name(target.name + suffix)
 
-    def _link(self, io: StoreIO, path: Path) -> None:
-        """Keep a file that goes: it gets a second name, or a copy where file systems cannot."""
-        try:
-            io.keep_link(path, self._place(io, path))
-        except OSError as error:
-            if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
-                raise
-            self._copy(io, path, 0, io.size_of(path))
-
-    def _copy_changing(self, io: StoreIO, change: Change) -> None:
-        if change.was <= _WHOLE_COPY_BYTES:
-            self._copy(io, change.path, 0, change.was)
-        else:
-            stop = min(change.stop, change.was)
-            if stop > change.first:
-                self._copy(io, change.path, change.first, stop, f".bytes-{change.first}-{stop}")
-
-    def _copy(self, io: StoreIO, path: Path, start: int, stop: int, suffix: str = "") -> None:
-        """Copy bytes [start, stop) of a file, what was never written left out."""
-        target = self._place(io, path, suffix)
-        source = io.open(path)
-        try:
-            copy = io.open(target, write=True, create=True, mode=0o600)
-            try:
-                io.set_size(copy, stop - start)
-                at = start
-                while at < stop and (data := io.next_data(source, at)) is not None and data < stop:
-                    hole = min(io.next_hole(source, data), stop)
-                    for place in range(data, hole, _CHUNK):
-                        io.pwrite(copy, io.pread(source, min(_CHUNK, hole - place), place), place - start)
-                    at = hole
-            finally:
-                io.close(copy)
-        finally:
-            io.close(source)
+def _files_below(io: StoreIO, folder: Path) -> Iterator[Path]:
+    for entry in io.entries(folder):
+        if entry.kind is EntryKind.FOLDER:
+            yield from _files_below(io, folder / entry.name)
+        elif entry.kind is EntryKind.FILE:
+            yield folder / entry.name
 
 
 def action_row(action: Action, paths: StorePaths) -> dict[str, Any]:
@@ -283,14 +250,14 @@ def action_row(action: Action, paths: StorePaths) -> dict[str, Any]:
 
 def change_row(change: Change, paths: StorePaths) -> dict[str, Any]:
     """A change for people and JSON."""
-    target = change.target
+    target, differs = change.target, change.what == "changed"
     return {
         "file": str(change.path.relative_to(paths.root)),
         "what": change.what,
         "was_bytes": change.was,
         "bytes": change.size,
-        "first_byte": change.first,
-        "differing_bytes": change.differing,
+        "first_byte": change.first if differs else None,
+        "differing_bytes": change.differing if differs else None,
         "moved_to": None if target is None else str(target.relative_to(paths.root)),
     }
 

@@ -299,6 +299,11 @@ class StoreFiles:
     def _move_aside(self, path: Path, why: str) -> None:
         self._tell(f"{path}: {why}, moved to {move_aside(self._io, self._paths, path)}")
 
+    @property
+    def all_in_order(self) -> bool:
+        """Whether nothing had to be told so far."""
+        return self._lines == 0
+
     def _tell(self, line: str) -> None:
         """Report a line; a store full of strays must not fill the log."""
         self._lines += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,7 +12,7 @@ from mqproc.config import Options, RetentionGuard, delete_hours
 from mqproc.errors import CorruptStoreError
 from mqproc.layout import control as words_of
 from mqproc.shm.words import Words
-from mqproc.store.retention.consumer_progress import ConsumerProgress
+from mqproc.store.groups.offsets_json import Progress
 from mqproc.store.retention.expired_files import ExpiredQueueFiles, QueueWords
 from mqproc.store.retention.request import MS_PER_HOUR
 from mqproc.store.retention.segment_times import SegmentTimes
@@ -87,13 +87,13 @@ def durable_limits(words: Words, segments: LogSegments, options: Options) -> lis
 
 
 def group_limits(
-    progress: ConsumerProgress, options: Options, queues: QueueWords, files: ExpiredQueueFiles
+    progress: Callable[[], Iterable[Progress]], options: Options, queues: QueueWords, files: ExpiredQueueFiles
 ) -> Slices[list[Limit]]:
-    """What groups have not consumed, when that is to be kept: the lowest of it."""
+    """What groups have not consumed, when that is to be kept: the lowest of it. `progress` is asked when it is."""
     if options.retention_guard is not RetentionGuard.GROUPS:
         return []
     try:
-        known = progress.load()
+        known = list(progress())
     except (CorruptStoreError, OSError) as error:
         return [Limit(0, words_of.HELD_PROGRESS, str(error))]
     lowest: Limit | None = None

@@ -2,7 +2,7 @@
 
 mqproc/retention.request.*   one each request; the keeper deletes it when it is carried out, and its successor finds
                              it still there when it is not
-mqproc/retention.json        the last pass that deleted something, and what groups had not consumed of all that went
+mqproc/retention.json        the last pass that deleted something
 """
 
 from __future__ import annotations
@@ -63,15 +63,13 @@ class LastPass(msgspec.Struct):
     queue_files: int = 0
     index_files: int = 0
     bytes: int = 0
-    corrected: int = 0
 
 
 class Report(msgspec.Struct):
-    """`unconsumed`: by group and topic, messages that went before the group had consumed them, since ever."""
+    """`last`: None before anything was deleted."""
 
     schema_version: int = 1
     last: LastPass | None = None
-    unconsumed: dict[str, dict[str, int]] = {}
 
 
 def read_report(io: StoreIO, paths: StorePaths) -> Report:

@@ -1,7 +1,7 @@
 """Deleting what is old: the keeper's half of the engine, in small steps. What may go, `retention_plan` tells.
 
     look      plan, aim, each queue's minimum, the log's minimum, then segment by segment: unlink, sync of the folder
-    follow    queues, index and consumer progress, once the segments below a minimum are surely gone
+    follow    queues and index, once the segments below a minimum are surely gone
     giving    the deleted files' space back, piece by piece
 
 Minima are words in shared memory: after a loss of power the log begins with the first segment that is there. A
@@ -11,10 +11,9 @@ successor goes on from `retention_aim`, from `min_physical_offset` and from the 
 from __future__ import annotations
 
 import errno
-from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -25,9 +24,10 @@ from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
 from mqproc.store.final_syncs import Syncing, remember_failed_sync
+from mqproc.store.groups.offsets_json import Progress
+from mqproc.store.groups.progress import Tell, all_progress
 from mqproc.store.index_flush import committed_state
 from mqproc.store.retention import request as retention_request
-from mqproc.store.retention.consumer_progress import ConsumerProgress
 from mqproc.store.retention.deleted_files import DeletedFiles
 from mqproc.store.retention.expired_files import ExpiredQueueFiles, QueueWords, index_files_below
 from mqproc.store.retention.plan import (
@@ -39,7 +39,7 @@ from mqproc.store.retention.plan import (
     durable_limits,
     group_limits,
 )
-from mqproc.store.retention.request import LastPass, Request
+from mqproc.store.retention.request import LastPass, Report, Request
 from mqproc.store.segments import LogSegments
 from mqproc.store.slices import Slices
 
@@ -55,12 +55,6 @@ _NOT_KNOWN: Final = -1
 
 Work = Generator[int | None, None, None]
 """Work in slices; each yields after how many ns it wants to go on, None for at once."""
-
-
-class Tell(Protocol):
-    """Takes an event for the log: what, and figures by name."""
-
-    def __call__(self, event: str, **figures: Any) -> Any: ...
 
 
 class _Task:
@@ -115,7 +109,6 @@ class Retention:
         self._segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
         self._planner = LogPlanner(self._segments)
         self._files = ExpiredQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes, queues)
-        self._groups = GroupCorrection(io, paths, words, queues, tell)
         self._deleted = DeletedFiles(io)
         self._last = LastPass()
         self._request: Request | None = None
@@ -271,7 +264,7 @@ class Retention:
         if due is None:
             return LogPlan([], minimum)
         limits = durable_limits(words, self._segments, options)
-        limits += yield from group_limits(self._groups.progress, options, self._queues, self._files)
+        limits += yield from group_limits(self._progress, options, self._queues, self._files)
         plan = yield from self._planner.plan(
             minimum,
             words[words_of.WRITTEN],
@@ -282,6 +275,9 @@ class Retention:
             pending_bytes=self._deleted.pending_bytes,
         )
         return plan
+
+    def _progress(self) -> Iterable[Progress]:
+        return all_progress(self._io, self._paths)
 
     def _tell_of(self, plan: LogPlan) -> None:
         by = plan.held.by if plan.held else words_of.HELD_NOTHING
@@ -343,17 +339,15 @@ class Retention:
     # What follows the log
 
     def _follow_log(self, minimum: int, now_ns: int, now_ms: int) -> Work:
-        """Delete what of queues and index points below a minimum whose segments are surely gone; correct progress."""
+        """Delete what of queues and index points below a minimum whose segments are surely gone."""
         yield from self._unlink_queue_files(minimum, now_ns)
         self._unlink_index_files(minimum, now_ns)
         yield None
         last = self._last
-        if not self._syncs_ended:
-            last.corrected += self._groups.correct()
-            if last.segments or last.queue_files or last.index_files or last.corrected:
-                last.time_ms, last.minimum = last.time_ms or now_ms, minimum
-                self._groups.write_report(last)
-                self._last = LastPass()
+        if not self._syncs_ended and (last.segments or last.queue_files or last.index_files):
+            last.time_ms, last.minimum = last.time_ms or now_ms, minimum
+            retention_request.write_report(self._io, self._paths, Report(last=last))
+            self._last = LastPass()
         self._followed = minimum
 
     def _unlink_queue_files(self, minimum: int, now_ns: int) -> Work:
@@ -387,42 +381,3 @@ class Retention:
         self._last.bytes += size
         self._words.add(word, 1)
         self._words.add(words_of.RETENTION_BYTES, size)
-
-
-class GroupCorrection:
-    """Consumer progress that lies below a queue's minimum: raised to it, counted by group, told."""
-
-    def __init__(self, io: StoreIO, paths: StorePaths, words: Words, queues: QueueWords, tell: Tell) -> None:
-        self._io = io
-        self._paths = paths
-        self._words = words
-        self._queues = queues
-        self._tell = tell
-        self.progress = ConsumerProgress(io, paths)
-        self._report = retention_request.read_report(io, paths)
-
-    def correct(self) -> int:
-        """Correct and count; how many offsets were below. Raises OSError."""
-        try:
-            found = self.progress.raise_to_minima(self._minimum_of)
-        except CorruptStoreError as error:
-            self._tell("consumer progress cannot be read, so it is not corrected", error=str(error))
-            return 0
-        by_group: Counter[str] = Counter()
-        for each in found:
-            topics = self._report.unconsumed.setdefault(each.group, {})
-            topics[each.topic] = topics.get(each.topic, 0) + each.messages
-            by_group[each.group] += each.messages
-        self._words.add(words_of.RETENTION_UNCONSUMED, by_group.total())
-        for group, messages in by_group.items():
-            self._tell("messages went before a group had consumed them", group=group, messages=messages)
-        return len(found)
-
-    def write_report(self, last: LastPass) -> None:
-        """Replace the report. Raises OSError."""
-        self._report.last = last
-        retention_request.write_report(self._io, self._paths, self._report)
-
-    def _minimum_of(self, topic: str, queue_id: int) -> int | None:
-        number = self._queues.find(topic, queue_id)
-        return self._queues.min_offset(number) if number >= 0 else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,14 @@ from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
+from mqproc.store.groups.corrections import Corrections
+from mqproc.store.groups.offsets_json import Progress, Skipped, skipped
+from mqproc.store.groups.progress import GroupProgress, Tell, all_progress
 from mqproc.store.index_files import file_ms, index_file_names
 from mqproc.store.index_flush import committed_state
 from mqproc.store.marks import DurableMark
 from mqproc.store.reads.queue_bounds import QueueBounds, each_queue
 from mqproc.store.reads.store_views import FilesView
-from mqproc.store.retention.consumer_progress import ConsumerProgress, Skipped, skipped
 from mqproc.store.retention.expired_files import ExpiredQueueFiles, QueueWords, index_files_below
 from mqproc.store.retention.plan import Due, Going, Limit, LogPlanner, durable_limits, group_limits
 from mqproc.store.retention.request import Request
@@ -76,10 +78,9 @@ def survey(
     """Look at what is due. Changes nothing. `words` and `queues` are a group's, or a `StoppedStore`'s."""
     segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
     files = ExpiredQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes, queues)
-    progress = ConsumerProgress(io, paths)
     try:
         limits = durable_limits(words, segments, options)
-        limits += finish(group_limits(progress, options, queues, files))
+        limits += finish(group_limits(lambda: all_progress(io, paths), options, queues, files))
         before = words[words_of.MIN_PHYSICAL_OFFSET]
         plan = finish(LogPlanner(segments).plan(before, words[words_of.WRITTEN], due, limits, now_ms, batch_max=_ALL))
         going = [GoingFile("commitlog", segments.path(of.start), of.bytes, of) for of in plan.going]
@@ -99,13 +100,15 @@ def survey(
     state = committed_state(words)
     for name in index_files_below(io, paths.index, plan.minimum, state.file_ms if state else 0):
         going.append(GoingFile("index", paths.index / name, io.allocated_of(paths.index / name)))
-    unconsumed, error = _unconsumed(progress, minima)
+    unconsumed, error = _unconsumed(lambda: all_progress(io, paths), minima)
     return Survey(going, before, plan.minimum, moved, unconsumed, plan.held, error)
 
 
-def _unconsumed(progress: ConsumerProgress, minima: dict[tuple[str, int], int]) -> tuple[list[Skipped], str]:
+def _unconsumed(
+    progress: Callable[[], Iterable[Progress]], minima: dict[tuple[str, int], int]
+) -> tuple[list[Skipped], str]:
     try:
-        return skipped(progress.load(), lambda topic, queue_id: minima.get((topic, queue_id))), ""
+        return skipped(progress(), lambda topic, queue_id: minima.get((topic, queue_id))), ""
     except CorruptStoreError as error:
         return [], str(error)
 
@@ -172,7 +175,7 @@ def delete_now(
     store: StoppedStore,
     reserved_ms: int | None,
     now_ms: int,
-    tell: Callable[..., Any],
+    tell: Tell,
 ) -> None:
     """Delete what is due of a store that nobody runs; the caller holds its lock. Raises OSError, CorruptStoreError."""
     problems: list[str] = []
@@ -195,3 +198,19 @@ def delete_now(
             now_ns = max(now_ns + 1, retention.due_ns)
     finally:
         retention.close()
+    correct_groups(io, paths, store, words, now_ms, tell)
+
+
+def correct_groups(io: StoreIO, paths: StorePaths, queues: QueueWords, words: Words, now_ms: int, tell: Tell) -> None:
+    """Raise progress of groups to the minima of a store that nobody runs, as the query role does. Raises OSError."""
+    try:
+        all_progress(io, paths)
+    except CorruptStoreError as error:
+        tell("consumer progress cannot be read, so it is not corrected", problem=str(error))
+        return
+    progress = GroupProgress(io, paths, io, tell)
+    try:
+        if Corrections(io, paths, words, queues, progress, tell).raise_to_minima():
+            progress.save(now_ms)
+    finally:
+        progress.close()

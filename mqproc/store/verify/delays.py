@@ -13,8 +13,8 @@ from mqproc.io import StoreIO
 from mqproc.kernels.dispatch import DELAY_LEVEL_MAX, DELAY_LEVELS_MS
 from mqproc.kernels.record_check import stored_at_ms
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
+from mqproc.names import SCHEDULE_TOPIC
 from mqproc.store.consume_queue import as_units
-from mqproc.store.topics import SCHEDULE_TOPIC
 from mqproc.store.verify.inventory import Inventory, Queue
 from mqproc.store.verify.log_views import LogViews
 from mqproc.store.verify.picture import Picture

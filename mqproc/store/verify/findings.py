@@ -74,6 +74,7 @@ class Kind(enum.StrEnum):
     CHECKPOINT_AHEAD = "checkpoint_ahead"
     MARK_UNREADABLE = "mark_unreadable"
     MARK_VOID = "mark_void"
+    QUEUE_TABLE = "queue_table"
     NOT_CLOSED = "not_closed"
     READ_ONLY = "read_only"
     LEDGER_UNREADABLE = "ledger_unreadable"
@@ -128,7 +129,10 @@ KINDS: Final[dict[Kind, About]] = {
         "a CommitLog segment is longer than a segment; RocketMQ does not start",
         f"{_REPAIR} cuts it and keeps the rest aside",
     ),
-    Kind.SEGMENT_EMPTY: _damage("a CommitLog segment without a byte", f"{_REPAIR} moves it aside"),
+    Kind.SEGMENT_EMPTY: _damage(
+        "a CommitLog segment without a byte; RocketMQ starts with one only behind all others",
+        f"{_REPAIR} removes it; if records were in it, put it back from a copy first",
+    ),
     Kind.SEGMENTS_EXPIRED: _note(
         "segments before the log's first one are gone, and queues still lead there: retention leaves it so",
         "nothing; if they were not deleted on purpose, put them back from a copy",
@@ -146,7 +150,7 @@ KINDS: Final[dict[Kind, About]] = {
         "an intact record of a queue that cannot be: its topic, queue id or queue offset", _HOLE
     ),
     Kind.BLANK_SIZE: _damage(
-        "the filler at a segment's end tells another size; nothing reads it", "nothing: the log is read past it"
+        "the filler at a segment's end tells another size; the log is read past it", f"{_REPAIR} writes the right one"
     ),
     Kind.TORN_TAIL: _damage(
         "behind the log's last intact record lies something that is none: what a crash leaves of a record, or damage "
@@ -200,22 +204,33 @@ KINDS: Final[dict[Kind, About]] = {
         "the checkpoint tells of a later time or place than the log has: after a crash RocketMQ would begin too late",
         f"{_REPAIR} or a start sets it back",
     ),
-    Kind.MARK_UNREADABLE: _damage("a durable mark cannot be read", f"{_NOTHING}, by looking at everything"),
+    Kind.MARK_UNREADABLE: _damage(
+        "a durable mark cannot be read: a torn end of the log and damage before it look alike then",
+        f"{_REPAIR} or a start makes it anew, after looking at everything",
+    ),
     Kind.MARK_VOID: _note(
         "a durable mark does not fit the log: another program wrote it since",
         "nothing: the next start looks at everything",
+    ),
+    Kind.QUEUE_TABLE: _damage(
+        "the table of queues that the last run left does not fit them: a start that goes by it would hide messages, or "
+        "leave offsets out",
+        f"{_REPAIR} makes it anew",
     ),
     Kind.NOT_CLOSED: _note("the store was not closed in order: killed, crashed, or still open", _NOTHING),
     Kind.READ_ONLY: _damage(
         "a sync has failed: what is durable is not known, and no message is taken", f"{_REPAIR}, after mending the disk"
     ),
-    Kind.LEDGER_UNREADABLE: _damage("the list of known damage cannot be read", f"{_NOTHING}, by looking at everything"),
+    Kind.LEDGER_UNREADABLE: _damage(
+        "the list of known damage cannot be read", f"{_REPAIR} makes it anew, after looking at everything"
+    ),
     Kind.CONFIG_UNREADABLE: _damage(
-        "a settings file cannot be read; its .bak is used if that can be", f"mend the text, or {_REPAIR} moves it aside"
+        "a settings file cannot be read; its .bak counts, if that can be",
+        f"mend the text, or {_REPAIR} moves it aside",
     ),
     Kind.PROGRESS_BEYOND_END: _damage(
         "a group has consumed more of a queue than there is: it would miss what comes next",
-        "mqproc group reset sets it to the end",
+        f"{_REPAIR} or a start sets it back to the queue's end",
     ),
     Kind.NOT_CHECKED: _note("a part of the store that verify does not look into", "nothing"),
 }

@@ -165,8 +165,8 @@ class IndexDetails:
         for result in self._scanner.walk(begin, end, question.faults):
             if not result.entries:
                 continue
-            offsets = self._scanner.buffers.entry_offsets[: result.entries]
-            hashes = self._scanner.buffers.entry_hashes[: result.entries].astype(np.int64)
+            offsets = result.offsets
+            hashes = result.hashes.astype(np.int64)
             if int(offsets[-1]) >= window_end:
                 window = int(offsets[0])
                 window_end = max(window + _WINDOW_BYTES, int(offsets[-1]) + 1)

@@ -221,10 +221,18 @@ class _Look:
                 self._found.index.append(entry.name)
 
     def _look_at_others(self) -> None:
+        paths = self._paths
+        settings = [paths.config / entry.name for entry in self._list(paths.config)]
+        for path in (paths.checkpoint, paths.abort, *(path for path in settings if path.suffix == ".json")):
+            entry = self._io.entry(path)
+            if entry is not None and entry.kind is EntryKind.SYMLINK:
+                self._tell(Kind.SYMLINK, path)
+            elif entry is not None and entry.kind is not EntryKind.FILE:
+                self._tell(Kind.MISPLACED_FILE, path, text=entry.kind.value)
         for name in _UNKNOWN_PARTS:
-            entry = self._io.entry(self._paths.root / name)
-            if entry is None or (entry.kind is EntryKind.FOLDER and not self._io.names(self._paths.root / name)):
+            entry = self._io.entry(paths.root / name)
+            if entry is None or (entry.kind is EntryKind.FOLDER and not self._io.names(paths.root / name)):
                 continue
-            self._tell(Kind.NOT_CHECKED, self._paths.root / name, as_note=True)
+            self._tell(Kind.NOT_CHECKED, paths.root / name, as_note=True)
             if name in ("batchconsumequeue", "consumequeue_ext"):
-                self._found.unchecked_topics.update(self._io.names(self._paths.root / name))
+                self._found.unchecked_topics.update(self._io.names(paths.root / name))

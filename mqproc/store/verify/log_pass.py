@@ -277,13 +277,12 @@ class LogPass:
     def _dispatch(self, found: LogShare, view: NDArray[np.uint8], base: int, at: int, stop: int) -> None:
         while at < stop:
             result, bad_queue = self._scanner.scan(view, at, stop, base)
-            buffers = self._scanner.buffers
             gaps = int(verify.sum_runs(result.units, result.runs, self._shifts, self._totals, self._gaps))
             if gaps and len(found.gaps) < _GAPS_MAX:
                 self._note_gaps(found, gaps)
             found.entries += result.entries
             if self._index is not None:
-                self._index.match(buffers.entry_hashes, buffers.entry_offsets, buffers.entry_times, result.entries)
+                self._index.match(result.hashes, result.offsets, result.times, result.entries)
             at = result.stopped_at
             if bad_queue:
                 size = int(record_size(view, at, len(view)))

@@ -138,7 +138,7 @@ class QueueDetails:
         while done < count:
             try:
                 part = as_units(self._files.read_units(*queue, first + done, count - done))
-            except FileNotFoundError:
+            except (FileNotFoundError, IsADirectoryError):
                 part = units[:0]
             units[done : done + len(part)] = part
             # Behind a short or a missing file the next one goes on.

@@ -60,6 +60,11 @@ class Both:
         counted = self.log[number, :, verify.COUNT].any()
         return max(live, int(last) if counted else -1) + 1
 
+    def first_offset(self, queue: Queue) -> int | None:
+        """The queue offset of a queue's first record that the log has; None without one."""
+        rows = self.log[self.numbers[queue]] if queue in self.numbers else self.log[:0]
+        return next((int(row[verify.FIRST_OFFSET]) for row in rows if row[verify.COUNT]), None)
+
 
 def side_by_side(picture: Picture, shares: Sequence[LogShare], totals: Sequence[QueueTotals]) -> Both:
     """Put the totals of both sides together."""

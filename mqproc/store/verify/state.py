@@ -9,15 +9,19 @@ from typing import Any, Final
 import msgspec
 
 from mqproc.errors import CorruptStoreError
+from mqproc.io import Kind as EntryKind
 from mqproc.io import StoreIO
 from mqproc.kernels import verify
 from mqproc.layout import checkpoint as checkpoint_layout
 from mqproc.layout import index_file, marks
+from mqproc.names import SCHEDULE_TOPIC
 from mqproc.paths import StorePaths
 from mqproc.store import checkpoint_file, damage, rocketmq_json
 from mqproc.store.marks import fingerprint
+from mqproc.store.recovery.queue_hints import read_hints
+from mqproc.store.recovery.visitor import has_been_held
 from mqproc.store.segments import LogSegments
-from mqproc.store.topics import SCHEDULE_TOPIC
+from mqproc.store.topics import Topics
 from mqproc.store.verify.findings import Finding, Kind
 from mqproc.store.verify.inventory import Queue
 from mqproc.store.verify.log_findings import WholeLog
@@ -56,7 +60,7 @@ class StateFindings:
         running = self._picture.positions.running
         findings = [*self._markers(), *self._marks(), *self._checkpoint(), *self._settings()]
         if not running:
-            findings += [*self._progress(), *self._lost_end()]
+            findings += [*self._queue_table(), *self._progress(), *self._lost_end()]
         return findings
 
     def _markers(self) -> Iterable[Finding]:
@@ -72,13 +76,10 @@ class StateFindings:
         segments = LogSegments(self._io, self._paths.commit_log, self._picture.inventory.sizes.segment)
         for name in ("commitlog", "consumequeue", "index"):
             path = self._paths.mark(name)
-            if not self._io.exists(path):
-                continue
-            data = self._io.read_file(path)
+            data = self._read(path)
             mark = marks.decode(data)
+            yield from self._broken_slots(path, data, is_readable=mark is not None)
             if mark is None:
-                if any(data):
-                    yield Finding(Kind.MARK_UNREADABLE, _name(self._paths, path), 0)
                 continue
             slot = marks.slot_offset(mark.sequence)
             if mark.offset > self._log.end:
@@ -86,6 +87,21 @@ class StateFindings:
             elif not self._picture.positions.running and self._is_void(segments, mark):
                 yield Finding(Kind.MARK_VOID, _name(self._paths, path), slot, mark.offset)
         segments.close()
+
+    def _read(self, path: Path) -> bytes:
+        """A small file; nothing when it is not there, or in its place lies something else, which is told elsewhere."""
+        try:
+            return self._io.read_file(path)
+        except (FileNotFoundError, IsADirectoryError):
+            return b""
+
+    def _broken_slots(self, path: Path, data: bytes, *, is_readable: bool) -> Iterable[Finding]:
+        """A mark has two slots, of which a crash tears one at most; an empty one has not been written yet."""
+        for start in (0, marks.SLOT_SPACING):
+            slot = data[start : start + marks.SLOT_SIZE]
+            if any(slot) and marks.decode(slot) is None:
+                text = "the other copy counts" if is_readable else ""
+                yield Finding(Kind.MARK_UNREADABLE, _name(self._paths, path), start, text=text, as_note=is_readable)
 
     def _is_void(self, segments: LogSegments, mark: marks.Mark) -> bool:
         try:
@@ -95,10 +111,11 @@ class StateFindings:
 
     def _checkpoint(self) -> Iterable[Finding]:
         path = self._paths.checkpoint
-        if not self._io.exists(path):
+        entry = self._io.entry(path)
+        if entry is None or entry.kind is not EntryKind.FILE:
             yield Finding(Kind.CHECKPOINT_MISSING, "checkpoint")
             return
-        size = self._io.size_of(path)
+        size = entry.size
         if size != checkpoint_layout.FILE_SIZE:
             yield Finding(Kind.CHECKPOINT_LENGTH, "checkpoint", size, text=f"{size:,} bytes")
         if self._picture.positions.running:
@@ -166,25 +183,64 @@ class StateFindings:
         ends: list[int] = beyond[at_the_end, verify.LAST_PHYSICAL].tolist()
         return [end + 1 for end in ends if end < furthest]
 
+    # The queue table
+
+    def _queue_table(self) -> Iterable[Finding]:
+        """What the next start believes of queues must be so. Only what was closed in order has it in writing."""
+        file = _name(self._paths, self._paths.queues)
+        if not self._io.exists(self._paths.queues):
+            return
+        hints = read_hints(self._io, self._paths)
+        if hints is None:
+            text = "cannot be read: the next start looks at everything"
+            yield Finding(Kind.QUEUE_TABLE, file, 0, text=text, as_note=True)
+            return
+        if self._io.exists(self._paths.abort) or has_been_held(self._io, self._paths):
+            return
+        for queue, hint in sorted(hints.items()):
+            end, first = self._both.max_offset(queue) or 0, self._both.first_offset(queue)
+            if hint.max_offset > end:
+                said = f"ends at {hint.max_offset:,}; queue and log know of {end:,}"
+            elif first is not None and hint.min_offset > first:
+                said = f"begins at {hint.min_offset:,}; the log has {first:,}"
+            else:
+                continue
+            yield Finding(Kind.QUEUE_TABLE, file, text=f"{queue[0]} queue {queue[1]} {said}")
+
     # Settings
 
     def _settings(self) -> Iterable[Finding]:
-        names = [name for name in self._io.names(self._paths.config) if name.endswith(".json")]
-        paths = [self._paths.config / name for name in names]
-        if self._io.exists(self._paths.settings):
-            paths.append(self._paths.settings)
-        for path in paths:
-            try:
-                text = self._io.read_file(path).decode()
-                if text.strip():
-                    rocketmq_json.parse(text)
-                    continue
-                fault = "empty"
-            except IsADirectoryError:
-                fault = "a folder"
-            except (UnicodeDecodeError, msgspec.DecodeError) as error:
-                fault = str(error)
-            yield Finding(Kind.CONFIG_UNREADABLE, _name(self._paths, path), 0, text=fault)
+        entry = self._io.entry(self._paths.config)
+        names = self._io.names(self._paths.config) if entry is not None and entry.kind is EntryKind.FOLDER else []
+        paths = [self._paths.config / name for name in names if name.endswith(".json")]
+        copies = [self._paths.config / name for name in names if name.endswith(".json.bak")]
+        faults = {path: fault for path in [*paths, *copies, self._paths.settings] if (fault := self._fault_of(path))}
+        for path, fault in faults.items():
+            whole = path.with_name(path.name.removesuffix(".bak"))
+            spare = path.suffix == ".bak" and whole in paths and whole not in faults
+            yield Finding(Kind.CONFIG_UNREADABLE, _name(self._paths, path), 0, text=fault, as_note=spare)
+
+    def _fault_of(self, path: Path) -> str:
+        """Why a settings file cannot be read, "" when it can, or is not there."""
+        try:
+            text = self._io.read_file(path).decode()
+            if not text.strip():
+                return "empty"
+            value = rocketmq_json.parse(text)
+        except (FileNotFoundError, IsADirectoryError):
+            return ""
+        except (UnicodeDecodeError, msgspec.DecodeError) as error:
+            return str(error)
+        if not isinstance(value, dict):
+            return f"{type(value).__name__}; expected an object"
+        return self._strange_topics() if path == self._paths.topics else ""
+
+    def _strange_topics(self) -> str:
+        try:
+            Topics(self._io, self._paths).load()
+        except CorruptStoreError as error:
+            return str(error).removeprefix(f"{self._paths.topics}: ")
+        return ""
 
     def _progress(self) -> Iterable[Finding]:
         for queue, group, offset, path in [*self._consumed(), *self._delayed()]:

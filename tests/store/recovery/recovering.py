@@ -15,6 +15,7 @@ from mqproc.store import damage
 from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.recovery.recovery import Recovery, adopt_sizes
+from mqproc.store.recovery.scan_ahead import NO_SCANNERS, Scanners
 
 NOW_MS = 1_800_000_000_000
 Unit = tuple[int, int, int]
@@ -151,13 +152,21 @@ class Recovered:
         return line
 
 
-def recover(root: Path, options: Options, *, clean: bool | None = None, io: StoreIO | None = None) -> Recovered:
+def recover(
+    root: Path,
+    options: Options,
+    *,
+    clean: bool | None = None,
+    io: StoreIO | None = None,
+    scanners: Scanners = NO_SCANNERS,
+) -> Recovered:
     """Recover the store at `root`. `clean` is how it was left, None = as its `abort` file says."""
     io, paths, said = io or StoreIO(), StorePaths(root), list[str]()
     options = adopt_sizes(io, paths, options, said.append)
     words = Words(bytearray(words_of.FILE_SIZE))
     clean = not paths.abort.exists() if clean is None else clean
-    Recovery(io, paths, options, words, said.append, clean=clean, now_ms=lambda: NOW_MS).run()
+    recovery = Recovery(io, paths, options, words, said.append, clean=clean, scanners=scanners, now_ms=lambda: NOW_MS)
+    recovery.run()
     return Recovered(paths, options, words, said)
 
 

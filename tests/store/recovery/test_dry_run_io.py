@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
+import tempfile
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 
+from mqproc.errors import StoreAccessError
 from mqproc.io import StoreIO
-from mqproc.store.recovery.dry_run_io import DryRunIO
+from mqproc.store.recovery.dry_run_io import Change, DryRunIO
 
 
 @pytest.fixture
 def dry(tmp_path: Path) -> Iterator[DryRunIO]:
-    io = DryRunIO(tmp_path)
-    yield io
-    io.close_all()
+    with DryRunIO(tmp_path) as io:
+        yield io
 
 
 def test_a_changed_file_is_changed_for_this_process_only(dry: DryRunIO, tmp_path: Path) -> None:
@@ -91,37 +95,122 @@ def test_a_removed_folder_is_gone_and_can_be_made_again(dry: DryRunIO, tmp_path:
     dry.remove_folder(tmp_path / "folder")
     assert not dry.exists(tmp_path / "folder" / "file")
     assert dry.names(tmp_path) == dry.names(tmp_path / "folder") == []
+    assert [(change.path.name, change.what, change.was) for change in dry.changes()] == [("file", "removed", 1)]
     assert (tmp_path / "folder" / "file").read_bytes() == b"x"
 
 
+def test_a_folder_is_moved_as_a_whole(dry: DryRunIO, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_bytes(b"x")
+    dry.rename(tmp_path / "folder", tmp_path / "aside")
+    assert dry.names(tmp_path) == ["aside"]
+    (change,) = dry.changes()
+    assert (change.path, change.what, change.target) == (tmp_path / "folder", "moved", tmp_path / "aside")
+
+
+def test_what_is_stored_to_in_place_is_told_apart_from_what_is_replaced(dry: DryRunIO, tmp_path: Path) -> None:
+    """Of a file that is replaced or removed untouched another name keeps the bytes; of the others only a copy does."""
+    for name in ("stored", "replaced", "removed", "stored then removed", "made again"):
+        (tmp_path / name).write_bytes(b"0123456789")
+    for name in ("stored", "stored then removed"):
+        fd = dry.open(tmp_path / name, write=True)
+        dry.pwrite(fd, b"x", 3)
+    dry.write_file_atomically(tmp_path / "replaced", b"another")
+    for name in ("removed", "stored then removed", "made again"):
+        dry.unlink(tmp_path / name)
+    dry.pwrite(dry.open(tmp_path / "made again", write=True, create=True), b"new", 0)
+    assert {change.path.name: change.in_place for change in dry.changes()} == {
+        "stored": True,
+        "replaced": False,
+        "removed": False,
+        "stored then removed": True,
+        "made again": False,
+    }
+
+
+def test_room_that_lacks_for_a_plan_is_no_full_disk(
+    dry: DryRunIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recovery goes on when its own disk is full; that new files find no room in the meantime must not look alike."""
+    fd = dry.open(tmp_path / "made", write=True, create=True)
+    monkeypatch.setattr(tempfile, "tempdir", "/no/room")
+
+    def no_room() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", no_room)
+    with pytest.raises(StoreAccessError, match=r"/no/room: No space left on device: .* TMPDIR names another folder"):
+        dry.allocate(fd, 0, 100)
+
+
+FILES = [Path(name) for name in ("a", "b", "c", "d", "folder/e", "folder/f", "other/g")]
+
+
 def test_random_calls_do_what_they_do_for_real(tmp_path: Path) -> None:
-    """A model: the same calls on a copy by a real StoreIO; afterwards both read alike."""
+    """A model: the same calls on a copy by a real StoreIO; afterwards both read alike, and all changes were told."""
     rng = random.Random(6)
-    for number in range(25):
-        roots = [tmp_path / f"{number}-{kind}" for kind in ("dry", "real")]
+    for number in range(60):
+        roots = [tmp_path / f"{number}-{kind}" for kind in ("dry", "real", "before")]
         for root in roots:
-            root.mkdir()
-            for name in "abc":
-                (root / name).write_bytes(random.Random(name).randbytes(9000))
-        dry, real = DryRunIO(roots[0]), StoreIO()
-        for _call in range(30):
-            seed = rng.randrange(1 << 30)
-            for io, root in ((dry, roots[0]), (real, roots[1])):
-                one_call(io, root, random.Random(seed))
-        assert dry.names(roots[0]) == real.names(roots[1])
-        for name in real.names(roots[1]):
-            assert dry.read_file(roots[0] / name) == real.read_file(roots[1] / name), (number, name)
-            assert dry.size_of(roots[0] / name) == real.size_of(roots[1] / name)
-        for name in "abc":
-            assert (roots[0] / name).read_bytes() == random.Random(name).randbytes(9000)
-        dry.close_all()
+            for path in FILES[:-2]:
+                (root / path).parent.mkdir(parents=True, exist_ok=True)
+                (root / path).write_bytes(random.Random(str(path)).randbytes(9000))
+        real = StoreIO()
+        with DryRunIO(roots[0]) as dry:
+            for _call in range(30):
+                seed = rng.randrange(1 << 30)
+                for io, root in ((dry, roots[0]), (real, roots[1])):
+                    one_call(io, root, random.Random(seed))
+            there = [path for path in FILES if (roots[1] / path).exists()]
+            for path in FILES:
+                assert dry.exists(roots[0] / path) == (path in there), (number, path)
+            for path in there:
+                assert dry.read_file(roots[0] / path) == real.read_file(roots[1] / path), (number, path)
+                assert dry.size_of(roots[0] / path) == real.size_of(roots[1] / path)
+            assert_changes_are_told(dry.changes(), *roots)
+        assert contents(roots[0]) == contents(roots[2])
+
+
+def contents(root: Path) -> dict[Path, bytes]:
+    return {path.relative_to(root): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def assert_changes_are_told(changes: list[Change], dry: Path, real: Path, before: Path) -> None:
+    """What was told is what has become of the files, and nothing else has."""
+    was, now = contents(before), contents(real)
+    told = {change.path.relative_to(dry): change for change in changes if change.what != "moved"}
+    moved = {change.path.relative_to(dry): change for change in changes if change.what == "moved"}
+    targets = {change.target.relative_to(dry) for change in moved.values() if change.target is not None}
+    for path in FILES:
+        what = told[path].what if path in told else None
+        if path in was and path in now:
+            assert what == (None if was[path] == now[path] else "changed"), path
+        elif path in was:
+            assert what == (None if path in moved else "removed"), path
+        elif path in now:
+            assert what == (None if path in targets else "made"), path
+        else:
+            assert what is None, path
+    for path, change in told.items():
+        old, new = was.get(path, b""), now.get(path, b"")
+        assert (change.was, change.size) == (len(old), len(new))
+        if change.what == "changed":
+            differing = [place for place, (one, other) in enumerate(zip_longest(old, new, fillvalue=0)) if one != other]
+            assert change.differing == len(differing)
+            assert all(change.first <= place < change.stop for place in differing)
 
 
 def one_call(io: StoreIO, root: Path, rng: random.Random) -> None:
-    path, other = root / rng.choice("abcd"), root / rng.choice("abcde")
-    kind = rng.choice(("pwrite", "zero", "allocate", "set_size", "unlink", "rename", "replace", "map"))
+    path, other = (root / rng.choice(FILES) for _ in range(2))
+    calls = ("pwrite", "zero", "allocate", "set_size", "unlink", "rename", "replace", "map", "link", "remove_folder")
+    kind = rng.choice(calls)
     if kind == "replace":
+        io.make_folder(path.parent)
         io.write_file_atomically(path, rng.randbytes(rng.randrange(3000)))
+        return
+    if kind == "remove_folder":
+        if path.parent != root:
+            io.remove_folder(path.parent)
         return
     if not io.exists(path):
         return
@@ -129,7 +218,14 @@ def one_call(io: StoreIO, root: Path, rng: random.Random) -> None:
         io.unlink(path)
     elif kind == "rename":
         if path != other:
+            io.make_folder(other.parent)
             io.rename(path, other)
+    elif kind == "link":
+        if not io.exists(other):
+            io.make_folder(other.parent)
+            # Later stores to the one would show in the other; who keeps a link stores to neither.
+            io.keep_link(path, other)
+            io.unlink(path)
     else:
         fd = io.open(path, write=True)
         at, size = rng.randrange(9000), rng.randrange(1, 5000)
@@ -142,6 +238,8 @@ def one_call(io: StoreIO, root: Path, rng: random.Random) -> None:
         elif kind == "set_size":
             io.set_size(fd, at)
         elif io.size(fd):
-            mapping = io.map(fd, io.size(fd), write=True)
-            mapping[io.size(fd) // 2] = rng.randrange(256)
+            wanted = rng.choice((io.size(fd), max(1, io.size(fd) // 2)))
+            mapping = io.map(fd, wanted, write=True)
+            assert len(mapping) == wanted
+            mapping[wanted // 2] = rng.randrange(256)
         io.close(fd)

@@ -15,6 +15,7 @@ from mqproc.store.reads.reading import StoreReading
 from mqproc.store.reads.store_views import WordsView
 from mqproc.store.retention.plan import local_hour
 from mqproc.store.retention.retention import Retention
+from mqproc.store.retention.survey import correct_groups
 from tests.store.engine import Engine
 
 SEGMENT = 4096
@@ -135,10 +136,11 @@ class Aged:
         self.now_ns, self.now_ms = end_ns, start_ms + ms
 
     def pass_by(self, looks: int = 1) -> None:
-        """A keeper begins, looks so often at what is due, and ends."""
+        """A keeper begins, looks so often at what is due, and ends; then progress of groups follows."""
         retention = self.retention()
         self.run(retention, looks * self.options.clean_resource_interval + self.options.clean_resource_interval // 2)
         retention.close()
+        correct_groups(self.io, self.paths, self.table, self.words, self.now_ms, self.tell)
 
     # What there is
 

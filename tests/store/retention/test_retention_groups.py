@@ -12,8 +12,9 @@ from mqproc.config import RetentionGuard
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.store import rocketmq_json
-from mqproc.store.retention import request as retention_request
-from mqproc.store.retention.consumer_progress import ConsumerProgress, Progress
+from mqproc.store.groups import offsets_json
+from mqproc.store.groups.corrections import read_unconsumed
+from mqproc.store.groups.offsets_json import Progress
 from tests.store.retention.retaining import OLD, YOUNG, Aged, DiskIO
 
 
@@ -25,11 +26,11 @@ def write_progress(store: Aged, table: dict[str, dict[int, int]]) -> None:
     )
     path = store.paths.consumer_offsets
     path.parent.mkdir(exist_ok=True)
-    path.write_text(f'{{"dataVersion":{{"counter":7}},"groupTopicMap":{{"12":["T"]}},"offsetTable":{{{queues}}}}}')
+    path.write_text(f'{{"dataVersion":{{"counter":7}},"theirs":{{"12":["T"]}},"offsetTable":{{{queues}}}}}')
 
 
 def stored_progress(store: Aged) -> dict[tuple[str, str, int], int]:
-    return {(at.group, at.topic, at.queue_id): at.offset for at in ConsumerProgress(store.io, store.paths).load()}
+    return {(at.group, at.topic, at.queue_id): at.offset for at in offsets_json.load(store.io, store.paths).progress}
 
 
 def aged(root: Path, **options: Any) -> Aged:
@@ -57,14 +58,16 @@ def test_progress_below_the_minimum_is_raised_and_what_was_skipped_is_counted(tm
         ("half", "T", 0): 6,
     }
     assert store.words[words_of.RETENTION_UNCONSUMED] == 5 + 3
-    assert retention_request.read_report(StoreIO(), store.paths).unconsumed == {"slow": {"T": 8}}
+    assert read_unconsumed(StoreIO(), store.paths) == {"slow": {"T": 8}}
     told = [figures for event, figures in store.told if event.startswith("messages went")]
     assert told == [{"group": "slow", "messages": 8}]
-    # RocketMQ reads it again: its own keys unquoted, everything else as it was, the old one beside it.
+    # RocketMQ reads it again: integer keys unquoted, fields of others as they were, the old one beside it.
     text = store.paths.consumer_offsets.read_text()
-    assert "0: 6" in text
-    assert rocketmq_json.parse(text)["dataVersion"] == {"counter": 7}
-    assert rocketmq_json.parse(text)["groupTopicMap"] == {"12": ["T"]}
+    assert '"T@half":{0:6' in text
+    value = rocketmq_json.parse(text)
+    assert value["dataVersion"] == {"counter": 8, "stateVersion": 0, "timestamp": store.now_ms}
+    assert value["groupTopicMap"] == {"fast": ["T"], "half": ["T"], "slow": ["T", "gone"]}
+    assert value["theirs"] == {"12": ["T"]}
     assert store.paths.consumer_offsets.with_name("consumerOffset.json.bak").exists()
     # Nothing more is skipped, so nothing more is counted.
     store.pass_by(2)
@@ -79,7 +82,7 @@ def test_what_is_skipped_adds_up_over_restarts(tmp_path: Path) -> None:
     store.now_ms += 73 * 3_600_000
     store.fill(1, 0, "T", 0)
     store.pass_by(3)
-    assert retention_request.read_report(StoreIO(), store.paths).unconsumed == {"slow": {"T": 2 + 4}}
+    assert read_unconsumed(StoreIO(), store.paths) == {"slow": {"T": 2 + 4}}
 
 
 def test_progress_that_was_below_before_is_corrected_at_the_start(tmp_path: Path) -> None:
@@ -159,7 +162,7 @@ def test_the_copy_is_read_when_the_file_is_empty(tmp_path: Path) -> None:
     path = store.paths.consumer_offsets
     path.rename(path.with_name(path.name + ".bak"))
     path.write_text("")
-    assert ConsumerProgress(store.io, store.paths).load() == [Progress("slow", "T", 0, 1)]
+    assert offsets_json.load(store.io, store.paths).progress == [Progress("slow", "T", 0, 1)]
 
 
 def test_a_group_may_have_a_name_that_is_a_number(tmp_path: Path) -> None:
@@ -167,7 +170,7 @@ def test_a_group_may_have_a_name_that_is_a_number(tmp_path: Path) -> None:
     write_progress(store, {"T@42": {0: 1}})
     store.pass_by(3)
     assert stored_progress(store) == {("42", "T", 0): 6}
-    assert json.loads(store.paths.retention_report.read_text())["unconsumed"] == {"42": {"T": 5}}
+    assert json.loads(store.paths.unconsumed.read_text()) == {"42": {"T": 5}}
 
 
 def test_strings_that_look_like_keys_stay_strings(tmp_path: Path) -> None:

@@ -1,0 +1,374 @@
+"""The overview: is it well, how fast, how far behind? Requests by rate, errors and duration; lag; groups; the disk."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from grafana.source.panels import HEATMAP, STAT, TABLE, Panel, Query, Row, make_dashboard
+from grafana.source.settings import OVERVIEW_UID
+
+_RATE = "[$__rate_interval]"
+
+
+def quantiles(metric: str, *, by: str = "", legend: str = "") -> list[Query]:
+    """Median, 99 % and 99.9 % of a histogram, by a label or over all."""
+    labels = f"le, instance, {by}" if by else "le, instance"
+    name = f"{{{{{by}}}}} " if by else ""
+    return [
+        Query(
+            f"histogram_quantile({share}, sum by ({labels}) (rate({metric}_bucket{{$S}}{_RATE})))",
+            f"{legend}{name}{text}",
+        )
+        for share, text in ((0.5, "50 %"), (0.99, "99 %"), (0.999, "99.9 %"))
+    ]
+
+
+_GLANCE = Row(
+    "At a glance",
+    [
+        Panel(
+            "Ready",
+            "1 while every role runs and the store takes messages.",
+            "none",
+            [Query("min(mqproc_group_ready{$S})", "ready")],
+            kind=STAT,
+            width=3,
+            height=4,
+        ),
+        Panel(
+            "Appended",
+            "Messages appended a second.",
+            "cps",
+            [Query(f'sum(rate(mqproc_messages_appended_total{{$S,topic=~"$topic"}}{_RATE}))', "appended")],
+            kind=STAT,
+            width=3,
+            height=4,
+        ),
+        Panel(
+            "Delivered",
+            "Messages handed out a second.",
+            "cps",
+            [Query(f"sum(rate(mqproc_messages_delivered_total{{$S}}{_RATE}))", "delivered")],
+            kind=STAT,
+            width=3,
+            height=4,
+        ),
+        Panel(
+            "Dispatch behind",
+            "Store time between the last record and the last one that consumers can see.",
+            "s",
+            [Query("max(mqproc_dispatch_behind_seconds{$S})", "behind")],
+            kind=STAT,
+            width=3,
+            height=4,
+            warn=1,
+            bad=10,
+        ),
+        Panel(
+            "Loss window",
+            "Messages of the last so many seconds a loss of power would take.",
+            "s",
+            [Query("max(mqproc_unflushed_seconds{$S})", "not durable")],
+            kind=STAT,
+            width=3,
+            height=4,
+            warn=15,
+            bad=60,
+        ),
+        Panel(
+            "Groups behind",
+            "Messages that consumer groups have still to consume.",
+            "short",
+            [Query("sum(mqproc_consumer_lag_messages{$S})", "lag")],
+            kind=STAT,
+            width=3,
+            height=4,
+        ),
+        Panel(
+            "Disk",
+            "Used share of the file system that holds the store.",
+            "percentunit",
+            [Query("max(mqproc_disk_usage_ratio{$S})", "used")],
+            kind=STAT,
+            width=3,
+            height=4,
+            warn=0.75,
+            bad=0.9,
+            maximum=1,
+        ),
+        Panel(
+            "Read-only",
+            "1 after a failed sync, or by on_damage: nothing more is taken.",
+            "none",
+            [Query("max(mqproc_read_only{$S})", "read-only"), Query("max(mqproc_sync_failed{$S})", "sync failed")],
+            kind=STAT,
+            width=3,
+            height=4,
+            bad=1,
+        ),
+        Panel(
+            "Messages",
+            "Appended, dispatched and handed out a second: the three steps of a message's way.",
+            "cps",
+            [
+                Query(f"sum by (instance) (rate(mqproc_messages_appended_total{{$S}}{_RATE}))", "appended"),
+                Query(f"sum by (instance) (rate(mqproc_messages_dispatched_total{{$S}}{_RATE}))", "dispatched"),
+                Query(f"sum by (instance) (rate(mqproc_messages_delivered_total{{$S}}{_RATE}))", "delivered"),
+            ],
+            width=12,
+        ),
+        Panel(
+            "Bytes",
+            "Bytes of records appended and handed out a second.",
+            "Bps",
+            [
+                Query(f"sum by (instance) (rate(mqproc_appended_bytes_total{{$S}}{_RATE}))", "appended"),
+                Query(f"sum by (instance) (rate(mqproc_delivered_bytes_total{{$S}}{_RATE}))", "delivered"),
+            ],
+            width=12,
+        ),
+    ],
+)
+
+_REQUESTS = Row(
+    "Requests: rate, errors, duration",
+    [
+        Panel(
+            "Requests",
+            "Append requests, other requests and pulls answered a second.",
+            "reqps",
+            [
+                Query(f"sum by (instance) (rate(mqproc_append_frames_total{{$S}}{_RATE}))", "appends"),
+                Query(f"sum by (instance) (rate(mqproc_requests_total{{$S}}{_RATE}))", "questions"),
+                Query(f"sum by (instance) (rate(mqproc_pulls_total{{$S}}{_RATE}))", "pulls"),
+                Query(f"sum by (instance) (rate(mqproc_pulls_empty_total{{$S}}{_RATE}))", "pulls without a message"),
+            ],
+        ),
+        Panel(
+            "Refusals",
+            "Requests answered with an error, by its code.",
+            "reqps",
+            [
+                Query(f"sum by (role, code) (rate(mqproc_rejected_total{{$S}}{_RATE})) > 0", "{{role}} {{code}}"),
+                Query(f"sum by (instance) (rate(mqproc_append_failures_total{{$S}}{_RATE}))", "writer, all"),
+                Query(f"sum by (instance) (rate(mqproc_request_failures_total{{$S}}{_RATE}))", "query, all"),
+            ],
+        ),
+        Panel(
+            "Waiting",
+            "Long polls held, requests under way, and connected clients.",
+            "short",
+            [
+                Query("sum by (instance) (mqproc_waiting_pulls{$S})", "held pulls"),
+                Query("sum by (instance) (mqproc_requests_in_progress{$S})", "in progress"),
+                Query("sum by (role) (mqproc_client_connections{$S})", "clients of {{role}}"),
+            ],
+        ),
+        Panel(
+            "Append duration",
+            "From taking an append request to having stored it; under SYNC_FLUSH with the sync.",
+            "s",
+            quantiles("mqproc_append_duration_seconds"),
+        ),
+        Panel(
+            "Request duration",
+            "From taking a request to its answer, without pulls that were held.",
+            "s",
+            quantiles("mqproc_request_duration_seconds", by="request"),
+        ),
+        Panel(
+            "Message size",
+            "How large records are, by the mean of what was appended together.",
+            "bytes",
+            [Query(f"sum by (le) (rate(mqproc_message_size_bytes_bucket{{$S}}{_RATE}))", "{{le}}")],
+            kind=HEATMAP,
+        ),
+    ],
+)
+
+_LAG = Row(
+    "Lag of dispatch and flush",
+    [
+        Panel(
+            "Dispatch behind, bytes",
+            "Log that queues and index do not hold yet.",
+            "bytes",
+            [Query("mqproc_dispatch_behind_bytes{$S}")],
+        ),
+        Panel(
+            "Dispatch behind, messages and seconds",
+            "The same as messages, and as the time between two records.",
+            "short",
+            [
+                Query("mqproc_dispatch_behind_messages{$S}", "{{instance}} messages"),
+                Query("mqproc_dispatch_behind_seconds{$S}", "{{instance}} seconds"),
+            ],
+        ),
+        Panel(
+            "Dispatch delay",
+            "From a message's append to its place in queue and index.",
+            "s",
+            quantiles("mqproc_dispatch_delay_seconds"),
+        ),
+        Panel(
+            "Not durable",
+            "Log whose records, units or entries a loss of power would take; units and entries are made again.",
+            "bytes",
+            [Query("mqproc_flush_behind_bytes{$S}", "{{instance}} {{target}}")],
+        ),
+        Panel(
+            "Loss window",
+            "How old the oldest message is, at most, that a loss of power would take.",
+            "s",
+            [Query("mqproc_unflushed_seconds{$S}")],
+        ),
+        Panel(
+            "Sends held back",
+            "Share of time in which sends were slowed because dispatch is behind, or waited for a segment.",
+            "percentunit",
+            [
+                Query(f"rate(mqproc_append_slowed_seconds_total{{$S}}{_RATE})", "{{instance}} by dispatch"),
+                Query(f"rate(mqproc_segment_wait_seconds_total{{$S}}{_RATE})", "{{instance}} by segments"),
+            ],
+        ),
+    ],
+)
+
+_GROUPS = Row(
+    "Topics and consumer groups",
+    [
+        Panel(
+            "Appended by topic",
+            "The ten topics with the most messages a second.",
+            "cps",
+            [
+                Query(
+                    f'topk(10, sum by (topic) (rate(mqproc_messages_appended_total{{$S,topic=~"$topic"}}{_RATE})))',
+                    "{{topic}}",
+                )
+            ],
+        ),
+        Panel(
+            "Lag, messages",
+            "The ten groups that are furthest behind.",
+            "short",
+            [
+                Query(
+                    'topk(10, sum by (group, topic) (mqproc_consumer_lag_messages{$S,topic=~"$topic"}))',
+                    "{{group}} {{topic}}",
+                )
+            ],
+        ),
+        Panel(
+            "Lag, seconds",
+            "Age of the oldest message that a group has not consumed.",
+            "s",
+            [
+                Query(
+                    'topk(10, max by (group, topic) (mqproc_consumer_lag_seconds{$S,topic=~"$topic"}))',
+                    "{{group}} {{topic}}",
+                )
+            ],
+        ),
+        Panel(
+            "Consumers",
+            "Groups, their members, and how often queues were shared anew.",
+            "short",
+            [
+                Query("sum by (instance) (mqproc_consumer_groups{$S})", "groups"),
+                Query("sum by (instance) (mqproc_consumer_members{$S})", "members"),
+                Query(f"sum by (instance) (increase(mqproc_consumer_rebalances_total{{$S}}{_RATE}))", "rebalances"),
+            ],
+        ),
+        Panel(
+            "Commits, retries, dead letters",
+            "Offsets committed, messages sent to retry topics and to dead-letter topics a second.",
+            "cps",
+            [
+                Query(f"sum by (instance) (rate(mqproc_offsets_committed_total{{$S}}{_RATE}))", "commits"),
+                Query(f"sum by (instance) (rate(mqproc_messages_retried_total{{$S}}{_RATE}))", "retries"),
+                Query(f"sum by (instance) (rate(mqproc_messages_dead_lettered_total{{$S}}{_RATE}))", "dead letters"),
+            ],
+        ),
+        Panel(
+            "Topics",
+            "Messages that can be read, and when the last one came.",
+            "short",
+            [
+                Query('topk(50, sum by (topic) (mqproc_stored_messages{$S,topic=~"$topic"}))', "stored"),
+                Query('topk(50, max by (topic) (mqproc_last_message_timestamp_seconds{$S,topic=~"$topic"}))', "last"),
+            ],
+            kind=TABLE,
+        ),
+    ],
+)
+
+_DISK = Row(
+    "Disk and retention",
+    [
+        Panel(
+            "Disk",
+            "Used and free bytes of the file system that holds the store.",
+            "bytes",
+            [
+                Query("mqproc_disk_used_bytes{$S}", "{{instance}} used"),
+                Query("mqproc_disk_free_bytes{$S}", "{{instance}} free"),
+            ],
+        ),
+        Panel(
+            "Kept",
+            "Bytes of records, units and entries that are kept.",
+            "bytes",
+            [Query("mqproc_storage_bytes{$S}", "{{instance}} {{target}}")],
+        ),
+        Panel(
+            "Oldest message",
+            "How long ago the log's first record was stored.",
+            "s",
+            [Query("time() - (mqproc_oldest_message_timestamp_seconds{$S} > 0)")],
+        ),
+        Panel(
+            "Deleted",
+            "Files that retention deleted, and messages that went before a group had consumed them.",
+            "short",
+            [
+                Query(
+                    f"sum by (target) (increase(mqproc_retention_deleted_files_total{{$S}}{_RATE}))", "{{target}} files"
+                ),
+                Query(
+                    f"sum by (instance) (increase(mqproc_unconsumed_messages_deleted_total{{$S}}{_RATE}))",
+                    "unconsumed messages",
+                ),
+            ],
+        ),
+        Panel(
+            "Space given back",
+            "Bytes of deleted files, and what of them is taken yet.",
+            "bytes",
+            [
+                Query(f"increase(mqproc_retention_deleted_bytes_total{{$S}}{_RATE})", "{{instance}} deleted"),
+                Query("mqproc_retention_pending_bytes{$S}", "{{instance}} pending"),
+            ],
+        ),
+        Panel(
+            "Held back",
+            "1 while segments that are due are kept for a reason; refused sends; errno of the last look.",
+            "none",
+            [
+                Query("max by (reason) (mqproc_retention_held_back{$S}) > 0", "{{reason}}"),
+                Query("mqproc_disk_full{$S}", "{{instance}} sends refused"),
+                Query("mqproc_retention_blocked{$S}", "{{instance}} errno"),
+            ],
+        ),
+    ],
+)
+
+
+def overview() -> Any:
+    """The dashboard."""
+    return make_dashboard(
+        OVERVIEW_UID,
+        "mqproc overview",
+        "Is the store well, how fast is it, how far are dispatch, flush and consumers behind?",
+        [_GLANCE, _REQUESTS, _LAG, _GROUPS, _DISK],
+    ).build()

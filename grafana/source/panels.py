@@ -1,0 +1,191 @@
+"""Panels and dashboards by few words: what is shown, in which unit, by which queries.
+
+In a query `$S` stands for the selector that every query has: the job and the instances chosen at the top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from grafana_foundation_sdk.builders import common, heatmap, prometheus, stat, table, timeseries
+from grafana_foundation_sdk.builders import dashboard as dashboards
+from grafana_foundation_sdk.models.common import LegendDisplayMode, LegendPlacement, TooltipDisplayMode
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardCursorSync,
+    DataSourceRef,
+    GridPos,
+    Threshold,
+    ThresholdsMode,
+    VariableRefresh,
+    VariableSort,
+)
+from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+SELECTOR: Final = 'job=~"$job",instance=~"$instance"'
+DATASOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
+
+COLUMNS: Final = 24
+TIME_SERIES, STAT, TABLE, HEATMAP = "timeseries", "stat", "table", "heatmap"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A query and what its series are called."""
+
+    expr: str
+    legend: str = "{{instance}}"
+
+    @property
+    def text(self) -> str:
+        return self.expr.replace("$S", SELECTOR)
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One panel. `warn` and `bad` are the values from which on a stat is yellow and red."""
+
+    title: str
+    description: str
+    unit: str
+    queries: Sequence[Query]
+    kind: str = TIME_SERIES
+    width: int = 8
+    height: int = 8
+    warn: float | None = None
+    bad: float | None = None
+    maximum: float | None = None
+
+    def build(self, x: int, y: int) -> Any:
+        """The SDK's builder, at a place of the grid."""
+        made = _BUILDERS[self.kind](self)
+        made = made.title(self.title).description(self.description).unit(self.unit).datasource(DATASOURCE)
+        made = made.grid_pos(GridPos(h=self.height, w=self.width, x=x, y=y))
+        if self.maximum is not None:
+            made = made.max(self.maximum)
+        for place, query in enumerate(self.queries):
+            made = made.with_target(self._target(query, chr(ord("A") + place)))
+        return made
+
+    def _target(self, query: Query, ref_id: str) -> prometheus.Dataquery:
+        target = prometheus.Dataquery().expr(query.text).legend_format(query.legend).ref_id(ref_id)
+        target = target.datasource(DATASOURCE)
+        if self.kind == TABLE:
+            return target.instant().format(PromQueryFormat.TABLE)
+        if self.kind == HEATMAP:
+            return target.range().format(PromQueryFormat.HEATMAP)
+        return target.range()
+
+    @property
+    def thresholds(self) -> dashboards.ThresholdsConfig:
+        steps = [Threshold(value=None, color="green")]
+        if self.warn is not None:
+            steps.append(Threshold(value=self.warn, color="yellow"))
+        if self.bad is not None:
+            steps.append(Threshold(value=self.bad, color="red"))
+        return dashboards.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)
+
+
+def _time_series(panel: Panel) -> timeseries.Panel:
+    legend = common.VizLegendOptions().display_mode(LegendDisplayMode.TABLE).placement(LegendPlacement.BOTTOM)
+    tooltip = common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI)
+    made = timeseries.Panel().legend(legend.calcs(["lastNotNull", "max"]).show_legend(True))
+    return made.tooltip(tooltip).fill_opacity(10).min(0)
+
+
+def _stat(panel: Panel) -> stat.Panel:
+    reduce = common.ReduceDataOptions().calcs(["lastNotNull"])
+    return stat.Panel().reduce_options(reduce).thresholds(panel.thresholds)
+
+
+def _table(panel: Panel) -> table.Panel:
+    return table.Panel()
+
+
+def _heatmap(panel: Panel) -> heatmap.Panel:
+    return heatmap.Panel().color(heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Oranges"))
+
+
+_BUILDERS = {TIME_SERIES: _time_series, STAT: _stat, TABLE: _table, HEATMAP: _heatmap}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Panels under one heading; all rows but the first are collapsed."""
+
+    title: str
+    panels: Sequence[Panel]
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A choice at the top: values of one label of one metric."""
+
+    name: str
+    label: str
+    metric: str
+
+    @property
+    def query(self) -> str:
+        where = "" if self.name == "job" else '{job=~"$job"}'
+        return f"label_values({self.metric}{where}, {self.name})"
+
+
+VARIABLES: Final = (
+    Variable("job", "job", "mqproc_build_info"),
+    Variable("instance", "instance", "mqproc_build_info"),
+    Variable("topic", "topic", "mqproc_messages_appended_total"),
+)
+
+
+def make_dashboard(uid: str, title: str, description: str, rows: Sequence[Row]) -> dashboards.Dashboard:
+    """A dashboard of rows, with its variables, laid out from the left to the right."""
+    made = dashboards.Dashboard(title).uid(uid).description(description).tags(["mqproc"])
+    made = made.refresh("30s").time("now-1h", "now").timezone("browser").readonly()
+    made = made.tooltip(DashboardCursorSync.CROSSHAIR)
+    made = made.with_variable(dashboards.DatasourceVariable("datasource").label("data source").type("prometheus"))
+    for variable in VARIABLES:
+        made = made.with_variable(_variable(variable))
+    y = 0
+    for number, row in enumerate(rows):
+        builder = dashboards.Row(row.title).grid_pos(GridPos(h=1, w=COLUMNS, x=0, y=y))
+        y += 1
+        placed = list(_placed(row.panels, y))
+        if number == 0:
+            made = made.with_row(builder)
+            for panel, x, at in placed:
+                made = made.with_panel(panel.build(x, at))
+            y = max((at + panel.height for panel, _, at in placed), default=y)
+        else:
+            for panel, x, at in placed:
+                builder = builder.with_panel(panel.build(x, at))
+            made = made.with_row(builder.collapsed(True))
+    return made
+
+
+def _variable(variable: Variable) -> dashboards.QueryVariable:
+    return (
+        dashboards.QueryVariable(variable.name)
+        .label(variable.label)
+        .query(variable.query)
+        .datasource(DATASOURCE)
+        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(VariableSort.ALPHABETICAL_ASC)
+        .multi(True)
+        .include_all(True)
+        .all_value(".+")
+    )
+
+
+def _placed(panels: Sequence[Panel], y: int) -> list[tuple[Panel, int, int]]:
+    """Each panel with its place: from the left to the right, a new line when one is full."""
+    found = []
+    x = line = 0
+    for panel in panels:
+        if x + panel.width > COLUMNS:
+            x, y, line = 0, y + line, 0
+        found.append((panel, x, y))
+        x, line = x + panel.width, max(line, panel.height)
+    return found

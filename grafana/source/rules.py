@@ -1,0 +1,311 @@
+"""Recording rules and alerts. A name of a recorded series is level:metric:operations.
+
+Symptoms come first: who is told that sends are refused wants to hear that before the reasons. Each alert has a section
+of its name in README.md: what it means, what to look at, what to do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from grafana.source.settings import JOB, MINUTE, RUNBOOKS, Durations
+
+WARNING: Final = "warning"
+CRITICAL: Final = "critical"
+
+# Refusals that are the store's fault, or its way of saying that it cannot go on.
+_STORE_CODES = "INTERNAL|STORE_BUSY|DISK_FULL|STORE_READ_ONLY|FLUSH_FAILED|TOO_MANY_CONNECTIONS|TOO_MANY_QUEUES"
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """One alert. `hold_s` is how long it must be true; the texts may use Prometheus' templates."""
+
+    name: str
+    severity: str
+    expr: str
+    hold_s: float
+    summary: str
+    description: str
+
+    def rule(self, durations: Durations) -> dict[str, Any]:
+        """As Prometheus reads it."""
+        return {
+            "alert": self.name,
+            "expr": self.expr,
+            **({"for": durations.of(self.hold_s)} if self.hold_s else {}),
+            "labels": {"severity": self.severity},
+            "annotations": {
+                "summary": self.summary,
+                "description": self.description,
+                "runbook_url": f"{RUNBOOKS}#{self.name.lower()}",
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One recorded series."""
+
+    name: str
+    expr: str
+
+    def rule(self, _durations: Durations) -> dict[str, Any]:
+        """As Prometheus reads it."""
+        return {"record": self.name, "expr": self.expr}
+
+
+def recordings(durations: Durations) -> list[Recording]:
+    """Series that dashboards and alerts ask for often."""
+    window = durations.of(5 * MINUTE)
+
+    def share(metric: str, quantile: float) -> str:
+        return f"histogram_quantile({quantile}, rate({metric}_bucket[{window}]))"
+
+    return [
+        Recording(
+            "instance:mqproc_messages_appended:rate5m",
+            f"sum without (topic) (rate(mqproc_messages_appended_total[{window}]))",
+        ),
+        Recording("instance:mqproc_messages_delivered:rate5m", f"rate(mqproc_messages_delivered_total[{window}])"),
+        Recording(
+            "instance:mqproc_rejected:rate5m",
+            f"sum without (role, code) (rate(mqproc_rejected_total[{window}]))",
+        ),
+        Recording("instance:mqproc_append_duration_seconds:p99_5m", share("mqproc_append_duration_seconds", 0.99)),
+        Recording("instance:mqproc_dispatch_delay_seconds:p99_5m", share("mqproc_dispatch_delay_seconds", 0.99)),
+        Recording("instance:mqproc_request_duration_seconds:p99_5m", share("mqproc_request_duration_seconds", 0.99)),
+        Recording("instance:mqproc_flush_duration_seconds:p99_5m", share("mqproc_flush_duration_seconds", 0.99)),
+        Recording(
+            "instance:mqproc_process_memory_bytes:sum",
+            "sum without (role) (mqproc_process_proportional_memory_bytes)",
+        ),
+        Recording("group:mqproc_consumer_lag_messages:sum", "sum without (topic) (mqproc_consumer_lag_messages)"),
+        Recording("group:mqproc_consumer_lag_seconds:max", "max without (topic) (mqproc_consumer_lag_seconds)"),
+    ]
+
+
+def alerts(durations: Durations) -> list[Alert]:
+    """Every alert, symptoms first."""
+    return [*_symptoms(durations), *_lag(durations), *_durability(durations), *_roles(durations), *_room(durations)]
+
+
+def _symptoms(durations: Durations) -> list[Alert]:
+    window = durations.of(5 * MINUTE)
+    return [
+        Alert(
+            "MqprocDown",
+            CRITICAL,
+            f'up{{job="{JOB}"}} == 0 or mqproc_up == 0',
+            MINUTE,
+            "mqproc on {{ $labels.instance }} does not run",
+            "Nothing can be sent or read. The supervisor or its monitor gives no sign of life.",
+        ),
+        Alert(
+            "MqprocNotReady",
+            WARNING,
+            "mqproc_group_ready == 0 and mqproc_up == 1",
+            5 * MINUTE,
+            "mqproc on {{ $labels.instance }} does not serve in full",
+            "The group runs but is not ready: it recovers, a role is missing, or it takes no messages.",
+        ),
+        Alert(
+            "MqprocReadOnly",
+            CRITICAL,
+            "mqproc_read_only == 1",
+            0,
+            "the store on {{ $labels.instance }} takes no messages",
+            "A sync has failed, or there is damage and on_damage = read_only. Messages that are stored can be read.",
+        ),
+        Alert(
+            "MqprocRefusing",
+            WARNING,
+            f'sum without (code) (rate(mqproc_rejected_total{{code=~"{_STORE_CODES}"}}[{window}])) > 0',
+            MINUTE,
+            "{{ $labels.role }} on {{ $labels.instance }} refuses requests",
+            "{{ $value | humanize }} requests a second are refused for reasons that are the store's.",
+        ),
+        Alert(
+            "MqprocAppendSlow",
+            WARNING,
+            "instance:mqproc_append_duration_seconds:p99_5m > 0.5",
+            MINUTE,
+            "sends to {{ $labels.instance }} are slow",
+            "One append in a hundred takes longer than {{ $value | humanizeDuration }}.",
+        ),
+    ]
+
+
+def _lag(durations: Durations) -> list[Alert]:
+    return [
+        Alert(
+            "MqprocDispatchStalled",
+            CRITICAL,
+            "mqproc_dispatch_behind_bytes > 0"
+            f" and changes(mqproc_dispatched_offset_bytes[{durations.of(5 * MINUTE)}]) == 0",
+            MINUTE,
+            "dispatch on {{ $labels.instance }} stands still",
+            "{{ $value | humanize1024 }}B of the log are in no queue and cannot be consumed; nothing moves.",
+        ),
+        Alert(
+            "MqprocDispatchBehind",
+            WARNING,
+            f"mqproc_dispatch_behind_seconds > {durations.age(10)}",
+            5 * MINUTE,
+            "dispatch on {{ $labels.instance }} is behind",
+            "Consumers see messages {{ $value | humanizeDuration }} late.",
+        ),
+        Alert(
+            "MqprocDispatchBlocked",
+            CRITICAL,
+            "mqproc_dispatch_blocked != 0",
+            MINUTE,
+            "dispatch on {{ $labels.instance }} cannot go on",
+            "A step fails again and again with errno {{ $value }}; 28 is a full disk. It goes on by itself.",
+        ),
+        Alert(
+            "MqprocConsumerLagGrowing",
+            WARNING,
+            "mqproc_consumer_lag_messages > 1000"
+            f" and deriv(mqproc_consumer_lag_messages[{durations.of(10 * MINUTE)}]) > 0",
+            10 * MINUTE,
+            "group {{ $labels.group }} falls behind in {{ $labels.topic }}",
+            "{{ $value | humanize }} messages wait for it, and they become more.",
+        ),
+    ]
+
+
+def _durability(durations: Durations) -> list[Alert]:
+    age = "time() - mqproc_last_flush_timestamp_seconds"
+    forced = 'mqproc_last_forced_flush_timestamp_seconds{target!="commitlog"}'
+    return [
+        Alert(
+            "MqprocLossWindow",
+            CRITICAL,
+            f"mqproc_unflushed_seconds > {durations.age(60)}",
+            MINUTE,
+            "the log on {{ $labels.instance }} is not made durable",
+            "A loss of power would take messages of the last {{ $value | humanizeDuration }}.",
+        ),
+        Alert(
+            "MqprocFlushLate",
+            WARNING,
+            f"{age} > {durations.age(30)} and mqproc_last_flush_timestamp_seconds > 0",
+            MINUTE,
+            "{{ $labels.target }} on {{ $labels.instance }} is not flushed",
+            "The last pass came to its end {{ $value | humanizeDuration }} ago; there should be one every second.",
+        ),
+        Alert(
+            "MqprocForcedFlushMissing",
+            WARNING,
+            f"time() - {forced} > {durations.age(180)} and {forced} > 0",
+            MINUTE,
+            "{{ $labels.target }} on {{ $labels.instance }} is not flushed in full",
+            "The last full pass was {{ $value | humanizeDuration }} ago; there should be one every minute.",
+        ),
+        Alert(
+            "MqprocDamaged",
+            WARNING,
+            "mqproc_damage_holes > 0",
+            0,
+            "the log on {{ $labels.instance }} is damaged",
+            "{{ $value }} ranges of the log hold no intact record. All else is served.",
+        ),
+    ]
+
+
+def _roles(durations: Durations) -> list[Alert]:
+    window = durations.of(15 * MINUTE)
+    return [
+        Alert(
+            "MqprocRoleDown",
+            CRITICAL,
+            "mqproc_role_up == 0 and on (job, instance) mqproc_up == 1",
+            MINUTE,
+            "{{ $labels.role }} on {{ $labels.instance }} does not run",
+            "The supervisor runs, the role does not: it is being restarted with pauses, or it is lent to a terminal.",
+        ),
+        Alert(
+            "MqprocRoleRestarting",
+            WARNING,
+            f"increase(mqproc_role_restarts_total[{window}]) > 1.5",
+            0,
+            "{{ $labels.role }} on {{ $labels.instance }} dies again and again",
+            "It died {{ $value | humanize }} times within a quarter of an hour.",
+        ),
+        Alert(
+            "MqprocHeartbeatMissing",
+            CRITICAL,
+            f"time() - mqproc_role_heartbeat_timestamp_seconds > {durations.age(15)} and mqproc_role_up == 1",
+            MINUTE / 2,
+            "{{ $labels.role }} on {{ $labels.instance }} hangs",
+            "It has not beaten for {{ $value | humanizeDuration }}.",
+        ),
+        Alert(
+            "MqprocErrorsLogged",
+            WARNING,
+            f"increase(mqproc_errors_total[{window}]) > 0",
+            0,
+            "{{ $labels.role }} on {{ $labels.instance }} logs errors",
+            "{{ $value | humanize }} errors within a quarter of an hour; mqproc errors shows them.",
+        ),
+    ]
+
+
+def _room(durations: Durations) -> list[Alert]:
+    window = durations.of(5 * MINUTE)
+    return [
+        Alert(
+            "MqprocDiskFull",
+            CRITICAL,
+            "mqproc_disk_full == 1",
+            0,
+            "the disk of {{ $labels.instance }} is full",
+            "Sends are refused until there is room.",
+        ),
+        Alert(
+            "MqprocDiskAlmostFull",
+            WARNING,
+            "mqproc_disk_usage_ratio > 0.85",
+            5 * MINUTE,
+            "the disk of {{ $labels.instance }} fills",
+            "{{ $value | humanizePercentage }} are used; sends will be refused at 90 %.",
+        ),
+        Alert(
+            "MqprocSegmentWaits",
+            WARNING,
+            f"rate(mqproc_segment_wait_seconds_total[{window}]) > 0.01",
+            0,
+            "the writer on {{ $labels.instance }} waits for segments",
+            "It spends {{ $value | humanizePercentage }} of its time waiting for the next segment of the log.",
+        ),
+        Alert(
+            "MqprocRetentionHeldBack",
+            WARNING,
+            "mqproc_retention_held_back == 1",
+            15 * MINUTE,
+            "retention on {{ $labels.instance }} cannot delete",
+            "Segments are due and kept: {{ $labels.reason }}.",
+        ),
+        Alert(
+            "MqprocQueueTableAlmostFull",
+            WARNING,
+            "mqproc_queue_table_used_ratio > 0.9",
+            5 * MINUTE,
+            "{{ $labels.instance }} has room for few more queues",
+            "{{ $value | humanizePercentage }} of max_queues are in use; beyond it topics cannot be made.",
+        ),
+    ]
+
+
+def rule_files(durations: Durations) -> dict[str, dict[str, Any]]:
+    """Contents of the two rule files by name."""
+    return {
+        "recording.yml": {
+            "groups": [{"name": "mqproc-recording", "rules": [each.rule(durations) for each in recordings(durations)]}]
+        },
+        "alerts.yml": {
+            "groups": [{"name": "mqproc-alerts", "rules": [each.rule(durations) for each in alerts(durations)]}]
+        },
+    }

@@ -1,0 +1,66 @@
+"""`mqproc message trace`: where one message is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from mqproc.cli.commands import Command
+from mqproc.cli.invocation import Invocation, pass_invocation
+from mqproc.cli.message_format import FIELD_COLUMNS, to_row
+from mqproc.cli.output import Column, Output
+from mqproc.client.tracing import Trace
+
+_KEYS = [Column("key"), Column("unique", "unique id"), Column("indexed")]
+_PROGRESS = [
+    Column("group"),
+    Column("passed", "consumed"),
+    Column("offset", "group's offset", "number"),
+    Column("messages_before", "before it", "count"),
+    Column("member_id", "member"),
+]
+_COPIES = [
+    Column("kind"),
+    Column("topic"),
+    Column("queue_id", "queue", "number"),
+    Column("queue_offset", "offset", "number"),
+    Column("store_timestamp_ms", "store time", "time_ms"),
+    Column("reconsume_times", "times", "number"),
+    Column("real_topic", "to"),
+    Column("message_id"),
+]
+
+
+@click.command(cls=Command)
+@click.argument("message_id", metavar="ID")
+@click.option("--topic", default="", help="Topic of a unique id.")
+@pass_invocation
+def trace(invocation: Invocation, message_id: str, topic: str) -> None:
+    """Show where a message is: record, queue unit, index entries, groups that are past it, copies of it.
+
+    Copies are what waits for its time, retries, and dead letters. Exit code 5 when there is no such message.
+    """
+    with invocation.client() as client:
+        found = client.trace(message_id, topic)
+    if invocation.out.is_json:
+        invocation.out.document(found.to_json())
+    else:
+        _print(invocation.out, found)
+
+
+def _print(out: Output, found: Trace) -> None:
+    message = found.message
+    out.fields(FIELD_COLUMNS, to_row(message, "text", preview=True))
+    out.line("")
+    out.line(f"queue unit  {message.topic} queue {message.queue_id} offset {message.queue_offset}: {found.unit}")
+    for title, columns, parts in (
+        ("index", _KEYS, found.keys),
+        ("groups", _PROGRESS, found.progress),
+        ("copies", _COPIES, found.copies),
+    ):
+        out.line("")
+        if parts:
+            out.rows(title, columns, [asdict(part) for part in parts])
+        else:
+            out.line(f"{title}: none")

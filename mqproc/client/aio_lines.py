@@ -1,0 +1,87 @@
+"""A connection to a role as an event loop uses it: all tasks share it, each request has a future."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from mqproc.client.connection import Connection, Outcome
+from mqproc.client.core import Call
+
+# Requests wait while more than this is waiting for room in the socket.
+_OUTPUT_BYTES_MAX: Final = 8 << 20
+
+
+class Line:
+    """A connection that an event loop watches. Each request has a future, which gets its outcome."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.loop = asyncio.get_running_loop()
+        self._futures: dict[int, asyncio.Future[Outcome]] = {}
+        self._room = asyncio.Event()
+        self._room.set()
+        self._writing = False
+        self.loop.add_reader(connection.fd, self._on_readable)
+
+    @property
+    def usable(self) -> bool:
+        return self.connection.usable and self.loop is asyncio.get_running_loop()
+
+    async def room(self) -> None:
+        """Wait while too much waits to be sent."""
+        await self._room.wait()
+
+    def submit(self, call: Call[Any]) -> tuple[int, asyncio.Future[Outcome] | None]:
+        """Send a request; a oneway one has no future."""
+        request_id = self.connection.submit(call)
+        future = None
+        if not call.oneway:
+            future = self._futures[request_id] = self.loop.create_future()
+        self._settle()
+        return request_id, future
+
+    def forget(self, request_id: int) -> None:
+        """Nobody waits for this request any more."""
+        self._futures.pop(request_id, None)
+        self.connection.forget(request_id)
+
+    def _on_readable(self) -> None:
+        self.connection.receive()
+        self._settle()
+
+    def _on_writable(self) -> None:
+        self.connection.flush()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Hand out outcomes and watch for what the connection waits for now."""
+        connection = self.connection
+        while connection.done:
+            request_id, outcome = connection.done.popitem()
+            future = self._futures.pop(request_id, None)
+            if future is not None and not future.done():
+                future.set_result(outcome)
+        if connection.closed:
+            self._unwatch()
+        elif connection.sending != self._writing:
+            self._writing = connection.sending
+            if self._writing:
+                self.loop.add_writer(connection.fd, self._on_writable)
+            else:
+                self.loop.remove_writer(connection.fd)
+        if connection.closed or connection.waiting_bytes <= _OUTPUT_BYTES_MAX:
+            self._room.set()
+        else:
+            self._room.clear()
+
+    def _unwatch(self) -> None:
+        if not self.loop.is_closed():
+            self.loop.remove_reader(self.connection.fd)
+            self.loop.remove_writer(self.connection.fd)
+
+    def close(self) -> None:
+        self._unwatch()
+        self.connection.lose("the client was closed")
+        if not self.loop.is_closed():
+            self._settle()

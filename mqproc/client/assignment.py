@@ -1,0 +1,265 @@
+"""What a consumer works on: queues with what is fetched of them, handed out, done and committed. No I/O, no waiting.
+
+    fetched pieces ──hand out──▶ in hands ──done, nacked──▶ position ──▶ committed
+
+A queue's position is where the messages that are not done begin: it is what may be committed, in order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
+
+from mqproc.errors import MqprocError, NotAMemberError
+from mqproc.wire.group_operations import Assigned, GroupAssignment
+
+Queue = tuple[str, int]
+BUFFER_BYTES: Final = 64 << 20
+PULL_BYTES_MAX: Final = 8 << 20
+PULL_BYTES_MIN: Final = 64 << 10
+
+PIECES_AHEAD: Final = 2
+"""A queue is pulled from while it has fewer pieces than this."""
+
+M = TypeVar("M")
+
+
+@dataclass(slots=True)
+class Piece(Generic[M]):
+    """One pull's messages: a list of objects, or an Arrow batch. `end` is the queue offset behind them."""
+
+    messages: M
+    count: int
+    end: int
+
+
+class Cursor(Generic[M]):
+    """One queue in the consumer's hands, from one assignment on until it is taken away."""
+
+    __slots__ = (
+        "_handed",
+        "_open",
+        "committed",
+        "committing",
+        "done",
+        "epoch",
+        "in_loop",
+        "lost",
+        "next_offset",
+        "pieces",
+        "pulling",
+        "queue_id",
+        "revoked",
+        "topic",
+    )
+
+    def __init__(self, topic: str, queue_id: int, epoch: int, offset: int) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.epoch = epoch
+        self.next_offset = offset
+        """Where the next pull begins."""
+        self.done = offset
+        """Everything below it was handed out and, but for what `_handed` has, is done."""
+        self.committed = offset
+        self.committing = offset
+        """What is on its way to the server."""
+        self.pieces: deque[Piece[M]] = deque()
+        self.pulling = False
+        self.in_loop = False
+        """A loop is going through a piece and moves `done` by itself."""
+        self.revoked = False
+        """The queue is another's, or will be as soon as this consumer has released it."""
+        self.lost = False
+        """It is another's already: nothing can be committed."""
+        self._handed: deque[int] = deque()
+        self._open: set[int] = set()
+
+    @property
+    def queue(self) -> Queue:
+        return self.topic, self.queue_id
+
+    @property
+    def in_hands(self) -> bool:
+        """Whether somebody has messages of the queue that are not done."""
+        return self.in_loop or bool(self._handed)
+
+    @property
+    def position(self) -> int:
+        """Everything below it is done."""
+        return min(self.done, self._handed[0]) if self._handed else self.done
+
+    def fetched(self, piece: Piece[M], moved: bool) -> None:
+        """Take a pull's answer. `moved`: the queue does not have the offset that was asked for."""
+        self.pulling = False
+        self.next_offset = piece.end
+        if not self.revoked:
+            self.pieces.append(piece)
+        if moved and not self.in_hands:
+            self.done = min(self.done, piece.end)
+
+    def take_empty(self) -> None:
+        """Pass over pieces without messages: filters let nothing of them through."""
+        while self.pieces and not self.pieces[0].count and not self.in_hands:
+            self.done = self.pieces.popleft().end
+
+    def hand_out(self, offsets: Iterable[int], end: int) -> None:
+        """Messages go to somebody who acknowledges each."""
+        handed = list(offsets)
+        self._handed.extend(handed)
+        self._open.update(handed)
+        self.done = end
+
+    def ack(self, offset: int) -> bool:
+        """A message that was handed out is done; whether it was in anybody's hands."""
+        if offset not in self._open:
+            return False
+        self._open.discard(offset)
+        while self._handed and self._handed[0] not in self._open:
+            self._handed.popleft()
+        return True
+
+    def revoke(self) -> None:
+        """No more of this queue is handed out."""
+        self.revoked = True
+        self.pieces.clear()
+
+
+class Assignment(Generic[M]):
+    """All queues of one consumer. Not thread-safe: its owner has a lock."""
+
+    def __init__(self) -> None:
+        self.member_id = ""
+        self.generation = -1
+        self.heartbeat_s = 1.0
+        self.cursors: dict[Queue, Cursor[M]] = {}
+        self._leaving: list[Cursor[M]] = []
+        self._released = -1
+        self._turns: deque[Queue] = deque()
+
+    # Assignments
+
+    def apply(self, answer: GroupAssignment) -> None:
+        """Take over what the server says. Queues that are not there any more are given up."""
+        self.member_id = answer.member_id
+        if answer.heartbeat_ms:
+            self.heartbeat_s = answer.heartbeat_ms / 1000
+        if not answer.changed:
+            return
+        if answer.generation < self.generation:
+            self._released = -1  # The server counts anew.
+        self.generation = answer.generation
+        wanted = {(topic, queue_id): (epoch, offset) for topic, queue_id, epoch, offset in answer.queues}
+        for queue, cursor in list(self.cursors.items()):
+            if wanted.get(queue, (None, 0))[0] != cursor.epoch:
+                self._give_up(cursor, lost=queue in wanted)
+        for queue, (epoch, offset) in wanted.items():
+            if queue not in self.cursors:
+                self.cursors[queue] = Cursor(*queue, epoch, offset)
+                self._turns.append(queue)
+
+    def _give_up(self, cursor: Cursor[M], *, lost: bool) -> None:
+        del self.cursors[cursor.queue]
+        cursor.lost = cursor.lost or lost
+        cursor.revoke()
+        self._leaving.append(cursor)
+
+    def holding(self) -> list[tuple[str, int, int]]:
+        """Queues with epochs, to join again with."""
+        return [(cursor.topic, cursor.queue_id, cursor.epoch) for cursor in self.cursors.values() if not cursor.lost]
+
+    def to_release(self) -> tuple[int, list[Cursor[M]]] | None:
+        """The generation to release, with the cursors whose positions are to be committed before; None for nothing.
+
+        Nothing while somebody has messages of a queue that was given up.
+        """
+        if self._released >= self.generation or any(cursor.in_hands for cursor in self._leaving):
+            return None
+        leaving, self._leaving = self._leaving, []
+        self._released = self.generation
+        return self.generation, leaving
+
+    def not_released(self) -> None:
+        """The server has not heard of it: it is told again."""
+        self._released = -1
+
+    def forget(self) -> None:
+        """Nothing is assigned any more."""
+        for cursor in list(self.cursors.values()):
+            self._give_up(cursor, lost=True)
+        self.generation = -1
+
+    def cursor_of(self, queue: Queue) -> Cursor[M] | None:
+        """The cursor of a queue, or one that was given up and is in hands still."""
+        found = self.cursors.get(queue)
+        if found is not None and found.in_hands:
+            return found
+        return next((cursor for cursor in self._leaving if cursor.queue == queue), found)
+
+    # Fetching and handing out
+
+    @property
+    def pull_bytes(self) -> int:
+        """How much one pull may bring, so that all of them fit the buffer."""
+        return max(PULL_BYTES_MIN, min(PULL_BYTES_MAX, BUFFER_BYTES // max(1, len(self.cursors))))
+
+    def to_pull(self) -> list[Cursor[M]]:
+        """Cursors that have little left and nothing on its way."""
+        return [
+            cursor
+            for cursor in self.cursors.values()
+            if not cursor.pulling and len(cursor.pieces) < 2 and not cursor.lost
+        ]
+
+    def next_ready(self, *, exclusive: bool) -> Cursor[M] | None:
+        """The next cursor, in turn, that has messages to hand out. `exclusive`: none of it may be in hands."""
+        for _ in range(len(self._turns)):
+            queue = self._turns.popleft()
+            cursor = self.cursors.get(queue)
+            if cursor is None:
+                continue
+            self._turns.append(queue)
+            cursor.take_empty()
+            if cursor.pieces and cursor.pieces[0].count and not cursor.in_loop and not (exclusive and cursor.in_hands):
+                return cursor
+        return None
+
+    # Committing
+
+    def uncommitted(self) -> list[tuple[Cursor[M], int]]:
+        """Positions that the server does not surely know."""
+        cursors = (*self.cursors.values(), *self._leaving)
+        return [(each, each.position) for each in cursors if each.position > each.committed and not each.lost]
+
+    def to_commit(self) -> list[tuple[Cursor[M], int]]:
+        """Positions that the server does not know and that are not on their way."""
+        found = []
+        for cursor in (*self.cursors.values(), *self._leaving):
+            position = cursor.position
+            if position > cursor.committing and not cursor.lost:
+                cursor.committing = position
+                found.append((cursor, position))
+        return found
+
+    def committed(self, sent: Sequence[tuple[Cursor[M], int]], refused: dict[Queue, MqprocError]) -> None:
+        """The server's answer to a commit."""
+        for cursor, position in sent:
+            error = refused.get(cursor.queue)
+            if isinstance(error, NotAMemberError):
+                cursor.lost = True
+                cursor.revoke()
+            else:
+                # One that was stale has been passed already.
+                cursor.committed = max(cursor.committed, position)
+
+    def not_committed(self, sent: Sequence[tuple[Cursor[M], int]]) -> None:
+        """Nobody knows whether the server has got it: it is told again."""
+        for cursor, _ in sent:
+            cursor.committing = cursor.committed
+
+
+def entries(sent: Sequence[tuple[Cursor[Any], int]]) -> list[Assigned]:
+    """The rows of a commit request."""
+    return [(cursor.topic, cursor.queue_id, cursor.epoch, position) for cursor, position in sent]

@@ -1,0 +1,164 @@
+"""Broadcast: every consumer reads every queue, and keeps its own progress in a file of its own.
+
+{"orders": {"0": 24, "1": 16}}
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from mqproc.client import core
+from mqproc.client.assignment import Cursor
+from mqproc.client.subscription import Subscription
+from mqproc.errors import CorruptStoreError, MqprocError
+from mqproc.io import StoreIO
+from mqproc.message import QueueInfo
+from mqproc.wire.group_operations import EARLIEST, LATEST, GroupAssignment
+
+if TYPE_CHECKING:
+    from mqproc.client.sync import Client
+
+LOOK_S: Final = 1.0
+"""How often new queues are looked for, and progress is saved."""
+Offsets = dict[str, dict[int, int]]
+
+
+def load_offsets(path: Path) -> Offsets:
+    """Progress by topic and queue id; none when there is no file. Raises CorruptStoreError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Offsets)
+    except FileNotFoundError:
+        return {}
+    except msgspec.MsgspecError as error:
+        raise CorruptStoreError(f"{path}: {error}") from None
+
+
+class LocalProgress:
+    """One consumer's own progress, in memory and in its file."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises CorruptStoreError when the file is there and cannot be read."""
+        self._path = path
+        self._io = StoreIO()
+        self._offsets = load_offsets(path)
+        self._known_topics = set(self._offsets)
+        self._changed = False
+        self._lock = threading.Lock()
+
+    def offset(self, topic: str, queue_id: int) -> int | None:
+        """None for a queue that this consumer has never read."""
+        with self._lock:
+            return self._offsets.get(topic, {}).get(queue_id)
+
+    def reads(self, topic: str) -> bool:
+        """Whether it read any queue of a topic before: then new ones are read from their beginning."""
+        return topic in self._known_topics
+
+    def begin(self, topic: str) -> None:
+        """From now on queues that come to the topic are read from their beginning."""
+        self._known_topics.add(topic)
+
+    def put(self, topic: str, queue_id: int, offset: int) -> None:
+        """Everything below `offset` is done."""
+        with self._lock:
+            self._offsets.setdefault(topic, {})[queue_id] = offset
+            self._changed = True
+
+    def save(self) -> None:
+        """Write the file when something changed. Raises OSError."""
+        with self._lock:
+            if not self._changed:
+                return
+            text = msgspec.json.encode(self._offsets)
+            self._changed = False
+        self._io.make_folder(self._path.parent, mode=0o700)
+        self._io.write_file_atomically(self._path, text, 0o600)
+
+
+class Broadcast:
+    """In the place of a `Membership`: a thread that looks for queues, and the progress of this one consumer."""
+
+    def __init__(
+        self,
+        client: Client,
+        subscription: Subscription,
+        path: str,
+        on_assignment: Callable[[GroupAssignment], None],
+        on_end: Callable[[BaseException], None],
+    ) -> None:
+        self._client = client
+        self._subscription = subscription
+        self._on_assignment = on_assignment
+        self._on_end = on_end
+        self._progress = LocalProgress(Path(path))
+        self._known: list[tuple[str, int]] = []
+        self._generation = 0
+        self.valid_until = math.inf
+        """Nobody else reads for this consumer."""
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mqproc-broadcast", daemon=True)
+
+    def start(self) -> None:
+        """Find the queues, and go on in the thread. Raises what looking for them raises."""
+        self._look()
+        for topic in self._subscription.topics:
+            self._progress.begin(topic)
+        self._thread.start()
+
+    def leave(self) -> None:
+        """End the thread and save."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.save()
+
+    def commit(self, sent: Sequence[tuple[Cursor[Any], int]]) -> None:
+        """Positions are this consumer's progress now."""
+        for cursor, position in sent:
+            self._progress.put(cursor.topic, cursor.queue_id, position)
+
+    def save(self) -> None:
+        """Write the file. Raises OSError."""
+        self._progress.save()
+
+    def _run(self) -> None:
+        while not self._closing.wait(LOOK_S):
+            try:
+                self._look()
+                self.save()
+            except OSError as error:
+                self._on_end(error)
+                return
+            except MqprocError:
+                continue  # The group is away; what is fetched then says so.
+
+    def _look(self) -> None:
+        found = [info for topic in self._subscription.topics for info in self._client.run(core.queues(topic))]
+        queues = sorted((info.topic, info.queue_id) for info in found)
+        if queues == self._known and self._generation:
+            return
+        self._known = queues
+        self._generation += 1
+        rows = [(info.topic, info.queue_id, 0, self._offset_of(info)) for info in found]
+        self._on_assignment(GroupAssignment(self._subscription.name, self._generation, True, rows))
+
+    def _offset_of(self, info: QueueInfo) -> int:
+        offset = self._progress.offset(info.topic, info.queue_id)
+        if offset is None:
+            offset = self._start(info)
+            self._progress.put(info.topic, info.queue_id, offset)
+        return offset
+
+    def _start(self, info: QueueInfo) -> int:
+        start = EARLIEST if self._progress.reads(info.topic) else self._subscription.start
+        if start == EARLIEST:
+            return info.min_offset
+        if start == LATEST:
+            return info.max_offset
+        return self._client.run(core.offset_at(info.topic, info.queue_id, self._subscription.start_ms, False))

@@ -1,0 +1,444 @@
+"""The synchronous group consumer.
+
+    membership thread ──assignment──▶ cursors ◀──pulls── fetcher ◀── the thread that iterates or receives
+                                         └──positions──▶ commits ──▶ query role
+
+The user's thread fetches and commits; the membership thread says that the consumer lives, however long a message takes.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from mqproc.client import core, group_calls
+from mqproc.client.assignment import Assignment, Cursor, Piece, entries
+from mqproc.client.broadcast import Broadcast
+from mqproc.client.fetching import Fetcher
+from mqproc.client.handling import Handling
+from mqproc.client.membership import Membership
+from mqproc.client.retry import ConnectionLost
+from mqproc.client.subscription import Subscription
+from mqproc.errors import BadRequestError, MqprocError, StoreBusyError
+from mqproc.message import Filter, PullStatus, StoredMessage
+from mqproc.names import RETRY_PREFIX
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from mqproc.client.sync import Client
+    from mqproc.wire.group_operations import GroupAssignment
+
+COMMIT_S: Final = 0.01
+"""While messages take less than this, so much may be done again after a kill; else each is committed as it is done."""
+HOLD_S: Final = 30.0
+"""How long the server holds a pull of an empty queue."""
+LOOK_S: Final = 1.0
+RECEIVE_MESSAGES: Final = 64
+_MOVED: Final = frozenset({PullStatus.OFFSET_TOO_SMALL, PullStatus.OFFSET_OVERFLOW_BADLY})
+_clock = time.monotonic
+
+
+class _Loop:
+    """A loop through a piece, and the message that its body has."""
+
+    __slots__ = ("cursor", "message")
+
+    def __init__(self, cursor: Cursor[Any]) -> None:
+        self.cursor = cursor
+        self.message: StoredMessage | None = None
+
+
+class Consumer:
+    """A member of a consumer group, made by `Client.consumer`.
+
+        with client.consumer("billing", "orders") as consumer:
+            for message in consumer:
+                handle(message)
+
+    A message is done when the next one is asked for, or when the `with` block ends without an error; what is done is
+    committed. `nack` sends one to be delivered again later. With `receive` messages are done by `ack`. All methods but
+    `messages`, `batches` and `run` may be called by several threads.
+    """
+
+    def __init__(
+        self, client: Client, subscription: Subscription, filter: Filter | None, pull_messages: int, broadcast: str
+    ) -> None:
+        """`broadcast`: where this consumer keeps its own progress in every queue, "" for a member of the group."""
+        self._client = client
+        self._subscription = subscription
+        self._filter = filter
+        self._pull_messages = pull_messages
+        self._assignment: Assignment[Any] = Assignment()
+        self._lock = threading.RLock()
+        self._turn = threading.Lock()
+        self._fetcher = Fetcher(client)
+        self._parse: Callable[[Any, memoryview], Any] | None = None
+        self._error: BaseException | None = None
+        self._closed = False
+        self._loops: dict[int, _Loop] = {}
+        self._commit_at = 0.0
+        self._local: Broadcast | None = None
+        self._member: Membership | Broadcast
+        if broadcast:
+            self._local = self._member = Broadcast(client, subscription, broadcast, self._assigned, self._end)
+        else:
+            self._member = Membership(client, subscription, self._holding, self._assigned, self._end)
+        try:
+            self._member.start()
+        except BaseException:
+            self._fetcher.close()
+            raise
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            with self._lock:
+                for loop in self._loops.values():
+                    if loop.message is not None and loop.message.queue_offset == loop.cursor.done:
+                        loop.cursor.done += 1
+        self.close()
+
+    def close(self) -> None:
+        """Commit what is done and leave the group."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.commit()
+        finally:
+            self._member.leave()
+            with self._turn:
+                self._fetcher.close()
+
+    # What it works on
+
+    @property
+    def queues(self) -> list[tuple[str, int]]:
+        """Topic and queue id of the queues that it has now."""
+        with self._lock:
+            return sorted(self._assignment.cursors)
+
+    @property
+    def member_id(self) -> str:
+        """Its name in `mqproc group info`."""
+        with self._lock:
+            return self._assignment.member_id
+
+    def lag(self) -> int:
+        """How many messages the group has not consumed."""
+        return self._client.run(group_calls.info(self._subscription.group)).lag
+
+    def _holding(self) -> list[tuple[str, int, int]]:
+        with self._lock:
+            return self._assignment.holding()
+
+    def _assigned(self, answer: GroupAssignment) -> None:
+        """From the membership thread: the queues are others now."""
+        with self._lock:
+            self._assignment.apply(answer)
+        self._fetcher.wake()
+        self._release()
+
+    def _end(self, error: BaseException) -> None:
+        self._error = error
+        self._fetcher.wake()
+
+    def _release(self) -> None:
+        """Give queues back that were taken away, as soon as nobody has messages of them."""
+        with self._lock:
+            found = self._assignment.to_release()
+            member_id = self._assignment.member_id
+        if found is None or self._local is not None:
+            return
+        generation, cursors = found
+        done = [(each, each.position) for each in cursors if each.position > each.committed and not each.lost]
+        group = self._subscription.group
+        try:
+            if done:
+                self._client.run(group_calls.commit_of_member(group, member_id, entries(done)))
+            self._client.run(group_calls.release(group, member_id, generation))
+        except MqprocError:
+            # The membership thread learns the same and joins again; its next assignment is released anew.
+            with self._lock:
+                self._assignment.not_released()
+
+    # Fetching and committing, in turns of the user's threads
+
+    def _tend(self, wait_s: float = 0.0) -> None:
+        """Take in what has come, ask for more, commit."""
+        self._check()
+        self._pull()
+        self._commit_soon()
+        self._fetcher.wait(wait_s)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._closed:
+            raise BadRequestError("the consumer is closed")
+
+    def _pull(self) -> None:
+        if not self._fetcher.usable:
+            return
+        with self._lock:
+            cursors, pull_bytes = self._assignment.to_pull(), self._assignment.pull_bytes
+            for cursor in cursors:
+                cursor.pulling = True
+        for cursor in cursors:
+            self._fetcher.start(self._pull_call(cursor, pull_bytes), functools.partial(self._pulled, cursor))
+
+    def _pull_call(self, cursor: Cursor[Any], pull_bytes: int) -> core.Call[Any]:
+        filter = None if cursor.topic.startswith(RETRY_PREFIX) else self._filter
+        place = cursor.topic, cursor.queue_id, cursor.next_offset
+        request = core.pull_request(*place, self._pull_messages, pull_bytes, "", HOLD_S, False, filter)
+        return core.pull(request) if self._parse is None else core.pull_as(request, self._parse)
+
+    def _pulled(self, cursor: Cursor[Any], found: Any, error: MqprocError | ConnectionLost | None) -> None:
+        if error is not None:
+            cursor.pulling = False
+            if isinstance(error, BadRequestError):
+                self._error = error
+            return
+        if found.status is PullStatus.NO_MATCHED_LOGIC_QUEUE:
+            cursor.pulling, cursor.lost = False, True
+            return
+        messages = found.messages if self._parse is None else found.batch
+        with self._lock:
+            cursor.fetched(Piece(messages, len(messages), found.next_offset), found.status in _MOVED)
+
+    def _commit_soon(self) -> None:
+        """Send what is done on its way, without waiting for the answer."""
+        now = _clock()
+        if now < self._commit_at or not self._fetcher.usable:
+            return
+        self._commit_at = now + COMMIT_S
+        with self._lock:
+            sent = self._assignment.to_commit()
+            member_id = self._assignment.member_id
+        if not sent:
+            return
+        if self._local is not None:
+            self._local.commit(sent)
+            self._committed(sent, {}, None)
+            return
+        call = group_calls.commit_of_member(self._subscription.group, member_id, entries(sent))
+        self._fetcher.start(call, lambda refused, error: self._committed(sent, refused, error))
+
+    def _committed(
+        self,
+        sent: Sequence[tuple[Cursor[Any], int]],
+        refused: group_calls.Refusals | None,
+        error: MqprocError | ConnectionLost | None,
+    ) -> None:
+        with self._lock:
+            if error is None:
+                self._assignment.committed(sent, refused or {})
+            else:
+                self._assignment.not_committed(sent)
+
+    def commit(self) -> None:
+        """Return when everything that is done is committed. What is not this consumer's any more is left out."""
+        with self._lock:
+            sent = self._assignment.uncommitted()
+            member_id = self._assignment.member_id
+        if not sent:
+            return
+        if self._local is not None:
+            self._local.commit(sent)
+            self._local.save()
+            self._committed(sent, {}, None)
+            return
+        try:
+            refused = self._client.run(group_calls.commit_of_member(self._subscription.group, member_id, entries(sent)))
+        except MqprocError as error:
+            self._committed(sent, None, error)
+            if error.code != "NOT_A_MEMBER":
+                raise
+            return
+        self._committed(sent, refused, None)
+
+    # Messages
+
+    def __iter__(self) -> Iterator[StoredMessage]:
+        return self.messages()
+
+    def messages(self, timeout: float | None = None) -> Iterator[StoredMessage]:
+        """Messages one by one, those of a queue in order. Ends when none comes for `timeout` seconds; None: never."""
+        self._use(None)
+        while (taken := self._take(timeout)) is not None:
+            cursor, piece = taken
+            loop = self._loops[id(cursor)] = _Loop(cursor)
+            try:
+                now = 0.0
+                for message in piece.messages:
+                    if cursor.revoked or now > self._member.valid_until:
+                        break
+                    loop.message = message
+                    yield message
+                    cursor.done = message.queue_offset + 1
+                    now = _clock()
+                    if now >= self._commit_at:
+                        self._tend_if_free()
+                else:
+                    cursor.done = piece.end
+            finally:
+                self._put_back(cursor, piece)
+
+    def batches(self, columns: Sequence[str] | None = None, timeout: float | None = None) -> Iterator[pa.RecordBatch]:
+        """Messages as Arrow record batches of one queue each; a batch is done when the next one is asked for."""
+        self._use(core.arrow_parser(columns))
+        while (taken := self._take(timeout)) is not None:
+            cursor, piece = taken
+            try:
+                yield piece.messages
+                cursor.done = piece.end
+            finally:
+                self._put_back(cursor, piece)
+
+    def _use(self, parse: Callable[[Any, memoryview], Any] | None) -> None:
+        """Objects or Arrow: one consumer gives one of them."""
+        with self._lock:
+            fetched = any(cursor.pulling or cursor.pieces for cursor in self._assignment.cursors.values())
+            if fetched and (parse is None) != (self._parse is None):
+                raise BadRequestError("a consumer gives either messages or Arrow batches")
+            self._parse = parse
+
+    def _take(self, timeout: float | None) -> tuple[Cursor[Any], Piece[Any]] | None:
+        """The next piece for a loop to go through, None when none comes in time."""
+        deadline = None if timeout is None else _clock() + timeout
+        with self._turn:
+            while True:
+                self._tend()
+                with self._lock:
+                    cursor = self._next_ready(exclusive=True)
+                    if cursor is not None:
+                        cursor.in_loop = True
+                        return cursor, cursor.pieces.popleft()
+                if not self._wait(deadline):
+                    return None
+
+    def _next_ready(self, *, exclusive: bool) -> Cursor[Any] | None:
+        """A queue with messages to hand out. None while others may have got the queues because this one was silent."""
+        if _clock() > self._member.valid_until:
+            return None
+        return self._assignment.next_ready(exclusive=exclusive)
+
+    def _wait(self, deadline: float | None) -> bool:
+        """Wait for something to come; False when the time is over."""
+        left_s = LOOK_S if deadline is None else deadline - _clock()
+        if left_s <= 0:
+            return False
+        self._fetcher.wait(min(left_s, LOOK_S))
+        return True
+
+    def _put_back(self, cursor: Cursor[Any], piece: Piece[Any]) -> None:
+        """A loop is through with a piece, or was left in the middle of it: then the rest comes again."""
+        with self._lock:
+            cursor.in_loop = False
+            if cursor.done >= piece.end:
+                self._loops.pop(id(cursor), None)
+            elif not cursor.revoked:
+                rest = piece.messages
+                if self._parse is None:
+                    rest = [message for message in piece.messages if message.queue_offset >= cursor.done]
+                cursor.pieces.appendleft(Piece(rest, len(rest), piece.end))
+        if cursor.revoked:
+            self._release()
+
+    def _tend_if_free(self) -> None:
+        if self._turn.acquire(blocking=False):
+            try:
+                self._tend()
+            finally:
+                self._turn.release()
+
+    def receive(
+        self, max_messages: int = RECEIVE_MESSAGES, timeout: float = 0.0, *, ordered: bool = False
+    ) -> list[StoredMessage]:
+        """Up to so many messages; none when none comes within `timeout` seconds. Each is done by `ack` or `nack`.
+
+        With `ordered` a queue's next messages come only when those before them are done.
+        """
+        self._use(None)
+        deadline = _clock() + timeout
+        with self._turn:
+            while True:
+                self._tend()
+                found: list[StoredMessage] = []
+                with self._lock:
+                    while len(found) < max_messages and (cursor := self._next_ready(exclusive=ordered)):
+                        found += self._hand_out(cursor, max_messages - len(found))
+                if found or not self._wait(deadline):
+                    return found
+
+    def _hand_out(self, cursor: Cursor[Any], most: int) -> list[StoredMessage]:
+        piece = cursor.pieces.popleft()
+        if piece.count > most:
+            rest = piece.messages[most:]
+            cursor.pieces.appendleft(Piece(rest, len(rest), piece.end))
+            piece = Piece(piece.messages[:most], most, rest[0].queue_offset)
+        cursor.hand_out((message.queue_offset for message in piece.messages), piece.end)
+        return list(piece.messages)
+
+    def ack(self, *messages: StoredMessage) -> None:
+        """Messages that `receive` gave are done."""
+        revoked = False
+        with self._lock:
+            for message in messages:
+                cursor = self._assignment.cursor_of((message.topic, message.queue_id))
+                if cursor is not None:
+                    cursor.ack(message.queue_offset)
+                    revoked = revoked or cursor.revoked
+        if revoked:
+            self._release()
+        if _clock() >= self._commit_at and not self._closed:
+            self._tend_if_free()
+
+    def nack(self, *messages: StoredMessage, delay_level: int = 0) -> None:
+        """Have messages delivered again later: by `delay_level` 1…18, or 0 for ever longer pauses.
+
+        Too often, or with a level below 0, they go to the group's dead letters. Returns when their copies are stored;
+        a message that `receive` gave is then done. Raises StoreBusyError when some could not be stored now.
+        """
+        if self._local is not None:
+            raise BadRequestError("a broadcast consumer has no retry topic")
+        places = [(message.topic, message.queue_id, message.queue_offset) for message in messages]
+        deadline = _clock() + self._client.timeout_s
+        failures = 0
+        while places:
+            levels = self._client.run(group_calls.nack(self._subscription.group, places, delay_level, -1))
+            places = [place for place, level in zip(places, levels, strict=True) if level == group_calls.NOT_NOW]
+            if places:
+                failures += 1
+                pause_s = self._client.retry.pause_s(failures)
+                if _clock() + pause_s >= deadline:
+                    raise StoreBusyError(f"{len(places):,} messages could not be stored for a later delivery")
+                time.sleep(pause_s)
+        self.ack(*messages)
+
+    def run(
+        self,
+        handler: Callable[[StoredMessage], object],
+        *,
+        workers: int = 1,
+        ordered: bool = False,
+        stop: threading.Event | None = None,
+        pause_s: float = 1.0,
+    ) -> None:
+        """Call `handler` with each message until `stop` is set, in `workers` threads.
+
+        A message is done when the handler returns. When it raises, that is logged, and the message is nacked; with
+        `ordered`, where a queue's messages are handled one after the other, it is tried again after `pause_s` before
+        any later one, and is a dead letter after the group's number of retries.
+        """
+        limit = self._client.run(group_calls.info(self._subscription.group)).retry_max_times
+        Handling(self, handler, workers, limit if ordered else None, stop or threading.Event(), pause_s).run()

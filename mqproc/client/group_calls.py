@@ -1,0 +1,148 @@
+"""Every request about consumer groups, without I/O: shared by the sync and the async client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mqproc.client.core import Call, Time, call_of, nothing, time_ms
+from mqproc.errors import ERROR_BY_CODE, BadRequestError, GroupNotFoundError, InternalError, MqprocError
+from mqproc.groups import GroupInfo, GroupMember, GroupQueue, GroupSummary
+from mqproc.wire.group_operations import (
+    AT_TIME,
+    EARLIEST,
+    LATEST,
+    Assigned,
+    GroupAssignment,
+    GroupCommitRequest,
+    GroupHeartbeatRequest,
+    GroupJoinRequest,
+    GroupLeaveRequest,
+    GroupNackRequest,
+    GroupReleaseRequest,
+    GroupRequest,
+    GroupResendRequest,
+    GroupResetRequest,
+    GroupSettingsRequest,
+)
+from mqproc.wire.operations import Empty, Operation
+
+NO_EPOCH = -1
+NOT_NOW = -2
+Refusals = dict[tuple[str, int], MqprocError]
+
+
+def start_of(start: Time) -> tuple[str, int]:
+    """Where a group begins, as a join says it: "earliest", "latest", or a time."""
+    if start in (EARLIEST, LATEST):
+        return str(start), 0
+    if start is None:
+        raise BadRequestError('start is None: give "earliest", "latest" or a time')
+    return AT_TIME, time_ms(start, 0)
+
+
+# Members
+
+
+def join(request: GroupJoinRequest) -> Call[GroupAssignment]:
+    return call_of(Operation.GROUP_JOIN, request, lambda answer, _: answer)
+
+
+def heartbeat(group: str, member_id: str, generation: int, wait_s: float) -> Call[GroupAssignment]:
+    """The answer is held until there is news, `wait_s` at most."""
+    request = GroupHeartbeatRequest(group, member_id, generation)
+    call: Call[GroupAssignment] = call_of(Operation.GROUP_HEARTBEAT, request, lambda answer, _: answer)
+    call.wait_s = wait_s
+    return call
+
+
+def release(group: str, member_id: str, generation: int) -> Call[None]:
+    return call_of(Operation.GROUP_RELEASE, GroupReleaseRequest(group, member_id, generation), nothing)
+
+
+def leave(group: str, member_id: str) -> Call[None]:
+    return call_of(Operation.GROUP_LEAVE, GroupLeaveRequest(group, member_id), nothing)
+
+
+def commit_of_member(group: str, member_id: str, offsets: Sequence[Assigned]) -> Call[Refusals]:
+    """What was refused, by queue."""
+    return call_of(Operation.GROUP_COMMIT, GroupCommitRequest(group, list(offsets), member_id), _refusals)
+
+
+def _refusals(answer: Any, _: memoryview) -> Refusals:
+    return {(topic, queue_id): _error(code, text) for topic, queue_id, code, text in answer.refused}
+
+
+def _error(code: str, text: str) -> MqprocError:
+    return ERROR_BY_CODE.get(code, InternalError)(text)
+
+
+def commit(group: str, topic: str, queue_id: int, offset: int) -> Call[None]:
+    """One offset, of who is no member; a refusal is raised."""
+
+    def parse(answer: Any, payload: memoryview) -> None:
+        for error in _refusals(answer, payload).values():
+            raise error
+
+    return call_of(Operation.GROUP_COMMIT, GroupCommitRequest(group, [(topic, queue_id, NO_EPOCH, offset)]), parse)
+
+
+# Messages that could not be consumed
+
+
+def nack(group: str, places: Sequence[tuple[str, int, int]], delay_level: int, max_times: int) -> Call[list[int]]:
+    """What became of each message; see GroupNackAnswer."""
+    request = GroupNackRequest(group, list(places), delay_level, max_times)
+    return call_of(Operation.GROUP_NACK, request, lambda answer, _: list(answer.levels))
+
+
+def resend(group: str, offsets: Sequence[int]) -> Call[int]:
+    """How many dead letters were sent."""
+    # Made again after a lost answer it would send them twice, which the caller shall decide.
+    request = GroupResendRequest(group, list(offsets))
+    return call_of(Operation.GROUP_RESEND, request, lambda answer, _: int(answer.sent), repeatable=False)
+
+
+# Looking and changing
+
+
+def groups() -> Call[list[GroupSummary]]:
+    return call_of(Operation.GROUPS, Empty(), lambda answer, _: [GroupSummary(*row) for row in answer.groups])
+
+
+def info(group: str) -> Call[GroupInfo]:
+    """Raises GroupNotFoundError."""
+
+    def parse(answer: Any, _: memoryview) -> GroupInfo:
+        if not answer.known:
+            raise GroupNotFoundError(f"no group {group!r}")
+        members = [GroupMember(row[0], row[1], tuple(row[2]), *row[3:]) for row in answer.members]
+        queues = [
+            GroupQueue(topic, queue_id, None if at < 0 else at, low, high, None if moment < 0 else moment, member)
+            for topic, queue_id, at, low, high, moment, member in answer.queues
+        ]
+        return GroupInfo(
+            group,
+            answer.generation,
+            answer.retry_max_times,
+            answer.retry_queue_nums,
+            answer.consume_enable,
+            tuple(members),
+            tuple(queues),
+        )
+
+    return call_of(Operation.GROUP_INFO, GroupRequest(group), parse)
+
+
+def reset(group: str, offsets: Sequence[tuple[str, int, int]]) -> Call[None]:
+    return call_of(Operation.GROUP_RESET, GroupResetRequest(group, list(offsets)), nothing)
+
+
+def change(group: str, retry_max_times: int | None, retry_queue_nums: int | None, enabled: bool | None) -> Call[None]:
+    """Settings that are None stay as they are."""
+    numbers = [-1 if value is None else int(value) for value in (retry_max_times, retry_queue_nums, enabled)]
+    return call_of(Operation.GROUP_SETTINGS, GroupSettingsRequest(group, *numbers), nothing)
+
+
+def delete(group: str) -> Call[None]:
+    return call_of(Operation.GROUP_DELETE, GroupRequest(group), nothing, repeatable=False)

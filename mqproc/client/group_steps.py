@@ -1,0 +1,123 @@
+"""What takes several requests about groups, as generators of calls: the sync and the async client run them alike.
+
+def steps() -> Steps[T]:
+    value = yield call
+    return …
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from mqproc.client import core, group_calls
+from mqproc.client.core import Call, Time
+from mqproc.errors import BadRequestError, GroupNotFoundError, TopicNotFoundError
+from mqproc.groups import GroupInfo
+from mqproc.message import QueueInfo
+
+T = TypeVar("T")
+Steps = Generator[Call[Any], Any, T]
+
+
+@dataclass(frozen=True, slots=True)
+class ResetTo:
+    """Where progress shall go: exactly one of them. `shift` is relative to where it is."""
+
+    earliest: bool = False
+    latest: bool = False
+    offset: int | None = None
+    time: Time = None
+    shift: int | None = None
+
+    def check(self) -> None:
+        """Raises BadRequestError."""
+        given = [self.earliest, self.latest, self.offset is not None, self.time is not None, self.shift is not None]
+        if sum(given) != 1:
+            raise BadRequestError("a reset goes to exactly one of earliest, latest, an offset, a time, or by a shift")
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A queue whose progress would move from `before` (None: it has none) to `after`."""
+
+    topic: str
+    queue_id: int
+    before: int | None
+    after: int
+
+    @property
+    def messages(self) -> int:
+        """How many messages are consumed again (above 0) or skipped (below 0)."""
+        return 0 if self.before is None else self.before - self.after
+
+
+def plan_reset(
+    group: str, to: ResetTo, topics: tuple[str, ...] = (), queues: tuple[int, ...] = ()
+) -> Steps[list[Move]]:
+    """What a reset would move: of the topics that are named, or of all that the group has progress in.
+
+    Raises TopicNotFoundError, GroupNotFoundError.
+    """
+    to.check()
+    known: dict[tuple[str, int], int | None] = {}
+    try:
+        info: GroupInfo = yield group_calls.info(group)
+        known = {(queue.topic, queue.queue_id): queue.offset for queue in info.queues}
+    except GroupNotFoundError:
+        if not topics:
+            raise
+    moves = []
+    for topic in topics or sorted({topic for topic, _ in known}):
+        found: list[QueueInfo] = yield core.queues(topic)
+        if not found and topics:
+            raise TopicNotFoundError(f"no topic {topic!r}")
+        for queue in found:
+            if queues and queue.queue_id not in queues:
+                continue
+            before = known.get((topic, queue.queue_id))
+            after = yield from _target(queue, to, before)
+            if before != after:
+                moves.append(Move(topic, queue.queue_id, before, after))
+    return moves
+
+
+def _target(queue: QueueInfo, to: ResetTo, before: int | None) -> Steps[int]:
+    if to.earliest:
+        return queue.min_offset
+    if to.latest:
+        return queue.max_offset
+    if to.offset is not None:
+        wanted = to.offset
+    elif to.shift is not None:
+        wanted = (queue.max_offset if before is None else before) + to.shift
+    else:
+        wanted = yield core.offset_at(queue.topic, queue.queue_id, to.time, False)
+    return min(max(wanted, queue.min_offset), queue.max_offset)
+
+
+def execute(group: str, moves: list[Move]) -> Steps[None]:
+    """Do what was planned: all of it, or nothing."""
+    if moves:
+        yield group_calls.reset(group, [(move.topic, move.queue_id, move.after) for move in moves])
+
+
+def plan_clone(source: str, target: str, topics: tuple[str, ...] = ()) -> Steps[list[Move]]:
+    """What giving `target` the progress of `source` would move. Retry topics are each group's own."""
+    info: GroupInfo = yield group_calls.info(source)
+    before: dict[tuple[str, int], int | None] = {}
+    try:
+        other: GroupInfo = yield group_calls.info(target)
+        before = {(queue.topic, queue.queue_id): queue.offset for queue in other.queues}
+    except GroupNotFoundError:
+        pass  # It is made by getting progress.
+    moves = []
+    for queue in info.queues:
+        if queue.offset is None or queue.is_retry or (topics and queue.topic not in topics):
+            continue
+        after = min(max(queue.offset, queue.min_offset), queue.max_offset)
+        at = before.get((queue.topic, queue.queue_id))
+        if at != after:
+            moves.append(Move(queue.topic, queue.queue_id, at, after))
+    return moves

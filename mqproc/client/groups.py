@@ -1,0 +1,105 @@
+"""Consumer groups for people and tools: looking at them, moving their progress, their dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from mqproc.client import core, group_calls, group_steps
+from mqproc.client.core import PULL_BYTES, PULL_MESSAGES
+from mqproc.client.group_steps import Move, ResetTo, Steps
+from mqproc.groups import GroupInfo, GroupSummary
+from mqproc.message import StoredMessage
+from mqproc.names import DEAD_LETTER_PREFIX
+
+if TYPE_CHECKING:
+    from mqproc.client.sync import Client
+
+T = TypeVar("T")
+
+
+class Groups:
+    """`Client.groups`.
+
+    for group in client.groups.all():
+        print(group.group, group.lag)
+    moves = client.groups.plan_reset("billing", ResetTo(time="2026-11-21T10:00"))
+    client.groups.execute("billing", moves)
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def _drive(self, steps: Steps[T]) -> T:
+        try:
+            call = next(steps)
+            while True:
+                try:
+                    value = self._client.run(call)
+                except Exception as error:
+                    call = steps.throw(error)
+                else:
+                    call = steps.send(value)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+
+    def all(self) -> list[GroupSummary]:
+        """All groups with what they have not consumed."""
+        return self._client.run(group_calls.groups())
+
+    def info(self, group: str) -> GroupInfo:
+        """One group. Raises GroupNotFoundError."""
+        return self._client.run(group_calls.info(group))
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Say that a group has consumed a queue below `offset`, without being a member.
+
+        Raises StaleOffsetError when that goes back, OffsetOverflowError beyond the queue's end, GroupInUseError when a
+        member has the queue.
+        """
+        self._client.run(group_calls.commit(group, topic, queue_id, offset))
+
+    def plan_reset(self, group: str, to: ResetTo, topics: Sequence[str] = (), queues: Sequence[int] = ()) -> list[Move]:
+        """What a reset would move, of all the group's topics or of these. Changes nothing."""
+        return self._drive(group_steps.plan_reset(group, to, tuple(topics), tuple(queues)))
+
+    def plan_clone(self, source: str, target: str, topics: Sequence[str] = ()) -> list[Move]:
+        """What giving `target` the progress of `source` would move. Changes nothing."""
+        return self._drive(group_steps.plan_clone(source, target, tuple(topics)))
+
+    def execute(self, group: str, moves: Sequence[Move]) -> None:
+        """Do what was planned, durably, all or nothing; members go on from there."""
+        self._drive(group_steps.execute(group, [*moves]))
+
+    def change(
+        self,
+        group: str,
+        *,
+        retry_max_times: int | None = None,
+        retry_queue_nums: int | None = None,
+        enabled: bool | None = None,
+    ) -> None:
+        """Make a group, or change its settings."""
+        self._client.run(group_calls.change(group, retry_max_times, retry_queue_nums, enabled))
+
+    def delete(self, group: str) -> None:
+        """Forget a group's progress and settings. Raises GroupInUseError while it has members."""
+        self._client.run(group_calls.delete(group))
+
+    def dead_letters(self, group: str) -> Iterator[StoredMessage]:
+        """What the group could never consume, oldest first."""
+        topic = DEAD_LETTER_PREFIX + group
+        for queue in self._client.run(core.queues(topic)):
+            at = queue.min_offset
+            while at < queue.max_offset:
+                request = core.pull_request(topic, queue.queue_id, at, PULL_MESSAGES, PULL_BYTES, "", 0.0, False)
+                found = self._client.run(core.pull(request))
+                yield from found.messages
+                if found.next_offset <= at:
+                    break
+                at = found.next_offset
+
+    def resend(self, group: str, *messages: StoredMessage) -> int:
+        """Have dead letters delivered to their group again; how many could be. They stay in the dead-letter topic."""
+        return self._client.run(group_calls.resend(group, [message.queue_offset for message in messages]))

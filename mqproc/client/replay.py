@@ -1,0 +1,304 @@
+"""Sending stored messages once more, to another topic, with none twice and none missed whoever is killed.
+
+    source      messages of a topic by store time, queue by queue, page by page; or those with a key
+    copy        body, tag, keys, properties, born time and flag; a unique id made of the replay's name and the source's
+                place, so that the store can be asked which copies it holds
+    position    everything of the source before it has been copied; it moves with each answer
+
+A copy's queue is the source's, modulo the number of queues of the target: what was in order stays in order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from mqproc.client import core, sending
+from mqproc.client.core import TIME_MAX_MS, WRITER, Call, Page, Time, call_of, time_ms
+from mqproc.client.encoding import encode_messages
+from mqproc.client.settling import PATIENCE_S, UNSETTLED, settle
+from mqproc.errors import BadRequestError, MqprocError, TopicNotFoundError
+from mqproc.layout import properties, record
+from mqproc.layout.record_codec import decode_records
+from mqproc.message import Filter, Message, StoredMessage
+from mqproc.wire.operations import AppendRequest, ByKeyRequest, Operation
+
+if TYPE_CHECKING:
+    from mqproc.client.sync import Client
+
+REPLAYED: Final = "REPLAYED_MESSAGE_ID"
+"""Property of a copy: the offset message id of its source."""
+
+PAGE_MESSAGES: Final = 1000
+IN_FLIGHT: Final = 4
+# Messages that may be copied although the position does not say so, and a margin.
+_WINDOW: Final = (IN_FLIGHT + 1) * PAGE_MESSAGES
+_LOOKUPS_IN_FLIGHT: Final = 64
+_KEY_MESSAGES: Final = 65_536
+# With a rate so many frames go out a second, so that it is even.
+_FRAMES_PER_SECOND: Final = 20
+# How a body is packed belongs to the body.
+_BODY_FLAGS: Final = record.SYS_FLAG_COMPRESSED | 0x700
+# What a record says of its own way through delays, transactions, retries and RocketMQ's batches.
+_OWN: Final = frozenset(
+    {
+        *properties.RESERVED,
+        *(properties.DELAY, properties.REAL_TOPIC, properties.REAL_QID),
+        *("RETRY_TOPIC", "ORIGIN_MESSAGE_ID", REPLAYED, "PGROUP", "TRAN_MSG", "__transactionId__"),
+        *("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "TIMER_OUT_MS", "TIMER_ROLL_TIMES"),
+        *("TIMER_ENQUEUE_MS", "TIMER_DEL_UNIQKEY", "TRANSACTION_CHECK_TIMES", "CHECK_IMMUNITY_TIME_IN_SECONDS"),
+        *("INNER_NUM", "INNER_BASE", "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET"),
+    }
+)
+
+_decode_append = msgspec.msgpack.Decoder(AppendRequest).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class ReplayPosition(NamedTuple):
+    """A place in the source; by queue, then by offset."""
+
+    queue_id: int = 0
+    queue_offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySource:
+    """What is sent once more: messages of a topic with begin ≤ store time < end; of them those with a key, or those
+    that pass a filter. Without an end it is what is stored at the replay's beginning.
+    """
+
+    topic: str
+    begin: Time = None
+    end: Time = None
+    key: str = ""
+    filter: Filter | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayProgress:
+    """How far a replay is: `sent` by this run, `found` copied before it, and where to go on."""
+
+    sent: int
+    found: int
+    position: ReplayPosition
+
+
+class Replay:
+    """One replay into one topic. Under the same `name` no message of a topic is copied to another one twice."""
+
+    def __init__(
+        self,
+        client: Client,
+        source: ReplaySource,
+        to: str,
+        *,
+        name: str = "",
+        rate: float = 0.0,
+        queues: int | None = None,
+    ) -> None:
+        """`rate` in messages a second, 0 for no limit. `to` is made with as many queues as the source, or `queues`.
+
+        Without a name the replay cannot be gone on with later. Raises TopicNotFoundError, BadRequestError.
+        """
+        if rate < 0:
+            raise BadRequestError(f"a rate of {rate:g} messages a second is below 0")
+        if source.key and source.filter is not None:
+            raise BadRequestError("a replay goes by key or by filter, not by both")
+        self._client = client
+        self._topic = source.topic
+        self._key = source.key
+        self._filter = source.filter
+        self._begin_ms = time_ms(source.begin, 0)
+        self._end_ms = time_ms(source.end, time.time_ns() // 1_000_000)
+        self._to = to
+        self._rate = rate
+        identity = f"{name or uuid.uuid4()}\0{source.topic}\0{to}"
+        self._family = hashlib.sha256(identity.encode()).hexdigest()[:12]
+        self._is_new = not name
+        self._queues = self._target(queues)
+        self._pending: deque[tuple[ReplayPosition, int]] = deque()
+        self._due_s = 0.0
+        self.progress = ReplayProgress(0, 0, ReplayPosition())
+
+    def _target(self, queues: int | None) -> int:
+        """How many queues the target has; it is made when it is missing."""
+        wanted = len(self._client.queues(self._topic))
+        if not wanted:
+            raise TopicNotFoundError(f"no topic {self._topic!r}")
+        found = {info.topic: info.queues for info in self._client.topics()}.get(self._to)
+        if found is None:
+            found = queues or wanted
+            self._client.create_topic(self._to, found)
+            self._is_new = True
+        return found
+
+    def run(
+        self, position: ReplayPosition | None = None, told: Callable[[ReplayProgress], None] | None = None
+    ) -> ReplayProgress:
+        """Copy everything from a position on, at which an earlier run was; `told` after each answer.
+
+        What the earlier run had under way is looked up, and left out where it was stored.
+        """
+        self.progress = ReplayProgress(0, 0, position or ReplayPosition())
+        failed_at, failed_s = None, time.monotonic()
+        stored = frozenset[ReplayPosition]() if self._is_new else self._settled(failed_s)
+        self._is_new = False
+        while True:
+            try:
+                self._send(stored, told or (lambda progress: None))
+                return self.progress
+            except UNSETTLED:
+                if failed_at != self.progress.position:
+                    failed_at, failed_s = self.progress.position, time.monotonic()
+                elif time.monotonic() - failed_s > PATIENCE_S:
+                    raise
+                stored = self._settled(failed_s)
+
+    # What is there
+
+    def _settled(self, since_s: float) -> frozenset[ReplayPosition]:
+        """The copies from the position on that are stored, as soon as that can be said."""
+        self._pending.clear()
+        while True:
+            try:
+                settle(self._client)
+                return self._stored()
+            except MqprocError as error:
+                if not isinstance(error, UNSETTLED) or time.monotonic() - since_s > PATIENCE_S:
+                    raise
+                time.sleep(0.1)
+
+    def _stored(self) -> frozenset[ReplayPosition]:
+        found: set[ReplayPosition] = set()
+        messages = self._messages()
+        while window := list(itertools.islice(messages, _WINDOW)):
+            places = [_place(message) for message in window]
+            calls = (core.by_key(self._to, self._unique_id(place), None, None, 1, True, "store") for place in places)
+            answers = self._client.run_all(calls, core.QUERY, _LOOKUPS_IN_FLIGHT)
+            there = {place for place, copies in zip(places, answers, strict=True) if copies}
+            if not there:
+                break
+            found |= there
+        return frozenset(found)
+
+    def _unique_id(self, place: ReplayPosition) -> str:
+        return f"{self._family}{place.queue_id:06x}{place.queue_offset:014x}".upper()
+
+    # The source
+
+    def _messages(self) -> Iterator[StoredMessage]:
+        """The source from the position on."""
+        at = self.progress.position
+        if self._key:
+            yield from (message for message in self._with_key() if _place(message) >= at)
+            return
+        call: Call[Page] | None = core.range_page(
+            self._topic, self._begin_ms, self._end_ms, "", self._filter, PAGE_MESSAGES, "store", cursor=at
+        )
+        while call is not None:
+            page = self._client.run(call)
+            yield from page.messages
+            call = page.next_call
+
+    def _with_key(self) -> list[StoredMessage]:
+        """All messages with the key, asked for backwards in time. Raises BadRequestError when one ms has too many."""
+        found: dict[ReplayPosition, StoredMessage] = {}
+        end_ms = min(self._end_ms, TIME_MAX_MS) - 1
+        complete = end_ms < self._begin_ms
+        while not complete:
+            some, complete = self._client.run(_with_key(self._topic, self._key, self._begin_ms, end_ms))
+            before = len(found)
+            found |= {_place(message): message for message in some}
+            if not complete and len(found) == before:
+                raise BadRequestError(f"too many messages have the key {self._key!r} in one millisecond, at {end_ms}")
+            end_ms = min((message.store_timestamp_ms for message in some), default=end_ms)
+        return [found[place] for place in sorted(found)]
+
+    # Sending
+
+    def _send(self, stored: frozenset[ReplayPosition], told: Callable[[ReplayProgress], None]) -> None:
+        for _ in self._client.run_all(self._calls(stored), WRITER, IN_FLIGHT):
+            following, count = self._pending.popleft()
+            self._passed(following, count, told)
+
+    def _passed(self, following: ReplayPosition, count: int, told: Callable[[ReplayProgress], None]) -> None:
+        before = self.progress
+        self.progress = replace(before, sent=before.sent + count, position=following)
+        told(self.progress)
+
+    def _calls(self, stored: frozenset[ReplayPosition]) -> Iterator[Call[Any]]:
+        size = PAGE_MESSAGES if not self._rate else max(1, min(PAGE_MESSAGES, int(self._rate / _FRAMES_PER_SECOND)))
+        messages = self._left_out(self._messages(), stored)
+        for _, run in itertools.groupby(messages, key=_same_frame):
+            while frame := list(itertools.islice(run, size)):
+                last = _place(frame[-1])
+                self._wait_for_turn(len(frame))
+                self._pending.append((ReplayPosition(last.queue_id, last.queue_offset + 1), len(frame)))
+                yield self._call(frame)
+
+    def _left_out(
+        self, messages: Iterator[StoredMessage], stored: frozenset[ReplayPosition]
+    ) -> Iterator[StoredMessage]:
+        """The messages without those that are stored."""
+        for message in messages:
+            if _place(message) in stored:
+                self.progress = replace(self.progress, found=self.progress.found + 1)
+            else:
+                yield message
+
+    def _wait_for_turn(self, count: int) -> None:
+        """Sleep as long as the rate asks for."""
+        if not self._rate:
+            return
+        now_s = time.monotonic()
+        if self._due_s > now_s:
+            time.sleep(self._due_s - now_s)
+        self._due_s = max(self._due_s, now_s) + count / self._rate
+
+    def _call(self, messages: list[StoredMessage]) -> Call[Any]:
+        copies = [self._copy(message) for message in messages]
+        flags = messages[0].sys_flag & _BODY_FLAGS
+        if not flags:
+            return sending.send_group(copies)
+        frame = encode_messages(copies)
+        options = _encode(msgspec.structs.replace(_decode_append(frame.options), sys_flag=flags))
+        return Call(WRITER, Operation.APPEND, options, frame.payload, lambda found, rows: None, repeatable=False)
+
+    def _copy(self, message: StoredMessage) -> Message:
+        own = {name: value for name, value in message.properties.items() if name not in _OWN}
+        own[REPLAYED] = message.message_id
+        return Message(
+            self._to,
+            message.body,
+            message.tag,
+            message.keys,
+            own,
+            message.queue_id % self._queues,
+            message.flag,
+            message.born_timestamp_ms,
+            self._unique_id(_place(message)),
+        )
+
+
+def _same_frame(message: StoredMessage) -> tuple[int, int]:
+    """What all messages of a frame have in common."""
+    return message.queue_id, message.sys_flag & _BODY_FLAGS
+
+
+def _place(message: StoredMessage) -> ReplayPosition:
+    return ReplayPosition(message.queue_id, message.queue_offset)
+
+
+def _with_key(topic: str, key: str, begin_ms: int, end_ms: int) -> Call[tuple[list[StoredMessage], bool]]:
+    """The newest messages with a key, and whether these are all."""
+    request = ByKeyRequest(topic, key, begin_ms, end_ms, _KEY_MESSAGES)
+    return call_of(Operation.BY_KEY, request, lambda answer, rows: (decode_records(rows), bool(answer.complete)))

@@ -1,0 +1,73 @@
+"""What a consumer wants, made of what its user says."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from mqproc.client.core import Call, Time
+from mqproc.client.group_calls import join, start_of
+from mqproc.errors import BadRequestError
+from mqproc.message import Filter, TagFilter
+from mqproc.names import check_topic
+from mqproc.wire.group_operations import GroupAssignment, GroupJoinRequest
+
+SESSION_TIMEOUT_S: Final = 10.0
+CONSUMER_PULL_MESSAGES: Final = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """Topics of a group, and where the group begins in those it has no progress in."""
+
+    group: str
+    topics: tuple[str, ...]
+    name: str
+    session_timeout_ms: int
+    start: str
+    start_ms: int
+
+    def join(self, member_id: str, holding: list[tuple[str, int, int]]) -> Call[GroupAssignment]:
+        """The request to become a member, or the one that was before."""
+        request = GroupJoinRequest(
+            self.group,
+            list(self.topics),
+            member_id,
+            self.name,
+            self.session_timeout_ms,
+            self.start,
+            self.start_ms,
+            holding,
+        )
+        return join(request)
+
+
+def subscription(
+    group: str, topics: str | Sequence[str], name: str, session_timeout: float, start: Time
+) -> Subscription:
+    """Raises BadRequestError, BadTopicError."""
+    wanted = (topics,) if isinstance(topics, str) else tuple(topics)
+    if not wanted:
+        raise BadRequestError(f"a consumer of group {group!r} names no topic")
+    for topic in wanted:
+        check_topic(topic)
+    name = name or f"{socket.gethostname()}@{os.getpid()}"
+    return Subscription(group, wanted, name, round(session_timeout * 1000), *start_of(start))
+
+
+def filter_of(filter: Filter | str | None) -> Filter | None:
+    """A text is short for a TagFilter."""
+    return TagFilter(filter) if isinstance(filter, str) else filter
+
+
+def broadcast_path(store: Path, wanted: Subscription, given: str | Path | None) -> str:
+    """Where a broadcast consumer keeps its progress: by store, group and name, below the user's home."""
+    if given is not None:
+        return str(Path(given).absolute())
+    place = hashlib.sha256(os.fsencode(store)).hexdigest()[:16]
+    return str(Path.home() / ".mqproc" / "offsets" / place / f"{wanted.group}@{wanted.name}.json")

@@ -1,0 +1,183 @@
+"""Where one message is: its record, its queue's unit, its index entries, the groups' progress past it, its copies.
+
+Made of ordinary questions, so what it says of each part is what a consumer would find there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+from mqproc.client import core, group_calls
+from mqproc.client.core import PULL_BYTES
+from mqproc.client.group_steps import Steps
+from mqproc.errors import GroupNotFoundError, MessageNotFoundError
+from mqproc.groups import GroupInfo
+from mqproc.message import StoredMessage
+from mqproc.names import DEAD_LETTER_PREFIX, HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
+
+ORIGIN: Final = "ORIGIN_MESSAGE_ID"
+"""Property of a copy: the offset message id of the message that was first sent."""
+
+CopyKind = Literal["original", "half message", "delayed", "retry", "dead letter"]
+_COPIES_MAX: Final = 256
+_INDEX_HITS_MAX: Final = 64
+# The index knows whole seconds.
+_INDEX_STEP_MS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class TracedKey:
+    """A key or the unique id. `indexed`: an index entry of it leads to the record."""
+
+    key: str
+    unique: bool
+    indexed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TracedProgress:
+    """A group's progress in the message's queue. `passed`: the message is consumed; `messages_before`: how many come
+    before it still. `offset` None: the group has no progress here. `member_id` has the queue now.
+    """
+
+    group: str
+    offset: int | None
+    passed: bool
+    messages_before: int
+    member_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TracedCopy:
+    """Another record of the same message: what it was copied from, or what was made of it."""
+
+    kind: CopyKind
+    topic: str
+    queue_id: int
+    queue_offset: int
+    message_id: str
+    store_timestamp_ms: int
+    reconsume_times: int
+    real_topic: str
+    """Where a delayed or half message is to go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Where a message is. `unit`: FOUND when its queue's unit leads to the record, else what a pull there says."""
+
+    message: StoredMessage
+    unit: str
+    keys: tuple[TracedKey, ...]
+    progress: tuple[TracedProgress, ...]
+    copies: tuple[TracedCopy, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name, as `--json` prints them."""
+        parts = {name: [asdict(part) for part in getattr(self, name)] for name in ("keys", "progress", "copies")}
+        return {"message": self.message.to_json(), "unit": self.unit, **parts}
+
+
+def trace(message_id: str, topic: str) -> Steps[Trace]:
+    """Looks everywhere. Raises MessageNotFoundError."""
+    message: StoredMessage = yield core.get(message_id, topic)
+    unit = yield from _unit(message)
+    keys = yield from _keys(message)
+    progress = yield from _progress(message)
+    copies = yield from _copies(message)
+    return Trace(message, unit, keys, progress, copies)
+
+
+def _unit(message: StoredMessage) -> Steps[str]:
+    request = core.pull_request(message.topic, message.queue_id, message.queue_offset, 1, PULL_BYTES, "", 0.0, False)
+    found = yield core.pull(request)
+    if not found.messages:
+        return str(found.status)
+    if found.messages[0].physical_offset == message.physical_offset:
+        return "FOUND"
+    return f"ANOTHER RECORD: log {found.messages[0].physical_offset}"
+
+
+def _keys(message: StoredMessage) -> Steps[tuple[TracedKey, ...]]:
+    named = [(key, False) for key in message.keys]
+    if message.unique_id:
+        named.append((message.unique_id, True))
+    found = []
+    moment = message.store_timestamp_ms
+    for key, unique in named:
+        hits = yield core.query_message(
+            message.topic, key, _INDEX_HITS_MAX, moment - _INDEX_STEP_MS, moment + _INDEX_STEP_MS
+        )
+        found.append(TracedKey(key, unique, message.physical_offset in hits.physical_offsets))
+    return tuple(found)
+
+
+def _progress(message: StoredMessage) -> Steps[tuple[TracedProgress, ...]]:
+    found = []
+    for summary in (yield group_calls.groups()):
+        try:
+            info: GroupInfo = yield group_calls.info(summary.group)
+        except GroupNotFoundError:
+            continue  # Deleted since.
+        found += [
+            TracedProgress(
+                info.group,
+                queue.offset,
+                queue.offset is not None and queue.offset > message.queue_offset,
+                max(0, message.queue_offset - max(queue.offset or 0, queue.min_offset)),
+                queue.member_id,
+            )
+            for queue in info.queues
+            if (queue.topic, queue.queue_id) == (message.topic, message.queue_id)
+        ]
+    return tuple(sorted(found, key=lambda each: each.group))
+
+
+def _copies(message: StoredMessage) -> Steps[tuple[TracedCopy, ...]]:
+    """Records with the same unique id, or without one with the same key and origin, in the topics of copies."""
+    key, unique = (message.unique_id, True) if message.unique_id else (" ".join(message.keys[:1]), False)
+    if not key:
+        return ()
+    origin = message.properties.get(ORIGIN, message.message_id)
+    found: list[StoredMessage] = []
+    if origin != message.message_id:
+        found += yield from _original(origin)
+    topics: list[str] = [info.topic for info in (yield core.topics())]
+    for topic in filter(_kind, topics):
+        same: list[StoredMessage] = yield core.by_key(topic, key, None, None, _COPIES_MAX, unique, "store")
+        found += (each for each in same if unique or each.properties.get(ORIGIN) == origin)
+    others = {each.message_id: each for each in found if each.message_id != message.message_id}
+    return tuple(map(_copy, sorted(others.values(), key=lambda each: each.physical_offset)))
+
+
+def _original(message_id: str) -> Steps[Iterable[StoredMessage]]:
+    try:
+        found: StoredMessage = yield core.get(message_id, "")
+    except MessageNotFoundError:
+        return ()  # Expired meanwhile.
+    return (found,)
+
+
+def _kind(topic: str) -> CopyKind | None:
+    if topic.startswith(RETRY_PREFIX):
+        return "retry"
+    if topic.startswith(DEAD_LETTER_PREFIX):
+        return "dead letter"
+    if topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
+        return "delayed"
+    return "half message" if topic == HALF_TOPIC else None
+
+
+def _copy(message: StoredMessage) -> TracedCopy:
+    return TracedCopy(
+        _kind(message.topic) or "original",
+        message.topic,
+        message.queue_id,
+        message.queue_offset,
+        message.message_id,
+        message.store_timestamp_ms,
+        message.reconsume_times,
+        message.properties.get("REAL_TOPIC", ""),
+    )

@@ -1,0 +1,192 @@
+"""Nodes → a program for the kernel that evaluates filters (kernels/sql.py).
+
+Whatever depends on no property is evaluated here, once; so the kernel never compares two literals.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.filters import nodes
+from mqproc.filters.nodes import Node, Order, Part
+from mqproc.filters.values import Double, Int, Long, NotComparable, Value, double_key
+from mqproc.kernels import sql as kernel
+from mqproc.kernels.views import as_kernel_array
+from mqproc.layout.properties import TAGS
+
+_OUTCOMES = {
+    Order.LESS: kernel.BELOW,
+    Order.LESS_OR_EQUAL: kernel.BELOW | kernel.SAME,
+    Order.GREATER: kernel.ABOVE,
+    Order.GREATER_OR_EQUAL: kernel.ABOVE | kernel.SAME,
+}
+_PLACES = {Part.CONTAINS: kernel.ANYWHERE, Part.STARTS_WITH: kernel.AT_START, Part.ENDS_WITH: kernel.AT_END}
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A filter for the kernel: `words` int64, `texts` uint8, and how many words of scratch it needs."""
+
+    words: NDArray[np.int64]
+    texts: NDArray[np.uint8]
+    scratch_size: int
+
+
+def program_of(node: Node) -> Program:
+    """The program of a filter."""
+    made = _Making()
+    made.add(node)
+    return made.program()
+
+
+def required_tags(node: Node) -> frozenset[str] | None:
+    """Tags of which a message that passes has one; None when the filter does not say."""
+    match node:
+        case nodes.Equal(nodes.Property(name), nodes.Literal(str(tag))) if name == TAGS:
+            return frozenset((tag,))
+        case nodes.Equal(nodes.Literal(str(tag)), nodes.Property(name)) if name == TAGS:
+            return frozenset((tag,))
+        case nodes.In(nodes.Property(name), texts) if name == TAGS:
+            return frozenset(texts)
+        case nodes.And(conditions):
+            known = [tags for condition in conditions if (tags := required_tags(condition)) is not None]
+            return frozenset.intersection(*known) if known else None
+        case nodes.Or(conditions):
+            each = [required_tags(condition) for condition in conditions]
+            return None if None in each else frozenset().union(*(tags for tags in each if tags is not None))
+    return None
+
+
+def _has_property(node: Node) -> bool:
+    return isinstance(node, nodes.Property) or any(map(_has_property, node.parts()))
+
+
+@dataclass(slots=True)
+class _Making:
+    """A program while it is made."""
+
+    names: dict[str, int] = field(default_factory=dict)
+    name_words: list[int] = field(default_factory=list)
+    list_words: list[int] = field(default_factory=list)
+    code: list[tuple[int, int, int, int]] = field(default_factory=list)
+    texts: bytearray = field(default_factory=bytearray)
+    depth: int = 0
+    depth_max: int = 0
+
+    def program(self) -> Program:
+        """All of it."""
+        code_at = kernel.HEAD_SIZE + len(self.name_words) + len(self.list_words)
+        lists_at = kernel.HEAD_SIZE + len(self.name_words)
+        words = [len(self.names), code_at, *self.name_words, *self.list_words]
+        for operation, a, b, c in self.code:
+            words += (operation, a + lists_at if operation == kernel.IS_ONE_OF else a, b, c)
+        scratch_size = len(self.name_words) + kernel.VALUE_SIZE * self.depth_max
+        return Program(np.array(words, np.int64), as_kernel_array(self.texts), scratch_size)
+
+    def add(self, node: Node) -> None:
+        """The instructions that leave a node's value on the stack."""
+        if not _has_property(node):
+            try:
+                self._push(node.evaluate({}))
+            except NotComparable:
+                self._emit(kernel.FAIL, leaves=1)
+            return
+        match node:
+            case nodes.Property(name):
+                self._emit(kernel.LOAD, self._name(name), leaves=1)
+            case nodes.Equal(left, right):
+                self.add(left)
+                self.add(right)
+                self._emit(kernel.EQUALS, leaves=-1)
+            case nodes.Ordered(left, right, order):
+                self._ordered(left, right, _OUTCOMES[order])
+            case nodes.In(inner, texts):
+                self.add(inner)
+                self._emit(kernel.IS_ONE_OF, self._list(texts), len(texts))
+            case nodes.Holds(_, _, ""):
+                self._push(False)
+            case nodes.Holds(inner, part, text, negated):
+                self.add(inner)
+                self._emit(kernel.LACKS if negated else kernel.HOLDS, _PLACES[part], *self._text(text))
+            case nodes.IsNull(inner):
+                self._one(inner, kernel.IS_NULL)
+            case nodes.Not(inner):
+                self._one(inner, kernel.NOT)
+            case nodes.Cast(inner):
+                self._one(inner, kernel.CAST)
+            case nodes.Negate(inner):
+                self._one(inner, kernel.FORGET)
+            case nodes.And(conditions):
+                self._chain(conditions, kernel.AND, kernel.JUMP_IF_FALSE)
+            case nodes.Or(conditions):
+                self._chain(conditions, kernel.OR, kernel.JUMP_IF_TRUE)
+            case _:
+                raise AssertionError(f"no instructions for {type(node).__name__}")
+
+    def _one(self, inner: Node, operation: int) -> None:
+        self.add(inner)
+        self._emit(operation)
+
+    def _ordered(self, left: Node, right: Node, outcomes: int) -> None:
+        """`<` and its like: with nothing on the left the right side is not looked at, where evaluation might end."""
+        self.add(left)
+        jump_at = len(self.code)
+        self._emit(kernel.JUMP_IF_NULL)
+        self.add(right)
+        self._emit(kernel.ORDERS, outcomes, leaves=-1)
+        self.code[jump_at] = (kernel.JUMP_IF_NULL, len(self.code), 0, 0)
+
+    def _chain(self, conditions: tuple[Node, ...], operation: int, jump: int) -> None:
+        """Conditions one after the other; when one decides, on to the end."""
+        jumps = []
+        for number, condition in enumerate(conditions):
+            if number:
+                jumps.append(len(self.code))
+                self._emit(jump)
+            self.add(condition)
+            if number:
+                self._emit(operation, leaves=-1)
+        for at in jumps:
+            self.code[at] = (jump, len(self.code), 0, 0)
+
+    def _push(self, value: Value) -> None:
+        match value:
+            case None:
+                self._emit(kernel.PUSH, kernel.NULL, leaves=1)
+            case bool():
+                self._emit(kernel.PUSH, kernel.BOOLEAN, int(value), leaves=1)
+            case str():
+                self._emit(kernel.PUSH, kernel.TEXT, *self._text(value), leaves=1)
+            case Int(number):
+                self._emit(kernel.PUSH, kernel.INT, number, leaves=1)
+            case Long(number):
+                self._emit(kernel.PUSH, kernel.LONG, number, leaves=1)
+            case Double(real):
+                self._emit(kernel.PUSH, kernel.DOUBLE, double_key(real), leaves=1)
+
+    def _emit(self, operation: int, a: int = 0, b: int = 0, c: int = 0, *, leaves: int = 0) -> None:
+        """An instruction that leaves so many values more on the stack than it found."""
+        self.code.append((operation, a, b, c))
+        self.depth += leaves
+        self.depth_max = max(self.depth_max, self.depth)
+
+    def _name(self, name: str) -> int:
+        if name not in self.names:
+            self.names[name] = len(self.names)
+            self.name_words += self._text(name)
+        return self.names[name]
+
+    def _list(self, texts: tuple[str, ...]) -> int:
+        start = len(self.list_words)
+        for text in texts:
+            self.list_words += self._text(text)
+        return start
+
+    def _text(self, text: str) -> tuple[int, int]:
+        """Where a text lies among the texts: at, size."""
+        data = text.encode("utf-8", "surrogatepass")
+        self.texts += data
+        return len(self.texts) - len(data), len(data)

@@ -1,0 +1,99 @@
+"""`mqproc/progress`: how far each group has come in each queue, a word each. Native-endian words, one writer (query).
+
+    header page │ magic, version, end, boot id, saved fingerprints, next epoch, changes
+    blocks      │ one after the other up to `end`, each at a multiple of 64 bytes
+
+    block:   0  CRC-32 of the bytes from 4 to the names' end │ u32 size of the block, a multiple of 64
+             8  u32 first queue id │ u32 number of queues
+            16  u16 bytes of the group's name │ u16 bytes of the topic's │ u32 zero
+            24  group, topic, zeros up to a multiple of 8
+                i64 state
+                i64 a queue: the queue offset to consume next, plus one; 0 says that nothing is known
+
+A block is complete before `end` moves past it, and never moves; a topic that gets more queues gets another block. A
+group that is deleted leaves its blocks with another state, and the next start of the group leaves them out.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Final
+
+MAGIC: Final = 0x3130524750514D  # "MQPGR01", little-endian
+VERSION: Final = 1
+HEADER_SIZE: Final = 4096
+WORD_SIZE: Final = 8
+BLOCK_ALIGNMENT: Final = 64
+
+# Word indices of the header.
+HEADER_MAGIC = 0
+HEADER_VERSION = 1
+HEADER_END = 8  # bytes of the file in use
+HEADER_BOOT = (16, 17)  # the machine's run in which the words were stored
+HEADER_SAVED = 24  # fingerprint of the consumerOffset.json that was written last
+HEADER_SAVING = 25  # of the one that is being written
+HEADER_EPOCH = 32  # the next assignment of a queue to a member gets this number
+HEADER_CHANGES = 40  # words stored since the file was made
+HEADER_SAVED_CHANGES = 41  # those among them that consumerOffset.json has
+
+STATE_LIVE, STATE_DELETED = range(2)
+
+QUEUES_MIN: Final = 7
+"""A block has room for at least so many queues: with its state they fill a cache line."""
+
+NAME_BYTES_MAX: Final = 255
+QUEUES_MAX: Final = 1 << 20
+_FIELDS: Final = struct.Struct("<IIIIHHI")
+_CRC: Final = struct.Struct("<I")
+assert _FIELDS.size == 24
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Where a block's words lie: `state` and `first_offset` are word indices in the file, `end` is in bytes."""
+
+    group: str
+    topic: str
+    first_queue: int
+    queues: int
+    state: int
+    end: int
+
+    @property
+    def first_offset(self) -> int:
+        """The word of queue `first_queue`."""
+        return self.state + 1
+
+
+def encode_block(group: str, topic: str, first_queue: int, queues: int) -> bytes:
+    """A block that knows nothing yet."""
+    names = group.encode(), topic.encode()
+    names_end = _FIELDS.size + sum(map(len, names))
+    words_at = -(-names_end // WORD_SIZE) * WORD_SIZE
+    size = -(-(words_at + WORD_SIZE * (1 + queues)) // BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT
+    block = bytearray(size)
+    _FIELDS.pack_into(block, 0, 0, size, first_queue, queues, len(names[0]), len(names[1]), 0)
+    block[_FIELDS.size : names_end] = names[0] + names[1]
+    _CRC.pack_into(block, 0, zlib.crc32(block[_CRC.size : names_end]))
+    return bytes(block)
+
+
+def decode_block(data: bytes | memoryview, at: int, end: int) -> Block | None:
+    """The block at byte `at` of a file in use up to `end`; None when none lies there."""
+    if at + _FIELDS.size > end:
+        return None
+    crc, size, first_queue, queues, group_size, topic_size, _ = _FIELDS.unpack_from(data, at)
+    names_end = _FIELDS.size + group_size + topic_size
+    words_at = -(-names_end // WORD_SIZE) * WORD_SIZE
+    if size % BLOCK_ALIGNMENT or words_at + WORD_SIZE * (1 + queues) > size or at + size > end:
+        return None
+    if zlib.crc32(data[at + _CRC.size : at + names_end]) != crc:
+        return None
+    names = bytes(data[at + _FIELDS.size : at + names_end])
+    try:
+        group, topic = names[:group_size].decode(), names[group_size:].decode()
+    except UnicodeDecodeError:
+        return None
+    return Block(group, topic, first_queue, queues, (at + words_at) // WORD_SIZE, at + size)

@@ -1,0 +1,123 @@
+"""The monitor's pages as an ASGI application.
+
+    /           the status page: live, for people        /metrics    for Prometheus
+    /events     what it shows, once a second             /healthz    alive?    /readyz    serving in full?
+
+Alive is not ready: a group that recovers is alive. Both answer 503 when they are not, with the reasons as text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from importlib.resources import files
+from typing import Final
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from mqproc.io import StoreIO
+from mqproc.metrics.collector import Collector
+from mqproc.metrics.exposition import CONTENT_TYPE, render
+from mqproc.metrics.health import alive_problems, ready_problems
+from mqproc.metrics.snapshot import snapshot
+from mqproc.paths import StorePaths
+
+EVENT_EVERY_S: Final = 1.0
+STREAMS_MAX: Final = 32
+
+_FILES: Final = {
+    "/": ("status.html", "text/html; charset=utf-8"),
+    "/status.css": ("status.css", "text/css; charset=utf-8"),
+    "/status.js": ("status.js", "text/javascript; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+# Nothing of the page comes from elsewhere, and nothing of it may be run that is not in these files.
+_POLICY: Final = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'"
+
+
+class StatusFeed:
+    """Snapshots for everybody who looks: made at most once in EVENT_EVERY_S, and not at all while nobody does."""
+
+    def __init__(self, collector: Collector, io: StoreIO, paths: StorePaths, version: str) -> None:
+        self._collector = collector
+        self._io = io
+        self._paths = paths
+        self._version = version
+        self._event = b""
+        self._made = 0.0
+        self.streams = 0
+
+    def event(self) -> bytes:
+        """The newest snapshot as a server-sent event."""
+        now = time.monotonic()
+        if now - self._made >= EVENT_EVERY_S / 2:
+            self._made = now
+            found = {"version": self._version, **snapshot(self._collector, self._io, self._paths)}
+            self._event = b"data: " + msgspec.json.encode(found) + b"\n\n"
+        return self._event
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Snapshots until the client goes."""
+        self.streams += 1
+        try:
+            while True:
+                yield self.event()
+                await asyncio.sleep(EVENT_EVERY_S)
+        finally:
+            self.streams -= 1
+
+
+def make_app(collector: Collector, io: StoreIO, paths: StorePaths, version: str) -> Starlette:
+    """The application over one running group."""
+    feed = StatusFeed(collector, io, paths, version)
+    timeout_ns = collector.options.heartbeat_timeout_ms * 1_000_000
+
+    async def metrics(_request: Request) -> Response:
+        return Response(render(collector.samples()), headers={"content-type": CONTENT_TYPE})
+
+    async def healthz(_request: Request) -> Response:
+        return _verdict(alive_problems(collector.control))
+
+    async def readyz(_request: Request) -> Response:
+        return _verdict(ready_problems(collector.control, timeout_ns))
+
+    async def events(_request: Request) -> Response:
+        if feed.streams >= STREAMS_MAX:
+            return PlainTextResponse(f"{STREAMS_MAX} look already\n", 503)
+        return StreamingResponse(feed.events(), headers={"content-type": "text/event-stream"})
+
+    routes = [
+        Route("/metrics", metrics),
+        Route("/healthz", healthz),
+        Route("/readyz", readyz),
+        Route("/events", events),
+        *(_file_route(path, name, kind) for path, (name, kind) in _FILES.items()),
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _refuse})
+
+
+def _file_route(path: str, name: str, content_type: str) -> Route:
+    body = files("mqproc.metrics").joinpath("page", name).read_bytes()
+
+    async def answer(_request: Request) -> Response:
+        return Response(body, headers={"content-type": content_type, "content-security-policy": _POLICY})
+
+    return Route(path, answer)
+
+
+async def _refuse(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    hint = "; there are / /metrics /healthz /readyz" if error.status_code == 404 else ""
+    return PlainTextResponse(f"{error.detail.lower()}{hint}\n", error.status_code, headers=error.headers)
+
+
+def _verdict(problems: list[str]) -> Response:
+    if problems:
+        return PlainTextResponse("\n".join(problems) + "\n", 503)
+    return PlainTextResponse("ok\n")

@@ -1,0 +1,182 @@
+"""Distinct errors of a group's processes: each one once, with how often it came, and when first and last.
+
+Two errors are the same when their texts differ in numbers only. An owner with more distinct errors than the file has
+room for forgets the one that came last the longest time ago.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from mqproc.io import StoreIO
+from mqproc.layout import error_log as layout
+from mqproc.layout.control import WORD_SIZE
+from mqproc.paths import StorePaths
+from mqproc.shm.words import Words
+
+_NUMBERS: Final = re.compile(r"\d[\d,._]*")
+_READ_TRIES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SeenError:
+    """One distinct error of one process."""
+
+    owner: str
+    text: str
+    count: int
+    first_ms: int
+    last_ms: int
+
+
+class ErrorLog:
+    """One owner's entries, for writing."""
+
+    def __init__(self, mapping: mmap.mmap, owner: str) -> None:
+        self._map = mapping
+        self._words = Words(mapping)
+        self._owner = owner
+        self._known = {
+            _shape(error.text): number
+            for number in range(layout.ENTRIES)
+            if (error := _read(self._words, mapping, owner, number)) is not None
+        }
+
+    @classmethod
+    def create(cls, io: StoreIO, paths: StorePaths, owner: str) -> ErrorLog | None:
+        """The file that is there, or a new one in its place. The caller holds the store's lock.
+
+        None when the disk has no room for one: a group runs without it. Raises other OSErrors.
+        """
+        found = cls.open(io, paths, owner)
+        if found is not None:
+            return found
+        try:
+            _make(io, paths)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return None
+        return cls.open(io, paths, owner)
+
+    @classmethod
+    def open(cls, io: StoreIO, paths: StorePaths, owner: str) -> ErrorLog | None:
+        """The file's entries of one owner; None when there is no such file."""
+        mapping = _open(io, paths, write=True)
+        return None if mapping is None else cls(mapping, owner)
+
+    def note(self, text: str, now_ms: int) -> None:
+        """An error has come."""
+        encoded = text.encode()[: layout.TEXT_BYTES_MAX]
+        text = encoded.decode(errors="ignore")
+        number = self._known.get(_shape(text))
+        if number is None:
+            number = self._make(text.encode(), now_ms)
+            self._known[_shape(text)] = number
+        at = layout.entry_offset(self._owner, number) // WORD_SIZE
+        self._words[at + layout.LAST_MS] = now_ms
+        self._words.add(at + layout.COUNT, 1)
+
+    def _make(self, text: bytes, now_ms: int) -> int:
+        """An entry with everything but its count."""
+        number = self._free()
+        start = layout.entry_offset(self._owner, number)
+        at = start // WORD_SIZE
+        self._words[at + layout.COUNT] = 0
+        self._map[start + layout.TEXT_AT : start + layout.TEXT_AT + len(text)] = text
+        self._words[at + layout.TEXT_SIZE] = len(text)
+        self._words[at + layout.FIRST_MS] = now_ms
+        return number
+
+    def _free(self) -> int:
+        taken = set(self._known.values())
+        for number in range(layout.ENTRIES):
+            if number not in taken:
+                return number
+        oldest = min(taken, key=self._last_ms)
+        self._known = {shape: number for shape, number in self._known.items() if number != oldest}
+        return oldest
+
+    def _last_ms(self, number: int) -> int:
+        return self._words[layout.entry_offset(self._owner, number) // WORD_SIZE + layout.LAST_MS]
+
+
+def seen_errors(io: StoreIO, paths: StorePaths) -> list[SeenError]:
+    """Every distinct error, the one that came last first; none when there is no file."""
+    mapping = _open(io, paths, write=False)
+    if mapping is None:
+        return []
+    words = Words(mapping)
+    found = [
+        error
+        for owner in layout.OWNERS
+        for number in range(layout.ENTRIES)
+        if (error := _read(words, mapping, owner, number)) is not None
+    ]
+    words.close()
+    mapping.close()
+    return sorted(found, key=lambda error: -error.last_ms)
+
+
+def _make(io: StoreIO, paths: StorePaths) -> None:
+    """An empty file in the place of whatever is there."""
+    temporary = paths.errors.with_name(paths.errors.name + ".tmp")
+    io.unlink(temporary)
+    fd = io.open(temporary, write=True, create=True, mode=0o600)
+    try:
+        # Allocated, since a store into a hole on a full disk is a SIGBUS.
+        io.allocate(fd, 0, layout.FILE_SIZE)
+        mapping = io.map(fd, layout.FILE_SIZE, write=True)
+    except OSError:
+        io.unlink(temporary)
+        raise
+    finally:
+        io.close(fd)
+    words = Words(mapping)
+    words[layout.HEADER_VERSION] = layout.VERSION
+    words[layout.HEADER_MAGIC] = layout.MAGIC
+    words.close()
+    mapping.close()
+    io.rename(temporary, paths.errors)
+
+
+def _open(io: StoreIO, paths: StorePaths, *, write: bool) -> mmap.mmap | None:
+    try:
+        fd = io.open(paths.errors, write=write)
+    except FileNotFoundError:
+        return None
+    try:
+        if io.size(fd) != layout.FILE_SIZE:
+            return None
+        mapping = io.map(fd, layout.FILE_SIZE, write=write)
+    finally:
+        io.close(fd)
+    words = Words(mapping)
+    ours = (words[layout.HEADER_MAGIC], words[layout.HEADER_VERSION]) == (layout.MAGIC, layout.VERSION)
+    words.close()
+    return mapping if ours else None
+
+
+def _read(words: Words, mapping: mmap.mmap, owner: str, number: int) -> SeenError | None:
+    """An entry; None when it is free, or just being used again."""
+    start = layout.entry_offset(owner, number)
+    at = start // WORD_SIZE
+    for _ in range(_READ_TRIES):
+        count = words[at + layout.COUNT]
+        if count <= 0:
+            return None
+        size = min(max(words[at + layout.TEXT_SIZE], 0), layout.TEXT_BYTES_MAX)
+        text = mapping[start + layout.TEXT_AT : start + layout.TEXT_AT + size].decode(errors="replace")
+        first_ms, last_ms = words[at + layout.FIRST_MS], words[at + layout.LAST_MS]
+        if words[at + layout.COUNT] == count:
+            return SeenError(owner, text, count, first_ms, last_ms)
+    return None
+
+
+def _shape(text: str) -> str:
+    """What two texts have in common when they tell of the same thing."""
+    return _NUMBERS.sub("#", text)

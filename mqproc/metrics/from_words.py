@@ -1,0 +1,217 @@
+"""The metrics that are words of the control file, or follow from several of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from mqproc.config import Options
+from mqproc.control import Control
+from mqproc.layout import control as layout
+from mqproc.layout import figures
+from mqproc.metrics.exposition import Samples
+from mqproc.metrics.health import supervisor_silent_ns
+from mqproc.shm.code_counts import read_code_counts
+from mqproc.shm.histogram import Buckets, read_buckets
+
+NS: Final = 1_000_000_000
+HEARTBEAT_TIMEOUT_NS: Final = 3 * NS
+TARGETS: Final = {"commitlog": "commitlog", "consumequeue": "cq", "index": "index"}
+"""What is flushed, and how its flusher's words begin."""
+
+_SYNCED = {"consumequeue": "cq_synced", "index": "index_synced"}
+_DELETED = {
+    "commitlog": "retention_segments",
+    "consumequeue": "retention_queue_files",
+    "index": "retention_index_files",
+}
+_CONNECTIONS = {layout.WRITER: "writer_connections", layout.QUERY: "query_connections"}
+_HISTOGRAMS = {
+    "append": "mqproc_append_duration_seconds",
+    "message_size": "mqproc_message_size_bytes",
+    "flush": "mqproc_flush_duration_seconds",
+    "dispatch_delay": "mqproc_dispatch_delay_seconds",
+    "request": "mqproc_request_duration_seconds",
+    "role_step": "mqproc_role_cycle_seconds",
+}
+
+# Metrics that are one word, perhaps in another unit: name → (word, factor).
+_PLAIN: dict[str, tuple[str, float]] = {
+    "mqproc_group_started_timestamp_seconds": ("group_started_ms", 1e-3),
+    "mqproc_append_frames_total": ("appended_frames", 1),
+    "mqproc_append_failures_total": ("append_rejects", 1),
+    "mqproc_appended_bytes_total": ("written", 1),
+    "mqproc_commit_log_min_offset_bytes": ("min_physical_offset", 1),
+    "mqproc_commit_log_max_offset_bytes": ("written", 1),
+    "mqproc_last_append_timestamp_seconds": ("written_store_timestamp_ms", 1e-3),
+    "mqproc_segment_waits_total": ("writer_segment_waits", 1),
+    "mqproc_segment_wait_seconds_total": ("writer_segment_wait_us", 1e-6),
+    "mqproc_segment_blocked": ("segment_errno", 1),
+    "mqproc_append_slowed_seconds_total": ("writer_slowed_ms", 1e-3),
+    "mqproc_clock_steps_total": ("writer_clock_steps", 1),
+    "mqproc_durable_mark_bytes": ("commitlog_mark", 1),
+    "mqproc_dispatched_offset_bytes": ("dispatched", 1),
+    "mqproc_messages_dispatched_total": ("dispatched_messages", 1),
+    "mqproc_index_entries_total": ("dispatched_entries", 1),
+    "mqproc_dispatch_blocked": ("dispatch_errno", 1),
+    "mqproc_dispatch_gap_bytes_total": ("dispatch_gap_bytes", 1),
+    "mqproc_requests_total": ("query_requests", 1),
+    "mqproc_request_failures_total": ("query_rejects", 1),
+    "mqproc_requests_in_progress": ("query_waiting", 1),
+    "mqproc_pulls_total": ("pulls", 1),
+    "mqproc_pulls_empty_total": ("empty_pulls", 1),
+    "mqproc_messages_delivered_total": ("pulled_messages", 1),
+    "mqproc_delivered_bytes_total": ("pulled_bytes", 1),
+    "mqproc_waiting_pulls": ("waiting_pulls", 1),
+    "mqproc_key_queries_total": ("key_queries", 1),
+    "mqproc_key_files_walked_total": ("key_files", 1),
+    "mqproc_key_entries_walked_total": ("key_items", 1),
+    "mqproc_key_entries_matched_total": ("key_matches", 1),
+    "mqproc_consumer_members": ("group_members", 1),
+    "mqproc_consumer_rebalances_total": ("group_rebalances", 1),
+    "mqproc_offsets_committed_total": ("group_commits", 1),
+    "mqproc_messages_retried_total": ("group_retries", 1),
+    "mqproc_messages_dead_lettered_total": ("group_dead_letters", 1),
+    "mqproc_oldest_message_timestamp_seconds": ("oldest_store_timestamp_ms", 1e-3),
+    "mqproc_retention_deleted_bytes_total": ("retention_bytes", 1),
+    "mqproc_retention_pending_bytes": ("retention_pending_bytes", 1),
+    "mqproc_retention_last_look_timestamp_seconds": ("retention_pass_ms", 1e-3),
+    "mqproc_retention_blocked": ("retention_errno", 1),
+    "mqproc_unconsumed_messages_deleted_total": ("retention_unconsumed", 1),
+    "mqproc_disk_used_bytes": ("disk_used_bytes", 1),
+    "mqproc_disk_free_bytes": ("disk_free_bytes", 1),
+    "mqproc_disk_full": ("disk_full", 1),
+    "mqproc_recovery_duration_seconds": ("recovery_us", 1e-6),
+    "mqproc_recovery_cut_bytes": ("recovery_cut_bytes", 1),
+    "mqproc_scrapes_total": ("scrapes", 1),
+}
+
+
+def samples_of_words(control: Control, options: Options, words: Mapping[str, int]) -> dict[str, Samples]:
+    """Samples by metric; `words` is one snapshot, so that no figure contradicts another."""
+    now_ns = time.monotonic_ns()
+    unix_offset_ns = time.time_ns() - now_ns
+
+    def to_unix(monotonic_ns: int) -> float:
+        """Unix seconds; 0 for what has never happened."""
+        return (monotonic_ns + unix_offset_ns) / NS if monotonic_ns else 0.0
+
+    plain: dict[str, Samples] = {name: [((), words[word] * factor)] for name, (word, factor) in _PLAIN.items()}
+    single = _derived(control, options, words, now_ns)
+    return {
+        **plain,
+        **{name: [((), float(value))] for name, value in single.items()},
+        **_by_role(control, words, to_unix),
+        **_by_target(words, to_unix),
+        **_histograms(control),
+    }
+
+
+def flushed(words: Mapping[str, int]) -> int:
+    """The log is durable below this."""
+    return max(words["writer_synced"], words["flusher_synced"])
+
+
+def unflushed_seconds(words: Mapping[str, int], now_ns: int) -> float:
+    """At most how old the oldest message is that a power loss could take; 0 when there is none."""
+    if words["written"] <= flushed(words):
+        return 0.0
+    since_ns = words["all_flushed_ns"] or words["written_ns"]
+    return max(0, now_ns - since_ns) / NS
+
+
+def dispatch_behind_seconds(words: Mapping[str, int]) -> float:
+    """Store time between the last dispatched and the last record."""
+    if words["written"] <= words["dispatched"]:
+        return 0.0
+    return max(0, words["written_store_timestamp_ms"] - words["dispatched_store_timestamp_ms"]) / 1000
+
+
+def takes_nothing(control: Control) -> bool:
+    """The store is read-only, for whichever reason."""
+    return control.read_only or control.damage_read_only
+
+
+def _derived(control: Control, options: Options, words: Mapping[str, int], now_ns: int) -> dict[str, float]:
+    used, free = words["disk_used_bytes"], words["disk_free_bytes"]
+    read_only = takes_nothing(control)
+    ready_end, segment = words["segments_ready_end"], options.mapped_file_size_commit_log
+    slots_used = words[f"commit_index_slots_{words['commit_sequence'] & 1}"]
+    entries = max(0, words["index_items"] - 1)
+    return {
+        "mqproc_up": 0 <= supervisor_silent_ns(control) < HEARTBEAT_TIMEOUT_NS,
+        "mqproc_group_ready": words["group_state"] == layout.GROUP_READY and not read_only,
+        "mqproc_read_only": read_only,
+        "mqproc_sync_failed": control.read_only,
+        "mqproc_damage_holes": words["damage_holes"] + words["dispatch_holes"],
+        "mqproc_dispatch_behind_bytes": max(0, words["written"] - words["dispatched"]),
+        "mqproc_dispatch_behind_messages": max(0, words["appended_messages"] - words["dispatched_messages"]),
+        "mqproc_dispatch_behind_seconds": dispatch_behind_seconds(words),
+        "mqproc_unflushed_seconds": unflushed_seconds(words, now_ns),
+        "mqproc_segments_ready": max(0, ready_end - words["written"]) // segment,
+        "mqproc_disk_usage_ratio": used / (used + free) if used + free else 0.0,
+        "mqproc_index_slots_used_ratio": slots_used / options.max_hash_slot_num,
+        "mqproc_index_file_filled_ratio": entries / max(1, options.max_index_num - 1),
+        "mqproc_index_entries_per_slot": entries / slots_used if slots_used else 0.0,
+    }
+
+
+def _by_role(control: Control, words: Mapping[str, int], to_unix: Callable[[int], float]) -> dict[str, Samples]:
+    def of(name: str) -> Samples:
+        return [((role,), words[f"{role}.{name}"]) for role in layout.ROLES]
+
+    codes = {role: read_code_counts(control.words, role) for role in figures.REJECTS}
+    return {
+        "mqproc_role_up": [((role,), float(words[f"{role}.supervised"] == layout.RUNNING)) for role in layout.ROLES],
+        "mqproc_role_heartbeat_timestamp_seconds": [
+            ((role,), to_unix(words[f"{role}.heartbeat_ns"])) for role in layout.ROLES
+        ],
+        "mqproc_role_restarts_total": of("restarts"),
+        "mqproc_role_cycles_total": of("cycles"),
+        "mqproc_errors_total": of("errors"),
+        "mqproc_client_connections": [((role,), words[word]) for role, word in _CONNECTIONS.items()],
+        "mqproc_rejected_total": [
+            ((role, code), count) for role, counts in codes.items() for code, count in counts.items()
+        ],
+    }
+
+
+def _by_target(words: Mapping[str, int], to_unix: Callable[[int], float]) -> dict[str, Samples]:
+    def of(word: str) -> Samples:
+        return [((target,), words[f"{prefix}_{word}"]) for target, prefix in TARGETS.items()]
+
+    def moments(word: str) -> Samples:
+        return [((target,), to_unix(words[f"{prefix}_{word}"])) for target, prefix in TARGETS.items()]
+
+    positions = {"commitlog": flushed(words), **{target: words[word] for target, word in _SYNCED.items()}}
+    written = words["written"]
+    return {
+        "mqproc_flushed_offset_bytes": [((target,), position) for target, position in positions.items()],
+        "mqproc_flush_behind_bytes": [((target,), max(0, written - at)) for target, at in positions.items()],
+        "mqproc_flushes_total": of("syncs"),
+        "mqproc_flush_passes_total": of("passes"),
+        "mqproc_forced_flushes_total": of("forced_passes"),
+        "mqproc_last_flush_timestamp_seconds": moments("pass_ns"),
+        "mqproc_last_forced_flush_timestamp_seconds": moments("forced_ns"),
+        "mqproc_retention_deleted_files_total": [((target,), words[word]) for target, word in _DELETED.items()],
+        "mqproc_retention_held_back": [
+            ((name,), float(words["retention_held_by"] == number))
+            for number, name in enumerate(layout.HELD_NAMES)
+            if number != layout.HELD_NOTHING
+        ],
+    }
+
+
+def _histograms(control: Control) -> dict[str, Samples]:
+    """Every histogram; what two roles keep under one label is added up."""
+    found: dict[str, dict[str, Buckets]] = {metric: {} for metric in _HISTOGRAMS.values()}
+    for place in figures.HISTOGRAMS:
+        of_metric = found[_HISTOGRAMS[place.name]]
+        buckets = read_buckets(control.words, place)
+        before = of_metric.get(place.label)
+        of_metric[place.label] = before.plus(buckets) if before else buckets
+    return {
+        metric: [((label,) if label else (), buckets) for label, buckets in by_label.items()]
+        for metric, by_label in found.items()
+    }

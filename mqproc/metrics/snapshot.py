@@ -1,0 +1,196 @@
+"""A group at one moment as plain values, for people's eyes: what the status page and `mqproc top` show.
+
+Figures that grow are given as they stand; who shows rates takes two snapshots. Keys carry their unit.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from mqproc.control import Control
+from mqproc.errors import CorruptStoreError
+from mqproc.io import StoreIO
+from mqproc.layout import control as layout
+from mqproc.layout import figures
+from mqproc.metrics.collector import Collector, Picture
+from mqproc.metrics.error_log import seen_errors
+from mqproc.metrics.from_words import dispatch_behind_seconds, flushed, takes_nothing, unflushed_seconds
+from mqproc.metrics.health import ready_problems
+from mqproc.paths import StorePaths
+from mqproc.shm.histogram import Buckets, read_buckets
+
+ROWS_MAX: Final = 50
+ERRORS_MAX: Final = 20
+
+LATENCIES: Final = {
+    "append": (figures.APPENDS,),
+    "dispatch": (figures.DISPATCH_DELAYS,),
+    "pull": (figures.PULL_REQUESTS,),
+    "key": (figures.KEY_REQUESTS,),
+    "flush": (figures.WRITER_SYNCS, figures.LOG_FLUSHES),
+}
+"""What is timed, and the histograms that hold it."""
+
+
+def snapshot(collector: Collector, io: StoreIO, paths: StorePaths, *, rows_max: int = ROWS_MAX) -> dict[str, Any]:
+    """The group now; topics and groups are cut to `rows_max`, the busiest and the furthest behind first."""
+    picture = collector.picture()
+    control = collector.control
+    words = picture.words
+    timeout_ns = collector.options.heartbeat_timeout_ms * 1_000_000
+    problems = ready_problems(control, timeout_ns)
+    return {
+        "time_ms": round(time.time() * 1000),
+        "store": str(paths.root),
+        "epoch": words["epoch"],
+        "group": layout.GROUP_NAMES[words["group_state"]],
+        "ready": not problems,
+        "problems": problems,
+        "started_ms": words["group_started_ms"],
+        "sync_flush": collector.options.sync_flush,
+        "path": {**_path(picture), "read_only": takes_nothing(control)},
+        "latencies": {name: _buckets(control, name) for name in LATENCIES},
+        "roles": _roles(control, picture),
+        "topics": _topics(picture, rows_max),
+        "topic_count": picture.table.topic_count if picture.table else 0,
+        "queue_count": picture.table.queue_count if picture.table else 0,
+        "groups": _groups(picture, rows_max),
+        "disk": _disk(collector, picture),
+        "errors": [
+            {"role": error.owner, "text": error.text, "count": error.count}
+            | {"first_ms": error.first_ms, "last_ms": error.last_ms}
+            for error in _errors(io, paths)[:ERRORS_MAX]
+        ],
+    }
+
+
+def latency(control: Control, name: str) -> Buckets:
+    """One of LATENCIES, added up over the roles that keep it."""
+    first, *more = (read_buckets(control.words, place) for place in LATENCIES[name])
+    for buckets in more:
+        first = first.plus(buckets)
+    return first
+
+
+def _buckets(control: Control, name: str) -> dict[str, Any]:
+    buckets = latency(control, name)
+    return {"bounds_s": buckets.bounds, "counts": buckets.counts, "sum_s": buckets.total}
+
+
+def _path(picture: Picture) -> dict[str, Any]:
+    words = picture.words
+    durable = flushed(words)
+    return {
+        "appended_messages": words["appended_messages"],
+        "appended_frames": words["appended_frames"],
+        "written_bytes": words["written"],
+        "min_bytes": words["min_physical_offset"],
+        "flushed_bytes": durable,
+        "flush_behind_bytes": max(0, words["written"] - durable),
+        "unflushed_s": unflushed_seconds(words, time.monotonic_ns()),
+        "dispatched_bytes": words["dispatched"],
+        "dispatched_messages": words["dispatched_messages"],
+        "index_entries": words["dispatched_entries"],
+        "dispatch_behind_bytes": max(0, words["written"] - words["dispatched"]),
+        "dispatch_behind_messages": max(0, words["appended_messages"] - words["dispatched_messages"]),
+        "dispatch_behind_s": dispatch_behind_seconds(words),
+        "queues_behind_bytes": max(0, words["written"] - words["cq_synced"]),
+        "index_behind_bytes": max(0, words["written"] - words["index_synced"]),
+        "delivered_messages": words["pulled_messages"],
+        "delivered_bytes": words["pulled_bytes"],
+        "requests": words["query_requests"],
+        "waiting_pulls": words["waiting_pulls"],
+        "rejects": words["append_rejects"] + words["query_rejects"],
+        "producers": words["writer_connections"],
+        "consumers": words["query_connections"],
+    }
+
+
+def _roles(control: Control, picture: Picture) -> list[dict[str, Any]]:
+    words = picture.words
+    now_ns = time.monotonic_ns()
+    rows: list[dict[str, Any]] = [
+        {
+            "role": layout.SUPERVISOR,
+            "state": layout.GROUP_NAMES[words["group_state"]],
+            "pid": words["supervisor_pid"],
+            "silent_s": max(0, now_ns - words["supervisor_heartbeat_ns"]) / 1e9,
+            "restarts": 0,
+            "errors": 0,
+            "cycles": 0,
+        }
+    ]
+    for role in layout.ROLES:
+        supervised = layout.SUPERVISED_NAMES[words[f"{role}.supervised"]]
+        said = layout.STATE_NAMES[words[f"{role}.state"]]
+        rows.append(
+            {
+                "role": role,
+                "state": said if supervised == "RUNNING" else supervised,
+                "pid": words[f"{role}.pid"],
+                "silent_s": max(0, now_ns - words[f"{role}.heartbeat_ns"]) / 1e9 if words[f"{role}.pid"] else 0.0,
+                "restarts": words[f"{role}.restarts"],
+                "errors": words[f"{role}.errors"],
+                "cycles": words[f"{role}.cycles"],
+            }
+        )
+    for row in rows:
+        figures_ = picture.processes.get(row["role"])
+        row["memory_bytes"] = figures_.pss_bytes if figures_ else 0
+        row["cpu_s"] = figures_.cpu_s if figures_ else 0.0
+        row["open_fds"] = figures_.open_fds if figures_ else 0
+    return rows
+
+
+def _topics(picture: Picture, rows_max: int) -> list[dict[str, Any]]:
+    if picture.table is None:
+        return []
+    # The last ones to get a message: whoever looks wants to see what moves.
+    rows = sorted(picture.table.topics, key=lambda topic: (-topic.last_store_timestamp_ms, topic.topic))
+    return [
+        {
+            "topic": row.topic,
+            "queues": row.queues,
+            "appended": row.appended,
+            "stored": row.stored,
+            "last_ms": row.last_store_timestamp_ms,
+        }
+        for row in rows[:rows_max]
+    ]
+
+
+def _groups(picture: Picture, rows_max: int) -> list[dict[str, Any]]:
+    rows = sorted(picture.lags, key=lambda lag: (-lag.messages, lag.group, lag.topic))
+    return [
+        {"group": row.group, "topic": row.topic, "lag_messages": row.messages, "lag_s": row.seconds}
+        for row in rows[:rows_max]
+    ]
+
+
+def _disk(collector: Collector, picture: Picture) -> dict[str, Any]:
+    words, options = picture.words, collector.options
+    used, free = words["disk_used_bytes"], words["disk_free_bytes"]
+    return {
+        "used_bytes": used,
+        "free_bytes": free,
+        "used_ratio": used / (used + free) if used + free else 0.0,
+        "full": bool(words["disk_full"]),
+        "warning_ratio": options.disk_space_warning_level_ratio / 100,
+        "clean_ratio": options.disk_max_used_space_ratio / 100,
+        "log_bytes": words["written"] - words["min_physical_offset"],
+        "oldest_ms": words["oldest_store_timestamp_ms"],
+        "reserved_hours": options.file_reserved_time,
+        "deleted_bytes": words["retention_bytes"],
+        "deleted_segments": words["retention_segments"],
+        "held_by": layout.HELD_NAMES[words["retention_held_by"]],
+        "last_look_ms": words["retention_pass_ms"],
+        "holes": words["damage_holes"] + words["dispatch_holes"],
+    }
+
+
+def _errors(io: StoreIO, paths: StorePaths) -> list[Any]:
+    try:
+        return seen_errors(io, paths)
+    except (OSError, CorruptStoreError):
+        return []

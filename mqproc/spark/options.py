@@ -1,0 +1,249 @@
+"""The source's options, read from what the user gave to Spark. Names are the Kafka source's where the meaning is.
+
+Every option that is given is looked at, and one that is not known is refused: a misspelt filter would otherwise give
+every row. Light, as `columns` is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mqproc.errors import BadRequestError
+from mqproc.spark.columns import NAMINGS, check
+
+TIME_MIN: Final = -(1 << 62)
+TIME_MAX: Final = 1 << 62
+OFFSET_MAX: Final = 1 << 62
+EARLIEST: Final = -2
+LATEST: Final = -1
+
+Queue = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """Queue offsets by queue; `default` for the others: EARLIEST or LATEST, which may stand in `by_queue` too."""
+
+    default: int
+    by_queue: Mapping[Queue, int] = dataclasses.field(default_factory=dict)
+
+    def of(self, topic: str, queue_id: int) -> int:
+        return self.by_queue.get((topic, queue_id), self.default)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which messages: empty means all. begin_ms ≤ store time < end_ms; a message has one of `tags`, one of `keys`."""
+
+    topics: tuple[str, ...] = ()
+    topic_pattern: str = ""
+    queues: tuple[Queue, ...] = ()
+    queue_ids: tuple[int, ...] = ()
+    begin_ms: int = TIME_MIN
+    end_ms: int = TIME_MAX
+    tags: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    starting: Offsets = Offsets(EARLIEST)
+    ending: Offsets = Offsets(LATEST)
+
+    def takes(self, topic: str, queue_id: int) -> bool:
+        """Whether messages of a queue are wanted."""
+        if self.queues and (topic, queue_id) not in self.queues:
+            return False
+        if self.queue_ids and queue_id not in self.queue_ids:
+            return False
+        if self.topics and topic not in self.topics:
+            return False
+        return not self.topic_pattern or re.fullmatch(self.topic_pattern, topic) is not None
+
+    def named_queues(self) -> list[Queue] | None:
+        """All queues that can be meant; None when only the stores can tell."""
+        if self.queues:
+            return [queue for queue in self.queues if self.takes(*queue)]
+        if self.topics and self.queue_ids:
+            return [(topic, queue_id) for topic in self.topics for queue_id in self.queue_ids]
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a read was asked for."""
+
+    paths: tuple[str, ...]
+    selection: Selection = Selection()
+    naming: str = "mqproc"
+    columns: tuple[str, ...] = ()
+    min_partitions: int = 1
+    split_bytes: int = 0
+    """Bytes of log a partition has; 0: chosen by the size of the stores."""
+    batch_rows: int = 32_768
+    batch_bytes: int = 16 << 20
+    fail_on_data_loss: bool = True
+    verify_crc: bool | None = None
+    """Of all records that are passed, or of none; None: of the wanted ones where the body is among the columns."""
+    clock_step_ms: int = 60_000
+    """How far a store's clock may have been set back; decides how much of the log a time range leaves unread."""
+    filter_pushdown: bool = False
+
+
+def read_options(given: Mapping[str, str]) -> ReadOptions:
+    """Options of a batch read. Raises BadRequestError that names option, value and what it may be."""
+    values = _lowered(given, _KNOWN)
+    selection = Selection(
+        topics=_topics(values),
+        topic_pattern=_pattern(values),
+        queues=_assigned(values),
+        queue_ids=_integers(values, "queueId"),
+        begin_ms=_integer(values, "startingTimestamp", TIME_MIN),
+        end_ms=_integer(values, "endingTimestamp", TIME_MAX),
+        tags=_tags(values),
+        keys=_words(values, "key"),
+        starting=_offsets(values, "startingOffsets", EARLIEST),
+        ending=_offsets(values, "endingOffsets", LATEST),
+    )
+    naming = values.get("naming", NAMINGS[0])
+    if naming not in NAMINGS:
+        raise BadRequestError(f"option naming = {naming!r}; it is one of {', '.join(NAMINGS)}")
+    columns = _words(values, "columns")
+    check(naming, columns)
+    return ReadOptions(
+        paths=_paths(values),
+        selection=selection,
+        naming=naming,
+        columns=columns,
+        min_partitions=_integer(values, "minPartitions", 1, low=1, high=1_000_000),
+        split_bytes=_integer(values, "splitBytes", 0, low=0, high=1 << 50),
+        batch_rows=_integer(values, "batchRows", 32_768, low=1, high=1 << 24),
+        batch_bytes=_integer(values, "batchBytes", 16 << 20, low=1, high=1 << 30),
+        fail_on_data_loss=_boolean(values, "failOnDataLoss", True) is True,
+        verify_crc=_boolean(values, "verifyCrc", None),
+        clock_step_ms=_integer(values, "clockStepMs", 60_000, low=0, high=1 << 40),
+        filter_pushdown=_boolean(values, "filterPushdown", False) is True,
+    )
+
+
+_SUBSCRIPTIONS: Final = ("subscribe", "topic", "subscribePattern", "assign")
+_KNOWN: Final = (
+    *("path", "paths"),
+    *_SUBSCRIPTIONS,
+    *("queueId", "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "tag", "subExpression"),
+    *("key", "columns", "naming", "minPartitions", "splitBytes", "batchRows", "batchBytes", "failOnDataLoss"),
+    *("verifyCrc", "clockStepMs", "filterPushdown"),
+)
+
+
+def _lowered(given: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
+    """The given options under their own names, whose case Spark does not keep."""
+    names = {name.lower(): name for name in known}
+    found: dict[str, str] = {}
+    for name, value in given.items():
+        if name.lower() not in names:
+            raise BadRequestError(f"option {name!r} is not known; there are {', '.join(sorted(known))}")
+        found[names[name.lower()]] = str(value)
+    return found
+
+
+def _paths(values: Mapping[str, str]) -> tuple[str, ...]:
+    several: list[str] = json.loads(values["paths"]) if "paths" in values else []
+    paths = (*([values["path"]] if values.get("path") else []), *several)
+    if not paths:
+        raise BadRequestError("no path is given: load(path) takes a store's folder, a pattern, or a list of them")
+    return paths
+
+
+def _topics(values: Mapping[str, str]) -> tuple[str, ...]:
+    given = [name for name in _SUBSCRIPTIONS if values.get(name)]
+    if len(given) > 1:
+        raise BadRequestError(f"options {' and '.join(given)} exclude one another")
+    return (*_words(values, "subscribe"), *([values["topic"]] if values.get("topic") else []))
+
+
+def _pattern(values: Mapping[str, str]) -> str:
+    pattern = values.get("subscribePattern", "")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise BadRequestError(f"option subscribePattern = {pattern!r}: {error}") from None
+    return pattern
+
+
+def _words(values: Mapping[str, str], name: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word.strip() for word in values.get(name, "").split(",") if word.strip()))
+
+
+def _tags(values: Mapping[str, str]) -> tuple[str, ...]:
+    """`tag` names tags with commas between, `subExpression` as RocketMQ does: `a || b`, or `*` for all."""
+    expression = values.get("subExpression", "*")
+    if expression.strip() in ("*", ""):
+        return _words(values, "tag")
+    if values.get("tag"):
+        raise BadRequestError("options tag and subExpression exclude one another")
+    return tuple(dict.fromkeys(tag.strip() for tag in expression.split("||") if tag.strip()))
+
+
+def _integer(values: Mapping[str, str], name: str, default: int, low: int = TIME_MIN, high: int = TIME_MAX) -> int:
+    text = values.get(name)
+    if text is None:
+        return default
+    try:
+        number = int(text)
+    except ValueError:
+        raise BadRequestError(f"option {name} = {text!r} is no integer") from None
+    if not low <= number <= high:
+        raise BadRequestError(f"option {name} = {number:,} is not in [{low:,}, {high:,}]")
+    return number
+
+
+def _integers(values: Mapping[str, str], name: str) -> tuple[int, ...]:
+    return tuple(_integer({name: word}, name, 0, low=0, high=(1 << 31) - 1) for word in _words(values, name))
+
+
+def _boolean(values: Mapping[str, str], name: str, default: bool | None) -> bool | None:
+    text = values.get(name)
+    if text is None:
+        return default
+    if text.lower() not in ("true", "false"):
+        raise BadRequestError(f"option {name} = {text!r} is neither true nor false")
+    return text.lower() == "true"
+
+
+def _assigned(values: Mapping[str, str]) -> tuple[Queue, ...]:
+    if not values.get("assign"):
+        return ()
+    found = [(topic, queue) for topic, queues in _json(values, "assign").items() for queue in queues]
+    if not all(isinstance(queue_id, int) and queue_id >= 0 for _topic, queue_id in found):
+        raise BadRequestError(f'option assign = {values["assign"]!r}; it is like {{"orders": [0, 1]}}')
+    return tuple(found)
+
+
+def _offsets(values: Mapping[str, str], name: str, default: int) -> Offsets:
+    text = values.get(name, "")
+    words = {"earliest": EARLIEST, "latest": LATEST}
+    # A read from the end on, or up to the beginning, has no rows whatever is stored: a mistake.
+    if text.lower() in words and words[text.lower()] != default:
+        raise BadRequestError(f"option {name} = {text!r} leaves nothing to read")
+    if not text or text.lower() in words:
+        return Offsets(default)
+    by_queue: dict[Queue, int] = {}
+    for topic, queues in _json(values, name).items():
+        for queue, offset in queues.items():
+            wrong = not str(queue).isdigit() or not isinstance(offset, int) or (offset < 0 and offset != default)
+            if wrong:
+                raise BadRequestError(f"option {name}: {offset!r} is no queue offset for queue {queue!r} of {topic!r}")
+            by_queue[topic, int(queue)] = offset
+    return Offsets(default, by_queue)
+
+
+def _json(values: Mapping[str, str], name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(values[name])
+    except json.JSONDecodeError as error:
+        raise BadRequestError(f"option {name} = {values[name]!r} is no JSON: {error}") from None
+    if not isinstance(found, dict) or not all(isinstance(part, list | dict) for part in found.values()):
+        raise BadRequestError(f'option {name} = {values[name]!r}; it is like {{"orders": {{"0": 23}}}}')
+    return found

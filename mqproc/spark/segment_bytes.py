@@ -1,0 +1,112 @@
+"""The bytes of a CommitLog segment, wherever it lies: mapped from a folder, or fetched from remote storage in parts."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.errors import CorruptStoreError, StoreAccessError
+from mqproc.io import StoreIO
+from mqproc.kernels.views import as_kernel_array
+from mqproc.paths import segment_name
+
+# Fetched at once beyond what was asked for: most records that begin before a range's end also end there.
+AHEAD_BYTES: Final = 1 << 20
+
+
+class SegmentBytes(Protocol):
+    """One segment. Positions are bytes from its begin; `size` is the file's length, at most a segment's."""
+
+    size: int
+
+    def part(self, start: int, stop: int) -> tuple[NDArray[np.uint8], int]:
+        """uint8 of at least [start, min(stop, size)), and the position of its byte 0. Valid until the next call."""
+        ...
+
+    def let_go(self, start: int, stop: int) -> None:
+        """Nobody looks at [start, stop) soon."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything. Parts that somebody still has stay valid."""
+        ...
+
+
+class MappedSegment:
+    """A segment in a folder of this machine, mapped as a whole."""
+
+    def __init__(self, io: StoreIO, path: Path, segment_size: int) -> None:
+        """Raises FileNotFoundError when there is none."""
+        self._io = io
+        fd = io.open(path)
+        try:
+            self.size = min(io.size(fd), segment_size)
+            self._map: mmap.mmap | None = io.map(fd, self.size) if self.size else None
+        finally:
+            io.close(fd)
+        self._view = as_kernel_array(self._map) if self._map is not None else np.zeros(0, np.uint8)
+
+    def part(self, start: int, stop: int) -> tuple[NDArray[np.uint8], int]:
+        return self._view, 0
+
+    def let_go(self, start: int, stop: int) -> None:
+        if self._map is not None and stop > start:
+            self._io.unmap_pages(self._map, start, stop - start)
+
+    def close(self) -> None:
+        self._view = np.zeros(0, np.uint8)
+        self._map = None
+
+
+class FetchedSegment:
+    """A segment on remote storage, of which one part at a time is in memory."""
+
+    def __init__(self, files: Any, path: str, size: int) -> None:
+        """`files` is fsspec's file system, `size` the object's length."""
+        self._files = files
+        self._path = path
+        self.size = size
+        self._start = 0
+        self._view = np.zeros(0, np.uint8)
+
+    def part(self, start: int, stop: int) -> tuple[NDArray[np.uint8], int]:
+        stop = min(stop, self.size)
+        if start < self._start or stop > self._start + len(self._view):
+            stop = min(stop + AHEAD_BYTES, self.size)
+            data = self._files.cat_file(self._path, start=start, end=stop)
+            if len(data) != stop - start:
+                place = f"{self._path}: bytes [{start:,}, {stop:,})"
+                raise CorruptStoreError(f"{place}: only {len(data):,} bytes came")
+            self._start, self._view = start, as_kernel_array(data)
+        return self._view, self._start
+
+    def let_go(self, start: int, stop: int) -> None:
+        """Parts are small; the next one replaces this one."""
+
+    def close(self) -> None:
+        self._view = np.zeros(0, np.uint8)
+
+
+def open_segment(uri: str, start: int, segment_size: int, size: int) -> SegmentBytes:
+    """The segment of the store at `uri`, a folder's path or a URL, that begins at log position `start`.
+
+    `size` is the file's length as far as it is known. Raises FileNotFoundError.
+    """
+    if "://" not in uri:
+        return MappedSegment(StoreIO(), Path(uri) / "commitlog" / segment_name(start), segment_size)
+    files, root = remote(uri)
+    return FetchedSegment(files, f"{root}/commitlog/{segment_name(start)}", min(size, segment_size))
+
+
+def remote(url: str) -> tuple[Any, str]:
+    """fsspec's file system of a URL and the path in it. Credentials come from the environment, as fsspec's do."""
+    try:
+        import fsspec
+    except ImportError:
+        raise StoreAccessError(f"{url}: remote stores need fsspec: pip install 'mqproc[spark]'") from None
+    files, root = fsspec.core.url_to_fs(url)
+    return files, str(root).rstrip("/")

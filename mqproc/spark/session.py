@@ -1,0 +1,71 @@
+"""A Spark session on this machine, for commands, tests and scripts that have none: Java found, the source registered.
+
+A cluster's own sessions need none of this: there the package is installed and `format("mqproc")` is known.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from mqproc.spark.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOOKUP_FOLDER: Final = Path(__file__).parent / "lookup"
+"""What Spark must have on its Python path to find the source by itself; an installed package has it there anyway."""
+
+DEFAULTS: Final[dict[str, str]] = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+
+
+def prepare_environment(*, prefer_pypi_java: bool = False) -> None:
+    """Set what the JVM and its Python workers take from the environment. Must come before the first session.
+
+    Raises ConfigurationError when there is no Java.
+    """
+    os.environ["JAVA_HOME"] = str(find_java(prefer_pypi=prefer_pypi_java).home)
+    # Workers would take the first python3 on PATH.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if str(LOOKUP_FOLDER) not in known:
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(LOOKUP_FOLDER), *filter(None, known)])
+
+
+def local_session(
+    master: str = "local[*]",
+    *,
+    name: str = "mqproc",
+    settings: Mapping[str, str] | None = None,
+    prefer_pypi_java: bool = False,
+) -> SparkSession:
+    """A session with `DEFAULTS` and `settings` over them, the one that runs already if there is one."""
+    prepare_environment(prefer_pypi_java=prefer_pypi_java)
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(master).appName(name)
+    for key, value in (DEFAULTS | dict(settings or {})).items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    register(session)
+    return session
+
+
+def register(session: SparkSession) -> None:
+    """Make `format("mqproc")` known to a session that has not found it by itself."""
+    from mqproc.spark.source import MqprocDataSource
+
+    session.dataSource.register(MqprocDataSource)

@@ -1,0 +1,74 @@
+"""`format("mqproc")`: messages of stores as rows, by Spark's Python Data Source API.
+
+Light: Spark imports this to learn of the source. What reads is imported where it is used, in planner and tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from mqproc.errors import BadRequestError
+from mqproc.spark.columns import schema_of, types_of
+from mqproc.spark.options import ReadOptions, read_options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from mqproc.spark.ranges import LogPartition
+
+
+class MqprocDataSource(DataSource):
+    """Stores in RocketMQ's format. Options: `mqproc.spark.options`; columns: `mqproc.spark.columns`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "mqproc"
+
+    def schema(self) -> str:
+        """All columns of the naming, or those of the option `columns`."""
+        options = read_options(self.options)
+        return schema_of(options.naming, options.columns)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = read_options(self.options)
+        names = columns_of(schema, options.naming)
+        if options.filter_pushdown:
+            from mqproc.spark.pushdown import PushdownReader
+
+            return PushdownReader(options, names)
+        return BatchReader(options, names)
+
+
+class BatchReader(DataSourceReader):
+    """One read: partitions are planned where the driver is, each is read by one task."""
+
+    def __init__(self, options: ReadOptions, names: list[str]) -> None:
+        self.read_options = options
+        self.names = names
+
+    def partitions(self) -> list[InputPartition]:
+        from mqproc.spark.planning import plan
+
+        return list(plan(self.read_options))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from mqproc.spark.tasks import read_partition
+
+        found: LogPartition = partition  # type: ignore[assignment]
+        return read_partition(self.read_options, self.names, found)
+
+
+def columns_of(schema: StructType, naming: str) -> list[str]:
+    """The columns that a schema names. Raises BadRequestError for one that there is not, or of another type."""
+    types: Mapping[str, str] = types_of(naming)
+    for field in schema.fields:
+        if field.name not in types:
+            raise BadRequestError(f"no column is called {field.name!r}; there are {', '.join(types)}")
+        if field.dataType.simpleString() != types[field.name]:
+            wanted, has = field.dataType.simpleString(), types[field.name]
+            raise BadRequestError(f"column {field.name} is {has}; the schema asks for {wanted}")
+    return list(schema.fieldNames())

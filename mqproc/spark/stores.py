@@ -1,0 +1,186 @@
+"""Which stores a path means, and what of each one there is to read at this moment.
+
+    path, pattern, list, URL ──▶ uris ──▶ Survey: segments, ends, queues, what was deleted
+
+A store in a folder is looked at by `StoreReader`: of one that runs, positions are those that its group has published.
+Of one on remote storage only the segments are looked at; its log ends where its records do.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from mqproc.errors import BadRequestError, StoreAccessError
+from mqproc.io import StoreIO
+from mqproc.kernels import scan
+from mqproc.kernels.record_check import BLANK, REACHED_STOP, REASON_NAMES, ZERO
+from mqproc.layout.consume_queue import FILLER_SIZE
+from mqproc.paths import StorePaths, segment_start
+from mqproc.spark.options import Queue
+from mqproc.spark.segment_bytes import remote
+from mqproc.store.consume_queue import as_units
+from mqproc.store.reads.reader import StoreReader
+from mqproc.store.recovery.resync import Resync
+from mqproc.store.segments import LogSegments
+from mqproc.store.verify.deletions import read_deleted
+
+_FILE: Final = "file://"
+_WILD: Final = frozenset("*?[")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A CommitLog file: where it begins in the log, its length, and where the log ends in it."""
+
+    start: int
+    size: int
+    limit: int
+
+
+@dataclass(slots=True)
+class Survey:
+    """One store at one moment. `begin` and `end` are log positions; `end` None: where the records end."""
+
+    uri: str
+    segment_size: int
+    begin: int
+    end: int | None
+    segments: list[Segment]
+    deleted: Mapping[Queue, tuple[int, int]] = field(default_factory=dict)
+    reader: StoreReader | None = None
+    """For questions about queues, index and times; None on remote storage."""
+    trouble: str = ""
+    """What is wrong with the store already now; "" when nothing is known to be."""
+
+    def close(self) -> None:
+        """Let go of files."""
+        if self.reader is not None:
+            self.reader.close()
+
+
+def find_stores(paths: Iterable[str]) -> list[str]:
+    """The stores that paths, patterns and URLs mean, each once. Raises StoreAccessError when one means none."""
+    found: list[str] = []
+    for path in paths:
+        path = path.removeprefix(_FILE)
+        found += _remote_stores(path) if "://" in path else _local_stores(path)
+    return list(dict.fromkeys(found))
+
+
+def _local_stores(path: str) -> list[str]:
+    if not _WILD & set(path):
+        return [str(Path(path).absolute())]
+    stores = [each for each in sorted(glob.glob(path)) if (Path(each) / "commitlog").is_dir()]
+    if not stores:
+        raise StoreAccessError(f"{path}: no store there: no folder that it matches has a folder commitlog")
+    return [str(Path(each).absolute()) for each in stores]
+
+
+def _remote_stores(url: str) -> list[str]:
+    if not _WILD & set(url):
+        return [url.rstrip("/")]
+    files, pattern = remote(url)
+    scheme = url.partition("://")[0]
+    stores = [each for each in sorted(files.glob(pattern)) if files.isdir(f"{each}/commitlog")]
+    if not stores:
+        raise StoreAccessError(f"{url}: no store there: no folder that it matches has a folder commitlog")
+    return [f"{scheme}://{each}" for each in stores]
+
+
+def survey(uri: str) -> Survey:
+    """Look at a store. Raises StoreAccessError when there is none, CorruptStoreError when it cannot be read."""
+    return _survey_remote(uri) if "://" in uri else _survey_folder(uri)
+
+
+def _survey_folder(uri: str) -> Survey:
+    io, paths = StoreIO(), StorePaths(Path(uri))
+    reader = StoreReader(paths.root)
+    visible = reader.visible
+    size = reader.options.mapped_file_size_commit_log
+    log = LogSegments(io, paths.commit_log, size)
+    segments = []
+    for start in log.starts():
+        limit = min(size, visible.end - start)
+        if start + size > visible.begin and limit > 0:
+            segments.append(Segment(start, io.size_of(log.path(start)), limit))
+    trouble = _missing(segments, visible.begin, visible.end, size)
+    if not reader.running:
+        trouble = trouble or _behind_the_end(log, visible.end) or _without_records(reader, visible.end)
+    log.close()
+    deleted = read_deleted(io, paths, running=reader.running)
+    return Survey(uri, size, visible.begin, visible.end, segments, deleted, reader, trouble)
+
+
+def _missing(segments: list[Segment], begin: int, end: int, size: int) -> str:
+    """The first segment between begin and end that is not there."""
+    there = {segment.start for segment in segments}
+    for start in range(begin - begin % size, end, size):
+        if start not in there:
+            return f"segment {start:020d} is missing"
+    return ""
+
+
+def _behind_the_end(log: LogSegments, end: int) -> str:
+    """Whether intact records follow where the log of a stopped store seems to end: then it is damaged there."""
+    base = log.start_of(end)
+    starts = log.starts()
+    if base in starts and log.path(base).stat().st_size >= log.segment_size:
+        out = np.zeros(scan.SCAN_SIZE, np.int64)
+        reason = int(scan.scan_records(log.view(base), end - base, log.segment_size, base, 0, out))
+        if reason in (ZERO, BLANK, REACHED_STOP):
+            return ""
+        following = Resync(log).next_record(end + 1, base + log.segment_size)
+        if following is not None:
+            return f"the log ends at {end:,} ({REASON_NAMES[reason]}), but at {following:,} is an intact record"
+    return ""
+
+
+def _without_records(reader: StoreReader, end: int) -> str:
+    """A queue of a stopped store whose last unit has its record behind the log's end, where none is."""
+    for queue in reader.queues():
+        if queue.min_offset >= queue.max_offset:
+            continue
+        last = queue.max_offset - 1
+        unit = as_units(reader.reading.files.read_units(queue.topic, queue.queue_id, last, 1))[0]
+        if int(unit["size"]) != FILLER_SIZE and int(unit["physical_offset"]) >= end:
+            place = f"offset {last:,} of queue {queue.queue_id} of {queue.topic}"
+            return f"the log ends at {end:,}, but {place} has its record at {int(unit['physical_offset']):,}"
+    return ""
+
+
+def _survey_remote(uri: str) -> Survey:
+    files, root = remote(uri)
+    if not files.isdir(f"{root}/commitlog"):
+        raise StoreAccessError(f"{uri}: not a store: it has no folder commitlog")
+    found: dict[int, int] = {}
+    for entry in files.ls(f"{root}/commitlog", detail=True):
+        start = segment_start(str(entry["name"]).rsplit("/", 1)[-1])
+        if start is not None and entry["type"] == "file" and entry["size"]:
+            found[start] = int(entry["size"])
+    if not found:
+        return Survey(uri, 1 << 30, 0, None, [])
+    size = _segment_size(uri, found)
+    while len(found) > 1 and _is_unwritten(files, root, max(found)):
+        del found[max(found)]
+    segments = [Segment(start, length, size) for start, length in sorted(found.items())]
+    begin = segments[0].start
+    return Survey(uri, size, begin, None, segments, trouble=_missing(segments, begin, segments[-1].start + size, size))
+
+
+def _segment_size(uri: str, found: Mapping[int, int]) -> int:
+    """What all segments but the last must be long, and what their names are multiples of."""
+    sizes = {length for start, length in found.items() if start != max(found)} or {found[max(found)]}
+    if len(sizes) != 1:
+        raise BadRequestError(f"{uri}: segments of {len(sizes)} sizes: {', '.join(map(str, sorted(sizes)))}")
+    return sizes.pop()
+
+
+def _is_unwritten(files: Any, root: str, start: int) -> bool:
+    """Whether a segment was only made ready."""
+    return not any(files.cat_file(f"{root}/commitlog/{start:020d}", start=0, end=8))

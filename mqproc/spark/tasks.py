@@ -1,0 +1,54 @@
+"""What a task does with its partition: range after range, wanted records become batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+
+import pyarrow as pa
+
+from mqproc.errors import CorruptStoreError
+from mqproc.spark.batches import BatchMaker
+from mqproc.spark.options import ReadOptions
+from mqproc.spark.ranges import LogPartition, LogRange, StoreSelection
+from mqproc.spark.reading import RangeReader, Verify, place_of
+from mqproc.spark.segment_bytes import open_segment
+from mqproc.spark.wanted import Wanted
+
+
+def read_partition(options: ReadOptions, names: Sequence[str], partition: LogPartition) -> Iterator[pa.RecordBatch]:
+    """The batches of a partition, in the order of its logs."""
+    for number, store in enumerate(partition.stores):
+        makes = BatchMaker(options.naming, names, store.uri)
+        reader = RangeReader(
+            Wanted(store.selection, store.deleted),
+            batch_rows=options.batch_rows,
+            batch_bytes=options.batch_bytes,
+            verify=_verify(options, makes),
+            fail_on_data_loss=options.fail_on_data_loss,
+        )
+        for of_store, of in partition.ranges:
+            if of_store == number:
+                yield from _read_range(options, makes, reader, store, of)
+
+
+def _verify(options: ReadOptions, makes: BatchMaker) -> Verify:
+    if options.verify_crc is None:
+        return Verify.WANTED if makes.reads_body else Verify.NOTHING
+    return Verify.EVERYTHING if options.verify_crc else Verify.NOTHING
+
+
+def _read_range(
+    options: ReadOptions, makes: BatchMaker, reader: RangeReader, store: StoreSelection, of: LogRange
+) -> Iterator[pa.RecordBatch]:
+    try:
+        segment = open_segment(store.uri, of.segment, store.segment_size, of.limit)
+    except FileNotFoundError:
+        if not options.fail_on_data_loss:
+            return
+        raise CorruptStoreError(
+            f"{place_of(store.uri, of)}: deleted since the read was planned; failOnDataLoss=false leaves it out"
+        ) from None
+    with closing(segment):
+        for found in reader.records(segment, of, place_of(store.uri, of)):
+            yield makes.batch(found)

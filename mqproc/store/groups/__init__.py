@@ -1,0 +1,1 @@
+"""Consumer groups as the store keeps them: progress and settings."""

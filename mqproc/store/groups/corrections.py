@@ -1,0 +1,92 @@
+"""Progress that fits its queues: raised to their minima after retention, set back to their ends after a cut of the log.
+
+What was raised is told, and counted in `mqproc/unconsumed.json`: by group and topic, messages that went before the
+group had consumed them, since ever.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Protocol
+
+import msgspec
+
+from mqproc.io import StoreIO
+from mqproc.layout import control as words_of
+from mqproc.paths import StorePaths
+from mqproc.shm.words import Words
+from mqproc.store.groups.progress import GroupProgress, Tell
+
+Unconsumed = dict[str, dict[str, int]]
+
+
+class QueueOffsets(Protocol):
+    """A queue table, or what stands for one."""
+
+    def find(self, topic: str, queue_id: int) -> int: ...
+
+    def min_offset(self, number: int) -> int: ...
+
+    def max_offset(self, number: int) -> int: ...
+
+
+def read_unconsumed(io: StoreIO, paths: StorePaths) -> Unconsumed:
+    """What was counted so far; nothing when it cannot be read: it tells nothing that the store needs."""
+    try:
+        return msgspec.json.decode(io.read_file(paths.unconsumed), type=Unconsumed)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return {}
+
+
+class Corrections:
+    """Corrects one store's progress. Owns the word `retention_unconsumed` and the file."""
+
+    def __init__(
+        self, io: StoreIO, paths: StorePaths, words: Words, queues: QueueOffsets, progress: GroupProgress, tell: Tell
+    ) -> None:
+        self._io = io
+        self._paths = paths
+        self._words = words
+        self._queues = queues
+        self._progress = progress
+        self._tell = tell
+
+    def raise_to_minima(self) -> int:
+        """Correct and count; how many offsets were below. Raises OSError."""
+        found = self._progress.raise_to_minima(self._minimum_of)
+        if not found:
+            return 0
+        total = read_unconsumed(self._io, self._paths)
+        by_group: Counter[str] = Counter()
+        for each in found:
+            topics = total.setdefault(each.group, {})
+            topics[each.topic] = topics.get(each.topic, 0) + each.messages
+            by_group[each.group] += each.messages
+        self._words.add(words_of.RETENTION_UNCONSUMED, by_group.total())
+        for group, messages in by_group.items():
+            self._tell("messages went before a group had consumed them", group=group, messages=messages)
+        text = msgspec.json.format(msgspec.json.encode(total), indent=1)
+        self._io.write_file_atomically(self._paths.unconsumed, text, 0o600)
+        return len(found)
+
+    def lower_to_maxima(self) -> int:
+        """At a start: set back what lies beyond its queue's end, which the log has lost; how many offsets did."""
+        found = self._progress.lower_to_maxima(self._maximum_of)
+        for at in found:
+            self._tell(
+                "a group stood beyond the end of its queue",
+                group=at.group,
+                topic=at.topic,
+                queue_id=at.queue_id,
+                offset=at.offset,
+                now=self._maximum_of(at.topic, at.queue_id),
+            )
+        return len(found)
+
+    def _minimum_of(self, topic: str, queue_id: int) -> int | None:
+        number = self._queues.find(topic, queue_id)
+        return self._queues.min_offset(number) if number >= 0 else None
+
+    def _maximum_of(self, topic: str, queue_id: int) -> int | None:
+        number = self._queues.find(topic, queue_id)
+        return self._queues.max_offset(number) if number >= 0 else None

@@ -1,0 +1,256 @@
+"""How far consumer groups have come: the query role's `mqproc/progress`, and RocketMQ's consumerOffset.json beside it.
+
+    commit ──word──▶ mqproc/progress ──every 5 s, at the stop, at once after a reset──▶ config/consumerOffset.json
+
+Which of the two counts at a start is told by `load`. Everybody may read; `GroupProgress` is the one writer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from mqproc.errors import CorruptStoreError, OffsetOverflowError, StaleOffsetError
+from mqproc.io import StoreIO
+from mqproc.paths import StorePaths
+from mqproc.store.final_syncs import Syncing
+from mqproc.store.groups import offsets_json
+from mqproc.store.groups.offsets_json import MinimumOf, OffsetsJson, Progress, Skipped, skipped
+from mqproc.store.groups.progress_file import ProgressFile, boot_id
+
+SAVE_INTERVAL_NS: Final = 5_000_000_000
+SAVE_RETRY_NS: Final = 1_000_000_000
+
+
+class Tell(Protocol):
+    """Takes an event for the log: what, and figures by name."""
+
+    def __call__(self, event: str, **figures: Any) -> Any: ...
+
+
+@dataclass(slots=True)
+class Loaded:
+    """All progress of a store. `behind`: consumerOffset.json lacks some of it. `epoch`: the next one to be given."""
+
+    progress: list[Progress]
+    json: OffsetsJson
+    behind: bool = False
+    epoch: int = 1
+    damage: str = ""
+    """Why consumerOffset.json cannot be read, "" when it can."""
+
+
+def load(io: StoreIO, paths: StorePaths) -> Loaded:
+    """What is known of all groups. Raises CorruptStoreError when consumerOffset.json cannot be read and nothing else
+    can stand for it, OSError.
+
+    The words of `mqproc/progress` count when they were stored in this run of the machine, and beside the
+    consumerOffset.json that is there: else another program has written that, or nobody knows how old they are.
+    """
+    damage = ""
+    try:
+        json = offsets_json.load(io, paths)
+    except CorruptStoreError as error:
+        json, damage = OffsetsJson(), str(error)
+    file = _open(io, paths)
+    if file is None:
+        if damage:
+            raise CorruptStoreError(damage)
+        return Loaded(json.progress, json)
+    try:
+        epoch = file.next_epoch
+        beside = json.fingerprint == offsets_json.NO_FINGERPRINT or json.fingerprint in file.fingerprints
+        if file.boot != boot_id() or not beside:
+            if damage:
+                raise CorruptStoreError(damage)
+            return Loaded(json.progress, json, epoch=epoch)
+        return _joined(json, file, damage, epoch)
+    finally:
+        file.close()
+
+
+def _open(io: StoreIO, paths: StorePaths) -> ProgressFile | None:
+    try:
+        return ProgressFile(io, paths.progress)
+    except (FileNotFoundError, CorruptStoreError):
+        return None
+
+
+def _joined(json: OffsetsJson, file: ProgressFile, damage: str, epoch: int) -> Loaded:
+    deleted = file.deleted()
+    known = {(at.group, at.topic, at.queue_id): at for at in json.progress if (at.group, at.topic) not in deleted}
+    known |= {(at.group, at.topic, at.queue_id): at for at in file.all()}
+    return Loaded(
+        list(known.values()), json, behind=set(known.values()) != set(json.progress), epoch=epoch, damage=damage
+    )
+
+
+class GroupProgress:
+    """The progress of one store's groups, open for writing. One role, or one tool with the store's lock, has it."""
+
+    def __init__(self, io: StoreIO, paths: StorePaths, syncs: Syncing, tell: Tell, *, successor: bool = False) -> None:
+        """`successor`: the process before this one, of the same running group, had the file open.
+
+        consumerOffset.json that nobody can read is moved aside and told, and groups begin anew. Raises OSError.
+        """
+        self._io = io
+        self._paths = paths
+        self._syncs = syncs
+        self._tell = tell
+        self._json: OffsetsJson | None = None
+        self._due_ns = 0
+        found = self._successor_file() if successor else None
+        self._file = found or self._take_over()
+
+    def close(self) -> None:
+        """Let go of the file; `save` is the caller's."""
+        self._file.close()
+
+    def _successor_file(self) -> ProgressFile | None:
+        try:
+            return ProgressFile(self._io, self._paths.progress, write=True)
+        except (FileNotFoundError, CorruptStoreError) as error:
+            self._tell("progress of consumer groups is taken from its file in config", error=str(error))
+            return None
+
+    def _take_over(self) -> ProgressFile:
+        try:
+            loaded = load(self._io, self._paths)
+        except CorruptStoreError as error:
+            loaded = Loaded([], OffsetsJson(), behind=True, damage=str(error))
+        if loaded.damage:
+            aside = self._move_aside()
+            known = len(loaded.progress)
+            self._tell("consumerOffset.json cannot be read", error=loaded.damage, moved_to=aside, known=known)
+        if loaded.json.remark:
+            self._tell("consumerOffset.json was read with a remark", remark=loaded.json.remark)
+        self._json = loaded.json
+        self._io.make_folder(self._paths.own, mode=0o700)
+        valid = [at for at in loaded.progress if at.offset >= 0 and at.queue_id >= 0]
+        file = ProgressFile.create(self._io, self._paths.progress, valid, loaded.json.fingerprint, loaded.epoch)
+        if loaded.behind:
+            file.touch()
+        return file
+
+    def _move_aside(self) -> str:
+        path, target = self._paths.consumer_offsets, self._paths.aside / self._paths.consumer_offsets.name
+        self._io.make_folder(self._paths.aside, mode=0o700)
+        if self._io.exists(path):
+            self._io.rename(path, target)
+        return str(target)
+
+    # Reading
+
+    def offset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The queue offset that a group consumes next, None when it has none yet."""
+        return self._file.offset(group, topic, queue_id)
+
+    def groups(self) -> list[str]:
+        """Groups with progress, sorted."""
+        return self._file.groups()
+
+    def topics(self, group: str) -> list[str]:
+        """Topics that a group has progress in, sorted."""
+        return self._file.topics(group)
+
+    def of(self, group: str) -> list[Progress]:
+        """All progress of one group."""
+        return list(self._file.of(group))
+
+    # Changing
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int, max_offset: int) -> None:
+        """Say that everything below `offset` is consumed.
+
+        Raises StaleOffsetError when that is less than was said before, OffsetOverflowError when it is more than the
+        queue has; then nothing is changed.
+        """
+        if not 0 <= offset <= max_offset:
+            raise OffsetOverflowError(
+                f"group {group}: {offset:,} is not within the {max_offset:,} messages of {topic}/{queue_id}",
+                max_offset=max_offset,
+            )
+        before = self._file.offset(group, topic, queue_id)
+        if before is not None and offset < before:
+            raise StaleOffsetError(f"group {group} stands at {before:,} of {topic}/{queue_id}; {offset:,} is below it")
+        if before != offset:
+            self._file.put(group, topic, queue_id, offset)
+
+    def set(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Begin at `offset`, whatever was before; `save` when this must outlive the machine."""
+        self._file.put(group, topic, queue_id, offset)
+
+    def forget(self, group: str) -> None:
+        """Let a group have no progress; `save` when this must outlive the machine."""
+        if group in self._file.groups():
+            self._file.forget(group)
+
+    def take_epoch(self, above: int = 0) -> int:
+        """A number for an assignment of a queue, larger than all before it."""
+        return self._file.take_epoch(above)
+
+    def raise_to_minima(self, minimum_of: MinimumOf) -> list[Skipped]:
+        """Raise what lies below a queue's minimum to it; what was raised."""
+        found = skipped(self._file.all(), minimum_of)
+        for each in found:
+            self._file.put(each.group, each.topic, each.queue_id, each.minimum)
+        return found
+
+    def lower_to_maxima(self, maximum_of: Callable[[str, int], int | None]) -> list[Progress]:
+        """After the log was cut: set back what lies beyond a queue's end; what it was before."""
+        found = []
+        for at in list(self._file.all()):
+            maximum = maximum_of(at.topic, at.queue_id)
+            if maximum is not None and at.offset > maximum:
+                self._file.put(at.group, at.topic, at.queue_id, maximum)
+                found.append(at)
+        return found
+
+    # The file in config
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether consumerOffset.json lacks something."""
+        return self._file.unsaved
+
+    def save_when_due(self, now_ns: int, time_ms: int) -> bool:
+        """Write consumerOffset.json when it is time; what cannot be written is told and tried again."""
+        if now_ns < self._due_ns or not self._file.unsaved:
+            return False
+        self._due_ns = now_ns + SAVE_INTERVAL_NS
+        try:
+            self.save(time_ms)
+        except OSError as error:
+            self._due_ns = now_ns + SAVE_RETRY_NS
+            self._tell("progress of consumer groups cannot be saved yet", error=str(error))
+        return True
+
+    def save(self, time_ms: int) -> None:
+        """Write consumerOffset.json when it lacks something. Raises OSError, FailedSyncError."""
+        if not self._file.unsaved:
+            return
+        json = self._read_json()
+        changes = self._file.changes
+        text = offsets_json.encode(self._file.all(), json.version + 1, time_ms, json.other)
+        fingerprint = offsets_json.fingerprint(text)
+        self._file.begin_save(fingerprint)
+        self._file.sync(self._syncs)
+        offsets_json.replace(self._io, self._syncs, self._paths, text)
+        self._file.end_save(fingerprint, changes)
+        json.version += 1
+
+    def _read_json(self) -> OffsetsJson:
+        """What the file has beside progress; a successor reads it when it first writes."""
+        if self._json is None:
+            try:
+                self._json = offsets_json.load(self._io, self._paths)
+            except CorruptStoreError as error:
+                self._tell("consumerOffset.json cannot be read", error=str(error), moved_to=self._move_aside())
+                self._json = OffsetsJson()
+        return self._json
+
+
+def all_progress(io: StoreIO, paths: StorePaths) -> Iterable[Progress]:
+    """Every group's progress in every queue, of a running group or of a stopped store. Raises as `load`."""
+    return load(io, paths).progress

@@ -1,0 +1,190 @@
+"""Scans of a long range of the log by other processes, a few steps ahead of the dispatch that takes them in order.
+
+    scanner 0:  piece 0 ──▶ piece 2 ──▶ …        shared arrays        dispatch:  piece 0, 1, 2, 3 …
+    scanner 1:  piece 1 ──▶ piece 3 ──▶ …   ───────────────────────▶    writes units, puts entries
+
+The range is cut into pieces of a step's size, wherever that falls: a scanner begins at the first intact record of its
+piece. Its result counts only if dispatch then stands just there, so that it is what dispatch would have found itself;
+else, and where a scanner could not go on (damage, a queue that is not in the table yet), dispatch scans the piece. So
+scanners need not know anything, change nothing, and may be killed at any time.
+"""
+
+from __future__ import annotations
+
+import bisect
+import mmap
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from mqproc.config import MIB
+from mqproc.kernels.dispatch import ScanResult
+from mqproc.store.queue_table import QueueTable
+from mqproc.store.recovery.resync import Resync
+from mqproc.store.segments import LogSegments
+from mqproc.store.step_scan import STEP_BYTES_MAX, StepScan
+
+if TYPE_CHECKING:
+    _Pipe = Connection[Any, Any]
+
+# Taking a piece takes dispatch about as long as scanning it.
+_SCANNERS_MAX: Final = 2
+# A scanner is at work on one piece while dispatch takes the one before.
+_PIECES_EACH: Final = 2
+# A piece takes a fraction of a second even from a slow disk.
+_PATIENCE_S: Final = 60.0
+_NOWHERE: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Scanners:
+    """So many processes scan ranges of at least `range_bytes_min`, in pieces; with a `count` of 0 none ever does."""
+
+    count: int = 0
+    # Less is done before a process has begun.
+    range_bytes_min: int = 64 * MIB
+    piece_bytes: int = STEP_BYTES_MAX
+
+
+NO_SCANNERS: Final = Scanners()
+
+
+def usable_scanners() -> Scanners:
+    """As many as have a processor, beside the one that dispatch takes."""
+    return Scanners(min(len(os.sched_getaffinity(0)) - 1, _SCANNERS_MAX))
+
+
+class ScanAhead:
+    """Scans of [start, stop) for one dispatch, which takes them in order. Close it to end the scanners."""
+
+    def __init__(
+        self,
+        table: QueueTable,
+        segments: LogSegments,
+        start: int,
+        stop: int,
+        scanners: Scanners,
+        report: Callable[[str], None],
+        *,
+        with_entries: bool = True,
+    ) -> None:
+        """Forks the processes, which see the table grow. `report` is told when one ends too early."""
+        self._segments = segments
+        self._report = report
+        self._starts, self._limits = _pieces(start, stop, segments.segment_size, scanners.piece_bytes)
+        self._here = StepScan(table, segments, with_entries=with_entries)
+        # By piece, in turns: a scanner's next piece goes to the same arrays only after what it had put there was taken.
+        self._scans = [
+            StepScan(table, segments, with_entries=with_entries, zeros=_shared_zeros)
+            for _ in range(_PIECES_EACH * scanners.count)
+        ]
+        self._handed = 0
+        self._taken = _NOWHERE
+        self._pipes: list[_Pipe] = []
+        self._processes: list[BaseProcess] = []
+        for _ in range(scanners.count):
+            self._start()
+
+    def scan(self, start: int, stop: int) -> ScanResult:
+        """As `Scans` says."""
+        piece = bisect.bisect_right(self._limits, start)
+        if piece > self._taken:
+            self._taken = piece
+            if self._pipes and self._begin_of(piece) == start:
+                result = self._scans[piece % len(self._scans)].result()
+                if self._segments.start_of(start) + result.stopped_at <= stop:
+                    return result
+        return self._here.scan_below(start, self._limits[piece], stop)
+
+    def close(self) -> None:
+        """End the scanners, also those that are at work."""
+        for pipe in self._pipes:
+            pipe.close()
+        self._pipes = []
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.join()
+        self._processes = []
+
+    def _begin_of(self, piece: int) -> int:
+        """Where the result of a piece begins that is in its arrays now, _NOWHERE without one. Hands on what is free."""
+        pipe = self._pipes[piece % len(self._pipes)]
+        try:
+            self._handed = max(self._handed, piece)
+            while self._handed < min(piece + len(self._scans), len(self._limits)):
+                self._pipes[self._handed % len(self._pipes)].send(self._handed)
+                self._handed += 1
+            while pipe.poll(_PATIENCE_S):
+                found, begin = pipe.recv()
+                if found == piece:
+                    return int(begin)
+            why = f"no answer in {_PATIENCE_S:.0f} s"
+        except (EOFError, ConnectionResetError, BrokenPipeError):
+            wait([process.sentinel for process in self._processes], _PATIENCE_S)
+            codes = [process.exitcode for process in self._processes if not process.is_alive()]
+            why = f"exit code {', '.join(map(str, codes))}"
+        self._report(f"recovery: a process that scanned the log ended ({why}); going on without")
+        self.close()
+        return _NOWHERE
+
+    def _start(self) -> None:
+        here, there = multiprocessing.Pipe()
+        others = [*self._pipes, here]
+        process = multiprocessing.get_context("fork").Process(target=self._serve, args=(there, others), daemon=True)
+        process.start()
+        there.close()
+        self._pipes.append(here)
+        self._processes.append(process)
+
+    # A scanner's side
+
+    def _serve(self, pipe: _Pipe, others: Sequence[_Pipe]) -> None:
+        """A scanner's whole life: numbers of pieces in, where their results begin out, until dispatch hangs up."""
+        # A copy of its end would keep this process from seeing that it is gone.
+        for other in others:
+            other.close()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        resync = Resync(self._segments)
+        try:
+            while True:
+                piece = pipe.recv()
+                pipe.send((piece, self._scan_piece(piece, resync)))
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return
+
+    def _scan_piece(self, piece: int, resync: Resync) -> int:
+        """Scan a piece into its arrays; where its first record begins, _NOWHERE without one."""
+        limit = self._limits[piece]
+        begin = resync.next_record(self._starts[piece], limit)
+        if begin is None:
+            return _NOWHERE
+        self._scans[piece % len(self._scans)].scan_below(begin, limit, self._limits[-1])
+        return begin
+
+
+def _pieces(start: int, stop: int, segment_size: int, piece_bytes: int) -> tuple[list[int], list[int]]:
+    """(starts, limits) of the pieces of [start, stop), none of which reaches over a segment's end."""
+    starts, limits = [], []
+    while start < stop:
+        starts.append(start)
+        segment_end = start - start % segment_size + segment_size
+        start = min(start + piece_bytes, segment_end, stop)
+        limits.append(start)
+    return starts, limits
+
+
+def _shared_zeros(count: int, dtype: DTypeLike) -> NDArray[Any]:
+    """An array that forked processes share."""
+    size = count * np.dtype(dtype).itemsize
+    return np.frombuffer(mmap.mmap(-1, max(1, size)), dtype, count)

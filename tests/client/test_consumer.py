@@ -1,0 +1,514 @@
+"""The group consumer against a real group: shares, hand-overs, commits, deaths, retries, and every way to consume."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqproc import (
+    BadRequestError,
+    Client,
+    GroupInUseError,
+    GroupNotFoundError,
+    OffsetOutOfRangeError,
+    OffsetOverflowError,
+    SqlFilter,
+    StaleOffsetError,
+    StoredMessage,
+)
+from mqproc.client.consumer import Consumer
+from mqproc.client.group_steps import ResetTo
+from mqproc.layout import control as words_of
+from tests.conftest import Group, wait_until
+
+MEMBER = Path(__file__).with_name("group_member.py")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    """One group for all tests that kill nothing; each has topics and groups of its own."""
+    group = Group(tmp_path_factory.mktemp("consumers") / "store").start()
+    yield group
+    group.close()
+
+
+@pytest.fixture
+def client(shared: Group) -> Iterator[Client]:
+    with shared.client() as client:
+        yield client
+
+
+def fill(client: Client, topic: str, count: int, queues: int = 4) -> list[bytes]:
+    """A topic with so many messages, round its queues."""
+    client.create_topic(topic, queues)
+    bodies = [b"%d" % number for number in range(count)]
+    if bodies:
+        client.send_batch(topic, bodies, queue_ids=[number % queues for number in range(count)])
+    client.wait_dispatched()
+    return bodies
+
+
+def bodies_of(messages: Any) -> list[bytes]:
+    return sorted((message.body for message in messages), key=lambda body: int(body))
+
+
+def offsets(client: Client, group: str, topic: str) -> list[int | None]:
+    return [queue.offset for queue in client.groups.info(group).queues if queue.topic == topic]
+
+
+# One consumer
+
+
+def test_every_message_comes_once_in_the_order_of_its_queue(client: Client) -> None:
+    sent = fill(client, "Once", 4000)
+    with client.consumer("once", "Once", start="earliest", pull_messages=100) as consumer:
+        assert consumer.queues == [("Once", queue_id) for queue_id in range(4)]
+        found = list(consumer.messages(timeout=0.5))
+    assert bodies_of(found) == sent
+    for queue_id in range(4):
+        assert [message.queue_offset for message in found if message.queue_id == queue_id] == list(range(1000))
+    assert offsets(client, "once", "Once") == [1000] * 4
+    assert client.groups.info("once").lag == 0
+
+
+def test_what_is_done_is_committed_and_the_rest_comes_again(client: Client) -> None:
+    sent = fill(client, "Again", 100, queues=1)
+
+    def fail_at_40() -> None:
+        with client.consumer("again", "Again", start="earliest") as consumer:
+            for message in consumer:
+                if message.body == b"40":
+                    raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_at_40()
+    assert offsets(client, "again", "Again") == [40]
+    with client.consumer("again", "Again") as consumer:
+        for message in consumer:
+            if message.body == b"60":
+                break
+    # Left without an error, the last message is done too.
+    assert offsets(client, "again", "Again") == [61]
+    with client.consumer("again", "Again") as consumer:
+        assert [message.body for message in consumer.messages(timeout=0.2)] == sent[61:]
+
+
+def test_a_loop_may_be_left_and_entered_again(client: Client) -> None:
+    sent = fill(client, "Twice", 50, queues=1)
+    with client.consumer("twice", "Twice", start="earliest") as consumer:
+        first = [next(iter(consumer)).body for _ in range(1)]
+        assert first == [sent[0]]
+        assert [message.body for message in consumer.messages(timeout=0.2)] == sent
+
+
+def test_a_group_begins_at_the_end_the_beginning_or_a_time(client: Client) -> None:
+    fill(client, "Where", 10, queues=1)
+    moment = client.pull("Where", 0, 9).messages[0].store_timestamp_ms + 1
+    time.sleep(0.005)
+    client.send("Where", b"10")
+    client.wait_dispatched()
+    with client.consumer("latest", "Where") as late, client.consumer("time", "Where", start=moment) as timed:
+        client.send("Where", b"11")
+        assert [message.body for message in late.receive(10, timeout=5)] == [b"11"]
+        assert [message.body for message in timed.receive(10, timeout=5)][:1] == [b"10"]
+    with client.consumer("earliest", "Where", start="earliest") as early:
+        assert [message.body for message in early.receive(3, timeout=5)] == [b"0", b"1", b"2"]
+    with pytest.raises(BadRequestError, match="ISO 8601"):
+        client.consumer("never", "Where", start="whenever")
+
+
+def test_a_topic_that_comes_later_is_read_from_its_beginning(client: Client) -> None:
+    with client.consumer("later", "Later") as consumer:
+        assert consumer.queues == []
+        client.send("Later", b"0", queue_id=None)
+        assert [message.body for message in consumer.receive(1, timeout=5)] == [b"0"]
+
+
+def test_filters_pass_what_matches_and_progress_passes_the_rest(client: Client) -> None:
+    client.create_topic("Filtered", 1)
+    client.send_batch("Filtered", [b"%d" % n for n in range(100)], tags=["a" if n % 10 else "b" for n in range(100)])
+    client.wait_dispatched()
+    with client.consumer("filtered", "Filtered", filter="b || c", start="earliest") as consumer:
+        assert bodies_of(consumer.messages(timeout=0.3)) == [b"%d" % n for n in range(0, 100, 10)]
+    assert offsets(client, "filtered", "Filtered") == [100]
+    with client.consumer("sql", "Filtered", filter=SqlFilter("TAGS = 'b'"), start="earliest") as consumer:
+        assert len(list(consumer.messages(timeout=0.3))) == 10
+
+
+def test_acknowledged_messages_are_committed_in_order(client: Client) -> None:
+    fill(client, "Acks", 10, queues=1)
+    with client.consumer("acks", "Acks", start="earliest") as consumer:
+        messages = consumer.receive(10, timeout=5)
+        assert len(messages) == 10
+        consumer.ack(*messages[5:], messages[1])
+        consumer.commit()
+        assert offsets(client, "acks", "Acks") == [0]
+        consumer.ack(messages[0])
+        consumer.commit()
+        assert offsets(client, "acks", "Acks") == [2]
+        consumer.ack(*messages)
+        consumer.commit()
+        assert offsets(client, "acks", "Acks") == [10]
+
+
+def test_batches_are_arrow(client: Client) -> None:
+    sent = fill(client, "Arrow", 1000)
+    with client.consumer("arrow", "Arrow", start="earliest") as consumer:
+        batches = list(consumer.batches(["body", "queue_offset"], timeout=0.3))
+    assert sorted((body for batch in batches for body in batch["body"].to_pylist()), key=int) == sent
+    assert offsets(client, "arrow", "Arrow") == [250] * 4
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_handlers_run_in_threads(client: Client, ordered: bool) -> None:
+    topic = f"Handled{ordered}"
+    fill(client, topic, 400)
+    seen: list[tuple[int, int]] = []
+    stop = threading.Event()
+    at_once: Counter[int] = Counter()
+    most: Counter[int] = Counter()
+    lock = threading.Lock()
+
+    def handle(message: StoredMessage) -> None:
+        with lock:
+            at_once[message.queue_id] += 1
+            most[message.queue_id] = max(most[message.queue_id], at_once[message.queue_id])
+        time.sleep(0.0005)
+        with lock:
+            at_once[message.queue_id] -= 1
+            seen.append((message.queue_id, message.queue_offset))
+            if len(seen) == 400:
+                stop.set()
+
+    with client.consumer(f"handled{ordered}", topic, start="earliest") as consumer:
+        consumer.run(handle, workers=4, ordered=ordered, stop=stop)
+    assert sorted(seen) == [(queue_id, offset) for queue_id in range(4) for offset in range(100)]
+    if ordered:
+        assert set(most.values()) == {1}
+        for queue_id in range(4):
+            assert [offset for at, offset in seen if at == queue_id] == list(range(100))
+    assert offsets(client, f"handled{ordered}", topic) == [100] * 4
+
+
+# Several
+
+
+def together(consumers: list[Consumer]) -> list[list[tuple[str, int]]]:
+    return [[queue for queue in consumer.queues if not queue[0].startswith("%")] for consumer in consumers]
+
+
+def test_members_share_queues_evenly_and_hand_over(client: Client) -> None:
+    fill(client, "Shared", 0, queues=8)
+    first = client.consumer("shared", "Shared")
+    assert len(first.queues) == 8
+    second, third = client.consumer("shared", "Shared"), client.consumer("shared", "Shared")
+    consumers = [first, second, third]
+    wait_until(lambda: sorted(len(queues) for queues in together(consumers)) == [2, 3, 3], what="three even shares")
+    assert sorted(itertools.chain(*together(consumers))) == [("Shared", queue_id) for queue_id in range(8)]
+    second.close()
+    wait_until(lambda: [len(queues) for queues in together([first, third])] == [4, 4], what="two even shares")
+    for consumer in (first, third):
+        consumer.close()
+    assert client.groups.info("shared").members == ()
+
+
+def test_a_queue_is_not_taken_from_who_has_messages_of_it(client: Client) -> None:
+    fill(client, "Held", 10, queues=1)
+    first = client.consumer("held", "Held", start="earliest", session_timeout=20)
+    messages = first.receive(10, timeout=5)
+    # Both want the retry topic and this one queue; the plan may move it only when it is released.
+    second = client.consumer("held", ["Held"], session_timeout=20)
+    first_has = ("Held", 0) in first.queues
+    assert second.receive(10, timeout=0.2) == []
+    first.ack(*messages)
+    first.commit()
+    assert offsets(client, "held", "Held") == [10]
+    first.close()
+    wait_until(lambda: second.queues == [("Held", 0)], what="the queue at the other")
+    assert first_has
+    assert second.receive(10, timeout=0.2) == []
+    second.close()
+
+
+def test_new_queues_of_a_topic_are_shared(client: Client) -> None:
+    fill(client, "Wider", 4, queues=2)
+    with client.consumer("wider", "Wider", start="earliest") as consumer:
+        assert len(consumer.receive(10, timeout=5)) >= 1
+        client.create_topic("Wider", 6)
+        client.send("Wider", b"new", queue_id=5)
+        wait_until(lambda: len(consumer.queues) == 6, what="six queues")
+        found: list[bytes] = []
+        wait_until(lambda: b"new" in (found.extend(m.body for m in consumer.receive(10, timeout=1)) or found))
+
+
+# Progress by hand
+
+
+def test_progress_is_monotone_unless_reset(client: Client) -> None:
+    fill(client, "Mono", 10, queues=1)
+    groups = client.groups
+    groups.commit("mono", "Mono", 0, 5)
+    with pytest.raises(StaleOffsetError, match="stands at 5"):
+        groups.commit("mono", "Mono", 0, 4)
+    with pytest.raises(OffsetOverflowError, match="11"):
+        groups.commit("mono", "Mono", 0, 11)
+    assert offsets(client, "mono", "Mono") == [5]
+    (move,) = groups.plan_reset("mono", ResetTo(earliest=True))
+    assert (move.before, move.after, move.messages) == (5, 0, 5)
+    assert offsets(client, "mono", "Mono") == [5]
+    groups.execute("mono", [move])
+    assert offsets(client, "mono", "Mono") == [0]
+    with pytest.raises(OffsetOutOfRangeError):
+        groups.execute("mono", [move, type(move)("Mono", 0, 0, 99)])
+    assert offsets(client, "mono", "Mono") == [0]
+    moment = client.pull("Mono", 0, 3).messages[0].store_timestamp_ms
+    for to, wanted in (
+        (ResetTo(offset=7), 7),
+        (ResetTo(shift=-2), 5),
+        (ResetTo(latest=True), 10),
+        (ResetTo(shift=100), None),
+        (ResetTo(time=moment), 0),
+    ):
+        moves = groups.plan_reset("mono", to, ["Mono"])
+        assert [move.after for move in moves] == ([] if wanted is None else [wanted])
+        groups.execute("mono", moves)
+    with pytest.raises(BadRequestError, match="exactly one"):
+        groups.plan_reset("mono", ResetTo(earliest=True, offset=3))
+
+
+def test_a_member_goes_on_from_where_it_is_reset_to(client: Client) -> None:
+    sent = fill(client, "Rewound", 20, queues=1)
+    with client.consumer("rewound", "Rewound", start="earliest") as consumer:
+        assert len(list(consumer.messages(timeout=0.2))) == 20
+        with pytest.raises(GroupInUseError):
+            client.groups.commit("rewound", "Rewound", 0, 20)
+        with pytest.raises(GroupInUseError):
+            client.groups.delete("rewound")
+        client.groups.execute("rewound", client.groups.plan_reset("rewound", ResetTo(offset=15)))
+        assert [message.body for message in consumer.messages(timeout=0.5)] == sent[15:]
+
+
+def test_a_group_is_cloned_and_deleted(client: Client) -> None:
+    fill(client, "Cloned", 10, queues=2)
+    client.groups.commit("source", "Cloned", 0, 3)
+    client.groups.commit("source", "Cloned", 1, 4)
+    client.groups.execute("copy", client.groups.plan_clone("source", "copy"))
+    assert offsets(client, "copy", "Cloned") == [3, 4]
+    assert client.groups.plan_clone("source", "copy") == []
+    assert {group.group: group.lag for group in client.groups.all() if group.group in ("source", "copy")} == {
+        "copy": 3,
+        "source": 3,
+    }
+    client.groups.delete("copy")
+    with pytest.raises(GroupNotFoundError):
+        client.groups.info("copy")
+    with pytest.raises(GroupNotFoundError):
+        client.groups.delete("copy")
+
+
+def test_a_group_that_may_not_consume_is_refused(client: Client) -> None:
+    from mqproc import PermissionDeniedError
+
+    client.groups.change("closed", enabled=False, retry_max_times=3)
+    assert client.groups.info("closed").retry_max_times == 3
+    with pytest.raises(PermissionDeniedError, match="consumeEnable"):
+        client.consumer("closed", "Any")
+    with pytest.raises(BadRequestError, match="allowed are"):
+        client.consumer("bad group", "Any")
+
+
+# Retries
+
+
+def test_a_nacked_message_waits_in_its_delay_level_as_rocketmq_puts_it(client: Client) -> None:
+    client.create_topic("Nacked", 1)
+    client.send("Nacked", b"poison", tag="t", keys=["k1"], properties={"n": "4"})
+    client.wait_dispatched()
+    with client.consumer("nacked", "Nacked", start="earliest") as consumer:
+        (message,) = consumer.receive(1, timeout=5)
+        consumer.nack(message)
+        consumer.commit()
+    assert offsets(client, "nacked", "Nacked") == [1]
+    client.wait_dispatched()
+    copy = next(
+        found
+        for found in client.pull("SCHEDULE_TOPIC_XXXX", 2, 0).messages
+        if found.properties["ORIGIN_MESSAGE_ID"] == message.message_id
+    )
+    assert copy.properties == message.properties | {
+        "RETRY_TOPIC": "Nacked",
+        "ORIGIN_MESSAGE_ID": message.message_id,
+        "DELAY": "3",
+        "REAL_TOPIC": "%RETRY%nacked",
+        "REAL_QID": "0",
+        "WAIT": "false",
+    }
+    assert (copy.body, copy.reconsume_times, copy.born_timestamp_ms, copy.born_host) == (
+        message.body,
+        1,
+        message.born_timestamp_ms,
+        message.born_host,
+    )
+
+
+def test_too_many_failures_end_among_the_dead_letters(client: Client) -> None:
+    client.groups.change("dying", retry_max_times=0)
+    client.create_topic("Dying", 1)
+    client.send("Dying", b"0", properties={"n": "4"})
+    client.send("Dying", b"1")
+    client.wait_dispatched()
+    with client.consumer("dying", "Dying", start="earliest") as consumer:
+        for message in consumer.messages(timeout=0.5):
+            consumer.nack(message)
+    client.wait_dispatched()
+    dead = list(client.groups.dead_letters("dying"))
+    assert [(letter.body, letter.reconsume_times, letter.properties["DELAY"]) for letter in dead] == [
+        (b"0", 1, "0"),
+        (b"1", 1, "0"),
+    ]
+    assert dead[0].properties["RETRY_TOPIC"] == "Dying"
+    assert client.groups.resend("dying", *dead) == 2
+    with client.consumer("dying", "Dying") as consumer:
+        again = list(consumer.messages(timeout=0.5))
+    assert [(message.topic, message.body, message.reconsume_times) for message in again] == [
+        ("%RETRY%dying", b"0", 0),
+        ("%RETRY%dying", b"1", 0),
+    ]
+
+
+def test_a_handler_that_fails_nacks_and_in_order_tries_again(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    fill(client, "Failing", 4, queues=1)
+    client.groups.change("failing", retry_max_times=2)
+    tried: list[bytes] = []
+    stop = threading.Event()
+
+    def handle(message: StoredMessage) -> None:
+        tried.append(message.body)
+        if message.body == b"1":
+            raise ValueError("never")
+        if message.body == b"3":
+            stop.set()
+
+    with client.consumer("failing", "Failing", start="earliest") as consumer:
+        consumer.run(handle, ordered=True, stop=stop, pause_s=0.01)
+    assert tried == [b"0", b"1", b"1", b"1", b"2", b"3"]
+    client.wait_dispatched()
+    assert [letter.body for letter in client.groups.dead_letters("failing")] == [b"1"]
+    assert offsets(client, "failing", "Failing") == [4]
+
+
+# Broadcast
+
+
+def test_every_broadcast_consumer_reads_everything_and_keeps_its_own_progress(client: Client, tmp_path: Path) -> None:
+    sent = fill(client, "Cast", 100)
+    paths = [tmp_path / f"{number}.json" for number in range(2)]
+    for path in paths:
+        with client.consumer("cast", "Cast", start="earliest", broadcast=True, offsets_path=path) as consumer:
+            assert bodies_of(consumer.messages(timeout=0.3)) == sent
+            with pytest.raises(BadRequestError, match="broadcast"):
+                consumer.nack()
+    with client.consumer("cast", "Cast", broadcast=True, offsets_path=paths[0]) as consumer:
+        client.send("Cast", b"100")
+        assert [message.body for message in consumer.receive(10, timeout=5)] == [b"100"]
+    with pytest.raises(GroupNotFoundError):
+        client.groups.info("cast")
+
+
+# Deaths
+
+
+class Process:
+    """A consumer in a process of its own, which writes what it consumes to a file."""
+
+    def __init__(self, group: Group, folder: Path, name: str, *arguments: str) -> None:
+        self.seen_path = folder / f"{name}.seen"
+        command = [sys.executable, str(MEMBER), str(group.store), name, str(self.seen_path), *arguments]
+        self.process = subprocess.Popen(command)
+        self.name = name
+
+    def seen(self) -> list[str]:
+        try:
+            return self.seen_path.read_text().split()
+        except FileNotFoundError:
+            return []
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        os.kill(self.process.pid, number)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+
+
+def owners(client: Client, group: str) -> dict[str, int]:
+    """Queues a member, by the member's name."""
+    return {member.name: member.queues for member in client.groups.info(group).members}
+
+
+def test_queues_of_a_killed_and_of_a_stopped_member_are_served_again(shared: Group, tmp_path: Path) -> None:
+    with shared.client() as client:
+        client.create_topic("Fleet", 64)
+        client.groups.change("fleet")
+        members = [Process(shared, tmp_path, f"m{number}", "fleet", "Fleet", "2") for number in range(8)]
+        try:
+            wait_until(lambda: sorted(owners(client, "fleet").values()) == [8] * 8, 60, "8 members with 8 queues each")
+            members[0].kill()
+            killed = time.monotonic()
+            wait_until(lambda: sorted(owners(client, "fleet").values()) == [9] * 6 + [10], 10, "7 members")
+            assert time.monotonic() - killed < 1.0
+            members[1].kill(signal.SIGSTOP)
+            stopped = time.monotonic()
+            wait_until(lambda: len(owners(client, "fleet")) == 6, 10, "6 members")
+            wait_until(lambda: sum(owners(client, "fleet").values()) == 64, 10, "all queues given")
+            assert time.monotonic() - stopped < 2.0 + 1.0
+            client.send_batch("Fleet", [b"%d" % n for n in range(640)], queue_ids=[n % 64 for n in range(640)])
+            wait_until(lambda: sum(len(each.seen()) for each in members[2:]) == 640, 20, "all consumed by the others")
+            # Who was stopped comes back, changes nothing that others did, and gets its part again.
+            members[1].kill(signal.SIGCONT)
+            wait_until(lambda: len(owners(client, "fleet")) == 7, 10, "7 members again")
+            wait_until(lambda: client.groups.info("fleet").lag == 0, 10, "nothing left")
+            assert members[1].seen() == []
+        finally:
+            for member in members:
+                member.close()
+
+
+def test_a_killed_query_role_loses_no_commit_and_members_come_back(
+    make_group: Callable[..., Group], tmp_path: Path
+) -> None:
+    group = make_group()
+    with group.client() as client:
+        fill(client, "Kept", 1000)
+        with client.consumer("kept", "Kept", start="earliest", pull_messages=50) as consumer:
+            found = []
+            for message in consumer.messages(timeout=5):
+                found.append(message.body)
+                if len(found) in (200, 500):
+                    consumer.commit()
+                    before = client.groups.info("kept").lag
+                    os.kill(group.pid(words_of.QUERY), signal.SIGKILL)
+                    assert client.groups.info("kept").lag <= before
+                if len(found) == 1000:
+                    break
+            assert sorted(found, key=int) == [b"%d" % n for n in range(1000)]
+            assert len(consumer.queues) == 4
+        assert client.groups.info("kept").lag == 0
+    group.kill()
+    group.start()
+    with group.client() as client:
+        assert client.groups.info("kept").lag == 0
+    assert group.stop() == 0
+    text = group.paths.consumer_offsets.read_text()
+    assert '"Kept@kept":{0:250,1:250,2:250,3:250' in text

@@ -1,0 +1,333 @@
+"""What a power loss may leave of files: each page's versions since it was last synced, and names not yet durable.
+
+    current state     the real files, on a memory file system: what a killed process leaves
+    an image          a copy as a disk may show it after a power loss: for every page one of the versions that it has had
+                      since the last sync that succeeded, and for every name and size whether its change had arrived
+
+A sync makes a file's pages and size durable; the sync of a folder makes the names in it durable. `ORDERED` file
+systems lose changes of names and sizes from the last one backwards, `FREE` ones lose any of them.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PAGE = 4096
+SECTOR = 512
+_ZERO_PAGE = bytes(PAGE)
+
+
+class Metadata(enum.Enum):
+    """In which order a file system loses changes of names and sizes."""
+
+    ORDERED = "ordered"
+    FREE = "free"
+
+
+class Grain(enum.Enum):
+    """What reaches the disk as a whole."""
+
+    PAGE = "page"
+    SECTOR = "sector"
+
+
+class Pick(enum.Enum):
+    """How an image chooses among the versions of a page."""
+
+    NONE = "nothing that was not synced"
+    ALL = "everything"
+    RANDOM = "any version of each"
+    ONE_MISSING = "everything but one page"
+    ONE_PRESENT = "one page only"
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """How one image is chosen."""
+
+    metadata: Metadata
+    grain: Grain
+    pick: Pick
+
+
+@dataclass(slots=True)
+class _Node:
+    """One file. `pages` has what is durable, `pending` the versions since, oldest first."""
+
+    pages: dict[int, bytes] = field(default_factory=dict)
+    size: int = 0
+    pending: dict[int, list[bytes]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Change:
+    """A change of a name or of a size that is not durable yet."""
+
+    kind: str  # "name": `path` gets `node`, or goes when that is 0 · "rename" · "folder" · "size"
+    path: str
+    node: int = 0
+    source: str = ""
+    size: int = 0
+    link: str = ""
+
+
+class Disk:
+    """All files below `root` and what of them is durable. Paths are relative to `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._nodes: dict[int, _Node] = {}
+        self._names: dict[str, int] = {}
+        self._folders: set[str] = set()
+        self._links: dict[str, str] = {}
+        self._changes: list[_Change] = []
+        self._mapped: dict[int, int] = {}
+
+    @classmethod
+    def of(cls, root: Path) -> Disk:
+        """A disk on which everything that lies below `root` is durable."""
+        disk = cls(root)
+        for path in sorted(root.rglob("*")):
+            name = str(path.relative_to(root))
+            if path.is_symlink():
+                disk._links[name] = os.readlink(path)
+            elif path.is_dir():
+                disk._folders.add(name)
+            elif path.is_file():
+                node = disk._node(path.stat().st_ino)
+                node.size = path.stat().st_size
+                disk._names[name] = path.stat().st_ino
+                with path.open("rb") as file:
+                    node.pages = dict(_pages(file.fileno(), 0, node.size))
+        return disk
+
+    def _node(self, number: int) -> _Node:
+        return self._nodes.setdefault(number, _Node())
+
+    # What happens
+
+    def stored(self, fd: int, offset: int, size: int) -> None:
+        """Bytes of a file have changed; what it has now is a version of its pages, and its size a change."""
+        number = os.fstat(fd).st_ino
+        node = self._node(number)
+        for page, data in _pages(fd, offset, size, holes=True):
+            versions = node.pending.get(page)
+            last = versions[-1] if versions else node.pages.get(page, _ZERO_PAGE)
+            if data != last:
+                node.pending.setdefault(page, []).append(data)
+
+    def sized(self, fd: int) -> None:
+        """A file may have another length."""
+        number, size = os.fstat(fd).st_ino, os.fstat(fd).st_size
+        before = next(
+            (change.size for change in reversed(self._changes) if change.kind == "size" and change.node == number),
+            self._node(number).size,
+        )
+        if size != before:
+            self._changes.append(_Change("size", "", number, size=size))
+
+    def named(self, path: Path, number: int) -> None:
+        """A name was made (`number` is its file's inode) or removed (0)."""
+        self._changes.append(_Change("name", self._relative(path), number))
+
+    def renamed(self, source: Path, target: Path) -> None:
+        """A name became another one, in one go. What `source` leads to is in the new entry: no earlier one is needed."""
+        number = 0 if target.is_symlink() or target.is_dir() else target.stat().st_ino
+        self._changes.append(_Change("rename", self._relative(target), number, self._relative(source)))
+
+    def made_folder(self, path: Path) -> None:
+        """A folder was made."""
+        self._changes.append(_Change("folder", self._relative(path)))
+
+    def removed_folder(self, path: Path) -> None:
+        """A folder went, with all that was in it."""
+        self._changes.append(_Change("no folder", self._relative(path)))
+
+    def linked(self, path: Path, target: str) -> None:
+        """A symlink was made."""
+        self._changes.append(_Change("link", self._relative(path), link=target))
+
+    def mapped(self, fd: int) -> None:
+        """A file is stored to through a map from now on: what it has is looked up when it matters."""
+        number = os.fstat(fd).st_ino
+        if number not in self._mapped:
+            self._mapped[number] = os.dup(fd)
+
+    def observe(self) -> None:
+        """Note what was stored through maps."""
+        for fd in self._mapped.values():
+            self.stored(fd, 0, os.fstat(fd).st_size)
+
+    def let_go(self) -> None:
+        """Nothing is mapped any more."""
+        for fd in self._mapped.values():
+            os.close(fd)
+        self._mapped.clear()
+
+    def synced(self, fd: int) -> None:
+        """A file's data and length are durable."""
+        number = os.fstat(fd).st_ino
+        node = self._node(number)
+        if number in self._mapped:
+            self.stored(fd, 0, os.fstat(fd).st_size)
+        for page, versions in node.pending.items():
+            node.pages[page] = versions[-1]
+        node.pending.clear()
+        node.size = os.fstat(fd).st_size
+        self._changes = [change for change in self._changes if not (change.kind == "size" and change.node == number)]
+
+    def synced_folder(self, folder: Path) -> None:
+        """The names in a folder are durable."""
+        place = self._relative(folder)
+        kept: list[_Change] = []
+        for change in self._changes:
+            if change.kind == "size" or place not in (_parent(change.path), _parent(change.source or change.path)):
+                kept.append(change)
+                continue
+            self._apply(change)
+            if change.kind == "rename":
+                kept = [other for other in kept if other.path != change.source]
+        self._changes = kept
+
+    def synced_all(self) -> None:
+        """Everything is durable."""
+        self.observe()
+        for change in self._changes:
+            self._apply(change)
+        self._changes.clear()
+        for node in self._nodes.values():
+            for page, versions in node.pending.items():
+                node.pages[page] = versions[-1]
+            node.pending.clear()
+
+    @property
+    def open_choices(self) -> int:
+        """How many pages and names could be lost now."""
+        return len(self._changes) + sum(len(node.pending) for node in self._nodes.values())
+
+    # Images
+
+    def image(self, target: Path, loss: Loss, rng: random.Random) -> None:
+        """Make `target`, which must not exist, what a disk may show after a power loss now."""
+        shown = Disk(target)
+        shown._names, shown._folders = dict(self._names), set(self._folders)
+        shown._links = dict(self._links)
+        shown._nodes = {number: _Node(size=node.size) for number, node in self._nodes.items()}
+        for change in self._arrived(loss, rng):
+            shown._apply(change)
+        target.mkdir(parents=True)
+        for folder in sorted(shown._folders):
+            (target / folder).mkdir(parents=True, exist_ok=True)
+        chooser = _Chooser(self._nodes, loss, rng)
+        for name, number in sorted(shown._names.items()):
+            path = target / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write(path, shown._node(number).size, chooser.pages(number))
+        for name, link in shown._links.items():
+            path = target / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(link)
+
+    def _arrived(self, loss: Loss, rng: random.Random) -> list[_Change]:
+        if loss.pick is Pick.NONE:
+            return []
+        if loss.pick is not Pick.RANDOM:
+            return self._changes
+        if loss.metadata is Metadata.ORDERED:
+            return self._changes[: rng.randint(0, len(self._changes))]
+        return [change for change in self._changes if rng.random() < 0.5]
+
+    def _apply(self, change: _Change) -> None:
+        if change.kind == "size":
+            self._node(change.node).size = change.size
+        elif change.kind == "folder":
+            self._folders.add(change.path)
+        elif change.kind == "no folder":
+            self._folders = {folder for folder in self._folders if not _within(folder, change.path)}
+            self._names = {name: node for name, node in self._names.items() if not _within(name, change.path)}
+        elif change.kind == "link":
+            self._links[change.path] = change.link
+        elif change.kind == "rename":
+            self._rename(change.source, change.path, change.node)
+        elif change.node:
+            self._names[change.path] = change.node
+        else:
+            self._names.pop(change.path, None)
+            self._links.pop(change.path, None)
+
+    def _rename(self, source: str, target: str, node: int) -> None:
+        if node:
+            self._names.pop(source, None)
+            self._names[target] = node
+            return
+        for names in (self._names, self._links):
+            for name in [name for name in names if _within(name, source)]:
+                names[target + name[len(source) :]] = names.pop(name)  # type: ignore[index, assignment]
+        for folder in [folder for folder in self._folders if _within(folder, source)]:
+            self._folders.discard(folder)
+            self._folders.add(target + folder[len(source) :])
+
+    def _relative(self, path: Path) -> str:
+        return os.path.relpath(path, self.root)
+
+
+class _Chooser:
+    """Chooses a version of each page of each file for one image."""
+
+    def __init__(self, nodes: dict[int, _Node], loss: Loss, rng: random.Random) -> None:
+        self._nodes = nodes
+        self._loss = loss
+        self._rng = rng
+        open_pages = [(number, page) for number, node in sorted(nodes.items()) for page in sorted(node.pending)]
+        self._one = rng.choice(open_pages) if open_pages else (0, 0)
+
+    def pages(self, number: int) -> dict[int, bytes]:
+        """The pages of one file as the image has them."""
+        node = self._nodes.get(number, _Node())
+        chosen = dict(node.pages)
+        for page, versions in sorted(node.pending.items()):
+            chosen[page] = self._choose(number, page, [node.pages.get(page, _ZERO_PAGE), *versions])
+        return chosen
+
+    def _choose(self, number: int, page: int, versions: list[bytes]) -> bytes:
+        pick, is_one = self._loss.pick, (number, page) == self._one
+        if pick is Pick.NONE or (pick is Pick.ONE_MISSING and is_one) or (pick is Pick.ONE_PRESENT and not is_one):
+            return versions[0]
+        if pick is not Pick.RANDOM:
+            return versions[-1]
+        if self._loss.grain is Grain.PAGE:
+            return self._rng.choice(versions)
+        return b"".join(self._rng.choice(versions)[at : at + SECTOR] for at in range(0, PAGE, SECTOR))
+
+
+def _pages(fd: int, offset: int, size: int, *, holes: bool = False) -> Iterator[tuple[int, bytes]]:
+    """Pages that hold a range, each filled up to its length with zeros; those of zeros only with `holes`."""
+    for page in range(offset // PAGE, -(-(offset + size) // PAGE)):
+        data = os.pread(fd, PAGE, page * PAGE).ljust(PAGE, b"\0")
+        if holes or data != _ZERO_PAGE:
+            yield page, data
+
+
+def _write(path: Path, size: int, pages: dict[int, bytes]) -> None:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        os.ftruncate(fd, size)
+        for page, data in pages.items():
+            room = size - page * PAGE
+            if room > 0 and data != _ZERO_PAGE:
+                os.pwrite(fd, data[:room], page * PAGE)
+    finally:
+        os.close(fd)
+
+
+def _parent(path: str) -> str:
+    return os.path.dirname(path) or "."
+
+
+def _within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + "/")

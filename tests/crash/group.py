@@ -1,0 +1,156 @@
+"""A group of processes in one: the roles' own classes, run in turns, killed and stopped as a supervisor would."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from mqproc.cli.engine import SPECS
+from mqproc.config import Options
+from mqproc.control import Control
+from mqproc.layout import control as words_of
+from mqproc.paths import StorePaths
+from mqproc.process.loop import Heart, Role, RoleContext
+from mqproc.shm.bell import EventBell
+from mqproc.store.active_segments import ActiveSegments
+from mqproc.store.recovery.recovery import Recovery, adopt_sizes
+from mqproc.supervisor.stopping import STEPS
+from mqproc.wire.address import listen
+from tests.crash.recording_io import Killed, Machine, RecordingIO
+from tests.crash.schedule import Schedule, SimulatedClock
+
+ROLES = tuple(spec for spec in SPECS if spec.name != words_of.MONITOR)
+TURNS_OF_STOP_MAX = 20_000
+
+
+class Group:
+    """One life of a group on the store at `root`, from recovery on."""
+
+    def __init__(self, root: Path, options: Options, machine: Machine, schedule: Schedule, clock: SimulatedClock):
+        self.paths = StorePaths(root)
+        self._machine = machine
+        self._schedule = schedule
+        self._clock = clock
+        self.said: list[str] = []
+        self._own = RecordingIO(machine)
+        own, paths = self._own, self.paths
+        own.make_folder(paths.own, 0o700)
+        clean = not own.exists(paths.abort)
+        own.write_file_atomically(paths.abort, str(os.getpid()).encode())
+        self.control = Control.create(own, paths, clock, os.getpid())
+        own.make_folder(paths.commit_log)
+        self.options = adopt_sizes(own, paths, options, self.said.append)
+        Recovery(
+            own, paths, self.options, self.control.words, self.said.append, clean=clean, now_ms=clock.time_ms
+        ).run()
+        self._active = ActiveSegments()
+        self._active.open(own, paths, self.options, self.control.words)
+        self._bells = {
+            role: EventBell(self.control.cells, words_of.role_word(role, "sleeping")) for role in words_of.ROLES
+        }
+        self._listeners = {name: listen(paths.socket(name)) for name in ("writer", "query")}
+        self._ios: dict[str, RecordingIO] = {}
+        self._roles: dict[str, Role] = {}
+        self._incarnations = dict.fromkeys((spec.name for spec in ROLES), 0)
+        self._stopping: set[str] = set()
+        for spec in ROLES:
+            self.start(spec.name)
+
+    @property
+    def names(self) -> list[str]:
+        """Roles that run."""
+        return [name for name in self._incarnations if name in self._schedule.names]
+
+    def start(self, name: str) -> None:
+        """Start a role, as the next incarnation when it ran before."""
+        spec = next(spec for spec in ROLES if spec.name == name)
+        self._incarnations[name] += 1
+        io = self._ios[name] = RecordingIO(self._machine)
+        sockets = {socket: self._listeners[socket] for socket in spec.sockets}
+        context = RoleContext(
+            name,
+            self.paths,
+            self.options,
+            self.control,
+            io,
+            self._clock,
+            self._bells,
+            sockets,
+            self._incarnations[name],
+            Heart(self.control, name, self._clock),
+        )
+        self._schedule.add(name, lambda: self._live(name, spec.factory, context))
+
+    def _live(self, name: str, factory: Callable[[RoleContext], Role], context: RoleContext) -> None:
+        role = factory(context)
+        self._roles[name] = role
+        try:
+            while name not in self._stopping:
+                role.do_work()
+                self._machine.disk.observe()
+                self._schedule.pause()
+            while not role.on_stop():
+                self._machine.disk.observe()
+                self._schedule.pause()
+        finally:
+            self._roles.pop(name, None)
+            _close(role)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL for one role, then what its supervisor does before the next one starts."""
+        io = self._ios[name]
+        self._machine.disk.observe()
+        io.dead = True
+        self._schedule.end(name)
+        if not self.control.sync_errno and (failed := self._active.sync(name)):
+            self.control.store(words_of.SUPERVISOR_SYNC_ERRNO, failed)
+
+    def kill_all(self) -> None:
+        """The whole group ends at once."""
+        self._machine.disk.observe()
+        self._machine.over = True
+        self._schedule.end_all()
+        self._let_go()
+
+    def stop(self, rng: random.Random) -> None:
+        """Stop in order; the store is then clean."""
+        for step in STEPS:
+            names = [name for name in step if name in self._incarnations]
+            self._stopping.update(names)
+            self._wait_for_end_of(names, rng)
+        self._own.unlink(self.paths.abort)
+        self._own.sync_folder(self.paths.root)
+        self._let_go()
+
+    def _wait_for_end_of(self, names: list[str], rng: random.Random) -> None:
+        for _ in range(TURNS_OF_STOP_MAX):
+            if not set(names) & set(self._schedule.names):
+                return
+            self._schedule.turn()
+            self._clock.advance(rng.randint(0, 20))
+        raise AssertionError(f"{names} did not stop within {TURNS_OF_STOP_MAX:,} turns")
+
+    def _let_go(self) -> None:
+        self._machine.disk.let_go()
+        for listener in self._listeners.values():
+            listener.close()
+        for bell in self._bells.values():
+            bell.close()
+
+    @property
+    def synced(self) -> int:
+        """The log is durable below this."""
+        return self.control.flushed
+
+    @property
+    def read_only(self) -> bool:
+        return self.control.read_only
+
+
+def _close(role: Role) -> None:
+    try:
+        role.close()
+    except Killed:
+        pass

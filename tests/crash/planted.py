@@ -1,0 +1,112 @@
+"""Bugs to be planted: one changed line of the product each. A harness that does not notice one of them proves nothing.
+
+The product's source is changed while it is imported, in this process only.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from types import CodeType, ModuleType
+
+
+@dataclass(frozen=True, slots=True)
+class Plant:
+    """In `module`, `line` becomes `bug`. Where `line` is not there exactly once the plant has become stale."""
+
+    module: str
+    line: str
+    bug: str
+
+
+PLANTS = {
+    "answer without the sync": Plant(
+        "mqproc.process.writer", "                self._appender.sync()", "                pass"
+    ),
+    "publish before the bytes are written": Plant(
+        "mqproc.process.writer", "            self._appender.write_out()", "            self._appender.publish(); self._appender.write_out()"
+    ),
+    "names are not synced": Plant(
+        "mqproc.io", "        self.sync_folder(target.parent)", "        pass"
+    ),
+    "a cut tail stays as it is": Plant(
+        "mqproc.store.recovery.log_recovery",
+        "            found.cut_bytes += self._zero_tail(base, found.end - base)",
+        "            pass",
+    ),
+    "segments behind the end stay": Plant(
+        "mqproc.store.recovery.log_recovery", "            if start > found.end:", "            if False:"
+    ),
+    "flushed is published without a sync": Plant(
+        "mqproc.store.log_flush", "            self._sync(synced, written)", "            pass"
+    ),
+    "a new writer clears nothing": Plant(
+        "mqproc.store.succession", "    if reserved_end > written:", "    if False:"
+    ),
+    "a new writer counts nothing": Plant(
+        "mqproc.store.succession",
+        "    latest_ms = count_published(segments, table, words[words_of.TABLE_AT], written)",
+        "    latest_ms = 0",
+    ),
+    "index entries twice after a restart": Plant(
+        "mqproc.process.dispatcher",
+        "                index.roll_back(committed(self._words))",
+        "                committed(self._words)",
+    ),
+    "the queues' mark runs ahead of the log's": Plant(
+        "mqproc.process.cq_flusher",
+        "        position = min(dispatched, self._context.control.flushed)",
+        "        position = dispatched",
+    ),
+    "the queues' mark moves though files are dirty": Plant(
+        "mqproc.process.cq_flusher",
+        "            if done.complete and not self._syncs.ended():",
+        "            if not self._syncs.ended():",
+    ),
+    "a failed sync is tried again": Plant(
+        "mqproc.store.final_syncs", "        self._words[self._errno_word] = number", "        pass"
+    ),
+    "the index's mark moves though files are dirty": Plant(
+        "mqproc.process.index_flusher", "                if done.complete:", "                if True:"
+    ),
+}
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    def __init__(self, name: str, path: str, plant: Plant) -> None:
+        super().__init__(name, path)
+        self._plant = plant
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Never the cached one."""
+        source = self.get_data(self.path).decode()
+        lines = source.split("\n")
+        if lines.count(self._plant.line) != 1:
+            raise ImportError(f"{fullname} has {lines.count(self._plant.line)} lines {self._plant.line!r}, not one")
+        changed = "\n".join(self._plant.bug if line == self._plant.line else line for line in lines)
+        return compile(changed, self.path, "exec", dont_inherit=True)
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self, plant: Plant) -> None:
+        self._plant = plant
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._plant.module:
+            return None
+        found = importlib.machinery.PathFinder.find_spec(fullname, path)
+        assert found is not None and found.origin is not None
+        return importlib.util.spec_from_loader(fullname, _Loader(fullname, found.origin, self._plant))
+
+
+def plant(name: str) -> None:
+    """Plant a bug, before its module is imported for the first time."""
+    bug = PLANTS[name]
+    assert bug.module not in sys.modules, f"{bug.module} is imported already"
+    sys.meta_path.insert(0, _Finder(bug))

@@ -1,0 +1,100 @@
+"""Processes as greenlets of one process: at each storage call, and at each pause, another one may go on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from greenlet import getcurrent, greenlet
+
+from mqproc.shm.clock import Clock
+from tests.crash.recording_io import Killed
+
+LONG_JUMP_MS = 1_100
+
+
+class Schedule:
+    """Runs tasks in turns that a seed decides. `failure` is what ended a task that should not have ended."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._main = getcurrent()
+        self._tasks: dict[str, greenlet] = {}
+        self.failure: BaseException | None = None
+
+    def add(self, name: str, work: Callable[[], None]) -> None:
+        """A task of that name, from the next turn on."""
+        self._tasks[name] = greenlet(lambda: self._guarded(name, work), parent=self._main)
+
+    def _guarded(self, name: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Killed:
+            pass
+        except BaseException as error:
+            error.add_note(f"in task {name}")
+            self.failure = error
+        finally:
+            self._tasks.pop(name, None)
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._tasks)
+
+    def turn(self, name: str = "") -> None:
+        """Let one task go on, a random one unless named, to its next pause."""
+        names = [name] if name else self.names
+        task = self._tasks.get(self._rng.choice(names)) if names else None
+        if task is not None:
+            task.switch()
+        if self.failure is not None:
+            raise self.failure
+
+    def pause(self) -> None:
+        """Called by a task: others may go on. The main task, which runs alone, has no others."""
+        if getcurrent() is not self._main:
+            self._main.switch()
+
+    def end(self, name: str) -> None:
+        """Unwind a task whose storage is dead already."""
+        task = self._tasks.get(name)
+        if task is None:
+            return
+        while not task.dead:
+            try:
+                task.throw(Killed)
+            except Killed:
+                break  # It had not begun.
+        self._tasks.pop(name, None)
+
+    def end_all(self) -> None:
+        """Unwind all tasks."""
+        for name in self.names:
+            self.end(name)
+
+
+class SimulatedClock(Clock):
+    """Time that passes when the schedule lets it, and in sleeps."""
+
+    def __init__(self, schedule: Schedule, time_ms: int) -> None:
+        self._schedule = schedule
+        self._ns = 1_000_000_000
+        self._offset_ms = time_ms - 1_000
+
+    def monotonic_ns(self) -> int:
+        return self._ns
+
+    def time_ms(self) -> int:
+        return self._offset_ms + self._ns // 1_000_000
+
+    def sleep(self, seconds: float) -> None:
+        self._ns += int(seconds * 1e9)
+        self._schedule.pause()
+
+    def advance(self, ms: int) -> None:
+        """Time passes."""
+        self._ns += ms * 1_000_000
+
+    def step(self, ms: int) -> None:
+        """Somebody sets the machine's clock by this much."""
+        self._offset_ms += ms

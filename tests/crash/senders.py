@@ -1,0 +1,126 @@
+"""Clients of a simulated group: they send messages with numbered bodies and remember what became of each."""
+
+from __future__ import annotations
+
+import enum
+import random
+from dataclasses import dataclass
+
+from mqproc.client import sending
+from mqproc.client.connection import Connection, open_socket
+from mqproc.client.retry import ConnectionLost
+from mqproc.errors import MqprocError, NotRunningError, StoreBusyError
+from mqproc.message import Message
+from mqproc.paths import StorePaths
+from tests.crash.schedule import Schedule
+
+TOPICS = ("Alpha", "Beta", "Gamma-with-a-longer-name")
+NUMBER_DIGITS = 10
+
+
+class Fate(enum.Enum):
+    """What a sender was told."""
+
+    SENT = "no answer yet"
+    STORED = "stored"
+    REFUSED = "refused"
+    UNKNOWN = "outcome unknown"
+
+
+@dataclass(slots=True)
+class Sent:
+    """One message and what its sender knows of it."""
+
+    number: int
+    topic: str
+    body: bytes
+    key: str
+    tag: str
+    fate: Fate = Fate.SENT
+    physical_offset: int = -1
+    queue_id: int = -1
+    queue_offset: int = -1
+    waited: bool = True
+    """Its sender waited for the sync where the store syncs."""
+
+
+class Senders:
+    """All messages that were ever sent to a store, over all its lives."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self.sent: list[Sent] = []
+
+    def make(self, count: int) -> list[Sent]:
+        """New messages of one topic, remembered."""
+        topic, wait = self._rng.choice(TOPICS), self._rng.random() < 0.8
+        made = []
+        for _ in range(count):
+            number = len(self.sent)
+            body = b"%0*d" % (NUMBER_DIGITS, number) + b"." * self._rng.choice((0, 10, 100, 900))
+            tag = self._rng.choice(("", "red", "green"))
+            message = Sent(number, topic, body, f"key{number}", tag, waited=wait)
+            self.sent.append(message)
+            made.append(message)
+        return made
+
+    def of_body(self, body: bytes) -> Sent | None:
+        """The message that a body belongs to, None when nobody sent it."""
+        digits = body[:NUMBER_DIGITS]
+        if not digits.isdigit() or int(digits) >= len(self.sent):
+            return None
+        sent = self.sent[int(digits)]
+        return sent if sent.body == body else None
+
+    def run(self, paths: StorePaths, schedule: Schedule, frames: int) -> None:
+        """A sender's life: a task of the schedule."""
+        connection: Connection | None = None
+        flying: dict[int, list[Sent]] = {}
+        while frames or flying:
+            if connection is None:
+                connection = self._connect(paths)
+            if connection is not None:
+                if frames and len(flying) < 3 and self._rng.random() < 0.6:
+                    frames -= 1
+                    self._send(connection, flying)
+                connection.flush()
+                connection.receive()
+                self._hear(connection, flying)
+                if connection.closed:
+                    connection = None
+            schedule.pause()
+        if connection is not None:
+            connection.close()
+
+    def _connect(self, paths: StorePaths) -> Connection | None:
+        try:
+            return Connection(open_socket(paths.socket("writer")))
+        except (NotRunningError, StoreBusyError):
+            return None
+
+    def _send(self, connection: Connection, flying: dict[int, list[Sent]]) -> None:
+        group = self.make(self._rng.choice((1, 1, 2, 5, 20)))
+        messages = [Message(one.topic, one.body, one.tag, (one.key,)) for one in group]
+        call = sending.send_group(messages, wait=group[0].waited)
+        flying[connection.submit(call)] = group
+
+    def _hear(self, connection: Connection, flying: dict[int, list[Sent]]) -> None:
+        for request_id in list(flying):
+            outcome = connection.done.pop(request_id, None)
+            if outcome is None:
+                continue
+            group = flying.pop(request_id)
+            error = outcome.error
+            if error is None:
+                for one, result in zip(group, outcome.value, strict=True):
+                    one.fate = Fate.STORED
+                    one.physical_offset = result.physical_offset
+                    one.queue_id, one.queue_offset = result.queue_id, result.queue_offset
+                continue
+            unknown = error.taken if isinstance(error, ConnectionLost) else _may_be_stored(error)
+            for one in group:
+                one.fate = Fate.UNKNOWN if unknown else Fate.REFUSED
+
+
+def _may_be_stored(error: MqprocError) -> bool:
+    return error.code in ("FLUSH_FAILED", "INTERNAL", "SEND_OUTCOME_UNKNOWN")

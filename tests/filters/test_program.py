@@ -1,0 +1,157 @@
+"""The kernel says of a record's properties what the filter's nodes say of them, compiled and plain."""
+
+from __future__ import annotations
+
+import math
+import random
+import struct
+
+import numpy as np
+import pytest
+
+from mqproc.errors import FilterSyntaxError
+from mqproc.filters.program import Program
+from mqproc.filters.sql import compiled
+from mqproc.filters.values import INT_MAX, LONG_MAX, NotComparable, as_double, as_long, double_key
+from mqproc.kernels import numbers, sql
+from mqproc.kernels.jit import plain
+from mqproc.layout.properties import encode
+from tests.filters.expressions import VALUES, Expressions
+from tests.filters.test_sql import recorded
+from tests.records import kernel_bytes
+
+HEAD = bytes(8)
+
+
+def verdicts(program: Program, properties: str) -> int:
+    """The kernel's verdict; compiled and plain must agree."""
+    buffer = kernel_bytes(HEAD + properties.encode())
+    found = {
+        kernel(buffer, len(HEAD), len(buffer), program.words, program.texts, np.zeros(program.scratch_size, np.int64))
+        for kernel in (sql.verdict, plain(sql.verdict))
+    }
+    assert len(found) == 1
+    return found.pop()
+
+
+def test_recorded_answers_by_the_kernel() -> None:
+    left_to_python = compared = 0
+    for number, case in enumerate(recorded()):
+        if "answers" not in case:
+            continue
+        filtering = compiled(case["expression"])
+        each = list(zip(case["properties"], case["answers"], strict=True))
+        for properties, letter in each if len(each) < 200 else each[number % 3 :: 7]:
+            found = verdicts(filtering.program, encode(properties))
+            compared += 1
+            if found == sql.UNDECIDED:
+                left_to_python += 1
+                assert filtering.matches(properties) is (letter == "T")
+            else:
+                assert (found == sql.PASSES) is (letter == "T"), (case["expression"], properties)
+    assert left_to_python < compared / 20
+
+
+def test_random_filters_by_the_kernel() -> None:
+    source = Expressions(seed=random.randrange(1 << 30))
+    for _ in range(300):
+        expression = source.expression()
+        try:
+            filtering = compiled(expression)
+        except FilterSyntaxError:
+            continue
+        for properties in (source.message() for _ in range(3)):
+            found = verdicts(filtering.program, encode(properties))
+            if found != sql.UNDECIDED:
+                assert (found == sql.PASSES) is filtering.matches(properties), (expression, properties)
+
+
+def test_the_last_of_a_name_counts_and_an_empty_one_does_not() -> None:
+    program = compiled("a = 'x'").program
+    assert verdicts(program, "a\x01y\x02a\x01x\x02") == sql.PASSES
+    assert verdicts(program, "a\x01x\x02a\x01y\x02") == sql.FAILS
+    assert verdicts(program, "a\x01x\x02a\x01\x02") == sql.PASSES
+    assert verdicts(program, "ab\x01x\x02b\x01a\x01x\x02") == sql.FAILS
+    assert verdicts(program, "a\x01x") == sql.PASSES
+    assert verdicts(program, "") == sql.FAILS
+
+
+@pytest.mark.parametrize(
+    ("expression", "tags"),
+    [
+        ("TAGS = 'a'", {"a"}),
+        ("'a' = TAGS and b > 1", {"a"}),
+        ("TAGS in ('a', 'b') and TAGS <> 'a'", {"a", "b"}),
+        ("TAGS = 'a' or TAGS = 'b' and c = 1", {"a", "b"}),
+        ("TAGS = 'a' and TAGS = 'b'", set()),
+        ("TAGS = 'a' or b = 1", None),
+        ("TAGS <> 'a'", None),
+        ("not (TAGS = 'a')", None),
+        ("tags = 'a'", None),
+    ],
+)
+def test_tags_that_a_filter_requires(expression: str, tags: set[str] | None) -> None:
+    assert compiled(expression).tags == tags
+
+
+# Numbers
+
+
+def parsed(kernel: object, text: str, *limit: int) -> tuple[int, int]:
+    out = np.zeros(1, np.int64)
+    data = kernel_bytes(text.encode())
+    status = kernel(data, 0, len(data), *limit, out, 0)  # type: ignore[operator]
+    return int(status), int(out[0]) if status == numbers.PARSED else 0
+
+
+def check_double(text: str) -> int:
+    status, key = parsed(numbers.parse_double, text)
+    assert (status, key) == parsed(plain(numbers.parse_double), text)
+    if status == numbers.UNDECIDED:
+        return status
+    try:
+        expected = (numbers.PARSED, double_key(as_double(text)))
+    except NotComparable:
+        expected = (numbers.BAD, 0)
+    assert (status, key) == expected, text
+    return status
+
+
+@pytest.mark.parametrize("text", VALUES)
+def test_odd_numbers(text: str) -> None:
+    check_double(text)
+    for limit in (INT_MAX, LONG_MAX):
+        status, value = parsed(numbers.parse_long, text, limit)
+        assert (status, value) == parsed(plain(numbers.parse_long), text, limit)
+        try:
+            expected = (numbers.PARSED, as_long(text, limit))
+        except NotComparable:
+            expected = (numbers.BAD, 0)
+        assert status == numbers.UNDECIDED or (status, value) == expected
+
+
+def test_random_doubles_are_the_nearest_ones() -> None:
+    rng = random.Random(5)
+    undecided = 0
+    for _ in range(4000):
+        (value,) = struct.unpack(">d", rng.randbytes(8))
+        if not math.isfinite(value):
+            continue
+        for text in (
+            repr(value),
+            f"{value:.{rng.randint(0, 17)}e}",
+            f"{rng.randrange(10**18)}e{rng.randint(-345, 310)}",
+        ):
+            undecided += check_double(text) == numbers.UNDECIDED
+        # In the middle of two doubles, with as many digits as fit.
+        middle = rng.getrandbits(53) * 2 + 1
+        undecided += check_double(str(middle)) == numbers.UNDECIDED
+    assert undecided == 0
+    assert check_double("9007199254740993." + "0" * 40 + "1") == numbers.UNDECIDED
+
+
+def test_keys_order_as_java_compares_doubles() -> None:
+    ordered = [-math.inf, -1.5, -5e-324, -0.0, 0.0, 5e-324, 1.0, 1e308, math.inf, math.nan]
+    keys = [double_key(value) for value in ordered]
+    assert keys == sorted(keys)
+    assert len(set(keys)) == len(keys)

@@ -1,0 +1,92 @@
+"""Columns made of records: what the codec says of the same records, for any properties, compiled and not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mqproc.kernels import decode, derived
+from mqproc.kernels.jit import plain
+from mqproc.layout.record_codec import decode_records, encode_record
+from tests.records import kernel_bytes, outcomes_uncompiled, small_log
+
+KERNELS = ("take_message_ids", "take_words", "take_pairs", "take_json")
+
+
+def columns(records: bytes, *, compiled: bool = True) -> dict[str, list[Any]]:
+    """All derived columns of whole records, as Python values."""
+    ids, words, pairs, objects = (getattr(derived, name) for name in KERNELS)
+    if not compiled:
+        ids, words, pairs, objects = map(plain, (ids, words, pairs, objects))
+    buf = kernel_bytes(records)
+    starts = [message.physical_offset for message in decode_records(records)]
+    positions = np.array([start - starts[0] for start in starts], np.int64)
+    places = decode.places_at(buf, positions, with_pairs=True)
+    count, room = len(positions), len(records) + len(positions) + 1
+    lists = np.zeros(count + 1, np.int32)
+    one, two = np.zeros(room, np.int32), np.zeros(room, np.int32)
+    data, more = np.zeros(derived.JSON_GROWTH * room + 200 * count, np.uint8), np.zeros(room, np.uint8)
+    found: dict[str, list[Any]] = {}
+    ids(buf, places, one[: count + 1], data)
+    found["ids"] = _texts(one, data, count)
+    total = int(words(buf, places, decode.KEYS, lists, one, data))
+    found["keys"] = _lists(lists, _texts(one, data, total))
+    total = int(pairs(buf, places, lists, one, data, two, more))
+    named = list(zip(_texts(one, data, total), _texts(two, more, total), strict=True))
+    found["properties"] = [sorted(each) for each in _lists(lists, named)]
+    objects(buf, places, one[: count + 1], data)
+    found["json"] = _texts(one, data, count)
+    return found
+
+
+def _texts(offsets: Any, data: Any, count: int) -> list[str]:
+    return [data[offsets[i] : offsets[i + 1]].tobytes().decode() for i in range(count)]
+
+
+def _lists(lists: Any, items: list[Any]) -> list[list[Any]]:
+    return [items[lists[i] : lists[i + 1]] for i in range(len(lists) - 1)]
+
+
+def check(records: bytes) -> None:
+    messages = decode_records(records)
+    found = columns(records)
+    assert found["ids"] == [message.message_id for message in messages]
+    assert found["keys"] == [list(message.keys) for message in messages]
+    assert found["properties"] == [sorted(message.properties.items()) for message in messages]
+    assert [json.loads(text) for text in found["json"]] == [dict(message.properties) for message in messages]
+
+
+def test_every_kind_of_record() -> None:
+    records = small_log().records
+    check(records)
+    assert columns(records, compiled=False) == columns(records)
+
+
+_TEXTS = st.text(
+    st.one_of(st.sampled_from('\x01\x02 "\\\tKEYSA'), st.characters(exclude_categories=["Cs"])), max_size=40
+)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(_TEXTS, min_size=1, max_size=6))
+def test_any_properties(texts: list[str]) -> None:
+    records = b""
+    for text in texts:
+        records += encode_record(topic="T", body=b"b", properties=text, physical_offset=len(records))
+    check(records)
+
+
+def outcomes() -> dict[str, list[Any]]:
+    return columns(small_log(seed=1).records)
+
+
+def test_uncompiled_says_the_same() -> None:
+    assert outcomes_uncompiled(__file__) == json.loads(json.dumps(outcomes()))
+
+
+if __name__ == "__main__":
+    print(json.dumps(outcomes()))

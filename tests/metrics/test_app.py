@@ -1,0 +1,134 @@
+"""Alive and ready are told apart, with reasons; the page asks for nothing from elsewhere; events are snapshots."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqproc.control import Control
+from mqproc.layout import control as layout
+from mqproc.metrics.app import StatusFeed, make_app
+from mqproc.metrics.error_log import ErrorLog
+from mqproc.paths import StorePaths
+from tests.metrics.control_file import IO, make_collector, make_control, make_queues
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Iterator[Control]:
+    control = make_control(tmp_path)
+    yield control
+    control.close()
+
+
+class Answer:
+    """What an application sent: status, headers, body."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.body = b""
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        else:
+            self.body += message.get("body", b"")
+
+
+def get(control: Control, store: Path, path: str, method: str = "GET") -> Answer:
+    app = make_app(make_collector(store, control), IO, StorePaths(store), "1.2.3")
+    scope = {"type": "http", "method": method, "path": path, "headers": [], "query_string": b"", "root_path": ""}
+    answer = Answer()
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    asyncio.run(app(scope, receive, answer.send))
+    return answer
+
+
+def test_a_running_group_is_alive_and_ready(control: Control, tmp_path: Path) -> None:
+    assert get(control, tmp_path, "/healthz").status == 200
+    assert get(control, tmp_path, "/readyz").body == b"ok\n"
+
+
+def test_a_recovering_group_is_alive_but_not_ready(control: Control, tmp_path: Path) -> None:
+    control.store(layout.GROUP_STATE, layout.GROUP_RECOVERING)
+    assert get(control, tmp_path, "/healthz").status == 200
+    answer = get(control, tmp_path, "/readyz")
+    assert (answer.status, answer.body) == (503, b"the group is recovering\n")
+
+
+def test_a_dead_supervisor_is_neither(control: Control, tmp_path: Path) -> None:
+    control.store(layout.SUPERVISOR_HEARTBEAT_NS, 1)
+    assert get(control, tmp_path, "/healthz").status == 503
+    assert b"supervisor has been silent" in get(control, tmp_path, "/readyz").body
+
+
+def test_ready_names_the_role_that_is_not(control: Control, tmp_path: Path) -> None:
+    control.store(layout.supervised_word(layout.QUERY, "supervised"), layout.BACKOFF)
+    control.store(layout.role_word(layout.WRITER, "heartbeat_ns"), 1)
+    control.store(layout.WRITER_SYNC_ERRNO, 5)
+    text = get(control, tmp_path, "/readyz").body.decode()
+    assert "query is BACKOFF" in text
+    assert "writer has been silent" in text
+    assert "read-only: a sync failed with errno 5" in text
+
+
+def test_a_busy_role_is_not_silent(control: Control, tmp_path: Path) -> None:
+    control.store(layout.role_word(layout.WRITER, "heartbeat_ns"), 1)
+    control.store(layout.role_word(layout.WRITER, "state"), layout.STATE_SYNCING)
+    assert get(control, tmp_path, "/readyz").status == 200
+
+
+def test_the_page_has_everything_that_it_asks_for_and_nothing_from_elsewhere(control: Control, tmp_path: Path) -> None:
+    page = get(control, tmp_path, "/").body.decode()
+    asked = re.findall(r'(?:href|src)="([^"]+)"', page)
+    assert {"/status.js", "/status.css", "/icon.svg", "/metrics"} <= set(asked)
+    for path in asked:
+        assert path.startswith("/")
+        assert get(control, tmp_path, path).status == 200, path
+    assert "http" not in page
+    assert "default-src 'none'" in get(control, tmp_path, "/").headers["content-security-policy"]
+
+
+@pytest.mark.parametrize(("path", "method", "status"), [("/other", "GET", 404), ("/metrics", "POST", 405)])
+def test_what_is_not_there_is_refused(control: Control, tmp_path: Path, path: str, method: str, status: int) -> None:
+    assert get(control, tmp_path, path, method).status == status
+
+
+def test_head_has_no_body_of_its_own(control: Control, tmp_path: Path) -> None:
+    assert get(control, tmp_path, "/healthz", "HEAD").status == 200
+
+
+def test_an_event_is_a_snapshot_of_the_group(control: Control, tmp_path: Path) -> None:
+    make_queues(tmp_path, topics=60, queues=2, messages=10)
+    errors = ErrorLog.create(IO, StorePaths(tmp_path), layout.KEEPER)
+    assert errors is not None
+    errors.note("disk nearly full", 1_700_000_000_000)
+    collector = make_collector(tmp_path, control)
+    event = StatusFeed(collector, IO, StorePaths(tmp_path), "1.2.3").event()
+    collector.close()
+    found = json.loads(event.removeprefix(b"data: "))
+    assert event.endswith(b"\n\n")
+    assert found["ready"]
+    assert found["path"]["dispatch_behind_bytes"] == 3000
+    assert [role["role"] for role in found["roles"]] == [layout.SUPERVISOR, *layout.ROLES]
+    assert len(found["topics"]) == 50
+    assert found["topic_count"] == 60
+    assert found["topics"][0] == {
+        "topic": "topic-59",
+        "queues": 2,
+        "appended": 20,
+        "stored": 16,
+        "last_ms": 1_700_000_000_059,
+    }
+    assert found["errors"][0]["text"] == "disk nearly full"
+    assert sum(found["latencies"]["append"]["counts"]) == 0

@@ -1,0 +1,96 @@
+"""The error log: one entry for each distinct error, kept from start to start, read while it is written."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+from mqproc.io import StoreIO
+from mqproc.layout import control as words_of
+from mqproc.layout import error_log as layout
+from mqproc.metrics.error_log import ErrorLog, seen_errors
+from mqproc.paths import StorePaths
+from mqproc.process import log
+
+IO = StoreIO()
+
+
+def make(store: Path, owner: str = words_of.WRITER) -> ErrorLog:
+    paths = StorePaths(store)
+    paths.own.mkdir(parents=True, exist_ok=True)
+    made = ErrorLog.create(IO, paths, owner)
+    assert made is not None
+    return made
+
+
+def test_errors_that_differ_in_numbers_are_one(tmp_path: Path) -> None:
+    errors = make(tmp_path)
+    errors.note("sync failed at 4,096", 1000)
+    errors.note("sync failed at 8,192", 3000)
+    errors.note("disk nearly full", 2000)
+    found = seen_errors(IO, StorePaths(tmp_path))
+    assert [(error.text, error.count, error.first_ms, error.last_ms) for error in found] == [
+        ("sync failed at 4,096", 2, 1000, 3000),
+        ("disk nearly full", 1, 2000, 2000),
+    ]
+    assert {error.owner for error in found} == {words_of.WRITER}
+
+
+def test_the_next_start_and_the_next_process_go_on_counting(tmp_path: Path) -> None:
+    make(tmp_path).note("no room", 1000)
+    make(tmp_path).note("no room", 2000)
+    make(tmp_path, words_of.KEEPER).note("no room", 3000)
+    counts = {(error.owner, error.count) for error in seen_errors(IO, StorePaths(tmp_path))}
+    assert counts == {(words_of.WRITER, 2), (words_of.KEEPER, 1)}
+
+
+def test_the_error_that_came_last_the_longest_ago_makes_room(tmp_path: Path) -> None:
+    errors = make(tmp_path)
+    for number in range(layout.ENTRIES + 1):
+        errors.note("error " + "x" * number, 1000 + number)
+    texts = {error.text for error in seen_errors(IO, StorePaths(tmp_path))}
+    assert len(texts) == layout.ENTRIES
+    assert "error " not in texts
+    assert "error " + "x" * layout.ENTRIES in texts
+
+
+def test_a_long_text_is_cut_between_characters(tmp_path: Path) -> None:
+    make(tmp_path).note("ö" * 1000, 1000)
+    (found,) = seen_errors(IO, StorePaths(tmp_path))
+    assert set(found.text) == {"ö"}
+    assert len(found.text.encode()) <= layout.TEXT_BYTES_MAX
+
+
+def test_garbage_is_replaced(tmp_path: Path) -> None:
+    paths = StorePaths(tmp_path)
+    paths.own.mkdir()
+    paths.errors.write_bytes(b"\xff" * layout.FILE_SIZE)
+    assert seen_errors(IO, paths) == []
+    make(tmp_path).note("no room", 1000)
+    assert len(seen_errors(IO, paths)) == 1
+
+
+def test_nothing_is_there(tmp_path: Path) -> None:
+    assert seen_errors(IO, StorePaths(tmp_path)) == []
+    assert ErrorLog.open(IO, StorePaths(tmp_path), words_of.WRITER) is None
+
+
+def test_what_the_log_leaves_out_is_counted_all_the_same(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    log.configure(words_of.WRITER, stream, make(tmp_path))
+    try:
+        for _ in range(log.BURST + 3):
+            log.get_logger().error("flush waits", error="no room")
+        log.get_logger().info("all is well")
+        try:
+            raise OSError("gone")
+        except OSError:
+            log.get_logger().exception("unexpected error")
+    finally:
+        log.configure(words_of.WRITER, sys.stderr)
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert len([line for line in lines if line["event"] == "flush waits"]) == log.BURST
+    found = {error.text: error.count for error in seen_errors(IO, StorePaths(tmp_path))}
+    assert found == {"flush waits error=no room": log.BURST + 3, "unexpected error OSError: gone": 1}

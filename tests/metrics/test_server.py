@@ -1,0 +1,98 @@
+"""The server answers an ASGI application, refuses what it must, and is not held up by a client that says nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mqproc.metrics.server import AsgiServer
+
+
+async def application(scope: Any, receive: Any, send: Any) -> None:
+    body = bytes(8 << 20) if scope["path"] == "/big" else f"page {scope['path']}".encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]})
+    await send({"type": "http.response.body", "body": body})
+
+
+@pytest.fixture
+def server() -> Iterator[AsgiServer]:
+    server = AsgiServer(application, "127.0.0.1", 0, deadline_s=0.2, connections_max=3)
+    yield server
+    server.close()
+
+
+def ask(server: AsgiServer, request: bytes, polls: int = 400) -> bytes:
+    with socket.create_connection(("127.0.0.1", server.port)) as sock:
+        sock.sendall(request)
+        sock.settimeout(0.01)
+        answer = b""
+        for _ in range(polls):
+            server.poll(0.005)
+            try:
+                data = sock.recv(1 << 20)
+            except TimeoutError:
+                continue
+            if not data:
+                break
+            answer += data
+    return answer
+
+
+def test_a_page_is_answered_whole_and_the_connection_closed(server: AsgiServer) -> None:
+    answer = ask(server, b"GET /metrics?x=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"connection: close" in answer
+    assert b"page /metrics" in answer
+    assert server.connections == 0
+
+
+def test_a_page_larger_than_the_socket_takes_arrives_whole(server: AsgiServer) -> None:
+    answer = ask(server, b"GET /big HTTP/1.0\r\nHost: x\r\n\r\n", 10_000)
+    assert len(answer.partition(b"\r\n\r\n")[2]) == 8 << 20
+
+
+@pytest.mark.parametrize("request_", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nx: " + b"y" * 40_000])
+def test_what_is_no_request_is_refused(server: AsgiServer, request_: bytes) -> None:
+    assert ask(server, request_).split(b" ")[1] == b"400"
+
+
+def test_a_silent_client_is_let_go_and_does_not_hold_up_others(server: AsgiServer) -> None:
+    with (
+        socket.create_connection(("127.0.0.1", server.port)) as silent,
+        socket.create_connection(("127.0.0.1", server.port)) as slow,
+    ):
+        slow.sendall(b"GET / HT")
+        assert b"page /" in ask(server, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        for _ in range(200):
+            if not server.connections:
+                break
+            server.poll(0.01)
+        assert server.connections == 0
+        for client in (silent, slow):
+            client.settimeout(1)
+            with pytest.raises(ConnectionResetError):
+                client.recv(1)
+
+
+def test_connections_are_bounded(server: AsgiServer) -> None:
+    clients = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(6)]
+    server.poll(0.05)
+    assert server.connections == 3
+    for client in clients:
+        client.close()
+
+
+def test_a_watched_descriptor_ends_the_wait(server: AsgiServer) -> None:
+    bell = os.eventfd(1)
+    server.watch(bell)
+    assert server.poll(30) == 0
+    os.close(bell)
+
+
+def test_a_taken_port_is_an_error(server: AsgiServer) -> None:
+    with pytest.raises(OSError, match="in use"):
+        AsgiServer(application, "127.0.0.1", server.port)

@@ -1,0 +1,49 @@
+"""One small store with rolled files of every kind; and one Spark session for all tests that need it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mqproc.spark.session import local_session
+from tests.store.stopped_store import StoppedStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def rolled_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """640 messages of three topics with four queues each; segments, queues and index are several files each."""
+    store = StoppedStore(tmp_path_factory.mktemp("rolled") / "store")
+    for folder in ("commitlog", "consumequeue/First/0", "index"):
+        assert len(list((store.root / folder).iterdir())) > 1
+    return store.root
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Two threads, nothing on the network, everything below pytest's folder."""
+    folder = tmp_path_factory.mktemp("spark")
+    session = local_session(
+        "local[2]",
+        settings={
+            "spark.sql.shuffle.partitions": "2",
+            "spark.default.parallelism": "2",
+            "spark.driver.memory": "1g",
+            "spark.driver.maxResultSize": "16m",
+            "spark.local.dir": str(folder),
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.sql.python.filterPushdown.enabled": "true",
+            # Queries are small: compiling them takes longer than running them.
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+            "spark.sql.adaptive.enabled": "false",
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
+        },
+    )
+    yield session
+    session.stop()

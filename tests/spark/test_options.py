@@ -1,0 +1,66 @@
+"""Options: what each one becomes, and that a wrong one is named with its value and what it may be."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqproc.errors import BadRequestError
+from mqproc.spark.columns import MQPROC, ROCKETMQ, schema_of
+from mqproc.spark.options import EARLIEST, LATEST, Offsets, ReadOptions, Selection, read_options
+
+
+def selection(**given: str) -> Selection:
+    return read_options({"path": "/store", **given}).selection
+
+
+def test_nothing_given_means_everything() -> None:
+    assert read_options({"path": "/store"}) == ReadOptions(("/store",))
+    assert selection(startingOffsets="earliest", endingOffsets="latest", subExpression="*") == Selection()
+
+
+def test_names_are_taken_in_any_case_and_paths_as_spark_passes_them() -> None:
+    given = read_options({"paths": '["/a", "/b"]', "batchrows": "7", "FAILONDATALOSS": "False"})
+    assert (given.paths, given.batch_rows, given.fail_on_data_loss) == (("/a", "/b"), 7, False)
+
+
+def test_topics_queues_offsets_and_words() -> None:
+    assert selection(subscribe=" a, b,a ").topics == ("a", "b")
+    assert selection(topic="a,b").topics == ("a,b",)
+    assert selection(assign='{"a": [0, 2]}').queues == (("a", 0), ("a", 2))
+    assert selection(startingOffsets='{"a": {"0": 5, "1": -2}}').starting == Offsets(
+        EARLIEST, {("a", 0): 5, ("a", 1): EARLIEST}
+    )
+    assert selection(endingOffsets='{"a": {"0": -1}}').ending.of("a", 0) == LATEST
+    assert selection(subExpression="x || y").tags == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"path": ""}, "no path is given"),
+        ({"topics": "a"}, "option 'topics' is not known; there are assign, batchBytes"),
+        ({"subscribe": "a", "assign": '{"a": [0]}'}, "subscribe and assign exclude one another"),
+        ({"subscribePattern": "("}, "subscribePattern = '\\('"),
+        ({"assign": '{"a": ["x"]}'}, "it is like"),
+        ({"startingOffsets": "end"}, "no JSON"),
+        ({"startingOffsets": "latest"}, "leaves nothing to read"),
+        ({"startingOffsets": '{"a": {"0": -1}}'}, "-1 is no queue offset for queue '0' of 'a'"),
+        ({"endingOffsets": '{"a": 7}'}, "it is like"),
+        ({"startingTimestamp": "yesterday"}, "startingTimestamp = 'yesterday' is no integer"),
+        ({"batchRows": "0"}, r"batchRows = 0 is not in \[1, 16,777,216\]"),
+        ({"verifyCrc": "yes"}, "verifyCrc = 'yes' is neither true nor false"),
+        ({"naming": "kafka"}, "naming = 'kafka'; it is one of mqproc, rocketmq"),
+        ({"naming": "rocketmq", "columns": "queue_id"}, "no column is called 'queue_id'; there are topic, flag"),
+        ({"tag": "x", "subExpression": "y"}, "tag and subExpression exclude one another"),
+    ],
+)
+def test_a_wrong_option_is_named(given: dict[str, str], says: str) -> None:
+    with pytest.raises(BadRequestError, match=says):
+        read_options({"path": "/store"} | given)
+
+
+def test_schemas() -> None:
+    assert schema_of("mqproc").startswith("store string, topic string, queue_id int, queue_offset bigint")
+    assert schema_of("mqproc", ["body", "keys"]) == "body binary, keys array<string>"
+    assert len(schema_of("rocketmq").split(", ")) == len(ROCKETMQ) == 9
+    assert "map<string,string>" in MQPROC.values()

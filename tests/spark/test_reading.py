@@ -1,0 +1,243 @@
+"""What a read takes and leaves out: topics, queues, offsets, times, tags, keys; of a store whose files have rolled."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from mqproc.errors import BadRequestError, CorruptStoreError, StoreAccessError
+from mqproc.layout.record_codec import encode_record
+from mqproc.spark.columns import ROCKETMQ
+from mqproc.spark.tasks import read_partition
+from mqproc.store.deleted_topics import Deletion, save
+from tests.spark.rows import messages_of, offsets_of, options_of, partitions_of, rows_of
+from tests.store.live_store import LiveStore
+from tests.store.stopped_store import FIRST_MS, SEGMENT, StoppedStore
+
+
+def log_bytes(store: Path, **given: Any) -> int:
+    return sum(partition.size for partition in partitions_of(store, **given))
+
+
+def test_topics_queues_and_patterns(rolled_store: Path) -> None:
+    everything = messages_of(rolled_store)
+    assert offsets_of(rolled_store) == [each.physical_offset for each in everything]
+    for given, takes in (
+        ({"subscribe": "First,Third"}, lambda m: m.topic in ("First", "Third")),
+        ({"topic": "Second", "queueId": "1,3"}, lambda m: m.topic == "Second" and m.queue_id in (1, 3)),
+        ({"subscribePattern": "F.*|T.*"}, lambda m: m.topic != "Second"),
+        ({"assign": '{"First": [0], "Second": [2]}'}, lambda m: (m.topic, m.queue_id) in (("First", 0), ("Second", 2))),
+        ({"subscribe": "Nobody"}, lambda m: False),
+    ):
+        assert offsets_of(rolled_store, splitBytes=20_000, **given) == [
+            each.physical_offset for each in everything if takes(each)
+        ]
+
+
+def test_offsets_narrow_what_is_read(rolled_store: Path) -> None:
+    starting, ending = json.dumps({"First": {"0": 30}}), json.dumps({"First": {"0": 41}})
+    given = {"assign": '{"First": [0]}', "startingOffsets": starting, "endingOffsets": ending}
+    of_queue = messages_of(rolled_store, topic="First", queue_id=0)
+    assert offsets_of(rolled_store, **given) == [each.physical_offset for each in of_queue[30:41]]
+    assert log_bytes(rolled_store, **given) == of_queue[41].physical_offset - of_queue[30].physical_offset
+
+
+def test_offsets_that_are_not_there_are_refused(rolled_store: Path) -> None:
+    given = {"subscribe": "First", "startingOffsets": '{"First": {"0": 999}}'}
+    with pytest.raises(CorruptStoreError, match=r"startingOffsets 999 of queue 0 of First: offsets there are \[0, "):
+        rows_of(rolled_store, **given)
+    others = [each.physical_offset for each in messages_of(rolled_store, topic="First") if each.queue_id != 0]
+    assert offsets_of(rolled_store, failOnDataLoss=False, **given) == others
+
+
+def test_a_time_range_leaves_the_rest_of_the_log_unread(rolled_store: Path) -> None:
+    begin, end = FIRST_MS + 100, FIRST_MS + 200
+    given = {"startingTimestamp": begin, "endingTimestamp": end, "clockStepMs": 0}
+    wanted = [each for each in messages_of(rolled_store) if begin <= each.store_timestamp_ms < end]
+    assert wanted
+    assert offsets_of(rolled_store, **given) == [each.physical_offset for each in wanted]
+    assert offsets_of(rolled_store, startingTimestamp=begin, endingTimestamp=end) == offsets_of(rolled_store, **given)
+    assert log_bytes(rolled_store, **given) < log_bytes(rolled_store)
+    assert offsets_of(rolled_store, startingTimestamp=end, endingTimestamp=begin) == []
+    assert offsets_of(rolled_store, startingTimestamp=FIRST_MS + 10**6) == []
+
+
+def test_times_are_right_though_the_clock_was_set_back(tmp_path: Path) -> None:
+    store = LiveStore(tmp_path / "store")
+    times = [FIRST_MS + 1000 * number - (30_000 if 200 <= number < 220 else 0) for number in range(400)]
+    for number, time_ms in enumerate(times):
+        store.append("Topic", [b"%d" % number * 300], time_ms)
+    store.dispatch()
+    store.close()
+    for begin in (FIRST_MS + 100_000, FIRST_MS + 175_000, FIRST_MS + 199_000):
+        found = rows_of(tmp_path / "store", ["body"], startingTimestamp=begin, endingTimestamp=begin + 25_000)
+        assert len(found) == sum(begin <= time_ms < begin + 25_000 for time_ms in times)
+
+
+def test_a_key_is_found_by_the_index_and_in_what_that_does_not_cover(tmp_path: Path) -> None:
+    store = StoppedStore(tmp_path / "store")
+    for number in (0, 77, 639):
+        found = rows_of(store.root, subscribe="First,Second,Third", key=f"n{number}")
+        assert [row["keys"] for row in found] == [[f"n{number}"]]
+        assert offsets_of(store.root, key=f"n{number}") == [row["physical_offset"] for row in found]
+    assert log_bytes(store.root, topic="First", key="n0") < 10_000 < log_bytes(store.root, key="n0")
+    for file in store.index_files()[1:2]:
+        file.unlink()
+    for number in range(0, 640, 40):
+        assert len(rows_of(store.root, subscribe="First,Second,Third", key=f"n{number}")) == 1
+    shutil.rmtree(store.root / "index")
+    assert len(rows_of(store.root, topic="First", key="n0")) == 1
+
+
+def test_tags_and_keys_are_compared_whole(tmp_path: Path) -> None:
+    store = LiveStore(tmp_path / "store")
+    tags = ["Aa", "BB", "", "A", "Aab"]
+    keys = ["k1 k2", "k", "", "k2", "k12"]
+    store.append("Topic", [b"%d" % number for number in range(5)], tags=tags, keys=keys, queues=1)
+    store.dispatch()
+    store.close()
+
+    def bodies(**given: str) -> list[bytes]:
+        return [row["body"] for row in rows_of(tmp_path / "store", ["body", "physical_offset"], **given)]
+
+    # Aa and BB have the same hash.
+    assert bodies(tag="Aa") == [b"0"]
+    assert bodies(subExpression="BB || A") == [b"1", b"3"]
+    assert bodies(subExpression="*") == [b"0", b"1", b"2", b"3", b"4"]
+    assert bodies(key="k2") == bodies(key="k2", topic="Topic") == [b"0", b"3"]
+    assert bodies(key="k2,k", tag="Aa,BB") == [b"0", b"1"]
+    rows = rows_of(tmp_path / "store", ["tag", "keys", "physical_offset"])
+    assert [row["tag"] for row in rows] == ["Aa", "BB", None, "A", "Aab"]
+    assert [row["keys"] for row in rows] == [["k1", "k2"], ["k"], [], ["k2"], ["k12"]]
+
+
+def test_a_deleted_topics_messages_are_no_rows(tmp_path: Path) -> None:
+    store = StoppedStore(tmp_path / "store")
+    store.engine.paths.config.mkdir(exist_ok=True)
+    save(store.engine.io, store.engine.paths, {"Second": Deletion(store.end, (10**6,) * 4)})
+    assert offsets_of(store.root) == [
+        each.physical_offset for each in messages_of(store.root) if each.topic != "Second"
+    ]
+
+
+def test_copies_of_records_inside_of_bodies_are_no_records(tmp_path: Path) -> None:
+    store = LiveStore(tmp_path / "store")
+    for number in range(60):
+        # What lies in the body says that it is a record at just this place, and its CRC holds.
+        overhead = 84 + 4
+        at = store.engine.written + overhead
+        inner = encode_record(topic="Inner", body=b"x" * 50, physical_offset=at, queue_offset=number)
+        store.append("Outer", [inner + b"." * 200], queues=1)
+    store.dispatch()
+    store.close()
+    for split in (100, 333, 1000):
+        rows = rows_of(tmp_path / "store", ["topic", "body", "physical_offset"], splitBytes=split)
+        assert [row["topic"] for row in rows] == ["Outer"] * 60
+
+
+def test_a_chain_of_copies_is_noticed_and_never_read(tmp_path: Path) -> None:
+    store = LiveStore(tmp_path / "store")
+    store.append("Outer", [b"first"], queues=1)
+    at = store.engine.written + 88
+    inner = b""
+    for number in range(20):
+        inner += encode_record(topic="Inner", body=b"x" * 50, physical_offset=at + len(inner), queue_offset=number)
+    store.append("Outer", [inner], queues=1)
+    store.append("Outer", [b"last"], queues=1)
+    store.dispatch()
+    store.close()
+    with pytest.raises(CorruptStoreError, match="copies of records"):
+        rows_of(tmp_path / "store", splitBytes=500)
+    assert len(rows_of(tmp_path / "store", splitBytes=65_536)) == 3
+
+
+def test_small_batches_have_the_same_rows(rolled_store: Path) -> None:
+    everything = rows_of(rolled_store)
+    assert rows_of(rolled_store, batchRows=7) == everything
+    assert rows_of(rolled_store, batchBytes=1000) == everything
+    assert rows_of(rolled_store, verifyCrc=False) == everything
+    assert len(partitions_of(rolled_store)) == 1
+    assert len(partitions_of(rolled_store, minPartitions=5)) >= 5
+    assert rows_of(rolled_store, minPartitions=5) == everything
+
+
+def test_several_stores_are_one_table(rolled_store: Path, tmp_path: Path) -> None:
+    StoppedStore(tmp_path / "a" / "one")
+    shutil.copytree(tmp_path / "a" / "one", tmp_path / "a" / "two")
+    (tmp_path / "a" / "no store").mkdir()
+    rows = rows_of(tmp_path / "a" / "*")
+    assert {row["store"] for row in rows} == {str(tmp_path / "a" / name) for name in ("one", "two")}
+    assert len(rows) == 2 * 640
+    both = options_of(tmp_path / "a" / "one", paths=json.dumps([str(tmp_path / "a" / "two"), str(rolled_store)]))
+    assert len(both.paths) == 3
+
+
+def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreAccessError, match="no such folder"):
+        rows_of(tmp_path / "missing")
+    with pytest.raises(StoreAccessError, match="no folder that it matches"):
+        rows_of(tmp_path / "*")
+    with pytest.raises(BadRequestError, match="'topics' is not known; there are assign, "):
+        rows_of(tmp_path, topics="First")
+
+
+def test_a_segment_that_goes_between_plan_and_task(tmp_path: Path) -> None:
+    store = StoppedStore(tmp_path / "store")
+    for loss, outcome in (("true", None), ("false", 640)):
+        options = options_of(store.root, failOnDataLoss=loss, splitBytes=SEGMENT)
+        parts = partitions_of(store.root, failOnDataLoss=loss, splitBytes=SEGMENT)
+        store.segment(0).rename(tmp_path / "gone")
+        if outcome is None:
+            with pytest.raises(CorruptStoreError, match="deleted since the read was planned"):
+                [list(read_partition(options, ["topic"], part)) for part in parts]
+        else:
+            count = sum(batch.num_rows for part in parts for batch in read_partition(options, ["topic"], part))
+            assert 0 < count < outcome
+        (tmp_path / "gone").rename(store.segment(0))
+
+
+def test_a_store_on_remote_storage(rolled_store: Path) -> None:
+    files = fsspec.filesystem("memory")
+    for file in (rolled_store / "commitlog").iterdir():
+        if file.name.isdigit():
+            files.pipe_file(f"/bucket/one/commitlog/{file.name}", file.read_bytes())
+    wanted = offsets_of(rolled_store)
+    assert offsets_of("memory://bucket/one") == wanted
+    assert offsets_of("memory://bucket/*", splitBytes=20_000) == wanted
+    given = {"startingTimestamp": FIRST_MS + 100, "endingTimestamp": FIRST_MS + 200, "clockStepMs": 0}
+    assert offsets_of("memory://bucket/one", **given) == offsets_of(rolled_store, **given)
+    with pytest.raises(StoreAccessError, match="no folder commitlog"):
+        offsets_of("memory://bucket/nothing")
+    assert offsets_of(f"file://{rolled_store}") == wanted
+
+
+def test_names_of_rocketmqs_connector(rolled_store: Path) -> None:
+    rows = rows_of(rolled_store, naming="rocketmq", topic="First")
+    assert list(rows[0]) == list(ROCKETMQ)
+    wanted = {(m.queue_id, m.queue_offset): m for m in messages_of(rolled_store, topic="First")}
+    assert len(rows) == len(wanted)
+    for row in rows:
+        message = wanted[row["queueId"], row["queueOffset"]]
+        assert json.loads(row["properties"]) == dict(message.properties)
+        assert (row["body"], row["brokerName"]) == (message.body, rolled_store.name)
+
+
+def test_damage_outside_of_the_wanted_records_is_seen_when_asked_for(tmp_path: Path) -> None:
+    store = StoppedStore(tmp_path / "store")
+    message = messages_of(store.root, topic="First")[3]
+    # The topic of a record changed, which makes it one of another topic.
+    store.overwrite(message.physical_offset + 88 + len(message.body) + 1, b"X")
+    assert message.physical_offset not in offsets_of(store.root, topic="First")
+    with pytest.raises(CorruptStoreError, match="CRC"):
+        offsets_of(store.root, topic="First", verifyCrc=True)
+    # One that is no text is damage however it is read.
+    store.overwrite(message.physical_offset + 88 + len(message.body) + 1, b"\xff")
+    with pytest.raises(CorruptStoreError, match="a topic that is no text"):
+        offsets_of(store.root, topic="First")
+    others = [each.physical_offset for each in messages_of(store.root) if each != message]
+    assert offsets_of(store.root, failOnDataLoss=False) == others

@@ -1,0 +1,148 @@
+"""The source inside Spark: right rows for whatever is asked of a DataFrame, types, errors that reach the user."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mqproc.spark import messages
+from mqproc.spark.columns import MQPROC, ROCKETMQ
+from mqproc.spark.session import LOOKUP_FOLDER
+from tests.spark.rows import comparable, messages_of, row_of
+from tests.store.stopped_store import FIRST_MS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+
+def load(spark: SparkSession, store: Path, schema: str = "", **given: Any) -> DataFrame:
+    reader = spark.read.format("mqproc").options(**{name: str(value) for name, value in given.items()})
+    return (reader.schema(schema) if schema else reader).load(str(store))
+
+
+def test_rows_are_the_stores_messages(spark: SparkSession, rolled_store: Path) -> None:
+    frame = load(spark, rolled_store, splitBytes=50_000)
+    assert dict(frame.dtypes) == MQPROC
+    rows = [comparable(row.asDict()) for row in frame.orderBy("physical_offset").collect()]
+    wanted = [row_of(message, rolled_store) for message in messages_of(rolled_store)]
+    for row in wanted:
+        for name in ("born_timestamp", "store_timestamp"):
+            row[name] = row[name].replace(tzinfo=None)
+    assert rows == wanted
+
+
+def test_a_dataframe_may_be_used_again_and_again(spark: SparkSession, rolled_store: Path) -> None:
+    frame = load(spark, rolled_store)
+    first = messages_of(rolled_store, topic="First")
+    assert frame.where("topic = 'First'").count() == len(first)
+    assert frame.count() == 640
+    assert frame.where("topic = 'First' or topic = 'Second'").count() == 640 - len(
+        messages_of(rolled_store, topic="Third")
+    )
+    assert frame.union(frame.where("queue_id = 1")).count() == 640 + len(messages_of(rolled_store, queue_id=1))
+    frame.createOrReplaceTempView("messages")
+    joined = spark.sql(
+        "select count(*) from messages a join messages b using (physical_offset) where a.topic = 'First'"
+    )
+    assert joined.collect()[0][0] == len(first)
+
+
+def test_columns_by_schema_by_option_and_by_helper(spark: SparkSession, rolled_store: Path) -> None:
+    by_schema = load(spark, rolled_store, "store_timestamp timestamp, topic string")
+    by_option = load(spark, rolled_store, columns="store_timestamp,topic")
+    by_helper = messages(spark, rolled_store, columns=["store_timestamp", "topic"])
+    assert by_schema.dtypes == by_option.dtypes == by_helper.dtypes
+    counted = sorted(map(tuple, by_schema.groupBy("topic").count().collect()))
+    assert counted == sorted(map(tuple, by_helper.groupBy("topic").count().collect()))
+    assert sum(count for _topic, count in counted) == 640
+    few = messages(spark, rolled_store, topic="First", queue_id=[0, 1], begin=FIRST_MS + 50, end=FIRST_MS + 300)
+    wanted = [
+        each
+        for each in messages_of(rolled_store, topic="First")
+        if each.queue_id in (0, 1) and FIRST_MS + 50 <= each.store_timestamp_ms < FIRST_MS + 300
+    ]
+    assert few.count() == len(wanted) > 0
+    assert messages(spark, rolled_store, topic=["First", "Second", "Third"], key="n77").count() == 1
+    assert messages(spark, rolled_store, topic="Nobody").count() == 0
+
+
+def test_names_of_rocketmqs_connector(spark: SparkSession, rolled_store: Path) -> None:
+    frame = load(spark, rolled_store, naming="rocketmq")
+    assert frame.dtypes == [(name, kind) for name, (_ours, kind) in ROCKETMQ.items()]
+    row = frame.where("topic = 'First' and queueId = 0 and queueOffset = 0").selectExpr("properties:KEYS").collect()
+    assert row[0][0] == messages_of(rolled_store, topic="First", queue_id=0)[0].keys[0]
+
+
+def test_filters_are_pushed_down_only_when_asked(spark: SparkSession, rolled_store: Path) -> None:
+    def pushed(frame: DataFrame) -> bool:
+        plan = frame._jdf.queryExecution().executedPlan().toString()
+        return " Filter (" not in plan
+
+    wanted = messages_of(rolled_store, topic="Second", queue_id=2)
+    condition = "topic = 'Second' and queue_id = 2"
+    assert not pushed(load(spark, rolled_store).where(condition))
+    frame = load(spark, rolled_store, filterPushdown=True).where(condition)
+    assert pushed(frame)
+    assert frame.count() == len(wanted)
+    from_then = load(spark, rolled_store, filterPushdown=True).where(
+        f"store_timestamp > timestamp_millis({FIRST_MS + 50}) and store_timestamp <= timestamp_millis({FIRST_MS + 300})"
+    )
+    assert pushed(from_then.select("topic").where("topic is not null"))
+    assert from_then.count() == sum(50 < m.store_timestamp_ms - FIRST_MS <= 300 for m in messages_of(rolled_store))
+
+
+@pytest.mark.parametrize(
+    ("given", "schema", "says"),
+    [
+        ({"subscribes": "First"}, "", "option 'subscribes' is not known"),
+        ({"startingOffsets": "latest"}, "", "leaves nothing to read"),
+        ({"columns": "topics"}, "", "no column is called 'topics'"),
+        ({}, "topic int", "column topic is string; the schema asks for int"),
+        ({"minPartitions": 0}, "", r"minPartitions = 0 is not in \[1, "),
+    ],
+)
+def test_mistakes_are_told(
+    spark: SparkSession, rolled_store: Path, given: dict[str, Any], schema: str, says: str
+) -> None:
+    with pytest.raises(Exception, match=says):
+        load(spark, rolled_store, schema, **given).count()
+
+
+def test_a_store_that_is_not_there_or_damaged(spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="no such folder"):
+        load(spark, tmp_path / "missing").count()
+    log = tmp_path / "store" / "commitlog"
+    log.mkdir(parents=True)
+    data = bytearray((rolled_store / "commitlog" / f"{0:020d}").read_bytes())
+    data[3_000] ^= 0xFF
+    (log / f"{0:020d}").write_bytes(data)
+    with pytest.raises(Exception, match=r"no intact record in bytes .*failOnDataLoss=false"):
+        load(spark, tmp_path / "store").select("body").collect()
+    whole = sum(message.physical_offset < 65_536 for message in messages_of(rolled_store))
+    assert load(spark, tmp_path / "store", failOnDataLoss=False).count() == whole - 1
+
+
+def test_spark_finds_the_source_by_itself() -> None:
+    """What Spark's look-up does in a process of its own: import whatever is called pyspark_…"""
+    program = (
+        "from pyspark.sql.datasource import DataSource\n"
+        "import pkgutil, importlib, sys\n"
+        "names = [m.name for m in pkgutil.iter_modules() if m.name.startswith('pyspark_')]\n"
+        "found = [importlib.import_module(name).DefaultSource for name in names]\n"
+        "assert [each.name() for each in found if issubclass(each, DataSource)] == ['mqproc'], names\n"
+        "assert 'numba' not in sys.modules and 'numpy' not in sys.modules\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(LOOKUP_FOLDER)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    project = Path(__file__).parents[2]
+    found = tomllib.loads((project / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    assert LOOKUP_FOLDER.relative_to(project).as_posix() in found["where"]
