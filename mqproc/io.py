@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined,unused-ignore]
 
 CRASH_VARIABLE: Final = "MQPROC_CRASH"
+REPLACING_SUFFIX: Final = ".tmp"
+"""Behind the name of a small file while its next version is written."""
 _FALLOC_FL_ZERO_RANGE: Final = 0x10
 _ZEROS: Final = bytes(1 << 20)
 _BLOCK_BYTES: Final = 512
@@ -154,7 +156,7 @@ class StoreIO:
 
     def write_file_atomically(self, path: Path, data: bytes, mode: int = 0o644) -> None:
         """Replace a small file: temporary file, sync, rename, folder sync. A crash leaves the old or the new one."""
-        temporary = path.with_name(path.name + ".tmp")
+        temporary = path.with_name(path.name + REPLACING_SUFFIX)
         fd = self.open(temporary, write=True, create=True, mode=mode)
         try:
             self.set_size(fd, 0)
@@ -334,10 +336,6 @@ class StoreIO:
     def map(self, fd: int, size: int, *, write: bool = False) -> mmap.mmap:
         """Map a file from its start, shared. The map holds a descriptor of its own."""
         return mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
-
-    def map_privately(self, fd: int, size: int) -> mmap.mmap:
-        """Map a file so that stores stay in this process's memory; what is not stored to follows the file."""
-        return mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
 
     def unmap_pages(self, mapping: mmap.mmap, offset: int, size: int) -> None:
         """Let go of mapped pages, which count as memory of this process; the data stays in the page cache."""

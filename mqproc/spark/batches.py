@@ -56,7 +56,6 @@ class BatchMaker:
         count = len(found.positions)
         places = decode.places_at(found.view, found.positions, with_pairs=self._with_pairs)
         arrays = [self._array(source, found.view, places, count) for _name, source in self._columns]
-        # Without columns, a batch still has rows: Spark counts them.
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _array(self, source: str, view: NDArray[np.uint8], places: Places, count: int) -> pa.Array:

@@ -104,17 +104,19 @@ def _survey_folder(uri: str) -> Survey:
     visible = reader.visible
     size = reader.options.mapped_file_size_commit_log
     log = LogSegments(io, paths.commit_log, size)
+    end, trouble = visible.end, ""
+    if not reader.running:
+        end, trouble = _behind_the_end(log, end)
+        trouble = trouble or _without_records(reader, end)
     segments = []
     for start in log.starts():
-        limit = min(size, visible.end - start)
+        limit = min(size, end - start)
         if start + size > visible.begin and limit > 0:
             segments.append(Segment(start, io.size_of(log.path(start)), limit))
-    trouble = _missing(segments, visible.begin, visible.end, size)
-    if not reader.running:
-        trouble = trouble or _behind_the_end(log, visible.end) or _without_records(reader, visible.end)
+    trouble = _missing(segments, visible.begin, end, size) or trouble
     log.close()
     deleted = read_deleted(io, paths, running=reader.running)
-    return Survey(uri, size, visible.begin, visible.end, segments, deleted, reader, trouble)
+    return Survey(uri, size, visible.begin, end, segments, deleted, reader, trouble)
 
 
 def _missing(segments: list[Segment], begin: int, end: int, size: int) -> str:
@@ -126,19 +128,36 @@ def _missing(segments: list[Segment], begin: int, end: int, size: int) -> str:
     return ""
 
 
-def _behind_the_end(log: LogSegments, end: int) -> str:
-    """Whether intact records follow where the log of a stopped store seems to end: then it is damaged there."""
-    base = log.start_of(end)
+def _behind_the_end(log: LogSegments, end: int) -> tuple[int, str]:
+    """Where the last intact record of a stopped store ends, and what is wrong when that is not `end`.
+
+    With its queues lost, a log seems to end at the first damage.
+    """
     starts = log.starts()
-    if base in starts and log.path(base).stat().st_size >= log.segment_size:
-        out = np.zeros(scan.SCAN_SIZE, np.int64)
-        reason = int(scan.scan_records(log.view(base), end - base, log.segment_size, base, 0, out))
-        if reason in (ZERO, BLANK, REACHED_STOP):
-            return ""
-        following = Resync(log).next_record(end + 1, base + log.segment_size)
-        if following is not None:
-            return f"the log ends at {end:,} ({REASON_NAMES[reason]}), but at {following:,} is an intact record"
-    return ""
+    limit = starts[-1] + log.segment_size if starts else 0
+    resync = Resync(log)
+    reason, stopped = _walk(log, end) if end < limit else (REACHED_STOP, end)
+    last, trouble = end, ""
+    while stopped < limit:
+        # Behind zeros, only another segment may have something.
+        is_clean = reason in (ZERO, BLANK, REACHED_STOP)
+        following = resync.next_record(log.start_of(stopped) + log.segment_size if is_clean else stopped + 1, limit)
+        if following is None:
+            break
+        trouble = trouble or f"the log ends at {end:,} ({REASON_NAMES[reason]}), but at {following:,} is a record"
+        reason, stopped = _walk(log, following)
+        last = stopped
+    return last, trouble
+
+
+def _walk(log: LogSegments, position: int) -> tuple[int, int]:
+    """(why, where) whole records end, within the segment of a position."""
+    base = log.start_of(position)
+    if not log.io.exists(log.path(base)):
+        return REACHED_STOP, position
+    out = np.zeros(scan.SCAN_SIZE, np.int64)
+    reason = int(scan.scan_records(log.view(base), position - base, log.segment_size, base, 0, out))
+    return reason, base + int(out[scan.STOPPED_AT])
 
 
 def _without_records(reader: StoreReader, end: int) -> str:

@@ -1,8 +1,8 @@
 """What a power loss may leave of files: each page's versions since it was last synced, and names not yet durable.
 
     current state     the real files, on a memory file system: what a killed process leaves
-    an image          a copy as a disk may show it after a power loss: for every page one of the versions that it has had
-                      since the last sync that succeeded, and for every name and size whether its change had arrived
+    an image          a copy as a disk may show it after a power loss: of every page one of the versions that it had
+                      since the last sync that succeeded, of every name and size the old or the new one
 
 A sync makes a file's pages and size durable; the sync of a folder makes the names in it durable. `ORDERED` file
 systems lose changes of names and sizes from the last one backwards, `FREE` ones lose any of them.
@@ -136,7 +136,7 @@ class Disk:
         self._changes.append(_Change("name", self._relative(path), number))
 
     def renamed(self, source: Path, target: Path) -> None:
-        """A name became another one, in one go. What `source` leads to is in the new entry: no earlier one is needed."""
+        """A name became another one, in one go. The new entry leads to the file itself: no earlier entry is needed."""
         number = 0 if target.is_symlink() or target.is_dir() else target.stat().st_ino
         self._changes.append(_Change("rename", self._relative(target), number, self._relative(source)))
 
@@ -180,6 +180,17 @@ class Disk:
         node.pending.clear()
         node.size = os.fstat(fd).st_size
         self._changes = [change for change in self._changes if not (change.kind == "size" and change.node == number)]
+
+    def sync_failed(self, fd: int) -> None:
+        """The file's pages count as clean now, though what they hold never reached the disk."""
+        self.observe()
+        self._node(os.fstat(fd).st_ino).pending.clear()
+
+    def sync_of_all_failed(self) -> None:
+        """The same for every file."""
+        self.observe()
+        for node in self._nodes.values():
+            node.pending.clear()
 
     def synced_folder(self, folder: Path) -> None:
         """The names in a folder are durable."""

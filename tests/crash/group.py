@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from collections.abc import Callable
@@ -150,7 +151,5 @@ class Group:
 
 
 def _close(role: Role) -> None:
-    try:
+    with contextlib.suppress(Killed):
         role.close()
-    except Killed:
-        pass

@@ -28,11 +28,11 @@ PLANTS = {
         "mqproc.process.writer", "                self._appender.sync()", "                pass"
     ),
     "publish before the bytes are written": Plant(
-        "mqproc.process.writer", "            self._appender.write_out()", "            self._appender.publish(); self._appender.write_out()"
+        "mqproc.process.writer",
+        "            self._appender.write_out()",
+        "            self._appender.publish(); self._appender.write_out()",
     ),
-    "names are not synced": Plant(
-        "mqproc.io", "        self.sync_folder(target.parent)", "        pass"
-    ),
+    "names are not synced": Plant("mqproc.io", "        self.sync_folder(target.parent)", "        pass"),
     "a cut tail stays as it is": Plant(
         "mqproc.store.recovery.log_recovery",
         "            found.cut_bytes += self._zero_tail(base, found.end - base)",
@@ -44,9 +44,7 @@ PLANTS = {
     "flushed is published without a sync": Plant(
         "mqproc.store.log_flush", "            self._sync(synced, written)", "            pass"
     ),
-    "a new writer clears nothing": Plant(
-        "mqproc.store.succession", "    if reserved_end > written:", "    if False:"
-    ),
+    "a new writer clears nothing": Plant("mqproc.store.succession", "    if reserved_end > written:", "    if False:"),
     "a new writer counts nothing": Plant(
         "mqproc.store.succession",
         "    latest_ms = count_published(segments, table, words[words_of.TABLE_AT], written)",
@@ -70,8 +68,10 @@ PLANTS = {
     "a failed sync is tried again": Plant(
         "mqproc.store.final_syncs", "        self._words[self._errno_word] = number", "        pass"
     ),
-    "the index's mark moves though files are dirty": Plant(
-        "mqproc.process.index_flusher", "                if done.complete:", "                if True:"
+    "index files are trusted above their mark": Plant(
+        "mqproc.store.index_files",
+        "            kept = self._rebuild_file(name, mark, store_timestamp_ms)",
+        "            kept = self._rebuild_file(name, 1 << 62, store_timestamp_ms)",
     ),
 }
 
@@ -101,7 +101,8 @@ class _Finder(MetaPathFinder):
         if fullname != self._plant.module:
             return None
         found = importlib.machinery.PathFinder.find_spec(fullname, path)
-        assert found is not None and found.origin is not None
+        assert found is not None
+        assert found.origin is not None
         return importlib.util.spec_from_loader(fullname, _Loader(fullname, found.origin, self._plant))
 
 

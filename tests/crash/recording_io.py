@@ -1,4 +1,4 @@
-"""A StoreIO that tells a `Disk` what happens, lets others run before each call, and fails or ends where it is told to."""
+"""A StoreIO that tells a `Disk` what happens, lets others run before each call, and fails or ends when told to."""
 
 from __future__ import annotations
 
@@ -63,8 +63,6 @@ class RecordingIO(StoreIO):
         self._machine = machine
         self._disk = machine.disk
         self.dead = False
-        self.changes = 0
-        """Calls that changed something that lasts."""
 
     # One call
 
@@ -100,12 +98,10 @@ class RecordingIO(StoreIO):
         self._begin("mkdir", folder)
         super()._make_one_folder(folder, mode)
         self._disk.made_folder(folder)
-        self.changes += 1
 
     def _rename(self, source: Path, target: Path) -> None:
         self._begin("rename", source)
         super()._rename(source, target)
-        self.changes += 1
         if self._tracked(target):
             self._disk.renamed(source, target)
 
@@ -114,27 +110,23 @@ class RecordingIO(StoreIO):
         if not path.exists() and not path.is_symlink():
             return
         super().unlink(path)
-        self.changes += 1
         if self._tracked(path):
             self._disk.named(path, 0)
 
     def keep_link(self, path: Path, target: Path) -> None:
         self._begin("link", path)
         super().keep_link(path, target)
-        self.changes += 1
         self._disk.named(target, target.stat().st_ino)
 
     def make_link(self, path: Path, target: str) -> None:
         self._begin("symlink", path)
         super().make_link(path, target)
-        self.changes += 1
         self._disk.linked(path, target)
 
     def remove_folder(self, folder: Path) -> None:
         self._begin("rmtree", folder)
         if folder.exists():
             super().remove_folder(folder)
-            self.changes += 1
             self._disk.removed_folder(folder)
 
     # Files
@@ -143,10 +135,8 @@ class RecordingIO(StoreIO):
         self._begin("create" if create else "open", path)
         new = create and not path.exists()
         fd = super().open(path, write=write, create=create, mode=mode)
-        if new:
-            self.changes += 1
-            if self._tracked(path):
-                self._disk.named(path, os.fstat(fd).st_ino)
+        if new and self._tracked(path):
+            self._disk.named(path, os.fstat(fd).st_ino)
         return fd
 
     def pwrite(self, fd: int, data: Any, offset: int) -> None:
@@ -174,7 +164,6 @@ class RecordingIO(StoreIO):
             self._changed(fd, 0, 0)
 
     def _changed(self, fd: int, offset: int, size: int) -> None:
-        self.changes += 1
         if self._tracked_fd(fd):
             self._disk.sized(fd)
             self._disk.stored(fd, offset, size)
@@ -182,23 +171,30 @@ class RecordingIO(StoreIO):
     # Syncs
 
     def sync(self, fd: int) -> None:
-        self._begin_sync("sync", self.path_of(fd))
-        if self._tracked_fd(fd):
+        tracked = self._tracked_fd(fd)
+        try:
+            self._begin("sync", Path(self.path_of(fd)))
+        except OSError as error:
+            if tracked:
+                self._disk.sync_failed(fd)
+            raise _failed(error, self.path_of(fd)) from error
+        if tracked:
             self._disk.synced(fd)
 
     def sync_folder(self, folder: Path) -> None:
-        self._begin_sync("sync_folder", str(folder))
+        try:
+            self._begin("sync_folder", folder)
+        except OSError as error:
+            raise _failed(error, str(folder)) from error
         self._disk.synced_folder(folder)
 
     def sync_file_system(self, fd: int) -> None:
-        self._begin_sync("sync_file_system", self.path_of(fd))
-        self._disk.synced_all()
-
-    def _begin_sync(self, call: str, path: str) -> None:
         try:
-            self._begin(call, Path(path))
+            self._begin("sync_file_system", Path(self.path_of(fd)))
         except OSError as error:
-            raise FailedSyncError(error.errno, error.strerror, path) from error
+            self._disk.sync_of_all_failed()
+            raise _failed(error, self.path_of(fd)) from error
+        self._disk.synced_all()
 
     # Maps
 
@@ -208,3 +204,7 @@ class RecordingIO(StoreIO):
         if write and self._tracked_fd(fd):
             self._disk.mapped(fd)
         return mapping
+
+
+def _failed(error: OSError, path: str) -> FailedSyncError:
+    return FailedSyncError(error.errno, error.strerror, path)

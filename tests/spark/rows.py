@@ -64,4 +64,4 @@ def row_of(message: StoredMessage, store: Path) -> Row:
 
 def comparable(row: Row) -> Row:
     """A row with its properties in an order of their own."""
-    return row | {"properties": sorted(row["properties"])}
+    return row | {"properties": sorted(dict(row["properties"]).items())}

@@ -77,7 +77,11 @@ def test_columns_by_schema_by_option_and_by_helper(spark: SparkSession, rolled_s
 def test_names_of_rocketmqs_connector(spark: SparkSession, rolled_store: Path) -> None:
     frame = load(spark, rolled_store, naming="rocketmq")
     assert frame.dtypes == [(name, kind) for name, (_ours, kind) in ROCKETMQ.items()]
-    row = frame.where("topic = 'First' and queueId = 0 and queueOffset = 0").selectExpr("properties:KEYS").collect()
+    row = (
+        frame.where("topic = 'First' and queueId = 0 and queueOffset = 0")
+        .selectExpr("get_json_object(properties, '$.KEYS')")
+        .collect()
+    )
     assert row[0][0] == messages_of(rolled_store, topic="First", queue_id=0)[0].keys[0]
 
 
@@ -124,8 +128,8 @@ def test_a_store_that_is_not_there_or_damaged(spark: SparkSession, rolled_store:
     data = bytearray((rolled_store / "commitlog" / f"{0:020d}").read_bytes())
     data[3_000] ^= 0xFF
     (log / f"{0:020d}").write_bytes(data)
-    with pytest.raises(Exception, match=r"no intact record in bytes .*failOnDataLoss=false"):
-        load(spark, tmp_path / "store").select("body").collect()
+    with pytest.raises(Exception, match=r"the log ends at 2,9.*failOnDataLoss=false"):
+        load(spark, tmp_path / "store").count()
     whole = sum(message.physical_offset < 65_536 for message in messages_of(rolled_store))
     assert load(spark, tmp_path / "store", failOnDataLoss=False).count() == whole - 1
 

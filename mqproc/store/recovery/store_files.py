@@ -3,6 +3,7 @@
     symlink, another owner's           refused: StoreAccessError names it
     a name that is none of ours        left alone, reported
     folder or device named like ours   moved aside, reported
+    a small file's next version        removed: it was not whole when the power went, or it would have its name
     CommitLog segment   0 bytes        removed: it holds nothing
                         short          completed with zeros; what is missing is looked for as damage
                         too long       cut, what lay behind is kept aside
@@ -26,7 +27,7 @@ from typing import Final
 
 from mqproc.config import Options
 from mqproc.errors import StoreAccessError
-from mqproc.io import Entry, Kind, StoreIO
+from mqproc.io import REPLACING_SUFFIX, Entry, Kind, StoreIO
 from mqproc.layout import index_file
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
 from mqproc.paths import StorePaths, index_name_time_ms, segment_start
@@ -106,6 +107,18 @@ class StoreFiles:
         for entry in self._config_entries:
             if entry.name.endswith(".json") and entry.kind is not Kind.FILE:
                 self._move_aside(self._paths.config / entry.name, entry.kind.value)
+        self._remove_next_versions()
+
+    def _remove_next_versions(self) -> None:
+        """What a crash left of files that were being replaced. The next segment is made under its name in any case."""
+        paths, io = self._paths, self._io
+        left = [paths.root / f"{path.name}{REPLACING_SUFFIX}" for path in (paths.abort, paths.checkpoint)]
+        endings = (f".json{REPLACING_SUFFIX}", f".bak{REPLACING_SUFFIX}")
+        left += [paths.config / entry.name for entry in self._config_entries if entry.name.endswith(endings)]
+        left += [paths.own / entry.name for entry in io.entries(paths.own) if entry.name.endswith(REPLACING_SUFFIX)]
+        for path in left:
+            if path != paths.next_segment and (entry := io.entry(path)) is not None and entry.kind is Kind.FILE:
+                io.unlink(path)
 
     # The log
 
