@@ -54,6 +54,7 @@ from mqproc.errors import (
     UnknownCommandError,
     UnsupportedVersionError,
 )
+from mqproc.groups import GroupInfo, GroupMember, GroupQueue, GroupSummary
 from mqproc.message import (
     BatchResult,
     Health,
@@ -71,8 +72,13 @@ from mqproc.message import (
 
 if TYPE_CHECKING:
     from mqproc.client.aio import AsyncClient
+    from mqproc.client.aio_consumer import AsyncConsumer
+    from mqproc.client.aio_groups import AsyncGroups
     from mqproc.client.aio_producer import AsyncProducer
+    from mqproc.client.consumer import Consumer
     from mqproc.client.encoding import Batch
+    from mqproc.client.group_steps import Move, ResetTo
+    from mqproc.client.groups import Groups
     from mqproc.client.producer import Producer
     from mqproc.client.retry import RetryPolicy
     from mqproc.client.sync import Client
@@ -83,6 +89,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncClient",
+    "AsyncConsumer",
+    "AsyncGroups",
     "AsyncProducer",
     "BadLevelError",
     "BadMessageError",
@@ -93,18 +101,25 @@ __all__ = [
     "BatchResult",
     "Client",
     "ConfigurationError",
+    "Consumer",
     "CorruptStoreError",
     "DiskFullError",
     "FilterSyntaxError",
     "FlushFailedError",
     "FrameTooLargeError",
     "GroupInUseError",
+    "GroupInfo",
+    "GroupMember",
     "GroupNotFoundError",
+    "GroupQueue",
+    "GroupSummary",
+    "Groups",
     "Health",
     "InternalError",
     "Message",
     "MessageNotFoundError",
     "MessageTooLargeError",
+    "Move",
     "MqprocError",
     "NoSuchQueueError",
     "NotAMemberError",
@@ -119,6 +134,7 @@ __all__ = [
     "PullStatus",
     "QueueInfo",
     "RequestTimeoutError",
+    "ResetTo",
     "RetryLaterError",
     "RetryPolicy",
     "SendOutcomeUnknownError",
@@ -149,12 +165,18 @@ __all__ = [
 
 _LAZY = {
     "AsyncClient": "mqproc.client.aio",
+    "AsyncConsumer": "mqproc.client.aio_consumer",
+    "AsyncGroups": "mqproc.client.aio_groups",
     "AsyncProducer": "mqproc.client.aio_producer",
     "Batch": "mqproc.client.encoding",
     "Client": "mqproc.client.sync",
+    "Consumer": "mqproc.client.consumer",
+    "Groups": "mqproc.client.groups",
+    "Move": "mqproc.client.group_steps",
     "Producer": "mqproc.client.producer",
     "StoreReader": "mqproc.store.reads.reader",
     "open": "mqproc.embedded",
+    "ResetTo": "mqproc.client.group_steps",
     "RetryPolicy": "mqproc.client.retry",
 }
 

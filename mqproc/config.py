@@ -105,6 +105,10 @@ class Options:
     max_dispatch_behind_bytes: int = _option(
         4 * GIB, "sends are slowed from half of it on and refused above it", "bytes", MIB, 1 << 50
     )
+    dedupe_window_messages: int = _option(
+        0, "a message is not stored again while its unique id is among so many newest ones; 0: never looked at",
+        "messages", 0, 1 << 24,
+    )  # fmt: skip
 
     # Index
     message_index_enable: bool = _option(True, "index messages by key and unique id")
@@ -152,6 +156,10 @@ class Options:
     delete_consume_queue_files_interval: int = _option(
         100, "pause after each queue that lost files", "ms", 0, 60_000, reload=True
     )
+
+    # Messages that wait for their time
+    timer_max_delay_sec: int = _option(259_200, "how far ahead a message may be delivered at a time", "s", 1, 1 << 31)
+    timer_precision_ms: int = _option(1000, "width of a slot of the timer's wheel", "ms", 100, 60_000)
 
     # Processes and sockets
     max_spin_us: int = _option(50, "after work, look this long for more before sleeping", "µs", 0, 10_000)

@@ -192,7 +192,7 @@ class NoSuchQueueError(BadRequestError):
 
 
 class BadLevelError(BadRequestError):
-    """A delay level is out of range."""
+    """A delay level, or a time to deliver at, is out of range."""
 
     code = "BAD_LEVEL"
 

@@ -155,13 +155,20 @@ class StoreIO:
         return path.read_bytes()
 
     def write_file_atomically(self, path: Path, data: bytes, mode: int = 0o644) -> None:
-        """Replace a small file: temporary file, sync, rename, folder sync. A crash leaves the old or the new one."""
+        """Replace a small file: temporary file, sync, rename, folder sync. A crash leaves the old or the new one.
+
+        One process at a time does that to a path: whoever owns the file. What a crash leaves of the temporary file the
+        next recovery removes; after an error nothing is left.
+        """
         temporary = path.with_name(path.name + REPLACING_SUFFIX)
         fd = self.open(temporary, write=True, create=True, mode=mode)
         try:
             self.set_size(fd, 0)
             self.pwrite(fd, data, 0)
             self.sync(fd)
+        except OSError:
+            self.unlink(temporary)
+            raise
         finally:
             self.close(fd)
         self.rename(temporary, path)
@@ -336,6 +343,10 @@ class StoreIO:
     def map(self, fd: int, size: int, *, write: bool = False) -> mmap.mmap:
         """Map a file from its start, shared. The map holds a descriptor of its own."""
         return mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
+
+    def shared_memory(self, size: int) -> mmap.mmap:
+        """Zeros of no file, which this process shares with those that it forks."""
+        return mmap.mmap(-1, size)
 
     def unmap_pages(self, mapping: mmap.mmap, offset: int, size: int) -> None:
         """Let go of mapped pages, which count as memory of this process; the data stays in the page cache."""

@@ -18,7 +18,9 @@ class Message:
     """A message to send.
 
     `keys` are what `by_key` finds it by; `tag` is what consumers filter by; `properties` are further name-value
-    pairs. `queue_id` None lets the writer choose; `born_timestamp_ms` None means now.
+    pairs. `queue_id` None lets the writer choose; `born_timestamp_ms` None means now. With `delay_level` (1 to 18:
+    1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h) or `deliver_at_ms` (Unix time) the message is delivered
+    when its time has come.
     """
 
     topic: str
@@ -30,6 +32,8 @@ class Message:
     flag: int = 0
     born_timestamp_ms: int | None = None
     unique_id: str = ""
+    delay_level: int = 0
+    deliver_at_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

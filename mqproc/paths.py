@@ -165,6 +165,10 @@ class StorePaths:
         return self.own / "retention.json"
 
     @property
+    def delay_offsets(self) -> Path:
+        return self.config / "delayOffset.json"
+
+    @property
     def consumer_offsets(self) -> Path:
         return self.config / "consumerOffset.json"
 

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,18 @@ def test_what_cannot_be_opened_is_not_a_failed_sync(tmp_path: Path) -> None:
         io.sync_folder(tmp_path / "missing")
     with pytest.raises(FileNotFoundError):
         io.write_file_atomically(tmp_path / "missing" / "file", b"x")
+
+
+def test_a_small_file_that_finds_no_room_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+    class FullDiskIO(StoreIO):
+        def pwrite(self, fd: int, data: Any, offset: int) -> None:
+            super().pwrite(fd, data[: len(data) // 2], offset)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "file").write_bytes(b"old")
+    with pytest.raises(OSError, match="No space left"):
+        FullDiskIO().write_file_atomically(tmp_path / "file", b"another")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"old"}
 
 
 def test_a_sparse_file_takes_what_is_allocated(tmp_path: Path) -> None:

@@ -355,7 +355,7 @@ _DISK = Row(
             "1 while segments that are due are kept for a reason; refused sends; errno of the last look.",
             "none",
             [
-                Query("max by (reason) (mqproc_retention_held_back{$S}) > 0", "{{reason}}"),
+                Query("max by (reason) (mqproc_retention_held_back{$S})", "{{reason}}"),
                 Query("mqproc_disk_full{$S}", "{{instance}} sends refused"),
                 Query("mqproc_retention_blocked{$S}", "{{instance}} errno"),
             ],

@@ -1,4 +1,4 @@
-"""How far an import is: a journal beside the store, one for each (source, topic, options).
+"""How far an import or a replay is: a journal beside the store, one for each (source, topic, options).
 
     <store>/mqproc/imports/<id>.json       what is imported, and whether it is finished     replaced as a whole
     <store>/mqproc/imports/<id>.position   records acknowledged, 20 digits                  written after each answer
@@ -87,10 +87,10 @@ def unique_id_of(name: str, generation: int, record: int) -> str:
 class Journal:
     """An import's journal, open and locked. `entry` is None when there was none."""
 
-    def __init__(self, io: StoreIO, paths: StorePaths, identity: dict[str, Any]) -> None:
+    def __init__(self, io: StoreIO, paths: StorePaths, identity: dict[str, Any], folder: str = "imports") -> None:
         """Raises StoreLockedError when the same import is under way."""
         self.name = import_id(identity)
-        self.folder = paths.own / "imports"
+        self.folder = paths.own / folder
         self._identity = identity
         self._io = io
         io.make_folder(self.folder, mode=0o700)
@@ -100,7 +100,7 @@ class Journal:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             io.close(self._fd)
-            raise StoreLockedError(f"{identity['source']}: the same import is running already") from None
+            raise StoreLockedError(f"{identity['source']}: the same is running already") from None
         self._synced_s = time.monotonic()
         self.entry = self._load()
 

@@ -43,6 +43,7 @@ _LAZY = {
     "topic": ("mqproc.cli.topic:topic", "Create, list, inspect and delete topics."),
     "send": ("mqproc.cli.send:send", "Send messages: one, from stdin, or a file's lines."),
     "import": ("mqproc.cli.importing:import_", "Import CSV, JSON lines, Parquet or plain lines."),
+    "replay": ("mqproc.cli.replay:replay", "Send stored messages once more, to another topic."),
     "tail": ("mqproc.cli.tail:tail", "Print messages of a topic, and follow it."),
     "message": ("mqproc.cli.message:message", "Find messages by id, key, offset, time or content."),
     "stat": ("mqproc.cli.stat:stat", "Show every shared word, also of a dead group."),

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from mqproc.cli.commands import Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output
 from mqproc.cli.progress import rate_text
+from mqproc.cli.times import is_duration, now_ms, parse_time_ms
 from mqproc.client import Client
 from mqproc.errors import MqprocError
 from mqproc.message import Message, SendResult
+from mqproc.names import DELAY_LEVELS
 
 STDIN = "-"
 _COLUMNS = [
@@ -49,7 +51,24 @@ class Property(click.ParamType[tuple[str, str]]):
         return name, text
 
 
+class Ahead(click.ParamType[int]):
+    """A time to come: a duration from now on, or a moment."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        now = now_ms()
+        try:
+            found = parse_time_ms(str(value), now)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return 2 * now - found if is_duration(str(value)) else found
+
+
 PROPERTY = Property()
+AHEAD = Ahead()
 
 
 @click.command(cls=Command)
@@ -60,6 +79,8 @@ PROPERTY = Property()
 @click.option("--key-delimiter", metavar="TEXT", help="Of lines: what stands before it is the line's key.")
 @click.option("--tag", default="", help="Tag that consumers filter by.")
 @click.option("--property", "properties", multiple=True, type=PROPERTY, metavar="NAME=VALUE", help="Further property.")
+@click.option("--delay-level", type=click.IntRange(1, DELAY_LEVELS), help="Deliver after this level's delay: 1s … 2h.")
+@click.option("--deliver-at", type=AHEAD, metavar="TIME", help="Deliver then: 2h from now, or a moment.")
 @click.option("--queue", type=click.IntRange(0), help="Queue id; else the queues take turns.")
 @click.option("--count", type=click.IntRange(1), default=1, help="Send the body so often.  [default: 1]")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), metavar="N", help="At most so many a second.")
@@ -74,6 +95,8 @@ def send(
     key_delimiter: str | None,
     tag: str,
     properties: tuple[tuple[str, str], ...],
+    delay_level: int | None,
+    deliver_at: int | None,
     queue: int | None,
     count: int,
     rate: float | None,
@@ -84,7 +107,9 @@ def send(
     Sends BODY to TOPIC, or a message for each line of --file, or of stdin when BODY is - or missing.
     Prints where each went. Exit code 1 when one was not stored.
     """
-    template = Message(topic, b"", tag, keys, dict(properties), queue)
+    template = Message(
+        topic, b"", tag, keys, dict(properties), queue, delay_level=delay_level or 0, deliver_at_ms=deliver_at or 0
+    )
     with ExitStack() as stack:
         client = stack.enter_context(invocation.client())
         if body is not None and body != STDIN:
@@ -110,7 +135,7 @@ def _message(template: Message, body: bytes, delimiter: bytes | None) -> Message
         key, found, rest = body.partition(delimiter)
         if found:
             keys, body = (*keys, key.decode("utf-8", "replace")), rest
-    return Message(template.topic, body, template.tag, keys, template.properties, template.queue_id)
+    return replace(template, body=body, keys=keys)
 
 
 def _paced(messages: Iterable[Message], rate: float | None) -> Iterator[Message]:

@@ -21,7 +21,7 @@ from mqproc.cli.output import Output, encode_json
 from mqproc.cli.times import EPOCH_MS_MIN, parse_time_ms
 from mqproc.client import Client
 from mqproc.errors import MqprocError, TopicNotFoundError
-from mqproc.message import Filter, QueueInfo, StoredMessage
+from mqproc.message import Filter, PullResult, PullStatus, QueueInfo, StoredMessage
 
 # Messages that may be held of all queues together, while their order is found.
 _HELD_MESSAGES = 4096
@@ -30,6 +30,8 @@ _FOLLOWERS_MAX = 64
 _LONG_POLL_S = 5.0
 _POLL_S = 0.1
 _ORDER_S = 0.01
+# Damaged ranges that are told one by one.
+_TOLD_MAX = 1000
 _NUMBER = re.compile(r"-?\d+")
 
 
@@ -114,7 +116,7 @@ def tail(
     chosen = filter_of(tags, sql)
     start = start or Position("end" if follow else "last", 0 if follow else 10)
     with invocation.client() as client:
-        reader = Tail(client, topic, chosen, queues)
+        reader = Tail(client, topic, chosen, queues, invocation.out.note)
         found = reader.messages(start, stop, follow=follow)
         for message in itertools.islice(found, most):
             write(message)
@@ -148,13 +150,18 @@ def _write_shaped(out: Output, message: StoredMessage, template: str, body: str)
 
 
 class Tail:
-    """Reads queues of a topic in the order of the log."""
+    """Reads queues of a topic in the order of the log. What is damaged is stepped over, and told once."""
 
-    def __init__(self, client: Client, topic: str, chosen: Filter | None = None, queues: Sequence[int] = ()) -> None:
-        """Raises TopicNotFoundError."""
+    def __init__(
+        self, client: Client, topic: str, chosen: Filter | None, queues: Sequence[int], note: Callable[[str], None]
+    ) -> None:
+        """Only `queues`, all without any; `note` takes a line for people. Raises TopicNotFoundError."""
         self._client = client
         self._topic = topic
         self._filter = chosen
+        self._note = note
+        self._told: set[str] = set()
+        self._lock = threading.Lock()
         found = sorted(client.queues(topic), key=lambda info: info.queue_id)
         if not found:
             raise TopicNotFoundError(f"no topic {topic!r}; mqproc topic list shows what there is")
@@ -217,9 +224,25 @@ class Tail:
             for message in found.messages:
                 if message.queue_offset < span.end:
                     yield message
+            self._tell_damage(span.queue_id, found)
             if found.next_offset <= at:
                 return
             at = found.next_offset
+
+    def _tell_damage(self, queue_id: int, pulled: PullResult) -> None:
+        """What has no intact record is stepped over; a damaged range of the log is told once, whoever meets it."""
+        if pulled.status is not PullStatus.CORRUPT:
+            return
+        _queue_offsets, _, place = pulled.detail.partition(": ")
+        with self._lock:
+            if place in self._told or len(self._told) > _TOLD_MAX:
+                return
+            self._told.add(place)
+            count = len(self._told)
+        if count > _TOLD_MAX:
+            self._note("damage: more than can be told one by one; mqproc store verify tells it all")
+        else:
+            self._note(f"damage: {self._topic} queue {queue_id}: {pulled.detail}")
 
     # Following
 
@@ -251,6 +274,7 @@ class Tail:
                 except MqprocError as error:
                     found.put(error)
                     return
+                self._tell_damage(span.queue_id, pulled)
                 span.begin = max(span.begin, pulled.next_offset)
                 some += len(pulled.messages)
                 if pulled.messages:

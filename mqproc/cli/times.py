@@ -28,6 +28,11 @@ def parse_duration_ms(text: str) -> int:
     return round(sum(float(count) * MS_PER_UNIT[unit] for count, unit in _PART.findall(text)))
 
 
+def is_duration(text: str) -> bool:
+    """Whether a text is a time relative to now."""
+    return _DURATION.fullmatch(text.strip()) is not None
+
+
 def parse_time_ms(text: str, now: int | None = None) -> int:
     """A moment as Unix milliseconds: ISO 8601 (local when it names no zone), epoch ms, `now`, or how long ago.
 

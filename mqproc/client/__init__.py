@@ -3,14 +3,19 @@
 import importlib
 from typing import TYPE_CHECKING
 
+from mqproc.client.consumer import Consumer
 from mqproc.client.core import Page, QueryMessageResult
 from mqproc.client.encoding import Batch
+from mqproc.client.group_steps import Move, ResetTo
+from mqproc.client.groups import Groups
 from mqproc.client.producer import Producer
 from mqproc.client.retry import NO_RETRY, RetryPolicy
 from mqproc.client.sync import Client
 
 if TYPE_CHECKING:
     from mqproc.client.aio import AsyncClient
+    from mqproc.client.aio_consumer import AsyncConsumer
+    from mqproc.client.aio_groups import AsyncGroups
     from mqproc.client.aio_producer import AsyncProducer
     from mqproc.client.arrow import ArrowPullResult
 
@@ -18,12 +23,18 @@ __all__ = [
     "NO_RETRY",
     "ArrowPullResult",
     "AsyncClient",
+    "AsyncConsumer",
+    "AsyncGroups",
     "AsyncProducer",
     "Batch",
     "Client",
+    "Consumer",
+    "Groups",
+    "Move",
     "Page",
     "Producer",
     "QueryMessageResult",
+    "ResetTo",
     "RetryPolicy",
 ]
 
@@ -31,6 +42,8 @@ __all__ = [
 _LAZY = {
     "ArrowPullResult": "mqproc.client.arrow",
     "AsyncClient": "mqproc.client.aio",
+    "AsyncConsumer": "mqproc.client.aio_consumer",
+    "AsyncGroups": "mqproc.client.aio_groups",
     "AsyncProducer": "mqproc.client.aio_producer",
 }
 

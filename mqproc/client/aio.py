@@ -11,6 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mqproc.client import core, sending, tracing
+from mqproc.client.aio_consumer import AsyncConsumer
+from mqproc.client.aio_groups import AsyncGroups
 from mqproc.client.aio_lines import Line
 from mqproc.client.aio_producer import AsyncProducer
 from mqproc.client.connection import FRAME_BYTES_MAX, Connection, open_socket
@@ -30,6 +32,13 @@ from mqproc.client.core import (
 from mqproc.client.driving import drive_async
 from mqproc.client.encoding import Batch
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
+from mqproc.client.subscription import (
+    CONSUMER_PULL_MESSAGES,
+    SESSION_TIMEOUT_S,
+    broadcast_path,
+    filter_of,
+    subscription,
+)
 from mqproc.client.tracing import Trace
 from mqproc.errors import MqprocError, NotRunningError, RequestTimeoutError, StoreBusyError
 from mqproc.message import (
@@ -72,6 +81,7 @@ class AsyncClient:
         retry: RetryPolicy | None = None,
         max_frame_bytes: int = FRAME_BYTES_MAX,
     ) -> None:
+        self.store = Path(store_or_socket).expanduser().absolute()
         self.timeout_s = timeout
         self.retry = retry or RetryPolicy()
         self._frame_bytes_max = max_frame_bytes
@@ -102,7 +112,7 @@ class AsyncClient:
             try:
                 return await self._run_once(call, deadline)
             except (MqprocError, ConnectionLost) as error:
-                attempts = attempts or Attempts(self.retry, deadline, repeatable=call.repeatable)
+                attempts = attempts or Attempts(self.retry, deadline, repeatable=call.repeatable, is_send=call.is_send)
                 pause_s = attempts.pause_after(error, _clock())
             await asyncio.sleep(pause_s)
 
@@ -137,13 +147,17 @@ class AsyncClient:
             if line.usable:
                 return line
             line.close()
+        line = self._lines[role] = self.new_line(role)
+        return line
+
+    def new_line(self, role: str) -> Line:
+        """A connection that the caller alone uses and closes. Raises ConnectionLost when nobody listens."""
         try:
             sock = open_socket(self._paths[role])
         except NotRunningError as error:
             raise ConnectionLost(str(error), taken=False, ever_connected=role in self._ever_connected) from None
         self._ever_connected.add(role)
-        line = self._lines[role] = Line(Connection(sock, self._frame_bytes_max))
-        return line
+        return Line(Connection(sock, self._frame_bytes_max))
 
     async def run_all(self, calls: Iterable[Call[T]], in_flight: int) -> AsyncIterator[T]:
         """Make calls with up to `in_flight` of them under way; yields the values in order.
@@ -178,10 +192,25 @@ class AsyncClient:
         queue_id: int | None = None,
         flag: int = 0,
         born_timestamp_ms: int | None = None,
+        delay_level: int = 0,
+        deliver_at: Time = None,
+        delay: float | None = None,
         wait: bool = True,
     ) -> SendResult:
         """Store one message; see `Client.send`."""
-        message = sending.message_of(topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms)
+        message = sending.message_of(
+            topic,
+            body,
+            tag,
+            keys,
+            properties,
+            queue_id,
+            flag,
+            born_timestamp_ms,
+            delay_level=delay_level,
+            deliver_at=deliver_at,
+            delay=delay,
+        )
         return await self.run(sending.send(message, wait=wait))
 
     async def send_group(self, messages: Sequence[Message], *, wait: bool = True) -> list[SendResult]:
@@ -277,6 +306,33 @@ class AsyncClient:
             max_in_flight=max_in_flight,
             max_buffered_bytes=max_buffered_bytes,
         )
+
+    # Consuming
+
+    async def consumer(
+        self,
+        group: str,
+        topics: str | Sequence[str],
+        *,
+        filter: Filter | str | None = None,
+        start: Time = "latest",
+        name: str = "",
+        session_timeout: float = SESSION_TIMEOUT_S,
+        pull_messages: int = CONSUMER_PULL_MESSAGES,
+        broadcast: bool = False,
+        offsets_path: str | Path | None = None,
+    ) -> AsyncConsumer:
+        """Become a member of a consumer group; see `Client.consumer`."""
+        wanted = subscription(group, topics, name, session_timeout, start)
+        path = broadcast_path(self.store, wanted, offsets_path) if broadcast else ""
+        consumer = AsyncConsumer(self, wanted, filter_of(filter), pull_messages, path)
+        await consumer.start()
+        return consumer
+
+    @property
+    def groups(self) -> AsyncGroups:
+        """Consumer groups: looking at them, and changing them."""
+        return AsyncGroups(self)
 
     # Topics
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from mqproc.errors import MqprocError, NotAMemberError
+from mqproc.names import RETRY_PREFIX
 from mqproc.wire.group_operations import Assigned, GroupAssignment
 
 Queue = tuple[str, int]
@@ -112,6 +113,17 @@ class Cursor(Generic[M]):
         self._open.update(handed)
         self.done = end
 
+    def hand_out_of_first(self: Cursor[list[Any]], most: int) -> list[Any]:
+        """Up to `most` messages of the first piece, each to be acknowledged."""
+        piece = self.pieces.popleft()
+        messages, end = piece.messages, piece.end
+        if piece.count > most:
+            messages, rest = messages[:most], messages[most:]
+            self.pieces.appendleft(Piece(rest, len(rest), end))
+            end = rest[0].queue_offset
+        self.hand_out((message.queue_offset for message in messages), end)
+        return messages
+
     def ack(self, offset: int) -> bool:
         """A message that was handed out is done; whether it was in anybody's hands."""
         if offset not in self._open:
@@ -190,6 +202,25 @@ class Assignment(Generic[M]):
         for cursor in list(self.cursors.values()):
             self._give_up(cursor, lost=True)
         self.generation = -1
+
+    def positions(self, topics: Sequence[str] = ()) -> dict[Queue, int]:
+        """Where it stands, of all its queues but those of the retry topic, or of those of some topics."""
+        return {
+            queue: cursor.position
+            for queue, cursor in self.cursors.items()
+            if (queue[0] in topics if topics else not queue[0].startswith(RETRY_PREFIX))
+        }
+
+    def epochs(self, queues: Iterable[Queue]) -> dict[Queue, int]:
+        """The epochs of those of some queues that it has."""
+        return {queue: self.cursors[queue].epoch for queue in queues if queue in self.cursors}
+
+    def go_to(self, queue: Queue, offset: int) -> tuple[Cursor[M], int]:
+        """Begin anew in a queue, without the server; what was handed out of it before does not count any more."""
+        epoch = self.cursors[queue].epoch
+        self._give_up(self.cursors[queue], lost=True)
+        cursor = self.cursors[queue] = Cursor(*queue, epoch, offset)
+        return cursor, offset
 
     def cursor_of(self, queue: Queue) -> Cursor[M] | None:
         """The cursor of a queue, or one that was given up and is in hands still."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from mqproc.client.encoding import FRAME_MESSAGES_MAX
+from mqproc.client.encoding import FRAME_MESSAGES_MAX, frame_key
 from mqproc.errors import BadRequestError
 from mqproc.message import Message
 
@@ -57,7 +57,7 @@ class Batcher(Generic[F]):
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._messages_max = min(limits.messages, FRAME_MESSAGES_MAX)
-        self._open: dict[tuple[str, bool], Group[F]] = {}
+        self._open: dict[Hashable, Group[F]] = {}
         self._full: deque[Group[F]] = deque()
         self.buffered_bytes = 0
 
@@ -72,7 +72,7 @@ class Batcher(Generic[F]):
 
     def add(self, message: Message, future: F, now: float) -> bool:
         """Put a message to its group; True when the one who sends should look: a group is full or a new one began."""
-        key = (message.topic, message.queue_id is None)
+        key = frame_key(message)
         group = self._open.get(key)
         began = group is None
         if group is None:

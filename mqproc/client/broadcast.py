@@ -97,7 +97,7 @@ class Broadcast:
         self._on_assignment = on_assignment
         self._on_end = on_end
         self._progress = LocalProgress(Path(path))
-        self._known: list[tuple[str, int]] = []
+        self._known: list[tuple[str, int]] | None = None
         self._generation = 0
         self.valid_until = math.inf
         """Nobody else reads for this consumer."""
@@ -141,7 +141,7 @@ class Broadcast:
     def _look(self) -> None:
         found = [info for topic in self._subscription.topics for info in self._client.run(core.queues(topic))]
         queues = sorted((info.topic, info.queue_id) for info in found)
-        if queues == self._known and self._generation:
+        if queues == self._known:
             return
         self._known = queues
         self._generation += 1
@@ -151,14 +151,17 @@ class Broadcast:
     def _offset_of(self, info: QueueInfo) -> int:
         offset = self._progress.offset(info.topic, info.queue_id)
         if offset is None:
-            offset = self._start(info)
+            start = start_in(info, self._subscription, self._progress)
+            offset = start if isinstance(start, int) else self._client.run(start)
             self._progress.put(info.topic, info.queue_id, offset)
         return offset
 
-    def _start(self, info: QueueInfo) -> int:
-        start = EARLIEST if self._progress.reads(info.topic) else self._subscription.start
-        if start == EARLIEST:
-            return info.min_offset
-        if start == LATEST:
-            return info.max_offset
-        return self._client.run(core.offset_at(info.topic, info.queue_id, self._subscription.start_ms, False))
+
+def start_in(info: QueueInfo, subscription: Subscription, progress: LocalProgress) -> int | core.Call[int]:
+    """Where a consumer begins in a queue that it has never read, or the call that tells it."""
+    start = EARLIEST if progress.reads(info.topic) else subscription.start
+    if start == EARLIEST:
+        return info.min_offset
+    if start == LATEST:
+        return info.max_offset
+    return core.offset_at(info.topic, info.queue_id, subscription.start_ms, False)

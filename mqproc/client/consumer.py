@@ -19,11 +19,13 @@ from mqproc.client import core, group_calls
 from mqproc.client.assignment import Assignment, Cursor, Piece, entries
 from mqproc.client.broadcast import Broadcast
 from mqproc.client.fetching import Fetcher
+from mqproc.client.group_steps import ResetTo, seek_targets
+from mqproc.client.groups import drive
 from mqproc.client.handling import Handling
 from mqproc.client.membership import Membership
 from mqproc.client.retry import ConnectionLost
 from mqproc.client.subscription import Subscription
-from mqproc.errors import BadRequestError, MqprocError, StoreBusyError
+from mqproc.errors import BadRequestError, MqprocError, RequestTimeoutError, StoreBusyError
 from mqproc.message import Filter, PullStatus, StoredMessage
 from mqproc.names import RETRY_PREFIX
 
@@ -39,7 +41,7 @@ HOLD_S: Final = 30.0
 """How long the server holds a pull of an empty queue."""
 LOOK_S: Final = 1.0
 RECEIVE_MESSAGES: Final = 64
-_MOVED: Final = frozenset({PullStatus.OFFSET_TOO_SMALL, PullStatus.OFFSET_OVERFLOW_BADLY})
+MOVED: Final = frozenset({PullStatus.OFFSET_TOO_SMALL, PullStatus.OFFSET_OVERFLOW_BADLY})
 _clock = time.monotonic
 
 
@@ -75,6 +77,7 @@ class Consumer:
         self._pull_messages = pull_messages
         self._assignment: Assignment[Any] = Assignment()
         self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._turn = threading.Lock()
         self._fetcher = Fetcher(client)
         self._parse: Callable[[Any, memoryview], Any] | None = None
@@ -137,6 +140,28 @@ class Consumer:
         """How many messages the group has not consumed."""
         return self._client.run(group_calls.info(self._subscription.group)).lag
 
+    def seek(self, to: ResetTo, topics: Sequence[str] = ()) -> None:
+        """Go on from elsewhere in its queues, of all its topics or of these: `seek(ResetTo(time="2026-11-21T10:00"))`.
+
+        Its group's progress moves there, durably. Returns when the next messages are those from there; for messages
+        that it has in hands `ack` does nothing any more. Raises RequestTimeoutError when that takes too long.
+        """
+        with self._lock:
+            positions = self._assignment.positions(topics)
+            epochs = self._assignment.epochs(positions)
+        targets = drive(self._client, seek_targets(positions, to))
+        if self._local is not None:
+            with self._lock:
+                self._local.commit([self._assignment.go_to((topic, queue), at) for topic, queue, at in targets])
+            return
+        self._client.run(group_calls.reset(self._subscription.group, targets))
+        with self._changed:
+            moved = self._changed.wait_for(
+                lambda: not epochs.items() & self._assignment.epochs(epochs).items(), self._client.timeout_s
+            )
+        if not moved:
+            raise RequestTimeoutError("progress has moved, but the queues were not assigned anew in time")
+
     def _holding(self) -> list[tuple[str, int, int]]:
         with self._lock:
             return self._assignment.holding()
@@ -145,6 +170,7 @@ class Consumer:
         """From the membership thread: the queues are others now."""
         with self._lock:
             self._assignment.apply(answer)
+            self._changed.notify_all()
         self._fetcher.wake()
         self._release()
 
@@ -213,12 +239,12 @@ class Consumer:
             return
         messages = found.messages if self._parse is None else found.batch
         with self._lock:
-            cursor.fetched(Piece(messages, len(messages), found.next_offset), found.status in _MOVED)
+            cursor.fetched(Piece(messages, len(messages), found.next_offset), found.status in MOVED)
 
-    def _commit_soon(self) -> None:
-        """Send what is done on its way, without waiting for the answer."""
+    def _commit_soon(self, *, idle: bool = False) -> None:
+        """Send what is done on its way, at once when there is nothing else to do; the answer is taken later."""
         now = _clock()
-        if now < self._commit_at or not self._fetcher.usable:
+        if (now < self._commit_at and not idle) or not self._fetcher.usable:
             return
         self._commit_at = now + COMMIT_S
         with self._lock:
@@ -337,6 +363,7 @@ class Consumer:
         left_s = LOOK_S if deadline is None else deadline - _clock()
         if left_s <= 0:
             return False
+        self._commit_soon(idle=True)
         self._fetcher.wait(min(left_s, LOOK_S))
         return True
 
@@ -376,18 +403,9 @@ class Consumer:
                 found: list[StoredMessage] = []
                 with self._lock:
                     while len(found) < max_messages and (cursor := self._next_ready(exclusive=ordered)):
-                        found += self._hand_out(cursor, max_messages - len(found))
+                        found += cursor.hand_out_of_first(max_messages - len(found))
                 if found or not self._wait(deadline):
                     return found
-
-    def _hand_out(self, cursor: Cursor[Any], most: int) -> list[StoredMessage]:
-        piece = cursor.pieces.popleft()
-        if piece.count > most:
-            rest = piece.messages[most:]
-            cursor.pieces.appendleft(Piece(rest, len(rest), piece.end))
-            piece = Piece(piece.messages[:most], most, rest[0].queue_offset)
-        cursor.hand_out((message.queue_offset for message in piece.messages), piece.end)
-        return list(piece.messages)
 
     def ack(self, *messages: StoredMessage) -> None:
         """Messages that `receive` gave are done."""

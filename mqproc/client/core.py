@@ -75,6 +75,7 @@ WRITER: Final = "writer"
 QUERY: Final = "query"
 TIME_MAX_MS: Final = 1 << 62
 PULL_MESSAGES: Final = 1024
+KEY_MESSAGES_MAX: Final = 65_536
 PULL_BYTES: Final = 8 << 20
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -95,6 +96,10 @@ class Call(Generic[T]):
     repeatable: bool = True
     wait_s: float = 0.0
     oneway: bool = False
+
+    @property
+    def is_send(self) -> bool:
+        return self.operation == Operation.APPEND
 
 
 class DispatchWait:
@@ -289,6 +294,14 @@ def by_key(
     begin_ms, end_ms = _bounds(begin, end)
     request = ByKeyRequest(topic, key, begin_ms, end_ms, max_messages, unique, _is_born(time))
     return call_of(Operation.BY_KEY, request, lambda _, payload: decode_records(payload))
+
+
+def with_key(
+    topic: str, key: str, begin_ms: int, end_ms: int, *, unique: bool = False
+) -> Call[tuple[list[StoredMessage], bool]]:
+    """The newest messages with a key and a store time from `begin_ms` to `end_ms`, and whether these are all."""
+    request = ByKeyRequest(topic, key, begin_ms, end_ms, KEY_MESSAGES_MAX, unique)
+    return call_of(Operation.BY_KEY, request, lambda answer, rows: (decode_records(rows), bool(answer.complete)))
 
 
 def _bounds(begin: Time, end: Time) -> tuple[int, int]:

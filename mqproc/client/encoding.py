@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,11 +43,11 @@ from mqproc.client.properties import (
     whole_properties,
 )
 from mqproc.client.unique_id import COUNTERS, ID_CHARACTERS, reserve, unique_id
-from mqproc.errors import BadMessageError, FrameTooLargeError, PropertiesTooLargeError
+from mqproc.errors import BadLevelError, BadMessageError, FrameTooLargeError, PropertiesTooLargeError
 from mqproc.layout.properties import KEY_SEPARATOR
 from mqproc.layout.record import PROPERTIES_SIZE_MAX
 from mqproc.message import Message
-from mqproc.names import check_topic
+from mqproc.names import DELAY_LEVELS, check_topic
 from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_ANY, QUEUE_COLUMN, AppendRequest
 
 if TYPE_CHECKING:
@@ -156,6 +156,8 @@ class _Columns:
     flag: int = 0
     unique_prefix: str = ""
     unique_counter: int = 0
+    delay_level: int = 0
+    deliver_at_ms: int = 0
 
 
 def _frame(columns: _Columns, *, wait: bool, batch: bool = False, oneway: bool = False) -> AppendFrame:
@@ -186,6 +188,8 @@ def _frame(columns: _Columns, *, wait: bool, batch: bool = False, oneway: bool =
         wait=wait,
         batch=batch,
         oneway=oneway,
+        delay_level=columns.delay_level,
+        deliver_at_ms=columns.deliver_at_ms,
     )
     payload: list[ReadableBuffer] = []
     for column in (columns.bodies, columns.keys, columns.tags, whole):
@@ -245,6 +249,8 @@ def encode_message(message: Message, *, wait: bool = True, oneway: bool = False)
         check_queue_id(queue_id)
     if message.flag:
         check_flag(message.flag)
+    if message.delay_level or message.deliver_at_ms:
+        _check_delay(message)
     prefix, counter = reserve(1)
     born = message.born_timestamp_ms
     options = AppendRequest(
@@ -260,6 +266,8 @@ def encode_message(message: Message, *, wait: bool = True, oneway: bool = False)
         flag=message.flag,
         wait=wait,
         oneway=oneway,
+        delay_level=message.delay_level,
+        deliver_at_ms=message.deliver_at_ms,
     )
     payload: list[ReadableBuffer] = [_pack_length(len(body)), body]
     if keys:
@@ -277,10 +285,28 @@ def check_message(message: Message) -> None:
     if message.queue_id is not None:
         check_queue_id(message.queue_id)
     check_flag(message.flag)
+    _check_delay(message)
     whole = whole_properties(message.tag, keys, message.properties, message.unique_id or "0" * ID_CHARACTERS)
     size = len(whole.encode())
     if size > PROPERTIES_SIZE_MAX:
         raise PropertiesTooLargeError(f"properties of {size:,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
+
+
+def _check_delay(message: Message) -> None:
+    """Raise BadLevelError or BadMessageError when a message waits for no time that there is."""
+    if not 0 <= message.delay_level <= DELAY_LEVELS:
+        raise BadLevelError(f"delay level {message.delay_level} is out of range: from 1 to {DELAY_LEVELS}")
+    if not 0 <= message.deliver_at_ms < 1 << 62:
+        raise BadLevelError(f"deliver_at_ms = {message.deliver_at_ms} is no time")
+    if message.delay_level and message.deliver_at_ms:
+        raise BadMessageError("a message has a delay level or a time to deliver at, not both")
+
+
+def frame_key(message: Message) -> tuple[Hashable, ...]:
+    """What messages of one frame have in common: for those that wait for their time, all that decides where."""
+    if message.delay_level or message.deliver_at_ms:
+        return message.topic, message.queue_id, message.delay_level, message.deliver_at_ms
+    return message.topic, message.queue_id is None
 
 
 def _as_bytes(body: Any) -> bytes:
@@ -291,7 +317,7 @@ def _as_bytes(body: Any) -> bytes:
 
 
 def encode_messages(messages: Sequence[Message], *, wait: bool = True, oneway: bool = False) -> AppendFrame:
-    """Messages of one topic as a frame. Either all name a queue or none does."""
+    """Messages of one topic, and with one `frame_key`, as a frame."""
     first = messages[0]
     count = len(messages)
     _check_topic(first.topic)
@@ -309,7 +335,12 @@ def encode_messages(messages: Sequence[Message], *, wait: bool = True, oneway: b
         columns.born = numbers(born, "i8", count, "born times")
     if any(message.flag for message in messages):
         columns.flags = numbers([message.flag for message in messages], "i4", count, "flags")
-    if first.queue_id is not None:
+    if first.delay_level or first.deliver_at_ms:
+        for message in messages:
+            _check_delay(message)
+        columns.delay_level, columns.deliver_at_ms = first.delay_level, first.deliver_at_ms
+        columns.queue_id = QUEUE_ANY if first.queue_id is None else first.queue_id
+    elif first.queue_id is not None:
         columns.queues = queue_numbers([message.queue_id for message in messages], count)
     keys = [_keys_of(message) for message in messages]
     if any(message.properties or message.unique_id for message in messages):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mqproc.client import core, group_calls
+from mqproc.client.assignment import Queue
 from mqproc.client.core import Call, Time
 from mqproc.errors import BadRequestError, GroupNotFoundError, TopicNotFoundError
 from mqproc.groups import GroupInfo
@@ -95,6 +96,19 @@ def _target(queue: QueueInfo, to: ResetTo, before: int | None) -> Steps[int]:
     else:
         wanted = yield core.offset_at(queue.topic, queue.queue_id, to.time, False)
     return min(max(wanted, queue.min_offset), queue.max_offset)
+
+
+def seek_targets(positions: dict[Queue, int], to: ResetTo) -> Steps[list[tuple[str, int, int]]]:
+    """Where a consumer that stands at `positions` goes on in each queue, also where that is where it stands."""
+    to.check()
+    targets = []
+    for topic in sorted({topic for topic, _ in positions}):
+        found: list[QueueInfo] = yield core.queues(topic)
+        for queue in found:
+            before = positions.get((topic, queue.queue_id))
+            if before is not None:
+                targets.append((topic, queue.queue_id, (yield from _target(queue, to, before))))
+    return targets
 
 
 def execute(group: str, moves: list[Move]) -> Steps[None]:

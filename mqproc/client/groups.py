@@ -18,6 +18,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+def drive(client: Client, steps: Steps[T]) -> T:
+    """Run steps to their end."""
+    try:
+        call = next(steps)
+        while True:
+            try:
+                value = client.run(call)
+            except Exception as error:
+                call = steps.throw(error)
+            else:
+                call = steps.send(value)
+    except StopIteration as end:
+        found: T = end.value
+        return found
+
+
 class Groups:
     """`Client.groups`.
 
@@ -29,20 +45,6 @@ class Groups:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-
-    def _drive(self, steps: Steps[T]) -> T:
-        try:
-            call = next(steps)
-            while True:
-                try:
-                    value = self._client.run(call)
-                except Exception as error:
-                    call = steps.throw(error)
-                else:
-                    call = steps.send(value)
-        except StopIteration as end:
-            found: T = end.value
-            return found
 
     def all(self) -> list[GroupSummary]:
         """All groups with what they have not consumed."""
@@ -62,15 +64,15 @@ class Groups:
 
     def plan_reset(self, group: str, to: ResetTo, topics: Sequence[str] = (), queues: Sequence[int] = ()) -> list[Move]:
         """What a reset would move, of all the group's topics or of these. Changes nothing."""
-        return self._drive(group_steps.plan_reset(group, to, tuple(topics), tuple(queues)))
+        return drive(self._client, group_steps.plan_reset(group, to, tuple(topics), tuple(queues)))
 
     def plan_clone(self, source: str, target: str, topics: Sequence[str] = ()) -> list[Move]:
         """What giving `target` the progress of `source` would move. Changes nothing."""
-        return self._drive(group_steps.plan_clone(source, target, tuple(topics)))
+        return drive(self._client, group_steps.plan_clone(source, target, tuple(topics)))
 
     def execute(self, group: str, moves: Sequence[Move]) -> None:
         """Do what was planned, durably, all or nothing; members go on from there."""
-        self._drive(group_steps.execute(group, [*moves]))
+        drive(self._client, group_steps.execute(group, [*moves]))
 
     def change(
         self,

@@ -31,8 +31,20 @@ if TYPE_CHECKING:
     from mqproc.client.sync import Client
 
 T = TypeVar("T")
-# Joining again cannot help.
-_FINAL = (BadRequestError, GroupNotFoundError, PermissionDeniedError)
+FINAL = (BadRequestError, GroupNotFoundError, PermissionDeniedError)
+"""After these joining again cannot help."""
+
+
+def joins_again(error: MqprocError | ConnectionLost, policy: RetryPolicy, failures: int, deadline: float) -> float:
+    """Seconds to wait before another try to join for the first time; raises what the user shall see instead."""
+    pause_s = policy.pause_s(failures)
+    final = isinstance(error, FINAL) or time.monotonic() + pause_s >= deadline
+    if isinstance(error, ConnectionLost):
+        if final or not error.ever_connected:
+            raise NotRunningError(str(error)) from None
+    elif final or not error.retryable:
+        raise error
+    return pause_s
 
 
 class Membership:
@@ -57,6 +69,7 @@ class Membership:
         self._member_id = ""
         self._generation = -1
         self._heartbeat_s = 1.0
+        self._asked_at = 0.0
         self.valid_until = 0.0
         """Until then, by the monotonic clock, the server surely counts this consumer as a member."""
         self._thread = threading.Thread(target=self._run, name="mqproc-consumer", daemon=True)
@@ -71,13 +84,7 @@ class Membership:
                 break
             except (MqprocError, ConnectionLost) as error:
                 failures += 1
-                pause_s = self._client.retry.pause_s(failures)
-                final = isinstance(error, _FINAL) or time.monotonic() + pause_s >= deadline
-                if isinstance(error, ConnectionLost):
-                    if final or not error.ever_connected:
-                        raise NotRunningError(str(error)) from None
-                elif final or not error.retryable:
-                    raise
+                pause_s = joins_again(error, self._client.retry, failures, deadline)
             time.sleep(pause_s)
         self._thread.start()
 
@@ -103,7 +110,7 @@ class Membership:
                     self._let_go()
                     self._closing.wait(policy.pause_s(failures))
                     failures += 1
-                except _FINAL as error:
+                except FINAL as error:
                     self._on_end(error)
                     return
                 except MqprocError as error:
@@ -133,16 +140,17 @@ class Membership:
             self._heartbeat_s = answer.heartbeat_ms / 1000
         if answer.changed:
             self._on_assignment(answer)
+        # What was taken away is not handed out any more, so the rest may be.
+        self.valid_until = self._asked_at + self._subscription.session_timeout_ms / 1000
 
     def _run_call(self, call: Call[T]) -> T:
         line = self._line
         assert line is not None
         deadline = self._client.deadline_of(call)
-        sent_at = time.monotonic()
+        self._asked_at = time.monotonic()
         request_id = line.connection.submit(call)
         line.push(deadline)
         value: Any = line.finish(request_id, deadline, spin=False)
-        self.valid_until = sent_at + self._subscription.session_timeout_ms / 1000
         found: T = value
         return found
 

@@ -12,7 +12,7 @@ from mqproc.client.retry import ConnectionLost
 from mqproc.errors import MqprocError
 
 if TYPE_CHECKING:
-    from mqproc.client.sync import Client
+    from mqproc.client.calls import Calls
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class Pipeline:
     carried out after later ones.
     """
 
-    def __init__(self, client: Client, role: str) -> None:
+    def __init__(self, client: Calls, role: str) -> None:
         self._client = client
         self._role = role
         self._line: Line | None = None

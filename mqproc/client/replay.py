@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from mqproc.client import core, sending
-from mqproc.client.core import TIME_MAX_MS, WRITER, Call, Page, Time, call_of, time_ms
+from mqproc.client.core import TIME_MAX_MS, WRITER, Call, Page, Time, time_ms
 from mqproc.client.encoding import encode_messages
 from mqproc.client.settling import PATIENCE_S, UNSETTLED, settle
 from mqproc.errors import BadRequestError, MqprocError, TopicNotFoundError
 from mqproc.layout import properties, record
-from mqproc.layout.record_codec import decode_records
 from mqproc.message import Filter, Message, StoredMessage
-from mqproc.wire.operations import AppendRequest, ByKeyRequest, Operation
+from mqproc.wire.operations import AppendRequest, Operation
 
 if TYPE_CHECKING:
     from mqproc.client.sync import Client
@@ -42,11 +41,8 @@ IN_FLIGHT: Final = 4
 # Messages that may be copied although the position does not say so, and a margin.
 _WINDOW: Final = (IN_FLIGHT + 1) * PAGE_MESSAGES
 _LOOKUPS_IN_FLIGHT: Final = 64
-_KEY_MESSAGES: Final = 65_536
 # With a rate so many frames go out a second, so that it is even.
 _FRAMES_PER_SECOND: Final = 20
-# How a body is packed belongs to the body.
-_BODY_FLAGS: Final = record.SYS_FLAG_COMPRESSED | 0x700
 # What a record says of its own way through delays, transactions, retries and RocketMQ's batches.
 _OWN: Final = frozenset(
     {
@@ -215,7 +211,7 @@ class Replay:
         end_ms = min(self._end_ms, TIME_MAX_MS) - 1
         complete = end_ms < self._begin_ms
         while not complete:
-            some, complete = self._client.run(_with_key(self._topic, self._key, self._begin_ms, end_ms))
+            some, complete = self._client.run(core.with_key(self._topic, self._key, self._begin_ms, end_ms))
             before = len(found)
             found |= {_place(message): message for message in some}
             if not complete and len(found) == before:
@@ -226,7 +222,9 @@ class Replay:
     # Sending
 
     def _send(self, stored: frozenset[ReplayPosition], told: Callable[[ReplayProgress], None]) -> None:
-        for _ in self._client.run_all(self._calls(stored), WRITER, IN_FLIGHT):
+        # With a rate there is time to wait for each answer, and the position is told without a delay.
+        in_flight = 1 if self._rate else IN_FLIGHT
+        for _ in self._client.run_all(self._calls(stored), WRITER, in_flight):
             following, count = self._pending.popleft()
             self._passed(following, count, told)
 
@@ -265,40 +263,43 @@ class Replay:
         self._due_s = max(self._due_s, now_s) + count / self._rate
 
     def _call(self, messages: list[StoredMessage]) -> Call[Any]:
-        copies = [self._copy(message) for message in messages]
-        flags = messages[0].sys_flag & _BODY_FLAGS
-        if not flags:
-            return sending.send_group(copies)
-        frame = encode_messages(copies)
-        options = _encode(msgspec.structs.replace(_decode_append(frame.options), sys_flag=flags))
-        return Call(WRITER, Operation.APPEND, options, frame.payload, lambda found, rows: None, repeatable=False)
+        return send_copies([self._copy(message) for message in messages], messages[0].sys_flag)
 
     def _copy(self, message: StoredMessage) -> Message:
-        own = {name: value for name, value in message.properties.items() if name not in _OWN}
-        own[REPLAYED] = message.message_id
-        return Message(
-            self._to,
-            message.body,
-            message.tag,
-            message.keys,
-            own,
-            message.queue_id % self._queues,
-            message.flag,
-            message.born_timestamp_ms,
-            self._unique_id(_place(message)),
-        )
+        return copy_of(message, self._to, message.queue_id % self._queues, self._unique_id(_place(message)))
+
+
+def copy_of(message: StoredMessage, to: str, queue_id: int, unique_id: str) -> Message:
+    """A stored message as one to send to another topic, with an id of its own."""
+    own = {name: value for name, value in message.properties.items() if name not in _OWN}
+    own[REPLAYED] = message.message_id
+    return Message(
+        to,
+        message.body,
+        message.tag,
+        message.keys,
+        own,
+        queue_id,
+        message.flag,
+        message.born_timestamp_ms,
+        unique_id,
+    )
+
+
+def send_copies(copies: list[Message], sys_flag: int) -> Call[Any]:
+    """Copies for one queue in one frame; `sys_flag` is the sources', which must agree in what it says of bodies."""
+    flags = sys_flag & record.SYS_FLAG_BODY
+    if not flags:
+        return sending.send_group(copies)
+    frame = encode_messages(copies)
+    options = _encode(msgspec.structs.replace(_decode_append(frame.options), sys_flag=flags))
+    return Call(WRITER, Operation.APPEND, options, frame.payload, lambda found, rows: None, repeatable=False)
 
 
 def _same_frame(message: StoredMessage) -> tuple[int, int]:
     """What all messages of a frame have in common."""
-    return message.queue_id, message.sys_flag & _BODY_FLAGS
+    return message.queue_id, message.sys_flag & record.SYS_FLAG_BODY
 
 
 def _place(message: StoredMessage) -> ReplayPosition:
     return ReplayPosition(message.queue_id, message.queue_offset)
-
-
-def _with_key(topic: str, key: str, begin_ms: int, end_ms: int) -> Call[tuple[list[StoredMessage], bool]]:
-    """The newest messages with a key, and whether these are all."""
-    request = ByKeyRequest(topic, key, begin_ms, end_ms, _KEY_MESSAGES)
-    return call_of(Operation.BY_KEY, request, lambda answer, rows: (decode_records(rows), bool(answer.complete)))

@@ -1,4 +1,6 @@
-"""When a request is made again, and after how long. Only what was surely not carried out is, and reads."""
+"""When a request is made again, and after how long. Only what was surely not carried out is, and reads; sends too where
+the writer knows them again by their unique ids.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,16 @@ class RetryPolicy:
 
     The nth pause is `base_ms` · 2ⁿ, at most `max_ms`, times a random factor from 1 − `jitter` to 1, and never shorter
     than what the server asked for. `enabled` False raises the first error instead.
+
+    `repeat_sends`: a send whose answer was lost is made again, with the same unique ids. For stores whose writer drops
+    repeats (option `dedupe_window_messages`); elsewhere messages may come twice.
     """
 
     base_ms: float = 1.0
     max_ms: float = 250.0
     jitter: float = 0.5
     enabled: bool = True
+    repeat_sends: bool = False
 
     def pause_s(self, attempt: int, hint_ms: int = 0) -> float:
         """Seconds to wait after failed attempt number `attempt`, which counts from 0."""
@@ -43,22 +49,27 @@ class ConnectionLost(Exception):
 class Attempts:
     """One request's attempts: says how long to wait before the next, or raises what the user shall see."""
 
-    __slots__ = ("_count", "_deadline", "_policy", "_repeatable")
+    __slots__ = ("_count", "_deadline", "_known_again", "_policy", "_repeatable", "_taken")
 
-    def __init__(self, policy: RetryPolicy, deadline: float, *, repeatable: bool) -> None:
+    def __init__(self, policy: RetryPolicy, deadline: float, *, repeatable: bool, is_send: bool = False) -> None:
         self._policy = policy
         self._deadline = deadline
         self._repeatable = repeatable
+        self._known_again = is_send and policy.repeat_sends
+        self._taken = False  # An attempt that changes something may have been carried out.
         self._count = 0
 
     def pause_after(self, error: MqprocError | ConnectionLost, now: float) -> float:
         """Seconds to wait before trying again; raises when it must not be, or when the time is over."""
         if isinstance(error, ConnectionLost):
+            self._taken |= error.taken and not self._repeatable
             seen = self._seen_after_loss(error)
-            again = not isinstance(seen, SendOutcomeUnknownError) and error.ever_connected
+            again = (not self._taken or self._known_again) and error.ever_connected
             hint_ms = 0
         else:
             seen = self._seen_after_timeout(error) if isinstance(error, RequestTimeoutError) else error
+            if self._taken:
+                seen = SendOutcomeUnknownError(f"{error}; an earlier attempt may have been carried out")
             again = error.retryable
             hint_ms = error.hint_ms
         pause_s = self._policy.pause_s(self._count, hint_ms)
@@ -68,7 +79,7 @@ class Attempts:
         return pause_s
 
     def _seen_after_loss(self, error: ConnectionLost) -> MqprocError:
-        if error.taken and not self._repeatable:
+        if self._taken:
             return SendOutcomeUnknownError(f"{error}; the request may have been carried out")
         return NotRunningError(str(error))
 

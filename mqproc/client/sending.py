@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
 
-from mqproc.client.core import WRITER, Call, nothing
-from mqproc.client.encoding import FRAME_MESSAGES_MAX, AppendFrame, Batch, encode_batch, encode_message, encode_messages
+from mqproc.client.core import WRITER, Call, Time, nothing, time_ms
+from mqproc.client.encoding import (
+    FRAME_MESSAGES_MAX,
+    AppendFrame,
+    Batch,
+    encode_batch,
+    encode_message,
+    encode_messages,
+    frame_key,
+)
 from mqproc.client.unique_id import unique_id
 from mqproc.errors import BadMessageError, BadRequestError, ProtocolError
 from mqproc.layout.record_codec import host_hex
@@ -37,16 +46,34 @@ def message_of(
     queue_id: int | None,
     flag: int,
     born_timestamp_ms: int | None,
+    *,
+    delay_level: int = 0,
+    deliver_at: Time = None,
+    delay: float | None = None,
 ) -> Message:
-    """The message that `send` was given, whole or in parts."""
+    """The message that `send` was given, whole or in parts; `delay` in seconds is a `deliver_at` from now on."""
     if isinstance(topic, Message):
-        if body is not None:
-            raise BadRequestError("give a Message, or a topic and a body, not both")
+        if body is not None or delay_level or deliver_at is not None or delay is not None:
+            raise BadRequestError("give a Message, or a topic and its parts, not both")
         return topic
     if body is None:
         raise BadMessageError("a message needs a body")
     several = (keys,) if isinstance(keys, str) and keys else keys or ()
-    return Message(topic, body, tag, several, properties or {}, queue_id, flag, born_timestamp_ms)
+    if delay is not None and deliver_at is not None:
+        raise BadRequestError("give a delay or a time to deliver at, not both")
+    deliver_at_ms = time_ms(deliver_at, 0) if delay is None else time.time_ns() // 1_000_000 + round(delay * 1000)
+    return Message(
+        topic,
+        body,
+        tag,
+        several,
+        properties or {},
+        queue_id,
+        flag,
+        born_timestamp_ms,
+        delay_level=delay_level,
+        deliver_at_ms=deliver_at_ms,
+    )
 
 
 def _append_call(frame: AppendFrame, parse: Callable[[memoryview, memoryview], T], *, oneway: bool = False) -> Call[T]:
@@ -103,7 +130,7 @@ def _columns(payload: memoryview, count: int) -> tuple[Any, Any, Any]:
 
 
 def send_group(messages: Sequence[Message], *, wait: bool = True) -> Call[list[SendResult]]:
-    """Messages of one topic in one frame; either all name a queue or none does."""
+    """Messages with one `frame_key` in one frame."""
     frame = encode_messages(messages, wait=wait)
 
     def parse(options: memoryview, payload: memoryview) -> list[SendResult]:
@@ -161,17 +188,17 @@ def joined(topic: str, results: Sequence[BatchResult]) -> BatchResult:
 
 
 class Grouping:
-    """Cuts a stream of messages into frames: one topic each, and each either with queues or without."""
+    """Cuts a stream of messages into frames by their `frame_key`."""
 
     def __init__(self, messages_max: int = GROUP_MESSAGES_MAX, bytes_max: int = GROUP_BYTES_MAX) -> None:
         self._messages_max = min(messages_max, FRAME_MESSAGES_MAX)
         self._bytes_max = bytes_max
-        self._groups: dict[tuple[str, bool], list[tuple[int, Message]]] = {}
-        self._bytes: dict[tuple[str, bool], int] = {}
+        self._groups: dict[Hashable, list[tuple[int, Message]]] = {}
+        self._bytes: dict[Hashable, int] = {}
 
     def add(self, index: int, message: Message) -> list[tuple[int, Message]] | None:
         """Put a message to its group; returns the group when it is full, with each message's index."""
-        key = (message.topic, message.queue_id is None)
+        key = frame_key(message)
         group = self._groups.setdefault(key, [])
         group.append((index, message))
         size = self._bytes[key] = self._bytes.get(key, 0) + len(message.body)

@@ -1,26 +1,20 @@
-"""The synchronous client: the calls of `core` over sockets of its own, with waiting and retries. Thread-safe.
-
-A thread that calls takes a free connection of the role, or makes one; so a long poll keeps nobody else waiting.
-"""
+"""The synchronous client: the calls of `core` and `sending` by name."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from mqproc.client import core, sending, tracing
-from mqproc.client.connection import FRAME_BYTES_MAX
+from mqproc.client.calls import Calls
 from mqproc.client.consumer import Consumer
 from mqproc.client.core import (
     IN_FLIGHT,
     PULL_BYTES,
     PULL_MESSAGES,
     QUERY,
-    TIMEOUT_S,
     WRITER,
     Call,
     Page,
@@ -31,10 +25,9 @@ from mqproc.client.core import (
 from mqproc.client.driving import drive
 from mqproc.client.encoding import Batch
 from mqproc.client.groups import Groups
-from mqproc.client.lines import Line, Lines
-from mqproc.client.pipeline import Pipeline
+from mqproc.client.many import send_many
 from mqproc.client.producer import Producer
-from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
+from mqproc.client.replay import Replay, ReplayPosition, ReplayProgress, ReplaySource
 from mqproc.client.subscription import (
     CONSUMER_PULL_MESSAGES,
     SESSION_TIMEOUT_S,
@@ -43,7 +36,6 @@ from mqproc.client.subscription import (
     subscription,
 )
 from mqproc.client.tracing import Trace
-from mqproc.errors import MqprocError
 from mqproc.message import (
     BatchResult,
     Filter,
@@ -59,13 +51,8 @@ from mqproc.message import (
 if TYPE_CHECKING:
     from mqproc.client.arrow import ArrowPullResult
 
-T = TypeVar("T")
 
-MAX_SPIN_US = 250
-_clock = time.monotonic
-
-
-class Client:
+class Client(Calls):
     """A store's client. Connects at the first call and again after a loss.
 
         with mqproc.Client("/var/lib/store") as client:
@@ -76,107 +63,6 @@ class Client:
     `timeout` in seconds bounds each call, retries included; a pull's own waiting time comes on top. `max_spin_us`: look
     for an answer at most so long before sleeping, where answers usually come in that time; 0 for never.
     """
-
-    def __init__(
-        self,
-        store_or_socket: str | Path,
-        *,
-        timeout: float = TIMEOUT_S,
-        retry: RetryPolicy | None = None,
-        max_spin_us: float = MAX_SPIN_US,
-        max_frame_bytes: int = FRAME_BYTES_MAX,
-    ) -> None:
-        self.store = Path(store_or_socket).expanduser().absolute()
-        self.timeout_s = timeout
-        self.retry = retry or RetryPolicy()
-        self._frame_bytes_max = max_frame_bytes
-        self._lines = {
-            role: Lines(path, max_spin_us / 1e6, max_frame_bytes)
-            for role, path in core.socket_paths(store_or_socket).items()
-        }
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the free connections. The client can still be used: it connects again."""
-        for lines in self._lines.values():
-            lines.close()
-
-    # Running calls
-
-    def deadline_of(self, call: Call[Any]) -> float:
-        return _clock() + self.timeout_s + call.wait_s
-
-    def take_line(self, role: str) -> Line:
-        return self._lines[role].take()
-
-    def give_line(self, role: str, line: Line) -> None:
-        self._lines[role].give(line)
-
-    def run(self, call: Call[T]) -> T:
-        """Make a call, again when that is safe, and return its value or raise its error."""
-        deadline = _clock() + self.timeout_s + call.wait_s
-        try:
-            return self._run_once(call, deadline)
-        except (MqprocError, ConnectionLost) as error:
-            failure = error
-        return self.run_again(call, deadline, failure)
-
-    def run_again(self, call: Call[T], deadline: float, failure: MqprocError | ConnectionLost) -> T:
-        """After a failed attempt: wait and try again as long as that is safe and time is left."""
-        attempts = Attempts(self.retry, deadline, repeatable=call.repeatable)
-        while True:
-            time.sleep(attempts.pause_after(failure, _clock()))
-            try:
-                return self._run_once(call, deadline)
-            except (MqprocError, ConnectionLost) as error:
-                failure = error
-
-    def _run_once(self, call: Call[T], deadline: float) -> T:
-        lines = self._lines[call.role]
-        line = lines.take()
-        try:
-            request_id = line.connection.submit(call)
-            if line.connection.sending:
-                line.push(deadline)
-            if call.oneway:
-                return self._told(call, line)
-            value: T = line.finish(request_id, deadline, not call.wait_s)
-            return value
-        finally:
-            lines.give(line)
-
-    def _told(self, call: Call[T], line: Line) -> T:
-        """A oneway call is done when its bytes are the socket's."""
-        if line.connection.closed:
-            raise ConnectionLost("the server closed the connection", taken=False)
-        return call.parse(memoryview(b""), memoryview(b""))
-
-    def pipeline(self, role: str) -> Pipeline:
-        """For several calls to one role under way at once."""
-        return Pipeline(self, role)
-
-    def run_all(self, calls: Iterable[Call[T]], role: str, in_flight: int) -> Iterator[T]:
-        """Make calls with up to `in_flight` of them under way; yields the values in order.
-
-        At an error the calls under way are given up.
-        """
-        pipeline = Pipeline(self, role)
-        try:
-            for call in calls:
-                if len(pipeline) >= max(1, in_flight):
-                    yield pipeline.finish()
-                pipeline.start(call)
-            while len(pipeline):
-                yield pipeline.finish()
-        finally:
-            pipeline.close()
 
     # Sending
 
@@ -191,14 +77,30 @@ class Client:
         queue_id: int | None = None,
         flag: int = 0,
         born_timestamp_ms: int | None = None,
+        delay_level: int = 0,
+        deliver_at: Time = None,
+        delay: float | None = None,
         wait: bool = True,
     ) -> SendResult:
         """Store one message, given as a Message or as topic and body.
 
-        `wait` False is answered before the sync of a SYNC_FLUSH store. Raises SendOutcomeUnknownError when the answer
-        was lost.
+        `wait` False is answered before the sync of a SYNC_FLUSH store. With `delay_level` (1 to 18), `deliver_at` or
+        `delay` in seconds the message waits first, and the result tells where. Raises SendOutcomeUnknownError when the
+        answer was lost.
         """
-        message = sending.message_of(topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms)
+        message = sending.message_of(
+            topic,
+            body,
+            tag,
+            keys,
+            properties,
+            queue_id,
+            flag,
+            born_timestamp_ms,
+            delay_level=delay_level,
+            deliver_at=deliver_at,
+            delay=delay,
+        )
         return self.run(sending.send(message, wait=wait))
 
     def send_many(
@@ -208,36 +110,7 @@ class Client:
 
         At an error the frames under way are finished first; the error's notes tell how many messages were stored.
         """
-        results: dict[int, SendResult] = {}
-        indices: deque[list[int]] = deque()
-        pipeline = Pipeline(self, WRITER)
-        failure: MqprocError | None = None
-
-        def finish() -> None:
-            nonlocal failure
-            places = indices.popleft()
-            try:
-                results.update(zip(places, pipeline.finish(), strict=True))
-            except MqprocError as error:
-                failure = failure or error
-
-        try:
-            for group in sending.groups_of(messages):
-                call = sending.send_group([message for _, message in group], wait=wait)
-                if len(pipeline) >= max(1, in_flight):
-                    finish()
-                if failure is not None:
-                    break
-                indices.append([index for index, _ in group])
-                pipeline.start(call)
-            while indices:
-                finish()
-        finally:
-            pipeline.close()
-        if failure is not None:
-            failure.add_note(f"{len(results):,} messages were stored")
-            raise failure
-        return [results[index] for index in range(len(results))]
+        return send_many(self, messages, in_flight=in_flight, wait=wait)
 
     def send_batch(
         self,
@@ -389,13 +262,10 @@ class Client:
         waits that long for a message. `rocketmq_limits` gives RocketMQ's own answers: at most 32 messages and 256 KiB,
         filtered by tag hash.
         """
-        return self.run(
-            core.pull(
-                core.pull_request(
-                    topic, queue_id, offset, max_messages, max_bytes, tags, timeout, rocketmq_limits, filter
-                )
-            )
+        request = core.pull_request(
+            topic, queue_id, offset, max_messages, max_bytes, tags, timeout, rocketmq_limits, filter
         )
+        return self.run(core.pull(request))
 
     def pull_arrow(
         self,
@@ -479,6 +349,28 @@ class Client:
             page = self.run(call)
             yield from page.messages
             call = page.next_call
+
+    def replay(
+        self,
+        topic: str,
+        to: str,
+        begin: Time = None,
+        end: Time = None,
+        *,
+        key: str = "",
+        filter: Filter | None = None,
+        rate: float = 0.0,
+        name: str = "",
+        position: ReplayPosition | None = None,
+        told: Callable[[ReplayProgress], None] | None = None,
+    ) -> ReplayProgress:
+        """Send the messages of `topic` with begin ≤ store time < end once more, to the topic `to`; see `Replay`.
+
+        `rate` in messages a second. Under a `name` a replay can be gone on with: nothing is copied twice, and
+        `position`, which `told` is told after each answer, saves looking through what was copied before.
+        """
+        source = ReplaySource(topic, begin, end, key, filter)
+        return Replay(self, source, to, name=name, rate=rate).run(position, told)
 
     def count(
         self,

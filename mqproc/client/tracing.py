@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 from mqproc.client import core, group_calls
 from mqproc.client.core import PULL_BYTES
 from mqproc.client.group_steps import Steps
+from mqproc.client.replay import REPLAYED
 from mqproc.errors import GroupNotFoundError, MessageNotFoundError
 from mqproc.groups import GroupInfo
 from mqproc.message import StoredMessage
@@ -22,18 +23,17 @@ ORIGIN: Final = "ORIGIN_MESSAGE_ID"
 
 CopyKind = Literal["original", "half message", "delayed", "retry", "dead letter"]
 _COPIES_MAX: Final = 256
-_INDEX_HITS_MAX: Final = 64
-# The index knows whole seconds.
-_INDEX_STEP_MS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class TracedKey:
-    """A key or the unique id. `indexed`: an index entry of it leads to the record."""
+    """A key or the unique id. `indexed`: an index entry of it leads to the record; None when so many messages of the
+    same millisecond have it that the answer does not hold them.
+    """
 
     key: str
     unique: bool
-    indexed: bool
+    indexed: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +107,9 @@ def _keys(message: StoredMessage) -> Steps[tuple[TracedKey, ...]]:
     found = []
     moment = message.store_timestamp_ms
     for key, unique in named:
-        hits = yield core.query_message(
-            message.topic, key, _INDEX_HITS_MAX, moment - _INDEX_STEP_MS, moment + _INDEX_STEP_MS
-        )
-        found.append(TracedKey(key, unique, message.physical_offset in hits.physical_offsets))
+        hits, complete = yield core.with_key(message.topic, key, moment, moment, unique=unique)
+        there = any(hit.physical_offset == message.physical_offset for hit in hits)
+        found.append(TracedKey(key, unique, there if there or complete else None))
     return tuple(found)
 
 
@@ -140,7 +139,7 @@ def _copies(message: StoredMessage) -> Steps[tuple[TracedCopy, ...]]:
     key, unique = (message.unique_id, True) if message.unique_id else (" ".join(message.keys[:1]), False)
     if not key:
         return ()
-    origin = message.properties.get(ORIGIN, message.message_id)
+    origin = message.properties.get(ORIGIN) or message.properties.get(REPLAYED) or message.message_id
     found: list[StoredMessage] = []
     if origin != message.message_id:
         found += yield from _original(origin)

@@ -6,7 +6,7 @@ gives that to one `pwrite`. Two kernels: `check_frame` looks at every length and
 
 Everything that does not differ between a frame's messages is rendered once by the caller: `head` is a record's fixed
 part up to its body length, `topic_block` the topic with its length, `parts` the constant properties around the unique
-id, tag and keys.
+id, tag and keys, or behind property strings that are given whole.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ def _length16(payload: Bytes, column: int, message: int) -> int:
 @kernel
 def _properties_size(payload: Bytes, state: Integers, message: int, key_size: int, tag_size: int) -> int:
     """Size of a message's properties without the CRC tail."""
-    if state[PROPERTY_LENGTHS] >= 0:
-        return _length16(payload, state[PROPERTY_LENGTHS], message)
     size = state[PART_3_END]
+    if state[PROPERTY_LENGTHS] >= 0:
+        return int(size + _length16(payload, state[PROPERTY_LENGTHS], message))
     if state[UNIQUE_COUNTER] >= 0:
         size += _UNIQUE_DIGITS
     if tag_size > 0:
@@ -147,8 +147,8 @@ def check_frame(payload: Bytes, state: Integers, topic_block_size: int) -> int:
         keys += key_size
         tags += tag_size
         properties += _length16(payload, state[PROPERTY_LENGTHS], message)
-        # One byte more when the last pair of a given string must be closed before the tail.
-        closing = 1 if tail != 0 and state[PROPERTY_LENGTHS] >= 0 else 0
+        # One byte more when the last pair of a given string must be closed before what follows.
+        closing = 1 if tail + state[PART_3_END] != 0 and state[PROPERTY_LENGTHS] >= 0 else 0
         record_size = state[HEAD_SIZE] + body_size + topic_block_size + 2 + size + tail + closing
         total += record_size
         state[FAILED_MESSAGE] = message
@@ -336,7 +336,8 @@ def encode_frame(
     store_timestamp_ms = state[STORE_TIMESTAMP_MS]
     born_timestamp_ms = state[BORN_TIMESTAMP_MS]
     segment_end = state[SEGMENT_END]
-    constant_size = state[PART_3_END] + (_UNIQUE_DIGITS if counter >= 0 else 0)
+    # Behind a given string the parts follow as a whole.
+    constant_size = state[PART_3_END] + (_UNIQUE_DIGITS if counter >= 0 and not given else 0)
     at = state[STAGING_AT]
     physical = state[PHYSICAL_AT]
     message = state[NEXT_MESSAGE]
@@ -350,9 +351,9 @@ def encode_frame(
         closing = 0
         if given:
             given_size = _length16(payload, property_lengths, message)
-            if property_crc and given_size > 0 and payload[properties + given_size - 1] != _PAIR_END:
-                closing = 1
-            properties_size = given_size + closing
+            if (property_crc or constant_size > 0) and given_size > 0:
+                closing = 1 if payload[properties + given_size - 1] != _PAIR_END else 0
+            properties_size = given_size + closing + constant_size
         else:
             given_size = 0
             properties_size = constant_size
@@ -409,6 +410,8 @@ def encode_frame(
         position += 2
         if given:
             position = _write_given(payload, properties, given_size, closing, staging, position)
+            copy_bytes(staging, position, parts, 0, constant_size)
+            position += constant_size
         else:
             number = (counter + message) & 0xFFFF if counter >= 0 else -1
             position = _write_composed(payload, parts, state, number, tags, tag_size, keys, key_size, staging, position)

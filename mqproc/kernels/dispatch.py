@@ -27,7 +27,6 @@ from mqproc.kernels.intrinsics import (
     load_u8,
     store_be32,
     store_be64,
-    store_release,
 )
 from mqproc.kernels.jit import kernel
 from mqproc.kernels.primitive import Bytes, Words, lowering
@@ -502,26 +501,6 @@ class ScanResult:
         return len(self.hashes)
 
 
-@kernel
-def publish_queues(cells: Words, runs: Runs) -> None:
-    """Raise the queues' words in the queue table to what their runs say, position before time.
-
-    `cells` int64 is the table, `runs` int64[n, RUN_COLUMNS] in the order of the records. A word is never lowered: a
-    repeated step may be shorter than it was.
-    """
-    for run in range(len(runs)):
-        entry = queue_table.HEADER_WORDS + runs[run, RUN_QUEUE] * queue_table.ENTRY_WORDS
-        _raise(cells, entry + queue_table.MAX_OFFSET, runs[run, RUN_FIRST_OFFSET] + runs[run, RUN_COUNT])
-        _raise(cells, entry + queue_table.LAST_PHYSICAL_END, runs[run, RUN_PHYSICAL_END])
-        _raise(cells, entry + queue_table.LAST_STORE_TIMESTAMP_MS, runs[run, RUN_STORE_TIMESTAMP_MS])
-
-
-@kernel
-def _raise(cells: Words, index: int, value: int) -> None:
-    if value > cells[index]:
-        store_release(cells, index, value)
-
-
 Zeros = Callable[[int, DTypeLike], NDArray[Any]]
 
 
@@ -602,5 +581,4 @@ def warm() -> None:
     buffers = DispatchBuffers(1, 1, 1)
     blank = np.zeros(8, np.uint8)
     table = np.zeros(queue_table.HEADER_SIZE, np.uint8)
-    publish_queues(table.view(np.int64), np.zeros((0, RUN_COLUMNS), np.int64))
     buffers.scan(blank, table, table.view(np.int64), np.zeros(16, np.int32), start=0, limit=8, stop=8, segment_start=0)

@@ -13,9 +13,12 @@ from mqproc.kernels import (
     index,
     index_verify,
     keyed,
+    made_from,
     match,
     numbers,
+    publish,
     record_check,
+    repeats,
     scan,
     select,
     sql,
@@ -25,7 +28,7 @@ from mqproc.kernels import (
 
 def warm_all() -> None:
     """Call every kernel once. The first time on a machine this compiles, later it loads the cache."""
-    writing = (crc, hashing, record_check, fences, append, scan, dispatch, index, keyed)
-    reading = (numbers, sql, gather, match, decode)
+    writing = (crc, hashing, record_check, fences, append, scan, dispatch, publish, index, keyed, repeats)
+    reading = (numbers, sql, gather, match, decode, made_from)
     for module in (*writing, *reading, verify, index_verify, select):
         module.warm()

@@ -165,6 +165,7 @@ WRITER_SEGMENT_WAITS = _word(WRITER, "writer_segment_waits", "", "rolls that had
 WRITER_SYNCED_STORE_TIMESTAMP_MS = _word(WRITER, "writer_synced_store_timestamp_ms", "ms", "of the last one synced")
 WRITER_SLOWED_MS = _word(WRITER, "writer_slowed_ms", "ms", "held back because dispatch is behind")
 WRITTEN_NS = _word(WRITER, "written_ns", "ns", "monotonic clock when `written` was stored")
+DROPPED_REPEATS = _word(WRITER, "dropped_repeats", "messages", "not stored again, by their unique ids")
 WRITER_SEGMENT_WAIT_US = _word(WRITER, "writer_segment_wait_us", "µs", "waited for segments")
 
 # CommitLog flusher
@@ -264,6 +265,11 @@ RETENTION_PENDING_BYTES = _word(KEEPER, "retention_pending_bytes", "bytes", "of 
 RETENTION_ANSWERED = _word(KEEPER, "retention_answered", "requests", "asked for by hand and carried out")
 RETENTION_ERRNO = _word(KEEPER, "retention_errno", "", "errno that ended the last pass early, 0 when none did")
 OLDEST_STORE_TIMESTAMP_MS = _word(KEEPER, "oldest_store_timestamp_ms", "ms", "store time of the log's first record")
+DELAYED_MESSAGES = _word(KEEPER, "delayed_messages", "messages", "with a delay level that wait for their time")
+DELIVERED_MESSAGES = _word(KEEPER, "delivered_messages", "messages", "whose time had come, since the group started")
+DELIVERIES_REFUSED = _word(KEEPER, "deliveries_refused", "frames", "that the writer refused; they are tried again")
+DELIVERIES_LOST = _word(KEEPER, "deliveries_lost", "messages", "that the log had no more when their time came")
+DELIVERY_LATE_MS = _word(KEEPER, "delivery_late_ms", "ms", "how late the last batch was looked at")
 
 # Monitor
 SCRAPES = _word(MONITOR, "scrapes", "requests", "of /metrics")

@@ -61,6 +61,8 @@ BLANK_SIZE = 8
 
 SYS_FLAG_COMPRESSED = 0x1
 SYS_FLAG_MULTI_TAGS = 0x2
+SYS_FLAG_BODY = 0x701
+"""How a body is packed: whether, and by what; it comes and goes with the body."""
 SYS_FLAG_TRANSACTION_MASK = 0xC
 SYS_FLAG_PREPARED = 0x4
 SYS_FLAG_COMMIT = 0x8

@@ -26,9 +26,10 @@ from mqproc.errors import (
 )
 from mqproc.io import StoreIO
 from mqproc.layout import properties, record
-from mqproc.names import MULTI_DISPATCH_PREFIX, check_topic, queues_of_own
+from mqproc.names import MULTI_DISPATCH_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, check_topic, queues_of_own
 from mqproc.paths import StorePaths, segment_start
 from mqproc.process.log import get_logger
+from mqproc.process.parking import parked, real_queue, waits
 from mqproc.store.append import AppendPlan, topic_fields
 from mqproc.store.consume_queue import remove_tree
 from mqproc.store.deleted_topics import Deletion
@@ -65,7 +66,7 @@ class OpenTopics:
     def __init__(self, io: StoreIO, syncs: Syncing, paths: StorePaths, options: Options, table: QueueTable) -> None:
         self._io = io
         self._paths = paths
-        self._options = options
+        self.options = options
         self._table = table
         self.topics = Topics(io, paths, syncs)
         self.topics.load()
@@ -86,9 +87,9 @@ class OpenTopics:
         check_topic(topic)
         config = self.topics.get(topic)
         if config is None:
-            if not self._options.auto_create_topic_enable:
+            if not self.options.auto_create_topic_enable:
                 raise TopicNotFoundError(f"topic {topic!r} does not exist and auto_create_topic_enable is off")
-            self.create(topic, self._options.default_topic_queue_nums)
+            self.create(topic, self.options.default_topic_queue_nums)
             return self._open[topic]
         return self._opened(config)
 
@@ -98,7 +99,7 @@ class OpenTopics:
         What waited elsewhere is to arrive, though its topic was deleted meanwhile. Raises TooManyQueuesError.
         """
         config = self.topics.get(topic)
-        queues = queues_of_own(topic, self._options.default_topic_queue_nums) if config is None else config.queues
+        queues = queues_of_own(topic, self.options.default_topic_queue_nums) if config is None else config.queues
         if config is None or config.queues < queues_min:
             self.create(topic, max(queues, queues_min), 6 if config is None else config.perm)
         return self._open.get(topic) or self.find(topic)
@@ -216,8 +217,12 @@ class OpenTopics:
                 self.unsaved = True
 
 
-def plan_append(request: AppendRequest, payload: memoryview, topics: OpenTopics, *, own: bool = False) -> AppendPlan:
+def plan_append(
+    request: AppendRequest, payload: memoryview, topics: OpenTopics, now_ms: int, *, own: bool = False
+) -> AppendPlan:
     """Check a request and make its plan; `own` for one of the group's own roles.
+
+    The plan's rotation is the next queue of the request's topic, also when its messages wait elsewhere first.
 
     Raises BadRequestError and its kin naming value and limit.
     """
@@ -236,6 +241,11 @@ def plan_append(request: AppendRequest, payload: memoryview, topics: OpenTopics,
     queues = len(topic.queue_numbers)
     if not QUEUE_COLUMN <= request.queue_id < queues:
         raise NoSuchQueueError(f"queue id {request.queue_id}; topic has {queues} queues")
+    rotation = topic.rotation
+    if not own and waits(request, now_ms):
+        real_queue_id, rotation = real_queue(request, queues, rotation)
+        request = parked(request, real_queue_id, topics.options, now_ms)
+        topic = topics.find_own(request.topic)
     return AppendPlan(
         payload=np.frombuffer(payload, np.uint8),
         count=request.count,
@@ -243,14 +253,14 @@ def plan_append(request: AppendRequest, payload: memoryview, topics: OpenTopics,
         magic=topic.magic,
         topic_block=topic.block,
         queue_numbers=topic.queue_numbers,
-        rotation=topic.rotation,
+        rotation=rotation,
         fixed_queue=request.queue_id,
         unique_counter=request.unique_counter if request.unique_prefix else -1,
         parts=_parts(request),
         born_timestamp_ms=request.born_timestamp_ms,
         born_host=request.born_host,
         flag=request.flag,
-        sys_flag=request.sys_flag if own else 0,
+        sys_flag=request.sys_flag if own else request.sys_flag & record.SYS_FLAG_BODY,
         reconsume_times=request.reconsume_times if own else 0,
         prepared_transaction_offset=request.prepared_transaction_offset if own else 0,
         batch=request.batch,
@@ -310,6 +320,10 @@ def _columns(request: AppendRequest, payload_size: int) -> tuple[int, ...]:
 
 def _parts(request: AppendRequest) -> tuple[bytes, bytes, bytes, bytes]:
     """The constant properties before the unique id, between it and the tag, before and after the keys."""
+    if request.properties_bytes != COLUMN_ABSENT:
+        # What is added to strings that were given whole: nothing, unless their messages wait.
+        waiting = request.topic in (SCHEDULE_TOPIC, TIMER_TOPIC) and (request.delay_level or request.deliver_at_ms)
+        return b"", b"", b"", request.gap_after_keys if waiting else b""
     before, after = request.gap_before_unique, request.gap_before_tag
     if request.unique_prefix:
         if len(request.unique_prefix) != UNIQUE_PREFIX_DIGITS or not request.unique_prefix.isalnum():

@@ -43,15 +43,17 @@ class GroupState:
         self.progress = GroupProgress(io, paths, syncs, self._log.warning, successor=successor)
         self.settings = SubscriptionGroups(io, paths, self._log.warning)
         self._corrections = Corrections(io, paths, self._words, table, self.progress, self._log.warning)
-        if not successor:
-            self._corrections.lower_to_maxima()
         # Topics that were wanted before they had a queue: they are read from their beginning.
         self._awaited: set[tuple[str, str]] = set()
         self._words[words_of.PROGRESS_AT] = -1
 
     def step(self, now_ns: int) -> int:
         """Follow retention, and save when it is time."""
-        done = self._follow_minimum()
+        done = 0
+        if not self.progress.writable:
+            done += self.progress.make_when_due(now_ns)
+        if self.progress.writable:
+            done += self._follow_minimum()
         if self._may_save():
             done += self.progress.save_when_due(now_ns, self._clock.time_ms())
         return done

@@ -1,20 +1,30 @@
-"""The keeper: deletes what is old, and watches the disk that the store lies on."""
+"""The keeper: delivers what waits for its time, deletes what is old, and watches the disk that the store lies on."""
 
 from __future__ import annotations
 
 from mqproc.config import Options
+from mqproc.io import FailedSyncError
 from mqproc.layout import control as words_of
+from mqproc.process.level_deliveries import LevelDeliveries
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
+from mqproc.process.releases import Releases
+from mqproc.store.delays.made_from import MadeFrom
 from mqproc.store.final_syncs import FinalSyncs
 from mqproc.store.queue_table import QueueTable
+from mqproc.store.reads.reading import StoreReading
+from mqproc.store.reads.store_views import WordsView
 from mqproc.store.retention.retention import Retention
 
 INTERVAL_NS = 1_000_000_000
+# A stopping keeper waits at most this long for the outcome of what it has given to the writer.
+STOP_WAIT_NS = 3_000_000_000
+STOP_STEP_S = 0.05
 
 
 class Keeper:
-    """The role: looks at the disk and for requests once a second, and does retention's steps when they are due."""
+    """The role: looks at the disk and for requests once a second, does retention's steps when they are due, and
+    releases parked messages when they are due."""
 
     name = words_of.KEEPER
 
@@ -27,9 +37,19 @@ class Keeper:
         self._due_ns = 0
         io, paths = context.io, context.paths
         self._table = QueueTable(io, paths.queues, write=True)
-        syncs = FinalSyncs(io, paths, self._words, self.name, words_of.KEEPER_SYNC_ERRNO)
+        self._syncs = FinalSyncs(io, paths, self._words, self.name, words_of.KEEPER_SYNC_ERRNO)
         now_ns = self._clock.monotonic_ns()
-        self._retention = Retention(io, paths, context.options, self._words, self._table, syncs, self._log.info, now_ns)
+        self._retention = Retention(
+            io, paths, context.options, self._words, self._table, self._syncs, self._log.info, now_ns
+        )
+        self._view = WordsView(self._words, self._table, sync_flush=context.options.sync_flush)
+        self._reading = StoreReading(
+            io, paths, context.options, self._view.queues, self._view.visible, self._view.newest_index_ms
+        )
+        made_from = MadeFrom(self._reading.segments)
+        self._releases = Releases(context, made_from)
+        self._levels = LevelDeliveries(context, self._reading, self._releases, made_from)
+        self._stop_by_ns = 0
 
     def do_work(self) -> int:
         now_ns = self._clock.monotonic_ns()
@@ -38,13 +58,21 @@ class Keeper:
             self._due_ns = now_ns + INTERVAL_NS
             self._watch_disk()
             self._retention.take_request()
+            self._levels.look_again()
+            self._words[words_of.DELAYED_MESSAGES] = self._levels.count_pending()
             done = 1
-        return done + self._retention.step(now_ns, self._clock.time_ms())
+        done += self._releases.step() + self._levels.step()
+        done += self._retention.step(now_ns, self._clock.time_ms())
+        self._reading.let_go_of_deleted(self._view.deletions())
+        return done
 
     def wait(self, timeout_s: float) -> None:
-        due_ns = min(self._due_ns, self._retention.due_ns)
-        until_due_s = max(0.0, (due_ns - self._clock.monotonic_ns()) / 1e9)
-        self._context.bell.wait(min(timeout_s, until_due_s))
+        due_ns = min(self._due_ns, self._retention.due_ns, self._releases.due_ns, self._levels.due_ns)
+        until_due_s = min(timeout_s, max(0.0, (due_ns - self._clock.monotonic_ns()) / 1e9))
+        if self._releases.appender.in_flight:
+            self._releases.appender.wait(until_due_s)
+        else:
+            self._context.bell.wait(until_due_s)
 
     def reload(self, options: Options) -> None:
         """Use these options from the next look on."""
@@ -52,12 +80,42 @@ class Keeper:
         self._retention.reload(options, self._clock.monotonic_ns())
 
     def on_stop(self) -> bool:
-        """What is under way is left: the next start goes on from the files that are there."""
+        """Wait for what is under way, then write down how far deliveries have come.
+
+        Retention's work is left: the next start goes on from the files that are there.
+        """
+        self._stop_by_ns = self._stop_by_ns or self._clock.monotonic_ns() + STOP_WAIT_NS
+        self._releases.step()
+        if self._releases.under_way and self._clock.monotonic_ns() < self._stop_by_ns:
+            self._releases.appender.wait(STOP_STEP_S)
+            return False
+        if self._levels.changed:
+            self._save_for_good()
         return True
 
     def close(self) -> None:
+        self._releases.close()
+        self._reading.close()
         self._retention.close()
         self._table.close()
+
+    def _save_for_good(self) -> None:
+        """Nobody syncs the log before the file is written, so it is done here; a kill then costs nothing either."""
+        end = self._words[words_of.WRITTEN]
+        segments = self._reading.segments
+        start = segments.start_of(self._context.control.flushed)
+        try:
+            while start < end:
+                fd = self._context.io.open(segments.path(start))
+                try:
+                    self._syncs.sync(fd)
+                finally:
+                    self._context.io.close(fd)
+                start += segments.segment_size
+        except (FailedSyncError, FileNotFoundError) as error:
+            self._log.error("how far deliveries have come is not saved; the log tells the next start", error=str(error))
+            return
+        self._levels.save(durable=end)
 
     def _watch_disk(self) -> None:
         """The file system's use as `df` counts it: what root keeps back is not free."""

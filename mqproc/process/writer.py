@@ -39,6 +39,7 @@ from mqproc.shm.histogram import Histogram
 from mqproc.store.append import CommitLogAppender
 from mqproc.store.final_syncs import FinalSyncs
 from mqproc.store.queue_table import QueueTable
+from mqproc.store.repeats import RepeatWindow
 from mqproc.store.segments import LogSegments
 from mqproc.store.succession import take_over
 from mqproc.wire.connection import Request
@@ -130,6 +131,12 @@ class Writer:
             store_host(context.options),
             self._wait_for_segment,
         )
+        self._repeats: RepeatWindow | None = None
+        if context.options.dedupe_window_messages:
+            with context.heart.busy(words_of.STATE_RECOVERING):
+                self._repeats = RepeatWindow(
+                    self._words, self._table, self._segments, self._appender, context.options.dedupe_window_messages
+                )
         self._append_times = Histogram(self._words, figures.APPENDS)
         self._sizes = Histogram(self._words, figures.MESSAGE_SIZES)
         self._sync_times = Histogram(self._words, figures.WRITER_SYNCS)
@@ -246,12 +253,21 @@ class Writer:
         options = _append_request.decode(request.options)
         if self._closed_by is not None:
             raise self._closed_by
-        plan = plan_append(options, request.payload, self._topics, own=request.operation == Operation.APPEND_OWN)
         store_timestamp_ms = self._store_timestamp()
-        answer = self._appender.add(plan, store_timestamp_ms)
+        own = request.operation == Operation.APPEND_OWN
+        plan = plan_append(options, request.payload, self._topics, store_timestamp_ms, own=own)
+        dropped = 0
+        if self._repeats is None or request.operation == Operation.APPEND_OWN:
+            # The group's own roles copy messages on purpose, with their ids.
+            answer = self._appender.add(plan, store_timestamp_ms)
+        else:
+            before = self._repeats.dropped
+            answer = self._repeats.add(plan, store_timestamp_ms, self._commit)
+            dropped = self._repeats.dropped - before
+            self._words.add(words_of.DROPPED_REPEATS, dropped)
         self._topics.find(options.topic).rotation = plan.rotation
         self._pending.append(_Pending(request, answer, store_timestamp_ms, wait=options.wait, oneway=options.oneway))
-        self._words.add(words_of.APPENDED_MESSAGES, options.count)
+        self._words.add(words_of.APPENDED_MESSAGES, options.count - dropped)
         self._words.add(words_of.APPENDED_FRAMES, 1)
         if not self._options.sync_flush and self._appender.staged_bytes >= COMMIT_BYTES:
             self._commit()
@@ -387,19 +403,24 @@ class Writer:
             return
         words.add(words_of.WRITER_SEGMENT_WAITS, 1)
         began_ns = self._clock.monotonic_ns()
-        deadline_ns = began_ns + SEGMENT_WAIT_NS
-        with self._context.heart.busy(words_of.STATE_ALLOCATING):
-            while words[words_of.SEGMENTS_READY_END] <= start:
-                self._flusher_bell.ring()
-                if self._syncs.ended():
-                    raise StoreReadOnlyError(f"segment {start:020d} is not made: a sync failed")
-                failed = words[words_of.SEGMENT_ERRNO]
-                if failed in (errno.ENOSPC, errno.EDQUOT):
-                    raise DiskFullError("no room for another segment", hint_ms=1000)
-                if self._clock.monotonic_ns() > deadline_ns:
-                    raise StoreBusyError(f"segment {start:020d} is not ready (errno {failed})", hint_ms=100)
-                self._clock.sleep(SEGMENT_POLL_S)
-        words.add(words_of.WRITER_SEGMENT_WAIT_US, (self._clock.monotonic_ns() - began_ns) // 1000)
+        try:
+            with self._context.heart.busy(words_of.STATE_ALLOCATING):
+                self._wait_until_made(start, began_ns + SEGMENT_WAIT_NS)
+        finally:
+            words.add(words_of.WRITER_SEGMENT_WAIT_US, (self._clock.monotonic_ns() - began_ns) // 1000)
+
+    def _wait_until_made(self, start: int, deadline_ns: int) -> None:
+        words = self._words
+        while words[words_of.SEGMENTS_READY_END] <= start:
+            self._flusher_bell.ring()
+            if self._syncs.ended():
+                raise StoreReadOnlyError(f"segment {start:020d} is not made: a sync failed")
+            failed = words[words_of.SEGMENT_ERRNO]
+            if failed in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFullError("no room for another segment", hint_ms=1000)
+            if self._clock.monotonic_ns() > deadline_ns:
+                raise StoreBusyError(f"segment {start:020d} is not ready (errno {failed})", hint_ms=100)
+            self._clock.sleep(SEGMENT_POLL_S)
 
     def _save_topics_when_due(self) -> int:
         """Topics made by a first send are saved within a second: the log itself would bring them back."""

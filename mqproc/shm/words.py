@@ -14,7 +14,7 @@ class Words:
 
     __slots__ = ("_cells", "floats", "mapping")
 
-    def __init__(self, mapping: mmap.mmap | bytearray) -> None:
+    def __init__(self, mapping: mmap.mmap | bytearray | memoryview) -> None:
         self.mapping = mapping
         self._cells = memoryview(mapping).cast("q")
         self.floats = memoryview(mapping).cast("d")

@@ -173,6 +173,10 @@ class CommitLogAppender:
         self._touch(plan, answer)
         return answer
 
+    def check(self, plan: AppendPlan, store_timestamp_ms: int) -> None:
+        """Raise what `add` would raise of a frame that is wrong; nothing is changed."""
+        self._check(plan, self._prepare(plan, store_timestamp_ms), len(plan.topic_block))
+
     def write_out(self) -> None:
         """Give the staged bytes to the file. Raises DiskFullError and its kin; then nothing unpublished is left."""
         try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,21 +22,17 @@ from mqproc.kernels.dispatch import (
     RUN_QUEUE,
     ScanResult,
     StopReason,
-    publish_queues,
 )
 from mqproc.kernels.intrinsics import load_be64
+from mqproc.kernels.publish import publish_queues
 from mqproc.layout import queue_table as table_layout
-from mqproc.layout import record
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.store.consume_queue import ConsumeQueueFiles, fillers
 from mqproc.store.index_files import IndexCommit, IndexFiles
-from mqproc.store.queue_extent import filler_position
+from mqproc.store.queue_extent import explained_by
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
-from mqproc.store.step_scan import STEP_BYTES_MAX, STEP_RECORDS_MAX, Scans, StepScan
-
-# After these the log goes on where the step ended.
-GOING_ON: Final = frozenset({StopReason.LIMIT, StopReason.RECORDS, StopReason.BLANK, StopReason.ENTRIES_FULL})
+from mqproc.store.step_scan import GOING_ON, STEP_BYTES_MAX, STEP_RECORDS_MAX, Scans, StepScan
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,16 +219,12 @@ class Dispatch:
     def _explain_gap(
         self, number: int, first: int, stop: int, physical_offset: int, holes: Sequence[tuple[int, int]]
     ) -> None:
-        """Queue offsets [first, stop) have no record before the one at `physical_offset`: fillers, if a hole is why.
-
-        More than the holes have room for is another fault, which fillers must not cover up.
-        """
+        """Queue offsets [first, stop) have no record before the one at `physical_offset`: fillers, if a hole is why."""
         physical_end = self._table.last_physical_end(number)
         expired = first == 0 and self._log_begin > 0
-        between = [hole for hole in holes if physical_end <= hole[0] < physical_offset and not expired]
-        room = sum(hole_stop - hole_start for hole_start, hole_stop in between) // record.FIXED_SIZE_V4
-        if 0 < stop - first <= room:
-            place = filler_position(between[0][0], self._segments.segment_size)
+        size = self._segments.segment_size
+        place = None if expired else explained_by(holes, stop - first, physical_end, physical_offset, size)
+        if place is not None:
             self._write(number, first, fillers(stop - first, place))
         elif self._mend:
             self.gaps.append(Gap(number, first, stop, physical_end, physical_offset))

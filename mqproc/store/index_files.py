@@ -266,10 +266,19 @@ class IndexFiles:
         first = 0
         while first < count:
             file = self._newest()
-            if file is None or file.count >= file.items:
-                file = self._create(int(times[first]), file)
+            if file is None:
+                file = self._create(int(times[first]), "", None)
+            elif file.count >= file.items:
+                file = self._create(int(times[first]), file.name, read_header(file.view))
             self._unsynced.note(file.name)
             first = file.put(hashes, offsets, times, first, count)
+
+    def begin_behind(self, end: IndexHeader, store_timestamp_ms: int) -> None:
+        """Make the first file of this folder as one that follows a full file with the header `end`, and lies elsewhere.
+
+        `store_timestamp_ms` is that of its first entry, which names it.
+        """
+        self._create(store_timestamp_ms, "", end)
 
     def roll_back(self, commit: IndexCommit) -> None:
         """Forget every entry put since a commit. Files made since are deleted.
@@ -324,9 +333,9 @@ class IndexFiles:
                 self._current = _MappedIndex(self._io, self._folder / names[-1], self._slots, self._items)
         return self._current
 
-    def _create(self, store_timestamp_ms: int, full: _MappedIndex | None) -> _MappedIndex:
-        """A new file for an entry of this store time. One that follows a full file begins with that one's end."""
-        name = next_name(store_timestamp_ms, full.name if full else "")
+    def _create(self, store_timestamp_ms: int, previous: str, end: IndexHeader | None) -> _MappedIndex:
+        """A new file for an entry of this store time, named behind `previous`, which has its `end` in its header."""
+        name = next_name(store_timestamp_ms, previous)
         path = self._folder / name
         self._io.make_folder(self._folder, sync=False)
         fd = self._io.open(path, write=True, create=True)
@@ -336,7 +345,7 @@ class IndexFiles:
             self._io.close(fd)
         file = _MappedIndex(self._io, path, self._slots, self._items)
         try:
-            self._begin(file, full)
+            self._begin(file, end)
         except BaseException:
             file.close()
             raise
@@ -344,12 +353,11 @@ class IndexFiles:
         self._current = file
         return file
 
-    def _begin(self, file: _MappedIndex, full: _MappedIndex | None) -> None:
+    def _begin(self, file: _MappedIndex, end: IndexHeader | None) -> None:
         """Make a new file ready for its first entry. Until then its header has a count of 0, as RocketMQ's."""
         file.allocate_slots()
-        if full is None:
+        if end is None:
             return
-        end = read_header(full.view)
         file.write_header(
             IndexHeader(
                 begin_timestamp_ms=end.end_timestamp_ms,

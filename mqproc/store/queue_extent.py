@@ -8,13 +8,14 @@ Fillers that a row begins with stand for nothing that ever was there, or for wha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mqproc.layout import record
 from mqproc.layout.consume_queue import FILLER_SIZE, PHYSICAL_OFFSET, SIZE, TAGS_CODE, UNIT_SIZE
 
 # Fillers are looked past so many at a time.
@@ -59,6 +60,19 @@ def filler_position(hole_start: int, segment_size: int) -> int:
     segment before the hole's.
     """
     return max(0, hole_start - hole_start % segment_size - segment_size)
+
+
+def explained_by(
+    holes: Sequence[tuple[int, int]], missing: int, physical_end: int, physical_offset: int, segment_size: int
+) -> int | None:
+    """What fillers point to for `missing` records of a queue, between two whose places are known; None: no fillers.
+
+    The record before them ends at `physical_end`, the one behind them begins at `physical_offset`. More than the holes
+    there have room for is another fault, which fillers must not cover up.
+    """
+    between = [hole for hole in holes if physical_end <= hole[0] < physical_offset]
+    room = sum(stop - start for start, stop in between) // record.FIXED_SIZE_V4
+    return filler_position(between[0][0], segment_size) if 0 < missing <= room else None
 
 
 def extent(row: Row, keep: Callable[[int, int], bool]) -> QueueExtent:

@@ -52,7 +52,7 @@ class QueueTable:
             raise CorruptStoreError(f"{path}: offset 0: not a queue table of version {layout.VERSION}")
         self._attach(mapping)
 
-    def _attach(self, memory: mmap.mmap) -> None:
+    def _attach(self, memory: mmap.mmap | memoryview) -> None:
         """Make the arrays over a table, whose words are there already."""
         size = len(memory)
         self._map = memory
@@ -70,7 +70,7 @@ class QueueTable:
     def in_memory(cls, capacity: int) -> QueueTable:
         """An empty table for `capacity` queues without a file: for tools that number the queues that they meet."""
         # Pages of it that nobody touches are never made.
-        memory = mmap.mmap(-1, layout.file_size(capacity))
+        memory = np.zeros(layout.file_size(capacity), np.uint8).data
         header = _header(capacity)
         memory[: len(header)] = header
         table = cls.__new__(cls)
@@ -275,7 +275,7 @@ class QueueTable:
         for number in range(len(self._names), self.count):
             start = layout.entry_offset(number) + layout.TOPIC_OFFSET_BYTES
             size = self.words[layout.entry_word(number, layout.TOPIC_SIZE)]
-            topic = self._map[start : start + size].decode()
+            topic = bytes(self._map[start : start + size]).decode()
             queue_id = self.words[layout.entry_word(number, layout.QUEUE_ID)]
             self._names.append((topic, queue_id))
             self._numbers[topic, queue_id] = number

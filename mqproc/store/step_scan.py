@@ -7,7 +7,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from mqproc.config import MIB
-from mqproc.kernels.dispatch import DispatchBuffers, ScanResult, Zeros
+from mqproc.kernels.dispatch import DispatchBuffers, ScanResult, StopReason, Zeros
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
 
@@ -15,6 +15,9 @@ STEP_BYTES_MAX: Final = 8 * MIB
 STEP_RECORDS_MAX: Final = 65_536
 # Two entries a record and some more; a step with more of them just ends earlier.
 STEP_ENTRIES_MAX: Final = 4 * STEP_RECORDS_MAX
+
+# After these the log goes on where the scan ended.
+GOING_ON: Final = frozenset({StopReason.LIMIT, StopReason.RECORDS, StopReason.BLANK, StopReason.ENTRIES_FULL})
 
 
 class Scans(Protocol):

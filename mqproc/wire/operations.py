@@ -114,7 +114,8 @@ class AppendRequest(Options, frozen=True):
     where UNIQ_KEY, TAGS and KEYS stand between them in RocketMQ's order. With `properties_bytes` ≥ 0 the column holds
     whole property strings and none of tag, keys, unique id and gaps applies. `batch`: all or nothing inside one
     segment, one store time, as RocketMQ's batch. `wait` false: answer before the sync of a SYNC_FLUSH store.
-    `born_host` is address and port as in the record: 8 or 20 bytes.
+    `born_host` is address and port as in the record: 8 or 20 bytes. With `delay_level` or `deliver_at_ms` above 0 the
+    messages wait first: see `process.parking`; the answer then tells where they wait.
 
     APPEND_OWN has the same options and is for the group's own roles: it may write to the system's topics, and of it
     alone `sys_flag`, `reconsume_times`, `prepared_transaction_offset` and `has_prepared` are taken.
@@ -147,6 +148,8 @@ class AppendRequest(Options, frozen=True):
     reconsume_times: int = 0
     prepared_transaction_offset: int = 0
     has_prepared: bool = False
+    delay_level: int = 0
+    deliver_at_ms: int = 0
 
 
 class AppendAnswer(Options, frozen=True):

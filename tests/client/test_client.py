@@ -311,6 +311,20 @@ def test_a_lost_answer_to_a_send_is_an_unknown_outcome(client: Client, roles: Me
     assert [message.body for message in roles.messages] == [b"before", b"after"]
 
 
+def test_a_lost_answer_to_a_send_is_sent_again_when_repeats_are_dropped(roles: MemoryRoles) -> None:
+    """The same frame with the same unique ids; when the time is over it is still not known what became of it."""
+    with Client(roles.store, timeout=5.0, retry=RetryPolicy(repeat_sends=True)) as client:
+        client.send("orders", b"before")
+        roles.behaviour = first(2, lambda request: request.connection.close())
+        assert client.send("orders", b"x").physical_offset > 0
+        assert [message.body for message in roles.messages] == [b"before", b"x"]
+    with Client(roles.store, timeout=0.3, retry=RetryPolicy(repeat_sends=True)) as client:
+        client.send("orders", b"after")
+        roles.behaviour = lambda request: request.connection.close() or True
+        with pytest.raises(SendOutcomeUnknownError):
+            client.send("orders", b"y")
+
+
 def test_a_lost_answer_to_a_read_is_asked_for_again(client: Client, roles: MemoryRoles) -> None:
     client.send("orders", b"x")
     roles.behaviour = first(2, lambda request: request.connection.close(), Operation.COUNT)

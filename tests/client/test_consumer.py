@@ -1,16 +1,12 @@
-"""The group consumer against a real group: shares, hand-overs, commits, deaths, retries, and every way to consume."""
+"""The group consumer against a real group: shares, hand-overs, commits, retries, and every way to consume."""
 
 from __future__ import annotations
 
 import itertools
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +25,7 @@ from mqproc import (
 )
 from mqproc.client.consumer import Consumer
 from mqproc.client.group_steps import ResetTo
-from mqproc.layout import control as words_of
 from tests.conftest import Group, wait_until
-
-MEMBER = Path(__file__).with_name("group_member.py")
 
 
 @pytest.fixture(scope="module")
@@ -424,91 +417,3 @@ def test_every_broadcast_consumer_reads_everything_and_keeps_its_own_progress(cl
         assert [message.body for message in consumer.receive(10, timeout=5)] == [b"100"]
     with pytest.raises(GroupNotFoundError):
         client.groups.info("cast")
-
-
-# Deaths
-
-
-class Process:
-    """A consumer in a process of its own, which writes what it consumes to a file."""
-
-    def __init__(self, group: Group, folder: Path, name: str, *arguments: str) -> None:
-        self.seen_path = folder / f"{name}.seen"
-        command = [sys.executable, str(MEMBER), str(group.store), name, str(self.seen_path), *arguments]
-        self.process = subprocess.Popen(command)
-        self.name = name
-
-    def seen(self) -> list[str]:
-        try:
-            return self.seen_path.read_text().split()
-        except FileNotFoundError:
-            return []
-
-    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        os.kill(self.process.pid, number)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait(10)
-
-
-def owners(client: Client, group: str) -> dict[str, int]:
-    """Queues a member, by the member's name."""
-    return {member.name: member.queues for member in client.groups.info(group).members}
-
-
-def test_queues_of_a_killed_and_of_a_stopped_member_are_served_again(shared: Group, tmp_path: Path) -> None:
-    with shared.client() as client:
-        client.create_topic("Fleet", 64)
-        client.groups.change("fleet")
-        members = [Process(shared, tmp_path, f"m{number}", "fleet", "Fleet", "2") for number in range(8)]
-        try:
-            wait_until(lambda: sorted(owners(client, "fleet").values()) == [8] * 8, 60, "8 members with 8 queues each")
-            members[0].kill()
-            killed = time.monotonic()
-            wait_until(lambda: sorted(owners(client, "fleet").values()) == [9] * 6 + [10], 10, "7 members")
-            assert time.monotonic() - killed < 1.0
-            members[1].kill(signal.SIGSTOP)
-            stopped = time.monotonic()
-            wait_until(lambda: len(owners(client, "fleet")) == 6, 10, "6 members")
-            wait_until(lambda: sum(owners(client, "fleet").values()) == 64, 10, "all queues given")
-            assert time.monotonic() - stopped < 2.0 + 1.0
-            client.send_batch("Fleet", [b"%d" % n for n in range(640)], queue_ids=[n % 64 for n in range(640)])
-            wait_until(lambda: sum(len(each.seen()) for each in members[2:]) == 640, 20, "all consumed by the others")
-            # Who was stopped comes back, changes nothing that others did, and gets its part again.
-            members[1].kill(signal.SIGCONT)
-            wait_until(lambda: len(owners(client, "fleet")) == 7, 10, "7 members again")
-            wait_until(lambda: client.groups.info("fleet").lag == 0, 10, "nothing left")
-            assert members[1].seen() == []
-        finally:
-            for member in members:
-                member.close()
-
-
-def test_a_killed_query_role_loses_no_commit_and_members_come_back(
-    make_group: Callable[..., Group], tmp_path: Path
-) -> None:
-    group = make_group()
-    with group.client() as client:
-        fill(client, "Kept", 1000)
-        with client.consumer("kept", "Kept", start="earliest", pull_messages=50) as consumer:
-            found = []
-            for message in consumer.messages(timeout=5):
-                found.append(message.body)
-                if len(found) in (200, 500):
-                    consumer.commit()
-                    before = client.groups.info("kept").lag
-                    os.kill(group.pid(words_of.QUERY), signal.SIGKILL)
-                    assert client.groups.info("kept").lag <= before
-                if len(found) == 1000:
-                    break
-            assert sorted(found, key=int) == [b"%d" % n for n in range(1000)]
-            assert len(consumer.queues) == 4
-        assert client.groups.info("kept").lag == 0
-    group.kill()
-    group.start()
-    with group.client() as client:
-        assert client.groups.info("kept").lag == 0
-    assert group.stop() == 0
-    text = group.paths.consumer_offsets.read_text()
-    assert '"Kept@kept":{0:250,1:250,2:250,3:250' in text

@@ -47,7 +47,8 @@ def main() -> int:
             except Exception:
                 failed += 1
                 traceback.print_exc()
-                print(f"repeat: python -m tests.crash {seed} --images {arguments.images}", flush=True)
+                planted = f" --plant {arguments.plant!r}" if arguments.plant else ""
+                print(f"repeat: python -m tests.crash {seed} --images {arguments.images}{planted}", flush=True)
                 if arguments.until_failure:
                     break
     took_s = time.perf_counter() - started

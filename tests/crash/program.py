@@ -27,6 +27,7 @@ LIVES_MAX = 4
 TURNS = (50, 1_200)
 RECOVERY_CRASHES_MAX = 3
 KILL_CHANCE = 0.02
+FAULT_CHANCE = 0.3
 FAULTS = (Fault("sync", 0, errno.EIO), Fault("sync_file_system", 0, errno.EIO), Fault("allocate", 0, errno.ENOSPC))
 HOUR_MS = 3_600_000
 ROLE_NAMES = tuple(spec.name for spec in ROLES)
@@ -113,7 +114,7 @@ class Story:
             frames = rng.randint(1, 40)
             schedule.add(f"sender {number}", lambda frames=frames: self._senders.run(group.paths, schedule, frames))
         turns = rng.randint(*TURNS)
-        if rng.random() < 0.15:
+        if rng.random() < FAULT_CHANCE:
             fault = rng.choice(FAULTS)
             machine.fault = dataclasses.replace(fault, nth=machine.kinds.get(fault.call, 0) + rng.randint(1, 60))
         crashes = {rng.randrange(turns) for _ in range(3)}

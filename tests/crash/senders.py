@@ -16,6 +16,7 @@ from tests.crash.schedule import Schedule
 
 TOPICS = ("Alpha", "Beta", "Gamma-with-a-longer-name")
 NUMBER_DIGITS = 10
+IN_FLIGHT_MAX = 3
 
 
 class Fate(enum.Enum):
@@ -76,21 +77,21 @@ class Senders:
         """A sender's life: a task of the schedule."""
         connection: Connection | None = None
         flying: dict[int, list[Sent]] = {}
-        while frames or flying:
-            if connection is None:
-                connection = self._connect(paths)
+        try:
+            while frames or flying:
+                if connection is None or connection.closed:
+                    connection = self._connect(paths)
+                if connection is not None:
+                    if frames and len(flying) < IN_FLIGHT_MAX and self._rng.random() < 0.6:
+                        frames -= 1
+                        self._send(connection, flying)
+                    connection.flush()
+                    connection.receive()
+                    self._hear(connection, flying)
+                schedule.pause()
+        finally:
             if connection is not None:
-                if frames and len(flying) < 3 and self._rng.random() < 0.6:
-                    frames -= 1
-                    self._send(connection, flying)
-                connection.flush()
-                connection.receive()
-                self._hear(connection, flying)
-                if connection.closed:
-                    connection = None
-            schedule.pause()
-        if connection is not None:
-            connection.close()
+                connection.close()
 
     def _connect(self, paths: StorePaths) -> Connection | None:
         try:

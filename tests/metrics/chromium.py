@@ -6,6 +6,7 @@ Messages are JSON with a zero byte behind each, to descriptor 3 and from descrip
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import select
@@ -46,19 +47,29 @@ class Chromium:
         assert program is not None
         to_read, self._write = os.pipe()
         self._read, to_write = os.pipe()
-        # The browser wants them as 3 and 4: a shell moves them there, whichever numbers they have here.
-        moved = f'exec 3<&{to_read} 4>&{to_write}; exec "$@"'
-        command = ["sh", "-c", moved, "sh", program, *_FLAGS, f"--user-data-dir={folder}", "about:blank"]
+        # The browser wants them as 3 and 4, which may be taken here.
+        ends = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in (to_read, to_write)]
         self._process = subprocess.Popen(
-            command, pass_fds=(to_read, to_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [program, *_FLAGS, f"--user-data-dir={folder}", "about:blank"],
+            preexec_fn=lambda: [os.dup2(end, 3 + place) for place, end in enumerate(ends)],
+            pass_fds=(3, 4),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
-        os.close(to_read)
-        os.close(to_write)
+        for fd in (to_read, to_write, *ends):
+            os.close(fd)
         self._buffer = b""
         self._number = 0
         self._session = ""
         self.problems: list[str] = []
         """Errors of the console, exceptions, and requests that failed."""
+        try:
+            self._attach()
+        except BaseException:
+            self.close()
+            raise
+
+    def _attach(self) -> None:
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -70,6 +81,10 @@ class Chromium:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the browser."""
         self._process.kill()
         self._process.wait(10)
         os.close(self._write)

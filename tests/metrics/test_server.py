@@ -74,8 +74,7 @@ def test_a_silent_client_is_let_go_and_does_not_hold_up_others(server: AsgiServe
         assert server.connections == 0
         for client in (silent, slow):
             client.settimeout(1)
-            with pytest.raises(ConnectionResetError):
-                client.recv(1)
+            assert client.recv(1) == b""
 
 
 def test_connections_are_bounded(server: AsgiServer) -> None:

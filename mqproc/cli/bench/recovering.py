@@ -1,7 +1,8 @@
 """`mqproc bench recovery` and `bench rebuild`: how long a store takes to come back, by how it was left.
 
 A store is filled, then left in one way after the other; each time a whole new group starts on it, as a user would start
-it, and recovery's own duration is read from the control file. What recovery says of its steps is shown.
+it, and recovery's own duration is read from the control file. What recovery says of its steps is shown, and beside it
+what this machine could do at best: the dispatch kernel alone on a log in memory, fresh pages, the disk.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import numpy as np
 
+from mqproc.cli.bench.limits import disk_rate, fresh_memory_rate
 from mqproc.cli.bench.load import Shape
 from mqproc.cli.bench.modes import load
 from mqproc.cli.bench.runs import Bench
@@ -24,13 +27,21 @@ from mqproc.cli.commands import SIZE, Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Output, format_bytes
 from mqproc.cli.spawned_group import start_detached, stop
+from mqproc.config import MIB
 from mqproc.errors import RequestTimeoutError
+from mqproc.io import StoreIO
+from mqproc.kernels.dispatch import DispatchBuffers
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
+from mqproc.store.queue_table import QueueTable
+from mqproc.store.step_scan import GOING_ON, STEP_BYTES_MAX, STEP_ENTRIES_MAX, STEP_RECORDS_MAX
 
 # Messages are sent in parts, so that the store is asked between them whether it is large enough.
 _PART_MESSAGES: Final = 250_000
 _END_S: Final = 30.0
+# Of the log, for the kernel alone: larger than any cache.
+KERNEL_BYTES: Final = 256 * MIB
+_REPEATS: Final = 3
 
 _bytes = click.option("--log-size", "log_bytes", type=SIZE, default="8GiB", show_default=True, help="Size of the log.")
 _size = click.option("--size", type=SIZE, default="128", show_default=True, help="Bytes of a body.")
@@ -102,6 +113,44 @@ class Leaving:
         for folder in (self.paths.consume_queue, self.paths.index):
             shutil.rmtree(folder)
 
+    def derived_bytes(self) -> int:
+        """What ConsumeQueues and index take on the disk."""
+        folders = (self.paths.consume_queue, self.paths.index)
+        files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+        return sum(StoreIO().allocated_of(path) for path in files)
+
+    def machine(self) -> dict[str, int]:
+        """What this machine could do at best, with this store's records."""
+        rates = {
+            "dispatch_kernel_records_per_s": dispatch_kernel_rate(self.paths),
+            "fresh_memory_bytes_per_s": fresh_memory_rate(),
+            "disk_bytes_per_s": disk_rate(self._store.parent),
+        }
+        return {name: round(rate) for name, rate in rates.items()}
+
+
+def dispatch_kernel_rate(paths: StorePaths) -> float:
+    """Records a second of the dispatch kernel alone, over the begin of a store's log in memory; the best of some."""
+    segment = min(paths.commit_log.iterdir())
+    log = np.fromfile(segment, np.uint8, KERNEL_BYTES)
+    table = QueueTable(StoreIO(), paths.queues)
+    buffers = DispatchBuffers(table.capacity, STEP_RECORDS_MAX, STEP_ENTRIES_MAX)
+    best = 0.0
+    for _ in range(_REPEATS):
+        records, at, going_on = 0, 0, True
+        started = time.perf_counter()
+        while going_on and at < len(log):
+            found = buffers.scan(
+                log, table.bytes_view, table.cells, table.slots,
+                start=at, limit=at + STEP_BYTES_MAX, stop=len(log), segment_start=int(segment.name),
+            )  # fmt: skip
+            records += found.records
+            going_on = found.reason in GOING_ON and found.stopped_at > at
+            at = found.stopped_at
+        best = max(best, records / (time.perf_counter() - started))
+    table.close()
+    return best
+
 
 def _measure(
     invocation: Invocation, shape: Shape, log_bytes: int, ways: Sequence[tuple[str, Callable[[Leaving], None]]]
@@ -122,11 +171,15 @@ def _measure(
             found[name]["messages_per_second"] = round(messages / max(found[name]["recovery_seconds"], 1e-6))
             if not out.is_json:
                 _print(out, name, found[name])
+        found["machine"] = leaving.machine()
+        found["derived_bytes_per_message"] = round(leaving.derived_bytes() / messages, 1)
     finally:
         leaving.stop()
         shutil.rmtree(folder, ignore_errors=True)
     if out.is_json:
         out.document(found)
+    else:
+        _print_machine(out, found)
 
 
 def _print(out: Output, name: str, found: dict[str, Any]) -> None:
@@ -136,6 +189,18 @@ def _print(out: Output, name: str, found: dict[str, Any]) -> None:
     )
     for line in found["steps"]:
         out.line(f"  {line}")
+
+
+def _print_machine(out: Output, found: dict[str, Any]) -> None:
+    machine, derived = found["machine"], found["derived_bytes_per_message"]
+    out.line("this machine:")
+    out.line(f"  dispatch kernel alone, log in memory: {machine['dispatch_kernel_records_per_s']:,} records/sec")
+    for name in ("fresh_memory", "disk"):
+        rate = machine[f"{name}_bytes_per_s"]
+        out.line(
+            f"  {name.replace('_', ' ')}: {rate / 1e9:.2f} GB/s, enough for queues and index of "
+            f"{rate / max(derived, 1):,.0f} records/sec, {derived:.0f} bytes each"
+        )
 
 
 def _shape(size: int, topics: int) -> Shape:

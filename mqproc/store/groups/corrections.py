@@ -1,4 +1,4 @@
-"""Progress that fits its queues: raised to their minima after retention, set back to their ends after a cut of the log.
+"""Progress that fits its queues: raised to their minima after retention.
 
 What was raised is told, and counted in `mqproc/unconsumed.json`: by group and topic, messages that went before the
 group had consumed them, since ever.
@@ -26,8 +26,6 @@ class QueueOffsets(Protocol):
     def find(self, topic: str, queue_id: int) -> int: ...
 
     def min_offset(self, number: int) -> int: ...
-
-    def max_offset(self, number: int) -> int: ...
 
 
 def read_unconsumed(io: StoreIO, paths: StorePaths) -> Unconsumed:
@@ -69,24 +67,6 @@ class Corrections:
         self._io.write_file_atomically(self._paths.unconsumed, text, 0o600)
         return len(found)
 
-    def lower_to_maxima(self) -> int:
-        """At a start: set back what lies beyond its queue's end, which the log has lost; how many offsets did."""
-        found = self._progress.lower_to_maxima(self._maximum_of)
-        for at in found:
-            self._tell(
-                "a group stood beyond the end of its queue",
-                group=at.group,
-                topic=at.topic,
-                queue_id=at.queue_id,
-                offset=at.offset,
-                now=self._maximum_of(at.topic, at.queue_id),
-            )
-        return len(found)
-
     def _minimum_of(self, topic: str, queue_id: int) -> int | None:
         number = self._queues.find(topic, queue_id)
         return self._queues.min_offset(number) if number >= 0 else None
-
-    def _maximum_of(self, topic: str, queue_id: int) -> int | None:
-        number = self._queues.find(topic, queue_id)
-        return self._queues.max_offset(number) if number >= 0 else None

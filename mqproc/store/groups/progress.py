@@ -18,6 +18,7 @@ from mqproc.store.final_syncs import Syncing
 from mqproc.store.groups import offsets_json
 from mqproc.store.groups.offsets_json import MinimumOf, OffsetsJson, Progress, Skipped, skipped
 from mqproc.store.groups.progress_file import ProgressFile, boot_id
+from mqproc.store.groups.unwritable import NO_ROOM, UnwritableProgress
 
 SAVE_INTERVAL_NS: Final = 5_000_000_000
 SAVE_RETRY_NS: Final = 1_000_000_000
@@ -60,8 +61,7 @@ def load(io: StoreIO, paths: StorePaths) -> Loaded:
         return Loaded(json.progress, json)
     try:
         epoch = file.next_epoch
-        beside = json.fingerprint == offsets_json.NO_FINGERPRINT or json.fingerprint in file.fingerprints
-        if file.boot != boot_id() or not beside:
+        if not _counts(file, json.fingerprint):
             if damage:
                 raise CorruptStoreError(damage)
             return Loaded(json.progress, json, epoch=epoch)
@@ -75,6 +75,12 @@ def _open(io: StoreIO, paths: StorePaths) -> ProgressFile | None:
         return ProgressFile(io, paths.progress)
     except (FileNotFoundError, CorruptStoreError):
         return None
+
+
+def _counts(file: ProgressFile, json_fingerprint: int) -> bool:
+    """Whether the words are of this run of the machine, and beside the consumerOffset.json that is there."""
+    beside = json_fingerprint == offsets_json.NO_FINGERPRINT or json_fingerprint in file.fingerprints
+    return file.boot == boot_id() and beside
 
 
 def _joined(json: OffsetsJson, file: ProgressFile, damage: str, epoch: int) -> Loaded:
@@ -92,7 +98,8 @@ class GroupProgress:
     def __init__(self, io: StoreIO, paths: StorePaths, syncs: Syncing, tell: Tell, *, successor: bool = False) -> None:
         """`successor`: the process before this one, of the same running group, had the file open.
 
-        consumerOffset.json that nobody can read is moved aside and told, and groups begin anew. Raises OSError.
+        consumerOffset.json that nobody can read is moved aside and told, and groups begin anew. Without room on the
+        disk progress can be read, and every change raises OSError, until `make_when_due` finds room. Raises OSError.
         """
         self._io = io
         self._paths = paths
@@ -100,25 +107,53 @@ class GroupProgress:
         self._tell = tell
         self._json: OffsetsJson | None = None
         self._due_ns = 0
-        found = self._successor_file() if successor else None
-        self._file = found or self._take_over()
+        self._loaded: Loaded | None = None
+        """What is known while there is no room for the file."""
+        self._file: ProgressFile | UnwritableProgress = self._open_or_make(successor)
 
     def close(self) -> None:
         """Let go of the file; `save` is the caller's."""
         self._file.close()
 
-    def _successor_file(self) -> ProgressFile | None:
+    def _open_or_make(self, successor: bool) -> ProgressFile | UnwritableProgress:
+        found = self._successor_file() if successor else None
+        if found is not None:
+            return found
+        loaded = self._load()
         try:
-            return ProgressFile(self._io, self._paths.progress, write=True)
+            return self._make(loaded)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            self._tell("no room on the disk: progress of consumer groups cannot change", error=str(error))
+            self._loaded = loaded
+            return UnwritableProgress(loaded.progress, self._paths.progress, error)
+
+    def _successor_file(self) -> ProgressFile | None:
+        """The file of the process before; None when that had no room for one, and what lies there is older."""
+        try:
+            file = ProgressFile(self._io, self._paths.progress, write=True)
         except (FileNotFoundError, CorruptStoreError) as error:
             self._tell("progress of consumer groups is taken from its file in config", error=str(error))
             return None
+        if _counts(file, self._json_fingerprint()):
+            return file
+        file.close()
+        return None
 
-    def _take_over(self) -> ProgressFile:
+    def _json_fingerprint(self) -> int:
         try:
-            loaded = load(self._io, self._paths)
+            return offsets_json.fingerprint(self._io.read_file(self._paths.consumer_offsets))
+        except FileNotFoundError:
+            return offsets_json.NO_FINGERPRINT
+
+    def _load(self) -> Loaded:
+        try:
+            return load(self._io, self._paths)
         except CorruptStoreError as error:
-            loaded = Loaded([], OffsetsJson(), behind=True, damage=str(error))
+            return Loaded([], OffsetsJson(), behind=True, damage=str(error))
+
+    def _make(self, loaded: Loaded) -> ProgressFile:
         if loaded.damage:
             aside = self._move_aside()
             known = len(loaded.progress)
@@ -132,6 +167,26 @@ class GroupProgress:
         if loaded.behind:
             file.touch()
         return file
+
+    @property
+    def writable(self) -> bool:
+        """Whether there was room for the file."""
+        return self._loaded is None
+
+    def make_when_due(self, now_ns: int) -> bool:
+        """Make the file that there was no room for, when it is time to try again; whether that went well."""
+        if self._loaded is None or now_ns < self._due_ns:
+            return False
+        self._due_ns = now_ns + SAVE_RETRY_NS
+        try:
+            self._file = self._make(self._loaded)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            return False
+        self._loaded, self._due_ns = None, 0
+        self._tell("the disk has room again: progress of consumer groups can change")
+        return True
 
     def _move_aside(self) -> str:
         path, target = self._paths.consumer_offsets, self._paths.aside / self._paths.consumer_offsets.name
@@ -228,16 +283,17 @@ class GroupProgress:
 
     def save(self, time_ms: int) -> None:
         """Write consumerOffset.json when it lacks something. Raises OSError, FailedSyncError."""
-        if not self._file.unsaved:
+        file = self._file
+        if isinstance(file, UnwritableProgress) or not file.unsaved:
             return
         json = self._read_json()
-        changes = self._file.changes
-        text = offsets_json.encode(self._file.all(), json.version + 1, time_ms, json.other)
+        changes = file.changes
+        text = offsets_json.encode(file.all(), json.version + 1, time_ms, json.other)
         fingerprint = offsets_json.fingerprint(text)
-        self._file.begin_save(fingerprint)
-        self._file.sync(self._syncs)
+        file.begin_save(fingerprint)
+        file.sync(self._syncs)
         offsets_json.replace(self._io, self._syncs, self._paths, text)
-        self._file.end_save(fingerprint, changes)
+        file.end_save(fingerprint, changes)
         json.version += 1
 
     def _read_json(self) -> OffsetsJson:

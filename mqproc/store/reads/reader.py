@@ -58,7 +58,7 @@ class StoreReader:
             raise StoreAccessError(f"{self.paths.root}: no such folder")
         if not self._io.exists(self.paths.commit_log) and not self._io.exists(self.paths.own):
             raise StoreAccessError(f"{self.paths.root}: not a store: it has no folder commitlog")
-        self.options = _with_sizes_of_files(self._io, self.paths, options or _settings(self._io, self.paths))
+        self.options = _with_sizes_of_files(self._io, self.paths, options or settings_of(self._io, self.paths))
         view = GroupView.open(self._io, self.paths, self.options)
         self._view: StoreView = view or FilesView(self._io, self.paths, self.options)
         self.reading = StoreReading(
@@ -291,7 +291,7 @@ def _messages_of(batch: Batch) -> list[StoredMessage]:
     return [message for part in batch.records for message in decode_records(part.data)]
 
 
-def _settings(io: StoreIO, paths: StorePaths) -> Options:
+def settings_of(io: StoreIO, paths: StorePaths) -> Options:
     """The options that our group ran with; defaults when none has."""
     try:
         found: dict[str, object] = json.loads(io.read_file(paths.settings))

@@ -71,6 +71,13 @@ class _Shadow:
             self.temporary.close()
 
 
+class _Map(mmap.mmap):
+    """A map that several use: who closes it lets go of it only."""
+
+    def close(self) -> None:
+        return
+
+
 class DryRunIO(StoreIO):
     """A StoreIO below one folder, to be used as a context."""
 
@@ -79,7 +86,10 @@ class DryRunIO(StoreIO):
         self._root = root
         self._shadows: dict[Path, _Shadow] = {}
         self._folders: set[Path] = set()
+        self._inside: dict[Path, set[Path]] = {}
+        """What of these lies in a folder."""
         self._gone: set[Path] = set()
+        self._gone_folders: set[Path] = set()
         self._moved_folders: list[tuple[Path, Path]] = []
         self._stored: set[Path] = set()
         self._fds: dict[int, Path] = {}
@@ -139,7 +149,9 @@ class DryRunIO(StoreIO):
     # Files by name
 
     def _is_gone(self, path: Path) -> bool:
-        return path in self._gone or any(parent in self._gone for parent in path.parents)
+        return path in self._gone or (
+            bool(self._gone_folders) and any(parent in self._gone_folders for parent in path.parents)
+        )
 
     def _real(self, path: Path) -> bool:
         """Whether the real file or folder of this name counts."""
@@ -163,9 +175,9 @@ class DryRunIO(StoreIO):
 
     def entries(self, folder: Path) -> list[Entry]:
         real = super().entries(folder) if not self._is_gone(folder) else []
-        found = {entry.name: entry for entry in real if self._real(folder / entry.name)}
-        for path in [*self._shadows, *self._folders]:
-            if path.parent == folder and (entry := self.entry(path)) is not None:
+        found = {entry.name: entry for entry in real if folder / entry.name not in self._gone}
+        for path in self._inside.get(folder, ()):
+            if (entry := self.entry(path)) is not None:
                 found[path.name] = entry
         return [found[name] for name in sorted(found)]
 
@@ -179,7 +191,7 @@ class DryRunIO(StoreIO):
 
     def make_folder(self, folder: Path, mode: int = 0o755, *, sync: bool = True) -> None:
         while not self.exists(folder):
-            self._folders.add(folder)
+            self._add_folder(folder)
             folder = folder.parent
 
     def read_file(self, path: Path) -> bytes:
@@ -197,15 +209,16 @@ class DryRunIO(StoreIO):
     def rename(self, source: Path, target: Path) -> None:
         if self._is_folder(source):
             self._folders.discard(source)
-            self._folders.add(target)
+            self._add_folder(target)
             self._moved_folders.append((source, target))
         else:
-            self._shadow(source)
+            shadow = self._shadow(source)
             self._forget(target)
-            self._shadows[target] = self._shadows.pop(source)
+            self._add(target, shadow)
+            del self._shadows[source]
             self._gone.discard(target)
         if super().exists(source):
-            self._gone.add(source)
+            self._lose(source)
 
     def _is_folder(self, path: Path) -> bool:
         entry = self.entry(path)
@@ -216,7 +229,7 @@ class DryRunIO(StoreIO):
     def unlink(self, path: Path) -> None:
         self._forget(path)
         if super().exists(path):
-            self._gone.add(path)
+            self._lose(path)
 
     def keep_link(self, path: Path, target: Path) -> None:
         if self.exists(target):
@@ -231,7 +244,7 @@ class DryRunIO(StoreIO):
             self._shadows.pop(path).close()
         self._folders = {path for path in self._folders if path != folder and folder not in path.parents}
         if super().exists(folder):
-            self._gone.add(folder)
+            self._lose(folder)
 
     def sync_folder(self, folder: Path) -> None:
         return
@@ -335,7 +348,7 @@ class DryRunIO(StoreIO):
         if shadow.mapping is None or size > shadow.size:
             raise ValueError("mmap length is greater than file size")
         if len(shadow.mapping) != size:
-            return super().map(self._temporary(shadow), size, write=True)
+            return _Map(self._temporary(shadow), size)
         return shadow.mapping
 
     def unmap_pages(self, mapping: mmap.mmap, offset: int, size: int) -> None:
@@ -365,18 +378,32 @@ class DryRunIO(StoreIO):
         fd = super().open(path)
         try:
             size = super().size(fd)
-            shadow = _Shadow(path, self.map_privately(fd, size) if size else None, size)
+            shadow = _Shadow(path, _Map(fd, size, access=mmap.ACCESS_COPY) if size else None, size)
         finally:
             super().close(fd)
-        self._shadows[path] = shadow
+        self._add(path, shadow)
         return shadow
 
     def _new(self, path: Path) -> _Shadow:
         self._forget(path)
         shadow = _Shadow(None, None, 0)
-        self._shadows[path] = shadow
+        self._add(path, shadow)
         self._gone.discard(path)
         return shadow
+
+    def _add(self, path: Path, shadow: _Shadow) -> None:
+        self._shadows[path] = shadow
+        self._inside.setdefault(path.parent, set()).add(path)
+
+    def _add_folder(self, folder: Path) -> None:
+        self._folders.add(folder)
+        self._inside.setdefault(folder.parent, set()).add(folder)
+
+    def _lose(self, path: Path) -> None:
+        """A real name does not count any more, and what lies below it neither."""
+        self._gone.add(path)
+        if path.is_dir():
+            self._gone_folders.add(path)
 
     def _forget(self, path: Path) -> None:
         shadow = self._shadows.pop(path, None)
@@ -409,7 +436,7 @@ class DryRunIO(StoreIO):
             if shadow.size < super().size(fd):
                 super().zero(fd, shadow.size, super().size(fd) - shadow.size)
             super().set_size(fd, size)
-            shadow.mapping = super().map(fd, size, write=True)
+            shadow.mapping = _Map(fd, size)
         shadow.size = size
 
     def _temporary(self, shadow: _Shadow) -> int:
@@ -422,7 +449,7 @@ class DryRunIO(StoreIO):
                     super().pwrite(fd, data, at)
                 super().set_size(fd, shadow.size)
             if shadow.size:
-                shadow.mapping = super().map(fd, shadow.size, write=True)
+                shadow.mapping = _Map(fd, shadow.size)
         return shadow.temporary.fileno()
 
 

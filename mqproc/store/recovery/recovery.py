@@ -6,6 +6,7 @@
     index    what the index mark vouches for (`index_step`)
     dispatch once over the log, by the engine's own dispatch: lost queues, then all to its end (`dispatch_step`)
     table    the queue table with every queue's offsets (`table_step`)
+    groups   progress beyond a queue's end set back to it (`progress_step`)
     marks    everything synced, marks and checkpoint at the end of the log (`settling`)
     words    all positions at the end of the log
 
@@ -38,6 +39,7 @@ from mqproc.store.queue_table import QueueTable
 from mqproc.store.recovery.dispatch_step import DispatchStep
 from mqproc.store.recovery.index_step import IndexStep
 from mqproc.store.recovery.log_step import LogState, LogStep
+from mqproc.store.recovery.progress_step import ProgressStep
 from mqproc.store.recovery.queue_hints import Hints, read_hints
 from mqproc.store.recovery.queue_kinds import check_queue_kinds
 from mqproc.store.recovery.queue_recovery import LOG_BYTES_MAX, QueueRecovery
@@ -152,6 +154,7 @@ class Recovery:
         table_step.run(log, mender, self._files.queues, dispatch_step.rebuilt)
         if done.position < log.end:
             redispatch.count_on(done.position, log.end)
+        ProgressStep(self._io, self._paths, self._table, self._report, self._now_ms).run()
         self._settle(log, done.position)
         self._queues.close()
         self._index.close()

@@ -61,6 +61,7 @@ _WRONG_UNITS: Final = frozenset(
 )
 # consumequeue, topic, queue id, file
 _QUEUE_FILE_PARTS: Final = 4
+_DELAYS: Final = "config/delayOffset.json"
 # What no repair can mend.
 _HOPELESS: Final = frozenset({Kind.QUEUE_OFFSET_REPEATED})
 _Step = Callable[[StoreIO], None]
@@ -174,8 +175,8 @@ class Repair:
                 yield Action(path, "remove", "the store has been read from the disk and checked", _unlinking(path))
             elif finding.kind is Kind.BLANK_SIZE:
                 yield self._blank(path, finding)
-        if Kind.PROGRESS_BEYOND_END in self._counts:
-            yield from self._progress()
+            elif finding.file == _DELAYS and finding.kind is Kind.PROGRESS_BEYOND_END:
+                yield Action(path, "set back", finding.text, self._set_back_delays)
 
     def _aside(self, path: Path, why: str) -> Action:
         target = Copies.place(self.kept, self._paths, path)
@@ -199,19 +200,16 @@ class Repair:
 
         return Action(path, "write the right size", "the filler at its end tells another one", write)
 
-    def _progress(self) -> Iterator[Action]:
-        ends = self._verified.queue_ends
-        for name, clamped in (("consumerOffset.json", _clamped_groups), ("delayOffset.json", _clamped_levels)):
-            path = self._paths.config / name
-
-            def write(io: StoreIO, path: Path = path, clamped: _Clamp = clamped) -> None:
-                value, _remark = rocketmq_json.load(io, path)
-                if isinstance(value, dict) and isinstance(value.get("offsetTable"), dict):
-                    table = clamped(value["offsetTable"], ends)
-                    if table != value["offsetTable"]:
-                        rocketmq_json.save(io, path, {**value, "offsetTable": table}, integer_keys=True)
-
-            yield Action(path, "set back", "progress beyond the queue's end is set to the end", write)
+    def _set_back_delays(self, io: StoreIO) -> None:
+        """Delay levels beyond their queue's end to it: by level the next offset of the queue one below."""
+        path = self._paths.root / _DELAYS
+        value, _remark = rocketmq_json.load(io, path)
+        levels = value["offsetTable"]
+        for level, offset in levels.items():
+            end = self._verified.queue_ends.get((SCHEDULE_TOPIC, int(level) - 1)) if level.isdigit() else None
+            if end is not None and isinstance(offset, int):
+                levels[level] = min(offset, end)
+        rocketmq_json.save(io, path, value, integer_keys=True)
 
 
 def read_from_disk(io: StoreIO, paths: StorePaths) -> None:
@@ -268,29 +266,3 @@ def _unlinking(path: Path) -> _Step:
         io.sync_folder(path.parent)
 
     return unlink
-
-
-_Clamp = Callable[[dict[str, Any], dict[Queue, int]], dict[str, Any]]
-
-
-def _clamped_groups(table: dict[str, Any], ends: dict[Queue, int]) -> dict[str, Any]:
-    """`T@G` → queue id → offset, none beyond its queue's end."""
-    return {
-        key: {queue: _clamped((key.partition("@")[0], queue), offset, ends) for queue, offset in offsets.items()}
-        if isinstance(offsets, dict)
-        else offsets
-        for key, offsets in table.items()
-    }
-
-
-def _clamped_levels(table: dict[str, Any], ends: dict[Queue, int]) -> dict[str, Any]:
-    """Delay level → offset, none beyond its queue's end."""
-    return {
-        level: _clamped((SCHEDULE_TOPIC, str(int(level) - 1) if level.isdigit() else ""), offset, ends)
-        for level, offset in table.items()
-    }
-
-
-def _clamped(queue: tuple[str, str], offset: Any, ends: dict[Queue, int]) -> Any:
-    end = ends.get((queue[0], int(queue[1]))) if queue[1].isdigit() else None
-    return min(offset, end) if isinstance(offset, int) and end is not None else offset

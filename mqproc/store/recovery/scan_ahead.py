@@ -12,7 +12,6 @@ scanners need not know anything, change nothing, and may be killed at any time.
 from __future__ import annotations
 
 import bisect
-import mmap
 import multiprocessing
 import os
 import signal
@@ -30,7 +29,7 @@ from mqproc.kernels.dispatch import ScanResult
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.recovery.resync import Resync
 from mqproc.store.segments import LogSegments
-from mqproc.store.step_scan import STEP_BYTES_MAX, StepScan
+from mqproc.store.step_scan import GOING_ON, STEP_BYTES_MAX, StepScan
 
 if TYPE_CHECKING:
     _Pipe = Connection[Any, Any]
@@ -83,7 +82,7 @@ class ScanAhead:
         self._here = StepScan(table, segments, with_entries=with_entries)
         # By piece, in turns: a scanner's next piece goes to the same arrays only after what it had put there was taken.
         self._scans = [
-            StepScan(table, segments, with_entries=with_entries, zeros=_shared_zeros)
+            StepScan(table, segments, with_entries=with_entries, zeros=self._shared_zeros)
             for _ in range(_PIECES_EACH * scanners.count)
         ]
         self._handed = 0
@@ -100,7 +99,9 @@ class ScanAhead:
             self._taken = piece
             if self._pipes and self._begin_of(piece) == start:
                 result = self._scans[piece % len(self._scans)].result()
-                if self._segments.start_of(start) + result.stopped_at <= stop:
+                end = self._segments.start_of(start) + result.stopped_at
+                # A scanner knows nothing of damage ahead, and its table may be older than dispatch's.
+                if result.reason in GOING_ON and (end < stop or stop == self._limits[-1]):
                     return result
         return self._here.scan_below(start, self._limits[piece], stop)
 
@@ -135,6 +136,10 @@ class ScanAhead:
         self._report(f"recovery: a process that scanned the log ended ({why}); going on without")
         self.close()
         return _NOWHERE
+
+    def _shared_zeros(self, count: int, dtype: DTypeLike) -> NDArray[Any]:
+        size = count * np.dtype(dtype).itemsize
+        return np.frombuffer(self._segments.io.shared_memory(size), dtype, count)
 
     def _start(self) -> None:
         here, there = multiprocessing.Pipe()
@@ -182,9 +187,3 @@ def _pieces(start: int, stop: int, segment_size: int, piece_bytes: int) -> tuple
         start = min(start + piece_bytes, segment_end, stop)
         limits.append(start)
     return starts, limits
-
-
-def _shared_zeros(count: int, dtype: DTypeLike) -> NDArray[Any]:
-    """An array that forked processes share."""
-    size = count * np.dtype(dtype).itemsize
-    return np.frombuffer(mmap.mmap(-1, max(1, size)), dtype, count)

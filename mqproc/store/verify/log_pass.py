@@ -44,6 +44,8 @@ BAD_QUEUE: Final = -2
 _NO_FOLDER: Final = re.compile(r"[/\x00]|\A\.\.?\Z")
 
 Advance = Callable[[int], None]
+Take = Callable[[ScanResult, QueueTable], None]
+"""Told of each scan of whole, intact records, with the table that numbers its queues; valid until the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +173,14 @@ def _queue_at(view: NDArray[np.uint8], at: int) -> Queue | None:
 class LogPass:
     """Walks shares, one after the other."""
 
-    def __init__(self, io: StoreIO, picture: Picture, advance: Advance) -> None:
+    def __init__(
+        self, io: StoreIO, picture: Picture, advance: Advance, take: Take = lambda result, table: None
+    ) -> None:
         """`advance` is told of every so many bytes."""
         self._io = io
         self._picture = picture
         self._advance = advance
+        self._take = take
         self._scanner = Scanner(io, picture)
         self._views = self._scanner.views
         capacity = self._scanner.table.capacity
@@ -281,6 +286,7 @@ class LogPass:
             if gaps and len(found.gaps) < _GAPS_MAX:
                 self._note_gaps(found, gaps)
             found.entries += result.entries
+            self._take(result, self._scanner.table)
             if self._index is not None:
                 self._index.match(result.hashes, result.offsets, result.times, result.entries)
             at = result.stopped_at

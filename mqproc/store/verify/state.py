@@ -16,7 +16,9 @@ from mqproc.layout import checkpoint as checkpoint_layout
 from mqproc.layout import index_file, marks
 from mqproc.names import SCHEDULE_TOPIC
 from mqproc.paths import StorePaths
-from mqproc.store import checkpoint_file, damage, rocketmq_json
+from mqproc.store import checkpoint_file, damage, deleted_topics, rocketmq_json
+from mqproc.store.groups import offsets_json
+from mqproc.store.groups.progress import all_progress
 from mqproc.store.marks import fingerprint
 from mqproc.store.recovery.queue_hints import read_hints
 from mqproc.store.recovery.visitor import has_been_held
@@ -233,13 +235,19 @@ class StateFindings:
             return str(error)
         if not isinstance(value, dict):
             return f"{type(value).__name__}; expected an object"
-        return self._strange_topics() if path == self._paths.topics else ""
+        return self._strangeness_of(path)
 
-    def _strange_topics(self) -> str:
+    def _strangeness_of(self, path: Path) -> str:
+        """What is wrong with a file that is no garbage, "" when nothing is: its reader says it."""
         try:
-            Topics(self._io, self._paths).load()
+            if path == self._paths.topics:
+                Topics(self._io, self._paths).load()
+            elif path == self._paths.consumer_offsets:
+                return offsets_json.load(self._io, self._paths).remark.removeprefix(f"{path}: ")
+            elif path == self._paths.deleted_topics:
+                deleted_topics.load(self._io, self._paths)
         except CorruptStoreError as error:
-            return str(error).removeprefix(f"{self._paths.topics}: ")
+            return str(error).removeprefix(f"{path}: ")
         return ""
 
     def _progress(self) -> Iterable[Finding]:
@@ -250,16 +258,18 @@ class StateFindings:
                 yield Finding(Kind.PROGRESS_BEYOND_END, _name(self._paths, path), None, text=text.strip())
 
     def _consumed(self) -> Iterable[tuple[Queue, str, int, Path]]:
-        path = self._paths.config / "consumerOffset.json"
-        for key, offsets in self._table(path).items():
-            topic, _, group = key.partition("@")
-            if isinstance(offsets, dict):
-                for queue_id, offset in offsets.items():
-                    if queue_id.isdigit() and isinstance(offset, int):
-                        yield (topic, int(queue_id)), f"group {group}:", offset, path
+        try:
+            in_json = set(offsets_json.load(self._io, self._paths).progress)
+            progress = list(all_progress(self._io, self._paths))
+        except (CorruptStoreError, IsADirectoryError):
+            # That the file cannot be read is told with the other settings.
+            return
+        for at in progress:
+            path = self._paths.consumer_offsets if at in in_json else self._paths.progress
+            yield (at.topic, at.queue_id), f"group {at.group}:", at.offset, path
 
     def _delayed(self) -> Iterable[tuple[Queue, str, int, Path]]:
-        path = self._paths.config / "delayOffset.json"
+        path = self._paths.delay_offsets
         for level, offset in self._table(path).items():
             if level.isdigit() and isinstance(offset, int):
                 yield (SCHEDULE_TOPIC, int(level) - 1), "delayed delivery:", offset, path

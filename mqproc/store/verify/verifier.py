@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from mqproc.config import Options
 from mqproc.errors import StoreAccessError
@@ -49,6 +50,14 @@ _QUEUES_PER_TASK = 256
 
 OnProgress = Callable[[int, int], None]
 """Told now and then how many bytes of how many have been looked at."""
+
+
+class Answers(Protocol):
+    """Has the tasks of a picture done, or done already."""
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
+        """Each task with its result, in any order."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +111,28 @@ def verify_store(
         return _Verifier(io, paths, options, jobs, shares, share_bytes, on_progress, is_mine=is_mine).run()
     except PermissionError as error:
         raise StoreAccessError(f"{error.filename}: {error.strerror}") from None
+
+
+def picture_of(
+    io: StoreIO, paths: StorePaths, options: Options, *, share_bytes: int = SHARE_BYTES_MIN, is_mine: bool = False
+) -> Picture:
+    """A store at this moment, for others that do its tasks, in shares of about `share_bytes`."""
+    most = 1 << 30
+    return _Verifier(io, paths, options, 1, most, share_bytes, lambda done, total: None, is_mine=is_mine).picture()
+
+
+def tasks_of(picture: Picture) -> list[Task]:
+    """What must be done of a picture: index files, the log's shares, its queues."""
+    queues = picture.queues
+    # A file of the index is one task, however large.
+    tasks: list[Task] = [*picture.index, *picture.shares]
+    return tasks + [QueueGroup(queues[at : at + _QUEUES_PER_TASK]) for at in range(0, len(queues), _QUEUES_PER_TASK)]
+
+
+def compare(io: StoreIO, paths: StorePaths, options: Options, picture: Picture, answers: Answers) -> Verified:
+    """What the tasks of a picture come to; `answers` has their results, and answers what is asked about differences."""
+    verifier = _Verifier(io, paths, options, 1, 0, SHARE_BYTES_MIN, lambda done, total: None, is_mine=False)
+    return verifier.compare(picture, answers, Findings(), time.perf_counter())
 
 
 def check_is_store(io: StoreIO, paths: StorePaths) -> None:
@@ -180,11 +211,15 @@ class _Verifier:
     def run(self) -> Verified:
         started = time.perf_counter()
         findings = Findings()
+        picture = self.picture()
+        with contextlib.closing(self._workers(picture)) as workers:
+            return self.compare(picture, workers, findings, started)
+
+    def picture(self) -> Picture:
+        """The store at this moment, its log cut into shares."""
         positions = positions_of(self._io, self._paths, is_mine=self._is_mine)
         inventory = take_inventory(self._io, self._paths, sizes_of(self._io, self._paths, self._options))
-        picture = self._picture(inventory, positions)
-        with contextlib.closing(self._workers(picture)) as workers:
-            return self._compare(picture, workers, findings, started)
+        return self._picture(inventory, positions)
 
     def _workers(self, picture: Picture) -> Workers:
         slots = picture.inventory.sizes.slots
@@ -193,7 +228,8 @@ class _Verifier:
         jobs = self._jobs if total >= 2 * self._share_bytes else 1
         return Workers(self._io, picture, jobs, lambda done: self._on_progress(min(done, total), total))
 
-    def _compare(self, picture: Picture, workers: Workers, findings: Findings, started: float) -> Verified:
+    def compare(self, picture: Picture, workers: Answers, findings: Findings, started: float) -> Verified:
+        """Have the tasks done, and say what they come to."""
         holes, ledger = known_holes(self._io, self._paths)
         findings.extend(ledger)
         findings.extend(_unknown(picture.inventory.findings, holes))
@@ -245,17 +281,13 @@ class _Verifier:
     # Tasks
 
     def _passes(
-        self, picture: Picture, workers: Workers
+        self, picture: Picture, workers: Answers
     ) -> tuple[list[LogShare], list[QueueTotals], list[IndexChecked]]:
         """Log, queues and index files, each once."""
-        queues = picture.queues
-        # A file of the index is one task, however large.
-        tasks: list[Task] = [*picture.index, *picture.shares]
-        tasks += [QueueGroup(queues[at : at + _QUEUES_PER_TASK]) for at in range(0, len(queues), _QUEUES_PER_TASK)]
         shares: list[LogShare] = []
         totals: list[QueueTotals] = []
         checked: list[IndexChecked] = []
-        for task, result in workers.run(tasks):
+        for task, result in workers.run(tasks_of(picture)):
             if isinstance(task, Share):
                 shares.append(result)
             elif isinstance(task, QueueGroup):

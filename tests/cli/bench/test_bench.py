@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mqproc.cli.bench import limits
+from mqproc.cli.bench import limits, recovering
 from mqproc.cli.bench.figures import figures_of
 from mqproc.cli.bench.load import KEY_CHARACTERS, Messages, Recorder, Shape, key_of, paced
 from tests.cli.calling import call
@@ -126,3 +126,32 @@ def test_pull_and_query_find_what_was_loaded() -> None:
 
 def test_dispatch_wants_a_group_of_its_own(tmp_path: Path) -> None:
     assert call("bench", "dispatch", "--store", tmp_path).code == 2
+
+
+@pytest.fixture
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, value in (
+        (limits, "MEMORY_BYTES", 1 << 20),
+        (limits, "DISK_BYTES", 1 << 20),
+        (recovering, "KERNEL_BYTES", 1 << 20),
+        (recovering, "_PART_MESSAGES", 5000),
+    ):
+        monkeypatch.setattr(module, name, value)
+
+
+@pytest.mark.parametrize(
+    ("command", "ways"),
+    [("recovery", ["after a clean stop", "after kill -9"]), ("rebuild", ["queues and index removed"])],
+)
+def test_a_store_comes_back_from_every_way_it_was_left(command: str, ways: list[str], small_limits: None) -> None:
+    small = ("--set", "mapped_file_size_commit_log=67108864", "--json")
+    found = call("bench", command, "--log-size", "1MiB", "--topics", 2, *small).json
+    assert set(found) == {*ways, "machine", "derived_bytes_per_message", "schema_version"}
+    for way in ways:
+        assert found[way]["messages"] == 5000
+        assert 0 < found[way]["recovery_seconds"] < found[way]["start_seconds"]
+        assert [line for line in found[way]["steps"] if "recovery: log:" in line]
+    assert all(rate > 0 for rate in found["machine"].values())
+    if command == "rebuild":
+        (line,) = [line for line in found[ways[0]]["steps"] if "recovery: dispatch:" in line]
+        assert "5,000 records and 10,000 index entries from 0" in line

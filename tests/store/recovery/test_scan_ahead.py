@@ -11,11 +11,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mqproc.io import StoreIO
 from mqproc.kernels.dispatch import StopReason
@@ -183,6 +186,22 @@ def test_recovery_with_scanners_leaves_the_same_bytes(
     assert results[0][2] == store.end
 
 
+@settings(max_examples=8, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 400)), min_size=1, max_size=6), st.integers(300, 9000))
+def test_damage_anywhere_is_met_as_without_scanners(damage: list[tuple[float, int]], piece_bytes: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = StoppedStore(Path(folder) / "store")
+        for place, size in damage:
+            offset = int(place * (store.end - 1))
+            store.overwrite(offset, b"\xff" * min(size, SEGMENT - offset % SEGMENT))
+        lose_all(store)
+        alone, ahead = (shutil.copytree(store.root, Path(folder) / name) for name in ("alone", "ahead"))
+        wanted = recover(alone, store.engine.options, clean=False)
+        found = recover(ahead, store.engine.options, clean=False, scanners=scanners(1, piece_bytes))
+        assert (found.holes, found.queues(), found.end) == (wanted.holes, wanted.queues(), wanted.end)
+        assert contents(ahead) == contents(alone)
+
+
 def test_whole_queues_and_index_are_made_again(store: StoppedStore) -> None:
     before = contents(store.root)
     lose_queues_and_index(store)
@@ -198,7 +217,7 @@ def test_killed_at_a_call_it_leaves_no_process_and_the_next_one_ends_it(store: S
     io = RecordingIO()
     whole = shutil.copytree(store.root, tmp_path / "whole")
     recover(whole, store.engine.options, clean=False, scanners=scanners(), io=io)
-    for kill_at in range(1, len(io.calls), len(io.calls) // 12):
+    for kill_at in range(1, len(io.calls), len(io.calls) // 8):
         root = shutil.copytree(store.root, tmp_path / str(kill_at))
         with pytest.raises(Killed):
             recover(root, store.engine.options, clean=False, scanners=scanners(), io=RecordingIO(kill_at))
@@ -228,7 +247,7 @@ def test_scanners_end_with_a_killed_recovery(store: StoppedStore) -> None:
     lose_queues_and_index(store)
     environment = os.environ | {"MQPROC_CRASH": "dispatch.entries_put:5"}
     command = [sys.executable, "-c", PROGRAM, str(store.root)]
-    ended = subprocess.run(command, env=environment, check=False, timeout=60, capture_output=True)
+    ended = subprocess.run(command, env=environment, check=False, timeout=110, capture_output=True)
     assert ended.returncode == -9, ended.stderr.decode()
     assert StorePaths(store.root).next_queues.exists()
     assert_whole(store, recover(store.root, store.engine.options, clean=False))

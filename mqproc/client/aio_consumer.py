@@ -1,0 +1,378 @@
+"""The group consumer for asyncio: the `Assignment` of the synchronous one, with tasks for pulls and commits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from mqproc.client import core, group_calls
+from mqproc.client.aio_broadcast import AsyncBroadcast
+from mqproc.client.aio_groups import drive
+from mqproc.client.aio_handling import AsyncHandling
+from mqproc.client.aio_membership import AsyncMembership
+from mqproc.client.assignment import Assignment, Cursor, Piece, entries
+from mqproc.client.consumer import COMMIT_S, HOLD_S, LOOK_S, MOVED, RECEIVE_MESSAGES
+from mqproc.client.group_steps import ResetTo, seek_targets
+from mqproc.client.subscription import Subscription
+from mqproc.errors import BadRequestError, MqprocError, NotAMemberError, RequestTimeoutError, StoreBusyError
+from mqproc.message import Filter, PullStatus, StoredMessage
+from mqproc.names import RETRY_PREFIX
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from mqproc.client.aio import AsyncClient
+    from mqproc.wire.group_operations import GroupAssignment
+
+SEEK_LOOK_S: Final = 0.001
+_clock = time.monotonic
+
+
+class AsyncConsumer:
+    """A member of a consumer group, made by `AsyncClient.consumer`.
+
+        async with await client.consumer("billing", "orders") as consumer:
+            async for message in consumer:
+                await handle(message)
+
+    As `Consumer`; all its tasks run in the event loop that it was made in.
+    """
+
+    def __init__(
+        self, client: AsyncClient, subscription: Subscription, filter: Filter | None, pull_messages: int, broadcast: str
+    ) -> None:
+        """`broadcast`: where this consumer keeps its own progress in every queue, "" for a member of the group."""
+        self._client = client
+        self._subscription = subscription
+        self._filter = filter
+        self._pull_messages = pull_messages
+        self._assignment: Assignment[Any] = Assignment()
+        self._parse: Callable[[Any, memoryview], Any] | None = None
+        self._error: BaseException | None = None
+        self._closed = False
+        self._left: dict[int, tuple[Cursor[Any], StoredMessage]] = {}
+        self._commit_at = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._local: AsyncBroadcast | None = None
+        self._member: AsyncMembership | AsyncBroadcast
+        if broadcast:
+            self._local = self._member = AsyncBroadcast(client, subscription, broadcast, self._assigned, self._end)
+        else:
+            self._member = AsyncMembership(client, subscription, self._assignment.holding, self._assigned, self._end)
+
+    async def start(self) -> None:
+        """Join the group. Raises what the join was refused with."""
+        await self._member.start()
+
+    async def __aenter__(self) -> AsyncConsumer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            for cursor, message in self._left.values():
+                if cursor.done == message.queue_offset:
+                    cursor.done += 1
+        await self.close()
+
+    async def close(self) -> None:
+        """Commit what is done and leave the group."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self.commit()
+        finally:
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._member.leave()
+
+    @property
+    def queues(self) -> list[tuple[str, int]]:
+        """Topic and queue id of the queues that it has now."""
+        return sorted(self._assignment.cursors)
+
+    @property
+    def member_id(self) -> str:
+        """Its name in `mqproc group info`."""
+        return self._assignment.member_id
+
+    async def lag(self) -> int:
+        """How many messages the group has not consumed."""
+        return (await self._client.run(group_calls.info(self._subscription.group))).lag
+
+    async def seek(self, to: ResetTo, topics: Sequence[str] = ()) -> None:
+        """Go on from elsewhere in its queues; see `Consumer.seek`."""
+        positions = self._assignment.positions(topics)
+        epochs = self._assignment.epochs(positions)
+        targets = await drive(self._client, seek_targets(positions, to))
+        if self._local is not None:
+            self._local.commit([self._assignment.go_to((topic, queue), at) for topic, queue, at in targets])
+            return
+        await self._client.run(group_calls.reset(self._subscription.group, targets))
+        deadline = _clock() + self._client.timeout_s
+        while epochs.items() & self._assignment.epochs(epochs).items():
+            if _clock() >= deadline:
+                raise RequestTimeoutError("progress has moved, but the queues were not assigned anew in time")
+            await asyncio.sleep(SEEK_LOOK_S)
+
+    def _assigned(self, answer: GroupAssignment) -> None:
+        self._assignment.apply(answer)
+        self._changed.set()
+        self._release()
+
+    def _end(self, error: BaseException) -> None:
+        self._error = error
+        self._changed.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _release(self) -> None:
+        """Give queues back that were taken away, as soon as nobody has messages of them."""
+        found = self._assignment.to_release()
+        if found is not None and self._local is None:
+            self._spawn(self._give_back(*found))
+
+    async def _give_back(self, generation: int, cursors: Sequence[Cursor[Any]]) -> None:
+        group, member_id = self._subscription.group, self._assignment.member_id
+        done = [(each, each.position) for each in cursors if each.position > each.committed and not each.lost]
+        try:
+            if done:
+                await self._client.run(group_calls.commit_of_member(group, member_id, entries(done)))
+            await self._client.run(group_calls.release(group, member_id, generation))
+        except MqprocError:
+            self._assignment.not_released()
+
+    # Fetching and committing
+
+    def _tend(self) -> None:
+        """Ask for more, commit."""
+        if self._error is not None:
+            raise self._error
+        if self._closed:
+            raise BadRequestError("the consumer is closed")
+        pull_bytes = self._assignment.pull_bytes
+        for cursor in self._assignment.to_pull():
+            cursor.pulling = True
+            self._spawn(self._pull(cursor, pull_bytes))
+        self._commit_soon()
+
+    async def _pull(self, cursor: Cursor[Any], pull_bytes: int) -> None:
+        filter = None if cursor.topic.startswith(RETRY_PREFIX) else self._filter
+        place = cursor.topic, cursor.queue_id, cursor.next_offset
+        request = core.pull_request(*place, self._pull_messages, pull_bytes, "", HOLD_S, False, filter)
+        call: core.Call[Any] = core.pull(request) if self._parse is None else core.pull_as(request, self._parse)
+        try:
+            found = await self._client.run(call)
+        except BadRequestError as error:
+            self._error = error
+        except MqprocError as error:
+            await asyncio.sleep(self._client.retry.pause_s(0, error.hint_ms))
+            cursor.pulling = False
+        else:
+            if found.status is PullStatus.NO_MATCHED_LOGIC_QUEUE:
+                cursor.pulling, cursor.lost = False, True
+            else:
+                messages = found.messages if self._parse is None else found.batch
+                cursor.fetched(Piece(messages, len(messages), found.next_offset), found.status in MOVED)
+        self._changed.set()
+
+    def _commit_soon(self, *, idle: bool = False) -> None:
+        """Send what is done on its way, at once when there is nothing else to do."""
+        now = _clock()
+        if now < self._commit_at and not idle:
+            return
+        self._commit_at = now + COMMIT_S
+        sent = self._assignment.to_commit()
+        if not sent:
+            return
+        if self._local is not None:
+            self._local.commit(sent)
+            self._assignment.committed(sent, {})
+        else:
+            self._spawn(self._commit(sent))
+
+    async def _commit(self, sent: Sequence[tuple[Cursor[Any], int]]) -> None:
+        call = group_calls.commit_of_member(self._subscription.group, self._assignment.member_id, entries(sent))
+        try:
+            refused = await self._client.run(call)
+        except MqprocError:
+            # It is told again with what is done next.
+            self._assignment.not_committed(sent)
+        else:
+            self._assignment.committed(sent, refused)
+
+    async def commit(self) -> None:
+        """Return when everything that is done is committed. What is not this consumer's any more is left out."""
+        sent = self._assignment.uncommitted()
+        if not sent:
+            return
+        if self._local is not None:
+            self._local.commit(sent)
+            self._local.save()
+            self._assignment.committed(sent, {})
+            return
+        call = group_calls.commit_of_member(self._subscription.group, self._assignment.member_id, entries(sent))
+        try:
+            refused = await self._client.run(call)
+        except NotAMemberError:
+            self._assignment.not_committed(sent)
+        else:
+            self._assignment.committed(sent, refused)
+
+    # Messages
+
+    def __aiter__(self) -> AsyncIterator[StoredMessage]:
+        return self.messages()
+
+    async def messages(self, timeout: float | None = None) -> AsyncIterator[StoredMessage]:
+        """Messages one by one, those of a queue in order. Ends when none comes for `timeout` seconds; None: never."""
+        self._use(None)
+        while (taken := await self._take(timeout)) is not None:
+            cursor, piece = taken
+            try:
+                now = 0.0
+                for message in piece.messages:
+                    if cursor.revoked or now > self._member.valid_until:
+                        break
+                    self._left[id(cursor)] = cursor, message
+                    yield message
+                    cursor.done = message.queue_offset + 1
+                    now = _clock()
+                    if now >= self._commit_at:
+                        self._tend()
+                else:
+                    cursor.done = piece.end
+            finally:
+                self._put_back(cursor, piece)
+
+    async def batches(
+        self, columns: Sequence[str] | None = None, timeout: float | None = None
+    ) -> AsyncIterator[pa.RecordBatch]:
+        """Messages as Arrow record batches of one queue each; a batch is done when the next one is asked for."""
+        self._use(core.arrow_parser(columns))
+        while (taken := await self._take(timeout)) is not None:
+            cursor, piece = taken
+            try:
+                yield piece.messages
+                cursor.done = piece.end
+            finally:
+                self._put_back(cursor, piece)
+
+    def _use(self, parse: Callable[[Any, memoryview], Any] | None) -> None:
+        fetched = any(cursor.pulling or cursor.pieces for cursor in self._assignment.cursors.values())
+        if fetched and (parse is None) != (self._parse is None):
+            raise BadRequestError("a consumer gives either messages or Arrow batches")
+        self._parse = parse
+
+    async def _take(self, timeout: float | None) -> tuple[Cursor[Any], Piece[Any]] | None:
+        deadline = None if timeout is None else _clock() + timeout
+        while True:
+            self._changed.clear()
+            self._tend()
+            cursor = self._next_ready(exclusive=True)
+            if cursor is not None:
+                cursor.in_loop = True
+                return cursor, cursor.pieces.popleft()
+            if not await self._wait(deadline):
+                return None
+
+    def _next_ready(self, *, exclusive: bool) -> Cursor[Any] | None:
+        """A queue with messages to hand out. None while others may have got the queues because this one was silent."""
+        if _clock() > self._member.valid_until:
+            return None
+        return self._assignment.next_ready(exclusive=exclusive)
+
+    async def _wait(self, deadline: float | None) -> bool:
+        left_s = LOOK_S if deadline is None else deadline - _clock()
+        if left_s <= 0:
+            return False
+        self._commit_soon(idle=True)
+        try:
+            async with asyncio.timeout(min(left_s, LOOK_S)):
+                await self._changed.wait()
+        except TimeoutError:
+            return True
+        return True
+
+    def _put_back(self, cursor: Cursor[Any], piece: Piece[Any]) -> None:
+        """A loop is through with a piece, or was left in the middle of it: then the rest comes again."""
+        cursor.in_loop = False
+        if cursor.done >= piece.end:
+            self._left.pop(id(cursor), None)
+        elif not cursor.revoked:
+            rest = piece.messages
+            if self._parse is None:
+                rest = [message for message in piece.messages if message.queue_offset >= cursor.done]
+            cursor.pieces.appendleft(Piece(rest, len(rest), piece.end))
+        if cursor.revoked and not self._closed:
+            self._release()
+
+    async def receive(
+        self, max_messages: int = RECEIVE_MESSAGES, timeout: float = 0.0, *, ordered: bool = False
+    ) -> list[StoredMessage]:
+        """Up to so many messages; see `Consumer.receive`."""
+        self._use(None)
+        deadline = _clock() + timeout
+        while True:
+            self._changed.clear()
+            self._tend()
+            found: list[StoredMessage] = []
+            while len(found) < max_messages and (cursor := self._next_ready(exclusive=ordered)):
+                found += cursor.hand_out_of_first(max_messages - len(found))
+            if found or not await self._wait(deadline):
+                return found
+
+    def ack(self, *messages: StoredMessage) -> None:
+        """Messages that `receive` gave are done."""
+        revoked = False
+        for message in messages:
+            cursor = self._assignment.cursor_of((message.topic, message.queue_id))
+            if cursor is not None:
+                cursor.ack(message.queue_offset)
+                revoked = revoked or cursor.revoked
+        if revoked:
+            self._release()
+        if not self._closed:
+            self._commit_soon()
+
+    async def nack(self, *messages: StoredMessage, delay_level: int = 0) -> None:
+        """Have messages delivered again later; see `Consumer.nack`."""
+        if self._local is not None:
+            raise BadRequestError("a broadcast consumer has no retry topic")
+        places = [(message.topic, message.queue_id, message.queue_offset) for message in messages]
+        deadline = _clock() + self._client.timeout_s
+        failures = 0
+        while places:
+            levels = await self._client.run(group_calls.nack(self._subscription.group, places, delay_level, -1))
+            places = [place for place, level in zip(places, levels, strict=True) if level == group_calls.NOT_NOW]
+            if places:
+                failures += 1
+                pause_s = self._client.retry.pause_s(failures)
+                if _clock() + pause_s >= deadline:
+                    raise StoreBusyError(f"{len(places):,} messages could not be stored for a later delivery")
+                await asyncio.sleep(pause_s)
+        self.ack(*messages)
+
+    async def run(
+        self,
+        handler: Callable[[StoredMessage], Awaitable[object]],
+        *,
+        workers: int = 1,
+        ordered: bool = False,
+        stop: asyncio.Event | None = None,
+        pause_s: float = 1.0,
+    ) -> None:
+        """Await `handler` for each message until `stop` is set, `workers` at once; see `Consumer.run`."""
+        limit = (await self._client.run(group_calls.info(self._subscription.group))).retry_max_times
+        handling = AsyncHandling(self, handler, workers, limit if ordered else None, stop or asyncio.Event(), pause_s)
+        await handling.run()

@@ -1,0 +1,130 @@
+"""Making calls over sockets of one's own, with waiting and retries: what the synchronous client stands on. Thread-safe.
+
+A thread that calls takes a free connection of the role, or makes one; so a long poll keeps nobody else waiting.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from mqproc.client import core
+from mqproc.client.connection import FRAME_BYTES_MAX
+from mqproc.client.core import TIMEOUT_S, Call
+from mqproc.client.lines import Line, Lines
+from mqproc.client.pipeline import Pipeline
+from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
+from mqproc.errors import MqprocError
+
+T = TypeVar("T")
+
+MAX_SPIN_US = 250
+_clock = time.monotonic
+
+
+class Calls:
+    """Connections to the roles of one store, and calls over them. Connects at the first call and again after a loss."""
+
+    def __init__(
+        self,
+        store_or_socket: str | Path,
+        *,
+        timeout: float = TIMEOUT_S,
+        retry: RetryPolicy | None = None,
+        max_spin_us: float = MAX_SPIN_US,
+        max_frame_bytes: int = FRAME_BYTES_MAX,
+    ) -> None:
+        self.store = Path(store_or_socket).expanduser().absolute()
+        self.timeout_s = timeout
+        self.retry = retry or RetryPolicy()
+        self._frame_bytes_max = max_frame_bytes
+        self._lines = {
+            role: Lines(path, max_spin_us / 1e6, max_frame_bytes)
+            for role, path in core.socket_paths(store_or_socket).items()
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the free connections. The client can still be used: it connects again."""
+        for lines in self._lines.values():
+            lines.close()
+
+    # Running calls
+
+    def deadline_of(self, call: Call[Any]) -> float:
+        return _clock() + self.timeout_s + call.wait_s
+
+    def take_line(self, role: str) -> Line:
+        return self._lines[role].take()
+
+    def give_line(self, role: str, line: Line) -> None:
+        self._lines[role].give(line)
+
+    def run(self, call: Call[T]) -> T:
+        """Make a call, again when that is safe, and return its value or raise its error."""
+        deadline = _clock() + self.timeout_s + call.wait_s
+        try:
+            return self._run_once(call, deadline)
+        except (MqprocError, ConnectionLost) as error:
+            failure = error
+        return self.run_again(call, deadline, failure)
+
+    def run_again(self, call: Call[T], deadline: float, failure: MqprocError | ConnectionLost) -> T:
+        """After a failed attempt: wait and try again as long as that is safe and time is left."""
+        attempts = Attempts(self.retry, deadline, repeatable=call.repeatable, is_send=call.is_send)
+        while True:
+            time.sleep(attempts.pause_after(failure, _clock()))
+            try:
+                return self._run_once(call, deadline)
+            except (MqprocError, ConnectionLost) as error:
+                failure = error
+
+    def _run_once(self, call: Call[T], deadline: float) -> T:
+        lines = self._lines[call.role]
+        line = lines.take()
+        try:
+            request_id = line.connection.submit(call)
+            if line.connection.sending:
+                line.push(deadline)
+            if call.oneway:
+                return self._told(call, line)
+            value: T = line.finish(request_id, deadline, not call.wait_s)
+            return value
+        finally:
+            lines.give(line)
+
+    def _told(self, call: Call[T], line: Line) -> T:
+        """A oneway call is done when its bytes are the socket's."""
+        if line.connection.closed:
+            raise ConnectionLost("the server closed the connection", taken=False)
+        return call.parse(memoryview(b""), memoryview(b""))
+
+    def pipeline(self, role: str) -> Pipeline:
+        """For several calls to one role under way at once."""
+        return Pipeline(self, role)
+
+    def run_all(self, calls: Iterable[Call[T]], role: str, in_flight: int) -> Iterator[T]:
+        """Make calls with up to `in_flight` of them under way; yields the values in order.
+
+        At an error the calls under way are given up.
+        """
+        pipeline = Pipeline(self, role)
+        try:
+            for call in calls:
+                if len(pipeline) >= max(1, in_flight):
+                    yield pipeline.finish()
+                pipeline.start(call)
+            while len(pipeline):
+                yield pipeline.finish()
+        finally:
+            pipeline.close()

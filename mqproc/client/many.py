@@ -1,0 +1,52 @@
+"""A stream of messages of any topics, sent in frames of one topic each with several under way."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from mqproc.client import sending
+from mqproc.client.core import WRITER
+from mqproc.errors import MqprocError
+from mqproc.message import Message, SendResult
+
+if TYPE_CHECKING:
+    from mqproc.client.sync import Client
+
+
+def send_many(client: Client, messages: Iterable[Message], *, in_flight: int, wait: bool) -> list[SendResult]:
+    """The results in the order of the messages.
+
+    At an error the frames under way are finished first; the error's notes tell how many messages were stored.
+    """
+    results: dict[int, SendResult] = {}
+    indices: deque[list[int]] = deque()
+    pipeline = client.pipeline(WRITER)
+    failure: MqprocError | None = None
+
+    def finish() -> None:
+        nonlocal failure
+        places = indices.popleft()
+        try:
+            results.update(zip(places, pipeline.finish(), strict=True))
+        except MqprocError as error:
+            failure = failure or error
+
+    try:
+        for group in sending.groups_of(messages):
+            call = sending.send_group([message for _, message in group], wait=wait)
+            if len(pipeline) >= max(1, in_flight):
+                finish()
+            if failure is not None:
+                break
+            indices.append([index for index, _ in group])
+            pipeline.start(call)
+        while indices:
+            finish()
+    finally:
+        pipeline.close()
+    if failure is not None:
+        failure.add_note(f"{len(results):,} messages were stored")
+        raise failure
+    return [results[index] for index in range(len(results))]

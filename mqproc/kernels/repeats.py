@@ -1,0 +1,299 @@
+"""A window over the newest messages by topic and unique id, for a writer that drops what it has stored already.
+
+    locate_ids(…)        where the unique ids of a frame's messages are
+    hash_ids(…)          a hash of topic and unique id for each
+    look_up(…)           the record in the window that has the hash, message by message
+    confirm(…)           whether that record has this very topic and unique id; then what it was answered
+    remember(…)          put records into the window, each in the place of the oldest one
+    remember_log(…)      the same for the records of a part of the log
+
+The window is a ring of `capacity` entries (hash, physical offset) with a hash table of chains over it. A hash that two
+messages share costs a look at a record; nothing is dropped by its hash alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mqproc.kernels.fields import ABSENT, find_property, place_at, place_size, properties_at, properties_end
+from mqproc.kernels.intrinsics import copy_bytes, load_be32, load_be64, load_le32, load_u8, store_le32, store_le64
+from mqproc.kernels.jit import kernel
+from mqproc.kernels.keyed import UNIQ_KEY_NAME
+from mqproc.kernels.primitive import Bytes, Words
+from mqproc.kernels.queue_lookup import belongs_to_deleted, same_bytes
+from mqproc.kernels.record_check import record_size, signed_topic_length, topic_length_at, topic_length_size
+from mqproc.layout import record
+
+# The window's state, int64[WINDOW_SIZE].
+(
+    NEXT,  # entry of the ring that is written next
+    COUNT,  # entries that hold something
+) = range(2)
+WINDOW_SIZE = 2
+# The ring, int64[ENTRY_WORDS × capacity].
+(
+    HASH,
+    PLACE,  # physical offset
+    LINK,  # the next entry of the chain, NONE at its end
+) = range(3)
+ENTRY_WORDS = 3
+NONE = -1
+
+NO_ID = 0
+"""The hash of a message without a unique id."""
+
+UNIQUE_DIGITS = 4
+_ROUND_1 = 0x9E3779B1
+_ROUND_2 = 0x85EBCA77
+_MASK = 0xFFFF_FFFF
+_LOW_31 = 0x7FFF_FFFF
+_PROPERTIES_SIZE_MIN = 10  # shorter ones hold no unique id, and a search needs 8 bytes before their end
+
+
+@kernel
+def _mixed(seed: int, buf: Bytes, at: int, size: int) -> int:
+    """A hash of 63 bits of bytes, going on from `seed`: two lanes of 32 bits."""
+    one = (seed >> 31) & _MASK
+    two = seed & _LOW_31
+    stop = at + size
+    while at + 4 <= stop:
+        word = load_le32(buf, at) & _MASK
+        one = (((one ^ word) & _MASK) * _ROUND_1) & _MASK
+        two = (((two ^ word) & _MASK) * _ROUND_2) & _MASK
+        one ^= one >> 15
+        two ^= two >> 13
+        at += 4
+    while at < stop:
+        byte = load_u8(buf, at)
+        one = (((one ^ byte) & _MASK) * _ROUND_1) & _MASK
+        two = (((two ^ byte) & _MASK) * _ROUND_2) & _MASK
+        at += 1
+    one ^= one >> 16
+    two ^= two >> 14
+    return ((one & _MASK) << 31) | (two & _LOW_31)
+
+
+@kernel
+def _hash_of(topic_seed: int, buf: Bytes, at: int, size: int) -> int:
+    found = _mixed(topic_seed, buf, at, size)
+    return found if found != NO_ID else 1
+
+
+@kernel
+def _hex_digit(value: int) -> int:
+    return value + 48 if value < 10 else value + 55
+
+
+@kernel
+def locate_ids(
+    payload: Bytes, count: int, lengths_at: int, properties: int, counter: int, prefix: Bytes, made: Bytes, ids: Words
+) -> None:
+    """Where the unique ids of a frame are: position and size, `ids` int64[2 × count]; size 0 for none.
+
+    Of whole property strings (`lengths_at` ≥ 0) they are in the payload. Else they are made of `prefix` and a counter
+    (below 0: there are none), into `made` uint8[(prefix + UNIQUE_DIGITS) × count], and are there.
+    """
+    at = properties
+    size = prefix.size + UNIQUE_DIGITS
+    for i in range(count):
+        ids[2 * i] = 0
+        ids[2 * i + 1] = 0
+        if lengths_at >= 0:
+            stop = at + (load_u8(payload, lengths_at + 2 * i) | load_u8(payload, lengths_at + 2 * i + 1) << 8)
+            if stop - at >= _PROPERTIES_SIZE_MIN:
+                place = find_property(payload, at, stop, UNIQ_KEY_NAME)
+                if place != ABSENT:
+                    ids[2 * i] = place_at(place)
+                    ids[2 * i + 1] = place_size(place)
+            at = stop
+        elif counter >= 0:
+            to = size * i
+            number = counter + i
+            copy_bytes(made, to, prefix, 0, prefix.size)
+            for digit in range(UNIQUE_DIGITS):
+                made[to + prefix.size + digit] = _hex_digit((number >> 4 * (UNIQUE_DIGITS - 1 - digit)) & 15)
+            ids[2 * i] = to
+            ids[2 * i + 1] = size
+
+
+@kernel
+def hash_ids(texts: Bytes, ids: Words, topic_block: Bytes, hashes: Words) -> None:
+    """Hashes of topic and unique id, `hashes` int64[count]; NO_ID for none. `texts` is what `ids` point into."""
+    seed = _mixed(0, topic_block, 0, topic_block.size)
+    for i in range(hashes.size):
+        size = int(ids[2 * i + 1])
+        hashes[i] = _hash_of(seed, texts, int(ids[2 * i]), size) if size > 0 else NO_ID
+
+
+@kernel
+def _slot_of(found: int, slots: Words) -> int:
+    """A table's slot; `slots` has a power of two of them."""
+    return (found ^ (found >> 32)) & (slots.size - 1)
+
+
+@kernel
+def look_up(hashes: Words, ring: Words, slots: Words, places: Words) -> int:
+    """The newest record in the window with each hash: `places` int64[count], NONE for none; returns how many."""
+    found = 0
+    for i in range(hashes.size):
+        wanted = int(hashes[i])
+        places[i] = NONE
+        if wanted == NO_ID:
+            continue
+        entry = int(slots[_slot_of(wanted, slots)])
+        while entry != NONE:
+            if ring[ENTRY_WORDS * entry + HASH] == wanted:
+                places[i] = ring[ENTRY_WORDS * entry + PLACE]
+                found += 1
+                break
+            entry = int(ring[ENTRY_WORDS * entry + LINK])
+    return found
+
+
+@kernel
+def confirm(
+    view: Bytes,
+    base: int,
+    stop: int,
+    texts: Bytes,
+    ids: Words,
+    topic_block: Bytes,
+    queue_numbers: Words,
+    cells: Words,
+    places: Words,
+    answer: Bytes,
+) -> int:
+    """Look at the records of `places` that lie in the segment at `base`, up to physical offset `stop`; how many hold.
+
+    Of one that has the message's topic and unique id, and was not deleted with its topic, the answer's columns are
+    filled in; of another the place becomes NONE. `queue_numbers` and the queue table's `cells` are the topic's.
+    """
+    held = 0
+    count = places.size
+    for i in range(count):
+        place = int(places[i])
+        if place == NONE or place < base or place >= base + view.size:
+            continue
+        places[i] = NONE
+        at = place - base
+        total = record_size(view, at, min(view.size, stop - base))
+        if total < 0 or load_be64(view, at + record.PHYSICAL_OFFSET) != place:
+            continue
+        width = topic_length_size(view, at)
+        length_at = topic_length_at(view, at)
+        block_size = width + signed_topic_length(view, length_at, width)
+        if block_size != topic_block.size or not same_bytes(view, length_at, topic_block, 0, block_size):
+            continue
+        found = find_property(view, properties_at(view, at), properties_end(view, at, total), UNIQ_KEY_NAME)
+        size = int(ids[2 * i + 1])
+        if found == ABSENT or place_size(found) != size:
+            continue
+        if not same_bytes(view, place_at(found), texts, int(ids[2 * i]), size):
+            continue
+        queue_id = load_be32(view, at + record.QUEUE_ID)
+        queue_offset = load_be64(view, at + record.QUEUE_OFFSET)
+        if queue_id < 0 or queue_id >= queue_numbers.size:
+            continue
+        if belongs_to_deleted(cells, int(queue_numbers[queue_id]), place, queue_offset):
+            continue
+        places[i] = place
+        store_le64(answer, 8 * i, place)
+        store_le64(answer, 8 * (count + i), queue_offset)
+        store_le32(answer, 16 * count + 4 * i, queue_id)
+        held += 1
+    return held
+
+
+@kernel
+def _forget(entry: int, ring: Words, slots: Words) -> None:
+    """Take an entry out of its chain."""
+    slot = _slot_of(int(ring[ENTRY_WORDS * entry + HASH]), slots)
+    following = int(ring[ENTRY_WORDS * entry + LINK])
+    at = int(slots[slot])
+    if at == entry:
+        slots[slot] = following
+        return
+    while at != NONE:
+        link = int(ring[ENTRY_WORDS * at + LINK])
+        if link == entry:
+            ring[ENTRY_WORDS * at + LINK] = following
+            return
+        at = link
+
+
+@kernel
+def _put(found: int, place: int, ring: Words, slots: Words, window: Words) -> None:
+    """A record into the window, in the place of the oldest one when it is full."""
+    capacity = ring.size // ENTRY_WORDS
+    entry = int(window[NEXT])
+    if window[COUNT] == capacity:
+        _forget(entry, ring, slots)
+    else:
+        window[COUNT] += 1
+    slot = _slot_of(found, slots)
+    ring[ENTRY_WORDS * entry + HASH] = found
+    ring[ENTRY_WORDS * entry + PLACE] = place
+    ring[ENTRY_WORDS * entry + LINK] = slots[slot]
+    slots[slot] = entry
+    window[NEXT] = entry + 1 if entry + 1 < capacity else 0
+
+
+@kernel
+def remember(hashes: Words, places: Words, ring: Words, slots: Words, window: Words) -> None:
+    """Records at `places` int64[count] into the window; those with the hash NO_ID are passed over."""
+    for i in range(hashes.size):
+        if hashes[i] != NO_ID:
+            _put(int(hashes[i]), int(places[i]), ring, slots, window)
+
+
+@kernel
+def forget_from(physical_offset: int, ring: Words, slots: Words, window: Words) -> None:
+    """Take the newest records out again that lie at or above a physical offset."""
+    capacity = ring.size // ENTRY_WORDS
+    while window[COUNT] > 0:
+        last = int(window[NEXT]) - 1 if window[NEXT] > 0 else capacity - 1
+        if ring[ENTRY_WORDS * last + PLACE] < physical_offset:
+            return
+        _forget(last, ring, slots)
+        window[NEXT] = last
+        window[COUNT] -= 1
+
+
+@kernel
+def remember_log(view: Bytes, start: int, stop: int, base: int, ring: Words, slots: Words, window: Words) -> int:
+    """Records of view[start:stop] (a segment, its byte 0 at `base` in the log) into the window; how many.
+
+    Ends at what is no record. With an empty ring they are only counted.
+    """
+    at = start
+    remembered = 0
+    while at < stop:
+        total = record_size(view, at, stop)
+        if total < 0 or load_be64(view, at + record.PHYSICAL_OFFSET) != base + at:
+            break
+        found = find_property(view, properties_at(view, at), properties_end(view, at, total), UNIQ_KEY_NAME)
+        if found != ABSENT:
+            remembered += 1
+            if ring.size > 0:
+                width = topic_length_size(view, at)
+                length_at = topic_length_at(view, at)
+                seed = _mixed(0, view, length_at, width + signed_topic_length(view, length_at, width))
+                unique = _hash_of(seed, view, place_at(found), place_size(found))
+                _put(unique, base + at, ring, slots, window)
+        at += total
+    return remembered
+
+
+def warm() -> None:
+    """Compile or load these kernels."""
+    nothing = np.zeros(0, np.uint8)
+    words = np.zeros(0, np.int64)
+    slots = np.full(1, NONE, np.int64)
+    window = np.zeros(WINDOW_SIZE, np.int64)
+    locate_ids(nothing, 0, -1, 0, -1, nothing, nothing, words)
+    hash_ids(nothing, words, nothing, words)
+    look_up(words, words, slots, words)
+    confirm(nothing, 0, 0, nothing, words, nothing, words, words, words, nothing)
+    remember(words, words, words, slots, window)
+    forget_from(0, words, slots, window)
+    remember_log(nothing, 0, 0, 0, words, slots, window)

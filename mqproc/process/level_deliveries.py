@@ -1,0 +1,240 @@
+"""Delivery of messages with a delay level: 18 queues of SCHEDULE_TOPIC_XXXX, each in the order it was stored.
+
+    queue level − 1   │ delivered … │ release under way │ due by now │ not due ……│
+                       offset        one batch at a time              ▲ held by the monotonic clock until due
+
+A unit's tags code is its time to deliver at. A level's head is held until that time; one that lies further ahead than
+the level's delay, because the clock was set back, is due at once, as in RocketMQ. A record that is gone, by retention
+or by damage, is passed over and counted. Otherwise nothing is: a batch that cannot be stored is tried until it can.
+
+`save` writes `delayOffset.json` once the log is durable up to every delivery that it counts, so a loss of power
+makes deliveries again and loses none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from mqproc.errors import CorruptStoreError
+from mqproc.kernels.dispatch import DELAY_LEVELS_MS
+from mqproc.layout import control as words_of
+from mqproc.message import PullStatus
+from mqproc.names import DELAY_LEVELS, SCHEDULE_TOPIC
+from mqproc.process.log import get_logger
+from mqproc.process.loop import RoleContext
+from mqproc.process.released import released
+from mqproc.process.releases import Releases
+from mqproc.store.consume_queue import as_units
+from mqproc.store.delays.delay_offsets import NO_LOG_POSITION, DelayOffsets
+from mqproc.store.delays.made_from import MadeFrom
+from mqproc.store.reads.queue_bounds import QueueBounds
+from mqproc.store.reads.reading import StoreReading
+
+BATCH_MESSAGES: Final = 2048
+BATCH_BYTES: Final = 4 << 20
+SAVE_INTERVAL_NS: Final = 1_000_000_000
+_NEVER_NS: Final = 1 << 62
+_MS: Final = 1_000_000
+
+
+@dataclass(slots=True)
+class _Level:
+    """One level: `offset` is its first unit that is not delivered, `due_ns` the monotonic time at which that is due."""
+
+    level: int
+    offset: int = 0
+    busy: bool = False
+    due_ns: int = 0
+    head: int = -1
+
+    @property
+    def queue_id(self) -> int:
+        return self.level - 1
+
+    @property
+    def delay_ms(self) -> int:
+        return int(DELAY_LEVELS_MS[self.level])
+
+
+class LevelDeliveries:
+    """The keeper's delivery by levels. A restarted one goes on from the file, and from what the log has since."""
+
+    def __init__(self, context: RoleContext, reading: StoreReading, releases: Releases, made_from: MadeFrom) -> None:
+        self._context = context
+        self._clock = context.clock
+        self._io = context.io
+        self._paths = context.paths
+        self._words = context.control.words
+        self._log = get_logger()
+        self._reading = reading
+        self._releases = releases
+        self._saved_offsets: dict[int, int] = {}
+        self._snapshot: tuple[dict[int, int], int, int] | None = None
+        self._save_ns = 0
+        self._file = DelayOffsets()
+        self._levels = [_Level(level) for level in range(1, DELAY_LEVELS + 1)]
+        self._load(made_from)
+
+    @property
+    def due_ns(self) -> int:
+        """When `step` has something to do at the latest, unless a message comes."""
+        due_ns = min((level.due_ns for level in self._levels if not level.busy), default=_NEVER_NS)
+        return min(due_ns, self._save_ns) if self.changed else due_ns
+
+    def look_again(self) -> None:
+        """Look at every level in the next step: something may have come."""
+        for level in self._levels:
+            if level.head < 0:
+                level.due_ns = 0
+
+    def step(self) -> int:
+        """Release what is due; returns how many messages."""
+        now_ns = self._clock.monotonic_ns()
+        done = 0
+        for level in self._levels:
+            if not level.busy and level.due_ns <= now_ns:
+                done += self._deliver_due(level, now_ns)
+        if self.changed and now_ns >= self._save_ns:
+            self.save()
+        return done
+
+    def count_pending(self) -> int:
+        """Messages that wait for their time."""
+        found = [self._bounds(level) for level in self._levels]
+        pairs = zip(self._levels, found, strict=True)
+        return sum(max(0, bounds.max_offset - level.offset) for level, bounds in pairs if bounds is not None)
+
+    # One level
+
+    def _bounds(self, level: _Level) -> QueueBounds | None:
+        return self._reading.queues.bounds(SCHEDULE_TOPIC, level.queue_id)
+
+    def _deliver_due(self, level: _Level, now_ns: int) -> int:
+        bounds = self._bounds(level)
+        if bounds is None or level.offset >= bounds.max_offset:
+            level.head, level.due_ns = -1, _NEVER_NS
+            return 0
+        if level.offset < bounds.min_offset:
+            self._lose(level, bounds.min_offset, "the log does not have them any more")
+        held = level.head == level.offset
+        due_count = self._due_units(level, bounds, now_ns)
+        if due_count == 0 and held:
+            # Held by the monotonic clock until now: the other one may say what it likes.
+            due_count = 1
+        if due_count == 0:
+            level.head = level.offset
+            return 0
+        level.head = -1
+        return self._release(level, due_count)
+
+    def _due_units(self, level: _Level, bounds: QueueBounds, now_ns: int) -> int:
+        """How many units from the head on are due; when none is, `due_ns` is when the head will be."""
+        wanted = min(bounds.max_offset - level.offset, BATCH_MESSAGES)
+        try:
+            data = self._reading.files.read_units(SCHEDULE_TOPIC, level.queue_id, level.offset, wanted, bounds.number)
+        except FileNotFoundError:
+            return wanted  # The pull says what has become of them.
+        due_ms = as_units(data)["tags_code"].astype(np.int64)
+        now_ms = self._clock.time_ms()
+        ahead = (due_ms > now_ms) & (due_ms <= now_ms + level.delay_ms)
+        count = int(np.argmax(ahead)) if ahead.any() else len(due_ms)
+        if count:
+            late_ms = np.maximum(now_ms - due_ms[:count], 0)
+            self._words[words_of.DELIVERY_LATE_MS] = int(late_ms.max())
+            return count
+        level.due_ns = now_ns + (int(due_ms[0]) - now_ms) * _MS
+        return 0
+
+    def _release(self, level: _Level, count: int) -> int:
+        pulled = self._reading.pull(SCHEDULE_TOPIC, level.queue_id, level.offset, count, BATCH_BYTES)
+        if pulled.status is not PullStatus.FOUND:
+            self._lose(level, max(pulled.next_offset, level.offset), f"{pulled.status} {pulled.detail}".strip())
+            level.due_ns = 0
+            return 1
+        found = list(released(pulled.records.tobytes()))
+        messages = [message for message in found if message is not None]
+        if len(messages) < len(found):
+            self._count_lost(level, len(found) - len(messages), "they name no topic to go to")
+        if (gone := pulled.next_offset - level.offset - pulled.count) > 0:
+            self._count_lost(level, gone, "the log does not have them any more")
+        level.busy = True
+        self._releases.start(messages, lambda: self._delivered(level, pulled.next_offset))
+        return len(found)
+
+    def _delivered(self, level: _Level, offset: int) -> None:
+        level.offset = offset
+        level.busy = False
+        level.due_ns = 0
+
+    def _lose(self, level: _Level, offset: int, why: str) -> None:
+        if offset > level.offset:
+            self._count_lost(level, offset - level.offset, why)
+            level.offset = offset
+
+    def _count_lost(self, level: _Level, count: int, why: str) -> None:
+        self._words.add(words_of.DELIVERIES_LOST, count)
+        self._context.heart.failed()
+        self._log.error(
+            "delayed messages are lost", level=level.level, queue_offset=level.offset, messages=count, why=why
+        )
+
+    # The file
+
+    def _load(self, made_from: MadeFrom) -> None:
+        """Offsets from the file, and from the log the marks of deliveries that the file does not count."""
+        try:
+            self._file = DelayOffsets.load(self._io, self._paths)
+            known = bool(self._file.offsets)
+        except CorruptStoreError as error:
+            self._context.heart.failed()
+            self._log.error("delayOffset.json cannot be read: the log tells what was delivered", error=str(error))
+            known = False
+        written = self._words[words_of.WRITTEN]
+        begin = self._file.log
+        if begin == NO_LOG_POSITION:
+            # RocketMQ's deliveries bear no marks; without a file any delivery in the log may be ours.
+            begin = written if known else self._words[words_of.MIN_PHYSICAL_OFFSET]
+        for level in self._levels:
+            level.offset = self._file.offsets.get(level.level, 0)
+            bounds = self._bounds(level)
+            if self._context.incarnation == 1:
+                # All is dispatched, so the queue's end is its end. As RocketMQ does at its start.
+                level.offset = min(level.offset, bounds.max_offset if bounds is not None else 0)
+        if begin < written and self.count_pending():
+            with self._context.heart.busy(words_of.STATE_RECOVERING):
+                self._releases.known |= made_from.marks(begin, written)
+        self._saved_offsets = dict(self._file.offsets)
+
+    def _offsets(self) -> dict[int, int]:
+        """Delivered offsets of the levels that ever had a message."""
+        return {level.level: level.offset for level in self._levels if level.offset}
+
+    @property
+    def changed(self) -> bool:
+        """Whether the file does not say yet what was delivered."""
+        return self._snapshot is not None or self._offsets() != self._saved_offsets
+
+    def save(self, durable: int = 0) -> None:
+        """Write the offsets as they were when the log had the part of it that is durable now.
+
+        `durable` is a position that the caller has made the log durable up to; else it is what the flushers say.
+        """
+        self._save_ns = self._clock.monotonic_ns() + SAVE_INTERVAL_NS
+        if self._snapshot is None or durable:
+            self._snapshot = (self._offsets(), self._releases.begin, self._words[words_of.WRITTEN])
+        offsets, log, end = self._snapshot
+        if max(durable, self._context.control.flushed) < end:
+            return
+        self._file.offsets = self._file.offsets | offsets
+        self._file.log = log
+        try:
+            self._file.save(self._io, self._paths, self._clock.time_ms())
+        except OSError as error:
+            self._context.heart.failed()
+            self._log.error("delayOffset.json could not be saved yet", error=str(error))
+            return
+        self._snapshot = None
+        self._saved_offsets = dict(offsets)

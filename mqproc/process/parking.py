@@ -1,0 +1,107 @@
+"""Sends whose messages are to wait: a request for a topic becomes one for the topic that they wait in.
+
+As RocketMQ's broker does it: `REAL_TOPIC` and `REAL_QID` say where the message goes when its time has come, and
+
+    delay_level     SCHEDULE_TOPIC_XXXX, queue level − 1, property DELAY; a level above the last one counts as that
+    deliver_at_ms   rmq_sys_wheel_timer, queue 0, TIMER_DELIVER_MS and, down to a second that is over by then,
+                    TIMER_OUT_MS; a time that has come already is no reason to wait
+
+Messages of one frame go to the same queue of their topic: the named one, or the next of the topic's round.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from mqproc.config import Options
+from mqproc.errors import BadLevelError, BadMessageError
+from mqproc.layout import properties
+from mqproc.names import DELAY_LEVELS, SCHEDULE_TOPIC, TIMER_TOPIC
+from mqproc.wire.operations import QUEUE_ANY, QUEUE_COLUMN, AppendRequest
+
+_UNIQUE_BUCKET, _TAG_BUCKET, _KEYS_BUCKET = map(
+    properties.bucket, (properties.UNIQ_KEY, properties.TAGS, properties.KEYS)
+)
+
+
+def waits(request: AppendRequest, now_ms: int) -> bool:
+    """Whether the messages are not for now."""
+    return request.delay_level > 0 or request.deliver_at_ms > now_ms
+
+
+def parked(request: AppendRequest, real_queue_id: int, options: Options, now_ms: int) -> AppendRequest:
+    """The request for the topic that the messages wait in; `real_queue_id` is where they go from there.
+
+    Raises BadLevelError, BadMessageError.
+    """
+    if request.batch:
+        raise BadMessageError("messages that wait for their time cannot be a batch")
+    if request.delay_level > 0 and request.deliver_at_ms:
+        raise BadMessageError("delay_level and deliver_at are both given; a message has one time")
+    pairs = {properties.REAL_TOPIC: request.topic, properties.REAL_QID: str(real_queue_id)}
+    if request.delay_level > 0:
+        level = min(request.delay_level, DELAY_LEVELS)
+        return _moved(request, SCHEDULE_TOPIC, level - 1, pairs | {properties.DELAY: str(level)})
+    pairs[properties.TIMER_DELIVER_MS] = str(request.deliver_at_ms)
+    pairs[properties.TIMER_OUT_MS] = str(_timer_slot_ms(request.deliver_at_ms, options, now_ms))
+    return _moved(request, TIMER_TOPIC, 0, pairs)
+
+
+def real_queue(request: AppendRequest, queues: int, rotation: int) -> tuple[int, int]:
+    """(queue of the messages' own topic that they will go to, next queue of its round). Raises BadMessageError."""
+    if request.queue_id == QUEUE_COLUMN:
+        raise BadMessageError("messages of a frame that wait for their time go to one queue")
+    if request.queue_id != QUEUE_ANY:
+        return request.queue_id, rotation
+    return rotation, (rotation + 1) % queues
+
+
+def _timer_slot_ms(deliver_at_ms: int, options: Options, now_ms: int) -> int:
+    """The time that RocketMQ's timer files a message under."""
+    limit_s = options.timer_max_delay_sec
+    if deliver_at_ms - now_ms > limit_s * 1000:
+        ahead_s = (deliver_at_ms - now_ms) / 1000
+        raise BadLevelError(f"deliver_at is {ahead_s:,.0f} s ahead; timer_max_delay_sec = {limit_s:,}")
+    precision = options.timer_precision_ms
+    return (deliver_at_ms - 1) // precision * precision
+
+
+def _moved(request: AppendRequest, topic: str, queue_id: int, pairs: dict[str, str]) -> AppendRequest:
+    gaps = [request.gap_before_unique, request.gap_before_tag, request.gap_before_keys, request.gap_after_keys]
+    if request.properties_bytes >= 0:
+        # Behind the given strings, whatever their order.
+        gaps = [b"", b"", b"", "".join(map(_pair, pairs.items())).encode()]
+    else:
+        for pair in sorted(pairs.items(), key=lambda pair: properties.bucket(pair[0])):
+            place = properties.bucket(pair[0])
+            gap = (place > _UNIQUE_BUCKET) + (place >= _TAG_BUCKET) + (place >= _KEYS_BUCKET)
+            gaps[gap] = _with_pair(gaps[gap], pair)
+    return msgspec.structs.replace(
+        request,
+        topic=topic,
+        queue_id=queue_id,
+        gap_before_unique=gaps[0],
+        gap_before_tag=gaps[1],
+        gap_before_keys=gaps[2],
+        gap_after_keys=gaps[3],
+    )
+
+
+def _pair(pair: tuple[str, str]) -> str:
+    return f"{pair[0]}{properties.NAME_END}{pair[1]}{properties.PAIR_END}"
+
+
+def _bucket(encoded_pair: bytes) -> int:
+    return properties.bucket(encoded_pair.partition(properties.NAME_END.encode())[0].decode("utf-8", "replace"))
+
+
+def _with_pair(gap: bytes, pair: tuple[str, str]) -> bytes:
+    """A gap's encoded properties with one more at its place in RocketMQ's order."""
+    new = _pair(pair).encode()
+    if not gap:
+        return new
+    end = properties.PAIR_END.encode()
+    pairs: list[bytes] = [part + end for part in gap.split(end)[:-1]]
+    parts = [*pairs, new]
+    parts.sort(key=_bucket)
+    return b"".join(parts)

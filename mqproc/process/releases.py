@@ -1,0 +1,133 @@
+"""Parked messages on their way into the log, each of them stored exactly once while the log lives.
+
+    start(messages) ──▶ appender ──Stored──▶ …all stored: on_done()
+          ▲               │ Refused: the same frame again after a pause
+          └───────────────┘ Unknown: the log tells which of them it has; the others again
+
+A release is never given up: what cannot be stored now is tried until it can. Deliveries that a killed keeper had made
+are known from the log (`known`), and are not made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from mqproc.errors import StoreBusyError
+from mqproc.layout import control as words_of
+from mqproc.process.appender import Appender, NewMessage, Outcome, Refused, Unknown
+from mqproc.process.log import get_logger
+from mqproc.process.loop import RoleContext
+from mqproc.store.delays.made_from import MadeFrom
+
+RETRY_NS: Final = 100_000_000
+# The log tells again that deliveries are refused after this time.
+TELL_AGAIN_NS: Final = 60_000_000_000
+_NEVER_NS: Final = 1 << 62
+
+
+@dataclass(slots=True, eq=False)
+class _Release:
+    begin: int
+    left: int
+    on_done: Callable[[], None]
+
+
+class Releases:
+    """All releases of the keeper, over one appender."""
+
+    def __init__(self, context: RoleContext, made_from: MadeFrom) -> None:
+        self._clock = context.clock
+        self._words = context.control.words
+        self._heart = context.heart
+        self._log = get_logger()
+        self._made_from = made_from
+        self.appender = Appender(context.paths.socket("writer"), self._words, self._clock)
+        self.known: set[int] = set()
+        """Marks of deliveries that the log has from before this keeper."""
+        self._open: list[_Release] = []
+        self._refused: list[tuple[int, Sequence[NewMessage], _Release]] = []
+        self._told_ns = -TELL_AGAIN_NS
+
+    @property
+    def under_way(self) -> int:
+        """Releases that are not done."""
+        return len(self._open)
+
+    @property
+    def begin(self) -> int:
+        """Every message of a release that is not done, if it is in the log, lies at or above this position."""
+        return min((release.begin for release in self._open), default=self._words[words_of.WRITTEN])
+
+    def start(self, messages: Sequence[NewMessage], on_done: Callable[[], None]) -> None:
+        """Release messages; `on_done` is called when all are stored, at once when none is left to be."""
+        begin = self._words[words_of.WRITTEN]
+        if self.known:
+            messages = [message for message in messages if not self._was_made(message)]
+        if not messages:
+            on_done()
+            return
+        release = _Release(begin, len(messages), on_done)
+        self._open.append(release)
+        self._append(messages, release)
+
+    def step(self) -> int:
+        """Take outcomes, and try again what was refused; returns how much was done."""
+        done = self.appender.step()
+        if self._refused and self._refused[0][0] <= self._clock.monotonic_ns():
+            refused, self._refused = self._refused, []
+            for _due_ns, messages, release in refused:
+                self._append(messages, release)
+            done += 1
+        return done
+
+    @property
+    def due_ns(self) -> int:
+        """When `step` has something to do though the appender is silent."""
+        return self._refused[0][0] if self._refused else _NEVER_NS
+
+    def close(self) -> None:
+        self.appender.close()
+
+    def _was_made(self, message: NewMessage) -> bool:
+        mark = message.prepared_transaction_offset
+        if mark not in self.known:
+            return False
+        self.known.discard(mark)
+        return True
+
+    def _append(self, messages: Sequence[NewMessage], release: _Release) -> None:
+        try:
+            self.appender.append(messages, lambda rows, outcome: self._take(rows, outcome, release))
+        except StoreBusyError:
+            self._again(messages, release)
+
+    def _take(self, rows: Sequence[NewMessage], outcome: Outcome, release: _Release) -> None:
+        if isinstance(outcome, Refused):
+            self._words.add(words_of.DELIVERIES_REFUSED, 1)
+            self._tell(outcome)
+            self._again(rows, release)
+            return
+        stored = len(rows)
+        if isinstance(outcome, Unknown):
+            made = self._made_from.marks(outcome.begin, outcome.end)
+            missing = [row for row in rows if row.prepared_transaction_offset not in made]
+            stored -= len(missing)
+            if missing:
+                self._append(missing, release)
+        self._words.add(words_of.DELIVERED_MESSAGES, stored)
+        release.left -= stored
+        if release.left == 0:
+            self._open.remove(release)
+            release.on_done()
+
+    def _again(self, messages: Sequence[NewMessage], release: _Release) -> None:
+        self._refused.append((self._clock.monotonic_ns() + RETRY_NS, messages, release))
+
+    def _tell(self, outcome: Refused) -> None:
+        now_ns = self._clock.monotonic_ns()
+        if now_ns >= self._told_ns + TELL_AGAIN_NS:
+            self._told_ns = now_ns
+            self._heart.failed()
+            self._log.error("delivery is refused, and tried until it is not", error=str(outcome.error))

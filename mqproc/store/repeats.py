@@ -1,0 +1,278 @@
+"""Dropping messages that are stored already: the same topic and unique id, within a window of the newest ones.
+
+    frame ──ids──▶ window: none is there ──▶ appended as it is, remembered
+                           some are there ─▶ their records are looked at; the others appended; the answer has the places
+                                             of the first ones for those
+
+The window is the writer's own memory. A successor, and the next start, read it from the tail of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.errors import BadMessageError
+from mqproc.kernels import repeats as kernel
+from mqproc.kernels.append import ANSWER_BYTES_PER_MESSAGE
+from mqproc.kernels.views import as_kernel_array
+from mqproc.layout import control as words_of
+from mqproc.shm.words import Words
+from mqproc.store.append import AppendPlan, CommitLogAppender
+from mqproc.store.queue_table import QueueTable
+from mqproc.store.segments import LogSegments
+
+# Where the columns stand in a plan, with a message's bytes in those of one width; the data columns' lengths.
+_WIDTHS = {0: 4, 2: 2, 4: 2, 6: 2, 8: 8, 9: 4, 10: 4, 11: 8}
+_LENGTHS = {1: 0, 3: 2, 5: 4, 7: 6}
+_PROPERTY_LENGTHS, _PROPERTIES = 6, 7
+_PREFIX_DIGITS = 28
+_COUNTERS = 1 << 16
+_NO_WORDS = np.empty(0, np.int64)
+
+
+class _Ids:
+    """The unique ids of a frame: `texts` that `places` int64[2 × count] point into, and `hashes` int64[count]."""
+
+    __slots__ = ("hashes", "places", "texts")
+
+    def __init__(self, plan: AppendPlan) -> None:
+        lengths, properties = plan.columns[_PROPERTY_LENGTHS], plan.columns[_PROPERTIES]
+        composed = lengths < 0 and plan.unique_counter >= 0
+        prefix = as_kernel_array(plan.parts[0][-_PREFIX_DIGITS:] if composed else b"")
+        made = np.empty((_PREFIX_DIGITS + kernel.UNIQUE_DIGITS) * plan.count if composed else 0, np.uint8)
+        self.places = np.empty(2 * plan.count, np.int64)
+        payload = as_kernel_array(plan.payload)
+        kernel.locate_ids(payload, plan.count, lengths, properties, plan.unique_counter, prefix, made, self.places)
+        self.texts = made if composed else payload
+        self.hashes = np.empty(plan.count, np.int64)
+        kernel.hash_ids(self.texts, self.places, as_kernel_array(plan.topic_block), self.hashes)
+
+    def __getitem__(self, index: int) -> bytes:
+        at, size = self.places[2 * index : 2 * index + 2].tolist()
+        return self.texts[at : at + size].tobytes()
+
+
+class RepeatWindow:
+    """The newest `capacity` messages with a unique id, for one writer. `dropped` counts what was not stored again."""
+
+    def __init__(
+        self, words: Words, table: QueueTable, segments: LogSegments, appender: CommitLogAppender, capacity: int
+    ) -> None:
+        self._words = words
+        self._table = table
+        self._segments = segments
+        self._appender = appender
+        self._ring = np.zeros(kernel.ENTRY_WORDS * capacity, np.int64)
+        self._slots = np.full(1 << (2 * capacity - 1).bit_length(), kernel.NONE, np.int64)
+        self._window = np.zeros(kernel.WINDOW_SIZE, np.int64)
+        self._capacity = capacity
+        self.dropped = 0
+        self._read_log()
+
+    def __len__(self) -> int:
+        """Messages in the window."""
+        return int(self._window[kernel.COUNT])
+
+    def add(self, plan: AppendPlan, store_timestamp_ms: int, publish: Callable[[], None]) -> NDArray[np.uint8]:
+        """As the appender's `add`, without what is stored already: the answer then has the first one's place.
+
+        `publish` is called when a message that is not published yet comes again. Raises BadMessageError for a batch
+        of which only a part is stored: all of it or nothing would not hold.
+        """
+        self._forget_taken_back()
+        ids = _Ids(plan)
+        answer = np.empty(ANSWER_BYTES_PER_MESSAGE * plan.count, np.uint8)
+        stored = self._stored(plan, ids, answer, publish)
+        twice = _twice(plan, ids)
+        if stored is None and not twice:
+            answer = self._appender.add(plan, store_timestamp_ms)
+            self._remember(ids.hashes, answer[: 8 * plan.count].view(np.int64))
+            return answer
+        dropped = np.zeros(plan.count, np.bool_) if stored is None else stored
+        dropped[list(twice)] = True
+        self._add_rest(plan, store_timestamp_ms, ids, dropped, answer)
+        for later, first in twice.items():
+            _copy_row(answer, plan.count, first, later)
+        self.dropped += int(dropped.sum())
+        return answer
+
+    def _forget_taken_back(self) -> None:
+        """What could not be written is not there: the log ends before it."""
+        kernel.forget_from(self._appender.end, self._ring, self._slots, self._window)
+
+    def _remember(self, hashes: NDArray[np.int64], places: NDArray[np.int64]) -> None:
+        kernel.remember(hashes, places, self._ring, self._slots, self._window)
+
+    def _stored(
+        self, plan: AppendPlan, ids: _Ids, answer: NDArray[np.uint8], publish: Callable[[], None]
+    ) -> NDArray[np.bool_] | None:
+        """Which messages are stored, their places filled into the answer; None when none is."""
+        places = np.empty(plan.count, np.int64)
+        if not kernel.look_up(ids.hashes, self._ring, self._slots, places):
+            return None
+        if int(places.max()) >= self._words[words_of.WRITTEN]:
+            publish()
+            self._forget_taken_back()
+            kernel.look_up(ids.hashes, self._ring, self._slots, places)
+        written = self._words[words_of.WRITTEN]
+        held = 0
+        for start in sorted({self._segments.start_of(place) for place in places[places >= 0].tolist()}):
+            held += self._confirm(start, written, plan, ids, places, answer)
+        # A map would keep the space of a segment that retention deletes later.
+        self._segments.close()
+        return places >= 0 if held else None
+
+    def _confirm(
+        self,
+        start: int,
+        written: int,
+        plan: AppendPlan,
+        ids: _Ids,
+        places: NDArray[np.int64],
+        answer: NDArray[np.uint8],
+    ) -> int:
+        """How many of the places in a segment hold the message itself; the others are taken out."""
+        try:
+            view = self._segments.view(start)
+        except FileNotFoundError:
+            inside = (places >= start) & (places < start + self._segments.segment_size)
+            places[inside] = kernel.NONE
+            return 0
+        return int(
+            kernel.confirm(
+                view,
+                start,
+                written,
+                ids.texts,
+                ids.places,
+                as_kernel_array(plan.topic_block),
+                plan.queue_numbers,
+                self._table.cells,
+                places,
+                answer,
+            )
+        )
+
+    def _add_rest(
+        self,
+        plan: AppendPlan,
+        store_timestamp_ms: int,
+        ids: _Ids,
+        dropped: NDArray[np.bool_],
+        answer: NDArray[np.uint8],
+    ) -> None:
+        """Append what is not dropped, run by run; nothing of it when one of the messages cannot be."""
+        if plan.batch and not dropped.all():
+            raise BadMessageError(f"{int(dropped.sum())} of the batch's {plan.count} messages are stored already")
+        self._appender.check(plan, store_timestamp_ms)
+        for start, stop in _runs(~dropped):
+            part = part_of(plan, start, stop)
+            found = self._appender.add(part, store_timestamp_ms)
+            plan.rotation = part.rotation
+            _copy_rows(found, answer, plan.count, start, stop)
+            self._remember(ids.hashes[start:stop], found[: 8 * (stop - start)].view(np.int64))
+
+    def _read_log(self) -> None:
+        """Fill the window from the tail of the log: as many whole segments as hold so many ids, the oldest first."""
+        begin, end = self._words[words_of.MIN_PHYSICAL_OFFSET], self._words[words_of.WRITTEN]
+        size = self._segments.segment_size
+        starts: list[int] = []
+        wanted = self._capacity
+        start = self._segments.start_of(max(end - 1, 0))
+        while wanted > 0 and start + size > begin and start < end:
+            count = self._read_segment(start, begin, end, _NO_WORDS)
+            if count < 0:
+                break
+            starts.append(start)
+            wanted -= count
+            start -= size
+        for start in reversed(starts):
+            self._read_segment(start, begin, end, self._ring)
+        self._segments.close()
+
+    def _read_segment(self, start: int, begin: int, end: int, ring: NDArray[np.int64]) -> int:
+        """Records with a unique id in a segment, put into the ring unless that is empty; −1 without the file."""
+        try:
+            view = self._segments.view(start)
+        except FileNotFoundError:
+            return -1
+        first = max(begin, start) - start
+        stop = min(end - start, len(view))
+        return int(kernel.remember_log(view, first, stop, start, ring, self._slots, self._window))
+
+
+def _twice(plan: AppendPlan, ids: _Ids) -> dict[int, int]:
+    """Messages of a frame whose unique id an earlier one of the same frame has: index → index of the first."""
+    if plan.columns[_PROPERTY_LENGTHS] < 0:
+        return {}  # Made of a counter: no two are the same.
+    known = ids.hashes[ids.hashes != kernel.NO_ID]
+    if len(np.unique(known)) == len(known):
+        return {}
+    first: dict[bytes, int] = {}
+    found: dict[int, int] = {}
+    for index in np.flatnonzero(ids.hashes != kernel.NO_ID).tolist():
+        earlier = first.setdefault(ids[index], index)
+        if earlier != index:
+            found[index] = earlier
+    return found
+
+
+def _runs(kept: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """[start, stop) of each run of True."""
+    edges = np.flatnonzero(np.diff(kept, prepend=False, append=False))
+    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+
+
+def part_of(plan: AppendPlan, start: int, stop: int) -> AppendPlan:
+    """Messages [start, stop) of a frame as a frame of their own."""
+    parts: list[NDArray[np.uint8]] = []
+    columns: list[int] = []
+    at = 0
+    for index, position in enumerate(plan.columns):
+        if position < 0:
+            columns.append(position)
+            continue
+        begin, end = _extent(plan, index, position, start, stop)
+        parts.append(plan.payload[begin:end])
+        columns.append(at)
+        at += end - begin
+    counter = (plan.unique_counter + start) % _COUNTERS if plan.unique_counter >= 0 else plan.unique_counter
+    return replace(
+        plan,
+        payload=np.concatenate(parts),
+        count=stop - start,
+        columns=tuple(columns),
+        unique_counter=counter,
+    )
+
+
+def _extent(plan: AppendPlan, index: int, position: int, start: int, stop: int) -> tuple[int, int]:
+    """Where a column of some messages begins and ends in the payload."""
+    if index in _WIDTHS:
+        return position + _WIDTHS[index] * start, position + _WIDTHS[index] * stop
+    width = _WIDTHS[_LENGTHS[index]]
+    lengths_at = plan.columns[_LENGTHS[index]]
+    lengths = plan.payload[lengths_at : lengths_at + width * plan.count].view(f"<u{width}")
+    begin = position + int(lengths[:start].sum(dtype=np.int64))
+    return begin, begin + int(lengths[start:stop].sum(dtype=np.int64))
+
+
+def _columns_of(answer: NDArray[np.uint8], count: int) -> tuple[NDArray[Any], ...]:
+    """An answer's columns: physical offsets, queue offsets, queue ids."""
+    offsets = answer[: 16 * count].view(np.int64)
+    return offsets[:count], offsets[count:], answer[16 * count :].view(np.int32)
+
+
+def _copy_rows(part: NDArray[np.uint8], answer: NDArray[np.uint8], count: int, start: int, stop: int) -> None:
+    for source, target in zip(_columns_of(part, stop - start), _columns_of(answer, count), strict=True):
+        target[start:stop] = source
+
+
+def _copy_row(answer: NDArray[np.uint8], count: int, source: int, target: int) -> None:
+    for column in _columns_of(answer, count):
+        column[target] = column[source]

@@ -1,0 +1,213 @@
+"""`mqproc replay` against a real group: every message once, whoever is killed meanwhile; `message trace` finds it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqproc.client.replay import IN_FLIGHT, PAGE_MESSAGES, REPLAYED, ReplayPosition, ReplayProgress
+from mqproc.client.sync import Client
+from mqproc.errors import BadRequestError, TopicNotFoundError
+from mqproc.message import SqlFilter
+from tests.cli.calling import Outcome, call
+from tests.conftest import Group, wait_until
+
+TOPIC = "orders"
+COUNT = 12_000
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    """Messages n with key k(n mod 100), tag t(n mod 3) and a price, four queues in turns."""
+    started = Group(tmp_path_factory.mktemp("group") / "store", mapped_file_size_commit_log=16 << 20).start()
+    with started.client() as client:
+        client.create_topic(TOPIC, 4)
+        numbers = range(COUNT)
+        client.send_batch(
+            TOPIC,
+            [b"%d" % number for number in numbers],
+            keys=[f"k{number % 100}" for number in numbers],
+            tags=[f"t{number % 3}" for number in numbers],
+            properties=[{"price": f"{number}.5"} for number in numbers],
+            born_timestamps_ms=[1_600_000_000_000 + number for number in numbers],
+        )
+    started.wait_dispatched()
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def client(group: Group) -> Iterator[Client]:
+    with group.client() as client:
+        yield client
+
+
+def bodies(group: Group, topic: str) -> Counter[int]:
+    group.wait_dispatched()
+    with group.client() as client:
+        return Counter(int(message.body) for message in client.range(topic))
+
+
+def ask(group: Group, *arguments: str | int) -> Outcome:
+    return call("replay", "--topic", TOPIC, *arguments, "--store", group.store)
+
+
+def test_copies_keep_what_the_messages_were(group: Group, client: Client) -> None:
+    outcome = ask(group, "--to", "copies", "--json")
+    assert outcome.code == 0, outcome.err
+    (row,) = outcome.json["replays"]
+    assert (row["messages"], row["already_stored"]) == (COUNT, 0)
+    assert bodies(group, "copies") == Counter(range(COUNT))
+    for queue_id in range(4):
+        sources = client.pull(TOPIC, queue_id, 0, 200).messages
+        copies = client.pull("copies", queue_id, 0, 200).messages
+        for source, copy in zip(sources, copies, strict=True):
+            assert (copy.body, copy.tag, copy.keys) == (source.body, source.tag, source.keys)
+            assert (copy.born_timestamp_ms, copy.queue_offset) == (source.born_timestamp_ms, source.queue_offset)
+            assert copy.properties["price"] == source.properties["price"]
+            assert copy.properties[REPLAYED] == source.message_id
+            assert copy.unique_id != source.unique_id
+    # It is done; only --restart does it again.
+    outcome = ask(group, "--to", "copies")
+    assert (outcome.code, f"all {COUNT:,} messages were sent" in outcome.err) == (0, True)
+    assert ask(group, "--to", "copies", "--restart").code == 0
+    assert bodies(group, "copies") == Counter(dict.fromkeys(range(COUNT), 2))
+
+
+def test_a_part_by_key_filter_and_time(group: Group, client: Client) -> None:
+    assert ask(group, "--to", "by-key", "--key", "k42").code == 0
+    assert bodies(group, "by-key") == Counter(range(42, COUNT, 100))
+    assert ask(group, "--to", "by-tag", "--tag", "t1").code == 0
+    assert bodies(group, "by-tag") == Counter(range(1, COUNT, 3))
+    assert ask(group, "--to", "by-price", "--sql", "price BETWEEN 99.0 AND 110.0", "--queues", 2).code == 0
+    assert bodies(group, "by-price") == Counter(range(99, 110))
+    assert {info.queue_id for info in client.queues("by-price")} == {0, 1}
+    assert ask(group, "--to", "none", "--end", "2001-01-01").code == 0
+    assert bodies(group, "none") == Counter()
+    assert ask(group, "--to", "x", "--key", "k1", "--tag", "t1").code == 2
+    assert call("replay", "--topic", "nothing", "--to", "x", "--store", group.store).code == 5
+
+
+def _replaying(group: Group, to: str, *arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "mqproc", "replay", "--topic", TOPIC, "--to", to, "--store", str(group.store)]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.Popen([*command, *arguments], env=environment, stderr=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_replay_that_was_ended_goes_on_with_no_message_twice(group: Group, number: signal.Signals) -> None:
+    to = f"after-{number.name}"
+    before = group.words()["appended_messages"]
+    child = _replaying(group, to, "--rate", "20000")
+    wait_until(lambda: group.words()["appended_messages"] > before + COUNT // 6, 30)
+    child.send_signal(number)
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == (130 if number is signal.SIGINT else -number)
+    assert number is not signal.SIGINT or b"the same command goes on" in err
+    outcome = ask(group, "--to", to)
+    assert outcome.code == 0
+    assert "going on at queue" in outcome.err
+    assert bodies(group, to) == Counter(range(COUNT))
+
+
+def test_a_writer_that_is_killed_meanwhile_costs_nothing(group: Group) -> None:
+    before = group.words()["written"]
+    child = _replaying(group, "killed")
+    wait_until(lambda: group.words()["written"] > before + 100_000 or child.poll() is not None, 30)
+    os.kill(group.pid("writer"), signal.SIGKILL)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 0, err
+    assert bodies(group, "killed") == Counter(range(COUNT))
+
+
+def test_the_client_s_replay_is_named_throttled_and_goes_on(group: Group, client: Client) -> None:
+    told: list[ReplayProgress] = []
+
+    def stop_soon(progress: ReplayProgress) -> None:
+        told.append(progress)
+        if len(told) == 2:
+            raise InterruptedError
+
+    chosen = SqlFilter("TAGS = 't0'")
+    with pytest.raises(InterruptedError):
+        client.replay(TOPIC, "named", filter=chosen, name="nightly", told=stop_soon)
+    done = client.replay(TOPIC, "named", filter=chosen, name="nightly", position=told[0].position)
+    assert 0 < done.found <= IN_FLIGHT * PAGE_MESSAGES
+    assert bodies(group, "named") == Counter(range(0, COUNT, 3))
+    # Without its position the copies that are there are looked up.
+    assert client.replay(TOPIC, "named", filter=chosen, name="nightly").sent == 0
+    began = time.monotonic()
+    assert client.replay(TOPIC, "slow", key="k1", rate=200).sent == COUNT // 100
+    assert time.monotonic() - began >= (COUNT // 100 - 10) / 200
+    # Without a name each is a replay of its own.
+    assert client.replay(TOPIC, "slow", key="k1").sent == COUNT // 100
+    assert bodies(group, "slow").most_common(1)[0][1] == 2
+
+
+def test_wrong_replays_are_refused(client: Client) -> None:
+    with pytest.raises(TopicNotFoundError):
+        client.replay("nothing", "x")
+    with pytest.raises(BadRequestError, match="below 0"):
+        client.replay(TOPIC, "x", rate=-1)
+    with pytest.raises(BadRequestError, match="by key or by filter"):
+        client.replay(TOPIC, "x", key="a", filter=SqlFilter("a = 1"))
+    assert tuple(ReplayPosition()) == (0, 0)
+
+
+# Trace
+
+
+def trace(group: Group, *arguments: Any) -> Outcome:
+    return call("message", "trace", *arguments, "--store", group.store)
+
+
+def test_a_trace_tells_where_a_message_is(group: Group, client: Client) -> None:
+    with client.consumer("billing", TOPIC, start="earliest") as consumer:
+        for _ in range(100):
+            next(iter(consumer))
+    passed = [queue for queue in client.groups.info("billing").queues if queue.topic == TOPIC and queue.offset]
+    assert passed
+    queue = passed[0]
+    assert queue.offset is not None
+    last, following = client.pull(TOPIC, queue.queue_id, queue.offset - 1, 2).messages
+    found = trace(group, last.unique_id, "--topic", TOPIC, "--json").json
+    assert found["message"]["message_id"] == last.message_id
+    assert found["unit"] == "FOUND"
+    assert {(key["key"], key["unique"], key["indexed"]) for key in found["keys"]} == {
+        (last.keys[0], False, True),
+        (last.unique_id, True, True),
+    }
+    assert [(each["group"], each["passed"]) for each in found["progress"]] == [("billing", True)]
+    (waiting,) = trace(group, following.message_id, "--json").json["progress"]
+    assert (waiting["passed"], waiting["messages_before"]) == (False, 0)
+    shown = trace(group, last.message_id)
+    assert shown.code == 0
+    assert f"{TOPIC} queue {queue.queue_id} offset {last.queue_offset}: FOUND" in shown.out
+    assert "billing" in shown.out
+
+
+def test_a_trace_follows_a_message_into_the_dead_letters(group: Group, client: Client) -> None:
+    sent = client.send("doomed", b"x", keys="case-1")
+    group.wait_dispatched()
+    with client.consumer("clinic", "doomed", start="earliest") as consumer:
+        message = next(iter(consumer))
+        consumer.nack(message, delay_level=-1)
+    group.wait_dispatched()
+    (copy,) = trace(group, sent.message_id, "--json").json["copies"]
+    assert (copy["kind"], copy["topic"]) == ("dead letter", "%DLQ%clinic")
+    # From the copy back to the message itself.
+    (original,) = client.trace(copy["message_id"]).copies
+    assert (original.kind, original.message_id) == ("original", sent.message_id)
+
+
+def test_no_message_no_trace(group: Group) -> None:
+    assert trace(group, "F" * 32).code == 5

@@ -1,0 +1,291 @@
+"""What makes alerts fire: real groups to which something happens, and what mends it.
+
+A scenario has a group of its own. `cause` and `cure` run in a thread; `alerts` are those that must fire for its group
+between the two or soon after, and be gone at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mqproc import Message, MqprocError
+from mqproc.layout import control as words_of
+from tests.conftest import Group, wait_until
+from tests.grafana.prometheus import free_port
+
+HOURS = ";".join(f"{hour:02d}" for hour in range(24))
+RAM_DISK_BYTES = 96 << 20
+
+
+class Sender(threading.Thread):
+    """Sends the same frame again and again; refusals do not matter to it."""
+
+    def __init__(self, group: Group, topic: str, count: int, size: int, pause_s: float) -> None:
+        super().__init__(daemon=True)
+        self._group = group
+        self._messages = [Message(topic, b"x" * size, keys=["k"]) for _ in range(count)]
+        self._pause_s = pause_s
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.is_set():
+            with contextlib.suppress(MqprocError), self._group.client(timeout=8) as client:
+                while not self._ended.wait(self._pause_s):
+                    client.send_many(self._messages)
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join(20)
+
+
+class Scenario:
+    """One group, and what happens to it."""
+
+    name = ""
+    """Of the store's folder."""
+    alerts: frozenset[str] = frozenset()
+    options: dict[str, Any] = {}  # noqa: RUF012
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.store = folder / self.name
+        self.group = Group(self.store, metrics_port=self.port, **self.options)
+        self.senders: list[Sender] = []
+
+    def start(self) -> None:
+        self.group.start()
+
+    def cause(self) -> None:
+        raise NotImplementedError
+
+    def cure(self, fired: Callable[[str], bool]) -> None:
+        """Mend it; `fired` tells whether an alert of this group fires now."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        for sender in self.senders:
+            sender.end()
+        self.group.close()
+
+    def send(self, topic: str, count: int, size: int, pause_s: float) -> None:
+        """From now on."""
+        self.senders.append(Sender(self.group, topic, count, size, pause_s))
+        self.senders[-1].start()
+
+    def signal(self, role: str, number: signal.Signals) -> None:
+        os.kill(self.group.pid(role), number)
+
+
+class Hang(Scenario):
+    """Roles that are stopped, as a hung disk or a swapping machine stops them, while messages come."""
+
+    name = "hang"
+    alerts = frozenset(
+        {
+            "MqprocHeartbeatMissing",
+            "MqprocDispatchStalled",
+            "MqprocDispatchBehind",
+            "MqprocFlushLate",
+            "MqprocForcedFlushMissing",
+            "MqprocLossWindow",
+            "MqprocSegmentWaits",
+            "MqprocAppendSlow",
+        }
+    )
+    options = {  # noqa: RUF012
+        "heartbeat_timeout_ms": 600_000,
+        "busy_timeout_ms": 600_000,
+        "flush_consume_queue_thorough_interval": 1000,
+    }
+    _stopped = (words_of.DISPATCHER, words_of.CQ_FLUSHER)
+
+    def cause(self) -> None:
+        self.send("orders", 3, 200_000, 0.4)
+        wait_until(lambda: self.group.words()["written"] > 2_000_000, what="messages flow")
+        for role in self._stopped:
+            self.signal(role, signal.SIGSTOP)
+        self.signal(words_of.COMMITLOG_FLUSHER, signal.SIGSTOP)
+        waits = self.group.words()["writer_segment_waits"]
+        wait_until(lambda: self.group.words()["writer_segment_waits"] > waits, 60, "the writer waits for a segment")
+        time.sleep(2)
+        # Now the append goes on: stored, but late.
+        self.signal(words_of.COMMITLOG_FLUSHER, signal.SIGCONT)
+        time.sleep(1.5)
+        self.signal(words_of.COMMITLOG_FLUSHER, signal.SIGSTOP)
+
+    def cure(self, fired: Callable[[str], bool]) -> None:
+        for role in (*self._stopped, words_of.COMMITLOG_FLUSHER):
+            self.signal(role, signal.SIGCONT)
+        for sender in self.senders:
+            sender.end()
+
+
+class Deaths(Scenario):
+    """A role that dies twice, and one that is lent to a terminal."""
+
+    name = "deaths"
+    alerts = frozenset({"MqprocRoleRestarting", "MqprocRoleDown"})
+
+    def cause(self) -> None:
+        for count in (1, 2):
+            self.signal(words_of.INDEX_FLUSHER, signal.SIGKILL)
+            self._wait_restarted(count)
+        command = [sys.executable, "-m", "mqproc", "run", words_of.KEEPER, "--store", str(self.store)]
+        self._borrower = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def _wait_restarted(self, count: int) -> None:
+        def restarted() -> bool:
+            words = self.group.words()
+            return words["index-flusher.restarts"] == count and words["index-flusher.supervised"] == words_of.RUNNING
+
+        wait_until(restarted, what="the role runs again")
+
+    def cure(self, fired: Callable[[str], bool]) -> None:
+        self._borrower.send_signal(signal.SIGINT)
+        self._borrower.wait(20)
+
+    def close(self) -> None:
+        if hasattr(self, "_borrower"):
+            self._borrower.kill()
+            self._borrower.wait(10)
+        super().close()
+
+
+class Damage(Scenario):
+    """Bytes of the log that changed while nobody ran it; then the whole group is killed."""
+
+    name = "damage"
+    alerts = frozenset({"MqprocDamaged", "MqprocReadOnly", "MqprocNotReady", "MqprocDown"})
+    options = {"on_damage": "read_only"}  # noqa: RUF012
+
+    def cause(self) -> None:
+        with self.group.client() as client:
+            client.send_many([Message("orders", bytes([number % 251]) * 1000) for number in range(500)])
+        self.group.wait_dispatched()
+        assert self.group.stop() == 0
+        self._segment = min((self.store / "commitlog").glob("0*"))
+        self._kept = self._segment.read_bytes()
+        with self._segment.open("r+b") as file:
+            file.seek(100_000)
+            file.write(b"\xff" * 5000)
+        # Below its mark the log is trusted; without one a start looks at every record.
+        shutil.rmtree(self.group.paths.marks)
+        self.group.start()
+
+    def cure(self, fired: Callable[[str], bool]) -> None:
+        self.group.kill()
+        wait_until(lambda: fired("MqprocDown"), 60, "the alert that the group is down")
+        self._segment.write_bytes(self._kept)
+        self.group.start()
+
+
+class Room(Scenario):
+    """Too many queues, a consumer group that consumes nothing, and retention that must not delete what it needs."""
+
+    name = "room"
+    alerts = frozenset({"MqprocQueueTableAlmostFull", "MqprocConsumerLagGrowing", "MqprocRetentionHeldBack"})
+    options = {  # noqa: RUF012
+        "max_queues": 16,
+        "retention_guard": "groups",
+        "file_reserved_time": 0,
+        "delete_when": HOURS,
+        "clean_resource_interval": 500,
+    }
+
+    def start(self) -> None:
+        config = self.store / "config"
+        config.mkdir(parents=True)
+        self.store.chmod(0o700)
+        (config / "consumerOffset.json").write_text('{"offsetTable":{"orders@billing":{0:0,1:0}}}')
+        super().start()
+
+    def cause(self) -> None:
+        with self.group.client() as client:
+            client.create_topic("orders", 15)
+        self.send("orders", 300, 1500, 0.25)
+
+    def cure(self, fired: Callable[[str], bool]) -> None:
+        for sender in self.senders:
+            sender.end()
+        self.group.stop()
+        self.group.options |= {"max_queues": 64, "retention_guard": "none"}
+        self.group.start()
+
+
+class FullDisk(Scenario):
+    """A disk without a byte left, at a moment when dispatch has something to write."""
+
+    name = "disk"
+    alerts = frozenset(
+        {
+            "MqprocDiskFull",
+            "MqprocDiskAlmostFull",
+            "MqprocDispatchBlocked",
+            "MqprocRefusing",
+            "MqprocErrorsLogged",
+        }
+    )
+    options = {"max_queues": 64, "disk_space_clean_forcibly_ratio": 99}  # noqa: RUF012
+
+    def start(self) -> None:
+        self.store.mkdir(mode=0o700)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={RAM_DISK_BYTES},mode=0700", "mqproc-test", str(self.store)]
+        subprocess.run(command, check=True, capture_output=True, timeout=20)
+        super().start()
+
+    def cause(self) -> None:
+        self.signal(words_of.DISPATCHER, signal.SIGSTOP)
+        with self.group.client() as client:
+            client.send_many([Message("orders", b"x" * 100, keys=["k"]) for _ in range(100)])
+        self._ballast = self.store / "ballast"
+        fd = os.open(self._ballast, os.O_WRONLY | os.O_CREAT)
+        with contextlib.suppress(OSError):
+            while os.write(fd, bytes(1 << 16)):
+                pass
+        os.close(fd)
+        self.signal(words_of.DISPATCHER, signal.SIGCONT)
+        self.send("orders", 1, 100, 0.2)
+
+    def cure(self, fired: Callable[[str], bool]) -> None:
+        self._ballast.unlink()
+        for sender in self.senders:
+            sender.end()
+
+    def close(self) -> None:
+        super().close()
+        if self.store.is_mount():
+            wait_until(self._unmounted, 20, "the RAM disk is free")
+
+    def _unmounted(self) -> bool:
+        return subprocess.run(["umount", str(self.store)], capture_output=True, timeout=20, check=False).returncode == 0
+
+
+def scenarios(folder: Path) -> Iterator[Scenario]:
+    """All that can be made on this machine: a disk of one's own needs root."""
+    for kind in (Hang, Deaths, Damage, Room, *((FullDisk,) if can_mount(folder) else ())):
+        yield kind(folder)
+
+
+def can_mount(folder: Path) -> bool:
+    """Whether a RAM disk can be had here."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        return False
+    place = folder / "try"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1M", "mqproc-test", str(place)]
+    if subprocess.run(command, capture_output=True, timeout=20, check=False).returncode != 0:
+        return False
+    subprocess.run(["umount", str(place)], check=True, capture_output=True, timeout=20)
+    return True

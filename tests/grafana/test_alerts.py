@@ -1,0 +1,89 @@
+"""Each alert fires when its cause is made on a real group, seen by a real Prometheus, and clears when it is mended.
+
+All scenarios run side by side, with every duration of the rules at a thirtieth.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+
+from grafana.source.rules import alerts
+from grafana.source.settings import Durations
+from tests.grafana.causes import Damage, Deaths, FullDisk, Hang, Room, Scenario, scenarios
+from tests.grafana.prometheus import Prometheus
+from tests.grafana.promtool import needs_prometheus
+
+pytestmark = [needs_prometheus, pytest.mark.timeout(360)]
+
+FIRE_S = 100.0
+CLEAR_S = 100.0
+ALL = {alert: kind for kind in (Hang, Deaths, Damage, Room, FullDisk) for alert in kind.alerts}
+
+
+@dataclass
+class Story:
+    """What was seen: (alert, scenario's port)."""
+
+    ports: dict[str, str]
+    fired: set[tuple[str, str]] = field(default_factory=set)
+    left: set[tuple[str, str]] = field(default_factory=set)
+    """Those that still fire at the end."""
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+    folder = tmp_path_factory.mktemp("alerts")
+    told = list(scenarios(folder))
+    try:
+        with ThreadPoolExecutor(len(told)) as pool:
+            list(pool.map(Scenario.start, told))
+            with Prometheus(folder / "prometheus", [each.port for each in told]) as prometheus:
+                yield live(prometheus, told, pool)
+    finally:
+        for each in told:
+            each.close()
+
+
+def live(prometheus: Prometheus, told: list[Scenario], pool: ThreadPoolExecutor) -> Story:
+    """Make the causes, watch, mend them, watch."""
+    story = Story({each.name: str(each.port) for each in told})
+    wanted = {(alert, str(each.port)) for each in told for alert in each.alerts}
+    # What the cure itself shows.
+    later = {(alert, port) for alert, port in wanted if alert == "MqprocDown"}
+    prometheus.wait(lambda: prometheus.targets_up() == len(told), "all groups are scraped")
+
+    def look() -> set[tuple[str, str]]:
+        firing = prometheus.firing() & wanted
+        story.fired |= firing
+        return firing
+
+    causes = [pool.submit(each.cause) for each in told]
+    deadline = time.monotonic() + FIRE_S
+    while wanted - later - story.fired and time.monotonic() < deadline:
+        look()
+        time.sleep(0.3)
+    for cause in causes:
+        cause.result(60)
+    cures = [pool.submit(each.cure, lambda alert, port=str(each.port): (alert, port) in look()) for each in told]
+    deadline = time.monotonic() + CLEAR_S
+    while (look() or not all(cure.done() for cure in cures)) and time.monotonic() < deadline:
+        time.sleep(0.3)
+    for cure in cures:
+        cure.result(60)
+    story.left = look()
+    return story
+
+
+@pytest.mark.parametrize("alert", [alert.name for alert in alerts(Durations())])
+def test_the_alert_fires_for_its_cause_and_clears(story: Story, alert: str) -> None:
+    kind = ALL[alert]
+    if kind.name not in story.ports:
+        pytest.skip(f"{kind.name}: a disk of one's own needs root")
+    made = (alert, story.ports[kind.name])
+    assert made in story.fired, f"of {kind.name} fired {sorted(name for name, port in story.fired if port == made[1])}"
+    assert made not in story.left

@@ -1,0 +1,116 @@
+"""Generated files are those of the source, and dashboards keep the rules of Grafana's dashboard linter."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grafana.source.files import generated_files
+from grafana.source.rules import alerts, recordings
+from grafana.source.settings import Durations
+from mqproc.metrics.catalogue import COUNTER, HISTOGRAM, METRICS
+
+FOLDER = Path(__file__).parents[2] / "grafana"
+FILES = generated_files()
+DASHBOARDS = {name: json.loads(text) for name, text in FILES.items() if name.startswith("dashboards/")}
+METRIC = re.compile(r"\bmqproc_\w+")
+
+
+def panels(dashboard: Any) -> Iterator[Any]:
+    for panel in dashboard["panels"]:
+        if panel["type"] == "row":
+            yield from panel.get("panels", ())
+        else:
+            yield panel
+
+
+ALL_PANELS = [
+    pytest.param(panel, id=f"{name}:{panel['title']}") for name, board in DASHBOARDS.items() for panel in panels(board)
+]
+
+
+def family(name: str) -> str:
+    return re.sub(r"_(bucket|sum|count)$", "", name)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_file_is_the_sources(name: str) -> None:
+    assert (FOLDER / name).read_text() == FILES[name], "python -m grafana.source writes it anew"
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_a_dashboard_is_as_the_linter_wants_it(name: str) -> None:
+    board = DASHBOARDS[name]
+    assert board["uid"]
+    assert board["editable"] is False
+    variables = {each["name"]: each for each in board["templating"]["list"]}
+    assert variables["datasource"]["type"] == "datasource"
+    for choice in ("job", "instance"):
+        assert variables[choice]["refresh"] == 2, "values are asked for when the time changes"
+        assert variables[choice]["multi"]
+        assert variables[choice]["allValue"] == ".+"
+    first, *others = [panel for panel in board["panels"] if panel["type"] == "row"]
+    assert not first.get("collapsed")
+    assert all(row["collapsed"] for row in others)
+
+
+@pytest.mark.parametrize("panel", ALL_PANELS)
+def test_a_panel_is_as_the_linter_wants_it(panel: Any) -> None:
+    assert panel["title"]
+    assert panel["description"].endswith(".")
+    assert panel["fieldConfig"]["defaults"]["unit"]
+    assert panel["type"] in ("timeseries", "stat", "table", "heatmap")
+    assert panel["datasource"]["uid"] == "${datasource}"
+    assert panel["targets"]
+    for target in panel["targets"]:
+        query = target["expr"]
+        for found in METRIC.finditer(query):
+            behind = query[found.end() :]
+            assert behind.startswith('{job=~"$job",instance=~"$instance"'), query
+        assert not re.search(r"\[\d", query), f"a rate's range is $__rate_interval: {query}"
+        assert "$S" not in query
+
+
+@pytest.mark.parametrize("panel", ALL_PANELS)
+def test_counters_are_shown_as_rates(panel: Any) -> None:
+    counters = {metric.name for metric in METRICS if metric.kind == COUNTER}
+    if panel["type"] == "table":
+        return
+    for target in panel["targets"]:
+        for name in set(METRIC.findall(target["expr"])) & counters:
+            assert re.search(rf"(rate|increase)\({name}\{{", target["expr"]), target["expr"]
+
+
+def test_every_metric_is_shown_or_watched() -> None:
+    durations = Durations()
+    texts = [target["expr"] for board in DASHBOARDS.values() for panel in panels(board) for target in panel["targets"]]
+    texts += [each.expr for each in (*alerts(durations), *recordings(durations))]
+    used = {
+        family(name) if name not in {m.name for m in METRICS} else name
+        for text in texts
+        for name in METRIC.findall(text)
+    }
+    catalogue = {metric.name for metric in METRICS}
+    assert catalogue - used == set()
+    recorded = {each.name.split(":")[1] for each in recordings(durations)}
+    assert used - catalogue <= recorded | {"mqproc_messages_appended"}, "queries ask for metrics that there are"
+
+
+def test_histograms_are_asked_for_by_their_buckets() -> None:
+    histograms = {metric.name for metric in METRICS if metric.kind == HISTOGRAM}
+    for board in DASHBOARDS.values():
+        for panel in panels(board):
+            for target in panel["targets"]:
+                assert not set(METRIC.findall(target["expr"])) & histograms, target["expr"]
+
+
+def test_every_alert_has_a_runbook() -> None:
+    headings = re.findall(r"^### (\w+)$", (FOLDER / "README.md").read_text(), re.MULTILINE)
+    assert headings == [alert.name for alert in alerts(Durations())]
+    for alert in alerts(Durations()):
+        assert alert.rule(Durations())["annotations"]["runbook_url"] == f"grafana/README.md#{alert.name.lower()}"

@@ -1,0 +1,97 @@
+"""A real Prometheus scrapes a loaded group: no finding of the linter, and every query of the dashboards has data."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from grafana.source.files import generated_files
+from mqproc import Message, MqprocError
+from mqproc.metrics.catalogue import METRICS, family_names
+from tests.conftest import Group
+from tests.grafana.prometheus import Prometheus, free_port
+from tests.grafana.promtool import needs_prometheus, promtool
+from tests.grafana.test_dashboards import panels
+
+pytestmark = needs_prometheus
+
+
+class Load(threading.Thread):
+    """Sends, pulls, asks by key, and asks for what is refused, until it is told to end."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__()
+        self._group = group
+        self._ended = threading.Event()
+        self.rounds = 0
+
+    def run(self) -> None:
+        with self._group.client() as client:
+            while not self._ended.wait(0.05):
+                for topic in ("orders", "payments"):
+                    messages = [Message(topic, b"x" * 300, keys=[f"k{number}"]) for number in range(50)]
+                    client.send_many(messages)
+                client.pull("orders", 0, 0, 32)
+                client.by_key("orders", "k7", max_messages=10)
+                with pytest.raises(MqprocError):
+                    client.send(Message("no good topic", b"x"))
+                with pytest.raises(MqprocError):
+                    client.send(Message("orders", b"x" * (1 << 19)))
+                self.rounds += 1
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join(30)
+
+
+@pytest.fixture
+def loaded(tmp_path: Path, make_group: Callable[..., Group]) -> Iterator[Group]:
+    """A group under load, with a consumer group that has consumed ten messages of a queue."""
+    config = tmp_path / "store" / "config"
+    config.mkdir(parents=True)
+    (config / "consumerOffset.json").write_text('{"offsetTable":{"orders@billing":{0:10}}}')
+    (tmp_path / "store").chmod(0o700)
+    group = make_group(
+        metrics_port=free_port(),
+        flush_consume_queue_thorough_interval=1000,
+        flush_commit_log_thorough_interval=1000,
+        clean_resource_interval=1000,
+    )
+    load = Load(group)
+    load.start()
+    yield group
+    load.end()
+    assert load.rounds > 0
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """(panel, query) of every dashboard, with what Grafana puts in for variables."""
+    for name, text in generated_files().items():
+        if name.startswith("dashboards/"):
+            for panel in panels(json.loads(text)):
+                for target in panel["targets"]:
+                    query = target["expr"].replace("$__rate_interval", "10s")
+                    yield f"{name}: {panel['title']}", re.sub(r"\$\w+", ".+", query)
+
+
+def test_a_scrape_is_linted_and_every_query_has_data(tmp_path: Path, loaded: Group) -> None:
+    port = loaded.options["metrics_port"]
+    with Prometheus(tmp_path / "prometheus", [port]) as prometheus:
+        prometheus.wait(lambda: prometheus.targets_up() == 1, "the group is scraped")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        promtool("check", "metrics", stdin=text)
+        assert family_names(text) == {metric.name for metric in METRICS}
+        prometheus.wait(lambda: without_data(prometheus) == [], f"data for {without_data(prometheus)}")
+        assert prometheus.query("instance:mqproc_messages_appended:rate5m > 0")
+        assert not [series for series in prometheus.query("scrape_duration_seconds") if float(series["value"][1]) > 1]
+
+
+def without_data(prometheus: Prometheus) -> list[tuple[str, str]]:
+    return [(panel, query) for panel, query in queries() if not prometheus.query(query)]

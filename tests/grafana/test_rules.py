@@ -1,0 +1,51 @@
+"""The rules by Prometheus' own tools: no finding of the linter, and unit tests from series to alerts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from grafana.source.files import dump, prometheus_config
+from grafana.source.rules import alerts, rule_files
+from grafana.source.settings import Durations
+from tests.grafana.promtool import needs_prometheus, promtool
+
+FOLDER = Path(__file__).parents[2] / "grafana"
+UNIT_TESTS = FOLDER / "rules" / "tests.yml"
+
+
+@needs_prometheus
+@pytest.mark.parametrize("name", ["recording.yml", "alerts.yml"])
+def test_rules_pass_the_linter(name: str) -> None:
+    promtool("check", "rules", "--lint=all", "--lint-fatal", FOLDER / "rules" / name)
+
+
+@needs_prometheus
+def test_rules_with_short_durations_pass_too(tmp_path: Path) -> None:
+    durations = Durations(1 / 30)
+    for name, rules in rule_files(durations).items():
+        (tmp_path / name).write_text(dump(rules))
+    (tmp_path / "prometheus.yml").write_text(dump(prometheus_config(durations, ["127.0.0.1:1"], str(tmp_path))))
+    promtool("check", "config", tmp_path / "prometheus.yml")
+
+
+@needs_prometheus
+def test_the_unit_tests_of_the_rules_pass() -> None:
+    promtool("test", "rules", UNIT_TESTS)
+
+
+def test_every_alert_has_a_unit_test() -> None:
+    tested = {
+        test["alertname"]
+        for group in yaml.safe_load(UNIT_TESTS.read_text())["tests"]
+        for test in group["alert_rule_test"]
+    }
+    assert tested == {alert.name for alert in alerts(Durations())}
+
+
+def test_durations_are_written_as_prometheus_reads_them() -> None:
+    assert [Durations().of(seconds) for seconds in (15, 60, 900, 3600, 90)] == ["15s", "1m", "15m", "1h", "90s"]
+    assert [Durations(1 / 30).of(seconds) for seconds in (15, 60, 900)] == ["500ms", "2s", "30s"]
+    assert Durations(1 / 30).age(30) == "3"

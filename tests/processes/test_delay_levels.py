@@ -1,0 +1,178 @@
+"""Delay levels through a real group: nothing early, nothing lost or doubled by kills, order kept, state in the file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mqproc.layout.control import DISPATCHER, KEEPER, WRITER
+from mqproc.message import Message, StoredMessage
+from mqproc.names import SCHEDULE_TOPIC
+from mqproc.store import rocketmq_json
+from tests.conftest import Group, wait_until
+
+LEVEL_MS = {1: 1000, 2: 5000}
+
+
+def received(client: Any, topic: str, queues: int = 8) -> list[StoredMessage]:
+    """All messages of a topic, by store order."""
+    found: list[StoredMessage] = []
+    for queue_id in range(queues):
+        offset = 0
+        while messages := client.pull(topic, queue_id, offset, 4096, max_bytes=32 << 20).messages:
+            found += messages
+            offset = messages[-1].queue_offset + 1
+    return sorted(found, key=lambda message: message.physical_offset)
+
+
+def wait_for(client: Any, topic: str, count: int, timeout_s: float = 30.0) -> list[StoredMessage]:
+    wait_until(lambda: len(received(client, topic)) >= count, timeout_s, f"{count} messages of {topic}")
+    return received(client, topic)
+
+
+def test_a_message_arrives_when_its_level_says(group: Group) -> None:
+    with group.client() as client:
+        sent = [
+            client.send("orders", b"body", tag="new", keys="k1", properties={"p": "v"}, queue_id=3, delay_level=1)
+            for _ in range(20)
+            if not time.sleep(0.02)
+        ]
+        group.wait_dispatched()
+        assert client.by_key("orders", "k1") == []
+        parked = client.pull(SCHEDULE_TOPIC, 0, 0).messages
+        assert [message.queue_offset for message in parked] == [result.queue_offset for result in sent]
+        assert parked[0].properties["REAL_TOPIC"] == "orders"
+        assert (parked[0].properties["REAL_QID"], parked[0].properties["DELAY"]) == ("3", "1")
+        found = wait_for(client, "orders", 20)
+        for before, after in zip(parked, found, strict=True):
+            late_ms = after.store_timestamp_ms - before.store_timestamp_ms - LEVEL_MS[1]
+            assert 0 <= late_ms < 50, "early, or later than promised"
+            assert (after.queue_id, after.body, after.tag, after.keys) == (3, b"body", "new", ("k1",))
+            assert (after.unique_id, after.properties) == (before.unique_id, before.properties)
+            assert (after.born_timestamp_ms, after.born_host) == (before.born_timestamp_ms, before.born_host)
+        wait_until(lambda: group.words()["delayed_messages"] == 0)
+        assert group.words()["delivered_messages"] == 20
+
+
+def test_sends_of_every_kind_wait(group: Group) -> None:
+    """Single ones, many with properties of their own, a producer's: in the order in which they were sent."""
+    messages = [Message("t", b"%03d" % number, properties={"n": str(number)}, delay_level=1) for number in range(100)]
+    with group.client() as client:
+        client.send_many(messages[:50])
+        with client.producer() as producer:
+            for message in messages[50:]:
+                producer.send(message)
+        for number in range(100, 116):
+            client.send("t", b"%03d" % number, delay_level=1)
+        found = wait_for(client, "t", 116)
+    assert [message.body for message in found] == [b"%03d" % number for number in range(116)]
+    assert found[7].properties["n"] == "7"
+    assert len({message.queue_id for message in found[100:]}) == 8, "each send's queue is the next one"
+    assert {message.topic for message in found} == {"t"}
+
+
+def test_ten_thousand_due_at_once_are_delivered_within_a_second(group: Group) -> None:
+    count = 10_000
+    with group.client() as client:
+        client.send_many(Message(f"burst-{number % 4}", bytes(200), delay_level=1) for number in range(count))
+        stored = client.pull(SCHEDULE_TOPIC, 0, count - 1, 1)
+        wait_until(lambda: group.words()["delivered_messages"] == count)
+        group.wait_dispatched()
+        found = [message for topic in range(4) for message in received(client, f"burst-{topic}")]
+    assert len(found) == count
+    last_due_ms = stored.messages[0].store_timestamp_ms + LEVEL_MS[1]
+    assert max(message.store_timestamp_ms for message in found) - last_due_ms < 1000
+
+
+def kill(group: Group, role: str) -> None:
+    os.kill(group.pid(role), signal.SIGKILL)
+
+
+def test_each_message_arrives_once_whoever_is_killed(group: Group) -> None:
+    count = 6000
+    with group.client() as client:
+        client.send_many(Message("t", b"%05d" % number, queue_id=0, delay_level=1) for number in range(count))
+        wait_until(lambda: group.words()["delivered_messages"] > 0, what="the first delivery")
+        for role in (KEEPER, WRITER, DISPATCHER, KEEPER):
+            kill(group, role)
+            time.sleep(0.05)
+        bodies = [message.body for message in wait_for(client, "t", count)]
+        assert bodies == [b"%05d" % number for number in range(count)]
+        # Nothing comes after them.
+        wait_until(lambda: group.words()["delayed_messages"] == 0)
+        assert len(received(client, "t")) == count
+
+
+def test_a_killed_group_delivers_the_rest_and_no_message_twice(make_group: Callable[..., Group]) -> None:
+    count = 20_000
+    group = make_group(mapped_file_size_commit_log=32 << 20)
+    with group.client() as client:
+        client.send_many(Message("t", b"%05d" % number, queue_id=0, delay_level=1) for number in range(count))
+    wait_until(lambda: group.words()["delivered_messages"] > 0, what="the first delivery")
+    group.kill()
+    group.start()
+    with group.client() as client:
+        assert [message.body for message in wait_for(client, "t", count)] == [b"%05d" % i for i in range(count)]
+        wait_until(lambda: group.words()["delayed_messages"] == 0)
+        assert len(received(client, "t")) == count
+
+
+def test_a_stopped_group_leaves_rocketmqs_file_and_goes_on_from_it(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    with group.client() as client:
+        for level in (1, 2, 1):
+            client.send("t", b"level %d" % level, delay_level=level)
+        wait_for(client, "t", 2)
+    assert group.stop() == 0
+    saved = rocketmq_json.parse(group.paths.delay_offsets.read_text())
+    assert saved["offsetTable"] == {"1": 2}
+    assert "{1:2" in "".join(group.paths.delay_offsets.read_text().split()), "keys are unquoted, as RocketMQ's"
+    group.start()
+    with group.client() as client:
+        assert sorted(message.body for message in wait_for(client, "t", 3)) == [b"level 1", b"level 1", b"level 2"]
+        group.stop()
+    assert rocketmq_json.parse(group.paths.delay_offsets.read_text())["offsetTable"] == {"1": 2, "2": 1}
+
+
+@pytest.mark.parametrize("lost", ["file", "garbled"])
+def test_without_its_file_the_log_tells_what_was_delivered(make_group: Callable[..., Group], lost: str) -> None:
+    group = make_group()
+    with group.client() as client:
+        client.send_many(Message("t", b"%02d" % number, delay_level=1) for number in range(10))
+        wait_for(client, "t", 10)
+        client.send("t", b"later", delay_level=2)
+    group.stop()
+    for path in group.paths.delay_offsets.parent.glob("delayOffset.json*"):
+        path.unlink() if lost == "file" else path.write_text("{]")
+    group.start()
+    with group.client() as client:
+        assert [message.body for message in wait_for(client, "t", 11)][10:] == [b"later"]
+        assert len(received(client, "t")) == 11
+
+
+def test_a_deleted_topic_is_made_again_for_what_comes(group: Group) -> None:
+    with group.client() as client:
+        client.create_topic("gone", 2)
+        client.send("gone", b"x", queue_id=1, delay_level=1)
+        client.delete_topic("gone")
+        found = wait_for(client, "gone", 1)
+        assert [(message.body, message.queue_id) for message in found] == [(b"x", 1)]
+
+
+def test_the_file_never_runs_ahead_of_what_is_durable(make_group: Callable[..., Group]) -> None:
+    """A loss of power takes unsynced deliveries; the file must not count them."""
+    group = make_group(flush_commit_log_thorough_interval=600_000, flush_commit_log_least_pages=1 << 20)
+    with group.client() as client:
+        client.send("t", b"x", delay_level=1)
+        wait_for(client, "t", 1)
+    time.sleep(1.5)
+    words = group.words()
+    assert max(words["flusher_synced"], words["writer_synced"]) < words["written"]
+    assert not group.paths.delay_offsets.exists()
+    assert group.stop() == 0
+    assert rocketmq_json.parse(group.paths.delay_offsets.read_text())["offsetTable"] == {"1": 1}

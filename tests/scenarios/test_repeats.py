@@ -1,0 +1,92 @@
+"""Sends that are made again after a lost answer, against a running group whose writer drops repeats."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from mqproc.client.aio import AsyncClient
+from mqproc.client.retry import RetryPolicy
+from mqproc.message import Message
+from tests.conftest import Group, wait_until
+
+SAFE = RetryPolicy(repeat_sends=True)
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    started = Group(tmp_path_factory.mktemp("repeats") / "store", dedupe_window_messages=50_000).start()
+    yield started
+    started.close()
+
+
+def bodies(group: Group, topic: str) -> Counter[bytes]:
+    group.wait_dispatched()
+    with group.client() as client:
+        return Counter(message.body for message in client.range(topic))
+
+
+def test_a_repeat_is_answered_with_the_first_place(group: Group) -> None:
+    dropped = group.words()["dropped_repeats"]
+    with group.client() as client:
+        message = Message("one", b"body", "tag", ("key",), {"color": "red"}, unique_id="ORDER-1-PAID")
+        first = client.send(message)
+        again = client.send(message)
+        assert (again.queue_id, again.queue_offset, again.message_id) == (
+            first.queue_id,
+            first.queue_offset,
+            first.message_id,
+        )
+        found = client.send_many([message, Message("one", b"other"), message])
+        assert [result.message_id == first.message_id for result in found] == [True, False, True]
+    assert bodies(group, "one") == {b"body": 1, b"other": 1}
+    assert group.words()["dropped_repeats"] == dropped + 3
+
+
+def test_a_killed_writer_s_successor_knows_what_was_sent(group: Group) -> None:
+    messages = [Message("restarted", b"%d" % number, unique_id=f"RESTARTED-{number}") for number in range(500)]
+    with group.client() as client:
+        first = client.send_many(messages)
+        incarnation = group.words()["writer.incarnation"]
+        os.kill(group.pid("writer"), signal.SIGKILL)
+        wait_until(lambda: group.words()["writer.incarnation"] > incarnation and group.ready())
+        again = client.send_many(messages)
+    assert [result.message_id for result in again] == [result.message_id for result in first]
+    assert set(bodies(group, "restarted").values()) == {1}
+
+
+def test_sends_through_killed_writers_come_once(group: Group) -> None:
+    """Senders go on while the writer is killed three times: nobody sees an error, nothing is lost or comes twice."""
+    expected: Counter[bytes] = Counter()
+
+    def kill() -> None:
+        for _ in range(3):
+            before = group.words()["appended_frames"]
+            wait_until(lambda before=before: group.words()["appended_frames"] > before + 20)
+            os.kill(group.pid("writer"), signal.SIGKILL)
+            wait_until(group.ready)
+
+    async def send_some(first: int) -> None:
+        async with AsyncClient(group.store, retry=SAFE) as client:
+            await asyncio.gather(*(client.send("through", b"async %d" % (first + number)) for number in range(50)))
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    turn = 0
+    with group.client(retry=SAFE) as client:
+        while killer.is_alive():
+            sent = [b"sync %d" % turn, *(b"batch %d" % (1000 * turn + number) for number in range(1000))]
+            client.send("through", sent[0])
+            client.send_batch("through", sent[1:])
+            asyncio.run(send_some(50 * turn))
+            expected.update(sent)
+            expected.update(b"async %d" % (50 * turn + number) for number in range(50))
+            turn += 1
+    killer.join()
+    assert bodies(group, "through") == expected

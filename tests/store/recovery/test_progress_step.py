@@ -1,0 +1,126 @@
+"""After a cut of the log no group stands beyond the end of a queue; one whose messages wait for room is left alone."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqproc.io import StoreIO
+from mqproc.paths import StorePaths
+from mqproc.store.groups.progress import GroupProgress, all_progress
+from tests.store.recovery.recovering import RecordingIO
+from tests.store.stopped_store import SEGMENT, StoppedStore
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
+    return StoppedStore(tmp_path_factory.mktemp("whole") / "store")
+
+
+@pytest.fixture
+def store(whole: StoppedStore, tmp_path: Path) -> StoppedStore:
+    """A copy of it: 56 messages in each queue of First, the last of them at the log's end."""
+    copied = copy.copy(whole)
+    copied.root = tmp_path / "store"
+    shutil.copytree(whole.root, copied.root)
+    return copied
+
+
+def quiet(_event: str, **_figures: Any) -> None:
+    pass
+
+
+def consume(store: StoppedStore, **offsets: int) -> None:
+    """Let a group stand at offsets of First's queues, in our words and in RocketMQ's file."""
+    io = StoreIO()
+    progress = GroupProgress(io, StorePaths(store.root), io, quiet)
+    for queue, offset in offsets.items():
+        progress.set("readers", "First", int(queue[1:]), offset)
+    progress.set("readers", "Gone", 0, 1_000_000)
+    progress.save(1)
+    progress.close()
+
+
+def progress_of(store: StoppedStore) -> dict[tuple[str, int], int]:
+    found = all_progress(StoreIO(), StorePaths(store.root))
+    return {(at.topic, at.queue_id): at.offset for at in found}
+
+
+def test_progress_beyond_the_end_is_set_back_and_told(store: StoppedStore) -> None:
+    consume(store, q0=57, q1=56, q2=9)
+    found = store.recover()
+    told = [line for line in found.said if "readers" in line]
+    assert told == ["recovery: group readers: First queue 0: set back from 57 to its end 56"]
+    after = {("First", 0): 56, ("First", 1): 56, ("First", 2): 9, ("Gone", 0): 1_000_000}
+    assert progress_of(store) == after
+    (store.root / "mqproc" / "progress").unlink()
+    assert progress_of(store) == after
+    assert ",1:56," in (store.root / "config" / "consumerOffset.json").read_text()
+    assert "{0:57," in (store.root / "config" / "consumerOffset.json.bak").read_text()
+
+
+def test_a_second_recovery_has_nothing_to_do(store: StoppedStore) -> None:
+    consume(store, q0=57)
+    store.recover()
+    io = RecordingIO()
+    store.recover(io=io)
+    assert io.lasting_calls == []
+
+
+def test_a_torn_tail_that_is_cut_takes_progress_with_it(store: StoppedStore) -> None:
+    """What was consumed of messages that are gone is forgotten, or the next ones would never be."""
+    consume(store, q0=56, q3=56)
+    for name in ("commitlog", "consumequeue", "index"):
+        (store.root / "mqproc" / "marks" / name).unlink()
+    first_lost = next(offset for offset in reversed(store.offsets) if offset % SEGMENT == 0)
+    with store.segment(first_lost).open("r+b") as file:
+        file.write(bytes(SEGMENT))
+    found = store.recover(clean=False)
+    assert found.end == first_lost
+    ends = {queue: end for (topic, queue), (_begin, end) in found.queues().items() if topic == "First"}
+    assert ends[0] < 56
+    assert progress_of(store) == {("First", 0): ends[0], ("First", 3): ends[3], ("Gone", 0): 1_000_000}
+
+
+class FullDiskIO(StoreIO):
+    """There is no room for ConsumeQueues."""
+
+    def allocate(self, fd: int, offset: int, size: int) -> None:
+        if "/consumequeue/" in self.path_of(fd):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().allocate(fd, offset, size)
+
+
+def test_messages_that_cannot_be_dispatched_yet_count(store: StoppedStore) -> None:
+    """Queues end too early on a full disk, and go on by themselves; who had consumed them had."""
+    consume(store, q0=56, q1=57)
+    shutil.rmtree(store.root / "consumequeue" / "First")
+    for name in ("consumequeue", "index"):
+        (store.root / "mqproc" / "marks" / name).unlink()
+    (store.root / "mqproc" / "queues").unlink()
+    found = store.recover(clean=False, io=FullDiskIO())
+    assert found.dispatched < found.end
+    assert progress_of(store) == {("First", 0): 56, ("First", 1): 56, ("Gone", 0): 1_000_000}
+
+
+def test_after_a_failed_sync_it_waits_for_the_repair(store: StoppedStore) -> None:
+    consume(store, q0=57)
+    (store.root / "mqproc" / "read_only").write_text("commitlog-flusher: Input/output error\n")
+    store.recover()
+    assert progress_of(store)["First", 0] == 57
+
+
+def test_a_file_that_nobody_can_read_is_told(store: StoppedStore) -> None:
+    config = store.root / "config"
+    config.mkdir(exist_ok=True)
+    (config / "consumerOffset.json").write_text("{ not json")
+    found = store.recover()
+    (told,) = [line for line in found.said if "groups" in line]
+    assert "consumerOffset.json" in told
+    assert told.endswith("they begin anew")
