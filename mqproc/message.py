@@ -6,7 +6,7 @@ import base64
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,8 +90,31 @@ class BatchResult:
         return len(self.physical_offsets)
 
 
+class RecordFields(Protocol):
+    """What reads fields out of records, on behalf of messages of which nobody has asked for them yet."""
+
+    def fill(self, message: StoredMessage, head: bytes, tail: bytes, name: str) -> None:
+        """Set the field of that name, and those that come with it, in a message. Raises CorruptStoreError."""
+        ...
+
+
+class LazyFields:
+    """A message may be made of its record's bytes before and behind the body: fields are read when asked for first."""
+
+    __slots__ = ("_fields", "_head", "_tail")
+
+    if not TYPE_CHECKING:  # Or every name would be an attribute.
+
+        def __getattr__(self, name: str) -> Any:
+            """Python comes here for what is not set."""
+            if name not in StoredMessage.__slots__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            self._fields.fill(self, self._head, self._tail, name)
+            return getattr(self, name)
+
+
 @dataclass(frozen=True, slots=True)
-class StoredMessage:
+class StoredMessage(LazyFields):
     """A message as it lies in the CommitLog."""
 
     message_id: str

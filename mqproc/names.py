@@ -22,6 +22,9 @@ OP_HALF_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 """Which of them were committed or rolled back."""
 CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 """Messages whose transaction nobody would decide."""
+REVIVE_TOPIC: Final = "rmq_sys_REVIVE_LOG_DefaultCluster"
+"""Check points of messages that simple consumers have received."""
+REVIVE_QUEUES: Final = 8
 SINGLE_QUEUE_TOPICS: Final = frozenset({TIMER_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TIME_TOPIC})
 TOPIC_BYTES_MAX: Final = 127
 RETRY_TOPIC_BYTES_MAX: Final = 255
@@ -35,6 +38,8 @@ def queues_of_own(topic: str, default: int) -> int:
     """How many queues a topic has that the system makes for itself; `default` for a user's."""
     if topic == SCHEDULE_TOPIC:
         return DELAY_LEVELS
+    if topic == REVIVE_TOPIC:
+        return REVIVE_QUEUES
     single = topic in SINGLE_QUEUE_TOPICS or topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
     return 1 if single else default
 

@@ -52,6 +52,21 @@ def test_a_file_system_that_cannot_be_synced_is_a_failed_sync(tmp_path: Path) ->
     assert (caught.value.errno, caught.value.filename) == (errno.EBADF, str(tmp_path))
 
 
+def test_the_disk_may_begin_early_with_what_is_dirty(tmp_path: Path) -> None:
+    io = StoreIO()
+    fd = io.open(tmp_path / "file", write=True, create=True)
+    io.pwrite(fd, b"x" * 10_000, 0)
+    io.start_writing(fd, 4096, 4096)
+    assert io.pread(fd, 10_000, 0) == b"x" * 10_000
+    io.close(fd)
+    reader, writer = os.pipe()
+    with pytest.raises(OSError, match="pipe") as caught:
+        io.start_writing(writer, 0, 1)
+    assert caught.value.errno == errno.ESPIPE
+    os.close(reader)
+    os.close(writer)
+
+
 @pytest.mark.usefixtures("no_sync")
 def test_what_cannot_be_opened_is_not_a_failed_sync(tmp_path: Path) -> None:
     io = StoreIO()

@@ -60,7 +60,7 @@ class Panel:
 
     def build(self, x: int, y: int) -> Any:
         """The SDK's builder, at a place of the grid."""
-        made = _BUILDERS[self.kind](self)
+        made: Any = _BUILDERS[self.kind](self)
         made = made.title(self.title).description(self.description).unit(self.unit).datasource(DATASOURCE)
         made = made.grid_pos(GridPos(h=self.height, w=self.width, x=x, y=y))
         if self.maximum is not None:

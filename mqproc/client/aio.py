@@ -15,23 +15,20 @@ from mqproc.client.aio_consumer import AsyncConsumer
 from mqproc.client.aio_groups import AsyncGroups
 from mqproc.client.aio_lines import Line
 from mqproc.client.aio_producer import AsyncProducer
+from mqproc.client.aio_replay import AsyncReplays
 from mqproc.client.connection import FRAME_BYTES_MAX, Connection, open_socket
 from mqproc.client.core import (
     IN_FLIGHT,
     PULL_BYTES,
     PULL_MESSAGES,
-    QUERY,
-    TIMEOUT_S,
-    WRITER,
     Call,
-    Page,
-    QueryMessageResult,
     Time,
     TimeKind,
 )
 from mqproc.client.driving import drive_async
 from mqproc.client.encoding import Batch
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
+from mqproc.client.simple_consumer import AsyncSimpleConsumer
 from mqproc.client.subscription import (
     CONSUMER_PULL_MESSAGES,
     SESSION_TIMEOUT_S,
@@ -61,7 +58,7 @@ T = TypeVar("T")
 _clock = time.monotonic
 
 
-class AsyncClient:
+class AsyncClient(AsyncReplays):
     """A store's client for asyncio, with the calls of `Client`. Connects at the first call and again after a loss.
 
         async with mqproc.AsyncClient("/var/lib/store") as client:
@@ -77,7 +74,7 @@ class AsyncClient:
         self,
         store_or_socket: str | Path,
         *,
-        timeout: float = TIMEOUT_S,
+        timeout: float = core.TIMEOUT_S,
         retry: RetryPolicy | None = None,
         max_frame_bytes: int = FRAME_BYTES_MAX,
     ) -> None:
@@ -329,6 +326,12 @@ class AsyncClient:
         await consumer.start()
         return consumer
 
+    def simple_consumer(
+        self, group: str, topics: str | Sequence[str], *, start: Time = "latest"
+    ) -> AsyncSimpleConsumer:
+        """Messages one by one, for a time nobody else's; see `SimpleConsumer`. `start` as in `consumer`."""
+        return AsyncSimpleConsumer(self, subscription(group, topics, "", SESSION_TIMEOUT_S, start))
+
     @property
     def groups(self) -> AsyncGroups:
         """Consumer groups: looking at them, and changing them."""
@@ -429,7 +432,7 @@ class AsyncClient:
 
     async def query_message(
         self, topic: str, key: str, max_messages: int = 32, begin: Time = None, end: Time = None
-    ) -> QueryMessageResult:
+    ) -> core.QueryMessageResult:
         """RocketMQ's own answer by key: whatever the index points to, other keys of the same hash included."""
         return await self.run(core.query_message(topic, key, max_messages, begin, end))
 
@@ -462,7 +465,7 @@ class AsyncClient:
         request = core.scan_request(topic, begin, end, properties, body_contains, physical_offset, page_messages)
         return self._pages(core.scan_page(request))
 
-    async def _pages(self, call: Call[Page] | None) -> AsyncIterator[StoredMessage]:
+    async def _pages(self, call: Call[core.Page] | None) -> AsyncIterator[StoredMessage]:
         while call is not None:
             page = await self.run(call)
             for message in page.messages:
@@ -503,5 +506,5 @@ class AsyncClient:
 
     async def ping(self) -> None:
         """Return when both roles answer."""
-        for role in (WRITER, QUERY):
+        for role in (core.WRITER, core.QUERY):
             await self.run(core.ping(role))

@@ -103,6 +103,10 @@ class AsyncConsumer:
         """Its name in `mqproc group info`."""
         return self._assignment.member_id
 
+    def positions(self) -> dict[tuple[str, int], int]:
+        """By topic and queue id of the queues that it has now: everything below the offset is done."""
+        return {queue: cursor.position for queue, cursor in self._assignment.cursors.items()}
+
     async def lag(self) -> int:
         """How many messages the group has not consumed."""
         return (await self._client.run(group_calls.info(self._subscription.group))).lag

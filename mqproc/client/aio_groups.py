@@ -97,4 +97,6 @@ class AsyncGroups:
 
     async def resend(self, group: str, *messages: StoredMessage) -> int:
         """Have dead letters delivered to their group again; how many could be."""
+        if not messages:
+            return 0
         return await self._client.run(group_calls.resend(group, [message.queue_offset for message in messages]))

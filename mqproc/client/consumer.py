@@ -136,6 +136,11 @@ class Consumer:
         with self._lock:
             return self._assignment.member_id
 
+    def positions(self) -> dict[tuple[str, int], int]:
+        """By topic and queue id of the queues that it has now: everything below the offset is done."""
+        with self._lock:
+            return {queue: cursor.position for queue, cursor in self._assignment.cursors.items()}
+
     def lag(self) -> int:
         """How many messages the group has not consumed."""
         return self._client.run(group_calls.info(self._subscription.group)).lag

@@ -23,7 +23,7 @@ from mqproc.errors import (
     RequestTimeoutError,
     TopicNotFoundError,
 )
-from mqproc.layout.record_codec import decode_records
+from mqproc.layout.lazy_records import lazy_records
 from mqproc.message import (
     Filter,
     Health,
@@ -248,7 +248,7 @@ def pull(request: PullRequest) -> Call[PullResult]:
     def parse(answer: Any, payload: memoryview) -> PullResult:
         return PullResult(
             PullStatus(answer.status),
-            decode_records(payload),
+            lazy_records(payload),
             answer.next_offset,
             answer.min_offset,
             answer.max_offset,
@@ -277,7 +277,7 @@ def get(message_id: str, topic: str) -> Call[StoredMessage]:
     """The message with an offset id or a unique id."""
 
     def parse(_: Any, payload: memoryview) -> StoredMessage:
-        found = decode_records(payload)
+        found = lazy_records(payload)
         if not found:
             raise MessageNotFoundError(f"no message {message_id}")
         return found[0]
@@ -293,7 +293,7 @@ def by_key(
         raise BadRequestError("key is empty")
     begin_ms, end_ms = _bounds(begin, end)
     request = ByKeyRequest(topic, key, begin_ms, end_ms, max_messages, unique, _is_born(time))
-    return call_of(Operation.BY_KEY, request, lambda _, payload: decode_records(payload))
+    return call_of(Operation.BY_KEY, request, lambda _, payload: lazy_records(payload))
 
 
 def with_key(
@@ -301,7 +301,7 @@ def with_key(
 ) -> Call[tuple[list[StoredMessage], bool]]:
     """The newest messages with a key and a store time from `begin_ms` to `end_ms`, and whether these are all."""
     request = ByKeyRequest(topic, key, begin_ms, end_ms, KEY_MESSAGES_MAX, unique)
-    return call_of(Operation.BY_KEY, request, lambda answer, rows: (decode_records(rows), bool(answer.complete)))
+    return call_of(Operation.BY_KEY, request, lambda answer, rows: (lazy_records(rows), bool(answer.complete)))
 
 
 def _bounds(begin: Time, end: Time) -> tuple[int, int]:
@@ -349,7 +349,7 @@ def scan_page(request: ScanRequest) -> Call[Page]:
 
 def _page_call(operation: Operation, request: RangeRequest | ScanRequest) -> Call[Page]:
     def parse(answer: Any, payload: memoryview) -> Page:
-        messages = decode_records(payload)
+        messages = lazy_records(payload)
         if answer.complete or not answer.cursor or answer.cursor[0] < 0:
             return Page(messages, None)
         following = _continued(request, answer.cursor)
@@ -415,7 +415,7 @@ def query_message(topic: str, key: str, max_messages: int, begin: Time, end: Tim
             tuple(answer.physical_offsets),
             answer.index_last_update_timestamp_ms,
             answer.index_last_update_physical_offset,
-            tuple(decode_records(payload)),
+            tuple(lazy_records(payload)),
         )
 
     return call_of(Operation.QUERY_MESSAGE, request, parse)

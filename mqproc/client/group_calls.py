@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from mqproc.client.core import Call, Time, call_of, nothing, time_ms
 from mqproc.errors import ERROR_BY_CODE, BadRequestError, GroupNotFoundError, InternalError, MqprocError
 from mqproc.groups import GroupInfo, GroupMember, GroupQueue, GroupSummary
+from mqproc.layout.record_codec import decode_records
+from mqproc.message import StoredMessage
 from mqproc.wire.group_operations import (
     AT_TIME,
     EARLIEST,
     LATEST,
     Assigned,
+    GroupAckRequest,
     GroupAssignment,
     GroupCommitRequest,
     GroupHeartbeatRequest,
+    GroupInvisibleRequest,
     GroupJoinRequest,
     GroupLeaveRequest,
     GroupNackRequest,
+    GroupReceiveRequest,
     GroupReleaseRequest,
     GroupRequest,
     GroupResendRequest,
@@ -28,6 +34,8 @@ from mqproc.wire.group_operations import (
 from mqproc.wire.operations import Empty, Operation
 
 NO_EPOCH = -1
+HANDLE = "POP_CK"
+"""The property that a received message bears its handle in, as in RocketMQ."""
 NOT_NOW = -2
 Refusals = dict[tuple[str, int], MqprocError]
 
@@ -101,6 +109,46 @@ def resend(group: str, offsets: Sequence[int]) -> Call[int]:
     # Made again after a lost answer it would send them twice, which the caller shall decide.
     request = GroupResendRequest(group, list(offsets))
     return call_of(Operation.GROUP_RESEND, request, lambda answer, _: int(answer.sent), repeatable=False)
+
+
+# Simple consumers
+
+
+def receive(request: GroupReceiveRequest) -> Call[list[StoredMessage]]:
+    """Messages with their handle among the properties. The answer is held until some come."""
+
+    def parse(answer: Any, payload: memoryview) -> list[StoredMessage]:
+        found = decode_records(bytes(payload)) if answer.count else []
+        return [_with_handle(message, f"{answer.handle} {message.queue_offset}") for message in found]
+
+    call: Call[list[StoredMessage]] = call_of(Operation.GROUP_RECEIVE, request, parse)
+    call.wait_s = request.timeout_ms / 1000
+    return call
+
+
+def _with_handle(message: StoredMessage, handle: str) -> StoredMessage:
+    return replace(message, properties={**message.properties, HANDLE: handle})
+
+
+def ack(group: str, messages: Sequence[StoredMessage]) -> Call[int]:
+    """How many were still the receiver's."""
+    named = [(message.topic, _handle_of(message)) for message in messages]
+    return call_of(Operation.GROUP_ACK, GroupAckRequest(group, named), lambda answer, _: int(answer.accepted))
+
+
+def change_invisible(group: str, message: StoredMessage, duration_s: float) -> Call[StoredMessage]:
+    """The message with its new handle."""
+    request = GroupInvisibleRequest(group, message.topic, _handle_of(message), round(duration_s * 1000))
+    # Made again after a lost answer it would name a handle that is not the message's any more.
+    return call_of(
+        Operation.GROUP_INVISIBLE, request, lambda answer, _: _with_handle(message, answer.handle), repeatable=False
+    )
+
+
+def _handle_of(message: StoredMessage) -> str:
+    if HANDLE not in message.properties:
+        raise BadRequestError(f"message {message.message_id} was not received by a simple consumer: no {HANDLE} in it")
+    return message.properties[HANDLE]
 
 
 # Looking and changing

@@ -28,6 +28,7 @@ from mqproc.client.groups import Groups
 from mqproc.client.many import send_many
 from mqproc.client.producer import Producer
 from mqproc.client.replay import Replay, ReplayPosition, ReplayProgress, ReplaySource
+from mqproc.client.simple_consumer import SimpleConsumer
 from mqproc.client.subscription import (
     CONSUMER_PULL_MESSAGES,
     SESSION_TIMEOUT_S,
@@ -204,6 +205,10 @@ class Client(Calls):
         wanted = subscription(group, topics, name, session_timeout, start)
         path = broadcast_path(self.store, wanted, offsets_path) if broadcast else ""
         return Consumer(self, wanted, filter_of(filter), pull_messages, path)
+
+    def simple_consumer(self, group: str, topics: str | Sequence[str], *, start: Time = "latest") -> SimpleConsumer:
+        """Messages one by one, for a time nobody else's; see `SimpleConsumer`. `start` as in `consumer`."""
+        return SimpleConsumer(self, subscription(group, topics, "", SESSION_TIMEOUT_S, start))
 
     @property
     def groups(self) -> Groups:

@@ -245,6 +245,7 @@ GROUP_REBALANCES = _word(QUERY, "group_rebalances", "", "times that queues were 
 GROUP_COMMITS = _word(QUERY, "group_commits", "", "offsets committed since the group started")
 GROUP_RETRIES = _word(QUERY, "group_retries", "messages", "sent to a retry topic since the group started")
 GROUP_DEAD_LETTERS = _word(QUERY, "group_dead_letters", "messages", "sent to a dead-letter topic")
+NACKS_FROM = _word(QUERY, "nacks_from", "bytes", "copies of nacks without an answer lie at or above this position")
 
 # Keeper
 MIN_PHYSICAL_OFFSET = _word(KEEPER, "min_physical_offset", "bytes", "the log's first readable position")

@@ -35,7 +35,7 @@ from mqproc.layout.record import (
     SYS_FLAG_STORE_HOST_V6,
     TOPIC_V1_CHARACTERS_MAX,
 )
-from mqproc.message import StoredMessage
+from mqproc.message import LazyFields, StoredMessage
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -94,10 +94,15 @@ class RecordCheck(NamedTuple):
     fault: RecordFault | None = None
 
 
+Fixed = tuple[int, int, int, int, int, int, int, int, int, bytes, int, bytes, int, int, int]
+"""Size, magic, body CRC, queue id, flag, queue offset, physical offset, system flag, born time, born host, store time,
+store host, reconsume times, prepared transaction offset, body length."""
+
+
 class _Parts(NamedTuple):
     """Places inside one record whose lengths hold."""
 
-    fixed: tuple[int, int, int, int, int, int, int, int, int, bytes, int, bytes, int, int, int]
+    fixed: Fixed
     body_start: int
     topic_start: int
     topic_end: int
@@ -193,7 +198,7 @@ def decode_record(buffer: ReadableBuffer, offset: int = 0, *, check_crc: bool = 
         raise CorruptStoreError(f"no record at byte {offset}: {check.fault}")
     if check.size == 0:
         raise CorruptStoreError(f"no record at byte {offset}: the segment ends here (BLANK)")
-    return _decode(data, offset, _Names())[0]
+    return _decode(data, offset, RecordNames())[0]
 
 
 def decode_records(buffer: ReadableBuffer) -> list[StoredMessage]:
@@ -204,7 +209,7 @@ def decode_records(buffer: ReadableBuffer) -> list[StoredMessage]:
     data = bytes(memoryview(buffer).cast("B"))
     messages = []
     offset = 0
-    names = _Names()
+    names = RecordNames()
     try:
         while offset < len(data):
             message, offset = _decode(data, offset, names)
@@ -219,13 +224,13 @@ def decode_records(buffer: ReadableBuffer) -> list[StoredMessage]:
 def iterate_records(buffer: ReadableBuffer, offset: int = 0) -> Iterator[tuple[int, StoredMessage]]:
     """Records of a segment with their places, up to its BLANK or to the first bytes that are none."""
     data = bytes(memoryview(buffer).cast("B"))
-    names = _Names()
+    names = RecordNames()
     while (check := check_record(data, offset)).success and check.size:
         yield offset, _decode(data, offset, names)[0]
         offset += check.size
 
 
-class _Names:
+class RecordNames:
     """Texts of topics and hosts already met: most records repeat them."""
 
     __slots__ = ("hosts", "ids", "topics")
@@ -245,7 +250,7 @@ class _Names:
         return text
 
 
-class _Draft:
+class _Draft(LazyFields):
     """A StoredMessage while it is made: filling a frozen dataclass costs five times as much as filling this."""
 
     __slots__ = StoredMessage.__slots__
@@ -293,11 +298,22 @@ class _Draft:
         self.body = body
 
 
-def _decode(data: bytes, offset: int, names: _Names) -> tuple[StoredMessage, int]:
-    """The record at `offset` and where the next begins. Its lengths are believed; struct.error and KeyError may come.
+def fixed_of(head: bytes) -> Fixed:
+    """The fields before the body. Raises struct.error."""
+    fixed = _FIXED_V4.unpack_from(head)
+    return _FIXED[fixed[7] & _HOST_BITS].unpack_from(head) if fixed[7] & _HOST_BITS else fixed
 
-    This is the hot path of every client that wants objects, so it stays one function.
-    """
+
+def topic_places(data: bytes, body_end: int, magic: int) -> tuple[int, int]:
+    """Where the topic behind a body begins and ends. Raises struct.error, KeyError, IndexError."""
+    if magic == MAGIC_V1:
+        return body_end + 1, body_end + 1 + data[body_end]
+    (topic_size,) = _TOPIC_SIZE[magic].unpack_from(data, body_end)
+    return body_end + 2, body_end + 2 + topic_size
+
+
+def _decode(data: bytes, offset: int, names: RecordNames) -> tuple[StoredMessage, int]:
+    """The record at `offset` and where the next begins. Lengths are believed: struct.error, KeyError, IndexError."""
     fixed = _FIXED_V4.unpack_from(data, offset)
     body_start = offset + BODY
     if fixed[7] & _HOST_BITS:
@@ -322,13 +338,7 @@ def _decode(data: bytes, offset: int, names: _Names) -> tuple[StoredMessage, int
         body_length,
     ) = fixed
     body_end = body_start + body_length if body_length > 0 else body_start
-    if magic == MAGIC_V1:
-        topic_start = body_end + 1
-        topic_end = topic_start + data[body_end]
-    else:
-        (topic_size,) = _TOPIC_SIZE[magic].unpack_from(data, body_end)
-        topic_start = body_end + 2
-        topic_end = topic_start + topic_size
+    topic_start, topic_end = topic_places(data, body_end, magic)
     end = offset + size
     if not topic_end + 2 <= end <= len(data):
         raise IndexError

@@ -9,7 +9,7 @@ the one topic or the other at every moment. Copies are RocketMQ's, property for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -39,8 +39,10 @@ FIRST_RETRY_LEVEL: Final = 3
 DEAD: Final = 0
 GONE: Final = -1
 NOT_NOW: Final = -2
-_FOUND_MAX: Final = 64
-_STORED: Final = (properties.DELAY, properties.REAL_TOPIC, properties.REAL_QID)
+UNANSWERED_BYTES_MAX: Final = 256 << 20
+ORIGIN: Final = "ORIGIN_MESSAGE_ID"
+_TOLD: Final = (ORIGIN, properties.DELAY, properties.REAL_TOPIC, properties.REAL_QID)
+Identity = tuple[str | int, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +78,15 @@ class Retries:
         self._answer = answer
         self._refuse = refuse
         self._stored_end = 0
+        self._unread = context.incarnation > 1
+        self._known: set[Identity] = set()
+        if not self._unread:
+            self.none_is_open()
+
+    def none_is_open(self) -> None:
+        """Every nack has its answer: a copy that is stored from here on may be repeated after a kill."""
+        if not self._unread:
+            self._words[words_of.NACKS_FROM] = self._words[words_of.WRITTEN]
 
     @property
     def durable(self) -> bool:
@@ -91,7 +102,9 @@ class Retries:
         found = [self._message(*place) for place in _bounded(options.messages)]
         copies = [self._retry(settings, options, message) if message is not None else None for message in found]
         levels = [GONE if copy is None else copy[1] for copy in copies]
-        self._send(asked, [copy and copy[0] for copy in copies], levels, lambda told: GroupNackAnswer(told))
+        self._read_unanswered()
+        new = [None if copy is None or self._was_stored(copy[0]) else copy[0] for copy in copies]
+        self._send(asked, new, levels, lambda told: GroupNackAnswer(told))
 
     def resend(self, asked: Asked, options: GroupResendRequest) -> None:
         """Copy dead letters back to the retry topic, as if they had never failed. Raises as `nack`."""
@@ -99,7 +112,7 @@ class Retries:
         topic = dead_letter_topic(options.group)
         found = [self._message(topic, 0, offset) for offset in _bounded(options.offsets)]
         copies = [
-            None if message is None else _copy(message, retry_topic(options.group), 0, {}, 0) for message in found
+            None if message is None else copy_of(message, retry_topic(options.group), 0, {}, 0) for message in found
         ]
         levels = [GONE if copy is None else 1 for copy in copies]
         self._send(asked, copies, levels, lambda told: GroupResendAnswer(sum(level == 1 for level in told)))
@@ -124,19 +137,40 @@ class Retries:
         """The copy of a message that could not be consumed, and the level it waits in."""
         group, times = settings.group, message.reconsume_times
         most = options.max_times if options.max_times >= 0 else settings.retry_max_times
-        own = {"RETRY_TOPIC": message.topic, "ORIGIN_MESSAGE_ID": message.message_id} | {
-            name: value for name, value in message.properties.items() if name in ("RETRY_TOPIC", "ORIGIN_MESSAGE_ID")
+        own = {"RETRY_TOPIC": message.topic, ORIGIN: message.message_id} | {
+            name: value for name, value in message.properties.items() if name in ("RETRY_TOPIC", ORIGIN)
         }
         own[properties.WAIT] = "false"
         if times >= most or options.delay_level < 0:
             own[properties.DELAY] = "0"
-            return _copy(message, dead_letter_topic(group), 0, own, times + 1), DEAD
+            return copy_of(message, dead_letter_topic(group), 0, own, times + 1), DEAD
         level = min(options.delay_level or FIRST_RETRY_LEVEL + times, DELAY_LEVELS)
         queues = max(1, min(settings.retry_queue_nums, len(self._reading.queues.ids(retry_topic(group)))))
         own[properties.DELAY] = str(level)
         own[properties.REAL_TOPIC] = retry_topic(group)
         own[properties.REAL_QID] = str((message.queue_id + message.queue_offset) % queues)
-        return _copy(message, SCHEDULE_TOPIC, level - 1, own, times + 1), level
+        return copy_of(message, SCHEDULE_TOPIC, level - 1, own, times + 1), level
+
+    # Nacks that a killed query role had stored and not answered: their clients ask again
+
+    def _read_unanswered(self) -> None:
+        if not self._unread:
+            return
+        end = self._words[words_of.WRITTEN]
+        begin = max(self._words[words_of.NACKS_FROM], end - UNANSWERED_BYTES_MAX)
+        self._known = {identity(message) for message in self._copies_in(begin, end)}
+        self._unread = False
+
+    def _copies_in(self, begin: int, end: int) -> Iterator[StoredMessage]:
+        return records_in(self._reading, Conditions(property_name=ORIGIN), begin, end, self._max_bytes)
+
+    def _was_stored(self, copy: NewMessage) -> bool:
+        told = identity(copy)
+        if told not in self._known:
+            return False
+        # Once: a dead letter that is sent again begins its count anew.
+        self._known.discard(told)
+        return True
 
     # Storing the copies
 
@@ -188,23 +222,32 @@ class Retries:
         """Whether a copy was stored before the writer died that was to store it."""
         if outcome.begin >= outcome.end:
             return False
-        wanted = properties.decode(bytes(copy.properties).decode())
-        conditions = Conditions(copy.topic, "ORIGIN_MESSAGE_ID", wanted["ORIGIN_MESSAGE_ID"])
+        wanted = identity(copy)
+        return any(identity(message) == wanted for message in self._copies_in(outcome.begin, outcome.end))
+
+
+def records_in(
+    reading: StoreReading, conditions: Conditions, begin: int, end: int, max_bytes: int
+) -> Iterator[StoredMessage]:
+    """Messages whose records begin in [begin, end) of the log."""
+    at = begin
+    while at < end:
         batch = finish(
-            self._reading.scan(
-                conditions,
-                outcome.begin,
-                max_messages=_FOUND_MAX,
-                max_bytes=self._max_bytes,
-                max_scan_bytes=outcome.end - outcome.begin,
-            )
+            reading.scan(conditions, at, max_messages=MESSAGES_MAX, max_bytes=max_bytes, max_scan_bytes=end - at)
         )
-        found = (message for records in batch.records for message in decode_records(records.data))
-        return any(
-            message.reconsume_times == copy.reconsume_times
-            and all(message.properties.get(name) == wanted.get(name) for name in _STORED)
-            for message in found
-        )
+        for records in batch.records:
+            yield from decode_records(records.data)
+        if batch.complete:
+            return
+        at = batch.cursor[0]
+
+
+def identity(copy: NewMessage | StoredMessage) -> Identity:
+    """What tells a copy from all others: where it goes, what of, and the how manyth it is."""
+    pairs = copy.properties
+    if not isinstance(pairs, Mapping):
+        pairs = properties.decode(bytes(pairs).decode())
+    return (copy.topic, copy.reconsume_times, *(pairs.get(name, "") for name in _TOLD))
 
 
 def _bounded(wanted: Sequence[T]) -> Sequence[T]:
@@ -213,7 +256,7 @@ def _bounded(wanted: Sequence[T]) -> Sequence[T]:
     return wanted
 
 
-def _copy(message: StoredMessage, topic: str, queue_id: int, own: dict[str, str], times: int) -> NewMessage:
+def copy_of(message: StoredMessage, topic: str, queue_id: int, own: dict[str, str], times: int) -> NewMessage:
     """A message for another topic: born as the original was, with some properties of its own."""
     host, _, port = message.born_host.rpartition(":")
     return NewMessage(

@@ -29,6 +29,7 @@ from mqproc.process.group_members import GroupMembers, Member
 from mqproc.process.group_state import GroupState
 from mqproc.process.log import get_logger
 from mqproc.store.groups.settings import retry_topic
+from mqproc.store.groups.unwritable import NO_ROOM
 from mqproc.wire.address import peer_pid
 from mqproc.wire.connection import Connection
 from mqproc.wire.group_operations import (
@@ -165,9 +166,9 @@ class Groups:
                 self._rebalance(group)
                 done += 1
         if self._unshared and now_ns >= self._share_from_ns:
-            for group in list(self._unshared):
+            unshared, self._unshared = self._unshared, set()
+            for group in unshared:
                 self._rebalance(group)
-            self._unshared.clear()
             done += 1
         return done + self.state.step(now_ns)
 
@@ -223,10 +224,14 @@ class Groups:
         settings = self.state.known(group)
         if not settings.consume_enable:
             raise PermissionDeniedError(f"group {group} may not consume: consumeEnable is false")
+        self.state.progress.check_writable()
+        # A member that comes back was waiting for these topics all the time.
+        start = EARLIEST if options.member_id else options.start
+        for topic in topics:
+            self.state.begin(group, topic, start, options.start_ms)
         members = self._groups.setdefault(group, GroupMembers(self.state.progress.take_epoch))
         if len(members.members) >= MEMBERS_OF_A_GROUP_MAX and options.member_id not in members.members:
             raise BadRequestError(f"group {group} has {MEMBERS_OF_A_GROUP_MAX:,} members already")
-        returns = bool(options.member_id)
         member_id = options.member_id or secrets.token_hex(8)
         session_ms = min(max(options.session_timeout_ms, SESSION_MS_MIN), SESSION_MS_MAX)
         now_ns = self._clock.monotonic_ns()
@@ -236,10 +241,6 @@ class Groups:
             self._forget_connection(group, members.members[member_id])
         members.join(member, options.holding)
         self._of_connection.setdefault(asked.connection, set()).add((group, member_id))
-        # A member that comes back was waiting for these topics all the time.
-        start = EARLIEST if returns else options.start
-        for topic in topics:
-            self.state.begin(group, topic, start, options.start_ms)
         self._set_deadline(group, member)
         self._log.info("joined", group=group, member=member_id, name=options.name, pid=pid)
         self._rebalance(group)
@@ -337,8 +338,15 @@ class Groups:
             self._unshared.add(group)
             return
         members = self._groups[group]
-        for topic in members.topics:
-            self.state.begin(group, topic, EARLIEST, 0)
+        try:
+            for topic in members.topics:
+                self.state.begin(group, topic, EARLIEST, 0)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            self._log.warning("queues are shared later: no room for the group's progress", group=group)
+            self._unshared.add(group)
+            return
         queues = {topic: self._queues.ids(topic) for topic in members.topics}
         if members.rebalance(queues, now_ns):
             self._words.add(words_of.GROUP_REBALANCES, 1)

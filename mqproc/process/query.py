@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from mqproc.errors import BadRequestError, FilterSyntaxError, InternalError, MqprocError
+from mqproc.errors import BadRequestError, DiskFullError, FilterSyntaxError, InternalError, MqprocError
 from mqproc.layout import control as words_of
 from mqproc.layout import figures
 from mqproc.message import PullStatus
@@ -32,9 +32,11 @@ from mqproc.process.limits import client_limits
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
 from mqproc.process.memory import keep_freed_memory
+from mqproc.process.pops import POP_OPERATIONS, Pops
 from mqproc.process.questions import QUESTIONS, Payload, Questions, Reply
 from mqproc.shm.code_counts import code_counter
 from mqproc.shm.histogram import Histogram
+from mqproc.store.groups.unwritable import NO_ROOM
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.pull import Pulled
 from mqproc.store.reads.read_ahead import ReadAhead
@@ -61,7 +63,15 @@ _NOTHING_YET = frozenset(
     {PullStatus.OFFSET_OVERFLOW_ONE, PullStatus.NO_MESSAGE_IN_QUEUE, PullStatus.NO_MATCHED_LOGIC_QUEUE}
 )
 QUERY_OPERATIONS = frozenset(
-    {Operation.PULL, Operation.GROUP_NACK, Operation.GROUP_RESEND, *QUESTIONS, *GROUP_OPERATIONS, *GROUP_QUESTIONS}
+    {
+        Operation.PULL,
+        Operation.GROUP_NACK,
+        Operation.GROUP_RESEND,
+        *QUESTIONS,
+        *GROUP_OPERATIONS,
+        *GROUP_QUESTIONS,
+        *POP_OPERATIONS,
+    }
 )
 """All operations of the role."""
 
@@ -119,6 +129,7 @@ class Query:
         state = self._group_state = GroupState(context, self._reading, self._table, self._may_save_progress)
         self._retries = Retries(context, self._reading, state.settings, self._appender, self._answer, self._refuse)
         self._groups = Groups(context, state, view.queues, self._table, self._answer)
+        self._pops = Pops(context, self._reading, self._groups, self._appender, self._answer, self._refuse)
         self._group_questions = GroupQuestions(context, self._reading, self._groups)
         self._server = SocketServer(
             context.sockets["query"],
@@ -150,7 +161,10 @@ class Query:
         done += self._step_jobs(end_ns)
         if self._appender.in_flight:
             done += self._appender.step()
+        else:
+            self._retries.none_is_open()
         done += self._groups.step(self._clock.monotonic_ns(), quiet=not self._waiting)
+        done += self._pops.step(self._clock.monotonic_ns())
         self._words[words_of.WAITING_PULLS] = len(self._held)
         self._words[words_of.QUERY_WAITING] = len(self._waiting) + len(self._jobs)
         self._words[words_of.QUERY_CONNECTIONS] = len(self._server.connections)
@@ -161,6 +175,7 @@ class Query:
     def wait(self, timeout_s: float) -> None:
         now_ns = self._clock.monotonic_ns()
         timeout_s = self._appender.seconds_left(self._held.seconds_left(now_ns, timeout_s))
+        timeout_s = self._pops.seconds_left(now_ns, timeout_s)
         self._take(self._server.poll(self._groups.seconds_left(now_ns, timeout_s)))
 
     def on_stop(self) -> bool:
@@ -169,6 +184,7 @@ class Query:
         self.do_work()
         for pull in self._held.all():
             self._let_go(pull)
+        self._pops.let_go()
         if self._jobs or self._waiting:
             return False
         self._groups.on_stop()
@@ -230,6 +246,8 @@ class Query:
             return self._pull
         if operation in GROUP_OPERATIONS:
             return self._groups.take
+        if operation in POP_OPERATIONS:
+            return self._pops.take
         if operation == Operation.GROUP_NACK:
             return lambda asked: self._retries.nack(asked, asked.options)
         if operation == Operation.GROUP_RESEND:
@@ -237,7 +255,7 @@ class Query:
         return self._ask
 
     def _may_save_progress(self) -> bool:
-        return self._retries.durable
+        return self._retries.durable and self._pops.durable
 
     def _drop(self, connection: Connection) -> None:
         """Forget what a client that is gone waited for, and whose member it was."""
@@ -256,6 +274,9 @@ class Query:
         except MqprocError as error:
             self._refuse(request, error)
         except OSError as error:
+            if error.errno in NO_ROOM:
+                self._refuse(request, DiskFullError(f"no room on the disk: {error}"))
+                return
             self._context.heart.failed()
             self._log.error("reading failed", error=str(error), operation=request.operation)
             self._refuse(request, InternalError(f"reading failed: {error.strerror or error}"))

@@ -19,9 +19,9 @@ def dirty_end(io: StoreIO, fd: int, position: int) -> int:
     while (written := _next_written(io, fd, position)) is not None:
         data, hole = written
         for start in range(data, hole, _CHUNK_BYTES):
-            filled = np.flatnonzero(np.frombuffer(io.pread(fd, min(_CHUNK_BYTES, hole - start), start), np.uint8))
-            if len(filled):
-                end = start + int(filled[-1]) + 1
+            chunk = np.frombuffer(io.pread(fd, min(_CHUNK_BYTES, hole - start), start), np.uint8)
+            if chunk.max(initial=0):
+                end = start + len(chunk) - int((chunk[::-1] != 0).argmax())
         position = hole
     return end
 

@@ -105,8 +105,9 @@ def next_name(store_timestamp_ms: int, previous: str) -> str:
 class _MappedIndex:
     """One index file, mapped for writing."""
 
-    def __init__(self, io: StoreIO, path: Path, slots: int, items: int) -> None:
+    def __init__(self, io: StoreIO, path: Path, slots: int, items: int, *, sync_follows: bool = False) -> None:
         self._io = io
+        self._sync_follows = sync_follows
         self.name = path.name
         self.file_ms = file_ms(path.name)
         self.slots = slots
@@ -208,6 +209,8 @@ class _MappedIndex:
         self._io.allocate(self._fd, start, reach - start)
         if start > self._step_start:
             self._io.unmap_pages(self.mapping, self._step_start, start - self._step_start)
+            if self._sync_follows:
+                self._io.start_writing(self._fd, self._step_start, start - self._step_start)
             self._step_start = start
         whole_items = -(-(stop - layout.items_start(self.slots)) // layout.ITEM_SIZE)
         self.allocated_items = min(whole_items, self.items)
@@ -216,8 +219,11 @@ class _MappedIndex:
 class IndexFiles:
     """The index of one store, for its only writer."""
 
-    def __init__(self, io: StoreIO, folder: Path, slots: int, items: int) -> None:
+    def __init__(self, io: StoreIO, folder: Path, slots: int, items: int, *, sync_follows: bool = False) -> None:
         """`slots` and `items` are `max_hash_slot_num` and `max_index_num`.
+
+        With `sync_follows` the disk begins with items as soon as nothing changes them any more: `sync` then has less to
+        wait for.
 
         Raises CorruptStoreError when a file has another length than they give: its slots would be misread, and the
         length alone does not tell how many it has.
@@ -226,6 +232,7 @@ class IndexFiles:
         self._folder = folder
         self._slots = slots
         self._items = items
+        self._sync_follows = sync_follows
         self._current: _MappedIndex | None = None
         self._unsynced = Unsynced[str](io, folder, folder.__truediv__)
         self.full_files = 0
@@ -330,8 +337,12 @@ class IndexFiles:
         if self._current is None:
             names = index_file_names(self._io, self._folder)
             if names:
-                self._current = _MappedIndex(self._io, self._folder / names[-1], self._slots, self._items)
+                self._current = self._mapped(names[-1])
         return self._current
+
+    def _mapped(self, name: str) -> _MappedIndex:
+        path = self._folder / name
+        return _MappedIndex(self._io, path, self._slots, self._items, sync_follows=self._sync_follows)
 
     def _create(self, store_timestamp_ms: int, previous: str, end: IndexHeader | None) -> _MappedIndex:
         """A new file for an entry of this store time, named behind `previous`, which has its `end` in its header."""
@@ -343,7 +354,7 @@ class IndexFiles:
             self._io.set_size(fd, layout.file_size(self._slots, self._items))
         finally:
             self._io.close(fd)
-        file = _MappedIndex(self._io, path, self._slots, self._items)
+        file = self._mapped(name)
         try:
             self._begin(file, end)
         except BaseException:
@@ -374,7 +385,7 @@ class IndexFiles:
         """Make one file anew from its items below `mark`, where it is not so already; the items kept."""
         if self._io.size_of(self._folder / name) == 0:
             return 0
-        file = _MappedIndex(self._io, self._folder / name, self._slots, self._items)
+        file = self._mapped(name)
         try:
             header = read_header(file.view)
             count = kernels.count_items(file.view, self._slots, mark, header.count)

@@ -26,6 +26,7 @@ from mqproc.names import (
     HALF_TOPIC,
     OP_HALF_TOPIC,
     RETRY_PREFIX,
+    REVIVE_TOPIC,
     SCHEDULE_TOPIC,
     TIMER_TOPIC,
     check_topic,
@@ -46,6 +47,7 @@ RESERVED_TOPICS = frozenset(
         OP_HALF_TOPIC,
         CHECK_MAX_TIME_TOPIC,
         TIMER_TOPIC,
+        REVIVE_TOPIC,
         "SELF_TEST_TOPIC",
         "OFFSET_MOVED_EVENT",
     }

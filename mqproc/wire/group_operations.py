@@ -161,3 +161,53 @@ class GroupResendAnswer(Options, frozen=True):
     """How many were sent; the others are gone from the log."""
 
     sent: int
+
+
+class GroupReceiveRequest(Options, frozen=True):
+    """Get messages that nobody else of the group gets for `invisible_ms`, of one of the topics' queues.
+
+    The answer is held until some come, `timeout_ms` at most. `start` as in GroupJoinRequest.
+    """
+
+    group: str
+    topics: list[str]
+    max_messages: int = 32
+    invisible_ms: int = 60_000
+    timeout_ms: int = 0
+    start: str = LATEST
+    start_ms: int = 0
+
+
+class GroupReceiveAnswer(Options, frozen=True):
+    """`count` records in the payload. A message's handle is `handle`, a space, and its queue offset."""
+
+    count: int
+    handle: str = ""
+
+
+class GroupAckRequest(Options, frozen=True):
+    """Messages that are done: [topic, handle]."""
+
+    group: str
+    messages: list[tuple[str, str]]
+
+
+class GroupAckAnswer(Options, frozen=True):
+    """How many were still the receiver's; the others are done already, or come again to somebody."""
+
+    accepted: int
+
+
+class GroupInvisibleRequest(Options, frozen=True):
+    """Nobody else gets a message for `invisible_ms` from now on."""
+
+    group: str
+    topic: str
+    handle: str
+    invisible_ms: int
+
+
+class GroupInvisibleAnswer(Options, frozen=True):
+    """The message's handle from now on."""
+
+    handle: str

@@ -20,15 +20,21 @@ from __future__ import annotations
 import enum
 
 from mqproc.wire.group_operations import (
+    GroupAckAnswer,
+    GroupAckRequest,
     GroupAssignment,
     GroupCommitAnswer,
     GroupCommitRequest,
     GroupHeartbeatRequest,
     GroupInfoAnswer,
+    GroupInvisibleAnswer,
+    GroupInvisibleRequest,
     GroupJoinRequest,
     GroupLeaveRequest,
     GroupNackAnswer,
     GroupNackRequest,
+    GroupReceiveAnswer,
+    GroupReceiveRequest,
     GroupReleaseRequest,
     GroupRequest,
     GroupResendAnswer,
@@ -75,6 +81,9 @@ class Operation(enum.IntEnum):
     GROUP_DELETE = 105
     GROUP_NACK = 106
     GROUP_RESEND = 107
+    GROUP_RECEIVE = 112
+    GROUP_ACK = 113
+    GROUP_INVISIBLE = 114
     # supervisor's control socket
     STATUS = 64
     RESTART_ROLE = 65
@@ -394,6 +403,9 @@ REQUESTS: dict[Operation, type[Options]] = {
     Operation.GROUP_DELETE: GroupRequest,
     Operation.GROUP_NACK: GroupNackRequest,
     Operation.GROUP_RESEND: GroupResendRequest,
+    Operation.GROUP_RECEIVE: GroupReceiveRequest,
+    Operation.GROUP_ACK: GroupAckRequest,
+    Operation.GROUP_INVISIBLE: GroupInvisibleRequest,
     Operation.STATUS: Empty,
     Operation.RESTART_ROLE: RoleRequest,
     Operation.STOP_GROUP: Empty,
@@ -431,6 +443,9 @@ ANSWERS: dict[Operation, type[Options]] = {
     Operation.GROUP_DELETE: Empty,
     Operation.GROUP_NACK: GroupNackAnswer,
     Operation.GROUP_RESEND: GroupResendAnswer,
+    Operation.GROUP_RECEIVE: GroupReceiveAnswer,
+    Operation.GROUP_ACK: GroupAckAnswer,
+    Operation.GROUP_INVISIBLE: GroupInvisibleAnswer,
     Operation.STATUS: StatusAnswer,
     Operation.RESTART_ROLE: Empty,
     Operation.STOP_GROUP: Empty,

@@ -140,6 +140,17 @@ def test_tail_begins_and_ends_where_it_is_told(store: Path) -> None:
     ]
 
 
+def test_messages_are_filtered_by_properties(store: Path) -> None:
+    wanted = "color = 'c1' AND TAGS = 'odd'"
+    expected = [number for number in range(COUNT) if number % 3 == 1 and number % 2]
+    rows = ask(store, "tail", TOPIC, "--from", "beginning", "--sql", wanted, "--json").json_lines
+    assert [row["keys"] for row in rows] == [[f"order-{number}"] for number in expected]
+    assert ask(store, "message", "range", TOPIC, "--count", "--sql", wanted).out == f"{len(expected)}\n"
+    wrong = ask(store, "message", "range", TOPIC, "--sql", "color = ")
+    assert (wrong.code, "character 8" in wrong.err) == (2, True)
+    assert ask(store, "tail", TOPIC, "--sql", wanted, "--tag", "odd").code == 2
+
+
 def test_tail_filters_by_tag_and_stops_at_a_count(store: Path) -> None:
     rows = ask(store, "tail", TOPIC, "--from", "beginning", "--tag", "odd", "-n", 3, "--json").json_lines
     assert [row["keys"][0] for row in rows] == ["order-1", "order-3", "order-5"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from mqproc.client.aio import AsyncClient
 from mqproc.client.replay import IN_FLIGHT, PAGE_MESSAGES, REPLAYED, ReplayPosition, ReplayProgress
 from mqproc.client.sync import Client
 from mqproc.errors import BadRequestError, TopicNotFoundError
@@ -22,7 +24,7 @@ from tests.cli.calling import Outcome, call
 from tests.conftest import Group, wait_until
 
 TOPIC = "orders"
-COUNT = 12_000
+COUNT = 8_000
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +153,24 @@ def test_the_client_s_replay_is_named_throttled_and_goes_on(group: Group, client
     # Without a name each is a replay of its own.
     assert client.replay(TOPIC, "slow", key="k1").sent == COUNT // 100
     assert bodies(group, "slow").most_common(1)[0][1] == 2
+
+
+def test_a_replay_of_a_task(group: Group) -> None:
+    told: list[ReplayProgress] = []
+
+    async def go() -> ReplayProgress:
+        async with AsyncClient(group.store) as client:
+            waiting = asyncio.create_task(client.replay(TOPIC, "cancelled", rate=1000, name="task"))
+            await asyncio.sleep(0.3)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            return await client.replay(TOPIC, "by-task", key="k9", told=told.append)
+
+    done = asyncio.run(go())
+    assert (done.sent, told[-1]) == (COUNT // 100, done)
+    assert bodies(group, "by-task") == Counter(range(9, COUNT, 100))
+    assert len(bodies(group, "cancelled")) < COUNT
 
 
 def test_wrong_replays_are_refused(client: Client) -> None:

@@ -321,6 +321,41 @@ def test_a_group_that_may_not_consume_is_refused(client: Client) -> None:
         client.consumer("bad group", "Any")
 
 
+def test_a_consumer_goes_on_from_where_it_seeks(client: Client) -> None:
+    sent = fill(client, "Sought", 40, queues=2)
+    with client.consumer("sought", "Sought", start="earliest") as consumer:
+        held = consumer.receive(40, timeout=5)
+        consumer.ack(*(message for message in held if message.queue_offset < 3))
+        consumer.seek(ResetTo(offset=15))
+        # What it had in hands does not count any more, and progress is where it went.
+        consumer.ack(*held)
+        consumer.commit()
+        assert offsets(client, "sought", "Sought") == [15, 15]
+        assert bodies_of(consumer.messages(timeout=0.3)) == sent[30:]
+        consumer.seek(ResetTo(shift=-2))
+        assert bodies_of(consumer.messages(timeout=0.3)) == sent[36:]
+        consumer.seek(ResetTo(latest=True))
+        assert consumer.receive(10, timeout=0.1) == []
+        consumer.seek(ResetTo(earliest=True), ["Sought"])
+        assert bodies_of(consumer.messages(timeout=0.3)) == sent
+        consumer.seek(ResetTo(offset=0), ["Other"])
+        assert consumer.receive(10, timeout=0.1) == []
+        with pytest.raises(BadRequestError, match="exactly one"):
+            consumer.seek(ResetTo())
+    assert offsets(client, "sought", "Sought") == [20, 20]
+
+
+def test_a_broadcast_consumer_seeks_for_itself(client: Client, tmp_path: Path) -> None:
+    sent = fill(client, "CastSought", 20, queues=2)
+    path = tmp_path / "offsets.json"
+    with client.consumer("cast-sought", "CastSought", broadcast=True, offsets_path=path) as consumer:
+        consumer.seek(ResetTo(offset=4))
+        assert bodies_of(consumer.messages(timeout=0.3)) == sent[8:]
+        consumer.seek(ResetTo(offset=9))
+    with client.consumer("cast-sought", "CastSought", broadcast=True, offsets_path=path) as consumer:
+        assert bodies_of(consumer.messages(timeout=0.3)) == sent[18:]
+
+
 # Retries
 
 

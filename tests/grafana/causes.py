@@ -86,12 +86,14 @@ class Scenario:
         os.kill(self.group.pid(role), number)
 
 
-class Hang(Scenario):
-    """Roles that are stopped, as a hung disk or a swapping machine stops them, while messages come."""
+class Roles(Scenario):
+    """Roles that die, that are lent to a terminal, and that are stopped, as by a disk that hangs or a lack of memory."""
 
-    name = "hang"
+    name = "roles"
     alerts = frozenset(
         {
+            "MqprocRoleRestarting",
+            "MqprocRoleDown",
             "MqprocHeartbeatMissing",
             "MqprocDispatchStalled",
             "MqprocDispatchBehind",
@@ -110,6 +112,8 @@ class Hang(Scenario):
     _stopped = (words_of.DISPATCHER, words_of.CQ_FLUSHER)
 
     def cause(self) -> None:
+        self._kill_twice(words_of.INDEX_FLUSHER)
+        self._lend(words_of.KEEPER)
         self.send("orders", 3, 200_000, 0.4)
         wait_until(lambda: self.group.words()["written"] > 2_000_000, what="messages flow")
         for role in self._stopped:
@@ -128,39 +132,32 @@ class Hang(Scenario):
             self.signal(role, signal.SIGCONT)
         for sender in self.senders:
             sender.end()
-
-
-class Deaths(Scenario):
-    """A role that dies twice, and one that is lent to a terminal."""
-
-    name = "deaths"
-    alerts = frozenset({"MqprocRoleRestarting", "MqprocRoleDown"})
-
-    def cause(self) -> None:
-        for count in (1, 2):
-            self.signal(words_of.INDEX_FLUSHER, signal.SIGKILL)
-            self._wait_restarted(count)
-        command = [sys.executable, "-m", "mqproc", "run", words_of.KEEPER, "--store", str(self.store)]
-        self._borrower = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-
-    def _wait_restarted(self, count: int) -> None:
-        def restarted() -> bool:
-            words = self.group.words()
-            return words["index-flusher.restarts"] == count and words["index-flusher.supervised"] == words_of.RUNNING
-
-        wait_until(restarted, what="the role runs again")
-
-    def cure(self, fired: Callable[[str], bool]) -> None:
         self._borrower.send_signal(signal.SIGINT)
-        self._borrower.wait(20)
+        self._borrower.wait(30)
 
     def close(self) -> None:
         if hasattr(self, "_borrower"):
             self._borrower.kill()
             self._borrower.wait(10)
         super().close()
+
+    def _kill_twice(self, role: str) -> None:
+        for count in (1, 2):
+            self.signal(role, signal.SIGKILL)
+            self._wait_restarted(role, count)
+
+    def _wait_restarted(self, role: str, count: int) -> None:
+        def restarted() -> bool:
+            words = self.group.words()
+            return words[f"{role}.restarts"] == count and words[f"{role}.supervised"] == words_of.RUNNING
+
+        wait_until(restarted, what=f"{role} runs again")
+
+    def _lend(self, role: str) -> None:
+        command = [sys.executable, "-m", "mqproc", "run", role, "--store", str(self.store)]
+        self._borrower = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
 
 
 class Damage(Scenario):
@@ -274,7 +271,7 @@ class FullDisk(Scenario):
 
 def scenarios(folder: Path) -> Iterator[Scenario]:
     """All that can be made on this machine: a disk of one's own needs root."""
-    for kind in (Hang, Deaths, Damage, Room, *((FullDisk,) if can_mount(folder) else ())):
+    for kind in (Roles, Damage, Room, *((FullDisk,) if can_mount(folder) else ())):
         yield kind(folder)
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from mqproc.control import Control
 from mqproc.errors import BadRequestError, FilterSyntaxError, MessageNotFoundError, error_from_wire
+from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.layout.record_codec import decode_records, encode_message_id
 from mqproc.message import PullStatus
@@ -54,7 +55,7 @@ PATIENCE_S = 10.0
 class Group:
     """A store, its control file, and the role."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, io: StoreIO | None = None, incarnation: int = 1) -> None:
         self.store = Store(root)
         engine = self.store.engine
         self.control = Control.create(engine.io, engine.paths, Clock(), 1)
@@ -68,11 +69,11 @@ class Group:
             paths=engine.paths,
             options=engine.options,
             control=self.control,
-            io=engine.io,
+            io=io or engine.io,
             clock=Clock(),
             bells={words_of.QUERY: self.bell},
             sockets={"query": self.listener},
-            incarnation=1,
+            incarnation=incarnation,
             heart=heart,
         )
         self.role = Query(self.context)

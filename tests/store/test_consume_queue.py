@@ -124,6 +124,47 @@ def test_space_is_allocated_in_growing_steps(tmp_path: Path) -> None:
         assert status.st_blocks * 512 <= 8192
 
 
+class EarlyIO(StoreIO):
+    """Writes down what the disk is to begin with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: list[tuple[str, int]] = []
+
+    def start_writing(self, fd: int, offset: int, size: int) -> None:
+        self.begun.append((Path(self.path_of(fd)).name, size))
+        super().start_writing(fd, offset, size)
+
+
+@pytest.mark.parametrize("sync_follows", [True, False])
+def test_the_disk_begins_with_a_full_file_where_a_sync_follows(sync_follows: bool, tmp_path: Path) -> None:
+    io = EarlyIO()
+    files = ConsumeQueueFiles(io, tmp_path, 400, write=True, sync_follows=sync_follows)
+    files.write_run("T", 0, 0, units(0, 19))
+    assert io.begun == []
+    files.write_run("T", 0, 19, units(19, 25))
+    names = [f"{start:020d}" for start in (0, 400)]
+    assert io.begun == [(name, 400) for name in names if sync_follows]
+    files.close()
+
+
+def test_what_was_made_here_is_not_read_before_it_is_written(tmp_path: Path) -> None:
+    """Reading would bring zeros into memory; what somebody else has made is compared."""
+
+    class NoReads(StoreIO):
+        def pread(self, fd: int, size: int, offset: int) -> bytes:
+            raise AssertionError(self.path_of(fd))
+
+    files = ConsumeQueueFiles(NoReads(), tmp_path, 400, write=True)
+    assert [files.mend_run("T", 0, first, units(first, 5)) for first in (5, 10, 15, 20)] == [5, 5, 5, 5]
+    with pytest.raises(AssertionError):
+        files.mend_run("T", 0, 24, units(24, 7))
+    files.close()
+    again = ConsumeQueueFiles(StoreIO(), tmp_path, 400, write=True)
+    assert [again.mend_run("T", 0, first, units(first, 5)) for first in (5, 10, 15, 20, 25)] == [0, 0, 0, 0, 5]
+    again.close()
+
+
 def test_open_files_are_bounded(tmp_path: Path) -> None:
     files = open_files(tmp_path, open_max=3)
     before = len(os.listdir("/proc/self/fd"))

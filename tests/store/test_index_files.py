@@ -134,6 +134,25 @@ def test_a_file_is_sparse_beyond_what_was_allocated(tmp_path: Path) -> None:
     assert layout.items_start(5_000_000) < allocated < layout.items_start(5_000_000) + 2 * index_files.ITEM_STEP_BYTES
 
 
+@pytest.mark.parametrize("sync_follows", [True, False])
+def test_the_disk_begins_with_items_that_stay_where_a_sync_follows(
+    sync_follows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_files, "ITEM_STEP_BYTES", 4096)
+    begun: list[tuple[int, int]] = []
+
+    class EarlyIO(StoreIO):
+        def start_writing(self, fd: int, offset: int, size: int) -> None:
+            begun.append((offset, size))
+            super().start_writing(fd, offset, size)
+
+    index = IndexFiles(EarlyIO(), tmp_path, 10, 1000, sync_follows=sync_follows)
+    put(index, [(number, number, T0) for number in range(500)])
+    start = layout.items_start(10)
+    assert begun == [(start + 4096 * step, 4096) for step in range(500 * layout.ITEM_SIZE // 4096) if sync_follows]
+    index.close()
+
+
 def test_items_are_allocated_before_they_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With steps that items do not fit evenly: each item lies below the end of what was asked for."""
     monkeypatch.setattr(index_files, "ITEM_STEP_BYTES", 4096)

@@ -1,4 +1,4 @@
-"""`mqproc bench append|dispatch|pull|filter|query|e2e|verify|recovery|rebuild`.
+"""`mqproc bench append|dispatch|pull|consume|filter|query|e2e|verify|recovery|rebuild`.
 
 A command starts a group on a fresh temporary store (or uses --store), runs its clients in processes of their own, and
 prints a line every five seconds, a summary in Kafka's shape, CPU and memory by role, and this machine's own limits.
@@ -135,6 +135,22 @@ def pull(invocation: Invocation, /, kinds: tuple[str, ...], columns: tuple[str, 
 
     chosen = kinds or ("arrow", "objects")
     _run(invocation, shared, 0.0, lambda bench, settings: pulls(bench, settings, chosen, list(columns) or None))
+
+
+@bench.command(cls=Command)
+@_shared(500_000, 4096, "consumers")
+@click.option("--as", "kinds", multiple=True, type=click.Choice(["objects", "arrow", "tag", "sql", "none"]),
+              help="Only this: all as objects or as Arrow, or what a filter passes.  [all four]")  # fmt: skip
+@_option("--idle", 0, "Then so many consumers wait for nothing.", click.IntRange(0))
+@pass_invocation
+def consume(invocation: Invocation, /, kinds: tuple[str, ...], idle: int, **shared: Any) -> None:
+    """Consume loaded queues as members of a group, as objects, as Arrow, and 1 in 100 by tag and SQL."""
+    from mqproc.cli.bench.consuming import KINDS, OWN_SETTINGS
+    from mqproc.cli.bench.consuming import consume as measure
+
+    chosen = tuple(kind for kind in kinds or KINDS if kind in KINDS)
+    own = list(OWN_SETTINGS) if idle else []
+    _run(invocation, shared, 0.0, lambda bench, settings: measure(bench, settings, chosen, idle), own)
 
 
 @bench.command("filter", cls=Command)

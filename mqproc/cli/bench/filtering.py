@@ -32,7 +32,7 @@ def filters(bench: Bench, settings: Settings, names: tuple[str, ...]) -> dict[st
     """Consumers look through the loaded queues again and again, with a filter that 1 message in 100 passes."""
     shape = settings.shape
     bench.create_topics(shape.topics, shape.queues)
-    _load(bench, shape, settings.messages)
+    load_tagged(bench, shape, settings.messages)
     bench.await_dispatch()
     found: dict[str, Any] = {}
     for name in names:
@@ -44,7 +44,7 @@ def filters(bench: Bench, settings: Settings, names: tuple[str, ...]) -> dict[st
     return {"filter": found}
 
 
-def _load(bench: Bench, shape: Shape, messages: int) -> None:
+def load_tagged(bench: Bench, shape: Shape, messages: int) -> None:
     """Each frame's messages have every tag in turn; its price and region are 1 in 100 times in the filter's range."""
     maker = Messages(replace(shape, batch=_FRAME_MESSAGES), LOADER)
     tags = [f"tag-{number % _TAGS}" for number in range(_FRAME_MESSAGES)]

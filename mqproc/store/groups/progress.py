@@ -173,6 +173,11 @@ class GroupProgress:
         """Whether there was room for the file."""
         return self._loaded is None
 
+    def check_writable(self) -> None:
+        """Raise OSError when there was no room for the file."""
+        if isinstance(self._file, UnwritableProgress):
+            self._file.refuse()
+
     def make_when_due(self, now_ns: int) -> bool:
         """Make the file that there was no room for, when it is time to try again; whether that went well."""
         if self._loaded is None or now_ns < self._due_ns:

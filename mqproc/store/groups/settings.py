@@ -15,6 +15,7 @@ from mqproc.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, TOPIC_BYTES_MAX
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
 from mqproc.store.groups.progress import Tell
+from mqproc.store.groups.unwritable import NO_ROOM
 
 GROUP_BYTES_MAX: Final = TOPIC_BYTES_MAX - len(RETRY_PREFIX)
 """So that the names of its retry and dead-letter topics fit a record of RocketMQ's first version."""
@@ -85,6 +86,8 @@ class SubscriptionGroups:
         """A file that nobody can read is moved aside and told; then groups have defaults. Raises OSError."""
         self._io = io
         self._path = paths.subscription_groups
+        self._aside = paths.aside
+        self._unreadable = False
         self._groups: dict[str, GroupSettings] = {}
         self._other: dict[str, Any] = {}
         self._version = 0
@@ -94,9 +97,19 @@ class SubscriptionGroups:
             if remark:
                 tell("subscriptionGroup.json was read with a remark", remark=remark)
         except CorruptStoreError as error:
-            io.make_folder(paths.aside, mode=0o700)
-            io.rename(self._path, paths.aside / self._path.name)
+            self._unreadable = True
             tell("subscriptionGroup.json cannot be read", error=str(error), moved_to=str(paths.aside))
+            try:
+                self._move_aside()
+            except OSError as no_room:
+                if no_room.errno not in NO_ROOM:
+                    raise
+                tell("no room on the disk: subscriptionGroup.json stays until it is replaced", error=str(no_room))
+
+    def _move_aside(self) -> None:
+        self._io.make_folder(self._aside, mode=0o700)
+        self._io.rename(self._path, self._aside / self._path.name)
+        self._unreadable = False
 
     def _take(self, value: Any) -> None:
         if value is None:
@@ -144,6 +157,8 @@ class SubscriptionGroups:
 
     def _save(self, groups: dict[str, GroupSettings], time_ms: int) -> None:
         """In memory it is changed only when it is durable."""
+        if self._unreadable:
+            self._move_aside()
         version = {"counter": self._version + 1, "stateVersion": 0, "timestamp": time_ms}
         table = {name: groups[name].to_rocketmq() for name in sorted(groups)}
         value = {"forbiddenTable": {}} | self._other | {"dataVersion": version, _TABLE: table}

@@ -44,16 +44,17 @@ class UnwritableProgress:
             yield from self.of(group)
 
     def put(self, _group: str, _topic: str, _queue_id: int, _offset: int) -> NoReturn:
-        self._refuse()
+        self.refuse()
 
     def forget(self, _group: str) -> NoReturn:
-        self._refuse()
+        self.refuse()
 
     def take_epoch(self, _above: int = 0) -> NoReturn:
-        self._refuse()
+        self.refuse()
 
     def close(self) -> None:
         """Nothing is open."""
 
-    def _refuse(self) -> NoReturn:
+    def refuse(self) -> NoReturn:
+        """Raise what every change raises."""
         raise OSError(self._error.errno, f"{self._error.strerror}: progress of groups cannot change", str(self._path))

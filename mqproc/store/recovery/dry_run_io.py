@@ -1,34 +1,29 @@
 """Storage calls that change nothing: what is written stays in this process, and is there for whoever reads after it.
 
-A file that is changed is mapped privately: its pages are the file's own until they are stored to. A new one lies in a
-temporary file without a name. Names that are made, moved or removed are kept in a table in front of the real ones.
-So recovery can do its real work on a store of any size, and afterwards `changes` tells what it would have done.
-
-Each file that is touched costs a descriptor and a map, each new one its bytes in the folder for temporary files.
+Bytes that are stored lie in front of the real ones (`shadow_file`), names that are made, moved or removed in a table in
+front of the real ones. So recovery can do its real work on a store of any size, and afterwards `changes` tells what it
+would have done. What it stores takes its room in the folder for temporary files.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import mmap
 import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 
-from mqproc.errors import StoreAccessError
 from mqproc.io import Entry, Kind, StoreIO
+from mqproc.store.recovery.shadow_file import Arena, ShadowFile
 
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined,unused-ignore]
 
 _CHUNK: Final = 1 << 20
-_NOTHING: Final = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,40 +46,15 @@ class Change:
     """Whether the file's own bytes are stored to, at least for a while; else the name comes to stand for others."""
 
 
-class _Shadow:
-    """One file as it is for this process."""
-
-    def __init__(self, origin: Path | None, mapping: mmap.mmap | None, size: int) -> None:
-        self.origin = origin
-        self.mapping = mapping
-        self.size = size
-        self.changed = origin is None
-        self.temporary: BinaryIO | None = None
-
-    def read(self, offset: int, size: int) -> bytes:
-        if self.mapping is None or offset >= self.size:
-            return _NOTHING
-        return self.mapping[offset : min(offset + size, self.size)]
-
-    def close(self) -> None:
-        if self.temporary is not None:
-            self.temporary.close()
-
-
-class _Map(mmap.mmap):
-    """A map that several use: who closes it lets go of it only."""
-
-    def close(self) -> None:
-        return
-
-
 class DryRunIO(StoreIO):
     """A StoreIO below one folder, to be used as a context."""
 
     def __init__(self, root: Path) -> None:
         super().__init__()
         self._root = root
-        self._shadows: dict[Path, _Shadow] = {}
+        self._storage = StoreIO()
+        self._arena = Arena(self._storage)
+        self._shadows: dict[Path, ShadowFile] = {}
         self._folders: set[Path] = set()
         self._inside: dict[Path, set[Path]] = {}
         """What of these lies in a folder."""
@@ -102,6 +72,7 @@ class DryRunIO(StoreIO):
         for shadow in self._shadows.values():
             shadow.close()
         self._shadows.clear()
+        self._arena.close()
 
     # What would change
 
@@ -118,7 +89,7 @@ class DryRunIO(StoreIO):
     def _removed(self, path: Path) -> Change:
         return Change(path, "removed", super().size_of(path), 0, in_place=path in self._stored)
 
-    def _changes_of(self, path: Path, shadow: _Shadow) -> Iterator[Change]:
+    def _changes_of(self, path: Path, shadow: ShadowFile) -> Iterator[Change]:
         origin = shadow.origin
         if origin is not None and origin != path:
             was = super().size_of(origin)
@@ -129,7 +100,7 @@ class DryRunIO(StoreIO):
         elif shadow.changed or origin != path:
             yield from self._difference(path, shadow)
 
-    def _difference(self, path: Path, shadow: _Shadow) -> Iterator[Change]:
+    def _difference(self, path: Path, shadow: ShadowFile) -> Iterator[Change]:
         was, first, stop, differing = super().size_of(path), -1, 0, 0
         fd = super().open(path)
         try:
@@ -202,9 +173,7 @@ class DryRunIO(StoreIO):
         return super().read_file(path)
 
     def write_file_atomically(self, path: Path, data: bytes, mode: int = 0o644) -> None:
-        shadow = self._new(path)
-        self._resize(shadow, len(data))
-        self._store(shadow, data, 0)
+        self._new(path).write(0, data)
 
     def rename(self, source: Path, target: Path) -> None:
         if self._is_folder(source):
@@ -292,11 +261,7 @@ class DryRunIO(StoreIO):
         return len(data)
 
     def pwrite(self, fd: int, data: Buffer, offset: int) -> None:
-        view = memoryview(data).cast("B")
-        shadow = self._shadow(self._fds[fd])
-        if offset + len(view) > shadow.size:
-            self._resize(shadow, offset + len(view))
-        self._store(shadow, view, offset)
+        self._changing(fd).write(offset, bytes(data))
 
     def zero(self, fd: int, offset: int, size: int) -> None:
         shadow = self._shadow(self._fds[fd])
@@ -305,35 +270,30 @@ class DryRunIO(StoreIO):
             wanted = min(_CHUNK, end - at)
             # Pages that are zeros already need no copy.
             if any(shadow.read(at, wanted)):
-                self._store(shadow, bytes(wanted), at)
+                self._changing(fd).write(at, bytes(wanted))
 
     def next_data(self, fd: int, offset: int) -> int | None:
         shadow = self._shadow_of(fd)
-        if shadow is None:
-            return super().next_data(fd, offset)
-        return offset if offset < shadow.size else None
+        return super().next_data(fd, offset) if shadow is None else shadow.next_data(offset)
 
     def next_hole(self, fd: int, offset: int) -> int:
         shadow = self._shadow_of(fd)
-        return super().next_hole(fd, offset) if shadow is None else shadow.size
+        return super().next_hole(fd, offset) if shadow is None else shadow.next_hole(offset)
 
     def allocate(self, fd: int, offset: int, size: int) -> None:
-        shadow = self._shadow_of(fd)
-        now = super().size(fd) if shadow is None else shadow.size
-        if offset + size > now:
-            shadow = self._shadow(self._fds[fd])
-            self._resize(shadow, offset + size)
-        if shadow is not None and shadow.temporary is not None:
-            with _temporary_space():
-                super().allocate(shadow.temporary.fileno(), offset, size)
+        if self._shadow_of(fd) is not None or offset + size > self.size(fd):
+            self._changing(fd).allocate(offset, size)
 
     def set_size(self, fd: int, size: int) -> None:
-        self._resize(self._shadow(self._fds[fd]), size)
+        self._changing(fd).resize(size)
 
     def sync(self, fd: int) -> None:
         return
 
     def sync_file_system(self, fd: int) -> None:
+        return
+
+    def start_writing(self, fd: int, offset: int, size: int) -> None:
         return
 
     def drop_cache(self, fd: int, offset: int, size: int) -> None:
@@ -342,14 +302,9 @@ class DryRunIO(StoreIO):
     # Maps
 
     def map(self, fd: int, size: int, *, write: bool = False) -> mmap.mmap:
-        shadow = self._shadow(self._fds[fd])
-        if write:
-            self._change(shadow)
-        if shadow.mapping is None or size > shadow.size:
-            raise ValueError("mmap length is greater than file size")
-        if len(shadow.mapping) != size:
-            return _Map(self._temporary(shadow), size)
-        return shadow.mapping
+        shadow = self._changing(fd) if write else self._shadow(self._fds[fd])
+        shadow.changed |= write
+        return shadow.map(size)
 
     def unmap_pages(self, mapping: mmap.mmap, offset: int, size: int) -> None:
         # Stored pages would be lost, and which those are nobody knows.
@@ -365,33 +320,35 @@ class DryRunIO(StoreIO):
         if not self.exists(folder):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
 
-    def _shadow_of(self, fd: int) -> _Shadow | None:
+    def _shadow_of(self, fd: int) -> ShadowFile | None:
         path = self._fds.get(fd)
         return None if path is None else self._shadows.get(path)
 
-    def _shadow(self, path: Path) -> _Shadow:
+    def _shadow(self, path: Path) -> ShadowFile:
         """The file as it is for this process; from now on it is what counts."""
         found = self._shadows.get(path)
         if found is not None:
             return found
         self._need(path)
-        fd = super().open(path)
-        try:
-            size = super().size(fd)
-            shadow = _Shadow(path, _Map(fd, size, access=mmap.ACCESS_COPY) if size else None, size)
-        finally:
-            super().close(fd)
+        shadow = ShadowFile(self._storage, self._arena, path)
         self._add(path, shadow)
         return shadow
 
-    def _new(self, path: Path) -> _Shadow:
+    def _changing(self, fd: int) -> ShadowFile:
+        """The file that is about to be stored to."""
+        shadow = self._shadow(self._fds[fd])
+        if shadow.origin is not None:
+            self._stored.add(shadow.origin)
+        return shadow
+
+    def _new(self, path: Path) -> ShadowFile:
         self._forget(path)
-        shadow = _Shadow(None, None, 0)
+        shadow = ShadowFile(self._storage, self._arena, None)
         self._add(path, shadow)
         self._gone.discard(path)
         return shadow
 
-    def _add(self, path: Path, shadow: _Shadow) -> None:
+    def _add(self, path: Path, shadow: ShadowFile) -> None:
         self._shadows[path] = shadow
         self._inside.setdefault(path.parent, set()).add(path)
 
@@ -409,69 +366,6 @@ class DryRunIO(StoreIO):
         shadow = self._shadows.pop(path, None)
         if shadow is not None:
             shadow.close()
-
-    def _change(self, shadow: _Shadow) -> None:
-        shadow.changed = True
-        if shadow.origin is not None:
-            self._stored.add(shadow.origin)
-
-    def _store(self, shadow: _Shadow, data: Buffer, offset: int) -> None:
-        view = memoryview(data).cast("B")
-        self._change(shadow)
-        if not len(view):
-            return
-        if shadow.temporary is not None:
-            # A store into its map would end the process where there is no room.
-            with _temporary_space():
-                super().pwrite(shadow.temporary.fileno(), view, offset)
-        else:
-            assert shadow.mapping is not None
-            shadow.mapping[offset : offset + len(view)] = bytes(view)
-
-    def _resize(self, shadow: _Shadow, size: int) -> None:
-        """Give a file another length. One that grows moves to a temporary file; maps of before still show it."""
-        self._change(shadow)
-        if size > shadow.size:
-            fd = self._temporary(shadow)
-            if shadow.size < super().size(fd):
-                super().zero(fd, shadow.size, super().size(fd) - shadow.size)
-            super().set_size(fd, size)
-            shadow.mapping = _Map(fd, size)
-        shadow.size = size
-
-    def _temporary(self, shadow: _Shadow) -> int:
-        """The temporary file that stands for a file which is new, or has had another length."""
-        if shadow.temporary is None:
-            with _temporary_space():
-                shadow.temporary = tempfile.TemporaryFile()  # noqa: SIM115
-                fd = shadow.temporary.fileno()
-                for at, data in _filled(shadow):
-                    super().pwrite(fd, data, at)
-                super().set_size(fd, shadow.size)
-            if shadow.size:
-                shadow.mapping = _Map(fd, shadow.size)
-        return shadow.temporary.fileno()
-
-
-@contextlib.contextmanager
-def _temporary_space() -> Iterator[None]:
-    """Room that is missing where new files lie for the time being: nothing that recovery may take for its own disk."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        folder = tempfile.gettempdir()
-        text = f"{folder}: {error.strerror}: a plan keeps there what files would become; TMPDIR names another folder"
-        raise StoreAccessError(text) from error
-
-
-def _filled(shadow: _Shadow) -> Iterator[tuple[int, bytes]]:
-    """The parts of a file that are not zeros."""
-    for at in range(0, shadow.size, _CHUNK):
-        data = shadow.read(at, _CHUNK)
-        if any(data):
-            yield at, data
 
 
 def _differing(before: bytes, after: bytes) -> tuple[int, int, int]:

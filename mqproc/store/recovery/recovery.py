@@ -117,14 +117,22 @@ class Recovery:
         self._marks = {name: self._mark_type(self._io, self._paths.mark(name), self._segments) for name in _MARKS}
         self._ledger = DamageLedger(self._io, self._paths, self._options, self._report)
         self._queues = ConsumeQueueFiles(
-            self._io, self._paths.consume_queue, self._options.consume_queue_file_bytes, write=True
+            self._io,
+            self._paths.consume_queue,
+            self._options.consume_queue_file_bytes,
+            write=True,
+            sync_follows=True,
         )
         self._files.put_queues_in_order()
         self._files.put_index_in_order()
         log = self._recover_log()
         self._table = QueueTable.create(self._io, self._paths.next_queues, self._options.max_queues)
         self._index = IndexFiles(
-            self._io, self._paths.index, self._options.max_hash_slot_num, self._options.max_index_num
+            self._io,
+            self._paths.index,
+            self._options.max_hash_slot_num,
+            self._options.max_index_num,
+            sync_follows=True,
         )
         redispatch = Redispatch(
             self._io,

@@ -124,6 +124,14 @@ def test_pull_and_query_find_what_was_loaded() -> None:
     assert {name: values["without_answer"] for name, values in asked.items()} == dict.fromkeys(asked, 0)
 
 
+def test_filters_look_through_what_was_loaded() -> None:
+    found = call("bench", "filter", "--messages", 20_000, *SMALL).json["filter"]
+    assert set(found) == {"tag", "sql"}
+    for figures in found.values():
+        assert figures["messages"] > 5000
+        assert figures["errors"] == 0
+
+
 def test_dispatch_wants_a_group_of_its_own(tmp_path: Path) -> None:
     assert call("bench", "dispatch", "--store", tmp_path).code == 2
 

@@ -1,0 +1,273 @@
+"""`mqproc group list|info|lag|reset|skip|clone|delete|dlq`: consumer groups, their progress and their dead letters.
+
+What changes a group shows its plan and ends with exit code 1; with `--execute` it is done.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import click
+
+from mqproc.cli.commands import MOMENT, SECONDS, Command, Group
+from mqproc.cli.invocation import Invocation, pass_invocation
+from mqproc.cli.output import Column, Output, counted
+from mqproc.cli.times import format_duration, now_ms
+from mqproc.client import Client, Move, ResetTo
+from mqproc.groups import GroupInfo, GroupQueue
+from mqproc.names import DEAD_LETTER_PREFIX
+
+EXIT_NOT_EXECUTED: Final = 1
+EXIT_LAGS: Final = 1
+
+_GROUP_COLUMNS = [
+    Column("group"),
+    Column("members", kind="count"),
+    Column("topics", kind="count"),
+    Column("lag", kind="count"),
+    Column("retry_lag", "of it retries", "count"),
+]
+_MEMBER_COLUMNS = [
+    Column("member_id", "member"),
+    Column("name"),
+    Column("queues", kind="count"),
+    Column("silent_ms", "silent ms", "count"),
+    Column("pid", kind="number"),
+    Column("topics"),
+]
+_QUEUE_COLUMNS = [
+    Column("topic"),
+    Column("queue_id", "queue", "number"),
+    Column("offset", kind="count"),
+    Column("max_offset", "end", "count"),
+    Column("lag", kind="count"),
+    Column("offset_time_ms", "next stored", "time_ms"),
+    Column("member_id", "member"),
+]
+_LAG_COLUMNS = [
+    Column("topic"),
+    Column("lag", kind="count"),
+    Column("oldest_time_ms", "oldest stored", "time_ms"),
+    Column("behind", "behind"),
+]
+_MOVE_COLUMNS = [
+    Column("topic"),
+    Column("queue_id", "queue", "number"),
+    Column("before", kind="count"),
+    Column("after", kind="count"),
+    Column("messages", "again", "count"),
+]
+
+
+_LAZY = {"dlq": ("mqproc.cli.dead_letters:dlq", "Look at a group's dead letters, and send them again.")}
+
+
+@click.group(cls=Group, lazy=_LAZY)
+def group() -> None:
+    """Consumer groups: who consumes, how far they are, and moving their progress.
+
+    Exit code 5 when there is no such group. What changes something shows its plan and ends with 1; --execute does it.
+    """
+
+
+_execute = click.option("--execute", is_flag=True, help="Really do it; without it only the plan is shown.")
+_topics = click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.  [all]")
+
+
+@group.command("list", cls=Command)
+@click.option("--prefix", default="", help="Only names that begin so.")
+@pass_invocation
+def list_(invocation: Invocation, prefix: str) -> None:
+    """List groups with their members, and what they have not consumed."""
+    with invocation.client() as client:
+        found = [each for each in client.groups.all() if each.group.startswith(prefix)]
+    invocation.out.rows("groups", _GROUP_COLUMNS, [dataclasses.asdict(each) for each in found])
+
+
+# Looking at one group
+
+
+@group.command(cls=Command)
+@click.argument("name", metavar="GROUP")
+@pass_invocation
+def info(invocation: Invocation, name: str) -> None:
+    """Show a group's settings, its members, and its progress queue by queue."""
+    with invocation.client() as client:
+        found = client.groups.info(name)
+    members = [dataclasses.asdict(member) for member in found.members]
+    queues = [_queue_row(queue) for queue in found.queues]
+    out = invocation.out
+    if out.shape == "json":
+        settings = {key: getattr(found, key) for key in _SETTINGS}
+        out.document({"group": name, "lag": found.lag, **settings, "members": members, "queues": queues})
+        return
+    if out.shape == "table":
+        _print_head(out, found)
+        if members:
+            out.rows("members", _MEMBER_COLUMNS, members)
+            out.line("")
+    out.rows("queues", _QUEUE_COLUMNS, queues)
+
+
+_SETTINGS = ("generation", "retry_max_times", "retry_queue_nums", "consume_enable")
+
+
+def _queue_row(queue: GroupQueue) -> dict[str, Any]:
+    return dataclasses.asdict(queue) | {"lag": queue.lag}
+
+
+def _print_head(out: Output, found: GroupInfo) -> None:
+    may = "" if found.consume_enable else "; it may not consume"
+    out.line(
+        f"{found.group}: {counted(len(found.members), 'member')}, {counted(found.lag, 'message')} not consumed, "
+        f"dead letters after {counted(found.retry_max_times, 'time')}{may}"
+    )
+    out.line("")
+
+
+@group.command(cls=Command)
+@click.argument("name", metavar="GROUP")
+@_topics
+@click.option("--max", "limit", type=click.IntRange(0), metavar="N", help="Exit code 1 when more than N are left.")
+@click.option("--max-age", type=SECONDS, metavar="TIME", help="Exit code 1 when the oldest is older than that.")
+@pass_invocation
+def lag(invocation: Invocation, name: str, topics: tuple[str, ...], limit: int | None, max_age: float | None) -> int:
+    """Show what a group has not consumed, topic by topic, for people and for checks."""
+    with invocation.client() as client:
+        found = client.groups.info(name)
+    queues = [queue for queue in found.queues if not topics or queue.topic in topics]
+    rows = _lag_rows(queues, now_ms())
+    left = sum(queue.lag for queue in queues)
+    oldest_ms = max((row["age_ms"] or 0 for row in rows), default=0)
+    exceeded = (limit is not None and left > limit) or (max_age is not None and oldest_ms > max_age * 1000)
+    invocation.out.rows("topics", _LAG_COLUMNS, rows, group=name, lag=left, oldest_age_ms=oldest_ms, exceeded=exceeded)
+    return EXIT_LAGS if exceeded else 0
+
+
+def _lag_rows(queues: Sequence[GroupQueue], at_ms: int) -> list[dict[str, Any]]:
+    """A row for each topic: what is left, and since when the oldest of it waits."""
+    rows = []
+    for topic in sorted({queue.topic for queue in queues}):
+        behind = [queue for queue in queues if queue.topic == topic and queue.lag]
+        times = [queue.offset_time_ms for queue in behind if queue.offset_time_ms is not None]
+        age_ms = max(0, at_ms - min(times)) if times else None
+        rows.append(
+            {
+                "topic": topic,
+                "lag": sum(queue.lag for queue in behind),
+                "oldest_time_ms": min(times, default=None),
+                "age_ms": age_ms,
+                "behind": None if age_ms is None else format_duration(age_ms / 1000),
+            }
+        )
+    return rows
+
+
+# Moving progress
+
+
+@group.command(cls=Command)
+@click.argument("name", metavar="GROUP")
+@_topics
+@click.option("--queue", "queues", multiple=True, type=click.IntRange(0), help="Only this queue; may be repeated.")
+@click.option("--to-earliest", is_flag=True, help="To the first message that is there.")
+@click.option("--to-latest", is_flag=True, help="Behind the last message.")
+@click.option("--to-offset", type=click.IntRange(0), metavar="N", help="To this offset in every queue.")
+@click.option("--to-datetime", type=MOMENT, metavar="TIME", help="To the first message stored at TIME or later.")
+@click.option("--by-duration", type=SECONDS, metavar="TIME", help="To what was stored so long ago: 15m, 2h.")
+@click.option("--shift-by", type=int, metavar="N", help="By so many messages; below 0 goes back.")
+@_execute
+@pass_invocation
+def reset(
+    invocation: Invocation,
+    name: str,
+    topics: tuple[str, ...],
+    queues: tuple[int, ...],
+    to_earliest: bool,
+    to_latest: bool,
+    to_offset: int | None,
+    to_datetime: int | None,
+    by_duration: float | None,
+    shift_by: int | None,
+    execute: bool,
+) -> int:
+    """Have a group go on from elsewhere: exactly one of --to-…, --by-duration and --shift-by.
+
+    All queues that the group has progress in, or those that are named. Members go on from there at once. A group that
+    is not there yet is made when --topic names what it shall read.
+    """
+    if to_datetime is not None and by_duration is not None:
+        raise click.UsageError("--to-datetime and --by-duration exclude each other")
+    time = to_datetime if by_duration is None else now_ms() - round(by_duration * 1000)
+    to = ResetTo(to_earliest, to_latest, to_offset, time, shift_by)
+    return _move(invocation, name, execute, lambda client: client.groups.plan_reset(name, to, topics, queues))
+
+
+@group.command(cls=Command)
+@click.argument("name", metavar="GROUP")
+@_topics
+@_execute
+@pass_invocation
+def skip(invocation: Invocation, name: str, topics: tuple[str, ...], execute: bool) -> int:
+    """Have a group skip everything that it has not consumed."""
+    to = ResetTo(latest=True)
+    return _move(invocation, name, execute, lambda client: client.groups.plan_reset(name, to, topics))
+
+
+@group.command(cls=Command)
+@click.argument("source", metavar="FROM")
+@click.argument("target", metavar="TO")
+@_topics
+@_execute
+@pass_invocation
+def clone(invocation: Invocation, source: str, target: str, topics: tuple[str, ...], execute: bool) -> int:
+    """Give group TO the progress of group FROM; it is made when missing."""
+    return _move(invocation, target, execute, lambda client: client.groups.plan_clone(source, target, topics))
+
+
+def _move(invocation: Invocation, name: str, execute: bool, plan: Callable[[Client], list[Move]]) -> int:
+    with invocation.client() as client:
+        moves = plan(client)
+        if execute:
+            client.groups.execute(name, moves)
+    rows = [dataclasses.asdict(move) | {"messages": move.messages} for move in moves]
+    out = invocation.out
+    done = execute or not moves
+    if rows or out.shape != "table":
+        out.rows("moves", _MOVE_COLUMNS, rows, group=name, executed=execute)
+    if not out.is_json:
+        out.note(_said(name, moves, execute))
+    return 0 if done else EXIT_NOT_EXECUTED
+
+
+def _said(name: str, moves: Sequence[Move], execute: bool) -> str:
+    if not moves:
+        return f"{name} stands there already"
+    again = sum(max(0, move.messages) for move in moves)
+    skipped = sum(max(0, -move.messages) for move in moves)
+    what = f"{counted(len(moves), 'queue')}: {again:,} messages again, {skipped:,} skipped"
+    return f"{name} goes on from there in {what}" if execute else f"would move {name} in {what}; --execute does it"
+
+
+@group.command(cls=Command)
+@click.argument("name", metavar="GROUP")
+@_execute
+@pass_invocation
+def delete(invocation: Invocation, name: str, execute: bool) -> int:
+    """Forget a group's progress and settings. Its retry topic and dead letters stay; refused while it has members."""
+    with invocation.client() as client:
+        found = client.groups.info(name)
+        if execute:
+            client.groups.delete(name)
+    queues = sum(queue.offset is not None for queue in found.queues)
+    out = invocation.out
+    if out.is_json:
+        out.document({"group": name, "queues": queues, "members": len(found.members), "deleted": execute})
+    elif execute:
+        out.note(f"group {name} is forgotten; {DEAD_LETTER_PREFIX}{name} stays")
+    else:
+        held = f", but it has {counted(len(found.members), 'member')}" if found.members else ""
+        out.note(f"would forget {name} with its progress in {counted(queues, 'queue')}{held}; --execute does it")
+    return 0 if execute else EXIT_NOT_EXECUTED

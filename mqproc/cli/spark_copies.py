@@ -1,0 +1,160 @@
+"""`mqproc spark export`, `compact` and `replay`: messages to where others can use them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mqproc.cli.commands import Command
+from mqproc.cli.invocation import Invocation, pass_invocation
+from mqproc.cli.output import Column
+from mqproc.cli.spark_session import paths_of, selection_of, selection_options, session, spark_options
+
+_COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
+_MODES = ("error", "append", "overwrite")
+_to = click.option("--to", required=True, metavar="DIR|URL", help="Where to write.")
+_compression = click.option(
+    "--compression", type=click.Choice(_COMPRESSIONS), default="zstd", show_default=True, help="Of Parquet."
+)
+_mode = click.option(
+    "--mode", type=click.Choice(_MODES), default="error", show_default=True, help="When something is there already."
+)
+_columns = click.option(
+    "--column", "columns", multiple=True, metavar="NAME", help="Only these columns; may be repeated."
+)
+
+
+@click.command(cls=Command)
+@spark_options
+@selection_options
+@_to
+@_mode
+@_compression
+@_columns
+@pass_invocation
+def export(
+    invocation: Invocation,
+    /,
+    stores: tuple[str, ...],
+    master: str,
+    conf: tuple[str, ...],
+    to: str,
+    mode: str,
+    compression: str,
+    columns: tuple[str, ...],
+    **chosen: Any,
+) -> None:
+    """Write messages as Parquet, by topic and day.
+
+    DIR/topic=…/day=…/ holds what was stored on that day, in UTC. STORE is a folder, a pattern or a URL.
+    """
+    with session(master, conf) as spark:
+        from mqproc.spark import jobs
+
+        done = jobs.export(
+            spark,
+            paths_of(invocation, stores),
+            to,
+            mode=mode,
+            compression=compression,
+            columns=columns,
+            **selection_of(chosen),
+        )
+    fields = {"to": to, "messages": done.messages, "bytes": done.size}
+    invocation.out.fields([Column("to"), Column("messages", kind="count"), Column("bytes", kind="bytes")], fields)
+
+
+@click.command(cls=Command)
+@spark_options
+@selection_options
+@_to
+@_mode
+@_compression
+@_columns
+@click.option("--drop-empty", is_flag=True, help="Leave out keys whose last message has no body: they were deleted.")
+@pass_invocation
+def compact(
+    invocation: Invocation,
+    /,
+    stores: tuple[str, ...],
+    master: str,
+    conf: tuple[str, ...],
+    to: str,
+    mode: str,
+    compression: str,
+    columns: tuple[str, ...],
+    drop_empty: bool,
+    **chosen: Any,
+) -> None:
+    """Write the last message of each key as Parquet.
+
+    Of each topic and key the message that was stored last, over all stores; messages without a key are left out.
+    """
+    with session(master, conf) as spark:
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as F
+
+        from mqproc.spark import jobs
+
+        last = jobs.compact(
+            spark, paths_of(invocation, stores), drop_empty=drop_empty, columns=columns, **selection_of(chosen)
+        )
+        seen = Observation()
+        counted = last.observe(seen, F.count(F.lit(1)).alias("keys"))
+        counted.write.mode(mode).option("compression", compression).parquet(to)
+        keys = int(seen.get["keys"])
+    invocation.out.fields([Column("to"), Column("keys", kind="count")], {"to": to, "keys": keys})
+
+
+@click.command(cls=Command)
+@spark_options
+@selection_options
+@click.option("--to-store", type=click.Path(path_type=Path), metavar="DIR", help="A running store.  [--store]")
+@click.option("--to", required=True, metavar="TOPIC", help="Topic to send them to; made when missing.")
+@click.option("--name", default="", help="With the same name again, a replay goes on where it stopped.")
+@click.option("--rate", type=click.FloatRange(0), default=0.0, metavar="N", help="Messages a second.  [no limit]")
+@click.option("--streams", type=click.IntRange(1, 1024), default=1, show_default=True, help="So many send at once.")
+@click.option("--queues", type=click.IntRange(1, 65535), default=8, show_default=True, help="Of a topic that is made.")
+@pass_invocation
+def replay(
+    invocation: Invocation,
+    /,
+    stores: tuple[str, ...],
+    master: str,
+    conf: tuple[str, ...],
+    to_store: Path | None,
+    to: str,
+    name: str,
+    rate: float,
+    streams: int,
+    queues: int,
+    **chosen: Any,
+) -> None:
+    """Send stored messages once more, into a running store.
+
+    Those that --topic, --begin, --end, --tag and --key choose, of any stores. Copies keep body, tag, keys, properties
+    and born time. With --name the same command goes on after a stop: no message twice, none missed. One stream keeps
+    the order of each log. Executors run on the target's machine.
+    """
+    if not chosen["topics"]:
+        raise click.UsageError("--topic names what to send once more")
+    target = to_store or invocation.store_path()
+    with session(master, conf) as spark:
+        from mqproc.spark import jobs
+
+        done = jobs.replay(
+            spark,
+            paths_of(invocation, stores),
+            target,
+            to,
+            name=name,
+            rate=rate,
+            streams=streams,
+            queues=queues,
+            **selection_of(chosen),
+        )
+    fields = {"to": to, "messages": done.sent, "already_stored": done.found}
+    columns = [Column("to"), Column("messages", kind="count"), Column("already_stored", kind="count")]
+    invocation.out.fields(columns, fields)

@@ -1,0 +1,148 @@
+"""Where a command's Spark session comes from, what its errors look like, and how its rows are shown."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from mqproc import errors
+from mqproc.cli.commands import MOMENT, Command
+from mqproc.cli.invocation import Invocation
+from mqproc.cli.output import Column, Output, counted
+from mqproc.errors import ConfigurationError, InternalError, MqprocError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# What spark-submit, or a Spark Connect server, has told this process: the session is theirs.
+_SUBMITTED = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
+_OURS = re.compile(r"(?:mqproc\.errors\.)(\w+): (.*)")
+MAX_RESULT_SIZE = "16m"
+
+
+def spark_options(function: F) -> F:
+    """Adds --master and --conf, and the stores; the command gets `stores`, `master`, `conf`."""
+    function = click.option(
+        "--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark's; may be repeated."
+    )(function)
+    function = click.option("--master", default="local[*]", show_default=True, help="Where Spark runs.")(function)
+    return click.argument("stores", nargs=-1, metavar="[STORE]...")(function)
+
+
+def selection_options(function: F) -> F:
+    """Adds what chooses messages; the command gets `chosen`, which `selection_of` takes."""
+    for option in (
+        click.option("--key", "keys", multiple=True, help="Only messages with this key; may be repeated."),
+        click.option("--tag", "tags", multiple=True, help="Only messages with this tag; may be repeated."),
+        click.option("--end", type=MOMENT, metavar="TIME", help="Only messages stored before then."),
+        click.option("--begin", type=MOMENT, metavar="TIME", help="Only messages stored from then on."),
+        click.option("--topic", "topics", multiple=True, help="Only messages of this topic; may be repeated."),
+        click.option("--skip-damage", is_flag=True, help="Pass over damage of the log; otherwise it is an error."),
+    ):
+        function = option(function)
+    return function
+
+
+def selection_of(chosen: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `mqproc.spark.messages` for the options."""
+    return {
+        "topic": chosen["topics"],
+        "begin": chosen["begin"],
+        "end": chosen["end"],
+        "tag": chosen["tags"],
+        "key": chosen["keys"],
+        "fail_on_data_loss": not chosen["skip_damage"],
+    }
+
+
+def paths_of(invocation: Invocation, stores: Sequence[str]) -> list[str]:
+    """The stores that were named, else the one of the common options."""
+    return list(stores) or [str(invocation.store_path())]
+
+
+@contextlib.contextmanager
+def session(master: str, conf: Sequence[str]) -> Iterator[SparkSession]:
+    """spark-submit's session, else one on this machine that ends with the command.
+
+    What Spark raises because of ours comes out as ours. Raises ConfigurationError without Spark.
+    """
+    try:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+
+        from mqproc.spark.session import local_session, register
+    except ImportError as error:
+        raise ConfigurationError(f"{error.name} is not installed: pip install 'mqproc[spark]'") from None
+    settings = dict(setting(each) for each in conf)
+    # A notebook or a test may have one, which goes on.
+    there = SparkSession.getActiveSession() is not None
+    if any(os.environ.get(name) for name in _SUBMITTED):
+        builder = SparkSession.builder
+        for name, value in settings.items():
+            builder = builder.config(name, value)
+        spark = builder.getOrCreate()
+        register(spark)
+    else:
+        spark = local_session(master, settings={"spark.driver.maxResultSize": MAX_RESULT_SIZE} | settings)
+    try:
+        yield spark
+    except PySparkException as error:
+        raise _ours(error) from error
+    finally:
+        if not there:
+            spark.stop()
+
+
+def setting(text: str) -> tuple[str, str]:
+    """Name and value of --conf. Raises a usage error."""
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise click.UsageError(f"--conf {text!r}; write NAME=VALUE")
+    return name, value
+
+
+def _ours(error: Exception) -> MqprocError:
+    """Our error inside of Spark's, else Spark's first line."""
+    found = _OURS.findall(str(error))
+    if found:
+        name, message = found[-1]
+        kind = getattr(errors, name, InternalError)
+        made: MqprocError = kind(message.strip())
+        return made
+    return InternalError(f"Spark: {str(error).strip().splitlines()[0]}")
+
+
+def show(
+    out: Output, name: str, columns: Sequence[Column], frame: DataFrame, limit: int, to: Path | None = None
+) -> int:
+    """Print at most `limit` rows of a frame; with `to` all of them are written there instead, as Parquet.
+
+    Times are Unix ms where a column is called `…_ms`. Returns how many rows were printed.
+    """
+    if to is not None:
+        frame.write.mode("append").parquet(str(to))
+        out.note(f"written to {to}")
+        return 0
+    rows = [row.asDict(recursive=True) for row in frame.limit(limit + 1).collect()]
+    out.rows(name, columns, rows[:limit])
+    if len(rows) > limit:
+        out.note(f"more than {counted(limit, 'row')}; --limit shows more, --to writes all")
+    return min(len(rows), limit)
+
+
+@click.command(cls=Command)
+def script() -> None:
+    """Print the file to give to spark-submit.
+
+    spark-submit "$(mqproc spark script)" counts '/stores/*' --by topic: the session is then spark-submit's. mqproc must
+    be installed for driver and executors.
+    """
+    click.echo(Path(__file__).with_name("spark_script.py"))

@@ -1,0 +1,101 @@
+"""The simple consumer, sync and async: messages one by one, each for a time nobody else's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from mqproc.client import group_calls
+from mqproc.client.core import Call
+from mqproc.client.subscription import Subscription
+from mqproc.message import StoredMessage
+from mqproc.wire.group_operations import GroupReceiveRequest
+
+if TYPE_CHECKING:
+    from mqproc.client.aio import AsyncClient
+    from mqproc.client.sync import Client
+
+RECEIVE_MESSAGES: Final = 32
+INVISIBLE_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    subscription: Subscription
+
+    def receive(self, max_messages: int, invisible_duration: float, timeout: float) -> Call[list[StoredMessage]]:
+        wanted = self.subscription
+        times = round(invisible_duration * 1000), round(timeout * 1000)
+        request = GroupReceiveRequest(
+            wanted.group, list(wanted.topics), max_messages, *times, wanted.start, wanted.start_ms
+        )
+        return group_calls.receive(request)
+
+
+class SimpleConsumer:
+    """A simple consumer of a group, made by `Client.simple_consumer`. May be called by several threads.
+
+        consumer = client.simple_consumer("billing", "orders")
+        for message in consumer.receive(16, invisible_duration=30, timeout=10):
+            handle(message)
+            consumer.ack(message)
+
+    It holds nothing: a received message can be acknowledged by any simple consumer of its group, in any process.
+    """
+
+    def __init__(self, client: Client, subscription: Subscription) -> None:
+        self._client = client
+        self._group = subscription.group
+        self._calls = _Calls(subscription)
+
+    def receive(
+        self,
+        max_messages: int = RECEIVE_MESSAGES,
+        invisible_duration: float = INVISIBLE_S,
+        *,
+        timeout: float = 0.0,
+    ) -> list[StoredMessage]:
+        """Up to so many messages of one queue; none when none comes within `timeout` seconds.
+
+        For `invisible_duration` seconds (1 to 43,200) nobody else of the group gets them. What is not acknowledged by
+        then comes again, with `reconsume_times` one more, and is a dead letter after the group's `retry_max_times`.
+        """
+        return self._client.run(self._calls.receive(max_messages, invisible_duration, timeout))
+
+    def ack(self, *messages: StoredMessage) -> int:
+        """Messages are done. How many of them were still the receiver's: others come again, or were done before."""
+        return self._client.run(group_calls.ack(self._group, messages)) if messages else 0
+
+    def change_invisible_duration(self, message: StoredMessage, invisible_duration: float) -> StoredMessage:
+        """Nobody else gets the message for so many seconds from now on.
+
+        Returns it with its new handle, to acknowledge it by. Raises BadRequestError when it is not the receiver's.
+        """
+        return self._client.run(group_calls.change_invisible(self._group, message, invisible_duration))
+
+
+class AsyncSimpleConsumer:
+    """A simple consumer of a group, made by `AsyncClient.simple_consumer`; see `SimpleConsumer`."""
+
+    def __init__(self, client: AsyncClient, subscription: Subscription) -> None:
+        self._client = client
+        self._group = subscription.group
+        self._calls = _Calls(subscription)
+
+    async def receive(
+        self,
+        max_messages: int = RECEIVE_MESSAGES,
+        invisible_duration: float = INVISIBLE_S,
+        *,
+        timeout: float = 0.0,
+    ) -> list[StoredMessage]:
+        """Up to so many messages of one queue; see `SimpleConsumer.receive`."""
+        return await self._client.run(self._calls.receive(max_messages, invisible_duration, timeout))
+
+    async def ack(self, *messages: StoredMessage) -> int:
+        """Messages are done; see `SimpleConsumer.ack`."""
+        return await self._client.run(group_calls.ack(self._group, messages)) if messages else 0
+
+    async def change_invisible_duration(self, message: StoredMessage, invisible_duration: float) -> StoredMessage:
+        """Nobody else gets the message for so many seconds from now on; see `SimpleConsumer`."""
+        return await self._client.run(group_calls.change_invisible(self._group, message, invisible_duration))

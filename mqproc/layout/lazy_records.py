@@ -1,0 +1,157 @@
+"""Records as messages that are decoded no further than they are looked at: what clients get of a pull.
+
+Making an object of every field of a record takes some microseconds, most of them for properties, hosts and ids that
+many consumers never look at. Here a message is made with its place in its queue and its body. The other fields are
+read when one of their group is asked for first, out of the bytes before and behind the body, which the message keeps.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any, Final
+
+from mqproc.errors import CorruptStoreError
+from mqproc.layout import properties as property_string
+from mqproc.layout import record as at
+from mqproc.layout.record_codec import Fixed, RecordNames, fixed_of, split_keys, topic_places
+from mqproc.message import LazyFields, StoredMessage
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+# size, queue id, queue offset, system flag, and the body's length if both hosts are IPv4
+_PLACES: Final = struct.Struct(
+    f">i{at.QUEUE_ID - 4}xi{at.QUEUE_OFFSET - at.QUEUE_ID - 4}xq{at.SYS_FLAG - at.QUEUE_OFFSET - 8}xi"
+    f"{at.BODY_LENGTH - at.SYS_FLAG - 4}xi"
+)
+assert _PLACES.size == at.BODY
+_HOST_BITS: Final = at.SYS_FLAG_BORN_HOST_V6 | at.SYS_FLAG_STORE_HOST_V6
+_LENGTH: Final = struct.Struct(">i")
+_TEXTS: Final = frozenset({"topic", "properties", "tag", "keys"})
+_HOSTS: Final = frozenset({"message_id", "born_host", "store_host"})
+_MASK64: Final = (1 << 64) - 1
+
+
+def _setter(name: str) -> Any:
+    """Sets a field of a frozen message."""
+    return getattr(StoredMessage, name).__set__
+
+
+_set_properties, _set_tag, _set_keys = _setter("properties"), _setter("tag"), _setter("keys")
+_set_message_id, _set_born_host, _set_store_host = _setter("message_id"), _setter("born_host"), _setter("store_host")
+_set_physical_offset, _set_size, _set_topic = _setter("physical_offset"), _setter("size"), _setter("topic")
+_set_flag, _set_sys_flag = _setter("flag"), _setter("sys_flag")
+_set_born_timestamp_ms, _set_store_timestamp_ms = _setter("born_timestamp_ms"), _setter("store_timestamp_ms")
+_set_reconsume_times, _set_body_crc = _setter("reconsume_times"), _setter("body_crc")
+_set_prepared = _setter("prepared_transaction_offset")
+
+
+class _Draft(LazyFields):
+    """A message while it is made."""
+
+    __slots__ = StoredMessage.__slots__
+
+    def __init__(
+        self, fields: _Fields, head: bytes, tail: bytes, queue_id: int, queue_offset: int, body: bytes
+    ) -> None:
+        self._fields = fields
+        self._head = head
+        self._tail = tail
+        self.queue_id = queue_id
+        self.queue_offset = queue_offset
+        self.body = body
+
+
+def lazy_records(buffer: ReadableBuffer) -> list[StoredMessage]:
+    """Whole records one after the other, as an answer holds them; checked where they were read.
+
+    Raises CorruptStoreError when the sizes are not theirs; what else is wrong with one is raised by its fields.
+    """
+    data = bytes(memoryview(buffer).cast("B"))
+    end, place = len(data), 0
+    messages: list[Any] = []
+    fields = _Fields()
+    read = _PLACES.unpack_from
+    try:
+        while place < end:
+            size, queue_id, queue_offset, sys_flag, body_size = read(data, place)
+            body = place + at.BODY
+            if sys_flag & _HOST_BITS:
+                body += _more_of_hosts(sys_flag)
+                (body_size,) = _LENGTH.unpack_from(data, body - 4)
+            record_end = place + size
+            body_end = body + body_size if body_size > 0 else body
+            if body_end >= record_end:
+                break
+            message: Any = _Draft(
+                fields, data[place:body], data[body_end:record_end], queue_id, queue_offset, data[body:body_end]
+            )
+            message.__class__ = StoredMessage
+            messages.append(message)
+            place = record_end
+    except struct.error:
+        pass
+    if place != end:
+        raise CorruptStoreError(f"no record at byte {place} of {end}")
+    return messages
+
+
+def _more_of_hosts(sys_flag: int) -> int:
+    """By how many bytes the hosts are longer than two of IPv4."""
+    return at.IPV6_EXTRA * (bool(sys_flag & at.SYS_FLAG_BORN_HOST_V6) + bool(sys_flag & at.SYS_FLAG_STORE_HOST_V6))
+
+
+class _Fields:
+    """Reads the fields of one answer's records; topics and hosts that repeat become the same text."""
+
+    __slots__ = ("_names",)
+
+    def __init__(self) -> None:
+        self._names = RecordNames()
+
+    def fill(self, message: StoredMessage, head: bytes, tail: bytes, name: str) -> None:
+        """Set a field and its group. Raises CorruptStoreError."""
+        try:
+            fixed = fixed_of(head)
+            if name in _TEXTS:
+                self._fill_texts(message, fixed, tail)
+            elif name in _HOSTS:
+                self._fill_hosts(message, fixed)
+            else:
+                _fill_numbers(message, fixed)
+        except (struct.error, KeyError, IndexError):
+            raise CorruptStoreError(f"{name} of the record at {_physical_offset(head)} cannot be read") from None
+
+    def _fill_texts(self, message: StoredMessage, fixed: Fixed, tail: bytes) -> None:
+        topic_start, topic_end = topic_places(tail, 0, fixed[1])
+        if topic_end + 2 > len(tail):
+            raise IndexError
+        topic, names = tail[topic_start:topic_end], self._names
+        pairs = property_string.decode(tail[topic_end + 2 :].decode("utf-8", "replace"))
+        keys = pairs.get(property_string.KEYS)
+        _set_topic(message, names.topics.get(topic) or names.add_topic(topic))
+        _set_tag(message, pairs.get(property_string.TAGS, ""))
+        _set_keys(message, () if keys is None else split_keys(keys))
+        _set_properties(message, pairs)
+
+    def _fill_hosts(self, message: StoredMessage, fixed: Fixed) -> None:
+        names, born_host, store_host = self._names, fixed[9], fixed[11]
+        _set_born_host(message, names.hosts.get(born_host) or names.add_host(born_host))
+        _set_store_host(message, names.hosts.get(store_host) or names.add_host(store_host))
+        _set_message_id(message, f"{names.ids[store_host]}{fixed[6] & _MASK64:016X}")
+
+
+def _fill_numbers(message: StoredMessage, fixed: Fixed) -> None:
+    _set_size(message, fixed[0])
+    _set_body_crc(message, fixed[2])
+    _set_flag(message, fixed[4])
+    _set_physical_offset(message, fixed[6])
+    _set_sys_flag(message, fixed[7])
+    _set_born_timestamp_ms(message, fixed[8])
+    _set_store_timestamp_ms(message, fixed[10])
+    _set_reconsume_times(message, fixed[12])
+    _set_prepared(message, fixed[13])
+
+
+def _physical_offset(head: bytes) -> int:
+    return int.from_bytes(head[at.PHYSICAL_OFFSET : at.PHYSICAL_OFFSET + 8], "big", signed=True)

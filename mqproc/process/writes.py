@@ -1,0 +1,100 @@
+"""Messages that a role adds and must be sure of: told when all are in the log, whatever becomes of the writer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mqproc.errors import MqprocError, StoreBusyError
+from mqproc.layout import control as words_of
+from mqproc.message import StoredMessage
+from mqproc.process.appender import Appender, NewMessage, Outcome, Refused, Stored
+from mqproc.process.group_retries import identity, records_in
+from mqproc.shm.words import Words
+from mqproc.store.reads.log_scan import Conditions
+
+if TYPE_CHECKING:
+    from mqproc.store.reads.reading import StoreReading
+
+
+@dataclass(slots=True, eq=False)
+class _Writing:
+    """Messages on their way into the log. `head_offset`: the queue offset of the first of them."""
+
+    head: NewMessage
+    left: int
+    stored: Callable[[int], None]
+    refused: Callable[[MqprocError], None]
+    head_offset: int = -1
+    error: MqprocError | None = None
+
+
+class Writes:
+    """All of one role, over one appender. `under_way`: how many are not settled."""
+
+    def __init__(self, reading: StoreReading, words: Words, appender: Appender, max_bytes: int) -> None:
+        self._reading = reading
+        self._words = words
+        self._appender = appender
+        self._max_bytes = max_bytes
+        self._stored_end = 0
+        self.under_way = 0
+
+    @property
+    def durable(self) -> bool:
+        """Whether everything that was stored is on disk."""
+        words = self._words
+        return self._stored_end <= max(words[words_of.WRITER_SYNCED], words[words_of.FLUSHER_SYNCED])
+
+    @property
+    def has_room(self) -> bool:
+        return self._appender.has_room
+
+    def store(
+        self, messages: Sequence[NewMessage], stored: Callable[[int], None], refused: Callable[[MqprocError], None]
+    ) -> None:
+        """Store messages; `stored` gets the queue offset of the first when all are, `refused` why some are not."""
+        writing = _Writing(messages[0], len(messages), stored, refused)
+        self.under_way += 1
+        self._append(writing, messages)
+
+    def _append(self, writing: _Writing, messages: Sequence[NewMessage]) -> None:
+        try:
+            self._appender.append(messages, lambda some, outcome: self._written(writing, some, outcome))
+        except StoreBusyError as error:
+            writing.error = error
+            self._settle(writing, len(messages))
+
+    def _written(self, writing: _Writing, some: Sequence[NewMessage], outcome: Outcome) -> None:
+        missing: Sequence[NewMessage] = ()
+        if isinstance(outcome, Stored):
+            if some[0] is writing.head:
+                writing.head_offset = int(outcome.queue_offsets[0])
+        elif isinstance(outcome, Refused):
+            writing.error = outcome.error
+        else:
+            of_topic = Conditions(some[0].topic)
+            found = records_in(self._reading, of_topic, outcome.begin, outcome.end, self._max_bytes)
+            known = {_content(message): message.queue_offset for message in found}
+            missing = [message for message in some if _content(message) not in known]
+            if some[0] is writing.head:
+                writing.head_offset = known.get(_content(some[0]), -1)
+        self._stored_end = self._words[words_of.WRITTEN]
+        self._settle(writing, len(some) - len(missing))
+        if missing:
+            self._append(writing, missing)
+
+    def _settle(self, writing: _Writing, count: int) -> None:
+        writing.left -= count
+        if writing.left:
+            return
+        self.under_way -= 1
+        if writing.error is None:
+            writing.stored(writing.head_offset)
+        else:
+            writing.refused(writing.error)
+
+
+def _content(message: NewMessage | StoredMessage) -> tuple[object, ...]:
+    return bytes(message.body), message.queue_id, *identity(message)

@@ -1,0 +1,16 @@
+"""Jobs over stores on Spark, each a function here and a `mqproc spark …` command; see README.md.
+
+from mqproc.spark import jobs
+
+jobs.counts(spark, "/stores/*", by=("topic",), window="1 hour").orderBy("window_start").show()
+"""
+
+from mqproc.spark.jobs.audits import duplicates, verify
+from mqproc.spark.jobs.compacting import compact
+from mqproc.spark.jobs.counting import counts
+from mqproc.spark.jobs.exporting import export
+from mqproc.spark.jobs.group_lag import backlog, lag
+from mqproc.spark.jobs.rebuilding import rebuild
+from mqproc.spark.jobs.replaying import replay
+
+__all__ = ["backlog", "compact", "counts", "duplicates", "export", "lag", "rebuild", "replay", "verify"]

@@ -1,0 +1,124 @@
+"""The last message of each key: what a topic says at its end, with everything that was overwritten left out.
+
+    log ──keys, times, places──▶ the last place of each key ──by store and place──▶ records read there ──▶ rows
+
+Only keys, times and places are shuffled; bodies are read of the messages that stay, each once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from mqproc.kernels import decode
+from mqproc.spark.api import messages
+from mqproc.spark.batches import BatchMaker
+from mqproc.spark.columns import MQPROC, schema_of
+from mqproc.spark.reading import Found
+from mqproc.spark.segment_bytes import open_segment
+from mqproc.spark.stores import find_stores, survey
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# Places are read together whose records lie within so many bytes: as much as a batch may have.
+_SPAN_BYTES: Final = 16 << 20
+# A task reads the last messages of this much of a log.
+_TASK_BITS: Final = 28
+
+
+def compact(
+    spark: SparkSession,
+    path: str | Path | Sequence[str | Path],
+    *,
+    drop_empty: bool = False,
+    columns: Sequence[str] = (),
+    **selection: Any,
+) -> DataFrame:
+    """Of each topic and key the message that was stored last, over all stores; messages without a key are left out.
+
+    The rows have `key` and the columns of `messages`. A message with several keys is there for each that it is the last
+    of. `drop_empty`: a key whose last message has an empty body has been deleted, and is left out. Of messages of one
+    millisecond the one behind in its log is the last; between stores their names decide.
+    """
+    from pyspark.sql import functions as F
+
+    wanted = list(columns) or list(MQPROC)
+    # Where the records are read there is no telling a damaged body from another; the pass over the log can.
+    selection.setdefault("verifyCrc", "body" in wanted)
+    names = ["store", "topic", "keys", "store_timestamp", "physical_offset", "size"]
+    placed = messages(spark, path, columns=names, **selection).withColumn("key", F.explode("keys"))
+    last = F.max(F.struct("store_timestamp", "store", "physical_offset", "size")).alias("last")
+    kept = placed.groupBy("topic", "key").agg(last).select("key", "last.store", "last.physical_offset", "last.size")
+    part = F.shiftright("physical_offset", _TASK_BITS)
+    ordered = kept.repartition("store", part).sortWithinPartitions("store", "physical_offset")
+    reader = _PlaceReader(_segment_sizes([path] if isinstance(path, str | Path) else path), wanted, drop_empty)
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return reader.read(batches)
+
+    return ordered.mapInArrow(read, f"key string, {schema_of('mqproc', wanted)}")
+
+
+def _segment_sizes(paths: Sequence[str | Path]) -> dict[str, int]:
+    """By store, how long its segments are."""
+    sizes: dict[str, int] = {}
+    for uri in find_stores([str(each) for each in paths]):
+        with closing(survey(uri)) as found:
+            sizes[uri] = found.segment_size
+    return sizes
+
+
+class _PlaceReader:
+    """Reads records at known places, which come ordered by store and place."""
+
+    def __init__(self, segment_sizes: Mapping[str, int], names: Sequence[str], drop_empty: bool) -> None:
+        self._segment_sizes = segment_sizes
+        self._names = list(names)
+        self._drop_empty = drop_empty
+
+    def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Batches of `key`, `store`, `physical_offset`, `size` become batches of `key` and the columns."""
+        for batch in batches:
+            offsets = batch.column("physical_offset").to_numpy()
+            stores = batch.column("store").dictionary_encode()
+            numbers = stores.indices.to_numpy()
+            at = 0
+            while at < len(offsets):
+                store = stores.dictionary[int(numbers[at])].as_py()
+                size = self._segment_sizes[store]
+                base = int(offsets[at]) // size * size
+                same = (numbers == numbers[at]) & (offsets < base + size)
+                stop = at + int(np.argmin(same[at:])) if not same[at:].all() else len(offsets)
+                yield from self._of_segment(store, base, size, batch.slice(at, stop - at))
+                at = stop
+
+    def _of_segment(self, store: str, base: int, segment_size: int, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The records of one segment, in batches of bounded size."""
+        makes = BatchMaker("mqproc", self._names, store)
+        places = batch.column("physical_offset").to_numpy() - base
+        ends = places + batch.column("size").to_numpy()
+        with closing(open_segment(store, base, segment_size, segment_size)) as segment:
+            at = 0
+            while at < len(places):
+                stop = max(at + 1, int(np.searchsorted(ends, places[at] + _SPAN_BYTES)))
+                view, first = segment.part(int(places[at]), int(ends[stop - 1]))
+                found = Found(view, places[at:stop] - first)
+                made = makes.batch(found)
+                keys = batch.column("key").slice(at, stop - at)
+                whole = pa.RecordBatch.from_arrays([keys, *made.columns], ["key", *made.schema.names])
+                yield _with_bodies(whole, found) if self._drop_empty else whole
+                at = stop
+
+
+def _with_bodies(batch: pa.RecordBatch, found: Found) -> pa.RecordBatch:
+    """The rows whose message has a body."""
+    count = len(found.positions)
+    places = decode.places_at(found.view, found.positions, with_pairs=False)
+    sizes = places[decode.BODY_SIZE * count : (decode.BODY_SIZE + 1) * count]
+    return batch.filter(pa.array(sizes > 0))

@@ -1,0 +1,88 @@
+"""How many messages, of how many bytes, how long on their way: by topic, tag, key, store and window of time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from mqproc.errors import BadRequestError
+from mqproc.spark.api import messages
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+BY: Final = ("store", "topic", "queue_id", "tag", "key")
+TIMES: Final = ("store_timestamp", "born_timestamp")
+QUANTILES: Final = (0.5, 0.99)
+# How exact quantiles are: to 1/1000 of the rows of a group.
+_ACCURACY: Final = 1000
+
+
+def counts(
+    spark: SparkSession,
+    path: str | Path | Sequence[str | Path],
+    *,
+    by: Sequence[str] = ("topic",),
+    window: str = "",
+    slide: str = "",
+    time: str = "store_timestamp",
+    latencies: bool = True,
+    **selection: Any,
+) -> DataFrame:
+    """Rows of the columns `by`, `window_start` and `window_end` when a window is given, and of what was counted.
+
+    `by` are some of BY. `window` is a length as Spark writes it (`1 hour`), `slide` how far one begins behind the one
+    before, if not where that ends; `time` says by which of TIMES. A message with several keys counts for each of them,
+    one without for a null. `selection` are arguments of `messages`: topic, begin, end, tag, key and so on.
+
+    Counted are `messages`, `bytes` of their records, and `latency_ms` from born to stored: mean, p50, p99 and max.
+    Clocks of producers may differ from the store's: a latency may be below 0.
+
+    Raises BadRequestError for a column that is none of these, or a slide without a window.
+    """
+    _check(by, window, slide, time)
+    columns = dict.fromkeys(
+        ["size", *(["store_timestamp", "born_timestamp"] if latencies else []), time if window else "size"]
+    )
+    columns |= dict.fromkeys("keys" if name == "key" else name for name in by)
+    found = messages(spark, path, columns=list(columns), **selection)
+    return _counted(found, by, window, slide, time, latencies=latencies)
+
+
+def _check(by: Sequence[str], window: str, slide: str, time: str) -> None:
+    for name in by:
+        if name not in BY:
+            raise BadRequestError(f"counts by {name!r}; there are {', '.join(BY)}")
+    if time not in TIMES:
+        raise BadRequestError(f"windows of {time!r}; there are {', '.join(TIMES)}")
+    if slide and not window:
+        raise BadRequestError(f"slide = {slide!r} needs a window")
+
+
+def _counted(found: DataFrame, by: Sequence[str], window: str, slide: str, time: str, *, latencies: bool) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    if "key" in by:
+        found = found.withColumn("key", F.explode_outer("keys"))
+    groups: list[Column] = [F.col(name) for name in by]
+    if window:
+        groups.append(F.window(time, window, slide or None).alias("window"))
+    if latencies:
+        taken = F.unix_millis("store_timestamp") - F.unix_millis("born_timestamp")
+        found = found.withColumn("latency_ms", taken)
+    measures = [F.count(F.lit(1)).alias("messages"), F.sum("size").alias("bytes")]
+    if latencies:
+        measures.append(F.avg("latency_ms").alias("latency_ms_mean"))
+        quantiles = F.percentile_approx("latency_ms", list(QUANTILES), _ACCURACY)
+        measures += [quantiles.alias("quantiles"), F.max("latency_ms").alias("latency_ms_max")]
+    counted = found.groupBy(*groups).agg(*measures)
+    shown: list[Column] = [F.col(name) for name in by]
+    if window:
+        shown += [F.col("window.start").alias("window_start"), F.col("window.end").alias("window_end")]
+    shown += [F.col("messages"), F.col("bytes")]
+    if latencies:
+        shown.append(F.col("latency_ms_mean"))
+        shown += [F.col("quantiles")[at].alias(f"latency_ms_p{100 * of:.0f}") for at, of in enumerate(QUANTILES)]
+        shown.append(F.col("latency_ms_max"))
+    return counted.select(*shown)

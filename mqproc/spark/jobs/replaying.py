@@ -1,0 +1,274 @@
+"""Stored messages once more, into a topic of a running store: by time or key, throttled, gone on with by name.
+
+    messages of stores ──in the order of their logs──▶ streams ──copies with ids of their places──▶ the target's writer
+                                                                     └──which of them are there?──▶ its index
+
+`mqproc.client.replay` is the sequential form, within one store; what a copy is, both have in common.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from mqproc.errors import BadRequestError
+from mqproc.layout import record
+from mqproc.message import Message, StoredMessage
+from mqproc.spark.api import messages
+from mqproc.spark.jobs.tasks import batches_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from mqproc.client import Client
+    from mqproc.client.core import Call
+
+_Copy = tuple[Message, int]
+"""A copy, and the sys_flag of its source."""
+_COLUMNS: Final = (
+    *("store", "topic", "queue_id", "queue_offset", "message_id", "keys", "tag", "body", "properties", "flag"),
+    *("sys_flag", "born_timestamp"),
+)
+_DONE: Final = pa.schema([("sent", pa.int64()), ("found", pa.int64())])
+# Messages that are looked up and sent together.
+_WINDOW: Final = 4000
+_FRAME: Final = 1000
+_LOOKUPS_IN_FLIGHT: Final = 64
+_FRAMES_IN_FLIGHT: Final = 4
+_PAUSE_S: Final = 0.1
+# With a rate so many frames go out a second, so that it is even.
+_FRAMES_PER_SECOND: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """How many messages were sent, and how many had been there already."""
+
+    sent: int
+    found: int
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where copies go: a store whose group runs on the executors' machine, and a topic with so many queues.
+
+    Copies bear ids made of `name` and of their source's place. `is_new`: none of them can be there yet.
+    """
+
+    store: str
+    topic: str
+    queues: int
+    name: str
+    rate: float
+    is_new: bool
+
+
+def replay(
+    spark: SparkSession,
+    path: str | Path | Sequence[str | Path],
+    to_store: str | Path,
+    to_topic: str,
+    *,
+    topic: str | Sequence[str],
+    name: str = "",
+    rate: float = 0.0,
+    streams: int = 1,
+    queues: int = 0,
+    **selection: Any,
+) -> Replayed:
+    """Send the messages of `topic` that `selection` (arguments of `messages`: begin, end, key, tag…) takes.
+
+    They become messages of `to_topic` in the running store `to_store`, which is made when it is missing, with `queues`
+    queues or 8. Under the same `name` no message of a store's path is copied twice, so that a replay that was stopped
+    goes on. `rate`: messages a second over all streams. One stream keeps the order of each log; several are faster.
+
+    Raises BadRequestError for a topic replayed into itself, or with speculative execution, which would send twice.
+    """
+    topics = [topic] if isinstance(topic, str) else list(topic)
+    _check(spark, topics, rate, streams)
+    target = _target(str(to_store), to_topic, name, rate / streams, queues)
+    found = messages(spark, path, topic=topics, columns=_COLUMNS, **selection)
+    if to_topic in topics:
+        found = found.where(f"not (topic = '{to_topic}' and store = '{Path(to_store).absolute()}')")
+    sums = _sent(found.coalesce(streams), target).selectExpr("sum(sent)", "sum(found)").first()
+    assert sums is not None
+    return Replayed(int(sums[0] or 0), int(sums[1] or 0))
+
+
+def _check(spark: SparkSession, topics: Sequence[str], rate: float, streams: int) -> None:
+    if not all(topics) or not topics:
+        raise BadRequestError("a replay needs the topics to send once more")
+    if rate < 0:
+        raise BadRequestError(f"a rate of {rate:g} messages a second is below 0")
+    if streams < 1:
+        raise BadRequestError(f"{streams} streams; there must be one at least")
+    if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
+        raise BadRequestError(
+            "spark.speculation = true: two tasks at once would send the same messages; set it to false"
+        )
+
+
+def _target(store: str, topic: str, name: str, rate: float, queues: int) -> Target:
+    from mqproc.client import Client
+
+    with Client(store) as client:
+        there = {info.topic: info.queues for info in client.topics()}.get(topic)
+        if there is None:
+            client.create_topic(topic, queues or 8)
+    is_new = there is None or not name
+    return Target(str(Path(store).absolute()), topic, there or queues or 8, name or str(uuid.uuid4()), rate, is_new)
+
+
+def _sent(found: DataFrame, target: Target) -> DataFrame:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from mqproc.client import Client
+
+        with closing(Client(target.store)) as client:
+            stream = _Stream(client, target)
+            for batch in batches:
+                for at in range(0, len(batch), _WINDOW):
+                    stream.take([_message(row) for row in batch.slice(at, _WINDOW).to_pylist()])
+        yield from batches_of(_DONE, [{"sent": stream.sent, "found": stream.found}])
+
+    return found.mapInArrow(run, "sent bigint, found bigint")
+
+
+def _message(row: dict[str, Any]) -> tuple[str, StoredMessage]:
+    """(store, message) of a row, with what a copy takes of it."""
+    message = StoredMessage(
+        row["message_id"],
+        0,
+        0,
+        row["topic"],
+        row["queue_id"],
+        row["queue_offset"],
+        row["tag"] or "",
+        tuple(row["keys"]),
+        dict(row["properties"]),
+        row["flag"],
+        row["sys_flag"],
+        round(row["born_timestamp"].timestamp() * 1000),
+        "",
+        0,
+        "",
+        0,
+        0,
+        0,
+        row["body"],
+    )
+    return row["store"], message
+
+
+class _Stream:
+    """Sends what one task is given."""
+
+    def __init__(self, client: Client, target: Target) -> None:
+        from mqproc.client.settling import settle
+
+        self._client = client
+        self._target = target
+        self._families: dict[tuple[str, str], str] = {}
+        self._due_s = 0.0
+        # A task that is done again may have sent some before.
+        self._looks = not target.is_new or _attempt() > 0
+        self.sent = 0
+        self.found = 0
+        if self._looks:
+            settle(client)
+
+    def take(self, window: list[tuple[str, StoredMessage]]) -> None:
+        """Send a window's messages that are not there yet. Raises MqprocError when the target stays away too long."""
+        from mqproc.client.settling import PATIENCE_S, UNSETTLED, settle
+
+        copies = [(self._copy(store, message), message.sys_flag) for store, message in window]
+        left = self._missing(copies) if self._looks else copies
+        self.found += len(copies) - len(left)
+        self.sent += len(left)
+        failed_s = 0.0
+        while left:
+            try:
+                if failed_s:
+                    settle(self._client)
+                    left = self._missing(left)
+                self._send(left)
+                return
+            except UNSETTLED:
+                failed_s = failed_s or time.monotonic()
+                if time.monotonic() - failed_s > PATIENCE_S:
+                    raise
+                time.sleep(_PAUSE_S)
+
+    def _copy(self, store: str, message: StoredMessage) -> Message:
+        from mqproc.client.replay import copy_of
+
+        target = self._target
+        family = self._families.get((store, message.topic))
+        if family is None:
+            identity = f"{target.name}\0{target.topic}\0{store}\0{message.topic}"
+            family = hashlib.sha256(identity.encode()).hexdigest()[:12]
+            self._families[store, message.topic] = family
+        unique_id = f"{family}{message.queue_id:06x}{message.queue_offset:014x}".upper()
+        return copy_of(message, target.topic, message.queue_id % target.queues, unique_id)
+
+    def _missing(self, copies: list[_Copy]) -> list[_Copy]:
+        """Those that the target's index does not have."""
+        from mqproc.client import core
+
+        calls = (core.by_key(copy.topic, copy.unique_id, None, None, 1, True, "store") for copy, _flag in copies)
+        answers = self._client.run_all(calls, core.QUERY, _LOOKUPS_IN_FLIGHT)
+        return [copy for copy, there in zip(copies, answers, strict=True) if not there]
+
+    def _send(self, copies: list[_Copy]) -> None:
+        from mqproc.client import core
+
+        # With a rate each answer can be waited for.
+        in_flight = 1 if self._target.rate else _FRAMES_IN_FLIGHT
+        for _answer in self._client.run_all(self._calls(copies), core.WRITER, in_flight):
+            pass
+
+    def _calls(self, copies: list[_Copy]) -> Iterator[Call[Any]]:
+        from mqproc.client.replay import send_copies
+
+        rate = self._target.rate
+        size = _FRAME if not rate else max(1, min(_FRAME, int(rate / _FRAMES_PER_SECOND)))
+        # Within a queue the order stays; a frame is for one queue.
+        ordered = sorted(copies, key=_queue_of)
+        for _queue, run in itertools.groupby(ordered, key=_frame_of):
+            while frame := list(itertools.islice(run, size)):
+                self._wait_for_turn(len(frame))
+                yield send_copies([copy for copy, _flag in frame], frame[0][1])
+
+    def _wait_for_turn(self, count: int) -> None:
+        """Sleep as long as the rate asks for."""
+        if not self._target.rate:
+            return
+        now_s = time.monotonic()
+        if self._due_s > now_s:
+            time.sleep(self._due_s - now_s)
+        self._due_s = max(self._due_s, now_s) + count / self._target.rate
+
+
+def _queue_of(copy: _Copy) -> int:
+    return copy[0].queue_id or 0
+
+
+def _frame_of(copy: _Copy) -> tuple[int, int]:
+    """What all messages of a frame have in common."""
+    return _queue_of(copy), copy[1] & record.SYS_FLAG_BODY
+
+
+def _attempt() -> int:
+    """How often Spark has tried this task before."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context.attemptNumber() if context is not None else 0

@@ -1,0 +1,76 @@
+"""Work cut into tasks by the driver, done by executors, with rows as the result: how jobs run that are no query.
+
+    tasks, planned from names and positions ──▶ one task of Spark each ──▶ rows of a DataFrame
+
+A task that failed is done again by Spark, so what a task does must come to the same when it is done twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+T = TypeVar("T")
+Row = Mapping[str, Any]
+
+TIME: Final = pa.timestamp("us", "UTC")
+_ROWS_PER_BATCH: Final = 8192
+
+
+def batches_of(schema: pa.Schema, rows: Iterable[Row]) -> Iterator[pa.RecordBatch]:
+    """Rows, of which there are not many, as Arrow batches; what a row does not name is null."""
+    waiting: list[Row] = []
+    for row in rows:
+        waiting.append(row)
+        if len(waiting) >= _ROWS_PER_BATCH:
+            yield pa.RecordBatch.from_pylist(waiting, schema)
+            waiting = []
+    if waiting:
+        yield pa.RecordBatch.from_pylist(waiting, schema)
+
+
+def rows_of_tasks(
+    spark: SparkSession, tasks: Sequence[T], do: Callable[[T], Iterable[Row]], schema: pa.Schema
+) -> DataFrame:
+    """The rows that `do` makes of each task, each done by a task of Spark.
+
+    Tasks travel with the function to every executor: they are small, and what they need is read where they run.
+    """
+    several = list(tasks)
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from batches_of(schema, do(several[number]))
+
+    # One row a partition: its number.
+    numbers = spark.range(0, len(several), 1, max(1, len(several)))
+    return numbers.mapInArrow(run, from_arrow_schema(schema))
+
+
+def rows_of_each(frame: DataFrame, do: Callable[[Row], Iterable[Row]], schema: pa.Schema) -> DataFrame:
+    """The rows that `do` makes of each row of a frame, in the frame's partitions."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for row in batch.to_pylist():
+                yield from batches_of(schema, do(row))
+
+    return frame.mapInArrow(run, from_arrow_schema(schema))
+
+
+def rows_of_groups(
+    frame: DataFrame, by: Sequence[str], do: Callable[[pa.Table], Iterable[Row]], schema: pa.Schema
+) -> DataFrame:
+    """The rows that `do` makes of each group of rows with the same values in the columns `by`."""
+
+    def run(table: pa.Table) -> pa.Table:
+        return pa.Table.from_batches(list(batches_of(schema, do(table))), schema)
+
+    return frame.groupBy(*by).applyInArrow(run, from_arrow_schema(schema))

@@ -1,0 +1,102 @@
+"""A run of the example pipeline: a folder with specification, code, tables and state; Spark's own tool runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow.dataset as ds
+
+from mqproc.errors import ConfigurationError, InternalError
+from mqproc.spark.session import prepare_environment
+
+TABLES: Final = ("flights", "hourly_counts", "carrier_delays", "dead_letters")
+TIMEOUT_S: Final = 1800.0
+_TOOL: Final = "spark-pipelines"
+_LAST_LINES: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineFolder:
+    """Where a pipeline lives. Tables are Parquet, `warehouse/TABLE/`."""
+
+    root: Path
+
+    @property
+    def specification(self) -> Path:
+        return self.root / "spark-pipeline.yml"
+
+    def table(self, name: str) -> Path:
+        """The folder of a table's files."""
+        return self.root / "warehouse" / name
+
+    def rows(self, name: str) -> int:
+        """How many rows a table has."""
+        return int(ds.dataset(self.table(name), format="parquet").count_rows())
+
+
+def prepare(root: Path, store: Path) -> PipelineFolder:
+    """Put the example's code and a specification for a store into a folder; code that is there stays as it is."""
+    folder = PipelineFolder(root.absolute())
+    code = folder.root / "transformations" / "flights.py"
+    code.parent.mkdir(parents=True, exist_ok=True)
+    if not code.exists():
+        shutil.copyfile(Path(__file__).with_name("flights.py"), code)
+    # JSON is YAML too.
+    specification = {
+        "name": "flights",
+        "storage": (folder.root / "state").as_uri(),
+        "libraries": [{"glob": {"include": "transformations/**"}}],
+        "configuration": {"mqproc.store": str(store.absolute())},
+    }
+    folder.specification.write_text(json.dumps(specification, indent=2) + "\n")
+    return folder
+
+
+def run(folder: PipelineFolder, master: str, settings: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> None:
+    """Bring all tables up to date. Raises InternalError with what Spark said, ConfigurationError without the tool."""
+    tool = Path(sys.executable).with_name(_TOOL)
+    program = str(tool) if tool.exists() else shutil.which(_TOOL)
+    if program is None:
+        raise ConfigurationError(f"{_TOOL} is not installed: pip install 'mqproc[pipelines]'")
+    prepare_environment()
+    command = [program, "run", "--spec", str(folder.specification), "--remote", master]
+    for name, value in (_settings(folder) | dict(settings)).items():
+        command += ["--conf", f"{name}={value}"]
+    with (folder.root / "last-run.log").open("w+") as log:
+        try:
+            done = subprocess.run(
+                command, cwd=folder.root, env=os.environ, stdout=log, stderr=subprocess.STDOUT, timeout=timeout_s
+            )
+            failed = done.returncode != 0
+        except subprocess.TimeoutExpired:
+            failed = True
+        log.seek(0)
+        lines = log.read().splitlines()
+    if failed:
+        raise InternalError("\n".join([f"{folder.root}: the pipeline failed:", *_told(lines)]))
+
+
+def _settings(folder: PipelineFolder) -> dict[str, str]:
+    """Tables are kept between runs by a catalog in the folder."""
+    metastore = folder.root / "metastore"
+    return {
+        "spark.sql.warehouse.dir": str(folder.root / "warehouse"),
+        "spark.sql.catalogImplementation": "hive",
+        "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={metastore};create=true",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.enabled": "false",
+        "spark.driver.maxResultSize": "16m",
+    }
+
+
+def _told(lines: list[str]) -> Iterator[str]:
+    """What the tool said last, without Java's stack traces."""
+    yield from [line for line in lines if not line.lstrip().startswith("at ")][-_LAST_LINES:]

@@ -1,0 +1,247 @@
+"""A file as a dry run sees it: its own bytes where it was stored to, the real file's elsewhere.
+
+Pages that are stored to lie in one temporary file for all, so that tens of thousands of files cost no descriptor each.
+A file that is mapped costs one: it is mapped privately, or when its length is another one, has a temporary file of its
+own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from mqproc.errors import StoreAccessError
+from mqproc.io import StoreIO
+
+_PAGE: Final = 4096
+_CHUNK: Final = 1 << 20
+
+
+class Arena:
+    """The temporary file that holds pages of all files."""
+
+    def __init__(self, io: StoreIO) -> None:
+        self._io = io
+        self._file: BinaryIO | None = None
+        self._end = 0
+
+    def take(self, pages: bytes) -> int:
+        """Keep whole pages; where they lie. Raises StoreAccessError without room for them."""
+        place = self._end
+        self.write(place, pages)
+        self._end += len(pages)
+        return place
+
+    def write(self, place: int, data: bytes) -> None:
+        """Store over what was taken before."""
+        with _room():
+            if self._file is None:
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115
+            self._io.pwrite(self._file.fileno(), data, place)
+
+    def read(self, place: int, size: int) -> bytes:
+        assert self._file is not None
+        return self._io.pread(self._file.fileno(), size, place)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+class _Map(mmap.mmap):
+    """A map that several use: who closes it lets go of it only."""
+
+    def close(self) -> None:
+        return
+
+
+class ShadowFile:
+    """One file. `origin` is the real one, None for a new file; `changed` says that it was stored to."""
+
+    def __init__(self, io: StoreIO, arena: Arena, origin: Path | None) -> None:
+        self._io = io
+        self._arena = arena
+        self.origin = origin
+        self.changed = origin is None
+        self.size = 0 if origin is None else io.size_of(origin)
+        # Of the real file so much shows through; a page that was stored to lies at a place of the arena.
+        self._visible = self.size
+        self._pages: dict[int, int] = {}
+        self._mapping: mmap.mmap | None = None
+        self._own: BinaryIO | None = None
+
+    def close(self) -> None:
+        if self._own is not None:
+            self._own.close()
+
+    # Bytes
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Up to `size` bytes; fewer at the file's end."""
+        size = min(size, self.size - offset)
+        if size <= 0:
+            return b""
+        if self._mapping is not None:
+            return self._mapping[offset : offset + size]
+        found = self._original(offset, size)
+        for page in range(offset // _PAGE, (offset + size - 1) // _PAGE + 1) if self._pages else ():
+            if (place := self._pages.get(page)) is not None:
+                start, stop = max(offset, page * _PAGE), min(offset + size, (page + 1) * _PAGE)
+                found[start - offset : stop - offset] = self._arena.read(place + start % _PAGE, stop - start)
+        return bytes(found)
+
+    def _original(self, offset: int, size: int) -> bytearray:
+        shown = min(size, self._visible - offset)
+        if self.origin is None or shown <= 0:
+            return bytearray(size)
+        fd = self._io.open(self.origin)
+        try:
+            return bytearray(self._io.pread(fd, shown, offset).ljust(size, b"\0"))
+        finally:
+            self._io.close(fd)
+
+    def next_data(self, offset: int) -> int | None:
+        """Where the next byte lies, at or after `offset`, that need not be zero; None when there is none."""
+        if self._own is not None:
+            return self._io.next_data(self._own.fileno(), offset) if offset < self.size else None
+        if self._mapping is not None:
+            return offset if offset < self.size else None
+        found = [max(offset, page * _PAGE) for page in self._pages if (page + 1) * _PAGE > offset]
+        original = self._ask_original(offset, self._io.next_data) if offset < self._visible else None
+        if original is not None and original < self._visible:
+            found.append(original)
+        return min((place for place in found if place < self.size), default=None)
+
+    def next_hole(self, offset: int) -> int:
+        """Where the bytes from `offset` on end that need not be zeros; sooner than that where it takes long to say."""
+        page, end = offset // _PAGE, self.size
+        if self._own is not None:
+            end = self._io.next_hole(self._own.fileno(), offset)
+        elif page in self._pages:
+            while page in self._pages:
+                page += 1
+            end = page * _PAGE
+        elif self._mapping is None and offset < self._visible:
+            end = min(self._ask_original(offset, self._io.next_hole) or self._visible, self._visible)
+        return min(end, self.size)
+
+    def _ask_original(self, offset: int, ask: Callable[[int, int], int | None]) -> int | None:
+        assert self.origin is not None
+        fd = self._io.open(self.origin)
+        try:
+            return ask(fd, offset)
+        finally:
+            self._io.close(fd)
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Store bytes, lengthening the file for them. Raises StoreAccessError without room for them."""
+        self.changed = True
+        if offset + len(data) > self.size:
+            self.resize(offset + len(data))
+        if not data:
+            return
+        if self._own is not None:
+            # A store into its map would end the process where there is no room.
+            with _room():
+                self._io.pwrite(self._own.fileno(), data, offset)
+        elif self._mapping is not None:
+            self._mapping[offset : offset + len(data)] = data
+        else:
+            self._write_pages(offset, data)
+
+    def _write_pages(self, offset: int, data: bytes) -> None:
+        first, last = offset // _PAGE, (offset + len(data) - 1) // _PAGE
+        before = self.read(first * _PAGE, offset % _PAGE)
+        behind = self.read(offset + len(data), (last + 1) * _PAGE - offset - len(data))
+        whole = (before + data + behind).ljust((last + 1 - first) * _PAGE, b"\0")
+        if self._pages.keys().isdisjoint(range(first, last + 1)):
+            place = self._arena.take(whole)
+            self._pages |= {page: place + (page - first) * _PAGE for page in range(first, last + 1)}
+            return
+        for page in range(first, last + 1):
+            part = whole[(page - first) * _PAGE :][:_PAGE]
+            if page in self._pages:
+                self._arena.write(self._pages[page], part)
+            else:
+                self._pages[page] = self._arena.take(part)
+
+    # Length
+
+    def resize(self, size: int) -> None:
+        """Give it another length; what comes to it is zeros. Maps of before show what they showed."""
+        self.changed = True
+        if self._mapping is not None or self._own is not None:
+            if size > self.size:
+                self._grow(size)
+        elif size < self.size:
+            self._visible = min(self._visible, size)
+            kept = -(-size // _PAGE)
+            self._pages = {page: place for page, place in self._pages.items() if page < kept}
+            if (place := self._pages.get(size // _PAGE)) is not None:
+                self._arena.write(place + size % _PAGE, bytes(_PAGE - size % _PAGE))
+        self.size = size
+
+    def _grow(self, size: int) -> None:
+        fd = self._own_file()
+        if self.size < self._io.size(fd):
+            self._io.zero(fd, self.size, self._io.size(fd) - self.size)
+        self._io.set_size(fd, size)
+        self._mapping = _Map(fd, size)
+
+    def allocate(self, offset: int, size: int) -> None:
+        """Have room before somebody stores into a map. Raises StoreAccessError without it."""
+        if offset + size > self.size:
+            self.resize(offset + size)
+        if self._own is not None:
+            with _room():
+                self._io.allocate(self._own.fileno(), offset, size)
+
+    # Maps
+
+    def map(self, size: int) -> mmap.mmap:
+        """Map it from its start; what is stored to it later is seen, what is stored into the map is read."""
+        if not 0 < size <= self.size:
+            raise ValueError("mmap length is greater than file size")
+        if self._mapping is None and not self._pages and self.origin is not None and size == self._visible == self.size:
+            fd = self._io.open(self.origin)
+            try:
+                self._mapping = _Map(fd, size, access=mmap.ACCESS_COPY)
+            finally:
+                self._io.close(fd)
+        if self._mapping is None or len(self._mapping) != size:
+            fd = self._own_file()
+            return self._mapping if self._mapping is not None and len(self._mapping) == size else _Map(fd, size)
+        return self._mapping
+
+    def _own_file(self) -> int:
+        """A temporary file with all of it; maps of before that are not of this file go their own way."""
+        if self._own is None:
+            with _room():
+                own = tempfile.TemporaryFile()  # noqa: SIM115
+                for at in range(0, self.size, _CHUNK):
+                    data = self.read(at, _CHUNK)
+                    if any(data):
+                        self._io.pwrite(own.fileno(), data, at)
+                self._io.set_size(own.fileno(), self.size)
+            self._own = own
+            self._pages.clear()
+            self._mapping = _Map(own.fileno(), self.size) if self.size else None
+        return self._own.fileno()
+
+
+@contextlib.contextmanager
+def _room() -> Iterator[None]:
+    """Room that is missing where new bytes lie for the time being: nothing that recovery may take for its own disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        folder = tempfile.gettempdir()
+        text = f"{folder}: {error.strerror}: a plan keeps there what files would become; TMPDIR names another folder"
+        raise StoreAccessError(text) from error

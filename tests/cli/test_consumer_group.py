@@ -1,0 +1,192 @@
+"""`mqproc group …` against a real group of processes: what is planned, what is done, and what scripts see of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mqproc import Client
+from tests.cli.calling import Outcome, call
+from tests.conftest import Group
+
+TOPIC = "orders"
+COUNT = 40
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    """Forty messages in two queues; who changes a group makes one of its own."""
+    started = Group(tmp_path_factory.mktemp("groups") / "store").start()
+    with started.client() as client:
+        client.create_topic(TOPIC, 2)
+        client.send_batch(TOPIC, [b"%d" % n for n in range(COUNT)], queue_ids=[n % 2 for n in range(COUNT)])
+        client.wait_dispatched()
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def client(group: Group) -> Iterator[Client]:
+    with group.client() as client:
+        yield client
+
+
+def ask(group: Group, *arguments: Any) -> Outcome:
+    return call("group", *arguments, "--store", group.store)
+
+
+def progress(client: Client, name: str) -> list[int | None]:
+    return [queue.offset for queue in client.groups.info(name).queues if queue.topic == TOPIC]
+
+
+def stand(client: Client, name: str, first: int, second: int) -> None:
+    client.groups.commit(name, TOPIC, 0, first)
+    client.groups.commit(name, TOPIC, 1, second)
+
+
+def test_groups_are_listed(group: Group, client: Client) -> None:
+    stand(client, "listed", 5, 7)
+    with client.consumer("listed-too", TOPIC, start="earliest"):
+        found = ask(group, "list", "--prefix", "listed", "--json")
+    assert (found.code, found.err) == (0, "")
+    assert [(row["group"], row["members"], row["lag"]) for row in found.json["groups"]] == [
+        ("listed", 0, COUNT - 12),
+        ("listed-too", 1, COUNT),
+    ]
+    shown = ask(group, "list", "--prefix", "listed-too")
+    assert shown.out.splitlines()[0].split() == ["group", "members", "topics", "lag", "of", "it", "retries"]
+
+
+def test_one_group_is_shown_queue_by_queue(group: Group, client: Client) -> None:
+    with client.consumer("shown", TOPIC, start="earliest", name="till-1") as consumer:
+        found = ask(group, "info", "shown", "--json").json
+        shown = ask(group, "info", "shown")
+        assert [member["member_id"] for member in found["members"]] == [consumer.member_id]
+    assert found["members"][0]["name"] == "till-1"
+    assert (found["lag"], found["retry_max_times"], found["consume_enable"]) == (COUNT, 16, True)
+    assert [(row["topic"], row["queue_id"], row["offset"], row["lag"]) for row in found["queues"]] == [
+        (TOPIC, 0, 0, 20),
+        (TOPIC, 1, 0, 20),
+    ]
+    assert shown.out.splitlines()[0] == "shown: 1 member, 40 messages not consumed, dead letters after 16 times"
+    missing = ask(group, "info", "missing")
+    assert (missing.code, missing.out) == (5, "")
+    assert "no group 'missing'" in missing.err
+
+
+def test_lag_is_a_check(group: Group, client: Client) -> None:
+    stand(client, "late", 19, 20)
+    found = ask(group, "lag", "late", "--json")
+    assert found.code == 0
+    (row,) = found.json["topics"]
+    assert (row["topic"], row["lag"]) == (TOPIC, 1)
+    assert row["oldest_time_ms"] == client.pull(TOPIC, 0, 19).messages[0].store_timestamp_ms
+    assert ask(group, "lag", "late", "--max", 1).code == 0
+    assert ask(group, "lag", "late", "--max", 0).code == 1
+    assert ask(group, "lag", "late", "--max-age", "1h").code == 0
+    assert ask(group, "lag", "late", "--max-age", "1ms", "--json").json["exceeded"] is True
+    assert ask(group, "lag", "late", "--max", 0, "--topic", "other").code == 0
+    stand(client, "late", 20, 20)
+    assert ask(group, "lag", "late", "--max-age", "0").code == 0
+
+
+def test_a_reset_shows_its_plan_and_acts_with_execute(group: Group, client: Client) -> None:
+    stand(client, "moved", 10, 15)
+    planned = ask(group, "reset", "moved", "--to-earliest", "--json")
+    assert planned.code == 1
+    assert planned.json["executed"] is False
+    assert [(row["before"], row["after"], row["messages"]) for row in planned.json["moves"]] == [(10, 0, 10), (15, 0, 15)]
+    assert progress(client, "moved") == [10, 15]
+    told = ask(group, "reset", "moved", "--shift-by", -5)
+    assert (told.code, told.err) == (
+        1,
+        "would move moved in 2 queues: 10 messages again, 0 skipped; --execute does it\n",
+    )
+    done = ask(group, "reset", "moved", "--shift-by", -5, "--queue", 1, "--execute")
+    assert (done.code, progress(client, "moved")) == (0, [10, 10])
+    moment = client.pull(TOPIC, 0, 0).messages[0].store_timestamp_ms
+    for arguments, wanted in (
+        (("--to-offset", 3), [3, 3]),
+        (("--to-latest",), [20, 20]),
+        (("--to-datetime", moment), [0, 0]),
+        (("--by-duration", "0s"), [20, 20]),
+        (("--by-duration", "2h"), [0, 0]),
+    ):
+        assert ask(group, "reset", "moved", *arguments, "--execute").code == 0
+        assert progress(client, "moved") == wanted
+    again = ask(group, "reset", "moved", "--to-earliest")
+    assert (again.code, again.err) == (0, "moved stands there already\n")
+
+
+def test_resets_that_cannot_be_are_refused(group: Group, client: Client) -> None:
+    stand(client, "stays", 1, 1)
+    assert ask(group, "reset", "stays").code == 2
+    assert ask(group, "reset", "stays", "--to-earliest", "--to-latest").code == 2
+    assert ask(group, "reset", "stays", "--to-datetime", "now", "--by-duration", "1h").code == 2
+    assert ask(group, "reset", "missing", "--to-earliest").code == 5
+    assert ask(group, "reset", "stays", "--to-earliest", "--topic", "nothing").code == 5
+    assert progress(client, "stays") == [1, 1]
+    # With a topic a group can be given a place to begin at before it is there.
+    assert ask(group, "reset", "fresh", "--to-offset", 4, "--topic", TOPIC, "--execute").code == 0
+    assert progress(client, "fresh") == [4, 4]
+
+
+def test_a_group_skips_is_cloned_and_deleted(group: Group, client: Client) -> None:
+    stand(client, "source", 3, 4)
+    assert ask(group, "clone", "source", "copy").code == 1
+    assert ask(group, "info", "copy").code == 5
+    assert ask(group, "clone", "source", "copy", "--execute").code == 0
+    assert progress(client, "copy") == [3, 4]
+    assert ask(group, "clone", "missing", "copy").code == 5
+    planned = ask(group, "skip", "copy", "--json")
+    assert (planned.code, sum(row["messages"] for row in planned.json["moves"])) == (1, -33)
+    assert ask(group, "skip", "copy", "--execute").code == 0
+    assert progress(client, "copy") == [20, 20]
+
+    planned = ask(group, "delete", "copy")
+    assert (planned.code, planned.err) == (
+        1,
+        "would forget copy with its progress in 2 queues; --execute does it\n",
+    )
+    with client.consumer("copy", TOPIC):
+        assert "it has 1 member;" in ask(group, "delete", "copy").err
+        refused = ask(group, "delete", "copy", "--execute")
+        assert (refused.code, "has 1 members now" in refused.err) == (1, True)
+    assert ask(group, "delete", "copy", "--execute", "--json").json["deleted"] is True
+    assert ask(group, "info", "copy").code == 5
+    assert ask(group, "delete", "copy", "--execute").code == 5
+
+
+def test_dead_letters_are_listed_and_sent_again(group: Group, client: Client) -> None:
+    client.groups.change("sick", retry_max_times=0)
+    with client.consumer("sick", TOPIC, start="earliest") as consumer:
+        taken = consumer.receive(3, timeout=5)
+        consumer.nack(*taken)
+    client.wait_dispatched()
+    listed = ask(group, "dlq", "list", "sick", "--body", "text", "--json")
+    assert listed.code == 0
+    letters = listed.json["dead_letters"]
+    assert [letter["body"] for letter in letters] == [message.body.decode() for message in taken]
+    assert {letter["topic"] for letter in letters} == {"%DLQ%sick"}
+    assert [letter["origin_message_id"] for letter in letters] == [message.message_id for message in taken]
+    assert len(ask(group, "dlq", "list", "sick", "-n", 2, "--output", "jsonl").json_lines) == 2
+    assert TOPIC in ask(group, "dlq", "list", "sick").out
+
+    planned = ask(group, "dlq", "resend", "sick", "--json")
+    assert (planned.code, planned.json["dead_letters"], planned.json["sent"]) == (1, 3, 0)
+    assert ask(group, "dlq", "resend", "sick", "--offset", 1, "--offset", 9).code == 5
+    one = ask(group, "dlq", "resend", "sick", "--offset", 1, "--execute")
+    assert (one.code, one.err) == (0, "1 of 1 dead letter sent to sick again\n")
+    with client.consumer("sick", TOPIC) as consumer:
+        again = [message for message in consumer.messages(timeout=0.3) if message.topic == "%RETRY%sick"]
+    assert [message.body for message in again] == [taken[1].body]
+    # They stay: a second resend is one's own decision.
+    assert len(ask(group, "dlq", "list", "sick", "--json").json["dead_letters"]) == 3
+    assert ask(group, "dlq", "list", "nobody").code == 5
+    assert ask(group, "dlq", "list", "source-of-none").code == 5
+
+
+def test_without_a_running_group_of_processes(group: Group, tmp_path: Any) -> None:
+    assert call("group", "list", "--store", tmp_path).code == 9

@@ -1,0 +1,95 @@
+"""A message that cannot be consumed, all its way: delay levels, the retry topic, dead letters, and kills in between."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+from mqproc.client import group_calls
+from mqproc.layout.control import KEEPER, QUERY, WRITER
+from mqproc.message import StoredMessage
+from mqproc.names import SCHEDULE_TOPIC
+from tests.conftest import Group, wait_until
+
+TIMES = 2
+
+
+def received(consumer: Any, count: int) -> list[StoredMessage]:
+    found: list[StoredMessage] = []
+    while len(found) < count:
+        messages = consumer.receive(count - len(found), timeout=10)
+        assert messages, f"{len(found)} of {count} came"
+        found += messages
+    return found
+
+
+def parked(client: Any, level: int) -> list[StoredMessage]:
+    client.wait_dispatched()
+    return list(client.pull(SCHEDULE_TOPIC, level - 1, 0, 1000).messages)
+
+
+def test_a_message_is_delivered_until_it_is_a_dead_letter(group: Group) -> None:
+    with group.client() as client:
+        client.create_topic("orders", 1)
+        client.groups.change("billing", retry_max_times=TIMES)
+        sent = [client.send("orders", b"%d" % number, tag="new", keys="k") for number in range(3)]
+        client.wait_dispatched()
+        with client.consumer("billing", "orders", start="earliest") as consumer:
+            first = received(consumer, 3)
+            consumer.ack(first[1])
+            consumer.nack(first[0], first[2], delay_level=1)
+            os.kill(group.pid(KEEPER), signal.SIGKILL)
+            for times in range(1, TIMES + 1):
+                again = received(consumer, 2)
+                assert [(each.topic, each.reconsume_times) for each in again] == [("%RETRY%billing", times)] * 2
+                assert sorted(each.body for each in again) == [b"0", b"2"]
+                for each in again:
+                    origin = sent[int(each.body)]
+                    assert each.properties["RETRY_TOPIC"] == "orders"
+                    assert each.properties["ORIGIN_MESSAGE_ID"] == origin.message_id
+                    assert (each.tag, each.keys, each.unique_id) == ("new", ("k",), origin.unique_id)
+                consumer.nack(*again, delay_level=1)
+            assert consumer.receive(10, timeout=1.5) == []
+        client.wait_dispatched()
+        dead = list(client.groups.dead_letters("billing"))
+        assert sorted((each.body, each.reconsume_times) for each in dead) == [(b"0", TIMES + 1), (b"2", TIMES + 1)]
+        assert client.groups.info("billing").lag == 0
+        words = group.words()
+        assert (words["group_retries"], words["group_dead_letters"]) == (2 * TIMES, 2)
+
+
+def test_a_nack_that_is_asked_again_after_a_kill_counts_once(group: Group) -> None:
+    """The query role dies when the copy is stored and the answer is not sent yet; its client asks the next one."""
+    with group.client(timeout=30) as client:
+        client.create_topic("orders", 1)
+        client.groups.change("billing")
+        client.send_batch("orders", [b"0", b"1", b"2"])
+        client.wait_dispatched()
+        client.run(group_calls.nack("billing", [("orders", 0, 0)], 18, -1))
+        levels: list[list[int]] = []
+
+        def nack() -> None:
+            with group.client(timeout=30) as other:
+                levels.append(other.run(group_calls.nack("billing", [("orders", 0, 1)], 18, -1)))
+
+        asking = threading.Thread(target=nack)
+        writer, query = group.pid(WRITER), group.pid(QUERY)
+        before = group.words()
+        os.kill(writer, signal.SIGSTOP)
+        try:
+            asking.start()
+            wait_until(lambda: group.words()["query_requests"] > before["query_requests"], what="the nack is taken")
+            os.kill(query, signal.SIGSTOP)
+        finally:
+            os.kill(writer, signal.SIGCONT)
+        wait_until(lambda: group.words()["written"] > before["written"], what="the copy is stored")
+        os.kill(query, signal.SIGKILL)
+        asking.join(30)
+        assert levels == [[18]]
+        client.run(group_calls.nack("billing", [("orders", 0, 2)], 18, -1))
+        assert [each.body for each in parked(client, 18)] == [b"0", b"1", b"2"]
+        # Later it may fail again, and counts.
+        client.run(group_calls.nack("billing", [("orders", 0, 1)], 18, -1))
+        assert [each.body for each in parked(client, 18)] == [b"0", b"1", b"2", b"1"]

@@ -1,0 +1,247 @@
+"""Messages received one by one: nobody else's for a time, done for good by `ack`, coming again without it; and kills."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mqproc import AsyncClient, BadRequestError, Client, GroupInUseError
+from mqproc.client.simple_consumer import SimpleConsumer
+from mqproc.layout.control import QUERY, WRITER
+from mqproc.message import StoredMessage
+from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC
+from mqproc.store.groups import check_points
+from tests.conftest import Group, wait_until
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    """One group for all tests that kill nothing."""
+    group = Group(tmp_path_factory.mktemp("simple") / "store").start()
+    yield group
+    group.close()
+
+
+@pytest.fixture
+def client(shared: Group) -> Iterator[Client]:
+    with shared.client() as client:
+        yield client
+
+
+def fill(client: Client, topic: str, count: int, queues: int = 2) -> list[bytes]:
+    client.create_topic(topic, queues)
+    bodies = [b"%d" % number for number in range(count)]
+    client.send_batch(topic, bodies, queue_ids=[number % queues for number in range(count)])
+    client.wait_dispatched()
+    return bodies
+
+
+def received(consumer: SimpleConsumer, count: int, invisible_s: float = 60.0) -> list[StoredMessage]:
+    """So many messages, of as many receives as that takes."""
+    found: list[StoredMessage] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"{len(found)} of {count} came"
+        found += consumer.receive(count - len(found), invisible_s, timeout=2)
+    return found
+
+
+def bodies_of(messages: list[StoredMessage]) -> list[bytes]:
+    return sorted((message.body for message in messages), key=int)
+
+
+def test_each_message_is_one_receivers_and_done_when_acknowledged(client: Client) -> None:
+    sent = fill(client, "Each", 20)
+    one = client.simple_consumer("each", "Each", start="earliest")
+    other = client.simple_consumer("each", "Each")
+    first, second = received(one, 7), received(other, 13)
+    assert bodies_of(first + second) == sent
+    assert one.receive(10) == []
+    assert one.ack(*first) == 7
+    # Any of the group's consumers may do it; once.
+    assert one.ack(*second) == 13
+    assert other.ack(*second) == 0
+    assert client.groups.info("each").lag == 0
+
+
+def test_a_receive_waits_for_what_comes(client: Client) -> None:
+    fill(client, "Wait", 0)
+    consumer = client.simple_consumer("wait", "Wait", start="earliest")
+    began = time.monotonic()
+    assert consumer.receive(1, timeout=0.3) == []
+    assert 0.3 <= time.monotonic() - began < 5.0
+    client.send("Wait", b"1")
+    (message,) = received(consumer, 1)
+    assert message.properties["POP_CK"].split(" ")[5:] == ["mqproc", str(message.queue_id), "0"]
+
+
+def test_what_is_not_acknowledged_comes_again_and_ends_among_the_dead_letters(client: Client) -> None:
+    client.groups.change("twice", retry_max_times=1)
+    fill(client, "Twice", 3, queues=1)
+    consumer = client.simple_consumer("twice", "Twice", start="earliest")
+    zero, one, two = received(consumer, 3, invisible_s=1.0)
+    assert consumer.ack(one) == 1
+    again = received(consumer, 2, invisible_s=1.0)
+    assert {(each.topic, each.body, each.reconsume_times) for each in again} == {
+        ("%RETRY%twice_Twice", b"0", 1),
+        ("%RETRY%twice_Twice", b"2", 1),
+    }
+    assert again[0].properties["RETRY_TOPIC"] == "Twice"
+    assert {each.properties["ORIGIN_MESSAGE_ID"] for each in again} == {zero.message_id, two.message_id}
+    assert consumer.ack(zero, two) == 0, "too late"
+    wait_until(lambda: len(list(client.groups.dead_letters("twice"))) == 2, what="dead letters")
+    assert {each.reconsume_times for each in client.groups.dead_letters("twice")} == {2}
+    assert consumer.receive(10, timeout=0.3) == []
+
+
+def test_the_time_of_a_message_can_be_changed(client: Client) -> None:
+    fill(client, "Longer", 2, queues=1)
+    consumer = client.simple_consumer("longer", "Longer", start="earliest")
+    longer, shorter = received(consumer, 2, invisible_s=1.5)
+    kept = consumer.change_invisible_duration(longer, 60)
+    given = consumer.change_invisible_duration(shorter, 1)
+    assert [each.body for each in received(consumer, 1)] == [shorter.body]
+    assert consumer.receive(1, timeout=1.5) == []
+    assert consumer.ack(longer, given) == 0
+    assert consumer.ack(kept) == 1
+    with pytest.raises(BadRequestError, match="not this receiver's any more"):
+        consumer.change_invisible_duration(kept, 60)
+    for seconds in (0.5, 43_201):
+        with pytest.raises(BadRequestError, match="from 1 to 43200 s"):
+            consumer.receive(1, seconds)
+
+
+def test_what_was_not_received_cannot_be_acknowledged(client: Client) -> None:
+    fill(client, "Not", 1, queues=1)
+    consumer = client.simple_consumer("not", "Not", start="earliest")
+    with pytest.raises(BadRequestError, match="no POP_CK"):
+        consumer.ack(client.pull("Not", 0, 0).messages[0])
+    with client.consumer("not", "Not"), pytest.raises(GroupInUseError, match="has members"):
+        consumer.receive(1)
+
+
+def test_the_revive_topic_says_what_rocketmq_would(client: Client) -> None:
+    fill(client, "Said", 3, queues=1)
+    consumer = client.simple_consumer("said", "Said", start="earliest")
+    messages = received(consumer, 3)
+    consumer.ack(messages[1])
+    consumer.ack(messages[0], messages[2])
+    client.wait_dispatched()
+    said = [
+        message
+        for queue_id in range(REVIVE_QUEUES)
+        for message in client.pull(REVIVE_TOPIC, queue_id, 0, 1000).messages
+        if b'"c":"said"' in message.body
+    ]
+    assert [message.tag for message in said] == ["ck", "ack", "bAck"]
+    found = check_points.read(said[0])
+    assert isinstance(found, check_points.CheckPoint)
+    assert (found.topic, found.queue_id, found.offsets, found.invisible_ms) == ("Said", 0, (0, 1, 2), 60_000)
+    assert [check_points.read(each).offsets for each in said[1:]] == [(1,), (0, 2)]
+
+
+def test_the_async_one_does_the_same(shared: Group) -> None:
+    async def program() -> None:
+        async with AsyncClient(shared.store) as client:
+            await client.create_topic("Async", 1)
+            consumer = client.simple_consumer("async", "Async", start="earliest")
+            assert await consumer.receive(1) == []
+            await client.send("Async", b"1")
+            (message,) = await consumer.receive(1, 60, timeout=10)
+            message = await consumer.change_invisible_duration(message, 30)
+            assert await consumer.ack(message) == 1
+
+    asyncio.run(program())
+
+
+# Kills
+
+
+def test_restarts_bring_back_nothing_acknowledged_and_lose_nothing_else(group: Group) -> None:
+    """The query role, the writer and the whole group are killed between receives, acks and what comes again."""
+    seen: Counter[bytes] = Counter()
+    done: set[bytes] = set()
+    came_after_ack: set[bytes] = set()
+
+    def restart(number: int) -> None:
+        if number == 2:
+            group.kill()
+            group.start()
+        elif number == 4:
+            assert group.stop() == 0
+            group.start()
+        else:
+            os.kill(group.pid(WRITER if number == 3 else QUERY), signal.SIGKILL)
+
+    with group.client() as client:
+        sent = fill(client, "orders", 60, queues=3)
+    for number in range(6):
+        with group.client(timeout=30) as client:
+            consumer: Any = client.simple_consumer("billing", "orders", start="earliest")
+            for _ in range(3):
+                messages = consumer.receive(6, 2.0, timeout=5)
+                came_after_ack |= {message.body for message in messages} & done
+                seen.update(message.body for message in messages)
+                kept = messages[::2]
+                if kept and consumer.ack(*kept) == len(kept):
+                    done |= {message.body for message in kept}
+            restart(number)
+    with group.client(timeout=30) as client:
+        consumer = client.simple_consumer("billing", "orders", start="earliest")
+        deadline = time.monotonic() + 40
+        while len(done) < len(sent):
+            assert time.monotonic() < deadline, f"{sorted(set(sent) - done, key=int)} did not come again"
+            messages = consumer.receive(32, 20.0, timeout=1)
+            came_after_ack |= {message.body for message in messages} & done
+            if messages and consumer.ack(*messages) == len(messages):
+                done |= {message.body for message in messages}
+        assert came_after_ack == set()
+        assert consumer.receive(32, timeout=2.5) == []
+        assert list(client.groups.dead_letters("billing")) == []
+
+
+def test_a_query_role_killed_while_messages_come_again_sends_none_of_them_twice(group: Group) -> None:
+    """The copies are stored, their check point is not closed yet."""
+    with group.client(timeout=30) as client:
+        sent = fill(client, "orders", 10, queues=1)
+        consumer = client.simple_consumer("billing", "orders", start="earliest")
+        received(consumer, 10, invisible_s=2.0)
+        writer = group.pid(WRITER)
+        os.kill(writer, signal.SIGSTOP)
+        try:
+            time.sleep(2.5)
+            os.kill(group.pid(QUERY), signal.SIGSTOP)
+        finally:
+            before = group.words()["written"]
+            os.kill(writer, signal.SIGCONT)
+        wait_until(lambda: group.words()["written"] > before, what="copies are stored")
+        os.kill(group.pid(QUERY), signal.SIGKILL)
+        again = received(consumer, 10)
+        assert bodies_of(again) == sent
+        assert consumer.ack(*again) == 10
+        assert consumer.receive(10, timeout=1.0) == []
+
+
+def test_progress_file_of_a_store_has_the_revive_group(group: Group) -> None:
+    """The next start reads the revive topic from the first check point that is open."""
+    with group.client() as client:
+        fill(client, "orders", 40, queues=1)
+        consumer = client.simple_consumer("billing", "orders", start="earliest")
+        for _ in range(4):
+            consumer.ack(*received(consumer, 10))
+
+        def lags() -> list[int]:
+            info = client.groups.info(check_points.REVIVE_GROUP)
+            return [queue.lag for queue in info.queues]
+
+        wait_until(lambda: client.groups.all() and check_points.REVIVE_GROUP in {g.group for g in client.groups.all()})
+        wait_until(lambda: set(lags()) == {0}, what="all check points closed")

@@ -1,0 +1,58 @@
+"""Verify over many stores says what `mqproc store verify` says of each; messages that are stored twice are found."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mqproc.io import StoreIO
+from mqproc.paths import StorePaths
+from mqproc.spark.jobs import duplicates, verify
+from mqproc.store.reads.reader import settings_of
+from mqproc.store.verify import verify_store
+from tests.spark.rows import messages_of
+from tests.store.stopped_store import write_at
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+
+@pytest.fixture
+def stores(rolled_store: Path, tmp_path: Path) -> Path:
+    """Three stores: whole, with a damaged body and a wrong unit, and without index."""
+    for name in ("whole", "damaged", "no_index"):
+        shutil.copytree(rolled_store, tmp_path / name)
+    lost = messages_of(tmp_path / "damaged")[100]
+    log = tmp_path / "damaged" / "commitlog" / f"{lost.physical_offset // 65536 * 65536:020d}"
+    write_at(log, lost.physical_offset % 65536 + 120, b"\xff")
+    write_at(tmp_path / "damaged" / "consumequeue" / "First" / "1" / f"{0:020d}", 20 * 3, b"\0\1")
+    shutil.rmtree(tmp_path / "no_index" / "index")
+    return tmp_path
+
+
+def test_every_store_is_told_of_as_by_itself(spark: SparkSession, stores: Path) -> None:
+    rows = {Path(row.store).name: row for row in verify(spark, stores / "*", share_bytes=80_000).collect()}
+    assert {name: row.clean for name, row in rows.items()} == {"whole": True, "damaged": False, "no_index": False}
+    io = StoreIO()
+    for name, row in rows.items():
+        paths = StorePaths(stores / name)
+        alone = verify_store(io, paths, settings_of(io, paths), jobs=1)
+        assert (row.records, row.units, row.index_entries) == (alone.records, alone.units, alone.items)
+        assert (row.queues, row.bytes, row.log_end) == (alone.queues, alone.size, alone.log_end)
+        told = [(each.kind, each.file, each.offset, each.count) for each in row.findings]
+        assert told == [(str(each.kind), each.file, each.offset, each.count) for each in alone.findings.in_order()]
+    assert rows["damaged"].damage >= 2
+
+
+def test_messages_that_are_stored_twice(spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
+    assert duplicates(spark, rolled_store).count() == 0
+    shutil.copytree(rolled_store, tmp_path / "copy")
+    named = [message for message in messages_of(rolled_store) if message.unique_id]
+    both = duplicates(spark, [rolled_store, tmp_path / "copy"])
+    assert both.where("copies = 2 and stores = 2 and last.store > first.store").count() in (0, len(named))
+    assert both.count() == len(named)

@@ -1,0 +1,63 @@
+"""Parquet by topic and day, and the last message of each key, are what the store holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.dataset as ds
+import pytest
+
+from mqproc.errors import BadRequestError
+from mqproc.spark.jobs import compact, export
+from tests.spark.rows import messages_of
+from tests.store.stopped_store import FIRST_MS, StoppedStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+
+@pytest.fixture(scope="module")
+def keyed_store(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
+    """A store whose last frames say something new of keys that were there, of some that they are gone."""
+    store = StoppedStore(tmp_path_factory.mktemp("keyed") / "store")
+    time_ms = FIRST_MS + 2 * 86_400_000
+    store.engine.append("First", [b"new"] * 8, time_ms, keys=[f"n{number}" for number in range(8)], queues=4)
+    store.engine.append("First", [b""] * 4, time_ms, keys=["n0", "n1", "n50 n2", "n100"], queues=4)
+    store.engine.append("First", [b"no key"], time_ms, queues=4)
+    store.recover()
+    return store
+
+
+def test_parquet_by_topic_and_day(spark: SparkSession, keyed_store: StoppedStore, tmp_path: Path) -> None:
+    done = export(spark, keyed_store.root, tmp_path / "out", topic=["First", "Third"])
+    stored = [message for message in messages_of(keyed_store.root) if message.topic != "Second"]
+    assert (done.messages, done.size) == (len(stored), sum(message.size for message in stored))
+    folders = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").glob("*/*"))
+    assert folders == ["topic=First/day=2023-11-14", "topic=First/day=2023-11-16", "topic=Third/day=2023-11-14"]
+    rows = ds.dataset(tmp_path / "out", partitioning="hive").to_table().to_pylist()
+    assert sorted((row["physical_offset"], row["topic"], row["body"], row["keys"]) for row in rows) == [
+        (message.physical_offset, message.topic, message.body, list(message.keys)) for message in stored
+    ]
+    export(spark, keyed_store.root, tmp_path / "few", topic="Third", columns=["queue_offset"])
+    few = ds.dataset(tmp_path / "few", partitioning="hive").to_table()
+    assert sorted(few.column_names) == ["day", "queue_offset", "topic"]
+    with pytest.raises(BadRequestError, match="mode = 'merge'; there are error"):
+        export(spark, keyed_store.root, tmp_path / "out", mode="merge")
+    with pytest.raises(Exception, match="already exists"):
+        export(spark, keyed_store.root, tmp_path / "out")
+
+
+def test_the_last_message_of_each_key(spark: SparkSession, keyed_store: StoppedStore) -> None:
+    last = {(each.topic, key): each for each in messages_of(keyed_store.root) for key in each.keys}
+    rows = compact(spark, keyed_store.root).collect()
+    assert {(row.topic, row.key): (row.physical_offset, bytes(row.body)) for row in rows} == {
+        place: (message.physical_offset, message.body) for place, message in last.items()
+    }
+    assert len(rows) == len(last)
+    kept = compact(spark, keyed_store.root, drop_empty=True, columns=["topic", "queue_offset"], topic="First")
+    assert {row.key for row in kept.collect()} == {
+        key for (topic, key), message in last.items() if topic == "First" and message.body
+    }

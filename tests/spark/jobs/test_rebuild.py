@@ -1,0 +1,116 @@
+"""Queues and index built from the log alone: byte for byte what dispatch made, entry for entry what RocketMQ's has."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mqproc.errors import BadRequestError, CorruptStoreError, StoreAccessError
+from mqproc.spark.jobs import rebuild
+from mqproc.store.reads.reader import StoreReader
+from tests.golden.fixtures import GOLDEN, directories
+from tests.spark.jobs.rebuilt import entries_of, files_below, rebuild_here, units_from
+from tests.spark.rows import messages_of
+from tests.store.stopped_store import write_at
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FIXTURES = {str(each): each for each in directories(GOLDEN)}
+# RocketMQ's stores: those whose log is whole and dispatched, and those that have lost what comes before it.
+WHOLE = [
+    name
+    for name, each in FIXTURES.items()
+    if not each.damaged and name != "c2_killed_dispatch_behind/before" and "retention" not in name
+]
+# After a kill RocketMQ indexes again what it has indexed before.
+INDEXED_AGAIN = ("c1_killed/after", "c4_killed_settled/after", "c4_killed_settled/clean")
+EXPIRED = [name for name in FIXTURES if "retention" in name]
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_on_spark_with_rolled_files_of_every_kind(spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
+    built = rebuild(spark, rolled_store, tmp_path / "built", share_bytes=100_000)
+    for folder in ("consumequeue", "index"):
+        assert files_below(tmp_path / "built" / folder) == files_below(rolled_store / folder), folder
+    assert not (tmp_path / "built" / "index.building").exists()
+    sums = built.queues.selectExpr("sum(units)", "sum(fillers + missing + repeated)", "count(1)").first()
+    assert tuple(sums or ()) == (640, 0, 12)
+    names = [row.name for row in built.index.orderBy("name").collect()]
+    assert names == [path.name for path in sorted((rolled_store / "index").iterdir())]
+    built.unpersist()
+    with pytest.raises(StoreAccessError, match="not empty"):
+        rebuild(spark, rolled_store, tmp_path / "built")
+
+
+@pytest.mark.parametrize("share_bytes", [1 << 30, 5_000])
+def test_wherever_the_log_is_cut(rolled_store: Path, tmp_path: Path, share_bytes: int) -> None:
+    rows = rebuild_here(rolled_store, tmp_path, share_bytes=share_bytes)
+    for folder in ("consumequeue", "index"):
+        assert files_below(tmp_path / folder) == files_below(rolled_store / folder), folder
+    assert {(row["topic"], row["queue_id"]): row["max_offset"] for row in rows} == {
+        (queue.topic, queue.queue_id): queue.max_offset for queue in StoreReader(rolled_store).queues()
+    }
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_queues_of_rocketmq_byte_for_byte(name: str, tmp_path: Path) -> None:
+    store, to = FIXTURES[name].unpack(tmp_path), tmp_path / "to"
+    rebuild_here(store, to)
+    assert files_below(to / "consumequeue") == files_below(store / "consumequeue")
+    built, live = entries_of(store, to / "index"), entries_of(store, store / "index")
+    if name in INDEXED_AGAIN:
+        assert len(built) < len(live)
+        built, live = sorted(set(built)), sorted(set(live))
+    assert built == live != []
+
+
+@pytest.mark.parametrize("name", EXPIRED)
+def test_what_the_log_has_lost_is_no_unit(name: str, tmp_path: Path) -> None:
+    store, to = FIXTURES[name].unpack(tmp_path), tmp_path / "to"
+    rows = rebuild_here(store, to)
+    begin = min(int(path.name) for path in (store / "commitlog").iterdir())
+    live = files_below(store / "consumequeue")
+    assert units_from(files_below(to / "consumequeue"), 0) == units_from(live, begin) != {}
+    assert entries_of(store, to / "index") == entries_of(store, store / "index", begin)
+    with StoreReader(store) as reader:
+        minima = {(queue.topic, queue.queue_id): queue.min_offset for queue in reader.queues()}
+    assert all(row["min_offset"] == minima[row["topic"], row["queue_id"]] for row in rows)
+
+
+def test_what_was_not_dispatched_is_there(tmp_path: Path) -> None:
+    killed = FIXTURES["c2_killed_dispatch_behind/before"]
+    store, to = killed.unpack(tmp_path), tmp_path / "to"
+    rebuild_here(store, to)
+    live = units_from(files_below(store / "consumequeue"), 0)
+    built = units_from(files_below(to / "consumequeue"), 0)
+    assert live.items() < built.items()
+    assert len(built) == len(killed.expected["records"])
+
+
+def test_damage_is_an_error_or_becomes_fillers(rolled_store: Path, tmp_path: Path) -> None:
+    store = shutil.copytree(rolled_store, tmp_path / "store")
+    lost = messages_of(store)[300]
+    log = store / "commitlog" / f"{lost.physical_offset // 65536 * 65536:020d}"
+    write_at(log, lost.physical_offset % 65536 + 100, b"\xff" * 8)
+    with pytest.raises(CorruptStoreError, match=rf"no intact record in \[{lost.physical_offset:,}, "):
+        rebuild_here(store, tmp_path / "refused")
+    rows = rebuild_here(store, tmp_path / "to", fail_on_data_loss=False)
+    assert sum(row["fillers"] for row in rows) == 1
+    live = units_from(files_below(store / "consumequeue"), 0)
+    built = units_from(files_below(tmp_path / "to" / "consumequeue"), 0)
+    ((_name, _at), unit) = (live.items() - built.items()).pop()
+    assert int.from_bytes(unit[:8], "big") == lost.physical_offset
+    assert len(built) == len(live) - 1
+    assert len(entries_of(store, tmp_path / "to" / "index")) == len(entries_of(store, store / "index")) - 1
+
+
+def test_places_that_are_no_store(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(StoreAccessError, match="not a store"):
+        rebuild(spark, tmp_path, tmp_path / "to")
+    with pytest.raises(BadRequestError, match="needs a store in a folder"):
+        rebuild(spark, "memory://stores/one", tmp_path / "to")

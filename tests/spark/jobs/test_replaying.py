@@ -1,0 +1,52 @@
+"""Messages of one store in another that runs: by time, none twice under one name, no faster than was said."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mqproc.client.replay import REPLAYED
+from mqproc.errors import BadRequestError
+from mqproc.message import StoredMessage
+from mqproc.spark.jobs import replay
+from tests.conftest import Group
+from tests.spark.rows import messages_of
+from tests.store.stopped_store import FIRST_MS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+
+def said(message: StoredMessage) -> tuple[object, ...]:
+    return message.body, message.keys, message.tag, message.born_timestamp_ms
+
+
+def test_into_a_running_store_and_on_under_the_same_name(spark: SparkSession, rolled_store: Path, group: Group) -> None:
+    first = messages_of(rolled_store, topic="First")
+    some = [message for message in first if message.store_timestamp_ms < FIRST_MS + 200]
+    done = replay(spark, rolled_store, group.store, "Again", topic="First", name="r", end=FIRST_MS + 200)
+    assert (done.sent, done.found) == (len(some), 0)
+    whole = replay(spark, rolled_store, group.store, "Again", topic="First", name="r", streams=2)
+    assert (whole.sent, whole.found) == (len(first) - len(some), len(some))
+    group.wait_dispatched()
+    copies = messages_of(group.store, topic="Again")
+    assert sorted(map(said, copies)) == sorted(map(said, first))
+    assert {copy.properties[REPLAYED] for copy in copies} == {message.message_id for message in first}
+    of_queue = [copy for copy in copies if copy.queue_id == 1][:10]
+    assert [said(copy) for copy in of_queue] == [said(message) for message in first if message.queue_id == 1][:10]
+
+
+def test_a_rate_and_what_is_refused(spark: SparkSession, rolled_store: Path, group: Group) -> None:
+    began = time.monotonic()
+    done = replay(spark, rolled_store, group.store, "Slow", topic="First", key="n5,n6,n7,n8", rate=2)
+    assert done.sent == 4
+    assert time.monotonic() - began >= 1.5
+    with pytest.raises(BadRequestError, match="below 0"):
+        replay(spark, rolled_store, group.store, "Slow", topic="First", rate=-1)
+    with pytest.raises(BadRequestError, match="needs the topics"):
+        replay(spark, rolled_store, group.store, "Slow", topic=[])
