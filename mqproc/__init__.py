@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from mqproc.client.groups import Groups
     from mqproc.client.producer import Producer
     from mqproc.client.retry import RetryPolicy
+    from mqproc.client.simple_consumer import AsyncSimpleConsumer, SimpleConsumer
     from mqproc.client.sync import Client
     from mqproc.embedded import open
     from mqproc.store.reads.reader import StoreReader
@@ -92,6 +93,7 @@ __all__ = [
     "AsyncConsumer",
     "AsyncGroups",
     "AsyncProducer",
+    "AsyncSimpleConsumer",
     "BadLevelError",
     "BadMessageError",
     "BadPropertyError",
@@ -140,6 +142,7 @@ __all__ = [
     "SendOutcomeUnknownError",
     "SendResult",
     "SendStatus",
+    "SimpleConsumer",
     "SlowConsumerError",
     "SqlFilter",
     "StaleOffsetError",
@@ -168,12 +171,14 @@ _LAZY = {
     "AsyncConsumer": "mqproc.client.aio_consumer",
     "AsyncGroups": "mqproc.client.aio_groups",
     "AsyncProducer": "mqproc.client.aio_producer",
+    "AsyncSimpleConsumer": "mqproc.client.simple_consumer",
     "Batch": "mqproc.client.encoding",
     "Client": "mqproc.client.sync",
     "Consumer": "mqproc.client.consumer",
     "Groups": "mqproc.client.groups",
     "Move": "mqproc.client.group_steps",
     "Producer": "mqproc.client.producer",
+    "SimpleConsumer": "mqproc.client.simple_consumer",
     "StoreReader": "mqproc.store.reads.reader",
     "open": "mqproc.embedded",
     "ResetTo": "mqproc.client.group_steps",

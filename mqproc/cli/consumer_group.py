@@ -66,7 +66,7 @@ _LAZY = {"dlq": ("mqproc.cli.dead_letters:dlq", "Look at a group's dead letters,
 
 @click.group(cls=Group, lazy=_LAZY)
 def group() -> None:
-    """Consumer groups: who consumes, how far they are, and moving their progress.
+    """Consumer groups: members, lag, progress, dead letters.
 
     Exit code 5 when there is no such group. What changes something shows its plan and ends with 1; --execute does it.
     """

@@ -13,7 +13,7 @@ from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
 
-_SYNC_ERRNOS = tuple(f"{name}_sync_errno" for name in ("writer", "flusher", "cq", "index", "supervisor", "keeper"))
+_SYNC_ERRNOS = tuple(name for name, word in layout.WORDS.items() if word.index in layout.SYNC_ERRNO_WORDS)
 # What follows the log is read before the log, so neither dispatch nor a sync seems ahead of the writer; times before
 # positions.
 _READ_FIRST = (

@@ -44,7 +44,7 @@ _LAZY = {
     "send": ("mqproc.cli.send:send", "Send messages: one, from stdin, or a file's lines."),
     "import": ("mqproc.cli.importing:import_", "Import CSV, JSON lines, Parquet or plain lines."),
     "replay": ("mqproc.cli.replay:replay", "Send stored messages once more, to another topic."),
-    "group": ("mqproc.cli.consumer_group:group", "Consumer groups: who consumes, how far they are, and moving their progress."),
+    "group": ("mqproc.cli.consumer_group:group", "Consumer groups: members, lag, progress, dead letters."),
     "tail": ("mqproc.cli.tail:tail", "Print messages of a topic, and follow it."),
     "message": ("mqproc.cli.message:message", "Find messages by id, key, offset, time or content."),
     "stat": ("mqproc.cli.stat:stat", "Show every shared word, also of a dead group."),

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from mqproc.store.verify import Verified
 
 EXIT_DAMAGE = 1
+# Rows of a table that people read; JSON and CSV have all.
+_ROWS_MAX = 100
 _ACTIONS = [Column("file"), Column("what"), Column("why")]
 _CHANGES = [
     Column("file"),
@@ -171,7 +173,7 @@ def _print_repair(
     out.line("")
     out.line("plan:" if after is None else "done:")
     if actions:
-        out.rows("actions", _ACTIONS, actions)
+        _print_rows(out, "actions", _ACTIONS, actions)
     if after is None:
         for line in plan.said:
             out.line(line)
@@ -196,7 +198,13 @@ def _rows(changes: list[Change], paths: StorePaths) -> list[dict[str, Any]]:
 def _print_changes(out: Output, changes: list[dict[str, Any]]) -> None:
     if changes:
         out.line("")
-        out.rows("changes", _CHANGES, changes)
+        _print_rows(out, "changes", _CHANGES, changes)
+
+
+def _print_rows(out: Output, name: str, columns: list[Column], rows: list[dict[str, Any]]) -> None:
+    out.rows(name, columns, rows[:_ROWS_MAX])
+    if len(rows) > _ROWS_MAX:
+        out.line(f"and {len(rows) - _ROWS_MAX:,} more; --json lists them all")
 
 
 def _print_recovery(out: Output, paths: StorePaths, plan: RecoveryPlan, *, executed: bool) -> None:

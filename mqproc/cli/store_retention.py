@@ -22,10 +22,10 @@ from mqproc.paths import StorePaths
 from mqproc.process.loop import read_settings
 from mqproc.shm.lock import StoreLock, holder_of
 from mqproc.shm.words import Words
+from mqproc.store.groups.corrections import read_unconsumed
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.store_views import GroupView
 from mqproc.store.recovery.recovery import adopt_sizes
-from mqproc.store.groups.corrections import read_unconsumed
 from mqproc.store.retention import request as retention_request
 from mqproc.store.retention.plan import Due, due_now
 from mqproc.store.retention.request import Request

@@ -188,71 +188,73 @@ def roll_back(view: Bytes, slots: int, committed_count: int) -> int:
     return changed
 
 
+# What `take_stock` says.
+(
+    COUNT,  # the number behind the last item
+    USED,  # slots in use
+    FITS,  # 0 when the `previous` of an item is another than it should be
+) = range(3)
+STOCK_SIZE = 3
+
+
 @kernel
-def count_items(view: Bytes, slots: int, mark: int, header_count: int) -> int:
-    """How many item numbers, from 0 on, a file's items below `mark` take: its count when nothing else is there.
+def take_stock(view: Bytes, slots: int, mark: int, header_count: int, wanted: Bytes, out: Words) -> None:
+    """Go through the items of a file that lie below `mark`: how many there are, and what slots and chains they make.
 
     Items 1… are taken while their offsets do not descend and stay below `mark`. An item of zeros tells nothing by
     itself (it may be a key of hash 0 in the record at offset 0): such items at the end count only below `header_count`.
+    `wanted` uint8[4 × slots], all 0, takes the slots as they should lie in the file; `out` int64[STOCK_SIZE]. Changes
+    nothing in the file.
     """
     items_at = _items_start(slots)
     capacity = (view.size - items_at) // layout.ITEM_SIZE
     count = layout.FIRST_ITEM
     last_offset = 0
+    used = 0
+    fits = 1
     for item in range(layout.FIRST_ITEM, capacity):
         at = items_at + layout.ITEM_SIZE * item
         offset = load_be64(view, at + layout.ITEM_PHYSICAL_OFFSET)
         key_hash = load_be32(view, at + layout.ITEM_KEY_HASH)
         if offset < last_offset or offset >= mark or key_hash < 0:
             break
-        if offset != 0 or key_hash != 0 or item < header_count:
-            count = item + 1
         last_offset = offset
-    return count
+        if item + AHEAD_ENTRIES < capacity:
+            ahead_hash = load_be32(view, at + layout.ITEM_SIZE * AHEAD_ENTRIES + layout.ITEM_KEY_HASH)
+            prefetch(wanted, layout.SLOT_SIZE * (ahead_hash % slots))
+        if offset == 0 and key_hash == 0 and item >= header_count:
+            continue
+        for counted in range(count, item + 1):
+            slot_at = (
+                _slot_at(load_be32(view, items_at + layout.ITEM_SIZE * counted + layout.ITEM_KEY_HASH), slots)
+                - layout.HEADER_SIZE
+            )
+            previous = load_be32(wanted, slot_at)
+            if previous == 0:
+                used += 1
+            if load_be32(view, items_at + layout.ITEM_SIZE * counted + layout.ITEM_PREVIOUS) != previous:
+                fits = 0
+            store_be32(wanted, slot_at, counted)
+        count = item + 1
+    out[COUNT] = count
+    out[USED] = used
+    out[FITS] = fits
 
 
 @kernel
-def find_slots(view: Bytes, slots: int, count: int, wanted: Bytes) -> int:
-    """What the slots must say by the items below `count`; how many are in use, −1 when a `previous` is another.
+def replay_items(view: Bytes, slots: int, count: int, wanted: Bytes) -> None:
+    """Make each `previous` anew for the items below `count`. Nobody may look on.
 
-    `wanted` uint8[4 × slots], all 0, takes them as they lie in a file. Changes nothing in the file.
+    `wanted` as in `take_stock`. Only what differs is stored: other pages need not be written to the disk.
     """
     items_at = _items_start(slots)
-    stop = items_at + layout.ITEM_SIZE * count
-    used = 0
-    for item in range(layout.FIRST_ITEM, count):
-        at = items_at + layout.ITEM_SIZE * item
-        ahead = at + layout.ITEM_SIZE * AHEAD_ENTRIES
-        if ahead < stop:
-            prefetch(wanted, _slot_at(load_be32(view, ahead + layout.ITEM_KEY_HASH), slots) - layout.HEADER_SIZE)
-        slot_at = _slot_at(load_be32(view, at + layout.ITEM_KEY_HASH), slots) - layout.HEADER_SIZE
-        previous = load_be32(wanted, slot_at)
-        if load_be32(view, at + layout.ITEM_PREVIOUS) != previous:
-            return -1
-        if previous == 0:
-            used += 1
-        store_be32(wanted, slot_at, item)
-    return used
-
-
-@kernel
-def replay_items(view: Bytes, slots: int, count: int, wanted: Bytes) -> int:
-    """Make each `previous` anew for the items below `count`; the slots in use. Nobody may look on.
-
-    `wanted` as in `find_slots`. Only what differs is stored: other pages need not be written to the disk.
-    """
-    items_at = _items_start(slots)
-    used = 0
     for item in range(layout.FIRST_ITEM, count):
         at = items_at + layout.ITEM_SIZE * item
         slot_at = _slot_at(load_be32(view, at + layout.ITEM_KEY_HASH), slots) - layout.HEADER_SIZE
         previous = load_be32(wanted, slot_at)
-        if previous == 0:
-            used += 1
         if load_be32(view, at + layout.ITEM_PREVIOUS) != previous:
             store_be32(view, at + layout.ITEM_PREVIOUS, previous)
         store_be32(wanted, slot_at, item)
-    return used
 
 
 @kernel
@@ -272,8 +274,7 @@ def warm() -> None:
     put_entries(view, 1, 2, np.zeros(1, np.int32), words, words, 0, 1)
     walk_chain(view, 1, published_count(view), 0, 0, 0, 1, words)
     roll_back(view, 1, 1)
-    count = count_items(view, 1, 1, 1)
     wanted = np.zeros(layout.SLOT_SIZE, np.uint8)
-    find_slots(view, 1, count, wanted)
-    replay_items(view, 1, count, wanted)
+    take_stock(view, 1, 1, 1, wanted, np.zeros(STOCK_SIZE, np.int64))
+    replay_items(view, 1, 1, wanted)
     store_slots(view, 1, wanted)

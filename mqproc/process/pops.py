@@ -14,7 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from mqproc.errors import BadRequestError, GroupInUseError, MqprocError, PermissionDeniedError, StoreBusyError
+from mqproc.errors import (
+    BadRequestError,
+    DiskFullError,
+    GroupInUseError,
+    MqprocError,
+    PermissionDeniedError,
+    StoreBusyError,
+)
 from mqproc.layout import control as words_of
 from mqproc.layout.record_codec import decode_records
 from mqproc.message import PullStatus, StoredMessage
@@ -26,6 +33,7 @@ from mqproc.process.writes import Writes
 from mqproc.store.groups import check_points
 from mqproc.store.groups.check_points import REVIVE_GROUP, Acknowledged, CheckPoint, Key, pop_retry_topic
 from mqproc.store.groups.settings import dead_letter_topic
+from mqproc.store.groups.unwritable import NO_ROOM
 from mqproc.wire.group_operations import (
     EARLIEST,
     GroupAckAnswer,
@@ -106,6 +114,7 @@ class Pops:
 
     def take(self, asked: Asked) -> None:
         """Answer a request or hold it. Raises what it is refused with."""
+        self._state.progress.check_writable()
         if self._read_from is not None:
             raise StoreBusyError("open check points are not read yet", hint_ms=20)
         if asked.operation == Operation.GROUP_RECEIVE:
@@ -118,7 +127,7 @@ class Pops:
     def step(self, now_ns: int) -> int:
         """Let held receives have what came, and messages come again whose time is over."""
         if self._read_from is not None:
-            if self._words[words_of.DISPATCHED] < self._read_from:
+            if self._words[words_of.DISPATCHED] < self._read_from or not self._state.progress.writable:
                 return 0
             self._read_from = None
             self._read_open()
@@ -161,7 +170,6 @@ class Pops:
             limit = f"from 1 to {MESSAGES_MAX:,} messages of one topic at least"
             raise BadRequestError(f"{options.max_messages:,} messages of {len(options.topics)} topics; {limit}")
         _check_invisible(options.invisible_ms)
-        self._state.progress.check_writable()
         for topic in options.topics:
             check_topic(topic)
             self._state.begin(options.group, topic, options.start, options.start_ms)
@@ -187,6 +195,11 @@ class Pops:
                     continue
             except MqprocError as error:
                 self._refuse(each.asked, error)
+                continue
+            except OSError as error:
+                if error.errno not in NO_ROOM:
+                    raise
+                self._refuse(each.asked, DiskFullError(f"no room on the disk: {error}"))
                 continue
             if each.deadline_ns <= now_ns:
                 self._answer(each.asked, GroupReceiveAnswer(0), ())
@@ -345,7 +358,8 @@ class Pops:
             _, _, found = heapq.heappop(self._due)
             if self._open.get(found.key) is not found:
                 continue
-            if found.acking:
+            undispatched = found.inherited and self._words[words_of.DISPATCHED] < self._writes.stored_end
+            if found.acking or undispatched:
                 self._expire_at(found, now_ms + AGAIN_NS // 1_000_000)
                 continue
             self._revive(found)
@@ -458,7 +472,13 @@ class Pops:
             offset = first.get(queue_id, bounds.max_offset if bounds is not None else 0)
             before = self._state.progress.offset(REVIVE_GROUP, REVIVE_TOPIC, queue_id)
             if offset > (before or 0):
-                self._state.progress.set(REVIVE_GROUP, REVIVE_TOPIC, queue_id, offset)
+                try:
+                    self._state.progress.set(REVIVE_GROUP, REVIVE_TOPIC, queue_id, offset)
+                except OSError as error:
+                    if error.errno not in NO_ROOM:
+                        raise
+                    # The next start reads more than it needs to.
+                    return
 
 
 def _message_of(found: CheckPoint) -> NewMessage:

@@ -31,21 +31,21 @@ class _Writing:
 
 
 class Writes:
-    """All of one role, over one appender. `under_way`: how many are not settled."""
+    """All of one role, over one appender. `under_way`: how many are not settled; others lie below `stored_end`."""
 
     def __init__(self, reading: StoreReading, words: Words, appender: Appender, max_bytes: int) -> None:
         self._reading = reading
         self._words = words
         self._appender = appender
         self._max_bytes = max_bytes
-        self._stored_end = 0
+        self.stored_end = 0
         self.under_way = 0
 
     @property
     def durable(self) -> bool:
         """Whether everything that was stored is on disk."""
         words = self._words
-        return self._stored_end <= max(words[words_of.WRITER_SYNCED], words[words_of.FLUSHER_SYNCED])
+        return self.stored_end <= max(words[words_of.WRITER_SYNCED], words[words_of.FLUSHER_SYNCED])
 
     @property
     def has_room(self) -> bool:
@@ -80,7 +80,7 @@ class Writes:
             missing = [message for message in some if _content(message) not in known]
             if some[0] is writing.head:
                 writing.head_offset = known.get(_content(some[0]), -1)
-        self._stored_end = self._words[words_of.WRITTEN]
+        self.stored_end = self._words[words_of.WRITTEN]
         self._settle(writing, len(some) - len(missing))
         if missing:
             self._append(writing, missing)

@@ -169,19 +169,25 @@ class _MappedIndex:
             store_be64(self.view, layout.BEGIN_PHYSICAL_OFFSET, commit.end_physical_offset)
         kernels.roll_back(self.view, self.slots, commit.count)
 
-    def mend_chains(self, count: int) -> tuple[int, bool]:
-        """Make slots and `previous` what items below `count` make of them; (slots in use, whether they were not so)."""
+    def mend_chains(self, mark: int) -> tuple[int, int, bool]:
+        """Make slots and `previous` what the items below a log position make of them.
+
+        Returns the number behind the last item, slots in use, and whether anything was changed.
+        """
         wanted = np.zeros(layout.SLOT_SIZE * self.slots, np.uint8)
-        used = kernels.find_slots(self.view, self.slots, count, wanted)
-        changed = used < 0
-        if changed:
+        stock = np.zeros(kernels.STOCK_SIZE, np.int64)
+        kernels.take_stock(self.view, self.slots, mark, self.count, wanted, stock)
+        count, used, fits = stock.tolist()
+        if count == layout.FIRST_ITEM:
+            return count, used, False
+        if not fits:
             wanted[:] = 0
-            used = kernels.replay_items(self.view, self.slots, count, wanted)
-        if not np.array_equal(self.view[layout.HEADER_SIZE : layout.items_start(self.slots)], wanted):
+            kernels.replay_items(self.view, self.slots, count, wanted)
+        same = np.array_equal(self.view[layout.HEADER_SIZE : layout.items_start(self.slots)], wanted)
+        if not same:
             self.allocate_slots()
             kernels.store_slots(self.view, self.slots, wanted)
-            changed = True
-        return used, changed
+        return count, used, not fits or not same
 
     def close(self) -> None:
         """Close the file; the map goes with its last view."""
@@ -388,10 +394,9 @@ class IndexFiles:
         file = self._mapped(name)
         try:
             header = read_header(file.view)
-            count = kernels.count_items(file.view, self._slots, mark, header.count)
+            count, used, changed = file.mend_chains(mark)
             if count == layout.FIRST_ITEM:
                 return 0
-            used, changed = file.mend_chains(count)
             wanted = self._header_of(file.view, header, count, used, store_timestamp_ms)
             if wanted != header:
                 file.allocate_slots()

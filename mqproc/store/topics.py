@@ -118,7 +118,7 @@ class Topics:
         self.remark = ""
 
     def load(self) -> None:
-        """Read the files. Raises CorruptStoreError when neither one nor its copy can be read, or says what it cannot."""
+        """Read the files. Raises CorruptStoreError when neither one nor its copy can be read, or has what it cannot."""
         value, self.remark = rocketmq_json.load(self._io, self._paths.topics)
         try:
             self._take_settings(value or {})

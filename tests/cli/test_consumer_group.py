@@ -97,7 +97,10 @@ def test_a_reset_shows_its_plan_and_acts_with_execute(group: Group, client: Clie
     planned = ask(group, "reset", "moved", "--to-earliest", "--json")
     assert planned.code == 1
     assert planned.json["executed"] is False
-    assert [(row["before"], row["after"], row["messages"]) for row in planned.json["moves"]] == [(10, 0, 10), (15, 0, 15)]
+    assert [(row["before"], row["after"], row["messages"]) for row in planned.json["moves"]] == [
+        (10, 0, 10),
+        (15, 0, 15),
+    ]
     assert progress(client, "moved") == [10, 15]
     told = ask(group, "reset", "moved", "--shift-by", -5)
     assert (told.code, told.err) == (

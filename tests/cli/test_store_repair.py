@@ -47,7 +47,7 @@ def test_a_clean_store_needs_no_repair(tmp_path: Path, name: str) -> None:
 # The plan is what is done
 
 
-@pytest.mark.parametrize("name", sorted(BY_NAME))
+@pytest.mark.parametrize("name", sorted(name for name in BY_NAME if not name.endswith("_clean/clean")))
 def test_a_dry_run_says_what_recovery_then_does(tmp_path: Path, name: str) -> None:
     """Each file that a dry run says would change does, to the length that it says, and no other."""
     store, flags = BY_NAME[name].unpack(tmp_path), flags_of(options_of(BY_NAME[name].expected))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mqproc import AsyncClient, BadRequestError, GroupNotFoundError, StaleOffsetError, StoredMessage
+from mqproc import AsyncClient, AsyncConsumer, BadRequestError, GroupNotFoundError, StaleOffsetError, StoredMessage
 from mqproc.client.group_steps import ResetTo
 from tests.conftest import Group
 
@@ -174,5 +174,25 @@ def test_progress_by_hand(run: Callable[[Program], None]) -> None:
         await groups.delete("copied")
         with pytest.raises(GroupNotFoundError):
             await groups.info("copied")
+
+    run(program)
+
+
+def test_a_consumer_goes_on_from_where_it_seeks(run: Callable[[Program], None], tmp_path: Path) -> None:
+    async def bodies(consumer: AsyncConsumer) -> list[bytes]:
+        return sorted([message.body async for message in consumer.messages(timeout=0.3)], key=int)
+
+    async def program(client: AsyncClient) -> None:
+        sent = await fill(client, "AioSought", 20, queues=2)
+        async with await client.consumer("aio-sought", "AioSought") as consumer:
+            await consumer.seek(ResetTo(offset=7))
+            assert await bodies(consumer) == sent[14:]
+            await consumer.seek(ResetTo(shift=-1))
+            assert await bodies(consumer) == sent[18:]
+            assert consumer.positions() == {("AioSought", 0): 10, ("AioSought", 1): 10}
+        path = tmp_path / "offsets.json"
+        async with await client.consumer("aio-sought", "AioSought", broadcast=True, offsets_path=path) as consumer:
+            await consumer.seek(ResetTo(earliest=True))
+            assert await bodies(consumer) == sent
 
     run(program)

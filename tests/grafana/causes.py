@@ -87,7 +87,7 @@ class Scenario:
 
 
 class Roles(Scenario):
-    """Roles that die, that are lent to a terminal, and that are stopped, as by a disk that hangs or a lack of memory."""
+    """Roles that die, that are lent to a terminal, and that are stopped, as by a disk that hangs."""
 
     name = "roles"
     alerts = frozenset(

@@ -270,28 +270,29 @@ def test_slots_are_made_anew_from_the_items(entries: list[Entry], mark: int, dat
         file = File(4, 40)
         file.view[:] = whole.view
         file.view[layout.HEADER_SIZE : layout.HEADER_SIZE + 16] = noise
-        count_items, find_slots, replay, store_slots = (
+        take_stock, replay, store_slots = (
             plain(kernel) if twin else kernel
-            for kernel in (kernels.count_items, kernels.find_slots, kernels.replay_items, kernels.store_slots)
+            for kernel in (kernels.take_stock, kernels.replay_items, kernels.store_slots)
         )
-        count = count_items(file.view, 4, mark, whole.count)
-        assert count == len(kept) + 1
         wrong = data.draw(st.integers(0, len(kept)))
         if wrong:
             at = layout.item_offset(4, wrong) + layout.ITEM_PREVIOUS
             file.view[at : at + 4] = noise[:4]
-        links = [file.item(number)[-4:] for number in range(1, count)]
-        links_hold = links == [model.items[number][3].to_bytes(4, "big") for number in range(1, count)]
+        links = [file.item(number)[-4:] for number in range(1, len(kept) + 1)]
+        fits = links == [model.items[number][3].to_bytes(4, "big") for number in range(1, len(kept) + 1)]
         before = file.view.tobytes()
         wanted = np.zeros(16, np.uint8)
-        assert find_slots(file.view, 4, count, wanted) == (model.used if links_hold else -1)
-        assert file.view.tobytes() == before
+        stock = np.zeros(kernels.STOCK_SIZE, np.int64)
+        take_stock(file.view, 4, mark, whole.count, wanted, stock)
         slots = b"".join(item.to_bytes(4, "big") for item in model.slots)
-        assert wanted.tobytes() == slots or not links_hold
+        assert (stock.tolist(), wanted.tobytes()) == ([len(kept) + 1, model.used, fits], slots)
+        assert file.view.tobytes() == before
         wanted[:] = 0
-        assert (replay(file.view, 4, count, wanted), wanted.tobytes()) == (model.used, slots)
+        replay(file.view, 4, len(kept) + 1, wanted)
+        assert wanted.tobytes() == slots
         store_slots(file.view, 4, wanted)
-        assert find_slots(file.view, 4, count, np.zeros(16, np.uint8)) == model.used
+        take_stock(file.view, 4, mark, whole.count, np.zeros(16, np.uint8), stock)
+        assert stock.tolist() == [len(kept) + 1, model.used, 1]
         assert [file.slot(number) for number in range(4)] == model.slots
         for number in range(1, len(kept) + 1):
             assert file.item(number)[-4:] == model.items[number][3].to_bytes(4, "big")

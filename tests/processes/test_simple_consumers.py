@@ -1,4 +1,4 @@
-"""Messages received one by one: nobody else's for a time, done for good by `ack`, coming again without it; and kills."""
+"""Messages received one by one: nobody else's for a time, done by `ack`, coming again without it; and kills."""
 
 from __future__ import annotations
 

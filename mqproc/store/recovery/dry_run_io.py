@@ -297,14 +297,17 @@ class DryRunIO(StoreIO):
         return
 
     def drop_cache(self, fd: int, offset: int, size: int) -> None:
-        return
+        shadow = self._shadow_of(fd)
+        if shadow is None:
+            super().drop_cache(fd, offset, size)
+        else:
+            shadow.drop_cache(offset, size)
 
     # Maps
 
     def map(self, fd: int, size: int, *, write: bool = False) -> mmap.mmap:
         shadow = self._changing(fd) if write else self._shadow(self._fds[fd])
-        shadow.changed |= write
-        return shadow.map(size)
+        return shadow.map(size, write=write)
 
     def unmap_pages(self, mapping: mmap.mmap, offset: int, size: int) -> None:
         # Stored pages would be lost, and which those are nobody knows.

@@ -20,6 +20,7 @@ from mqproc.io import StoreIO
 
 _PAGE: Final = 4096
 _CHUNK: Final = 1 << 20
+_IN_THE_MAP: Final = -1
 
 
 class Arena:
@@ -69,10 +70,11 @@ class ShadowFile:
         self.origin = origin
         self.changed = origin is None
         self.size = 0 if origin is None else io.size_of(origin)
-        # Of the real file so much shows through; a page that was stored to lies at a place of the arena.
+        # Of the real file so much shows through; a page that was stored to lies at a place of the arena, or in the map.
         self._visible = self.size
         self._pages: dict[int, int] = {}
         self._mapping: mmap.mmap | None = None
+        self._is_mapped_for_writing = False
         self._own: BinaryIO | None = None
 
     def close(self) -> None:
@@ -109,7 +111,7 @@ class ShadowFile:
         """Where the next byte lies, at or after `offset`, that need not be zero; None when there is none."""
         if self._own is not None:
             return self._io.next_data(self._own.fileno(), offset) if offset < self.size else None
-        if self._mapping is not None:
+        if self._is_mapped_for_writing:
             return offset if offset < self.size else None
         found = [max(offset, page * _PAGE) for page in self._pages if (page + 1) * _PAGE > offset]
         original = self._ask_original(offset, self._io.next_data) if offset < self._visible else None
@@ -122,13 +124,24 @@ class ShadowFile:
         page, end = offset // _PAGE, self.size
         if self._own is not None:
             end = self._io.next_hole(self._own.fileno(), offset)
+        elif self._is_mapped_for_writing:
+            end = self.size
         elif page in self._pages:
             while page in self._pages:
                 page += 1
             end = page * _PAGE
-        elif self._mapping is None and offset < self._visible:
+        elif offset < self._visible:
             end = min(self._ask_original(offset, self._io.next_hole) or self._visible, self._visible)
         return min(end, self.size)
+
+    def drop_cache(self, offset: int, size: int) -> None:
+        """Let the kernel forget the real file's clean pages, so that it knows again what of it was ever written."""
+
+        def drop(fd: int, start: int) -> None:
+            self._io.drop_cache(fd, start, size)
+
+        if self.origin is not None:
+            self._ask_original(offset, drop)
 
     def _ask_original(self, offset: int, ask: Callable[[int, int], int | None]) -> int | None:
         assert self.origin is not None
@@ -151,6 +164,7 @@ class ShadowFile:
                 self._io.pwrite(self._own.fileno(), data, offset)
         elif self._mapping is not None:
             self._mapping[offset : offset + len(data)] = data
+            self._pages |= dict.fromkeys(range(offset // _PAGE, (offset + len(data) - 1) // _PAGE + 1), _IN_THE_MAP)
         else:
             self._write_pages(offset, data)
 
@@ -203,10 +217,12 @@ class ShadowFile:
 
     # Maps
 
-    def map(self, size: int) -> mmap.mmap:
+    def map(self, size: int, *, write: bool) -> mmap.mmap:
         """Map it from its start; what is stored to it later is seen, what is stored into the map is read."""
         if not 0 < size <= self.size:
             raise ValueError("mmap length is greater than file size")
+        self.changed |= write
+        self._is_mapped_for_writing |= write
         if self._mapping is None and not self._pages and self.origin is not None and size == self._visible == self.size:
             fd = self._io.open(self.origin)
             try:

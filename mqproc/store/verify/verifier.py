@@ -140,7 +140,7 @@ def check_is_store(io: StoreIO, paths: StorePaths) -> None:
     try:
         entry = io.entry(paths.root.resolve())
         names = io.names(paths.root) if entry is not None and entry.kind is EntryKind.FOLDER else []
-    except PermissionError as error:
+    except (PermissionError, NotADirectoryError) as error:
         raise StoreAccessError(f"{paths.root}: {error.strerror}") from None
     if entry is None:
         raise StoreAccessError(f"{paths.root}: no such folder")

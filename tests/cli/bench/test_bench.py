@@ -132,6 +132,13 @@ def test_filters_look_through_what_was_loaded() -> None:
         assert figures["errors"] == 0
 
 
+def test_consumers_take_what_was_loaded_and_wait() -> None:
+    pytest.importorskip("pyarrow")
+    found = call("bench", "consume", "--messages", 20_000, "--idle", 3, *SMALL).json["consume"]
+    assert all(found[kind]["messages"] > 0 for kind in ("objects", "arrow", "tag", "sql"))
+    assert found["idle"]["consumers"] == 3
+
+
 def test_dispatch_wants_a_group_of_its_own(tmp_path: Path) -> None:
     assert call("bench", "dispatch", "--store", tmp_path).code == 2
 

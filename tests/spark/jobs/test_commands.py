@@ -1,0 +1,99 @@
+"""`mqproc spark …`: rows as all commands print them, exit codes that mean something, one line for what went wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.dataset as ds
+import pytest
+
+from tests.cli.calling import call
+from tests.golden.fixtures import load_fixture
+from tests.spark.rows import messages_of
+from tests.store.stopped_store import FIRST_MS, write_at
+
+if TYPE_CHECKING:
+    pass
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.usefixtures("spark"),
+]
+
+
+def test_counts_as_rows_and_as_a_plot(rolled_store: Path, tmp_path: Path) -> None:
+    found = call(
+        *("spark", "counts", rolled_store, "--by", "topic", "--window", "300ms", "--topic", "First", "--json"),
+        *("--no-latencies", "--begin", FIRST_MS, "--end", FIRST_MS + 300),
+    )
+    assert found.code == 0, found.err
+    stored = [each for each in messages_of(rolled_store, topic="First") if each.store_timestamp_ms < FIRST_MS + 300]
+    rows = found.json["counts"]
+    assert sum(row["messages"] for row in rows) == len(stored)
+    assert all(row["window_end_ms"] - row["window_start_ms"] == 300 for row in rows)
+    drawn = call("spark", "counts", rolled_store, "--window", "300ms", "--plot", tmp_path / "out.svg")
+    assert drawn.code == 0, drawn.err
+    assert "<svg" in (tmp_path / "out.svg").read_text()
+
+
+def test_verify_ends_with_1_for_damage(rolled_store: Path, tmp_path: Path) -> None:
+    store = shutil.copytree(rolled_store, tmp_path / "store")
+    write_at(store / "consumequeue" / "First" / "1" / f"{0:020d}", 20 * 3, b"\0\1")
+    found = call("spark", "verify", store)
+    assert found.code == 1, found.err
+    assert "unit_wrong" in found.out
+
+
+def test_lag_of_rocketmqs_groups(tmp_path: Path) -> None:
+    store = load_fixture("a_basic", tmp_path).store
+    topic = max(path.name for path in (store / "consumequeue").iterdir())
+    table = {f"{topic}@Readers": {"0": 0}}
+    (store / "config").mkdir(exist_ok=True)
+    (store / "config" / "consumerOffset.json").write_text(json.dumps({"offsetTable": table}))
+    (row,) = call("spark", "lag", store, "--json").json["lag"]
+    stored = messages_of(store, topic=topic, queue_id=0)
+    assert (row["group"], row["behind"]) == ("Readers", len(stored))
+    assert row["oldest_stored_ms"] == (stored[0].store_timestamp_ms if stored else None)
+    assert call("spark", "lag", store, "--to", tmp_path / "history").code == 0
+    assert ds.dataset(tmp_path / "history").to_table(columns=["behind"]).to_pylist() == [{"behind": len(stored)}]
+
+
+def test_rebuild_and_what_is_there_already(rolled_store: Path, tmp_path: Path) -> None:
+    built = call("spark", "rebuild", rolled_store, "--to", tmp_path / "to", "--json")
+    assert built.code == 0, built.err
+    assert sum(row["units"] for row in built.json["queues"]) == 640
+    assert "640 units of 12 queues" in built.err
+    again = call("spark", "rebuild", rolled_store, "--to", tmp_path / "to")
+    assert (again.code, again.err.count("\n")) == (3, 1)
+    assert "not empty" in again.err
+
+
+def test_export_and_compact(rolled_store: Path, tmp_path: Path) -> None:
+    done = call("spark", "export", rolled_store, "--to", tmp_path / "out", "--topic", "Third", "--json")
+    assert done.json["messages"] == len(messages_of(rolled_store, topic="Third"))
+    done = call("spark", "compact", rolled_store, "--to", tmp_path / "last", "--column", "topic", "--json")
+    assert done.json["keys"] == 640
+
+
+def test_what_went_wrong_is_one_line(rolled_store: Path, tmp_path: Path) -> None:
+    missing = call("spark", "counts", tmp_path / "missing")
+    assert missing.code == 3
+    assert missing.err.count("\n") == 1
+    assert "no such folder" in missing.err
+    store = shutil.copytree(rolled_store, tmp_path / "store")
+    lost = messages_of(store)[100]
+    write_at(store / "commitlog" / f"{0:020d}", lost.physical_offset + 120, b"\xff")
+    damaged = call("spark", "export", store, "--to", tmp_path / "out")
+    assert damaged.code == 6, damaged.err
+    assert damaged.err.count("\n") == 1
+    assert "no intact record in bytes" in damaged.err
+    assert call("spark", "counts", rolled_store, "--conf", "nothing").code == 2
+    assert call("spark", "replay", rolled_store, "--to", "Again").code == 2
+
+
+def test_the_script_for_spark_submit() -> None:
+    assert Path(call("spark", "script").out.strip()).is_file()
