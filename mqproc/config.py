@@ -161,6 +161,11 @@ class Options:
     timer_max_delay_sec: int = _option(259_200, "how far ahead a message may be delivered at a time", "s", 1, 1 << 31)
     timer_precision_ms: int = _option(1000, "width of a slot of the timer's wheel", "ms", 100, 60_000)
 
+    timer_roll_window_slot: int = _option(
+        172_800, "a message due later than so many slots is parked again in between", "slots", 2, 600_000
+    )
+    mapped_file_size_timer_log: int = _option(100 * MIB, "size of a file of the timer's log", "bytes", 1024, GIB)
+
     # Processes and sockets
     max_spin_us: int = _option(50, "after work, look this long for more before sleeping", "µs", 0, 10_000)
     max_connections: int = _option(1024, "clients of one role", "", 1, 16_384)

@@ -165,6 +165,18 @@ class StorePaths:
         return self.own / "retention.json"
 
     @property
+    def timer_wheel(self) -> Path:
+        return self.root / "timerwheel"
+
+    @property
+    def timer_log(self) -> Path:
+        return self.root / "timerlog"
+
+    @property
+    def timer_check(self) -> Path:
+        return self.config / "timercheck"
+
+    @property
     def delay_offsets(self) -> Path:
         return self.config / "delayOffset.json"
 

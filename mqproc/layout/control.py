@@ -267,6 +267,7 @@ RETENTION_ANSWERED = _word(KEEPER, "retention_answered", "requests", "asked for 
 RETENTION_ERRNO = _word(KEEPER, "retention_errno", "", "errno that ended the last pass early, 0 when none did")
 OLDEST_STORE_TIMESTAMP_MS = _word(KEEPER, "oldest_store_timestamp_ms", "ms", "store time of the log's first record")
 DELAYED_MESSAGES = _word(KEEPER, "delayed_messages", "messages", "with a delay level that wait for their time")
+TIMED_MESSAGES = _word(KEEPER, "timed_messages", "messages", "with a time to deliver at that wait for it")
 DELIVERED_MESSAGES = _word(KEEPER, "delivered_messages", "messages", "whose time had come, since the group started")
 DELIVERIES_REFUSED = _word(KEEPER, "deliveries_refused", "frames", "that the writer refused; they are tried again")
 DELIVERIES_LOST = _word(KEEPER, "deliveries_lost", "messages", "that the log had no more when their time came")

@@ -18,6 +18,8 @@ of a segment, whatever bytes follow.
 
 from __future__ import annotations
 
+import struct
+
 MAGIC_V1 = 0xDAA320A7 - (1 << 32)
 MAGIC_V2 = 0xDAA320AB - (1 << 32)
 MAGIC_BLANK = 0xCBD43194 - (1 << 32)
@@ -36,6 +38,12 @@ BORN_HOST = BORN_TIMESTAMP + 8
 HOST_V4_SIZE = 8
 HOST_V6_SIZE = 20
 
+# What lies before the hosts, and what lies between them and the body.
+HEAD = struct.Struct(">iiiiiqqiq")
+TAIL = struct.Struct(">iqi")
+LENGTH_V2 = struct.Struct(">H")
+assert HEAD.size == BORN_HOST
+
 # Offsets below hold for two IPv4 hosts; each IPv6 host before a field moves it by IPV6_EXTRA.
 IPV6_EXTRA = HOST_V6_SIZE - HOST_V4_SIZE
 STORE_TIMESTAMP = BORN_HOST + HOST_V4_SIZE
@@ -44,6 +52,7 @@ RECONSUME_TIMES = STORE_HOST + HOST_V4_SIZE
 PREPARED_TRANSACTION_OFFSET = RECONSUME_TIMES + 4
 BODY_LENGTH = PREPARED_TRANSACTION_OFFSET + 8
 BODY = BODY_LENGTH + 4
+assert RECONSUME_TIMES + TAIL.size == BODY
 
 # A whole V1 record over IPv4 with nothing in it: total = 91 + body + topic + properties.
 FIXED_SIZE_V4 = BODY + 1 + 2

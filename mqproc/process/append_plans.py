@@ -242,7 +242,7 @@ def plan_append(
     if not QUEUE_COLUMN <= request.queue_id < queues:
         raise NoSuchQueueError(f"queue id {request.queue_id}; topic has {queues} queues")
     rotation = topic.rotation
-    if not own and waits(request, now_ms):
+    if not own and waits(request, payload, now_ms):
         real_queue_id, rotation = real_queue(request, queues, rotation)
         request = parked(request, real_queue_id, topics.options, now_ms)
         topic = topics.find_own(request.topic)

@@ -9,6 +9,7 @@ from mqproc.process.level_deliveries import LevelDeliveries
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
 from mqproc.process.releases import Releases
+from mqproc.process.timer_deliveries import TimerDeliveries
 from mqproc.store.delays.made_from import MadeFrom
 from mqproc.store.final_syncs import FinalSyncs
 from mqproc.store.queue_table import QueueTable
@@ -20,6 +21,10 @@ INTERVAL_NS = 1_000_000_000
 # A stopping keeper waits at most this long for the outcome of what it has given to the writer.
 STOP_WAIT_NS = 3_000_000_000
 STOP_STEP_S = 0.05
+# How often dispatch is looked at while a message that is due soon is on its way.
+DISPATCH_LOOK_S = 0.001
+# A wait that ends so much before its time was ended by the bell.
+RUNG_EARLY_NS = 100_000
 
 
 class Keeper:
@@ -49,7 +54,9 @@ class Keeper:
         made_from = MadeFrom(self._reading.segments)
         self._releases = Releases(context, made_from)
         self._levels = LevelDeliveries(context, self._reading, self._releases, made_from)
+        self._timer = TimerDeliveries(context, self._reading, self._releases, made_from, self._syncs)
         self._stop_by_ns = 0
+        self._awaited = 0
 
     def do_work(self) -> int:
         now_ns = self._clock.monotonic_ns()
@@ -60,19 +67,28 @@ class Keeper:
             self._retention.take_request()
             self._levels.look_again()
             self._words[words_of.DELAYED_MESSAGES] = self._levels.count_pending()
+            self._words[words_of.TIMED_MESSAGES] = self._timer.pending
             done = 1
-        done += self._releases.step() + self._levels.step()
+        done += self._releases.step() + self._levels.step() + self._timer.step()
         done += self._retention.step(now_ns, self._clock.time_ms())
         self._reading.let_go_of_deleted(self._view.deletions())
         return done
 
     def wait(self, timeout_s: float) -> None:
-        due_ns = min(self._due_ns, self._retention.due_ns, self._releases.due_ns, self._levels.due_ns)
+        due_ns = min(
+            self._due_ns, self._retention.due_ns, self._releases.due_ns, self._levels.due_ns, self._timer.due_ns
+        )
         until_due_s = min(timeout_s, max(0.0, (due_ns - self._clock.monotonic_ns()) / 1e9))
+        if self._words[words_of.DISPATCHED] < self._awaited:
+            until_due_s = min(until_due_s, DISPATCH_LOOK_S)
         if self._releases.appender.in_flight:
             self._releases.appender.wait(until_due_s)
-        else:
-            self._context.bell.wait(until_due_s)
+            return
+        until_ns = self._clock.monotonic_ns() + int(until_due_s * 1e9) - RUNG_EARLY_NS
+        self._context.bell.wait(until_due_s)
+        if self._clock.monotonic_ns() < until_ns:
+            # The writer rings for a message that is due soon; it can be seen when it is dispatched.
+            self._awaited = self._words[words_of.WRITTEN]
 
     def reload(self, options: Options) -> None:
         """Use these options from the next look on."""
@@ -89,11 +105,12 @@ class Keeper:
         if self._releases.under_way and self._clock.monotonic_ns() < self._stop_by_ns:
             self._releases.appender.wait(STOP_STEP_S)
             return False
-        if self._levels.changed:
+        if self._levels.changed or self._timer.changed:
             self._save_for_good()
         return True
 
     def close(self) -> None:
+        self._timer.close()
         self._releases.close()
         self._reading.close()
         self._retention.close()
@@ -116,6 +133,7 @@ class Keeper:
             self._log.error("how far deliveries have come is not saved; the log tells the next start", error=str(error))
             return
         self._levels.save(durable=end)
+        self._timer.save(durable=end)
 
     def _watch_disk(self) -> None:
         """The file system's use as `df` counts it: what root keeps back is not free."""

@@ -25,7 +25,7 @@ from mqproc.message import PullStatus
 from mqproc.names import DELAY_LEVELS, SCHEDULE_TOPIC
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
-from mqproc.process.released import released
+from mqproc.process.released import parked_records
 from mqproc.process.releases import Releases
 from mqproc.store.consume_queue import as_units
 from mqproc.store.delays.delay_offsets import NO_LOG_POSITION, DelayOffsets
@@ -49,6 +49,7 @@ class _Level:
     busy: bool = False
     due_ns: int = 0
     head: int = -1
+    caught_up: bool = False  # nothing is left that was due when this keeper began
 
     @property
     def queue_id(self) -> int:
@@ -72,6 +73,7 @@ class LevelDeliveries:
         self._reading = reading
         self._releases = releases
         self._saved_offsets: dict[int, int] = {}
+        self._inherited = 0  # no delivery of a predecessor's that the file does not count lies below this position
         self._snapshot: tuple[dict[int, int], int, int] | None = None
         self._save_ns = 0
         self._file = DelayOffsets()
@@ -115,7 +117,7 @@ class LevelDeliveries:
     def _deliver_due(self, level: _Level, now_ns: int) -> int:
         bounds = self._bounds(level)
         if bounds is None or level.offset >= bounds.max_offset:
-            level.head, level.due_ns = -1, _NEVER_NS
+            level.head, level.due_ns, level.caught_up = -1, _NEVER_NS, True
             return 0
         if level.offset < bounds.min_offset:
             self._lose(level, bounds.min_offset, "the log does not have them any more")
@@ -125,7 +127,7 @@ class LevelDeliveries:
             # Held by the monotonic clock until now: the other one may say what it likes.
             due_count = 1
         if due_count == 0:
-            level.head = level.offset
+            level.head, level.caught_up = level.offset, True
             return 0
         level.head = -1
         return self._release(level, due_count)
@@ -154,8 +156,8 @@ class LevelDeliveries:
             self._lose(level, max(pulled.next_offset, level.offset), f"{pulled.status} {pulled.detail}".strip())
             level.due_ns = 0
             return 1
-        found = list(released(pulled.records.tobytes()))
-        messages = [message for message in found if message is not None]
+        found = list(parked_records(pulled.records.tobytes()))
+        messages = [parked.released(keeps_real=True) for parked in found if parked.real_topic]
         if len(messages) < len(found):
             self._count_lost(level, len(found) - len(messages), "they name no topic to go to")
         if (gone := pulled.next_offset - level.offset - pulled.count) > 0:
@@ -203,7 +205,9 @@ class LevelDeliveries:
             if self._context.incarnation == 1:
                 # All is dispatched, so the queue's end is its end. As RocketMQ does at its start.
                 level.offset = min(level.offset, bounds.max_offset if bounds is not None else 0)
+        self._inherited = written
         if begin < written and self.count_pending():
+            self._inherited = begin
             with self._context.heart.busy(words_of.STATE_RECOVERING):
                 self._releases.known |= made_from.marks(begin, written)
         self._saved_offsets = dict(self._file.offsets)
@@ -217,6 +221,11 @@ class LevelDeliveries:
         """Whether the file does not say yet what was delivered."""
         return self._snapshot is not None or self._offsets() != self._saved_offsets
 
+    def _begin(self) -> int:
+        """No delivery that the offsets do not count lies below this position of the log."""
+        begin = self._releases.begin
+        return begin if all(level.caught_up for level in self._levels) else min(begin, self._inherited)
+
     def save(self, durable: int = 0) -> None:
         """Write the offsets as they were when the log had the part of it that is durable now.
 
@@ -224,7 +233,7 @@ class LevelDeliveries:
         """
         self._save_ns = self._clock.monotonic_ns() + SAVE_INTERVAL_NS
         if self._snapshot is None or durable:
-            self._snapshot = (self._offsets(), self._releases.begin, self._words[words_of.WRITTEN])
+            self._snapshot = (self._offsets(), self._begin(), self._words[words_of.WRITTEN])
         offsets, log, end = self._snapshot
         if max(durable, self._context.control.flushed) < end:
             return

@@ -22,11 +22,22 @@ from mqproc.wire.operations import QUEUE_ANY, QUEUE_COLUMN, AppendRequest
 _UNIQUE_BUCKET, _TAG_BUCKET, _KEYS_BUCKET = map(
     properties.bucket, (properties.UNIQ_KEY, properties.TAGS, properties.KEYS)
 )
+_DELETES = f"{properties.TIMER_DEL_UNIQKEY}{properties.NAME_END}".encode()
 
 
-def waits(request: AppendRequest, now_ms: int) -> bool:
-    """Whether the messages are not for now."""
-    return request.delay_level > 0 or request.deliver_at_ms > now_ms
+def waits(request: AppendRequest, payload: memoryview, now_ms: int) -> bool:
+    """Whether the messages are not for now. Raises BadLevelError for one that cancels another, but comes too late."""
+    if request.delay_level > 0 or request.deliver_at_ms > now_ms:
+        return True
+    if request.deliver_at_ms and _cancels(request, payload):
+        raise BadLevelError("the time of the message that is to be cancelled has come")
+    return False
+
+
+def _cancels(request: AppendRequest, payload: memoryview) -> bool:
+    gaps = (request.gap_before_unique, request.gap_before_tag, request.gap_before_keys, request.gap_after_keys)
+    # Whole property strings lie in the payload.
+    return any(_DELETES in part for part in gaps) or (request.properties_bytes > 0 and _DELETES in bytes(payload))
 
 
 def parked(request: AppendRequest, real_queue_id: int, options: Options, now_ms: int) -> AppendRequest:

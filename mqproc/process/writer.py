@@ -55,6 +55,8 @@ from mqproc.wire.operations import (
 )
 from mqproc.wire.server import SocketServer
 
+# The keeper looks for messages with a time to deliver at each second; it is told of one that is due before it looks.
+NEAR_MS = 3000
 # Frames of a step are written and published together up to this much, so that dispatch goes on beside the step.
 COMMIT_BYTES = 256 << 10
 # A step's answers leave together, up to this much of the log: each send wakes its client, which takes the processor.
@@ -156,10 +158,12 @@ class Writer:
         # The loop drains the bell when the wait is over.
         self._server.register(context.bell.fileno(), lambda: None)
         self._dispatcher_bell = context.bells[words_of.DISPATCHER]
+        self._keeper_bell = context.bells[words_of.KEEPER]
         self._flusher_bell = context.bells[words_of.COMMITLOG_FLUSHER]
         self._taking = True
         self._stop_by_ns = 0
         self._to_ring = False
+        self._to_ring_keeper = False
         self._closed_by: MqprocError | None = None
 
     # The loop's side
@@ -185,6 +189,9 @@ class Writer:
             # Once a step: a bell for each frame would cost a call and a wake-up that nobody needs.
             self._to_ring = False
             self._dispatcher_bell.ring()
+            if self._to_ring_keeper:
+                self._to_ring_keeper = False
+                self._keeper_bell.ring()
         self._words[words_of.WRITER_CONNECTIONS] = len(self._server.connections)
         if appended := self._words[words_of.APPENDED_MESSAGES] - messages:
             # Their mean: a look at each message would cost more than all else that is counted.
@@ -255,6 +262,8 @@ class Writer:
             raise self._closed_by
         store_timestamp_ms = self._store_timestamp()
         own = request.operation == Operation.APPEND_OWN
+        if 0 < options.deliver_at_ms <= store_timestamp_ms + NEAR_MS:
+            self._to_ring_keeper = True
         plan = plan_append(options, request.payload, self._topics, store_timestamp_ms, own=own)
         dropped = 0
         if self._repeats is None or request.operation == Operation.APPEND_OWN:

@@ -46,10 +46,15 @@ class DurableMark:
 
     def valid(self) -> layout.Mark | None:
         """The mark, when the log before it is still what it was; else None: another program wrote the log since."""
+        return self.mark if self._fits() else None
+
+    def stands_at(self, offset: int) -> bool:
+        """Whether the mark says just this, and the log before it is still what it was."""
+        return self.mark is not None and self.mark.offset == offset and self._fits()
+
+    def _fits(self) -> bool:
         mark = self.mark
-        if mark is None or fingerprint(self._io, self._segments, mark.offset) != mark.fingerprint:
-            return None
-        return mark
+        return mark is not None and fingerprint(self._io, self._segments, mark.offset) == mark.fingerprint
 
     def move(self, offset: int, store_timestamp_ms: int) -> bool:
         """Say that everything below `offset` is durable; returns when the mark itself is.

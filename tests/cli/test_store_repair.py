@@ -20,6 +20,7 @@ import pytest
 
 from mqproc import Message, StoreReader
 from mqproc.io import FailedSyncError, StoreIO
+from mqproc.layout.record_codec import encode_record
 from mqproc.paths import StorePaths
 from mqproc.shm.lock import StoreLock
 from mqproc.store import rocketmq_json
@@ -313,6 +314,27 @@ def test_more_damage_than_is_listed_is_repaired_at_once(
     assert (found["counts"]["unit_wrong"], found["omitted"]) == (12, 10)
     assert call("store", "repair", store, "--execute", *flags).code == 0
     assert call("store", "verify", store, *flags).code == 0
+
+
+def test_what_no_repair_mends_is_said_and_stays(whole: StoppedStore, tmp_path: Path) -> None:
+    """Two records with one place in their queue: the queue can lead to one only."""
+    store, twice = tmp_path / "store", whole.end
+    shutil.copytree(whole.root, store)
+    time_ms = 1_800_000_000_000
+    again = encode_record(
+        topic="First", body=b"again", queue_offset=20, physical_offset=twice, store_timestamp_ms=time_ms
+    )
+    overwrite(store / "commitlog" / f"{3 * SEGMENT:020d}", twice % SEGMENT, again)
+    flags = flags_of(whole.engine.options)
+    planned = call("store", "repair", store, *flags)
+    assert planned.code == 1
+    assert "stays: queue_offset_repeated commitlog/00000000000000196608 First queue 0: queue offset 20" in planned.out
+    done = call("store", "repair", store, "--execute", "--json", *flags)
+    assert done.code == 1
+    assert [(row.kind, row.physical_offset) for row in damage_in(done.json)] == [("queue_offset_repeated", twice)]
+    more = call("store", "repair", store, "--execute", *flags)
+    assert (more.code, more.out.splitlines()[-1]) == (1, "nothing more can be repaired")
+    assert len(list((store / "mqproc" / "repaired").iterdir())) == 1
 
 
 # Failed syncs before

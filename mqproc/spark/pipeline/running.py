@@ -67,21 +67,25 @@ def run(folder: PipelineFolder, master: str, settings: Mapping[str, str], *, tim
     if program is None:
         raise ConfigurationError(f"{_TOOL} is not installed: pip install 'mqproc[pipelines]'")
     prepare_environment()
+    # Spark's tool starts a server, which hears of no setting on the command line.
+    lines = [f"{name} {value}\n" for name, value in (_settings(folder) | dict(settings)).items()]
+    conf = folder.root / "conf"
+    conf.mkdir(exist_ok=True)
+    (conf / "spark-defaults.conf").write_text("".join(lines))
     command = [program, "run", "--spec", str(folder.specification), "--remote", master]
-    for name, value in (_settings(folder) | dict(settings)).items():
-        command += ["--conf", f"{name}={value}"]
+    environment = os.environ | {"SPARK_CONF_DIR": str(conf)}
     with (folder.root / "last-run.log").open("w+") as log:
         try:
             done = subprocess.run(
-                command, cwd=folder.root, env=os.environ, stdout=log, stderr=subprocess.STDOUT, timeout=timeout_s
+                command, cwd=folder.root, env=environment, stdout=log, stderr=subprocess.STDOUT, timeout=timeout_s
             )
             failed = done.returncode != 0
         except subprocess.TimeoutExpired:
             failed = True
         log.seek(0)
-        lines = log.read().splitlines()
+        said = log.read().splitlines()
     if failed:
-        raise InternalError("\n".join([f"{folder.root}: the pipeline failed:", *_told(lines)]))
+        raise InternalError("\n".join([f"{folder.root}: the pipeline failed:", *_told(said)]))
 
 
 def _settings(folder: PipelineFolder) -> dict[str, str]:

@@ -57,7 +57,7 @@ class Settling:
         if self._io.exists(self._paths.read_only):
             # A sync has failed: what is durable is not known, and another sync would not tell.
             return
-        behind = [name for name, end in self._ends.items() if not self._stands_at(name, end)]
+        behind = [name for name, end in self._ends.items() if not self._marks[name].stands_at(end)]
         if behind or changed:
             self._sync(queues, index)
         ledger.mark_filled()
@@ -67,10 +67,6 @@ class Settling:
         self._io.crash_point("recover.marked")
         self._store_checkpoint()
         self._io.crash_point("recover.ckpt")
-
-    def _stands_at(self, name: str, end: int) -> bool:
-        mark = self._marks[name].valid()
-        return mark is not None and mark.offset == end
 
     def _sync(self, queues: ConsumeQueueFiles, index: IndexFiles) -> None:
         if self._vouched:

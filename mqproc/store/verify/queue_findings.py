@@ -125,6 +125,7 @@ class QueueFindings:
         self._may_be_behind = may_be_behind
         self._topics = topics
         self._unsettled = unsettled
+        self._repeated: dict[Queue, list[tuple[int, int]]] = {}
         self.dispatched = self._dispatched()
 
     def _dispatched(self) -> int:
@@ -206,7 +207,13 @@ class QueueFindings:
         for _question, answer in ask(extras):
             found += answer
         found.sort(key=lambda each: (each.queue, each.first))
-        return [self._finding(each) for each in found if each.found is not Found.MATCHED]
+        return [self._finding(each) for each in found if not self._is_right(each)]
+
+    def _is_right(self, found: UnitRange) -> bool:
+        """Whether units are as they should be; of records that share a place in their queue one only can be led to."""
+        if found.found is not Found.WRONG:
+            return found.found is Found.MATCHED
+        return any(first <= found.first and found.stop <= stop for first, stop in self._repeated.get(found.queue, ()))
 
     def _extra(self, number: int, shares: list[int], ranges: list[UnitRange]) -> ExtraQuestion:
         bounds = [self._picture.shares[share] for share in shares]
@@ -243,6 +250,8 @@ class QueueFindings:
             if gap.found > gap.expected and any(gap.previous < start < gap.physical_offset for start, _stop in faults):
                 continue
             kind = Kind.QUEUE_OFFSET_GAP if gap.found > gap.expected else Kind.QUEUE_OFFSET_REPEATED
+            if kind is Kind.QUEUE_OFFSET_REPEATED:
+                self._repeated.setdefault(gap.queue, []).append((gap.found, gap.expected))
             position = gap.physical_offset
             yield Finding(
                 kind,

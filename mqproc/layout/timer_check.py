@@ -1,0 +1,64 @@
+"""RocketMQ's `config/timercheck`: one page with seven big-endian i64, and behind them what we add.
+
+    │ last read ms │ timer log flushed │ queue offset │ master queue offset │ state version │ timestamp │ counter │
+    │ 0            │ 8                 │ 16           │ 24                  │ 32            │ 40        │ 48      │
+
+    │ magic │ timestamp │ counter │ log position │        ours, at 2048
+    │ 2048  │ 2056      │ 2064    │ 2072         │
+
+RocketMQ writes the first seven and leaves the rest. Ours count while their timestamp and counter are those of the page:
+else RocketMQ has run since.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+FILE_SIZE = 4096
+NO_LOG_POSITION = -1
+_WORDS = struct.Struct(">7q")
+_OWN = struct.Struct(">4q")
+_OWN_AT = 2048
+_OWN_MAGIC = 0x6D717072_6F635443  # "mqprocTC"
+
+
+@dataclass(frozen=True, slots=True)
+class TimerCheck:
+    """The words. `log` is where the log is to be walked from for deliveries that this page does not count."""
+
+    read_ms: int = 0
+    timer_log_flushed: int = 0
+    queue_offset: int = 0
+    timestamp_ms: int = 0
+    counter: int = 0
+    log: int = NO_LOG_POSITION
+
+
+def encode(check: TimerCheck) -> bytes:
+    """The whole page."""
+    page = bytearray(FILE_SIZE)
+    _WORDS.pack_into(
+        page,
+        0,
+        check.read_ms,
+        check.timer_log_flushed,
+        check.queue_offset,
+        check.queue_offset,
+        0,
+        check.timestamp_ms,
+        check.counter,
+    )
+    _OWN.pack_into(page, _OWN_AT, _OWN_MAGIC, check.timestamp_ms, check.counter, check.log)
+    return bytes(page)
+
+
+def decode(data: bytes) -> TimerCheck:
+    """The words of a page; a short one reads as zeros."""
+    data = data.ljust(FILE_SIZE, b"\0")
+    read_ms, flushed, queue_offset, master_offset, _version, timestamp_ms, counter = _WORDS.unpack_from(data)
+    magic, own_timestamp_ms, own_counter, log = _OWN.unpack_from(data, _OWN_AT)
+    if (magic, own_timestamp_ms, own_counter) != (_OWN_MAGIC, timestamp_ms, counter):
+        log = NO_LOG_POSITION
+    # As RocketMQ reads them: what was enqueued is the smaller of the two.
+    return TimerCheck(read_ms, flushed, min(queue_offset, master_offset), timestamp_ms, counter, log)

@@ -1,0 +1,51 @@
+"""RocketMQ's timer log: 52-byte units, big-endian, in files that are named by their first position.
+
+    ┌──────┬──────────┬───────┬──────────────┬──────────┬─────────────────┬──────┬────────────┬──────────┐
+    │ size │ previous │ magic │ enqueued ms  │ delay ms │ physical offset │ size │ topic hash │ reserved │
+    │ i32  │ i64      │ i32   │ i64          │ i32      │ i64             │ i32  │ i32        │ i64 0    │
+    │ 0    │ 4        │ 12    │ 16           │ 24       │ 28              │ 36   │ 40         │ 44       │
+    └──────┴──────────┴───────┴──────────────┴──────────┴─────────────────┴──────┴────────────┴──────────┘
+
+A unit's slot is enqueued + delay; `previous` is the position of the unit before it in the same slot, −1 for none. The
+magic is 1, plus 2 for a message that is only to be parked again, plus 4 for one that cancels another. A file whose rest
+does not take a unit and 16 bytes more ends with (rest i32, 0 i64, magic i32).
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+
+UNIT = struct.Struct(">iqiqiqiiq")
+UNIT_SIZE = UNIT.size
+assert UNIT_SIZE == 52
+
+END = struct.Struct(">iqi")
+END_SIZE = END.size
+assert END_SIZE == 16
+END_MAGIC = 0xCBD43194 - (1 << 32)
+
+UNIT_DTYPE = np.dtype(
+    [
+        ("size", ">i4"),
+        ("previous", ">i8"),
+        ("magic", ">i4"),
+        ("enqueued_ms", ">i8"),
+        ("delay_ms", ">i4"),
+        ("physical_offset", ">i8"),
+        ("message_size", ">i4"),
+        ("topic_hash", ">i4"),
+        ("reserved", ">i8"),
+    ]
+)
+assert UNIT_DTYPE.itemsize == UNIT_SIZE
+
+NO_POSITION = -1
+MAGIC_DEFAULT, MAGIC_ROLL, MAGIC_DELETE = 1, 2, 4
+FILE_SIZE = 100 << 20
+
+
+def units_per_file(file_size: int) -> int:
+    """How many units a file of this size takes."""
+    return max(0, (file_size - END_SIZE) // UNIT_SIZE)

@@ -1,0 +1,25 @@
+"""RocketMQ's timer wheel: one file of 32-byte slots, big-endian.
+
+    ┌──────────────────┬────────────────┬───────────────┬───────────┬───────────┐
+    │ time / precision │ first position │ last position │ count i32 │ magic i32 │
+    │ 0 i64            │ 8 i64          │ 16 i64        │ 24        │ 28        │
+    └──────────────────┴────────────────┴───────────────┴───────────┴───────────┘
+
+The slot of a time is (time / precision) modulo the slots; it holds what is due in the precision behind that time, as
+positions of the timer log: the chain begins at the last one. A slot whose first word is another time's is empty.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+
+SLOT = struct.Struct(">qqqii")
+SLOT_SIZE = SLOT.size
+SLOT_DTYPE = np.dtype([("time", ">i8"), ("first", ">i8"), ("last", ">i8"), ("count", ">i4"), ("magic", ">i4")])
+assert SLOT_SIZE == SLOT_DTYPE.itemsize == 32
+
+SLOTS = 2 * 7 * 24 * 3600
+FILE_SIZE = SLOTS * SLOT_SIZE
+assert FILE_SIZE == 38_707_200

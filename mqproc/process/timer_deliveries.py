@@ -1,0 +1,372 @@
+"""Delivery at any time: the queue of rmq_sys_wheel_timer is filed by seconds, and each second's messages are held.
+
+    queue ──filed──▶ timer log, wheel ──slot comes up──▶ held, by their times ──due──▶ release
+                                                            ▲
+            a message for a slot that is up already ────────┘ (it is filed too, for a successor)
+
+RocketMQ's files know whole seconds. A slot is read a second before it begins; its messages then wait in memory for the
+very millisecond that they name. `read_ms` stands at the first slot that has a message not delivered yet.
+
+A message due later than the roll window is filed under an earlier slot and parked anew when that comes, so that it
+stays young enough for the log. One with TIMER_DEL_UNIQKEY cancels the message of its slot that has this unique id.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from mqproc.errors import CorruptStoreError
+from mqproc.io import FailedSyncError
+from mqproc.layout import control as words_of
+from mqproc.layout import properties as names
+from mqproc.layout import timer_log
+from mqproc.layout.java_hash import java_hash
+from mqproc.layout.timer_check import NO_LOG_POSITION
+from mqproc.message import PullStatus
+from mqproc.names import TIMER_TOPIC
+from mqproc.process.appender import NewMessage
+from mqproc.process.log import get_logger
+from mqproc.process.loop import RoleContext
+from mqproc.process.released import Parked, parked_records
+from mqproc.process.releases import Releases
+from mqproc.store.delays.made_from import MadeFrom
+from mqproc.store.delays.timer_store import Filed, TimerSnapshot, TimerStore
+from mqproc.store.final_syncs import FinalSyncs
+from mqproc.store.reads.reading import StoreReading
+
+FILE_MESSAGES: Final = 2048
+BATCH_MESSAGES: Final = 2048
+BATCH_BYTES: Final = 4 << 20
+SAVE_INTERVAL_NS: Final = 1_000_000_000
+_NEVER_NS: Final = 1 << 62
+_MS: Final = 1_000_000
+
+
+class _Held(NamedTuple):
+    """A message of a slot that is up. `rolls`: it is to be parked again, not delivered."""
+
+    due_ms: int
+    sequence: int
+    physical_offset: int
+    slot_ms: int
+    rolls: bool
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A slot that is up. `open` counts its messages without an outcome; each one's unique id and topic are kept.
+
+    `begin` is a position of the log below which none of its messages was delivered.
+    """
+
+    open: int = 0
+    unique_ids: dict[int, tuple[str, str]] = field(default_factory=dict)
+    cancelled: set[str] = field(default_factory=set)
+    begin: int = 1 << 62
+
+
+class TimerDeliveries:
+    """The keeper's timer. Its files are made with the first message that names a time."""
+
+    def __init__(
+        self,
+        context: RoleContext,
+        reading: StoreReading,
+        releases: Releases,
+        made_from: MadeFrom,
+        syncs: FinalSyncs,
+    ) -> None:
+        self._context = context
+        self._clock = context.clock
+        self._words = context.control.words
+        self._options = context.options
+        self._log = get_logger()
+        self._reading = reading
+        self._releases = releases
+        self._made_from = made_from
+        self._syncs = syncs
+        self._store: TimerStore | None = None
+        self._up_ms = 0  # slots below it are up
+        self._held: list[_Held] = []
+        self._slots: dict[int, _Slot] = {}
+        # Slots below the second had messages delivered by a predecessor, none of them below the first in the log.
+        self._inherited: tuple[int, int] | None = None
+        self._early: set[int] = set()  # held, though their slot is not up: all slots of their time were done
+        self._sequence = 0
+        self._busy = False
+        self._snapshot: TimerSnapshot | None = None
+        self._dirty = False
+        self._save_ns = 0
+        if TimerStore.exists(context.io, context.paths):
+            self._open_store()
+
+    @property
+    def pending(self) -> int:
+        """Messages that wait for their time."""
+        return self._store.pending if self._store is not None else 0
+
+    @property
+    def changed(self) -> bool:
+        """Whether the check does not say yet what was done."""
+        return self._dirty or self._snapshot is not None
+
+    @property
+    def due_ns(self) -> int:
+        """When `step` has something to do, unless a message comes."""
+        if self._store is None:
+            return _NEVER_NS
+        now_ns, now_ms = self._clock.monotonic_ns(), self._clock.time_ms()
+        due_ns = self._save_ns if self.changed else _NEVER_NS
+        if self._store.pending:
+            due_ns = min(due_ns, now_ns + (self._up_ms - self._options.timer_precision_ms - now_ms) * _MS)
+        if self._held and not self._busy:
+            due_ns = min(due_ns, now_ns + (self._held[0].due_ms - now_ms) * _MS)
+        return due_ns
+
+    def step(self) -> int:
+        """File what came, hold what comes up, release what is due; returns how much was done."""
+        if self._store is None:
+            bounds = self._reading.queues.bounds(TIMER_TOPIC, 0)
+            if bounds is None or bounds.max_offset == 0:
+                return 0
+            self._open_store()
+        assert self._store is not None
+        try:
+            done = self._file(self._store)
+        except OSError as error:
+            self._fail("timed messages cannot be filed yet", error)
+            done = 0
+        self._bring_up(self._store)
+        done += self._release_due()
+        if self.changed and self._clock.monotonic_ns() >= self._save_ns:
+            self.save()
+        return done
+
+    def close(self) -> None:
+        if self._store is not None:
+            self._store.close()
+
+    # Filing
+
+    def _open_store(self) -> None:
+        options, context = self._options, self._context
+        store = TimerStore(
+            context.io, self._syncs, context.paths, options.timer_precision_ms, options.mapped_file_size_timer_log
+        )
+        with context.heart.busy(words_of.STATE_RECOVERING):
+            store.open(self._clock.time_ms(), self._queue_offset_of)
+            if store.remark:
+                self._log.warning("the timer's files are made anew", reason=store.remark)
+            bounds = self._reading.queues.bounds(TIMER_TOPIC, 0)
+            if context.incarnation == 1:
+                store.queue_offset = min(store.queue_offset, bounds.max_offset if bounds is not None else 0)
+            written = self._words[words_of.WRITTEN]
+            begin = store.log_position
+            if begin == NO_LOG_POSITION:
+                begin = written if store.queue_offset else self._words[words_of.MIN_PHYSICAL_OFFSET]
+            if begin < written:
+                self._releases.known |= self._made_from.marks(begin, written)
+                self._inherited = begin, self._slots_up_to(store)
+        self._up_ms = store.read_ms
+        self._store = store
+
+    def _queue_offset_of(self, physical_offset: int) -> int | None:
+        found = self._parked_at(physical_offset)
+        return None if found is None or found.topic != TIMER_TOPIC else found.queue_offset
+
+    def _file(self, store: TimerStore) -> int:
+        bounds = self._reading.queues.bounds(TIMER_TOPIC, 0)
+        if bounds is None or store.queue_offset >= bounds.max_offset:
+            return 0
+        pulled = self._reading.pull(TIMER_TOPIC, 0, store.queue_offset, FILE_MESSAGES, BATCH_BYTES)
+        if pulled.status is not PullStatus.FOUND:
+            self._lose(max(0, pulled.next_offset - store.queue_offset), f"{pulled.status} {pulled.detail}".strip())
+        for parked in parked_records(pulled.records.tobytes()):
+            self._file_one(store, parked)
+            store.queue_offset = parked.queue_offset + 1
+        store.queue_offset = max(store.queue_offset, pulled.next_offset)
+        self._dirty = True
+        return max(1, pulled.count)
+
+    def _file_one(self, store: TimerStore, parked: Parked) -> None:
+        out_ms = parked.number(names.TIMER_OUT_MS)
+        if out_ms is None or not parked.real_topic:
+            self._lose(1, f"the record at {parked.physical_offset} names no time or no topic")
+            return
+        now_ms = self._clock.time_ms()
+        slot_ms, magic = self._slot_for(store.slot_of(out_ms), store.slot_of(now_ms))
+        if parked.text(names.TIMER_DEL_UNIQKEY):
+            magic |= timer_log.MAGIC_DELETE
+        is_up = slot_ms < self._up_ms
+        # Slots below read_ms are never looked at again.
+        slot_ms = max(slot_ms, store.read_ms)
+        topic_hash = java_hash(parked.real_topic)
+        store.put(slot_ms, now_ms, parked.physical_offset, parked.size, topic_hash, magic)
+        if is_up:
+            if slot_ms >= self._up_ms:
+                self._early.add(parked.physical_offset)
+            self._hold(Filed(slot_ms, magic, parked.physical_offset, parked.size), parked)
+
+    def _slot_for(self, slot_ms: int, now_ms: int) -> tuple[int, int]:
+        """The slot to file under, and the unit's magic: further off than the roll window it is an earlier one."""
+        window_ms = self._options.timer_roll_window_slot * self._options.timer_precision_ms
+        beyond_ms = slot_ms - now_ms - window_ms
+        if beyond_ms < 0:
+            return slot_ms, timer_log.MAGIC_DEFAULT
+        # Time enough is left for the next roll too.
+        wait_ms = window_ms // 2 if beyond_ms < window_ms // 3 else window_ms
+        wait_ms -= wait_ms % self._options.timer_precision_ms
+        return now_ms + wait_ms, timer_log.MAGIC_DEFAULT | timer_log.MAGIC_ROLL
+
+    # Holding
+
+    def _bring_up(self, store: TimerStore) -> None:
+        """Hold the messages of slots that begin within a slot's width."""
+        until_ms = self._slots_up_to(store)
+        if until_ms <= self._up_ms:
+            return
+        for slot_ms in store.occupied(self._up_ms, until_ms) if store.pending else ():
+            try:
+                filed = store.filed(slot_ms)
+            except CorruptStoreError as error:
+                self._fail(f"slot {slot_ms} of the timer is lost", error)
+                continue
+            for one in dict.fromkeys(filed):
+                if one.physical_offset in self._early:
+                    self._early.discard(one.physical_offset)
+                else:
+                    self._hold(one, self._parked_at(one.physical_offset))
+        self._up_ms = until_ms
+        self._move_read(store)
+
+    def _slots_up_to(self, store: TimerStore) -> int:
+        """The first slot that is not to be up now."""
+        return store.slot_of(self._clock.time_ms()) + 2 * self._options.timer_precision_ms
+
+    def _hold(self, filed: Filed, parked: Parked | None) -> None:
+        """Keep a message of a slot that is up until it is due."""
+        if parked is None or parked.topic != TIMER_TOPIC:
+            self._lose(1, f"the log has no record at {filed.physical_offset} any more")
+            self._take_off(1)
+            return
+        slot = self._slots.setdefault(filed.slot_ms, _Slot())
+        if filed.magic & timer_log.MAGIC_DELETE:
+            slot.cancelled.add(parked.text(names.TIMER_DEL_UNIQKEY))
+            self._take_off(1)
+            return
+        due_ms = parked.number(names.TIMER_DELIVER_MS)
+        rolls = bool(filed.magic & timer_log.MAGIC_ROLL)
+        if due_ms is None or rolls:
+            due_ms = filed.slot_ms + self._options.timer_precision_ms
+        self._sequence += 1
+        slot.open += 1
+        slot.unique_ids[filed.physical_offset] = (parked.text(names.UNIQ_KEY), parked.real_topic)
+        heapq.heappush(self._held, _Held(due_ms, self._sequence, filed.physical_offset, filed.slot_ms, rolls))
+
+    def _is_cancelled(self, held: _Held) -> bool:
+        slot = self._slots[held.slot_ms]
+        unique, topic = slot.unique_ids.pop(held.physical_offset)
+        if not slot.cancelled:
+            return False
+        # RocketMQ 5.3.0 names the message by its unique id alone, later releases by topic and unique id.
+        return not slot.cancelled.isdisjoint({unique, topic + unique, f"{topic}+{unique}"})
+
+    # Releasing
+
+    def _release_due(self) -> int:
+        now_ms = self._clock.time_ms()
+        if self._busy or not self._held or self._held[0].due_ms > now_ms:
+            return 0
+        batch: list[_Held] = []
+        messages: list[NewMessage] = []
+        size = 0
+        self._words[words_of.DELIVERY_LATE_MS] = now_ms - self._held[0].due_ms
+        while self._held and self._held[0].due_ms <= now_ms and len(batch) < BATCH_MESSAGES and size < BATCH_BYTES:
+            held = heapq.heappop(self._held)
+            batch.append(held)
+            slot = self._slots[held.slot_ms]
+            slot.begin = min(slot.begin, self._words[words_of.WRITTEN])
+            if self._is_cancelled(held):
+                continue
+            parked = self._parked_at(held.physical_offset)
+            if parked is None:
+                self._lose(1, f"the log has no record at {held.physical_offset} any more")
+                continue
+            messages.append(parked.rolled() if held.rolls else parked.released(keeps_real=False))
+            size += parked.size
+        self._busy = True
+        self._releases.start(messages, lambda: self._done_with(batch))
+        return len(batch)
+
+    def _done_with(self, batch: list[_Held]) -> None:
+        self._busy = False
+        for held in batch:
+            self._slots[held.slot_ms].open -= 1
+        if self._store is not None:
+            self._take_off(len(batch))
+            self._move_read(self._store)
+        self._dirty = True
+
+    def _take_off(self, count: int) -> None:
+        if self._store is not None:
+            self._store.pending -= count
+
+    def _move_read(self, store: TimerStore) -> None:
+        read_ms = min((slot_ms for slot_ms, slot in self._slots.items() if slot.open), default=self._up_ms)
+        if read_ms > store.read_ms:
+            store.read_ms = read_ms
+            for slot_ms in [slot_ms for slot_ms in self._slots if slot_ms < read_ms]:
+                del self._slots[slot_ms]
+
+    def _parked_at(self, physical_offset: int) -> Parked | None:
+        try:
+            record = self._reading.records.record(physical_offset)
+        except CorruptStoreError:
+            return None
+        return next(parked_records(record.tobytes())) if record is not None else None
+
+    # The check
+
+    def save(self, durable: int = 0) -> None:
+        """Write the check as of now, or of the last call, once the log is durable behind what it counts.
+
+        `durable` is a position that the caller has made the log durable up to; else it is what the flushers say.
+        """
+        if self._store is None:
+            return
+        self._save_ns = self._clock.monotonic_ns() + SAVE_INTERVAL_NS
+        try:
+            if self._snapshot is None or durable:
+                end = self._words[words_of.WRITTEN]
+                self._snapshot = self._store.snapshot(self._begin(self._store), end, self._clock.time_ms())
+                self._dirty = False
+            if max(durable, self._context.control.flushed) >= self._snapshot.log_end:
+                self._store.write(self._snapshot)
+                self._snapshot = None
+        except FailedSyncError:
+            return  # The store is read-only now: the log tells a next run what was delivered.
+        except OSError as error:
+            self._fail("timercheck could not be saved yet", error)
+
+    def _begin(self, store: TimerStore) -> int:
+        """No message of the slots from read_ms on that has been delivered lies below this position of the log."""
+        begins = [self._releases.begin, *(slot.begin for slot in self._slots.values())]
+        if self._inherited is not None:
+            begin, until_ms = self._inherited
+            if store.read_ms < until_ms:
+                begins.append(begin)
+            else:
+                self._inherited = None
+        return min(begins)
+
+    def _lose(self, count: int, why: str) -> None:
+        if count:
+            self._words.add(words_of.DELIVERIES_LOST, count)
+            self._context.heart.failed()
+            self._log.error("timed messages are lost", messages=count, why=why)
+
+    def _fail(self, what: str, error: Exception) -> None:
+        self._context.heart.failed()
+        self._log.error(what, error=str(error))

@@ -1,0 +1,125 @@
+"""The timer's log: RocketMQ's `timerlog/` files, appended to by the keeper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.errors import CorruptStoreError
+from mqproc.io import StoreIO
+from mqproc.layout import timer_log as layout
+from mqproc.paths import segment_name, segment_start
+from mqproc.store.final_syncs import Syncing
+
+
+class TimerLog:
+    """A row of files of one size. Positions count bytes from the beginning of the first file that ever was."""
+
+    def __init__(self, io: StoreIO, syncs: Syncing, folder: Path, file_size: int = layout.FILE_SIZE) -> None:
+        self._io = io
+        self._syncs = syncs
+        self._folder = folder
+        self._fds: dict[int, int] = {}
+        starts = self.starts()
+        # Files of another size that are there already are gone on with.
+        found = io.size_of(folder / segment_name(starts[0])) if starts else 0
+        self.file_size = found if found > layout.UNIT_SIZE + layout.END_SIZE else file_size
+        self.begin = starts[0] if starts else 0
+        self.end = self.begin
+        """Position behind the last unit: `open_at` says it of files that are there."""
+        self.synced = self.end
+
+    @property
+    def files_end(self) -> int:
+        """Where the last file ends, `begin` without any."""
+        starts = self.starts()
+        return starts[-1] + self.file_size if starts else self.begin
+
+    def starts(self) -> list[int]:
+        """First positions of the files that are there, ascending."""
+        found = (segment_start(name) for name in self._io.names(self._folder))
+        return sorted(start for start in found if start is not None)
+
+    def open_at(self, end: int) -> None:
+        """Go on behind `end`, and make what lies there read as zeros."""
+        self.end = self.synced = max(end, self.begin)
+        for start in self.starts():
+            if start + self.file_size > self.end:
+                fd = self._fd(start)
+                self._io.set_size(fd, max(0, self.end - start))
+                self._io.set_size(fd, self.file_size)
+
+    def append(self, unit: bytes) -> int:
+        """Add a unit, or any other bytes; returns its position."""
+        start = self.end - self.end % self.file_size
+        if self.end + len(unit) + layout.END_SIZE > start + self.file_size:
+            rest = start + self.file_size - self.end
+            self._io.pwrite(self._fd(start), layout.END.pack(rest, 0, layout.END_MAGIC)[:rest], self.end - start)
+            start = self.end = start + self.file_size
+        at = self.end
+        self._io.pwrite(self._fd(start), unit, at - start)
+        self.end = at + len(unit)
+        return at
+
+    def read(self, position: int) -> tuple[int, ...]:
+        """A unit's fields. Raises CorruptStoreError."""
+        start = position - position % self.file_size
+        data = self._io.pread(self._fd(start), layout.UNIT_SIZE, position - start) if position < self.end else b""
+        if len(data) < layout.UNIT_SIZE or int.from_bytes(data[:4], "big") != layout.UNIT_SIZE:
+            raise CorruptStoreError(f"{self._folder / segment_name(start)}: no unit at {position - start}")
+        return layout.UNIT.unpack(data)
+
+    def units(self, limit: int) -> Iterator[tuple[int, NDArray[np.void]]]:
+        """(first position, units) of each file up to `limit`; a file's first bytes that are no unit end it."""
+        for start in self.starts():
+            if start >= limit:
+                return
+            size = min(self.file_size, limit - start)
+            data = self._io.pread(self._fd(start), size - size % layout.UNIT_SIZE, 0)
+            units = np.frombuffer(data, layout.UNIT_DTYPE, min(len(data) // layout.UNIT_SIZE, self._per_file))
+            others = np.flatnonzero(units["size"] != layout.UNIT_SIZE)
+            yield start, units[: int(others[0])] if len(others) else units
+
+    @property
+    def _per_file(self) -> int:
+        return layout.units_per_file(self.file_size)
+
+    def sync(self) -> None:
+        """Make everything durable. Raises FailedSyncError."""
+        if self.synced == self.end:
+            return
+        for start, fd in self._fds.items():
+            if start + self.file_size > self.synced:
+                self._syncs.sync(fd)
+        self._syncs.sync_folder(self._folder)
+        self.synced = self.end
+
+    def delete_below(self, position: int) -> int:
+        """Remove files that end at or below a position, never the last one; returns how many."""
+        gone = [start for start in self.starts()[:-1] if start + self.file_size <= position]
+        for start in gone:
+            if start in self._fds:
+                self._io.close(self._fds.pop(start))
+            self._io.unlink(self._folder / segment_name(start))
+        self.begin = max(self.begin, *(start + self.file_size for start in gone)) if gone else self.begin
+        return len(gone)
+
+    def close(self) -> None:
+        for fd in self._fds.values():
+            self._io.close(fd)
+        self._fds.clear()
+
+    def _fd(self, start: int) -> int:
+        fd = self._fds.get(start)
+        if fd is None:
+            self._io.make_folder(self._folder)
+            path = self._folder / segment_name(start)
+            is_new = not self._io.exists(path)
+            fd = self._io.open(path, write=True, create=True)
+            if is_new:
+                self._io.set_size(fd, self.file_size)
+            self._fds[start] = fd
+        return fd

@@ -1,0 +1,224 @@
+"""The timer's files as one: what waits for which second, and how far reading and filing have come.
+
+    timercheck   read_ms       slots below it have been delivered
+                 queue_offset  units of rmq_sys_wheel_timer below it have been filed
+                 flushed       the timer log's durable end
+    timerlog     a unit for each filed message, chained by slot
+    timerwheel   where each slot's chain begins
+
+The wheel follows from the timer log, and what the timer log lacks at its end follows from the queue. So an opened store
+cuts the log where the check says and makes the wheel anew; a kill, or a loss of power, costs a second's filing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.errors import CorruptStoreError
+from mqproc.io import StoreIO
+from mqproc.layout import timer_check, timer_log
+from mqproc.layout.timer_check import NO_LOG_POSITION, TimerCheck
+from mqproc.layout.timer_log import NO_POSITION
+from mqproc.paths import StorePaths
+from mqproc.store.delays.timer_log import TimerLog
+from mqproc.store.delays.timer_wheel import TimerWheel
+from mqproc.store.final_syncs import Syncing
+
+
+class Filed(NamedTuple):
+    """A unit of the timer log."""
+
+    slot_ms: int
+    magic: int
+    physical_offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimerSnapshot:
+    """What `write` puts into the check once the log is durable up to `log_end`."""
+
+    check: TimerCheck
+    log_end: int
+
+
+class TimerStore:
+    """The three files. One object in one process: the keeper."""
+
+    def __init__(self, io: StoreIO, syncs: Syncing, paths: StorePaths, precision_ms: int, timer_log_bytes: int) -> None:
+        self._io = io
+        self._paths = paths
+        self._precision_ms = precision_ms
+        self.remark = ""
+        """Why something was made anew, "" when nothing was."""
+        self._log = TimerLog(io, syncs, paths.timer_log, timer_log_bytes)
+        try:
+            self._wheel = TimerWheel(io, syncs, paths, precision_ms)
+        except CorruptStoreError as error:
+            self.remark = str(error)
+            io.unlink(paths.timer_wheel)
+            self._wheel = TimerWheel(io, syncs, paths, precision_ms)
+        self._latest_slots: dict[int, int] = {}  # by timer log file
+        self._check = TimerCheck()
+        self.read_ms = 0
+        self.queue_offset = 0
+        self.pending = 0
+        """Filed messages of slots from `read_ms` on; the caller takes off what is done."""
+
+    @staticmethod
+    def exists(io: StoreIO, paths: StorePaths) -> bool:
+        """Whether there is anything to open."""
+        return io.exists(paths.timer_check) or io.exists(paths.timer_wheel)
+
+    @property
+    def log_position(self) -> int:
+        """Where the check says that the log is to be walked from, NO_LOG_POSITION when it does not."""
+        return self._check.log
+
+    def open(self, now_ms: int, queue_offset_of: Callable[[int], int | None]) -> None:
+        """Read the check, and make log and wheel agree with it.
+
+        `queue_offset_of` is the queue offset of the timer topic's record at a physical offset, None when none is there.
+        """
+        try:
+            self._check = timer_check.decode(self._io.read_file(self._paths.timer_check))
+        except FileNotFoundError:
+            self._check = TimerCheck(read_ms=now_ms)
+        self.read_ms = self.slot_of(self._check.read_ms or now_ms)
+        self.queue_offset = self._check.queue_offset
+        end = self._check.timer_log_flushed
+        if end > self._log.files_end:
+            # What was filed is lost: all of the queue is filed again, and the whole log tells what was delivered.
+            self.remark = f"the timer log ends at {self._log.files_end:,}; timercheck says {end:,}"
+            self._check = replace(self._check, log=0)
+            self.queue_offset = 0
+        elif self._check.log == NO_LOG_POSITION and self._check.counter:
+            end = self._follow_rocketmq(end, queue_offset_of)
+        self._log.open_at(end)
+        self._make_wheel()
+
+    def slot_of(self, time_ms: int) -> int:
+        """The slot that holds a time."""
+        return time_ms // self._precision_ms * self._precision_ms
+
+    def put(self, slot_ms: int, now_ms: int, physical_offset: int, size: int, topic_hash: int, magic: int) -> None:
+        """File a message. Raises OSError; then it is not filed."""
+        slot = self._wheel.slot(slot_ms)
+        enqueued_ms = min(self.slot_of(now_ms), slot_ms)
+        unit = timer_log.UNIT.pack(
+            timer_log.UNIT_SIZE,
+            slot.last,
+            magic,
+            enqueued_ms,
+            slot_ms - enqueued_ms,
+            physical_offset,
+            size,
+            topic_hash,
+            0,
+        )
+        at = self._log.append(unit)
+        start = at - at % self._log.file_size
+        self._latest_slots[start] = max(self._latest_slots.get(start, 0), slot_ms)
+        step = -1 if magic & timer_log.MAGIC_DELETE else 1
+        self._wheel.put(slot_ms, at if slot.first == NO_POSITION else slot.first, at, slot.messages + step)
+        self.pending += 1
+
+    def occupied(self, from_ms: int, to_ms: int) -> list[int]:
+        """Slots in [from, to) that hold something."""
+        found: list[int] = []
+        wheel_ms = self._wheel.slots * self._precision_ms
+        while from_ms < to_ms:
+            until_ms = min(to_ms, from_ms + wheel_ms)
+            found += self._wheel.occupied(from_ms, until_ms)
+            from_ms = until_ms
+        return found
+
+    def filed(self, slot_ms: int) -> list[Filed]:
+        """The messages of a slot, in the order in which they were filed. Raises CorruptStoreError."""
+        found: list[Filed] = []
+        position = self._wheel.slot(slot_ms).last
+        while position != NO_POSITION:
+            _, previous, magic, enqueued_ms, delay_ms, physical_offset, size, _, _ = self._log.read(position)
+            if previous >= position or self.slot_of(enqueued_ms + delay_ms) != slot_ms:
+                raise CorruptStoreError(f"timer log: the unit at {position} is not one of slot {slot_ms}")
+            if position >= self._log.begin:
+                found.append(Filed(slot_ms, magic, physical_offset, size))
+            position = previous if previous >= self._log.begin else NO_POSITION
+        found.reverse()
+        return found
+
+    def snapshot(self, log: int, log_end: int, now_ms: int) -> TimerSnapshot:
+        """Make the timer's own files durable; what the check is to say of them. Raises FailedSyncError.
+
+        `log` is where the log is to be walked from for deliveries that are not counted.
+        """
+        self._log.sync()
+        self._wheel.sync()
+        counter = self._check.counter + 1
+        check = TimerCheck(self.read_ms, self._log.synced, self.queue_offset, now_ms, counter, log)
+        return TimerSnapshot(check, log_end)
+
+    def write(self, snapshot: TimerSnapshot) -> None:
+        """Replace the check; the log must be durable up to the snapshot's `log_end`. Raises OSError."""
+        self._io.make_folder(self._paths.timer_check.parent)
+        self._io.write_file_atomically(self._paths.timer_check, timer_check.encode(snapshot.check))
+        self._check = snapshot.check
+        done = [start for start, slot_ms in self._latest_slots.items() if slot_ms < snapshot.check.read_ms]
+        if done and self._log.delete_below(min(self._latest_slots.keys() - set(done), default=self._log.end)):
+            self._latest_slots = {s: slot for s, slot in self._latest_slots.items() if s >= self._log.begin}
+
+    def close(self) -> None:
+        self._log.close()
+        self._wheel.close()
+
+    def _follow_rocketmq(self, flushed: int, queue_offset_of: Callable[[int], int | None]) -> int:
+        """RocketMQ wrote the check before it synced what it counts: the last whole unit tells how far it came."""
+        end, last = flushed, None
+        for start, units in self._log.units(1 << 62):
+            if len(units) and start + len(units) * timer_log.UNIT_SIZE >= flushed:
+                end = start + len(units) * timer_log.UNIT_SIZE
+                last = int(units[-1]["physical_offset"])
+        filed = queue_offset_of(last) if last is not None else None
+        if filed is not None:
+            self.queue_offset = min(self.queue_offset, filed + 1)
+        return end
+
+    def _make_wheel(self) -> None:
+        """Empty the wheel and fill it from the timer log."""
+        self._wheel.clear()
+        self._latest_slots.clear()
+        self.pending = 0
+        slots: dict[int, tuple[int, int, int]] = {}
+        for start, units in self._log.units(self._log.end):
+            if not len(units):
+                continue
+            times = (units["enqueued_ms"].astype(np.int64) + units["delay_ms"]) // self._precision_ms
+            self._latest_slots[start] = int(times.max()) * self._precision_ms
+            positions = start + np.arange(len(units), dtype=np.int64) * timer_log.UNIT_SIZE
+            waiting = times >= self.read_ms // self._precision_ms
+            steps = np.where(units["magic"] & timer_log.MAGIC_DELETE, -1, 1)
+            self._add_to_slots(slots, times[waiting], positions[waiting], steps[waiting])
+            self.pending += int(waiting.sum())
+        for number, (first, last, count) in slots.items():
+            self._wheel.put(number * self._precision_ms, first, last, count)
+
+    def _add_to_slots(
+        self,
+        slots: dict[int, tuple[int, int, int]],
+        numbers: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        steps: NDArray[np.int64],
+    ) -> None:
+        """Units of one file, ascending by position: each slot's first and last, and its count."""
+        found, firsts, inverse = np.unique(numbers, return_index=True, return_inverse=True)
+        counts = np.bincount(inverse, steps, len(found))
+        lasts = np.zeros(len(found), np.int64)
+        lasts[inverse] = positions
+        for index, number in enumerate(found.tolist()):
+            first, _last, count = slots.get(number, (int(positions[firsts[index]]), 0, 0))
+            slots[number] = (first, int(lasts[index]), count + int(counts[index]))

@@ -1,0 +1,94 @@
+"""The timer's wheel: RocketMQ's `timerwheel` file. Derived data: the timer log makes it again.
+
+Slots are read and written one by one, so nothing is mapped: a full disk is an error and no signal.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.errors import CorruptStoreError
+from mqproc.io import StoreIO
+from mqproc.layout import timer_wheel as layout
+from mqproc.layout.timer_log import NO_POSITION
+from mqproc.paths import StorePaths
+from mqproc.store.final_syncs import Syncing
+
+
+class Slot(NamedTuple):
+    """`time_ms`, `first` and `last` are −1 in an empty one."""
+
+    time_ms: int
+    first: int
+    last: int
+    messages: int
+    magic: int = 0
+
+
+EMPTY = Slot(-1, NO_POSITION, NO_POSITION, 0)
+
+
+class TimerWheel:
+    """Slots by time. One object in one process: the keeper."""
+
+    def __init__(
+        self, io: StoreIO, syncs: Syncing, paths: StorePaths, precision_ms: int, slots: int = layout.SLOTS
+    ) -> None:
+        """Open the file, or make it. Raises CorruptStoreError when it has another number of slots."""
+        self._io = io
+        self._syncs = syncs
+        self.precision_ms = precision_ms
+        self.slots = slots
+        self._fd = io.open(paths.timer_wheel, write=True, create=True)
+        found = io.size(self._fd)
+        if found == 0:
+            io.set_size(self._fd, slots * layout.SLOT_SIZE)
+        elif found != slots * layout.SLOT_SIZE:
+            io.close(self._fd)
+            raise CorruptStoreError(
+                f"{paths.timer_wheel}: {found:,} bytes; {slots:,} slots have {slots * layout.SLOT_SIZE:,}"
+            )
+
+    def slot(self, time_ms: int) -> Slot:
+        """The slot of a time; EMPTY when it holds nothing of that time."""
+        number = time_ms // self.precision_ms
+        data = self._io.pread(self._fd, layout.SLOT_SIZE, number % self.slots * layout.SLOT_SIZE)
+        time, first, last, count, magic = layout.SLOT.unpack(data)
+        return Slot(time * self.precision_ms, first, last, count, magic) if time == number else EMPTY
+
+    def put(self, time_ms: int, first: int, last: int, count: int, magic: int = 0) -> None:
+        """Set the slot of a time. Raises OSError."""
+        number = time_ms // self.precision_ms
+        data = layout.SLOT.pack(number, first, last, count, magic)
+        self._io.pwrite(self._fd, data, number % self.slots * layout.SLOT_SIZE)
+
+    def occupied(self, from_ms: int, to_ms: int) -> list[int]:
+        """Times of the slots in [from, to) that hold something, ascending. The range is no longer than the wheel."""
+        low, high = from_ms // self.precision_ms, -(-to_ms // self.precision_ms)
+        first, count = low % self.slots, min(high - low, self.slots)
+        if count <= 0:
+            return []
+        cells = self._cells(first, min(count, self.slots - first))
+        if len(cells) < count:
+            cells = np.concatenate((cells, self._cells(0, count - len(cells))))
+        times = cells["time"]
+        return [int(time) * self.precision_ms for time in times[(times >= low) & (times < high)].tolist()]
+
+    def clear(self) -> None:
+        """Empty all slots."""
+        self._io.set_size(self._fd, 0)
+        self._io.set_size(self._fd, self.slots * layout.SLOT_SIZE)
+
+    def sync(self) -> None:
+        """Make the slots durable. Raises FailedSyncError."""
+        self._syncs.sync(self._fd)
+
+    def close(self) -> None:
+        self._io.close(self._fd)
+
+    def _cells(self, first: int, count: int) -> NDArray[np.void]:
+        data = self._io.pread(self._fd, count * layout.SLOT_SIZE, first * layout.SLOT_SIZE)
+        return np.frombuffer(data, layout.SLOT_DTYPE)

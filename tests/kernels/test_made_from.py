@@ -1,0 +1,77 @@
+"""The walk for what records were made from: compiled and plain say the same, on whole and on damaged logs."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from mqproc.kernels import made_from
+from mqproc.kernels.jit import plain
+from mqproc.kernels.record_check import BAD_MAGIC, BLANK, REACHED_STOP
+from mqproc.layout.record_codec import encode_blank, encode_record
+from tests.records import kernel_bytes
+
+BASE = 1 << 20
+HOST = bytes([127, 0, 0, 1, 0, 0, 0, 0])
+
+
+def log(marks: list[tuple[int, int]]) -> tuple[bytes, list[int]]:
+    """A segment of records with (mark, sys flag), and where each begins."""
+    data, places = b"", []
+    for mark, sys_flag in marks:
+        places.append(len(data))
+        data += encode_record(
+            topic="T",
+            body=b"body",
+            properties="",
+            queue_id=0,
+            flag=0,
+            queue_offset=0,
+            physical_offset=BASE + len(data),
+            sys_flag=sys_flag,
+            born_timestamp_ms=1,
+            born_host=HOST if not sys_flag & 0x10 else bytes(20),
+            store_timestamp_ms=2,
+            store_host=HOST,
+            reconsume_times=0,
+            prepared_transaction_offset=mark,
+        )
+    return data + encode_blank(100).ljust(100, b"\xff"), places
+
+
+def walked(data: bytes, start: int, stop: int, room: int = 64) -> tuple[list[int], int, int]:
+    """(marks, where it stopped, why); the plain twin must say the same."""
+    answers = []
+    for kernel in (made_from.find_made_from, plain(made_from.find_made_from)):
+        found = np.zeros(room, np.int64)
+        out = np.zeros(made_from.OUT_SIZE, np.int64)
+        count = kernel(kernel_bytes(data), start, stop, BASE, found, out)
+        assert count == out[made_from.COUNT]
+        answers.append((found[:count].tolist(), int(out[made_from.STOPPED_AT]), int(out[made_from.REASON])))
+    assert answers[0] == answers[1]
+    return answers[0]
+
+
+def test_deliveries_and_commits_are_found_and_nothing_else() -> None:
+    data, places = log([(0, 0), (91, 0), (500, 8), (501, 4), (502, 12), (77, 0x10), (1, 0x18)])
+    assert walked(data, 0, len(data)) == ([91, 500, 77, 1], len(data) - 100, BLANK)
+    assert walked(data, places[2], len(data))[0] == [500, 77, 1]
+
+
+def test_a_stop_inside_a_record_and_a_full_answer_end_before_it() -> None:
+    data, places = log([(number + 1, 0) for number in range(20)])
+    assert walked(data, 0, places[7] + 3) == (list(range(1, 8)), places[7], REACHED_STOP)
+    assert walked(data, 0, len(data), room=5) == ([1, 2, 3, 4, 5], places[5], made_from.FOUND_FULL)
+    assert walked(data, places[5], len(data), room=50)[0] == list(range(6, 21))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_damage_ends_the_walk_where_it_lies(seed: int) -> None:
+    rng = random.Random(seed)
+    data, places = log([(number + 1, 0) for number in range(20)])
+    broken = rng.randrange(20)
+    changed = bytearray(data)
+    changed[places[broken] + 4] ^= 0xFF
+    assert walked(bytes(changed), 0, len(changed)) == (list(range(1, broken + 1)), places[broken], BAD_MAGIC)

@@ -1,0 +1,169 @@
+"""Messages with a time to deliver at, through a real group: to the millisecond, once, through kills and restarts."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mqproc.errors import BadLevelError
+from mqproc.layout import timer_check, timer_wheel
+from mqproc.layout.control import KEEPER, WRITER
+from mqproc.message import Message
+from mqproc.names import TIMER_TOPIC
+from tests.conftest import Group, wait_until
+from tests.processes.test_delay_levels import received, wait_for
+
+LATE_MS = 50
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def has_come(moment_ms: int) -> bool:
+    return now_ms() > moment_ms
+
+
+def lateness(client: Any, topic: str, count: int) -> list[int]:
+    """How late each message was stored, in ms, by the time that its body names."""
+    return [message.store_timestamp_ms - int(message.body) for message in wait_for(client, topic, count)]
+
+
+def due_in(ms: int) -> Message:
+    due_ms = now_ms() + ms
+    return Message("t", b"%d" % due_ms, deliver_at_ms=due_ms)
+
+
+def test_messages_arrive_at_their_millisecond(group: Group) -> None:
+    with group.client() as client:
+        for ms in (300, 1700, 950, 2400, 60, 1001, 1000, 999):
+            client.send(due_in(ms))
+        found = wait_for(client, "t", 8)
+        assert all(0 <= late < LATE_MS for late in lateness(client, "t", 8))
+        assert [int(message.body) for message in found] == sorted(int(message.body) for message in found)
+        assert "REAL_TOPIC" not in found[0].properties, "as RocketMQ's timer delivers it"
+        parked = client.pull(TIMER_TOPIC, 0, 0).messages[0]
+        assert (parked.properties["REAL_TOPIC"], parked.properties["TIMER_DELIVER_MS"]) == ("t", parked.body.decode())
+        assert int(parked.properties["TIMER_OUT_MS"]) == (int(parked.body) - 1) // 1000 * 1000
+        wait_until(lambda: group.words()["timed_messages"] == 0)
+
+
+def test_a_time_that_has_come_is_no_reason_to_wait(group: Group) -> None:
+    with group.client() as client:
+        client.send("t", b"at once", deliver_at=now_ms() - 1)
+        client.send("t", b"this instant", delay=0)
+        group.wait_dispatched()
+        assert len(received(client, "t")) == 2
+        with pytest.raises(BadLevelError, match="timer_max_delay_sec"):
+            client.send("t", b"too far", delay=259_200 + 10)
+        with pytest.raises(BadLevelError):
+            client.send("t", b"no such level", delay_level=19)
+
+
+def test_ten_thousand_a_second_are_delivered_in_time(group: Group) -> None:
+    """10,000 messages due within one second, sent a while before."""
+    begin_ms = now_ms() + 4000
+    with group.client() as client:
+        client.send_many(
+            Message("t", b"%d" % (begin_ms + number // 10), deliver_at_ms=begin_ms + number // 10)
+            for number in range(10_000)
+        )
+        assert now_ms() < begin_ms, "the machine is too slow for this test"
+        late = lateness(client, "t", 10_000)
+    assert min(late) >= 0
+    # Whoever else takes the processor: what is due in a second is delivered in a second.
+    assert max(late) < 1000
+
+
+def test_each_message_arrives_once_whoever_is_killed(group: Group) -> None:
+    begin_ms = now_ms() + 2500
+    with group.client() as client:
+        client.send_many(
+            Message("t", b"%d" % (begin_ms + number), deliver_at_ms=begin_ms + number) for number in range(3000)
+        )
+        for number, role in enumerate((KEEPER, WRITER, KEEPER, KEEPER)):
+            kill_ms = begin_ms + 600 * number
+            wait_until(functools.partial(has_come, kill_ms), what="a time to kill")
+            os.kill(group.pid(role), signal.SIGKILL)
+        bodies = [message.body for message in wait_for(client, "t", 3000)]
+        assert len(set(bodies)) == len(bodies) == 3000
+        wait_until(lambda: group.words()["timed_messages"] == 0)
+        assert len(received(client, "t")) == 3000
+
+
+def test_a_killed_group_delivers_what_became_due_meanwhile(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    begin_ms = now_ms() + 1500
+    with group.client() as client:
+        client.send_many(
+            Message("t", b"%d" % (begin_ms + number), deliver_at_ms=begin_ms + number) for number in range(2000)
+        )
+        wait_for(client, "t", 200)
+    group.kill()
+    group.start()
+    with group.client() as client:
+        bodies = [message.body for message in wait_for(client, "t", 2000)]
+        assert len(set(bodies)) == len(bodies) == 2000
+
+
+@pytest.mark.parametrize("lost", ["nothing", "slots", "log", "check"])
+def test_a_stopped_group_goes_on_from_rocketmqs_files(make_group: Callable[..., Group], lost: str) -> None:
+    """250 messages survive stop and start, whichever of the timer's files is damaged: each is made from the others."""
+    group = make_group()
+    begin_ms = now_ms() + 1000
+    with group.client() as client:
+        client.send_many(
+            Message("t", b"%d" % (begin_ms + 10 * number), deliver_at_ms=begin_ms + 10 * number)
+            for number in range(250)
+        )
+        wait_for(client, "t", 5)
+        group.stop()
+    paths = group.paths
+    check = timer_check.decode(paths.timer_check.read_bytes())
+    assert check.queue_offset == 250
+    assert check.timer_log_flushed == 250 * 52
+    assert paths.timer_wheel.stat().st_size == timer_wheel.FILE_SIZE
+    assert paths.timer_check.stat().st_size == timer_check.FILE_SIZE
+    if lost == "slots":
+        paths.timer_wheel.write_bytes(b"\x07" * timer_wheel.FILE_SIZE)
+    elif lost == "log":
+        for path in paths.timer_log.iterdir():
+            path.unlink()
+    elif lost == "check":
+        paths.timer_check.unlink()
+    group.start()
+    with group.client() as client:
+        bodies = [message.body for message in wait_for(client, "t", 250)]
+        assert len(set(bodies)) == len(bodies) == 250
+        group.stop()
+
+
+def test_a_message_far_off_is_parked_again_in_between(make_group: Callable[..., Group]) -> None:
+    """RocketMQ's roll window of 2 slots: the message has rolled when it comes, and comes in time."""
+    group = make_group(timer_roll_window_slot=2)
+    with group.client() as client:
+        client.send(due_in(3500))
+        (late,) = lateness(client, "t", 1)
+        (found,) = received(client, "t")
+        assert int(found.properties["TIMER_ROLL_TIMES"]) >= 1
+        assert 0 <= late < LATE_MS
+
+
+def test_a_message_is_cancelled_by_its_unique_id(group: Group) -> None:
+    due_ms = now_ms() + 2500
+    with group.client() as client:
+        first, second = (client.send("t", body, deliver_at=due_ms) for body in (b"first", b"second"))
+        for key in (first.unique_id, "unknown"):
+            client.send("t", b"", deliver_at=due_ms, properties={"TIMER_DEL_UNIQKEY": key})
+        wait_until(lambda: now_ms() > due_ms + 200)
+        wait_until(lambda: group.words()["timed_messages"] == 0)
+        group.wait_dispatched()
+        assert [message.unique_id for message in received(client, "t")] == [second.unique_id]
+        with pytest.raises(BadLevelError):
+            client.send("t", b"", deliver_at=now_ms() - 1, properties={"TIMER_DEL_UNIQKEY": second.unique_id})

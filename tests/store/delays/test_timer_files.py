@@ -1,0 +1,186 @@
+"""The timer's wheel and log, byte for byte RocketMQ's, with the numbers of its own tests; each made from the other."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from mqproc.errors import CorruptStoreError
+from mqproc.io import StoreIO
+from mqproc.layout import timer_check, timer_log, timer_wheel
+from mqproc.layout.timer_check import NO_LOG_POSITION, TimerCheck
+from mqproc.paths import StorePaths
+from mqproc.store.delays.timer_log import TimerLog
+from mqproc.store.delays.timer_store import Filed, TimerStore
+from mqproc.store.delays.timer_wheel import EMPTY, TimerWheel
+
+IO = StoreIO()
+SECOND = 1000
+NOW = 1_700_000_000_000
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> StorePaths:
+    return StorePaths(tmp_path)
+
+
+def wheel_of(paths: StorePaths, slots: int = 100) -> TimerWheel:
+    return TimerWheel(IO, IO, paths, SECOND, slots)
+
+
+def test_an_empty_slot_says_so(paths: StorePaths) -> None:
+    wheel = wheel_of(paths)
+    assert wheel.slot(NOW) == EMPTY == (-1, -1, -1, 0, 0)
+    wheel.close()
+
+
+def test_a_slot_is_kept_and_read_back(paths: StorePaths) -> None:
+    wheel = wheel_of(paths)
+    wheel.put(NOW, 1, 2, 3, 4)
+    assert wheel.slot(NOW + 999) == (NOW, 1, 2, 3, 4)
+    assert wheel.slot(NOW + 100 * SECOND) == EMPTY, "the same slot of another round"
+    wheel.close()
+    number = NOW // SECOND
+    assert paths.timer_wheel.read_bytes()[number % 100 * 32 :][:32] == struct.pack(">qqqii", number, 1, 2, 3, 4)
+    again = wheel_of(paths)
+    assert again.slot(NOW) == (NOW, 1, 2, 3, 4)
+    again.close()
+
+
+def test_a_wheel_with_another_number_of_slots_is_an_error(paths: StorePaths) -> None:
+    wheel_of(paths).close()
+    with pytest.raises(CorruptStoreError, match="200 slots have 6,400"):
+        wheel_of(paths, 200)
+    assert timer_wheel.FILE_SIZE == 38_707_200
+
+
+def test_slots_that_hold_something_are_found_over_the_wheels_end(paths: StorePaths) -> None:
+    wheel = wheel_of(paths)
+    begin = NOW - NOW % (100 * SECOND) + 90 * SECOND
+    for second in (0, 3, 9, 10, 15, 99):
+        wheel.put(begin + second * SECOND, 1, 1, 1)
+    wheel.put(begin - 40 * SECOND, 1, 1, 1)  # of this round, but before the range
+    found = wheel.occupied(begin, begin + 20 * SECOND)
+    assert found == [begin + second * SECOND for second in (0, 3, 9, 10, 15)]
+    assert len(wheel.occupied(begin, begin + 100 * SECOND)) == 6
+    wheel.clear()
+    assert wheel.occupied(begin - 50 * SECOND, begin + 50 * SECOND) == []
+    wheel.close()
+
+
+def test_110_units_take_6_files_of_1024_bytes(paths: StorePaths) -> None:
+    log = TimerLog(IO, IO, paths.timer_log, 1024)
+    log.open_at(0)
+    positions = [log.append(timer_log.UNIT.pack(52, number - 1, 1, NOW, 0, number, 9, 7, 0)) for number in range(110)]
+    assert len(log.starts()) == 6
+    assert positions[18:20] == [18 * 52, 1024]
+    assert [log.read(position)[5] for position in positions] == list(range(110))
+    rest = (paths.timer_log / f"{0:020d}").read_bytes()[19 * 52 :]
+    assert rest == struct.pack(">iqi", 36, 0, timer_log.END_MAGIC) + bytes(20)
+    assert log.delete_below(2048) == 2
+    assert log.delete_below(1 << 40) == 3, "the last file stays"
+    assert log.starts() == [5120]
+    log.close()
+
+
+def test_16_bytes_must_remain_behind_what_is_added(paths: StorePaths) -> None:
+    log = TimerLog(IO, IO, paths.timer_log, 1024)
+    log.open_at(0)
+    assert [log.append(bytes(512)), log.append(bytes(510)), log.append(b"text")] == [0, 1024, 1534]
+    assert len(log.starts()) == 2
+    log.close()
+
+
+def test_a_log_goes_on_with_files_of_the_size_that_is_there(paths: StorePaths) -> None:
+    log = TimerLog(IO, IO, paths.timer_log, 1024)
+    log.open_at(0)
+    log.append(timer_log.UNIT.pack(52, -1, 1, NOW, 0, 5, 9, 7, 0))
+    log.close()
+    again = TimerLog(IO, IO, paths.timer_log, 4096)
+    assert again.file_size == 1024
+    again.open_at(0)
+    with pytest.raises(CorruptStoreError, match="no unit at 0"):
+        again.read(0)
+    assert not any((paths.timer_log / f"{0:020d}").read_bytes()), "what lies behind the end reads as zeros"
+    again.close()
+
+
+def test_the_check_has_rocketmqs_words_and_ours(paths: StorePaths) -> None:
+    page = timer_check.encode(TimerCheck(1, 2, 3, 4, 5, 6))
+    assert len(page) == 4096
+    assert struct.unpack(">7q", page[:56]) == (1, 2, 3, 3, 0, 4, 5)
+    assert timer_check.decode(page) == TimerCheck(1, 2, 3, 4, 5, 6)
+    theirs = struct.pack(">7q", 1, 2, 3, 2, 0, 4, 6) + page[56:]
+    assert timer_check.decode(theirs) == TimerCheck(1, 2, 2, 4, 6, NO_LOG_POSITION), "RocketMQ has run since"
+    assert timer_check.decode(b"") == TimerCheck()
+
+
+def opened(paths: StorePaths) -> TimerStore:
+    store = TimerStore(IO, IO, paths, SECOND, 1024)
+    store.open(NOW, lambda physical_offset: None)
+    return store
+
+
+def test_slots_chain_their_messages_in_order(paths: StorePaths) -> None:
+    store = opened(paths)
+    for number in range(40):
+        store.put(NOW + number % 2 * SECOND, NOW, number, 100, 7, 1)
+    assert store.occupied(NOW - 5 * SECOND, NOW + 5 * SECOND) == [NOW, NOW + SECOND]
+    assert store.filed(NOW) == [Filed(NOW, 1, number, 100) for number in range(0, 40, 2)]
+    assert (store.filed(NOW + 2 * SECOND), store.pending) == ([], 40)
+    store.close()
+
+
+def test_what_the_check_counts_comes_back_and_the_rest_does_not(paths: StorePaths) -> None:
+    """The wheel is made from the log, whatever it says; units behind the check are filed again from the queue."""
+    store = opened(paths)
+    store.read_ms = NOW + SECOND
+    for number in range(50):
+        store.put(NOW + number % 3 * SECOND, NOW, number, 100, 7, 1)
+    store.queue_offset = 50
+    store.write(store.snapshot(log=123, log_end=0, now_ms=NOW))
+    store.put(NOW + SECOND, NOW, 99, 100, 7, 1)
+    store.close()
+    paths.timer_wheel.write_bytes(b"\x01" * timer_wheel.FILE_SIZE)
+    again = opened(paths)
+    assert (again.read_ms, again.queue_offset, again.log_position) == (NOW + SECOND, 50, 123)
+    assert again.filed(NOW + SECOND) == [Filed(NOW + SECOND, 1, number, 100) for number in range(1, 50, 3)]
+    assert again.pending == sum(number % 3 > 0 for number in range(50))
+    again.put(NOW + SECOND, NOW, 200, 100, 7, 1)
+    assert again.filed(NOW + SECOND)[-1].physical_offset == 200
+    again.close()
+
+
+def test_what_rocketmq_filed_behind_its_check_counts(paths: StorePaths) -> None:
+    """It syncs the check before what the check counts: the last whole unit tells how far it came."""
+    store = opened(paths)
+    for number in range(30):
+        store.put(NOW + SECOND, NOW, 1000 + number, 100, 7, 1)
+    store.queue_offset = 30
+    snapshot = store.snapshot(log=0, log_end=0, now_ms=NOW)
+    store.close()
+    page = struct.pack(">7q", NOW, 10 * 52, 30, 30, 0, NOW, 77)
+    paths.config.mkdir()
+    paths.timer_check.write_bytes(page.ljust(4096, b"\0"))
+    assert snapshot.check.timer_log_flushed == 1024 + 11 * 52
+    again = TimerStore(IO, IO, paths, SECOND, 1024)
+    again.open(NOW, lambda physical_offset: physical_offset - 1002)
+    assert (again.pending, again.queue_offset, again.log_position) == (30, 28, NO_LOG_POSITION)
+    again.close()
+
+
+def test_files_of_delivered_messages_go(paths: StorePaths) -> None:
+    store = opened(paths)
+    for number in range(100):
+        store.put(NOW + number * SECOND, NOW, number, 100, 7, 1)
+    assert len(list(paths.timer_log.iterdir())) == 6
+    store.read_ms = NOW + 60 * SECOND
+    store.write(store.snapshot(log=0, log_end=0, now_ms=NOW))
+    assert len(list(paths.timer_log.iterdir())) == 3
+    assert store.filed(NOW + 60 * SECOND)[0].physical_offset == 60
+    store.close()
+    again = opened(paths)
+    assert again.pending == 40
+    again.close()
