@@ -21,7 +21,7 @@ def pipeline(invocation: Invocation, to: Path, master: str, conf: tuple[str, ...
     """Run the example pipeline over the demo's flights.
 
     mqproc demo --store DIR makes the store. Tables, as Parquet below --to: flights, hourly_counts, carrier_delays, and
-    dead_letters. The code lies there too, to be changed; another run brings the tables up to date.
+    dead_letters. The code lies there too, to be changed; another run makes the tables anew.
     """
     from mqproc.cli.spark_session import setting
 

@@ -148,6 +148,7 @@ NEVER_OPEN = f"/proc/{os.getpid()}/fd/{1 << 30}"
 @pytest.mark.parametrize(
     "path",
     ["/proc/1/fd/0", "/dev/null", "/proc/self/fd/0", f"/proc/{os.getpid()}/fd/0/../1", NEVER_OPEN],
+    ids=["another process", "no descriptor", "self", "a way around", "not open"],
 )
 def test_only_open_files_of_the_caller_are_taken(start_group: StartGroup, terminal: Terminal, path: str) -> None:
     group = start_group(FEW)

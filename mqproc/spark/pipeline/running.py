@@ -61,12 +61,17 @@ def prepare(root: Path, store: Path) -> PipelineFolder:
 
 
 def run(folder: PipelineFolder, master: str, settings: Mapping[str, str], *, timeout_s: float = TIMEOUT_S) -> None:
-    """Bring all tables up to date. Raises InternalError with what Spark said, ConfigurationError without the tool."""
+    """Make all tables anew from what the store has now; what a failed run leaves is no table.
+
+    Raises InternalError with what Spark said, ConfigurationError without the tool.
+    """
     tool = Path(sys.executable).with_name(_TOOL)
     program = str(tool) if tool.exists() else shutil.which(_TOOL)
     if program is None:
         raise ConfigurationError(f"{_TOOL} is not installed: pip install 'mqproc[pipelines]'")
     prepare_environment()
+    # The catalog lives as long as a run, and knows nothing of tables that lie there.
+    shutil.rmtree(folder.root / "warehouse", ignore_errors=True)
     # Spark's tool starts a server, which hears of no setting on the command line.
     lines = [f"{name} {value}\n" for name, value in (_settings(folder) | dict(settings)).items()]
     conf = folder.root / "conf"
@@ -89,14 +94,12 @@ def run(folder: PipelineFolder, master: str, settings: Mapping[str, str], *, tim
 
 
 def _settings(folder: PipelineFolder) -> dict[str, str]:
-    """Tables are kept between runs by a catalog in the folder."""
-    metastore = folder.root / "metastore"
     return {
         "spark.sql.warehouse.dir": str(folder.root / "warehouse"),
-        "spark.sql.catalogImplementation": "hive",
-        "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={metastore};create=true",
+        "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.driver.maxResultSize": "16m",
     }
 

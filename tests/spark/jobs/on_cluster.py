@@ -1,0 +1,34 @@
+"""Jobs as a program for spark-submit: what they gave is written to a file as JSON. Arguments: store, folder."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from mqproc.spark import jobs
+from mqproc.spark.session import register
+
+
+def main(store: Path, folder: Path) -> None:
+    spark = SparkSession.builder.getOrCreate()
+    register(spark)
+    built = jobs.rebuild(spark, store, folder / "built", share_bytes=100_000)
+    counted = jobs.counts(spark, store, latencies=False)
+    found = {
+        "master": spark.sparkContext.master,
+        "units": sum(row.units for row in built.queues.collect()),
+        "clean": [row.clean for row in jobs.verify(spark, store, share_bytes=100_000).collect()],
+        "counts": {row.topic: row.messages for row in counted.collect()},
+        "exported": jobs.export(spark, store, folder / "parquet", topic="First").messages,
+        "keys": jobs.compact(spark, store, columns=["topic"]).count(),
+        "lag": jobs.lag(spark, store).count(),
+    }
+    (folder / "found.json").write_text(json.dumps(found))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

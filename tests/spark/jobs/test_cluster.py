@@ -1,0 +1,70 @@
+"""The jobs by spark-submit: on two workers with processes of their own, and as commands through the script."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mqproc.cli import spark_script
+from mqproc.spark.session import prepare_environment
+from tests.spark.jobs import on_cluster
+from tests.spark.jobs.rebuilt import files_below
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+PROJECT = Path(__file__).parents[3]
+
+
+def submit(master: str, *arguments: str | Path, local: Path) -> subprocess.CompletedProcess[str]:
+    """spark-submit with little memory for the driver, and nothing on the network."""
+    prepare_environment()
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.log.level": "ERROR",
+        "spark.driver.memory": "512m",
+        "spark.driver.maxResultSize": "16m",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
+        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
+        "spark.local.dir": str(local),
+    }
+    command = [str(Path(sys.executable).with_name("spark-submit")), "--master", master]
+    for name, value in settings.items():
+        command += ["--conf", f"{name}={value}"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(PROJECT)])}
+    return subprocess.run(
+        [*command, *map(str, arguments)], cwd=local, env=environment, capture_output=True, text=True, timeout=580
+    )
+
+
+def test_two_workers(rolled_store: Path, tmp_path: Path) -> None:
+    done = submit("local-cluster[2,1,1024]", on_cluster.__file__, rolled_store, tmp_path, local=tmp_path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found == {
+        "master": "local-cluster[2,1,1024]",
+        "units": 640,
+        "clean": [True],
+        "counts": {"First": 224, "Second": 208, "Third": 208},
+        "exported": 224,
+        "keys": 640,
+        "lag": 0,
+    }
+    for folder in ("consumequeue", "index"):
+        assert files_below(tmp_path / "built" / folder) == files_below(rolled_store / folder), folder
+
+
+def test_commands_by_the_script(rolled_store: Path, tmp_path: Path) -> None:
+    counted = ("counts", rolled_store, "--no-latencies", "--json")
+    done = submit("local[1]", spark_script.__file__, *counted, local=tmp_path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    rows = json.loads(done.stdout)["counts"]
+    assert {row["topic"]: row["messages"] for row in rows} == {"First": 224, "Second": 208, "Third": 208}

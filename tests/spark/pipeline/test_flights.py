@@ -1,0 +1,58 @@
+"""The example pipeline, run by its one command, against the file that the flights come from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+
+from mqproc.cli.times import parse_time_ms
+from mqproc.spark.pipeline.running import PipelineFolder, prepare
+from tests.cli.calling import call
+from tests.spark.pipeline.flights_store import DEAD, first_flights, make_store
+
+
+def rows_of(folder: PipelineFolder, table: str) -> list[dict[str, Any]]:
+    return list(ds.dataset(folder.table(table), format="parquet").to_table().to_pylist())
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_flights_become_tables(tmp_path: Path) -> None:
+    pytest.importorskip("grpc")
+    flights = first_flights()
+    store = make_store(tmp_path / "store", flights)
+    done = call("spark", "pipeline", "--store", store, "--to", tmp_path / "pipeline", "--json")
+    assert done.code == 0, done.err
+    folder = PipelineFolder(tmp_path / "pipeline")
+    assert {row["table"]: row["rows"] for row in done.json["tables"]}["flights"] == len(flights)
+    hours = {
+        (row["hour"].value // 1_000_000, row["origin"]): row["flights"] for row in rows_of(folder, "hourly_counts")
+    }
+    assert hours == Counter((parse_time_ms(flight["time_hour"]), flight["origin"]) for flight in flights)
+    for row in rows_of(folder, "carrier_delays"):
+        delays = [flight["dep_delay"] for flight in flights if flight["carrier"] == row["carrier"]]
+        there = [delay for delay in delays if delay is not None]
+        assert (row["flights"], row["cancelled"]) == (len(delays), len(delays) - len(there))
+        assert row["departure_delay_mean"] == pytest.approx(mean(there), abs=0.01)
+    (dead,) = rows_of(folder, "dead_letters")
+    assert (dead["group"], dead["tag"], dead["messages"], dead["reconsumed_max"]) == ("late_readers", "UA", DEAD, 16)
+
+
+def test_code_that_was_changed_stays(tmp_path: Path) -> None:
+    folder = prepare(tmp_path / "pipeline", tmp_path)
+    code = folder.root / "transformations" / "flights.py"
+    code.write_text("# mine\n")
+    prepare(tmp_path / "pipeline", tmp_path)
+    assert code.read_text() == "# mine\n"
+
+
+def test_a_store_must_be_there(tmp_path: Path) -> None:
+    missing = call("spark", "pipeline", "--store", tmp_path / "missing", "--to", tmp_path / "pipeline")
+    assert missing.code == 2
+    assert "no such folder" in missing.err
+    assert not (tmp_path / "pipeline").exists()
