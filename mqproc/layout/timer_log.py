@@ -1,12 +1,13 @@
 """RocketMQ's timer log: 52-byte units, big-endian, in files that are named by their first position.
 
     ┌──────┬──────────┬───────┬──────────────┬──────────┬─────────────────┬──────┬────────────┬──────────┐
-    │ size │ previous │ magic │ enqueued ms  │ delay ms │ physical offset │ size │ topic hash │ reserved │
-    │ i32  │ i64      │ i32   │ i64          │ i32      │ i64             │ i32  │ i32        │ i64 0    │
+    │ size │ previous │ magic │ enqueued ms  │ delay ms │ physical offset │ size │ topic hash │ due ms   │
+    │ i32  │ i64      │ i32   │ i64          │ i32      │ i64             │ i32  │ i32        │ i64      │
     │ 0    │ 4        │ 12    │ 16           │ 24       │ 28              │ 36   │ 40         │ 44       │
     └──────┴──────────┴───────┴──────────────┴──────────┴─────────────────┴──────┴────────────┴──────────┘
 
-A unit's slot is enqueued + delay; `previous` is the position of the unit before it in the same slot, −1 for none. The
+The last field is RocketMQ's reserve, which it writes as 0 and does not read: we keep the exact time there. A unit's
+slot is enqueued + delay; `previous` is the position of the unit before it in the same slot, −1 for none. The
 magic is 1, plus 2 for a message that is only to be parked again, plus 4 for one that cancels another. A file whose rest
 does not take a unit and 16 bytes more ends with (rest i32, 0 i64, magic i32).
 """
@@ -36,7 +37,7 @@ UNIT_DTYPE = np.dtype(
         ("physical_offset", ">i8"),
         ("message_size", ">i4"),
         ("topic_hash", ">i4"),
-        ("reserved", ">i8"),
+        ("due_ms", ">i8"),
     ]
 )
 assert UNIT_DTYPE.itemsize == UNIT_SIZE

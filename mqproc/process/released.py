@@ -8,6 +8,7 @@ the parked record, by which the keeper finds out which deliveries a killed one h
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Final
 
@@ -20,8 +21,6 @@ from mqproc.store.delays.made_from import mark_of
 _HOST_BITS: Final = record.SYS_FLAG_BORN_HOST_V6 | record.SYS_FLAG_STORE_HOST_V6
 _PAIR_END: Final = PAIR_END.encode()
 _CRC_START: Final = record.CRC_NAME + NAME_END.encode()
-_REAL_TOPIC: Final = f"{PAIR_END}{REAL_TOPIC}{NAME_END}".encode()
-_REAL_QID: Final = f"{PAIR_END}{REAL_QID}{NAME_END}".encode()
 
 
 class Parked:
@@ -76,34 +75,34 @@ class Parked:
     @property
     def real_topic(self) -> str:
         """Where the message goes, "" when it does not say."""
-        return _value(self._properties, _REAL_TOPIC).decode("utf-8", "replace")
+        return _value(self._properties, _key(REAL_TOPIC)).decode("utf-8", "replace")
 
     @property
     def real_queue_id(self) -> int:
         """The queue that it goes to, 0 when it does not say."""
-        queue_id = _value(self._properties, _REAL_QID)
+        queue_id = _value(self._properties, _key(REAL_QID))
         return int(queue_id) if queue_id.isdigit() else 0
 
     def text(self, name: str) -> str:
         """A property's value, "" for none."""
-        return _value(self._properties, f"{PAIR_END}{name}{NAME_END}".encode()).decode("utf-8", "replace")
+        return _value(self._properties, _key(name)).decode("utf-8", "replace")
 
     def number(self, name: str) -> int | None:
         """A property's value as a number, None when it is none."""
-        text = self.text(name)
-        return int(text) if text.isascii() and text.isdigit() else None
+        text = _value(self._properties, _key(name))
+        return int(text) if text.isdigit() else None
 
     def released(self, *, keeps_real: bool) -> NewMessage:
         """The message for its own topic."""
         properties = self._properties
         if not keeps_real:
-            properties = _without(_without(properties, REAL_TOPIC), REAL_QID)
+            properties = _without(_without(properties, _key(REAL_TOPIC)), _key(REAL_QID))
         return self._made(self.real_topic, self.real_queue_id, properties)
 
     def rolled(self) -> NewMessage:
         """The same message for the timer's queue once more."""
         times = str((self.number(TIMER_ROLL_TIMES) or 0) + 1)
-        properties = _without(self._properties, TIMER_ROLL_TIMES)
+        properties = _without(self._properties, _key(TIMER_ROLL_TIMES))
         if properties and not properties.endswith(_PAIR_END):
             properties += _PAIR_END
         return self._made(TIMER_TOPIC, 0, properties + f"{TIMER_ROLL_TIMES}{NAME_END}{times}{PAIR_END}".encode())
@@ -145,8 +144,17 @@ def _value(properties: bytes, name: bytes) -> bytes:
     return properties[at:end] if end >= 0 else properties[at:]
 
 
-def _without(properties: bytes, name: str) -> bytes:
-    """The properties without those of a name."""
-    start = f"{name}{NAME_END}".encode()
-    parts = [part for part in properties.split(_PAIR_END) if part and not part.startswith(start)]
-    return b"".join([part + _PAIR_END for part in parts])
+def _without(properties: bytes, name: bytes) -> bytes:
+    """The properties without those of a name, given as for `_value`."""
+    while True:
+        at = properties.rfind(name) + 1
+        if at == 0 and not properties.startswith(name[1:]):
+            return properties
+        end = properties.find(_PAIR_END, at)
+        properties = properties[:at] + (properties[end + 1 :] if end >= 0 else b"")
+
+
+@functools.cache
+def _key(name: str) -> bytes:
+    """A property's name as it stands between the end of the pair before it and its value."""
+    return f"{PAIR_END}{name}{NAME_END}".encode()

@@ -13,6 +13,7 @@ stays young enough for the log. One with TIMER_DEL_UNIQKEY cancels the message o
 
 from __future__ import annotations
 
+import functools
 import heapq
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -37,8 +38,10 @@ from mqproc.store.final_syncs import FinalSyncs
 from mqproc.store.reads.reading import StoreReading
 
 FILE_MESSAGES: Final = 2048
-BATCH_MESSAGES: Final = 2048
+BATCH_MESSAGES: Final = 1024
 BATCH_BYTES: Final = 4 << 20
+# What becomes due within this time of a release goes together with the next one.
+GATHER_NS: Final = 4_000_000
 SAVE_INTERVAL_NS: Final = 1_000_000_000
 _NEVER_NS: Final = 1 << 62
 _MS: Final = 1_000_000
@@ -56,13 +59,12 @@ class _Held(NamedTuple):
 
 @dataclass(slots=True)
 class _Slot:
-    """A slot that is up. `open` counts its messages without an outcome; each one's unique id and topic are kept.
+    """A slot that is up: how many of its messages have no outcome, and the keys of those that are cancelled.
 
     `begin` is a position of the log below which none of its messages was delivered.
     """
 
     open: int = 0
-    unique_ids: dict[int, tuple[str, str]] = field(default_factory=dict)
     cancelled: set[str] = field(default_factory=set)
     begin: int = 1 << 62
 
@@ -96,6 +98,7 @@ class TimerDeliveries:
         self._early: set[int] = set()  # held, though their slot is not up: all slots of their time were done
         self._sequence = 0
         self._busy = False
+        self._release_ns = 0
         self._snapshot: TimerSnapshot | None = None
         self._dirty = False
         self._save_ns = 0
@@ -122,7 +125,8 @@ class TimerDeliveries:
         if self._store.pending:
             due_ns = min(due_ns, now_ns + (self._up_ms - self._options.timer_precision_ms - now_ms) * _MS)
         if self._held and not self._busy:
-            due_ns = min(due_ns, now_ns + (self._held[0].due_ms - now_ms) * _MS)
+            held_ns = now_ns + (self._held[0].due_ms - now_ms) * _MS
+            due_ns = min(due_ns, max(held_ns, self._release_ns))
         return due_ns
 
     def step(self) -> int:
@@ -177,6 +181,7 @@ class TimerDeliveries:
         return None if found is None or found.topic != TIMER_TOPIC else found.queue_offset
 
     def _file(self, store: TimerStore) -> int:
+        store.write_out()
         bounds = self._reading.queues.bounds(TIMER_TOPIC, 0)
         if bounds is None or store.queue_offset >= bounds.max_offset:
             return 0
@@ -188,6 +193,7 @@ class TimerDeliveries:
             store.queue_offset = parked.queue_offset + 1
         store.queue_offset = max(store.queue_offset, pulled.next_offset)
         self._dirty = True
+        store.write_out()
         return max(1, pulled.count)
 
     def _file_one(self, store: TimerStore, parked: Parked) -> None:
@@ -202,12 +208,13 @@ class TimerDeliveries:
         is_up = slot_ms < self._up_ms
         # Slots below read_ms are never looked at again.
         slot_ms = max(slot_ms, store.read_ms)
-        topic_hash = java_hash(parked.real_topic)
-        store.put(slot_ms, now_ms, parked.physical_offset, parked.size, topic_hash, magic)
+        due_ms = parked.number(names.TIMER_DELIVER_MS) or 0
+        topic_hash = _topic_hash(parked.real_topic)
+        store.put(slot_ms, now_ms, parked.physical_offset, parked.size, topic_hash, magic, due_ms)
         if is_up:
             if slot_ms >= self._up_ms:
                 self._early.add(parked.physical_offset)
-            self._hold(Filed(slot_ms, magic, parked.physical_offset, parked.size), parked)
+            self._hold(Filed(slot_ms, magic, parked.physical_offset, parked.size, due_ms))
 
     def _slot_for(self, slot_ms: int, now_ms: int) -> tuple[int, int]:
         """The slot to file under, and the unit's magic: further off than the roll window it is an earlier one."""
@@ -237,7 +244,7 @@ class TimerDeliveries:
                 if one.physical_offset in self._early:
                     self._early.discard(one.physical_offset)
                 else:
-                    self._hold(one, self._parked_at(one.physical_offset))
+                    self._hold(one)
         self._up_ms = until_ms
         self._move_read(store)
 
@@ -245,60 +252,59 @@ class TimerDeliveries:
         """The first slot that is not to be up now."""
         return store.slot_of(self._clock.time_ms()) + 2 * self._options.timer_precision_ms
 
-    def _hold(self, filed: Filed, parked: Parked | None) -> None:
+    def _hold(self, filed: Filed) -> None:
         """Keep a message of a slot that is up until it is due."""
-        if parked is None or parked.topic != TIMER_TOPIC:
-            self._lose(1, f"the log has no record at {filed.physical_offset} any more")
-            self._take_off(1)
-            return
         slot = self._slots.setdefault(filed.slot_ms, _Slot())
+        rolls = bool(filed.magic & timer_log.MAGIC_ROLL)
+        due_ms = filed.slot_ms + self._options.timer_precision_ms
         if filed.magic & timer_log.MAGIC_DELETE:
-            slot.cancelled.add(parked.text(names.TIMER_DEL_UNIQKEY))
+            parked = self._parked_at(filed.physical_offset)
+            slot.cancelled.add(parked.text(names.TIMER_DEL_UNIQKEY) if parked is not None else "")
             self._take_off(1)
             return
-        due_ms = parked.number(names.TIMER_DELIVER_MS)
-        rolls = bool(filed.magic & timer_log.MAGIC_ROLL)
-        if due_ms is None or rolls:
-            due_ms = filed.slot_ms + self._options.timer_precision_ms
+        if not rolls:
+            due_ms = filed.due_ms or self._due_of(filed.physical_offset) or due_ms
         self._sequence += 1
         slot.open += 1
-        slot.unique_ids[filed.physical_offset] = (parked.text(names.UNIQ_KEY), parked.real_topic)
         heapq.heappush(self._held, _Held(due_ms, self._sequence, filed.physical_offset, filed.slot_ms, rolls))
 
-    def _is_cancelled(self, held: _Held) -> bool:
-        slot = self._slots[held.slot_ms]
-        unique, topic = slot.unique_ids.pop(held.physical_offset)
-        if not slot.cancelled:
-            return False
-        # RocketMQ 5.3.0 names the message by its unique id alone, later releases by topic and unique id.
-        return not slot.cancelled.isdisjoint({unique, topic + unique, f"{topic}+{unique}"})
+    def _due_of(self, physical_offset: int) -> int | None:
+        """The exact time, from a record that RocketMQ filed."""
+        parked = self._parked_at(physical_offset)
+        return parked.number(names.TIMER_DELIVER_MS) if parked is not None else None
 
     # Releasing
 
     def _release_due(self) -> int:
         now_ms = self._clock.time_ms()
-        if self._busy or not self._held or self._held[0].due_ms > now_ms:
+        now_ns = self._clock.monotonic_ns()
+        if self._busy or not self._held or self._held[0].due_ms > now_ms or now_ns < self._release_ns:
             return 0
-        batch: list[_Held] = []
-        messages: list[NewMessage] = []
-        size = 0
+        self._release_ns = now_ns + GATHER_NS
         self._words[words_of.DELIVERY_LATE_MS] = now_ms - self._held[0].due_ms
-        while self._held and self._held[0].due_ms <= now_ms and len(batch) < BATCH_MESSAGES and size < BATCH_BYTES:
-            held = heapq.heappop(self._held)
-            batch.append(held)
+        batch = self._take_due(now_ms)
+        records = self._reading.records.copies(held.physical_offset for held in batch)
+        messages: list[NewMessage] = []
+        written = self._words[words_of.WRITTEN]
+        for held, record in zip(batch, records, strict=True):
             slot = self._slots[held.slot_ms]
-            slot.begin = min(slot.begin, self._words[words_of.WRITTEN])
-            if self._is_cancelled(held):
-                continue
-            parked = self._parked_at(held.physical_offset)
-            if parked is None:
-                self._lose(1, f"the log has no record at {held.physical_offset} any more")
-                continue
-            messages.append(parked.rolled() if held.rolls else parked.released(keeps_real=False))
-            size += parked.size
+            slot.begin = min(slot.begin, written)
+            parked = Parked(record, 0) if record is not None else None
+            if parked is None or parked.topic != TIMER_TOPIC or not parked.real_topic:
+                self._lose(1, f"the log has no message for later at {held.physical_offset} any more")
+            elif not (slot.cancelled and _is_cancelled(parked, slot.cancelled)):
+                messages.append(parked.rolled() if held.rolls else parked.released(keeps_real=False))
         self._busy = True
         self._releases.start(messages, lambda: self._done_with(batch))
         return len(batch)
+
+    def _take_due(self, now_ms: int) -> list[_Held]:
+        """The next messages that are due, by their times."""
+        batch: list[_Held] = []
+        held = self._held
+        while held and held[0].due_ms <= now_ms and len(batch) < BATCH_MESSAGES:
+            batch.append(heapq.heappop(held))
+        return batch
 
     def _done_with(self, batch: list[_Held]) -> None:
         self._busy = False
@@ -370,3 +376,12 @@ class TimerDeliveries:
     def _fail(self, what: str, error: Exception) -> None:
         self._context.heart.failed()
         self._log.error(what, error=str(error))
+
+
+_topic_hash = functools.lru_cache(4096)(java_hash)
+
+
+def _is_cancelled(parked: Parked, cancelled: set[str]) -> bool:
+    """RocketMQ 5.3.0 names the message by its unique id alone, later releases by topic and unique id."""
+    unique, topic = parked.text(names.UNIQ_KEY), parked.real_topic
+    return not cancelled.isdisjoint({unique, topic + unique, f"{topic}+{unique}"})

@@ -174,6 +174,7 @@ class _MappedIndex:
 
         Returns the number behind the last item, slots in use, and whether anything was changed.
         """
+        self._io.will_need(self._fd, 0, layout.item_offset(self.slots, self.count))
         wanted = np.zeros(layout.SLOT_SIZE * self.slots, np.uint8)
         stock = np.zeros(kernels.STOCK_SIZE, np.int64)
         kernels.take_stock(self.view, self.slots, mark, self.count, wanted, stock)

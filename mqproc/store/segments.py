@@ -23,6 +23,8 @@ from mqproc.paths import segment_name, segment_start
 MAPPED_SEGMENTS_MAX = 64
 # A process lets go of a segment's pages when it may have this many bytes of it present.
 PRESENT_BYTES_MAX = 32 << 20
+# So much of a log that is read in order is asked for before it is needed.
+AHEAD_BYTES = 32 << 20
 # What the kernel maps around one fault.
 PAGES_AROUND_BYTES = 64 << 10
 
@@ -37,6 +39,7 @@ class LogSegments:
         self._mapped_max = mapped_max
         self._maps: OrderedDict[int, tuple[mmap.mmap, NDArray[np.uint8]]] = OrderedDict()
         self._present_bytes = 0
+        self._asked_to = 0
 
     def starts(self) -> list[int]:
         """Offsets of the segments that are there now, ascending; other names in the folder are passed over."""
@@ -66,6 +69,26 @@ class LogSegments:
         self._present_bytes += min(max(size, PAGES_AROUND_BYTES), reads * (PAGES_AROUND_BYTES + size))
         if self._present_bytes > PRESENT_BYTES_MAX:
             self.let_go_all()
+
+    def read_ahead(self, position: int, stop: int) -> None:
+        """Let the disk begin with what lies behind a position, in a log that is read in order up to `stop`.
+
+        A little at a time: one call reaches no further than the segment's end.
+        """
+        first = self._asked_to if position <= self._asked_to <= position + AHEAD_BYTES else position
+        base = self.start_of(first)
+        last = min(position + AHEAD_BYTES, base + self.segment_size, stop)
+        if first - position >= AHEAD_BYTES // 2 or first >= last:
+            return
+        try:
+            fd = self.io.open(self.path(base))
+        except FileNotFoundError:
+            return
+        try:
+            self.io.will_need(fd, first - base, last - first)
+        finally:
+            self.io.close(fd)
+        self._asked_to = last
 
     def let_go(self, start: int, offset: int, size: int) -> None:
         """Let go of the mapped pages of [offset, offset + size) of the segment at `start`."""

@@ -104,6 +104,19 @@ def disk_rate(folder: Path) -> float:
         return DISK_BYTES / (time.perf_counter() - started)
 
 
+def disk_read_rate(path: Path) -> float:
+    """Reading a file's begin that is not in memory."""
+    block = bytearray(1 << 20)
+    with path.open("rb", buffering=0) as file:
+        os.fdatasync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        started = time.perf_counter()
+        done = 0
+        while done < DISK_BYTES and (count := file.readinto(block)):
+            done += count
+        return done / (time.perf_counter() - started)
+
+
 def fdatasync_us(folder: Path) -> NDArray[np.float64]:
     """Times of a 4 KiB append into allocated space, synced."""
     block = os.urandom(SYNC_BYTES)

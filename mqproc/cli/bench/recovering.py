@@ -19,7 +19,7 @@ from typing import Any, Final
 import click
 import numpy as np
 
-from mqproc.cli.bench.limits import disk_rate, fresh_memory_rate
+from mqproc.cli.bench.limits import disk_rate, disk_read_rate, fresh_memory_rate
 from mqproc.cli.bench.load import Shape
 from mqproc.cli.bench.modes import load
 from mqproc.cli.bench.runs import Bench
@@ -113,6 +113,14 @@ class Leaving:
         for folder in (self.paths.consume_queue, self.paths.index):
             shutil.rmtree(folder)
 
+    def read_log(self) -> None:
+        """Bring the whole log into memory, of which the group has let go."""
+        for segment in self.paths.commit_log.iterdir():
+            with segment.open("rb", buffering=0) as file:
+                block = bytearray(MIB)
+                while file.readinto(block):
+                    pass
+
     def derived_bytes(self) -> int:
         """What ConsumeQueues and index take on the disk."""
         folders = (self.paths.consume_queue, self.paths.index)
@@ -125,6 +133,7 @@ class Leaving:
             "dispatch_kernel_records_per_s": dispatch_kernel_rate(self.paths),
             "fresh_memory_bytes_per_s": fresh_memory_rate(),
             "disk_bytes_per_s": disk_rate(self._store.parent),
+            "disk_read_bytes_per_s": disk_read_rate(min(self.paths.commit_log.iterdir())),
         }
         return {name: round(rate) for name, rate in rates.items()}
 
@@ -172,6 +181,7 @@ def _measure(
             if not out.is_json:
                 _print(out, name, found[name])
         found["machine"] = leaving.machine()
+        found["log_bytes_per_message"] = round(size / messages, 1)
         found["derived_bytes_per_message"] = round(leaving.derived_bytes() / messages, 1)
     finally:
         leaving.stop()
@@ -195,11 +205,15 @@ def _print_machine(out: Output, found: dict[str, Any]) -> None:
     machine, derived = found["machine"], found["derived_bytes_per_message"]
     out.line("this machine:")
     out.line(f"  dispatch kernel alone, log in memory: {machine['dispatch_kernel_records_per_s']:,} records/sec")
-    for name in ("fresh_memory", "disk"):
+    for name, what, size in (
+        ("fresh_memory", "queues and index", derived),
+        ("disk", "queues and index", derived),
+        ("disk_read", "the log", found["log_bytes_per_message"]),
+    ):
         rate = machine[f"{name}_bytes_per_s"]
         out.line(
-            f"  {name.replace('_', ' ')}: {rate / 1e9:.2f} GB/s, enough for queues and index of "
-            f"{rate / max(derived, 1):,.0f} records/sec, {derived:.0f} bytes each"
+            f"  {name.replace('_', ' ')}: {rate / 1e9:.2f} GB/s, enough for {what} of "
+            f"{rate / max(size, 1):,.0f} records/sec, {size:.0f} bytes each"
         )
 
 
@@ -238,4 +252,9 @@ def rebuild(invocation: Invocation, /, log_bytes: int, size: int, topics: int) -
         leaving.stop()
         leaving.forget_derived()
 
-    _measure(invocation, _shape(size, topics), log_bytes, [("queues and index removed", lost)])
+    def lost_in_memory(leaving: Leaving) -> None:
+        lost(leaving)
+        leaving.read_log()
+
+    ways = [("queues and index removed", lost), ("the same, with the log in memory", lost_in_memory)]
+    _measure(invocation, _shape(size, topics), log_bytes, ways)

@@ -28,6 +28,7 @@ class TimerLog:
         found = io.size_of(folder / segment_name(starts[0])) if starts else 0
         self.file_size = found if found > layout.UNIT_SIZE + layout.END_SIZE else file_size
         self.begin = starts[0] if starts else 0
+        self._buffer = bytearray()  # units that end at `end` and are not in their file yet
         self.end = self.begin
         """Position behind the last unit: `open_at` says it of files that are there."""
         self.synced = self.end
@@ -53,16 +54,36 @@ class TimerLog:
                 self._io.set_size(fd, self.file_size)
 
     def append(self, unit: bytes) -> int:
-        """Add a unit, or any other bytes; returns its position."""
+        """Add a unit, or any other bytes; returns its position. It is in its file after `write_out`.
+
+        Raises OSError when a file is full and what is left of it cannot be written; then nothing is added.
+        """
         start = self.end - self.end % self.file_size
         if self.end + len(unit) + layout.END_SIZE > start + self.file_size:
+            self.write_out()
             rest = start + self.file_size - self.end
             self._io.pwrite(self._fd(start), layout.END.pack(rest, 0, layout.END_MAGIC)[:rest], self.end - start)
-            start = self.end = start + self.file_size
+            self.end = start + self.file_size
         at = self.end
-        self._io.pwrite(self._fd(start), unit, at - start)
+        self._buffer += unit
         self.end = at + len(unit)
         return at
+
+    def write_out(self) -> None:
+        """Give all units to their file. Raises OSError; then they are kept for the next call."""
+        if self._buffer:
+            begin = self.end - len(self._buffer)
+            start = begin - begin % self.file_size
+            self._io.pwrite(self._fd(start), self._buffer, begin - start)
+            self._buffer.clear()
+
+    def between(self, first: int, last: int) -> Iterator[NDArray[np.void]]:
+        """The units from the one at `first` to the one at `last`, file by file."""
+        while first <= last:
+            start = first - first % self.file_size
+            stop = min(last + layout.UNIT_SIZE, start + self._per_file * layout.UNIT_SIZE)
+            yield np.frombuffer(self._io.pread(self._fd(start), stop - first, first - start), layout.UNIT_DTYPE)
+            first = start + self.file_size
 
     def read(self, position: int) -> tuple[int, ...]:
         """A unit's fields. Raises CorruptStoreError."""
@@ -89,6 +110,7 @@ class TimerLog:
 
     def sync(self) -> None:
         """Make everything durable. Raises FailedSyncError."""
+        self.write_out()
         if self.synced == self.end:
             return
         for start, fd in self._fds.items():

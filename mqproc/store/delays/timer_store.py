@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,17 +26,21 @@ from mqproc.layout.timer_check import NO_LOG_POSITION, TimerCheck
 from mqproc.layout.timer_log import NO_POSITION
 from mqproc.paths import StorePaths
 from mqproc.store.delays.timer_log import TimerLog
-from mqproc.store.delays.timer_wheel import TimerWheel
+from mqproc.store.delays.timer_wheel import Slot, TimerWheel
 from mqproc.store.final_syncs import Syncing
+
+# A slot's units are read together with what lies between them, if that is no more than this.
+SPAN_BYTES_MAX: Final = 16 << 20
 
 
 class Filed(NamedTuple):
-    """A unit of the timer log."""
+    """A unit of the timer log; `due_ms` 0 where only the record knows the exact time."""
 
     slot_ms: int
     magic: int
     physical_offset: int
     size: int
+    due_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class TimerStore:
             io.unlink(paths.timer_wheel)
             self._wheel = TimerWheel(io, syncs, paths, precision_ms)
         self._latest_slots: dict[int, int] = {}  # by timer log file
+        self._touched: dict[int, Slot] = {}  # not in the wheel yet
         self._check = TimerCheck()
         self.read_ms = 0
         self.queue_offset = 0
@@ -106,9 +111,18 @@ class TimerStore:
         """The slot that holds a time."""
         return time_ms // self._precision_ms * self._precision_ms
 
-    def put(self, slot_ms: int, now_ms: int, physical_offset: int, size: int, topic_hash: int, magic: int) -> None:
-        """File a message. Raises OSError; then it is not filed."""
-        slot = self._wheel.slot(slot_ms)
+    def put(
+        self,
+        slot_ms: int,
+        now_ms: int,
+        physical_offset: int,
+        size: int,
+        topic_hash: int = 0,
+        magic: int = timer_log.MAGIC_DEFAULT,
+        due_ms: int = 0,
+    ) -> None:
+        """File a message; it is in the files after `write_out`. Raises OSError; then it is not filed."""
+        slot = self._touched.get(slot_ms) or self._wheel.slot(slot_ms)
         enqueued_ms = min(self.slot_of(now_ms), slot_ms)
         unit = timer_log.UNIT.pack(
             timer_log.UNIT_SIZE,
@@ -119,17 +133,27 @@ class TimerStore:
             physical_offset,
             size,
             topic_hash,
-            0,
+            due_ms,
         )
         at = self._log.append(unit)
         start = at - at % self._log.file_size
-        self._latest_slots[start] = max(self._latest_slots.get(start, 0), slot_ms)
+        if slot_ms > self._latest_slots.get(start, 0):
+            self._latest_slots[start] = slot_ms
         step = -1 if magic & timer_log.MAGIC_DELETE else 1
-        self._wheel.put(slot_ms, at if slot.first == NO_POSITION else slot.first, at, slot.messages + step)
+        first = at if slot.first == NO_POSITION else slot.first
+        self._touched[slot_ms] = Slot(slot_ms, first, at, slot.messages + step)
         self.pending += 1
 
+    def write_out(self) -> None:
+        """Give everything that was filed to the files. Raises OSError; then the rest is kept for the next call."""
+        self._log.write_out()
+        while self._touched:
+            slot_ms, slot = next(iter(self._touched.items()))
+            self._wheel.put(slot_ms, slot.first, slot.last, slot.messages)
+            del self._touched[slot_ms]
+
     def occupied(self, from_ms: int, to_ms: int) -> list[int]:
-        """Slots in [from, to) that hold something."""
+        """Slots in [from, to) that hold something; all is written out."""
         found: list[int] = []
         wheel_ms = self._wheel.slots * self._precision_ms
         while from_ms < to_ms:
@@ -139,16 +163,37 @@ class TimerStore:
         return found
 
     def filed(self, slot_ms: int) -> list[Filed]:
-        """The messages of a slot, in the order in which they were filed. Raises CorruptStoreError."""
+        """The messages of a slot, in the order in which they were filed; all is written out.
+
+        Raises CorruptStoreError.
+        """
+        slot = self._wheel.slot(slot_ms)
+        if slot.last == NO_POSITION:
+            return []
+        if slot.last - slot.first <= SPAN_BYTES_MAX:
+            return self._filed_between(slot)
+        return self._filed_along(slot)
+
+    def _filed_between(self, slot: Slot) -> list[Filed]:
+        """All units of the slot between its first and its last one: most of what lies there is the slot's own."""
         found: list[Filed] = []
-        position = self._wheel.slot(slot_ms).last
-        while position != NO_POSITION:
-            _, previous, magic, enqueued_ms, delay_ms, physical_offset, size, _, _ = self._log.read(position)
-            if previous >= position or self.slot_of(enqueued_ms + delay_ms) != slot_ms:
-                raise CorruptStoreError(f"timer log: the unit at {position} is not one of slot {slot_ms}")
-            if position >= self._log.begin:
-                found.append(Filed(slot_ms, magic, physical_offset, size))
-            position = previous if previous >= self._log.begin else NO_POSITION
+        for units in self._log.between(max(slot.first, self._log.begin), slot.last):
+            times = (units["enqueued_ms"].astype(np.int64) + units["delay_ms"]) // self._precision_ms
+            own = units[times == slot.time_ms // self._precision_ms]
+            columns = (own[name].tolist() for name in ("magic", "physical_offset", "message_size", "due_ms"))
+            found += [Filed(slot.time_ms, *fields) for fields in zip(*columns, strict=True)]
+        return found
+
+    def _filed_along(self, slot: Slot) -> list[Filed]:
+        """The units of the slot's chain, one by one."""
+        found: list[Filed] = []
+        position = slot.last
+        while position != NO_POSITION and position >= self._log.begin:
+            _, previous, magic, enqueued_ms, delay_ms, physical_offset, size, _, due_ms = self._log.read(position)
+            if previous >= position or self.slot_of(enqueued_ms + delay_ms) != slot.time_ms:
+                raise CorruptStoreError(f"timer log: the unit at {position} is not one of slot {slot.time_ms}")
+            found.append(Filed(slot.time_ms, magic, physical_offset, size, due_ms))
+            position = previous
         found.reverse()
         return found
 
@@ -157,6 +202,7 @@ class TimerStore:
 
         `log` is where the log is to be walked from for deliveries that are not counted.
         """
+        self.write_out()
         self._log.sync()
         self._wheel.sync()
         counter = self._check.counter + 1

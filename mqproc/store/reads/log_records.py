@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +12,8 @@ from mqproc.errors import CorruptStoreError
 from mqproc.kernels.record_check import BLANK, REASON_NAMES, VERIFY_CRCS, checked_size, stored_at_ms
 from mqproc.store.damage import Hole, KnownHoles
 from mqproc.store.segments import LogSegments
+
+_NO_BYTES = np.zeros(0, np.uint8)
 
 
 class Visible(NamedTuple):
@@ -63,6 +65,23 @@ class LogRecords:
             raise CorruptStoreError(f"{place}: {REASON_NAMES[reason]}")
         self.segments.touched(size)
         return view[at : at + size].copy()
+
+    def copies(self, places: Iterable[int]) -> list[bytes | None]:
+        """The records at several offsets; None for one that is not in the log any more or whose CRC does not hold."""
+        found: list[bytes | None] = []
+        begin, end = self.visible()
+        segments = self.segments
+        start, limit, view = -1, 0, _NO_BYTES
+        for place in places:
+            if start < 0 or not start <= place < start + segments.segment_size:
+                entered = self.segment(place) if begin <= place < end else None
+                start, view = entered or (-1, _NO_BYTES)
+                limit = min(len(view), end - start)
+            at = place - start
+            size = checked_size(view, at, limit, place, VERIFY_CRCS) if start >= 0 else 0
+            found.append(view[at : at + size].tobytes() if size > 0 else None)
+            segments.touched(max(size, 0))
+        return found
 
     def store_timestamp_ms(self, physical_offset: int) -> int:
         """Store time of the record at an offset, −1 when there is none."""

@@ -27,8 +27,8 @@ from mqproc.store.recovery.resync import Resync
 from mqproc.store.recovery.visitor import Visit
 from mqproc.store.segments import LogSegments
 
-# The walk lets go of pages in steps of this size; the largest record fits one many times.
-WALK_BYTES = 256 << 20
+# The walk asks for pages ahead, and lets go of those behind, in steps of this size.
+WALK_BYTES = 8 << 20
 _NOTHING_WRITTEN = scan.REASON_NAMES[scan.ZERO]
 
 
@@ -203,6 +203,7 @@ class LogRecovery:
         reason, step = scan.REACHED_STOP, WALK_BYTES
         while reason == scan.REACHED_STOP and position < limit:
             stop = min(limit, position + step)
+            self._segments.read_ahead(base + position, base + limit)
             reason = scan.scan_records(view, position, stop, base, scan.VERIFY_ALL, self._out)
             stopped = int(self._out[scan.STOPPED_AT])
             found.scanned_bytes += stopped - position

@@ -128,6 +128,7 @@ class Redispatch:
         done = Redispatched(start, start, gaps=dispatch.gaps)
         try:
             while done.position < stop:
+                self._segments.read_ahead(done.position, stop)
                 step = dispatch.step(done.position, stop)
                 done.records += step.records
                 done.entries += step.entries

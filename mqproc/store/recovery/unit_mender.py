@@ -69,6 +69,8 @@ class UnitMender:
         for queue, ranges in records.items():
             if ranges:
                 changed += self._between(queue, merged(ranges))
+            elif self._begin > 0 and (starts := self._files.starts(*queue)):
+                changed += self._expired(queue, starts[0] // UNIT_SIZE, self._files.extent(*queue).max_offset)
         return changed
 
     def close(self) -> None:

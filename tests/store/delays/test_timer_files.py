@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from mqproc.io import StoreIO
 from mqproc.layout import timer_check, timer_log, timer_wheel
 from mqproc.layout.timer_check import NO_LOG_POSITION, TimerCheck
 from mqproc.paths import StorePaths
+from mqproc.store.delays import timer_store
 from mqproc.store.delays.timer_log import TimerLog
 from mqproc.store.delays.timer_store import Filed, TimerStore
 from mqproc.store.delays.timer_wheel import EMPTY, TimerWheel
@@ -19,6 +22,17 @@ from mqproc.store.delays.timer_wheel import EMPTY, TimerWheel
 IO = StoreIO()
 SECOND = 1000
 NOW = 1_700_000_000_000
+
+
+class FullDisk(StoreIO):
+    """No room for what goes to a path with `full` in it."""
+
+    full = ""
+
+    def pwrite(self, fd: int, data: bytes | bytearray, offset: int) -> None:
+        if self.full and self.full in self.path_of(fd):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().pwrite(fd, data, offset)
 
 
 @pytest.fixture
@@ -74,6 +88,7 @@ def test_110_units_take_6_files_of_1024_bytes(paths: StorePaths) -> None:
     log = TimerLog(IO, IO, paths.timer_log, 1024)
     log.open_at(0)
     positions = [log.append(timer_log.UNIT.pack(52, number - 1, 1, NOW, 0, number, 9, 7, 0)) for number in range(110)]
+    log.write_out()
     assert len(log.starts()) == 6
     assert positions[18:20] == [18 * 52, 1024]
     assert [log.read(position)[5] for position in positions] == list(range(110))
@@ -89,6 +104,7 @@ def test_16_bytes_must_remain_behind_what_is_added(paths: StorePaths) -> None:
     log = TimerLog(IO, IO, paths.timer_log, 1024)
     log.open_at(0)
     assert [log.append(bytes(512)), log.append(bytes(510)), log.append(b"text")] == [0, 1024, 1534]
+    log.write_out()
     assert len(log.starts()) == 2
     log.close()
 
@@ -97,6 +113,7 @@ def test_a_log_goes_on_with_files_of_the_size_that_is_there(paths: StorePaths) -
     log = TimerLog(IO, IO, paths.timer_log, 1024)
     log.open_at(0)
     log.append(timer_log.UNIT.pack(52, -1, 1, NOW, 0, 5, 9, 7, 0))
+    log.write_out()
     log.close()
     again = TimerLog(IO, IO, paths.timer_log, 4096)
     assert again.file_size == 1024
@@ -126,10 +143,43 @@ def opened(paths: StorePaths) -> TimerStore:
 def test_slots_chain_their_messages_in_order(paths: StorePaths) -> None:
     store = opened(paths)
     for number in range(40):
-        store.put(NOW + number % 2 * SECOND, NOW, number, 100, 7, 1)
+        store.put(NOW + number % 2 * SECOND, NOW, number, 100, 7, 1, NOW + 5)
+    store.write_out()
     assert store.occupied(NOW - 5 * SECOND, NOW + 5 * SECOND) == [NOW, NOW + SECOND]
-    assert store.filed(NOW) == [Filed(NOW, 1, number, 100) for number in range(0, 40, 2)]
+    assert store.filed(NOW) == [Filed(NOW, 1, number, 100, NOW + 5) for number in range(0, 40, 2)]
     assert (store.filed(NOW + 2 * SECOND), store.pending) == ([], 40)
+    store.close()
+
+
+def test_a_chain_over_much_of_the_log_is_followed_unit_by_unit(
+    paths: StorePaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened(paths)
+    for number in range(100):
+        store.put(NOW + number % 7 * SECOND, NOW, number, 100)
+    store.write_out()
+    together = [store.filed(NOW + second * SECOND) for second in range(7)]
+    monkeypatch.setattr(timer_store, "SPAN_BYTES_MAX", 0)
+    assert [store.filed(NOW + second * SECOND) for second in range(7)] == together
+    assert [one.physical_offset for one in together[3]] == list(range(3, 100, 7))
+    store.close()
+
+
+def test_what_cannot_be_written_now_is_written_later(paths: StorePaths) -> None:
+    """A full disk: filing goes on in memory up to the next look, nothing is lost or written twice."""
+    io = FullDisk()
+    store = TimerStore(io, io, paths, SECOND, 1024)
+    store.open(NOW, lambda physical_offset: None)
+    store.put(NOW, NOW, 1, 100)
+    store.write_out()
+    for part in ("timerlog", "timerwheel"):
+        io.full = part
+        store.put(NOW, NOW, 2 if part == "timerlog" else 3, 100)
+        with pytest.raises(OSError, match="No space"):
+            store.write_out()
+        io.full = ""
+        store.write_out()
+    assert [one.physical_offset for one in store.filed(NOW)] == [1, 2, 3]
     store.close()
 
 
@@ -142,6 +192,7 @@ def test_what_the_check_counts_comes_back_and_the_rest_does_not(paths: StorePath
     store.queue_offset = 50
     store.write(store.snapshot(log=123, log_end=0, now_ms=NOW))
     store.put(NOW + SECOND, NOW, 99, 100, 7, 1)
+    store.write_out()
     store.close()
     paths.timer_wheel.write_bytes(b"\x01" * timer_wheel.FILE_SIZE)
     again = opened(paths)
@@ -149,6 +200,7 @@ def test_what_the_check_counts_comes_back_and_the_rest_does_not(paths: StorePath
     assert again.filed(NOW + SECOND) == [Filed(NOW + SECOND, 1, number, 100) for number in range(1, 50, 3)]
     assert again.pending == sum(number % 3 > 0 for number in range(50))
     again.put(NOW + SECOND, NOW, 200, 100, 7, 1)
+    again.write_out()
     assert again.filed(NOW + SECOND)[-1].physical_offset == 200
     again.close()
 
@@ -175,6 +227,7 @@ def test_files_of_delivered_messages_go(paths: StorePaths) -> None:
     store = opened(paths)
     for number in range(100):
         store.put(NOW + number * SECOND, NOW, number, 100, 7, 1)
+    store.write_out()
     assert len(list(paths.timer_log.iterdir())) == 6
     store.read_ms = NOW + 60 * SECOND
     store.write(store.snapshot(log=0, log_end=0, now_ms=NOW))
