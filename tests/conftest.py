@@ -138,3 +138,11 @@ def make_group(tmp_path: Path) -> Iterator[Callable[..., Group]]:
 def group(make_group: Callable[..., Group]) -> Group:
     """A running group with small files."""
     return make_group()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `-n … --dist loadgroup` a file's tests stay together, and all that need Spark share one session."""
+    for item in items:
+        spark = item.get_closest_marker("spark") is not None
+        item.add_marker(pytest.mark.xdist_group("spark" if spark else item.location[0]))

@@ -25,7 +25,7 @@ from mqproc.paths import StorePaths
 from mqproc.shm.lock import StoreLock
 from mqproc.store import rocketmq_json
 from tests.cli.calling import Outcome, call
-from tests.cli.repairing import contents, damage_in, flags_of, is_intact
+from tests.cli.repairing import Row, contents, damage_in, flags_of, is_intact
 from tests.conftest import Group
 from tests.golden.fixtures import GOLDEN, directories, load_fixture, options_of
 from tests.store.recovery.recovering import Killed, RecordingIO
@@ -314,6 +314,30 @@ def test_more_damage_than_is_listed_is_repaired_at_once(
     assert (found["counts"]["unit_wrong"], found["omitted"]) == (12, 10)
     assert call("store", "repair", store, "--execute", *flags).code == 0
     assert call("store", "verify", store, *flags).code == 0
+
+
+def test_a_queue_of_which_all_has_expired_is_mended(tmp_path: Path) -> None:
+    """No record tells what its units were; they must lead below the log's begin still."""
+    store = load_fixture("g1_retention", tmp_path).store
+    units = store / "consumequeue" / "EarlyOnly" / "0" / f"{0:020d}"
+    flip(units, 19 * 20 + 2)
+    planned = call("store", "repair", store, "--json")
+    assert [(row.kind, row.offset) for row in damage_in(planned.json)] == [("unit_beyond_log", 380)]
+    assert call("store", "repair", store, "--execute", "--json").json["clean"]
+    assert units.read_bytes()[380:400] == units.read_bytes()[360:380]
+
+
+def test_delivery_of_delayed_messages_is_set_back_to_the_end(tmp_path: Path) -> None:
+    store = load_fixture("i_broker", tmp_path).store
+    path = store / "config" / "delayOffset.json"
+    levels = rocketmq_json.parse(path.read_text())["offsetTable"]
+    level = next(level for level, offset in levels.items() if offset)
+    path.write_text(json.dumps({"offsetTable": {**levels, level: 10_000, "99": 7}, "mqproc": {"log": 5}}))
+    found = damage_in(call("store", "verify", store, "--json").json)
+    assert found == [Row("progress_beyond_end", "config/delayOffset.json")]
+    assert call("store", "repair", store, "--execute").code == 0
+    mended = rocketmq_json.parse(path.read_text())
+    assert mended == {"offsetTable": {**levels, "99": 7}, "mqproc": {"log": 5}}
 
 
 def test_what_no_repair_mends_is_said_and_stays(whole: StoppedStore, tmp_path: Path) -> None:
