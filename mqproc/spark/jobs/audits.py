@@ -24,9 +24,9 @@ from mqproc.spark.api import messages
 from mqproc.spark.jobs.folders import local_stores
 from mqproc.spark.jobs.tasks import Row, rows_of_groups, rows_of_tasks
 from mqproc.store.reads.reader import settings_of
-from mqproc.store.verify.picture import Picture
+from mqproc.store.verify.picture import IndexFile, Picture, Share
 from mqproc.store.verify.verifier import Verified, check_is_store, compare, picture_of, tasks_of
-from mqproc.store.verify.workers import Task, Worker
+from mqproc.store.verify.workers import QueueGroup, Task, Worker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -105,14 +105,26 @@ class _Answers:
     """Results that are there already, and a worker for the questions that follow from them."""
 
     def __init__(self, picture: Picture, results: list[Any], worker: Worker) -> None:
-        self._known = list(zip(tasks_of(picture), results, strict=True))
+        self._known = {_name(task): result for task, result in zip(tasks_of(picture), results, strict=True)}
         self._worker = worker
 
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
         """Each task with its result."""
         for task in tasks:
-            known = next((result for of, result in self._known if of == task), None)
+            known = self._known.get(_name(task))
             yield task, self._worker.run(task) if known is None else known
+
+
+def _name(task: Task) -> tuple[str, Any]:
+    """What tells a picture's tasks from each other, and from questions."""
+    of: Any = None
+    if isinstance(task, Share):
+        of = task.number
+    elif isinstance(task, IndexFile):
+        of = task.name
+    elif isinstance(task, QueueGroup):
+        of = task.queues[0]
+    return type(task).__name__, of
 
 
 def _row(found: Verified) -> Row:

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from mqproc.errors import CorruptStoreError, StoreAccessError
+from mqproc.config import Options
+from mqproc.errors import BadRequestError, CorruptStoreError, StoreAccessError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.spark.jobs.audits import SHARE_BYTES
@@ -93,8 +94,10 @@ def rebuild(
     """
     from pyspark import StorageLevel
 
-    (folder,) = local_stores(str(store))
-    job = RebuildJob.of(folder, Path(to), share_bytes=share_bytes, fail_on_data_loss=fail_on_data_loss)
+    folders = local_stores(str(store))
+    if len(folders) > 1:
+        raise BadRequestError(f"{store}: means {len(folders):,} stores; a rebuild is of one")
+    job = RebuildJob.of(folders[0], Path(to), share_bytes=share_bytes, fail_on_data_loss=fail_on_data_loss)
     walked = rows_of_tasks(spark, job.picture.shares, job.walk, WALKED).persist(StorageLevel.DISK_ONLY)
     joined = rows_of_groups(walked, ["log"], job.join, JOINED).persist(StorageLevel.DISK_ONLY)
     files = joined.where("file is not null").select("file", "pieces")
@@ -110,11 +113,9 @@ def rebuild(
     return Rebuilt(queues, index)
 
 
-def _picture(store: Path, share_bytes: int) -> Picture:
+def _picture(io: StoreIO, paths: StorePaths, options: Options, share_bytes: int) -> Picture:
     """The store with all of its log to be dispatched, and with no index to be compared."""
-    io, paths = StoreIO(), StorePaths(store)
-    check_is_store(io, paths)
-    picture = picture_of(io, paths, settings_of(io, paths), share_bytes=share_bytes)
+    picture = picture_of(io, paths, options, share_bytes=share_bytes)
     picture.positions = dataclasses.replace(picture.positions, dispatched=None)
     picture.shares = cut_into_shares(io, picture.inventory, picture.positions, 1 << 30, share_bytes)
     picture.index = []
@@ -132,18 +133,21 @@ def _make_target(target: StorePaths) -> None:
 class RebuildJob:
     """The steps of one rebuild; travels to every executor."""
 
-    def __init__(self, picture: Picture, target: StorePaths, fail_on_data_loss: bool) -> None:
+    def __init__(self, picture: Picture, target: StorePaths, fail_on_data_loss: bool, with_index: bool) -> None:
         self.picture = picture
+        self._with_index = with_index
         self._target = target
         self._fail_on_data_loss = fail_on_data_loss
 
     @classmethod
     def of(cls, store: Path, to: Path, *, share_bytes: int, fail_on_data_loss: bool) -> RebuildJob:
         """Plan a rebuild and make its target. Raises StoreAccessError."""
-        target = StorePaths(to.absolute())
-        picture = _picture(store, share_bytes)
+        io, paths, target = StoreIO(), StorePaths(store), StorePaths(to.absolute())
+        check_is_store(io, paths)
+        options = settings_of(io, paths)
+        picture = _picture(io, paths, options, share_bytes)
         _make_target(target)
-        return cls(picture, target, fail_on_data_loss)
+        return cls(picture, target, fail_on_data_loss, options.message_index_enable)
 
     @property
     def _store(self) -> Path:
@@ -171,7 +175,8 @@ class RebuildJob:
         with closing(UnitWriter(io, self._target.consume_queue, self.picture)) as writer:
             yield from QueueRuns(log, self.picture, writer).of_all(table.drop_columns(["log", "share"]))
             writer.sync()
-        for number, pieces in enumerate(pieces_of_files(shares, self.picture.inventory.sizes.items)):
+        files = pieces_of_files(shares, self.picture.inventory.sizes.items) if self._with_index else ()
+        for number, pieces in enumerate(files):
             yield {"file": number, "pieces": pickle.dumps(pieces)}
 
     def _joined(self, shares: list[LogShare]) -> WholeLog:

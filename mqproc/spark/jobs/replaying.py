@@ -91,14 +91,17 @@ def replay(
     queues or 8. Under the same `name` no message of a store's path is copied twice, so that a replay that was stopped
     goes on. `rate`: messages a second over all streams. One stream keeps the order of each log; several are faster.
 
-    Raises BadRequestError for a topic replayed into itself, or with speculative execution, which would send twice.
+    A topic that goes into itself gives its messages of other stores only. Raises BadRequestError with speculative
+    execution, which would send twice, NotRunningError when the target does not run.
     """
+    from pyspark.sql import functions as F
+
     topics = [topic] if isinstance(topic, str) else list(topic)
     _check(spark, topics, rate, streams)
     target = _target(str(to_store), to_topic, name, rate / streams, queues)
     found = messages(spark, path, topic=topics, columns=_COLUMNS, **selection)
     if to_topic in topics:
-        found = found.where(f"not (topic = '{to_topic}' and store = '{Path(to_store).absolute()}')")
+        found = found.where((F.col("topic") != to_topic) | (F.col("store") != target.store))
     sums = _sent(found.coalesce(streams), target).selectExpr("sum(sent)", "sum(found)").first()
     assert sums is not None
     return Replayed(int(sums[0] or 0), int(sums[1] or 0))

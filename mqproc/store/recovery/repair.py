@@ -124,6 +124,7 @@ class Repair:
     def execute(self, io: StoreIO, plan: RepairPlan, report: Report) -> None:
         """Keep copies, then do it. Raises StoreAccessError when nothing was done, else what recovery raises."""
         document = {
+            "schema_version": 1,
             "findings": [finding.to_json() for finding in self._findings],
             "actions": [action_row(action, self._paths) for action in plan.actions],
             "changes": [change_row(change, self._paths) for change in plan.changes],

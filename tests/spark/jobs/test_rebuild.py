@@ -109,6 +109,7 @@ def test_damage_is_an_error_or_becomes_fillers(rolled_store: Path, tmp_path: Pat
     assert len(entries_of(store, tmp_path / "to" / "index")) == len(entries_of(store, store / "index")) - 1
 
 
+@pytest.mark.spark
 def test_places_that_are_no_store(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(StoreAccessError, match="not a store"):
         rebuild(spark, tmp_path, tmp_path / "to")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +43,31 @@ def test_into_a_running_store_and_on_under_the_same_name(spark: SparkSession, ro
     assert {copy.properties[REPLAYED] for copy in copies} == {message.message_id for message in first}
     of_queue = [copy for copy in copies if copy.queue_id == 1][:10]
     assert [said(copy) for copy in of_queue] == [said(message) for message in first if message.queue_id == 1][:10]
+
+
+def test_killed_in_the_middle_none_is_missed_and_none_is_twice(
+    spark: SparkSession, rolled_store: Path, group: Group
+) -> None:
+    first = messages_of(rolled_store, topic="First")
+    command = [sys.executable, "-m", "mqproc", "spark", "replay", str(rolled_store), "--topic", "First", "--rate", "40"]
+    command += ["--to", "Killed", "--to-store", str(group.store), "--name", "k", "--master", "local[1]"]
+    with (
+        subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as replaying,
+        group.client() as client,
+    ):
+        deadline = time.monotonic() + 90
+        while not any(topic.topic == "Killed" and client.max_offset("Killed", 0) > 3 for topic in client.topics()):
+            assert time.monotonic() < deadline
+            assert replaying.poll() is None
+            time.sleep(0.05)
+        os.killpg(replaying.pid, signal.SIGKILL)
+    done = replay(spark, rolled_store, group.store, "Killed", topic="First", name="k")
+    assert done.found > 0
+    assert done.sent + done.found == len(first)
+    assert done.sent > 0
+    group.wait_dispatched()
+    copies = messages_of(group.store, topic="Killed")
+    assert sorted(copy.properties[REPLAYED] for copy in copies) == sorted(message.message_id for message in first)
 
 
 def test_a_rate_and_what_is_refused(spark: SparkSession, rolled_store: Path, group: Group) -> None:
