@@ -6,6 +6,7 @@ Formats come from `mqproc.layout`; a file is recognised by where it lies and wha
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ from mqproc.cli.output import Column
 from mqproc.config import Options
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
-from mqproc.layout import checkpoint, consume_queue, control, index_file, marks, queue_table
+from mqproc.layout import checkpoint, consume_queue, control, index_file, marks, progress, queue_table
 from mqproc.paths import INDEX_NAME_DIGITS, index_name_time_ms, segment_start
 from mqproc.store import rocketmq_json
 from mqproc.store.index_shape import adopted_index_shape
@@ -95,6 +96,10 @@ def _recognised(io: StoreIO, path: Path, options: Options) -> Dump:
         return _control(io, path)
     if folder == "mqproc" and path.name in ("queues", "queues.next"):
         return _queue_table(io, path)
+    if folder == "mqproc" and path.name == "progress":
+        return _progress(io, path)
+    if folder == "mqproc" and path.name == "errors":
+        return Dump("errors", {"size": io.size_of(path)}, [], iter(()))
     if path.suffix == ".json" or path.name.endswith(".json.bak"):
         return _config(io, path)
     if folder == "commitlog" and segment_start(path.name) is not None:
@@ -136,6 +141,29 @@ def _journal(io: StoreIO, path: Path) -> Dump:
     parts = list(layouts.journal_fields(data))
     columns = [Column("offset", kind="number"), Column("value", "change"), Column("help", "meaning")]
     return Dump("topics journal", {"size": len(data)}, columns, (each.to_json() for each in parts), parts)
+
+
+def _progress(io: StoreIO, path: Path) -> Dump:
+    data = io.read_file(path)
+    end = struct.unpack_from("=q", data, progress.HEADER_END * progress.WORD_SIZE)[0]
+    columns = [
+        Column("group"),
+        Column("topic"),
+        Column("queue_id", kind="number"),
+        Column("next_offset", kind="number"),
+    ]
+    return Dump("progress", {"size": len(data), "end": end}, columns, _progress_rows(data, min(end, len(data))))
+
+
+def _progress_rows(data: bytes, end: int) -> Iterator[dict[str, Any]]:
+    at = progress.HEADER_SIZE
+    while (block := progress.decode_block(data, at, end)) is not None:
+        words = struct.unpack_from(f"={block.queues}q", data, block.first_offset * progress.WORD_SIZE)
+        for queue, word in enumerate(words):
+            if word:
+                queue_id = block.first_queue + queue
+                yield {"group": block.group, "topic": block.topic, "queue_id": queue_id, "next_offset": word - 1}
+        at = block.end
 
 
 def _mark(io: StoreIO, path: Path) -> Dump:

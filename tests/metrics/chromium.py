@@ -154,7 +154,9 @@ class Chromium:
 
     def _next(self, deadline: float) -> dict[str, Any]:
         while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._read], [], [], max(0.0, deadline - time.monotonic()))
+            waiting = select.poll()
+            waiting.register(self._read, select.POLLIN)
+            ready = waiting.poll(max(0.0, deadline - time.monotonic()) * 1000)
             assert ready, "the browser says nothing"
             data = os.read(self._read, 1 << 20)
             assert data, f"the browser has ended with {self._process.poll()}"

@@ -75,7 +75,7 @@ class ScanAhead:
         *,
         with_entries: bool = True,
     ) -> None:
-        """Forks the processes, which see the table grow. `report` is told when one ends too early."""
+        """Forks the processes, which see the table grow. `report` is told when one cannot begin, or ends too early."""
         self._segments = segments
         self._report = report
         self._starts, self._limits = _pieces(start, stop, segments.segment_size, scanners.piece_bytes)
@@ -89,8 +89,11 @@ class ScanAhead:
         self._taken = _NOWHERE
         self._pipes: list[_Pipe] = []
         self._processes: list[BaseProcess] = []
-        for _ in range(scanners.count):
-            self._start()
+        try:
+            for _ in range(scanners.count):
+                self._start()
+        except OSError as error:
+            self._give_up(str(error))
 
     def scan(self, start: int, stop: int) -> ScanResult:
         """As `Scans` says."""
@@ -111,7 +114,7 @@ class ScanAhead:
             pipe.close()
         self._pipes = []
         for process in self._processes:
-            process.terminate()
+            process.kill()
         for process in self._processes:
             process.join()
         self._processes = []
@@ -133,9 +136,12 @@ class ScanAhead:
             wait([process.sentinel for process in self._processes], _PATIENCE_S)
             codes = [process.exitcode for process in self._processes if not process.is_alive()]
             why = f"exit code {', '.join(map(str, codes))}"
-        self._report(f"recovery: a process that scanned the log ended ({why}); going on without")
-        self.close()
+        self._give_up(why)
         return _NOWHERE
+
+    def _give_up(self, why: str) -> None:
+        self._report(f"recovery: no processes scan the log ahead any more: {why}")
+        self.close()
 
     def _shared_zeros(self, count: int, dtype: DTypeLike) -> NDArray[Any]:
         size = count * np.dtype(dtype).itemsize

@@ -5,6 +5,7 @@ Pieces are so small here that records, holes and ends of segments lie on and acr
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import shutil
@@ -29,6 +30,9 @@ from mqproc.store.segments import LogSegments
 from mqproc.store.step_scan import Scans, StepScan
 from tests.store.recovery.recovering import Killed, RecordingIO, contents, recover
 from tests.store.stopped_store import SEGMENT, StoppedStore, assert_whole
+
+# The tests' own process has threads of libraries, which are not used in the scanners.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 
 PIECES = (1000, 4096, 3 * SEGMENT)
 
@@ -115,8 +119,29 @@ def test_a_killed_scanner_is_told_and_not_missed(store: StoppedStore, log: tuple
         os.kill(victim.pid, signal.SIGKILL)
         victim.join(60)
         assert everything(ahead, store.end) == wanted
-    assert said == ["recovery: a process that scanned the log ended (exit code -9); going on without"]
+    assert said == ["recovery: no processes scan the log ahead any more: exit code -9"]
     assert multiprocessing.active_children() == []
+
+
+def test_without_processes_dispatch_scans_all(
+    store: StoppedStore, log: tuple[QueueTable, LogSegments], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one cannot be forked."""
+    said: list[str] = []
+    forked: list[int] = []
+    fork = os.fork
+
+    def limited() -> int:
+        if forked:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        forked.append(fork())
+        return forked[0]
+
+    monkeypatch.setattr(os, "fork", limited)
+    with closing(ScanAhead(*log, 0, store.end, scanners(), said.append)) as ahead:
+        assert multiprocessing.active_children() == []
+        assert everything(ahead, store.end) == everything(StepScan(*log), store.end)
+    assert said == [f"recovery: no processes scan the log ahead any more: [Errno 11] {os.strerror(errno.EAGAIN)}"]
 
 
 def test_scanners_leave_a_processor_to_dispatch(monkeypatch: pytest.MonkeyPatch) -> None:
