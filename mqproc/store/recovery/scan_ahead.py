@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 # Taking a piece takes dispatch about as long as scanning it.
 _SCANNERS_MAX: Final = 2
-# A scanner is at work on one piece while dispatch takes the one before.
-_PIECES_EACH: Final = 2
+# So that neither waits when the other one is held up for a moment.
+_PIECES_EACH: Final = 4
 # A piece takes a fraction of a second even from a slow disk.
 _PATIENCE_S: Final = 60.0
 _NOWHERE: Final = -1
