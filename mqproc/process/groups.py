@@ -23,7 +23,6 @@ from mqproc.errors import (
     PermissionDeniedError,
 )
 from mqproc.layout import control as words_of
-from mqproc.layout import queue_table as table_layout
 from mqproc.names import check_topic
 from mqproc.process.group_members import GroupMembers, Member
 from mqproc.process.group_state import GroupState
@@ -111,7 +110,7 @@ class Groups:
         self._deadlines: list[tuple[int, int, str, str]] = []
         self._deadline_of: dict[str, int] = {}
         self._sequence = 0
-        self._table_state = self._read_table_state()
+        self._table_changes = table.changes
         now_ns = self._clock.monotonic_ns()
         self._share_from_ns = now_ns + RETURN_NS if context.incarnation > 1 else now_ns
         self._unshared: set[str] = set()
@@ -172,15 +171,12 @@ class Groups:
             done += 1
         return done + self.state.step(now_ns)
 
-    def _read_table_state(self) -> tuple[int, int]:
-        return self._table.count, self._table.words[table_layout.HEADER_LIVE]
-
     def _follow_table(self) -> int:
         """Share anew when queues were made or deleted."""
-        state = self._read_table_state()
-        if state == self._table_state:
+        changes = self._table.changes
+        if changes == self._table_changes:
             return 0
-        self._table_state = state
+        self._table_changes = changes
         for group in list(self._groups):
             self._rebalance(group)
         return 1

@@ -21,6 +21,7 @@ from mqproc.wire.operations import PullRequest
 
 NO_QUEUE = -1
 NEVER_SEEN = -1
+NEVER_LISTED = (-1, -1, -1)
 # Rows of queues that nobody waits for any more, kept because somebody may again.
 IDLE_ROWS_MAX = 1024
 
@@ -59,7 +60,7 @@ class HeldPulls:
         self._known: set[tuple[str, int]] = set()
         self._cells: NDArray[np.int64] = np.empty(0, np.int64)
         self._seen: NDArray[np.int64] = np.empty(0, np.int64)
-        self._table_state = (-1, -1)
+        self._table_changes = NEVER_LISTED
 
     def __len__(self) -> int:
         return self._count
@@ -68,7 +69,7 @@ class HeldPulls:
         """Keep a pull. The caller looks at the queue once more afterwards (`moved`)."""
         self._by_queue.setdefault(pull.queue, []).append(pull)
         if pull.queue not in self._known:
-            self._table_state = (-1, -1)
+            self._table_changes = NEVER_LISTED
         self._by_connection.setdefault(pull.connection, set()).add(pull)
         self._sequence += 1
         heapq.heappush(self._deadlines, (pull.deadline_ns, self._sequence, pull))
@@ -101,10 +102,10 @@ class HeldPulls:
     def moved(self) -> list[HeldPull]:
         """The pulls of queues whose maximum offset is another than at the last call, or that were not compared yet."""
         table = self._table
-        state = (table.count, table.words[layout.HEADER_LIVE])
-        if state != self._table_state or len(self._queues) > 2 * len(self._by_queue) + IDLE_ROWS_MAX:
+        changes = table.changes
+        if changes != self._table_changes or len(self._queues) > 2 * len(self._by_queue) + IDLE_ROWS_MAX:
             self._list_queues()
-            self._table_state = state
+            self._table_changes = changes
         maxima = np.where(self._cells >= 0, table.cells[self._cells], 0)
         changed = np.flatnonzero(maxima != self._seen)
         self._seen = maxima

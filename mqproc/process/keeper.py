@@ -79,7 +79,7 @@ class Keeper:
             self._due_ns, self._retention.due_ns, self._releases.due_ns, self._levels.due_ns, self._timer.due_ns
         )
         until_due_s = min(timeout_s, max(0.0, (due_ns - self._clock.monotonic_ns()) / 1e9))
-        if self._words[words_of.DISPATCHED] < self._awaited:
+        if self._words[words_of.DISPATCHED] < max(self._awaited, self._timer.parked_to):
             until_due_s = min(until_due_s, DISPATCH_LOOK_S)
         if self._releases.appender.in_flight:
             self._releases.appender.wait(until_due_s)

@@ -99,6 +99,8 @@ class TimerDeliveries:
         self._sequence = 0
         self._busy = False
         self._release_ns = 0
+        self.parked_to = 0
+        """The log's end when messages were last parked again: once it is dispatched, they can be filed."""
         self._snapshot: TimerSnapshot | None = None
         self._dirty = False
         self._save_ns = 0
@@ -310,6 +312,8 @@ class TimerDeliveries:
         self._busy = False
         for held in batch:
             self._slots[held.slot_ms].open -= 1
+        if any(held.rolls for held in batch):
+            self.parked_to = self._words[words_of.WRITTEN]
         if self._store is not None:
             self._take_off(len(batch))
             self._move_read(self._store)

@@ -106,6 +106,11 @@ class QueueTable:
         """Queues that have been deleted so far; while it is 0 no queue has an earlier life."""
         return self.words[layout.HEADER_DELETIONS]
 
+    @property
+    def changes(self) -> tuple[int, int, int]:
+        """Another one whenever a queue was made or deleted since."""
+        return self.count, self.words[layout.HEADER_LIVE], self.deletions
+
     def find(self, topic: str, queue_id: int) -> int:
         """The queue's number, −1 when there is none."""
         number = self.entry(topic, queue_id)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from typing import Any
 
 from mqproc import Message
 from mqproc.message import StoredMessage
+from tests.conftest import wait_until
 from tests.interop.java_stores import Handed, Sent, rocketmqs_messages
 from tests.interop.rocketmq import Dump, Line, RocketMq, rocketmq_options
 
@@ -58,6 +60,8 @@ class Story:
     answers: list[Line] = field(default_factory=list)
     dumps: dict[str, Dump] = field(default_factory=dict)
     served: Served = field(default_factory=Served)
+    served_ms: tuple[int, int] = 0, 0
+    """When our group had not started yet, and when it had answered."""
     added: dict[int, Sent] = field(default_factory=dict)
 
     @property
@@ -121,10 +125,15 @@ def _close(stories: list[Story], rocketmq: RocketMq) -> None:
 def _go_on(story: Story) -> None:
     """Start a group on what RocketMQ left, read everything, append, stop."""
     story.keep("extended")
+    begin_ms = _now_ms()
     group = story.handed.group.start()
+    due = len(story.dumps["second"].parked(begin_ms))
+    wait_until(lambda: group.words()["delivered_messages"] >= due, what="the messages whose time had come")
+    group.wait_dispatched()
     with group.client() as client:
         _read_queues(story, client)
         _read_keys(story, client)
+        story.served_ms = begin_ms, _now_ms()
         for message in _our_messages():
             told = client.send(message)
             place = told.queue_id, told.queue_offset
@@ -134,6 +143,10 @@ def _go_on(story: Story) -> None:
     group.wait_dispatched()
     assert group.stop() == 0
     story.keep("ended")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _our_messages() -> Iterable[Message]:

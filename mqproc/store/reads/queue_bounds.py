@@ -81,9 +81,11 @@ class TableQueues:
         return self._table.words[layout.entry_word(number, layout.STATE)] == layout.STATE_LIVE
 
     def _read_new(self) -> None:
-        for number in range(self._known, self._table.count):
+        # Read once: the writer may make another queue meanwhile.
+        count = self._table.count
+        for number in range(self._known, count):
             self._numbers.setdefault(self._table.name(number)[0], []).append(number)
-        self._known = max(self._known, self._table.count)
+        self._known = count
 
 
 class FoundQueues:
