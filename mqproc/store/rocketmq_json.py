@@ -20,7 +20,10 @@ _INTEGER = re.compile(rb"-?\d+")
 
 def parse(text: str) -> Any:
     """The value of a RocketMQ config file. Raises msgspec.DecodeError when it is none."""
-    return msgspec.json.decode(_STRING_OR_KEY.sub(_quoted, text))
+    try:
+        return msgspec.json.decode(_STRING_OR_KEY.sub(_quoted, text))
+    except RecursionError:
+        raise msgspec.DecodeError("it is nested too deeply") from None
 
 
 def _quoted(match: re.Match[str]) -> str:

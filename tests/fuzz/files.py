@@ -1,0 +1,207 @@
+"""Files of a stopped store, damaged: what a start makes of them, and what readers say.
+
+The store has everything: topics, keys, batches, groups with retries and dead letters, delayed messages of both kinds,
+files of every kind that have rolled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+from random import Random
+
+from mqproc import Message, StoreReader
+from mqproc.config import Options
+from mqproc.errors import CorruptStoreError
+from mqproc.io import StoreIO
+from mqproc.layout import record
+from mqproc.layout.consume_queue import FILLER_SIZE
+from mqproc.layout.record_codec import check_record
+from mqproc.message import StoredMessage
+from mqproc.names import SCHEDULE_TOPIC, TIMER_TOPIC
+from mqproc.paths import StorePaths
+from mqproc.store.delays.delay_offsets import DelayOffsets
+from mqproc.store.groups.settings import check_file
+from tests.conftest import Group, wait_until
+from tests.fuzz.mutations import damage
+from tests.store.recovery.recovering import RecordingIO, Recovered, contents, recover
+
+# What no start looks at, or makes anew whatever it is.
+UNTOUCHED = ("lock", "mqproc/control", "mqproc/errors", "log.jsonl")
+BATCH = 40
+SEGMENT = 1 << 17
+
+
+class Files:
+    """The whole store, and copies of it that are damaged."""
+
+    def __init__(self, folder: Path) -> None:
+        self._copy = folder / "damaged"
+        self.root, self.options = make_store(folder / "whole")
+        with StoreReader(self.root, self.options) as reader:
+            self._messages = list(reader.scan())
+        self._bytes = {
+            path.name: path.read_bytes() for path in sorted((self.root / "commitlog").iterdir()) if path.is_file()
+        }
+        self._files = sorted(
+            path.relative_to(self.root)
+            for path in self.root.rglob("*")
+            if path.is_file() and str(path.relative_to(self.root)) not in UNTOUCHED
+        )
+        self._folders = sorted({path.parent for path in self._files})
+
+    def run(self, seed: int) -> None:
+        """One damaged store. Raises what breaks a rule."""
+        random = Random(seed)
+        shutil.rmtree(self._copy, ignore_errors=True)
+        shutil.copytree(self.root, self._copy)
+        self.harms: list[str] = []
+        for _ in range(random.choice((1, 1, 1, 2, 3))):
+            self._harm(random)
+        self._vouched = random.random() < 0.5
+        if not self._vouched:
+            # Nothing vouches for queues and index, so each unit and entry is compared with the log.
+            shutil.rmtree(self._copy / "mqproc")
+        intact = [message for message in self._messages if self._is_intact(message)]
+        self._read()
+        found = recover(self._copy, self.options, clean=random.random() < 0.5)
+        if not self._vouched:
+            self._check(found, intact)
+        self._read()
+        self._check_again()
+
+    def close(self) -> None:
+        """Nothing is left to be checked."""
+
+    def _harm(self, random: Random) -> None:
+        """Damage a file, of all folders alike; or cut, empty, remove, double or misplace it."""
+        folder = random.choice(self._folders)
+        path = self._copy / random.choice([each for each in self._files if each.parent == folder])
+        if not path.is_file():
+            return  # An earlier harm took it.
+        data = path.read_bytes()
+        way = random.random()
+        self.harms.append(f"{path.relative_to(self._copy)} {way:.2f}")
+        if way < 0.8:
+            other = (self.root / random.choice(self._files)).read_bytes()
+            path.write_bytes(self._damaged(random, path, data, other))
+        elif way < 0.85:
+            path.write_bytes(b"")
+        elif way < 0.9:
+            path.unlink()
+        elif way < 0.95:
+            shutil.copy(path, path.with_name(random.choice(("stray", "00000000000000000001", f"{path.name}.tmp"))))
+        else:
+            path.unlink()
+            path.mkdir()
+
+    def _damaged(self, random: Random, path: Path, data: bytes, other: bytes) -> bytes:
+        """Lengths of files that are mapped whole are changed now and then only, so that contents are looked at too."""
+        found = damage(random, data, [other])
+        if path.parent.name in ("config", "marks") or random.random() < 0.2:
+            return found
+        return found[: len(data)] + data[len(found) :]
+
+    def _is_intact(self, message: StoredMessage) -> bool:
+        """Whether all bytes of its record are as they were stored."""
+        for name, data in self._bytes.items():
+            start = int(name)
+            if start <= message.physical_offset < start + len(data):
+                path = self._copy / "commitlog" / name
+                at = message.physical_offset - start
+                return path.is_file() and path.read_bytes()[at : at + message.size] == data[at : at + message.size]
+        return False
+
+    def _is_record(self, physical_offset: int) -> bool:
+        """Whether a record that says that it belongs there begins there, whole by its body's CRC."""
+        path = self._copy / "commitlog" / f"{physical_offset // SEGMENT * SEGMENT:020d}"
+        data = path.read_bytes()[physical_offset % SEGMENT :] if path.is_file() else b""
+        at = record.PHYSICAL_OFFSET
+        check = check_record(data)
+        return check.success and int.from_bytes(data[at : at + 8], "big") == physical_offset
+
+    def _read(self) -> None:
+        """Readers of the damaged store say what is wrong, if anything."""
+        with contextlib.suppress(CorruptStoreError), StoreReader(self._copy, self.options) as reader:
+            for queue in reader.queues():
+                with contextlib.suppress(CorruptStoreError):
+                    reader.pull(queue.topic, queue.queue_id, queue.min_offset, BATCH)
+            with contextlib.suppress(CorruptStoreError):
+                sum(1 for _ in reader.messages())
+            for message in self._messages[::50]:
+                if message.keys:
+                    with contextlib.suppress(CorruptStoreError):
+                        reader.by_key(message.topic, message.keys[0])
+        io, paths = StoreIO(), StorePaths(self._copy)
+        with contextlib.suppress(CorruptStoreError):
+            DelayOffsets.load(io, paths)
+        with contextlib.suppress(CorruptStoreError):
+            check_file(io, paths)
+
+    def _check(self, found: Recovered, intact: list[StoredMessage]) -> None:
+        """What is intact is in its queue."""
+        assert found.dispatched == found.end, "dispatch is not at the end"
+        units = {
+            (topic, queue_id, queue_offset): unit
+            for topic, queue_id in found.queues()
+            for queue_offset, unit in found.units(topic, queue_id).items()
+        }
+        for message in intact:
+            place = message.topic, message.queue_id, message.queue_offset
+            assert message.physical_offset < found.end, f"the log ends at {found.end}, before {place}"
+            assert units.get(place, (0, 0, 0))[:2] == (message.physical_offset, message.size), f"{place} is not there"
+        offsets = {message.physical_offset for message in intact}
+        others = [unit for unit in units.values() if unit[1] != FILLER_SIZE and unit[0] not in offsets]
+        # Bytes that no checksum covers may be others.
+        strangers = [unit for unit in others if not self._is_record(unit[0])]
+        assert not strangers, f"queues have what is not in the log: {strangers[:3]}"
+        with StoreReader(self._copy, self.options) as reader:
+            for message in intact[::20]:
+                found_by = [each.physical_offset for key in message.keys for each in reader.by_key(message.topic, key)]
+                assert found_by.count(message.physical_offset) == len(message.keys), (
+                    f"{message.keys} lead to {found_by}"
+                )
+
+    def _check_again(self) -> None:
+        before = contents(self._copy)
+        io = RecordingIO()
+        recover(self._copy, self.options, clean=True, io=io)
+        assert io.lasting_calls == [], "a second recovery changed something"
+        assert contents(self._copy) == before, "a second recovery changed something"
+
+
+def make_store(root: Path) -> tuple[Path, Options]:
+    """A stopped store with everything in it."""
+    group = Group(
+        root,
+        mapped_file_size_commit_log=SEGMENT,
+        max_index_num=400,
+        max_hash_slot_num=50,
+        mapped_file_size_consume_queue=800,
+        max_queues=256,
+    )
+    group.start()
+    with group.client() as client:
+        for number in range(12):
+            keys = [f"k{number}-{each}" for each in range(BATCH)]
+            client.send_batch(f"topic-{number % 3}", [b"body %d" % each * 10 for each in range(BATCH)], keys=keys)
+        client.send_batch("topic-1", [b"whole", b"batch"], batch=True, queue_id=0)
+        for level in (1, 5, 18):
+            client.send("topic-0", b"later", delay_level=level)
+        client.send("topic-0", b"much later", delay=3600)
+        client.send_many([Message("topic-2", b"large" * 2000, keys=["large"]), Message("other", b"")])
+        group.wait_dispatched()
+        with client.consumer("group", "topic-0", start="earliest") as consumer:
+            messages = consumer.receive(20, timeout=10)
+            consumer.nack(*messages[:3])
+            consumer.nack(messages[3], delay_level=-1)
+            consumer.ack(*messages[4:])
+        assert {SCHEDULE_TOPIC, TIMER_TOPIC} <= {topic.topic for topic in client.topics()}
+        wait_until(lambda: group.words()["delivered_messages"] >= 1, what="the first message whose time comes")
+    group.wait_dispatched()
+    assert group.stop() == 0
+    paths = StorePaths(root)
+    assert paths.delay_offsets.exists()
+    assert paths.timer_check.exists()
+    return root, Options(**group.options)

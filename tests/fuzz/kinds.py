@@ -1,0 +1,26 @@
+"""What can be fuzzed, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+from tests.fuzz.files import Files
+from tests.fuzz.frames import Frames
+from tests.fuzz.json_files import JsonFiles
+
+
+class Fuzzer(Protocol):
+    """One kind, in a folder that it may use."""
+
+    def run(self, seed: int) -> None:
+        """Do what the seed says. Raises what breaks a rule."""
+        ...
+
+    def close(self) -> None:
+        """Check what can be checked at the end only."""
+        ...
+
+
+KINDS: Final[dict[str, Callable[[Path], Fuzzer]]] = {"files": Files, "frames": Frames, "json": JsonFiles}

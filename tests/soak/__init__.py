@@ -1,0 +1,1 @@
+"""Twenty minutes of mixed load with a role killed every five seconds."""

@@ -1,0 +1,54 @@
+"""What a whole group takes: memory, descriptors, maps, and names in /dev/shm."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from mqproc.layout import control as words_of
+from tests.conftest import Group
+
+GROWTH = 1.25
+"""What may have become of each figure, beside SLACK."""
+SLACK = {"pss_bytes": 32 << 20, "descriptors": 20, "maps": 40, "shared_names": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Sums over all processes of a group."""
+
+    pss_bytes: int
+    descriptors: int
+    maps: int
+    shared_names: int
+
+
+def taken(group: Group) -> Taken:
+    """Now; a process that ends meanwhile is left out."""
+    words = group.words()
+    pids = {words["supervisor_pid"], *(words[f"{role}.pid"] for role in words_of.ROLES)}
+    pss = descriptors = maps = 0
+    for pid in pids - {0}:
+        process = Path(f"/proc/{pid}")
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            lines = (process / "smaps_rollup").read_text().splitlines()
+            pss += sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+            descriptors += len(list((process / "fd").iterdir()))
+            maps += len((process / "maps").read_text().splitlines())
+    return Taken(pss, descriptors, maps, len(list(Path("/dev/shm").iterdir())))
+
+
+def grown(samples: list[Taken]) -> list[str]:
+    """Figures that are larger in the last fifth than in the second, by more than is allowed."""
+    fifth = len(samples) // 5
+    told = []
+    for field in fields(Taken):
+        early, late = (
+            statistics.median(getattr(sample, field.name) for sample in part)
+            for part in (samples[fifth : 2 * fifth], samples[-fifth:])
+        )
+        if late > GROWTH * early + SLACK[field.name]:
+            told.append(f"{field.name}: from {early:,.0f} to {late:,.0f}")
+    return told

@@ -1,0 +1,32 @@
+"""RocketMQ's config files: integer keys without quotes, copies, and what is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mqproc.errors import CorruptStoreError
+from mqproc.io import StoreIO
+from mqproc.store import rocketmq_json
+
+
+def test_integer_keys_are_read_with_and_without_quotes() -> None:
+    assert rocketmq_json.parse('{"a":{0:1, -7 :2,"3":4},"b":"{0:1}"}') == {"a": {"0": 1, "-7": 2, "3": 4}, "b": "{0:1}"}
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[" * 100_000 + "]" * 100_000])
+def test_a_file_that_is_nested_too_deeply_is_damaged(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "topics.json"
+    path.write_text(text)
+    with pytest.raises(CorruptStoreError, match=r"topics\.json"):
+        rocketmq_json.load(StoreIO(), path)
+
+
+def test_the_copy_is_read_when_the_file_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "topics.json"
+    path.write_text("[" * 100_000)
+    path.with_name("topics.json.bak").write_text('{"a":{1:2}}')
+    value, remark = rocketmq_json.load(StoreIO(), path)
+    assert value == {"a": {"1": 2}}
+    assert "topics.json" in remark
