@@ -55,11 +55,18 @@ class Selection:
         """Whether messages of a queue are wanted."""
         if self.queues and (topic, queue_id) not in self.queues:
             return False
-        if self.queue_ids and queue_id not in self.queue_ids:
-            return False
+        return self.takes_topic(topic) and (not self.queue_ids or queue_id in self.queue_ids)
+
+    def takes_topic(self, topic: str) -> bool:
+        """Whether messages of a topic may be wanted."""
         if self.topics and topic not in self.topics:
             return False
         return not self.topic_pattern or re.fullmatch(self.topic_pattern, topic) is not None
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether some queues are left out."""
+        return bool(self.topics or self.topic_pattern or self.queues or self.queue_ids)
 
     def named_queues(self) -> list[Queue] | None:
         """All queues that can be meant; None when only the stores can tell."""
@@ -89,59 +96,118 @@ class ReadOptions:
     clock_step_ms: int = 60_000
     """How far a store's clock may have been set back; decides how much of the log a time range leaves unread."""
     filter_pushdown: bool = False
+    by_units: bool | None = None
+    """Read queues by their units, or all of the log; None: what is less work."""
 
 
-def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """Options of a batch read. Raises BadRequestError that names option, value and what it may be."""
-    values = _lowered(given, _KNOWN)
-    selection = Selection(
-        topics=_topics(values),
-        topic_pattern=_pattern(values),
-        queues=_assigned(values),
-        queue_ids=_integers(values, "queueId"),
-        begin_ms=_integer(values, "startingTimestamp", TIME_MIN),
-        end_ms=_integer(values, "endingTimestamp", TIME_MAX),
-        tags=_tags(values),
-        keys=_words(values, "key"),
-        starting=_offsets(values, "startingOffsets", EARLIEST),
-        ending=_offsets(values, "endingOffsets", LATEST),
-    )
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """What a stream was asked for: what of `read` has a meaning there, and where and how fast it goes."""
+
+    read: ReadOptions
+    starting: Offsets
+    starting_ms: int | None = None
+    """Where a new query begins, by store time; None: by `starting`."""
+    offsets_per_trigger_max: int = 0
+    """Messages of a micro-batch; 0: all that there are."""
+    records_per_partition_max: int = 0
+    """Messages of a task; 0: chosen by the size of the micro-batch."""
+    consumer_group: str = ""
+    """The group whose progress in the stores follows the query's; "" for none."""
+
+
+def table_options(given: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+    """(naming, columns), of a read or a stream. Raises BadRequestError."""
+    values = _lowered(given, "", _BOTH + _BATCH_ONLY + _STREAM_ONLY, ())
     naming = values.get("naming", NAMINGS[0])
     if naming not in NAMINGS:
         raise BadRequestError(f"option naming = {naming!r}; it is one of {', '.join(NAMINGS)}")
     columns = _words(values, "columns")
     check(naming, columns)
+    return naming, columns
+
+
+def read_options(given: Mapping[str, str]) -> ReadOptions:
+    """Options of a batch read. Raises BadRequestError that names option, value and what it may be."""
+    values = _lowered(given, "is for streams", _BOTH + _BATCH_ONLY, _STREAM_ONLY)
+    selection = dataclasses.replace(
+        _selection(values),
+        begin_ms=_integer(values, "startingTimestamp", TIME_MIN),
+        end_ms=_integer(values, "endingTimestamp", TIME_MAX),
+        starting=_offsets(values, "startingOffsets", EARLIEST),
+        ending=_offsets(values, "endingOffsets", LATEST),
+    )
+    return dataclasses.replace(
+        _read(given, values, selection),
+        split_bytes=_integer(values, "splitBytes", 0, low=0, high=1 << 50),
+        clock_step_ms=_integer(values, "clockStepMs", 60_000, low=0, high=1 << 40),
+        filter_pushdown=_boolean(values, "filterPushdown", False) is True,
+        by_units=_boolean(values, "byUnits", None),
+    )
+
+
+def stream_options(given: Mapping[str, str]) -> StreamOptions:
+    """Options of a stream. Raises BadRequestError that names option, value and what it may be."""
+    values = _lowered(given, "is for batch reads", _BOTH + _STREAM_ONLY, _BATCH_ONLY)
+    if "startingTimestamp" in values and "startingOffsets" in values:
+        raise BadRequestError("options startingOffsets and startingTimestamp exclude one another in a stream")
+    starting_ms = _integer(values, "startingTimestamp", 0) if "startingTimestamp" in values else None
+    return StreamOptions(
+        _read(given, values, _selection(values)),
+        starting=_starting(values),
+        starting_ms=starting_ms,
+        offsets_per_trigger_max=_integer(values, "maxOffsetsPerTrigger", 0, low=1, high=1 << 40),
+        records_per_partition_max=_integer(values, "maxRecordsPerPartition", 0, low=1, high=1 << 40),
+        consumer_group=values.get("consumerGroup", ""),
+    )
+
+
+def _selection(values: Mapping[str, str]) -> Selection:
+    return Selection(
+        topics=_topics(values),
+        topic_pattern=_pattern(values),
+        queues=_assigned(values),
+        queue_ids=_integers(values, "queueId"),
+        tags=_tags(values),
+        keys=_words(values, "key"),
+    )
+
+
+def _read(given: Mapping[str, str], values: Mapping[str, str], selection: Selection) -> ReadOptions:
+    naming, columns = table_options(given)
     return ReadOptions(
         paths=_paths(values),
         selection=selection,
         naming=naming,
         columns=columns,
         min_partitions=_integer(values, "minPartitions", 1, low=1, high=1_000_000),
-        split_bytes=_integer(values, "splitBytes", 0, low=0, high=1 << 50),
         batch_rows=_integer(values, "batchRows", 32_768, low=1, high=1 << 24),
         batch_bytes=_integer(values, "batchBytes", 16 << 20, low=1, high=1 << 30),
         fail_on_data_loss=_boolean(values, "failOnDataLoss", True) is True,
         verify_crc=_boolean(values, "verifyCrc", None),
-        clock_step_ms=_integer(values, "clockStepMs", 60_000, low=0, high=1 << 40),
-        filter_pushdown=_boolean(values, "filterPushdown", False) is True,
     )
 
 
 _SUBSCRIPTIONS: Final = ("subscribe", "topic", "subscribePattern", "assign")
-_KNOWN: Final = (
+_BOTH: Final = (
     *("path", "paths"),
     *_SUBSCRIPTIONS,
-    *("queueId", "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "tag", "subExpression"),
-    *("key", "columns", "naming", "minPartitions", "splitBytes", "batchRows", "batchBytes", "failOnDataLoss"),
-    *("verifyCrc", "clockStepMs", "filterPushdown"),
+    *("queueId", "startingOffsets", "startingTimestamp", "tag", "subExpression", "key", "columns", "naming"),
+    *("minPartitions", "batchRows", "batchBytes", "failOnDataLoss", "verifyCrc"),
 )
+_BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "splitBytes", "clockStepMs", "filterPushdown", "byUnits")
+_STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "maxRecordsPerPartition", "consumerGroup")
 
 
-def _lowered(given: Mapping[str, str], known: tuple[str, ...]) -> dict[str, str]:
-    """The given options under their own names, whose case Spark does not keep."""
-    names = {name.lower(): name for name in known}
+def _lowered(
+    given: Mapping[str, str], elsewhere: str, known: tuple[str, ...], others: tuple[str, ...]
+) -> dict[str, str]:
+    """The given options under their own names, whose case Spark does not keep; `others` have a meaning elsewhere."""
+    names, other_names = ({name.lower(): name for name in some} for some in (known, others))
     found: dict[str, str] = {}
     for name, value in given.items():
+        if name.lower() in other_names:
+            raise BadRequestError(f"option {other_names[name.lower()]!r} {elsewhere}")
         if name.lower() not in names:
             raise BadRequestError(f"option {name!r} is not known; there are {', '.join(sorted(known))}")
         found[names[name.lower()]] = str(value)
@@ -221,22 +287,35 @@ def _assigned(values: Mapping[str, str]) -> tuple[Queue, ...]:
     return tuple(found)
 
 
+_OFFSET_WORDS: Final = {"earliest": EARLIEST, "latest": LATEST}
+
+
 def _offsets(values: Mapping[str, str], name: str, default: int) -> Offsets:
-    text = values.get(name, "")
-    words = {"earliest": EARLIEST, "latest": LATEST}
+    text = values.get(name, "").lower()
     # A read from the end on, or up to the beginning, has no rows whatever is stored: a mistake.
-    if text.lower() in words and words[text.lower()] != default:
+    if text in _OFFSET_WORDS and _OFFSET_WORDS[text] != default:
         raise BadRequestError(f"option {name} = {text!r} leaves nothing to read")
-    if not text or text.lower() in words:
+    if not text or text in _OFFSET_WORDS:
         return Offsets(default)
-    by_queue: dict[Queue, int] = {}
+    return Offsets(default, _by_queue(values, name, (default,)))
+
+
+def _starting(values: Mapping[str, str]) -> Offsets:
+    """Where a stream begins; queues that JSON does not name, at their beginning."""
+    text = values.get("startingOffsets", "latest").lower()
+    if text in _OFFSET_WORDS:
+        return Offsets(_OFFSET_WORDS[text])
+    return Offsets(EARLIEST, _by_queue(values, "startingOffsets", (EARLIEST, LATEST)))
+
+
+def _by_queue(values: Mapping[str, str], name: str, words: tuple[int, ...]) -> dict[Queue, int]:
+    found: dict[Queue, int] = {}
     for topic, queues in _json(values, name).items():
         for queue, offset in queues.items():
-            wrong = not str(queue).isdigit() or not isinstance(offset, int) or (offset < 0 and offset != default)
-            if wrong:
+            if not str(queue).isdigit() or not isinstance(offset, int) or (offset < 0 and offset not in words):
                 raise BadRequestError(f"option {name}: {offset!r} is no queue offset for queue {queue!r} of {topic!r}")
-            by_queue[topic, int(queue)] = offset
-    return Offsets(default, by_queue)
+            found[topic, int(queue)] = offset
+    return found
 
 
 def _json(values: Mapping[str, str], name: str) -> dict[str, Any]:

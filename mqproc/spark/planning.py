@@ -1,6 +1,7 @@
 """Cutting the logs of stores into partitions: what cannot hold a wanted message is left out.
 
     Survey ──times, offsets, keys──▶ spans of the log ──at segments and splits──▶ LogRanges ──packed──▶ LogPartitions
+       └──few queues──▶ slices of queues ───────────────────────────────────────────────────────────────────┘
 
 A span is left out only on proof: a record whose own store time or queue offset says so. Which of the records in the
 rest are wanted, the kernel decides.
@@ -14,9 +15,11 @@ from typing import Final
 
 from mqproc.errors import CorruptStoreError
 from mqproc.message import PullStatus
+from mqproc.spark.by_units import slices_by_units
 from mqproc.spark.key_spans import key_spans
 from mqproc.spark.options import EARLIEST, LATEST, TIME_MAX, TIME_MIN, Offsets, Queue, ReadOptions, Selection
-from mqproc.spark.ranges import LogPartition, LogRange, StoreSelection
+from mqproc.spark.ranges import LogPartition, LogRange, QueueSlice, StoreSelection
+from mqproc.spark.slicing import Slices, partitioned
 from mqproc.spark.stores import Survey, find_stores, survey
 from mqproc.spark.times import time_span
 
@@ -38,6 +41,7 @@ def plan(options: ReadOptions) -> list[LogPartition]:
     """
     stores: list[StoreSelection] = []
     spans: list[tuple[int, Survey, list[Span]]] = []
+    slices: Slices = []
     surveys: list[Survey] = []
     try:
         for uri in find_stores(options.paths):
@@ -46,9 +50,12 @@ def plan(options: ReadOptions) -> list[LogPartition]:
             if found.trouble and options.fail_on_data_loss:
                 raise CorruptStoreError(f"{uri}: {found.trouble}; failOnDataLoss=false reads what there is")
             selection = _resolved(found, options)
-            spans.append((len(stores), found, list(_spans(found, selection, options))))
-            stores.append(StoreSelection(uri, found.segment_size, selection, found.deleted))
-        return _pack(stores, spans, options)
+            of_queues, of_log = _taken(found, selection, options)
+            spans.append((len(stores), found, of_log))
+            slices += [(len(stores), each) for each in of_queues]
+            stores.append(StoreSelection(uri, found.segment_size, selection, found.deleted, _queue_file_bytes(found)))
+        by_units = [partition_of(stores, [], some) for some in partitioned(slices, 0, options.min_partitions)]
+        return [*by_units, *_pack(stores, spans, options)] or [LogPartition([], [])]
     finally:
         for each in surveys:
             each.close()
@@ -73,21 +80,28 @@ def _resolved(found: Survey, options: ReadOptions) -> Selection:
     return selection
 
 
-def _spans(found: Survey, selection: Selection, options: ReadOptions) -> Iterator[Span]:
-    """What of a store's log has to be looked at, ascending."""
+def _queue_file_bytes(found: Survey) -> int:
+    return found.reader.options.consume_queue_file_bytes if found.reader is not None else 0
+
+
+def _taken(found: Survey, selection: Selection, options: ReadOptions) -> tuple[list[QueueSlice], list[Span]]:
+    """Which slices of queues and which spans of the log, ascending, have to be looked at of a store."""
     if not found.segments:
-        return
+        return [], []
     last = found.segments[-1]
     begin, end = found.begin, last.start + last.limit
     if (selection.begin_ms, selection.end_ms) != (TIME_MIN, TIME_MAX):
         begin, end = time_span(found, begin, end, selection, options.clock_step_ms)
+    by_units = slices_by_units(found, selection, options, begin, end)
+    if by_units is not None:
+        slices, begin = by_units
+        return slices, [(begin, end)] if begin < end else []
     low, high = _offset_span(found, selection, begin, end)
     if low >= high:
-        return
+        return [], []
     if selection.keys and found.reader is not None:
-        yield from key_spans(found, selection, low, high)
-    else:
-        yield low, high
+        return [], list(key_spans(found, selection, low, high))
+    return [], [(low, high)]
 
 
 def _offset_span(found: Survey, selection: Selection, begin: int, end: int) -> Span:
@@ -130,13 +144,17 @@ def _pack(
                 room = split
             packed[-1].append((number, of))
             room -= size
-    return [_partition(stores, ranges) for ranges in packed] or [LogPartition([], [])]
+    return [partition_of(stores, ranges, []) for ranges in packed]
 
 
-def _partition(stores: list[StoreSelection], ranges: list[tuple[int, LogRange]]) -> LogPartition:
+def partition_of(stores: list[StoreSelection], ranges: list[tuple[int, LogRange]], slices: Slices) -> LogPartition:
     """With the stores that it needs only: every task carries them."""
-    needed = sorted({number for number, _of in ranges})
-    return LogPartition([stores[number] for number in needed], [(needed.index(number), of) for number, of in ranges])
+    needed = sorted({number for number, _of in [*ranges, *slices]})
+    return LogPartition(
+        [stores[number] for number in needed],
+        [(needed.index(number), of) for number, of in ranges],
+        [(needed.index(number), each) for number, each in slices],
+    )
 
 
 def _split_bytes(total: int, options: ReadOptions) -> int:

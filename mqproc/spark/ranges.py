@@ -1,9 +1,9 @@
-"""What a partition of a read is: ranges of the log of one or several stores. Light, as it travels with every task."""
+"""What a partition of a read is: ranges of logs, or slices of queues. Light, as it travels with every task."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql.datasource import InputPartition
@@ -41,17 +41,43 @@ class StoreSelection:
     segment_size: int
     selection: Selection
     deleted: Mapping[Queue, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    queue_file_bytes: int = 0
+    """Length of its ConsumeQueue files, for slices."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSlice:
+    """Messages [start, stop) of a queue, found by its units: nothing else of the log is looked at."""
+
+    topic: str
+    queue_id: int
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
 
 
 class LogPartition(InputPartition):
-    """Ranges for one task, each with the number of its store in `stores`."""
+    """Ranges and slices for one task, each with the number of its store in `stores`."""
 
-    def __init__(self, stores: list[StoreSelection], ranges: list[tuple[int, LogRange]]) -> None:
+    def __init__(
+        self,
+        stores: list[StoreSelection],
+        ranges: list[tuple[int, LogRange]],
+        slices: Sequence[tuple[int, QueueSlice]] = (),
+    ) -> None:
         super().__init__(None)
         self.stores = stores
         self.ranges = ranges
+        self.slices = list(slices)
 
     @property
     def size(self) -> int:
-        """Bytes of log."""
+        """Bytes of log that the ranges have."""
         return sum(each.stop - each.start for _store, each in self.ranges)
+
+    @property
+    def rows(self) -> int:
+        """Messages that the slices have."""
+        return sum(len(each) for _store, each in self.slices)

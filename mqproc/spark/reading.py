@@ -120,14 +120,23 @@ class RangeReader:
 
     def _walk(self, bytes_: SegmentView, at: int, stop: int) -> tuple[int, int]:
         """Select from `at` on; (reason, where it stopped), positions from the segment's begin."""
-        wanted, state = self._wanted, self._state
+        until = min(stop, at + _PART_BYTES)
+        bytes_.show(at, until)
         while True:
-            until = min(stop, at + _PART_BYTES)
-            bytes_.show(at, until)
-            base = bytes_.first
-            state[kernels.AT], state[kernels.STOP] = at - base, until - base
-            state[kernels.LIMIT], state[kernels.SEGMENT_STOP] = bytes_.limit - base, bytes_.segment_size - base
-            state[kernels.BASE] = bytes_.of.segment + base
+            reason, stopped = self._select(bytes_, at, until)
+            if reason != kernels.CUT_BY_VIEW or stopped != at:
+                return reason, stopped
+            bytes_.show_record(at)
+
+    def _select(self, bytes_: SegmentView, at: int, until: int) -> tuple[int, int]:
+        """One pass of the kernel over what is in view, which takes up queues as they come."""
+        wanted, state = self._wanted, self._state
+        base = bytes_.first
+        state[kernels.AT], state[kernels.STOP] = at - base, until - base
+        state[kernels.LIMIT], state[kernels.SEGMENT_STOP] = bytes_.limit - base, bytes_.segment_size - base
+        state[kernels.BASE] = bytes_.of.segment + base
+        state[kernels.FOUND] = state[kernels.FOUND_BYTES] = 0
+        while True:
             table = wanted.table
             reason = int(
                 kernels.select_positions(
@@ -144,13 +153,11 @@ class RangeReader:
                     state,
                 )
             )
-            stopped = int(state[kernels.AT]) + base
-            if reason == kernels.UNKNOWN_QUEUE and not wanted.learn(bytes_.view, stopped - base):
-                return BAD_TOPIC, stopped
-            if reason == kernels.CUT_BY_VIEW and stopped == at:
-                bytes_.show_record(at)
-            elif reason != kernels.UNKNOWN_QUEUE or state[kernels.FOUND] or stopped > at:
-                return reason, stopped
+            at = int(state[kernels.AT])
+            if reason != kernels.UNKNOWN_QUEUE:
+                return reason, at + base
+            if not wanted.learn(bytes_.view, at):
+                return BAD_TOPIC, at + base
 
     def _after_damage(self, bytes_: SegmentView, at: int, stop: int, reason: str, place: str) -> int:
         """Where records go on behind damage at `at`. Raises CorruptStoreError when that is not to be passed over."""

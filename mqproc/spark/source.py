@@ -8,12 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
 
 from mqproc.errors import BadRequestError
 from mqproc.spark.columns import schema_of, types_of
-from mqproc.spark.options import ReadOptions, read_options
+from mqproc.spark.options import ReadOptions, read_options, stream_options, table_options
+from mqproc.spark.sink.options import write_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,8 +38,7 @@ class MqprocDataSource(DataSource):
 
     def schema(self) -> str:
         """All columns of the naming, or those of the option `columns`."""
-        options = read_options(self.options)
-        return schema_of(options.naming, options.columns)
+        return schema_of(*table_options(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(self.options)
@@ -41,6 +48,22 @@ class MqprocDataSource(DataSource):
 
             return PushdownReader(options, names)
         return BatchReader(options, names)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from mqproc.spark.streaming.reader import StreamReader
+
+        options = stream_options(self.options)
+        return StreamReader(options, columns_of(schema, options.read.naming))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from mqproc.spark.sink.writer import BatchWriter
+
+        return BatchWriter(write_options(self.options, overwrite=overwrite), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from mqproc.spark.sink.writer import StreamWriter
+
+        return StreamWriter(write_options(self.options, overwrite=overwrite), schema)
 
 
 class BatchReader(DataSourceReader):

@@ -42,6 +42,12 @@ class Wanted:
         self._add((topic, load_be32(view, at + record.QUEUE_ID)))
         return True
 
+    def number_of(self, queue: Queue) -> int:
+        """The queue's number in the table, which takes it up."""
+        if self.table.find(*queue) < 0:
+            self._add(queue)
+        return self.table.find(*queue)
+
     def _add(self, queue: Queue) -> None:
         if self.table.count == self.table.capacity:
             self._grow()

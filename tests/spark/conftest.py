@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mqproc.spark.session import local_session
+from tests.conftest import Group
 from tests.store.stopped_store import StoppedStore
 
 if TYPE_CHECKING:
@@ -22,6 +23,15 @@ def rolled_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in ("commitlog", "consumequeue/First/0", "index"):
         assert len(list((store.root / folder).iterdir())) > 1
     return store.root
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    """A running group for the tests of a file, each of which has topics of its own; its store is called `s1`."""
+    group = Group(tmp_path_factory.mktemp("running") / "s1").start()
+    yield group
+    group.stop()
+    group.close()
 
 
 @pytest.fixture(scope="session")

@@ -44,6 +44,8 @@ def test_offsets_narrow_what_is_read(rolled_store: Path) -> None:
     given = {"assign": '{"First": [0]}', "startingOffsets": starting, "endingOffsets": ending}
     of_queue = messages_of(rolled_store, topic="First", queue_id=0)
     assert offsets_of(rolled_store, **given) == [each.physical_offset for each in of_queue[30:41]]
+    given["byUnits"] = "false"
+    assert offsets_of(rolled_store, **given) == [each.physical_offset for each in of_queue[30:41]]
     assert log_bytes(rolled_store, **given) == of_queue[41].physical_offset - of_queue[30].physical_offset
 
 

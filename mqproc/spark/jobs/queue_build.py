@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mqproc.io import StoreIO
-from mqproc.kernels.dispatch import ScanResult
+from mqproc.kernels.dispatch_buffers import ScanResult
 from mqproc.kernels.intrinsics import load_be64
 from mqproc.layout.consume_queue import PHYSICAL_OFFSET, UNIT_SIZE
 from mqproc.spark.jobs.tasks import Row

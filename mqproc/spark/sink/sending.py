@@ -1,0 +1,241 @@
+"""The rows of one partition as messages: in order, each once, with ids by which the store is asked what it has.
+
+rows of a topic  0 1 2 3 4 5 6 7 …          id = digest of (write, partition, topic), block, counter of 65,536
+                 └─ stored ──┘└─ sent, a frame at a time, each answered before the next
+                              ▲
+                              found by doubling and halving: stored rows are the first ones
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from mqproc.client import Client, core, sending
+from mqproc.client.connection import FRAME_BYTES_MAX
+from mqproc.client.encoding import Batch
+from mqproc.client.replay import OWN_PROPERTIES
+from mqproc.client.settling import PATIENCE_S, UNSETTLED, settle
+from mqproc.client.unique_id import COUNTERS, unique_id
+from mqproc.errors import BadRequestError, TopicExistsError
+from mqproc.io import StoreIO
+from mqproc.paths import StorePaths
+from mqproc.spark.sink.options import WriteOptions
+from mqproc.store.reads.reader import settings_of
+
+# A frame goes out when the one before is answered, so larger ones cost fewer waits.
+_FRAME_ROWS: Final = 8192
+_FRAME_BYTES: Final = 8 << 20
+_PAUSE_S: Final = 0.1
+# 28 characters of prefix: a digest, and which block of 65,536 rows.
+_DIGEST_CHARACTERS: Final = 20
+_BLOCK_CHARACTERS: Final = 8
+
+
+class RowSender:
+    """Sends what one task is given to a store whose group runs."""
+
+    def __init__(self, options: WriteOptions, identity: str, partition: int, *, looks: bool) -> None:
+        """`identity` names write and partition. With `looks` the store is asked which rows it has."""
+        self._options = options
+        self._identity = identity
+        self._partition = partition
+        self._looks = looks
+        self._client = Client(options.store)
+        self._topics: dict[str, _TopicRows] = {}
+        self._queues: dict[str, int] | None = None
+        self.sent = 0
+        self.found = 0
+        if looks:
+            _check_index(options.store)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def send(self, batch: pa.RecordBatch) -> None:
+        """Send the rows that are not there yet. Raises BadRequestError for rows that are no messages."""
+        table = {name: batch.column(name) for name in batch.schema.names}
+        if self._options.topic or not batch.num_rows:
+            self._send_rows(self._options.topic, table, batch.num_rows)
+            return
+        for topic in table["topic"].unique().to_pylist():
+            if not topic:
+                raise BadRequestError("column topic: a row has none, and the option topic is not given")
+            of_topic = pc.indices_nonzero(pc.equal(table["topic"], topic))
+            self._send_rows(topic, {name: column.take(of_topic) for name, column in table.items()}, len(of_topic))
+
+    def _send_rows(self, topic: str, table: dict[str, pa.Array], count: int) -> None:
+        if not count:
+            return
+        rows = self._topics.get(topic)
+        if rows is None:
+            queue_id = self._partition % self._queues_of(topic) if self._options.queue_id is None else None
+            rows = self._topics[topic] = _TopicRows(self._client, topic, self._identity, queue_id, looks=self._looks)
+        found = rows.send(self._columns(table), count)
+        self.found += found
+        self.sent += count - found
+
+    def _queues_of(self, topic: str) -> int:
+        """How many queues a topic has; it is made when it is missing."""
+        if self._queues is None:
+            self._queues = {info.topic: info.queues for info in self._client.topics()}
+        if topic not in self._queues:
+            try:
+                self._client.create_topic(topic, self._options.queues)
+            except TopicExistsError:
+                # Another task has made it.
+                return len(self._client.queues(topic)) or self._options.queues
+            self._queues[topic] = self._options.queues
+        return self._queues[topic]
+
+    def _columns(self, table: dict[str, pa.Array]) -> dict[str, pa.Array]:
+        columns = {name: column for name, column in table.items() if name != "topic"}
+        if columns["body"].null_count:
+            raise BadRequestError(f"column body: {columns['body'].null_count:,} rows have none")
+        if self._options.queue_id is not None:
+            columns["queue_id"] = pa.array(np.full(len(columns["body"]), self._options.queue_id, np.int32))
+        return columns
+
+
+class _TopicRows:
+    """The rows of one topic of a partition, of which the first `stored` are there already."""
+
+    def __init__(self, client: Client, topic: str, identity: str, queue_id: int | None, *, looks: bool) -> None:
+        self._client = client
+        self._topic = topic
+        self._queue_id = queue_id
+        digest = hashlib.sha256(f"{identity}\0{topic}".encode()).hexdigest()
+        self._digest = digest[:_DIGEST_CHARACTERS].upper()
+        self._at = 0
+        self._stored = 0
+        if looks:
+            self._settle()
+
+    def send(self, columns: dict[str, pa.Array], count: int) -> int:
+        """Send the next `count` rows; returns how many were there."""
+        found = min(max(self._stored - self._at, 0), count)
+        at, end = self._at + found, self._at + count
+        failed_s = 0.0
+        while at < end:
+            stop = min(end, at + _frame_rows(columns["body"], at - self._at), (at // COUNTERS + 1) * COUNTERS)
+            try:
+                self._send_frame(
+                    {name: column[at - self._at : stop - self._at] for name, column in columns.items()}, at
+                )
+                at, failed_s = stop, 0.0
+            except UNSETTLED:
+                failed_s = failed_s or time.monotonic()
+                if time.monotonic() - failed_s > PATIENCE_S:
+                    raise
+                time.sleep(_PAUSE_S)
+                self._stored = at
+                self._settle()
+                at = min(self._stored, end)
+        self._at = end
+        return found
+
+    def _settle(self) -> None:
+        """Find out how many rows are stored, as soon as that can be said."""
+        since_s = time.monotonic()
+        while True:
+            try:
+                settle(self._client)
+                self._stored = self._count_stored(self._stored)
+                return
+            except UNSETTLED:
+                if time.monotonic() - since_s > PATIENCE_S:
+                    raise
+                time.sleep(_PAUSE_S)
+
+    def _count_stored(self, known: int) -> int:
+        """How many rows from the first on are stored, at least `known`: doubling steps, then halves."""
+        low, step = known, 1
+        while self._is_stored(low + step - 1):
+            low += step
+            step *= 2
+        high = low + step - 1
+        while low < high:
+            middle = (low + high) // 2
+            if self._is_stored(middle):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _is_stored(self, row: int) -> bool:
+        unique = unique_id(*self._unique(row))
+        return bool(self._client.run(core.by_key(self._topic, unique, None, None, 1, True, "store")))
+
+    def _unique(self, row: int) -> tuple[str, int]:
+        block, counter = divmod(row, COUNTERS)
+        return f"{self._digest}{block:0{_BLOCK_CHARACTERS}X}", counter
+
+    def _send_frame(self, columns: dict[str, pa.Array], row: int) -> None:
+        """One frame, or a few when rows are large, one after the other: what is stored is always the first rows."""
+        batch = Batch(
+            self._topic,
+            columns["body"],
+            columns.get("keys"),
+            columns.get("tag"),
+            queue_id=None if "queue_id" in columns else self._queue_id,
+            queue_ids=_integers(columns, "queue_id", self._queue_id or 0),
+            born_timestamps_ms=_born_ms(columns),
+            properties=_properties(columns),
+            flags=_integers(columns, "flag", 0),
+            unique=self._unique(row),
+        )
+        for call in sending.send_batch(batch, FRAME_BYTES_MAX):
+            self._client.run(call)
+
+
+def _frame_rows(bodies: pa.Array, first: int) -> int:
+    """How many rows from `first` on make a frame."""
+    mean = max(1, int(bodies.nbytes) // max(1, len(bodies)))
+    return max(1, min(_FRAME_ROWS, _FRAME_BYTES // mean, len(bodies) - first))
+
+
+def _integers(columns: dict[str, pa.Array], name: str, default: int) -> NDArray[np.int32] | None:
+    column = columns.get(name)
+    if column is None:
+        return None
+    values: NDArray[np.int32] = column.fill_null(default).to_numpy(zero_copy_only=False)
+    return values
+
+
+def _born_ms(columns: dict[str, pa.Array]) -> NDArray[np.int64] | None:
+    """Milliseconds of the times; rows without one were born now."""
+    column = columns.get("born_timestamp")
+    if column is None:
+        return None
+    now_us = time.time_ns() // 1000
+    micros: NDArray[np.int64] = column.cast(pa.int64()).fill_null(now_us).to_numpy(zero_copy_only=False)
+    return micros // 1000
+
+
+def _properties(columns: dict[str, pa.Array]) -> list[dict[str, str]] | None:
+    """Without those that say of another record how it went its way."""
+    column = columns.get("properties")
+    if column is None:
+        return None
+    return [{name: value for name, value in pairs or () if name not in OWN_PROPERTIES} for pairs in column.to_pylist()]
+
+
+def _check_index(store: str) -> None:
+    """Raise BadRequestError when a store cannot be asked for a message by its id."""
+    if not settings_of(StoreIO(), StorePaths(Path(store))).message_index_enable:
+        raise BadRequestError(
+            f"{store}: message_index_enable is off, so the store cannot say which rows it has: they might come twice"
+        )

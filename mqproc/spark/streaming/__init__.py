@@ -1,0 +1,1 @@
+"""Streams of the queues of stores, exactly once through Spark's checkpoints."""

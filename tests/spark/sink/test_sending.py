@@ -1,0 +1,230 @@
+"""What a task sends: in order, each row once, wherever the one before it was killed, and what it refuses."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types
+
+from mqproc.errors import BadMessageError, BadPropertyError, BadRequestError
+from mqproc.message import StoredMessage
+from mqproc.spark.sink.options import COLUMNS, WriteOptions, check_columns, write_options
+from mqproc.spark.sink.sending import RowSender
+from tests.conftest import Group, wait_until
+from tests.spark.rows import messages_of
+
+KILLS = 4
+ROWS = 60_000
+PER_BATCH = 2_000
+
+
+def rows(first: int, stop: int, topics: Sequence[str] = ()) -> pa.RecordBatch:
+    columns: dict[str, Any] = {"body": [b"%d" % number for number in range(first, stop)]}
+    if topics:
+        columns["topic"] = [topics[number % len(topics)] for number in range(first, stop)]
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def send(
+    group: Group, batches: Sequence[pa.RecordBatch], topic: str = "", *, write: str = "w", looks: bool = True
+) -> tuple[int, int]:
+    """(sent, found) of partition 3 of a write."""
+    with RowSender(WriteOptions(str(group.store), topic, queues=4), write, 3, looks=looks) as sender:
+        for batch in batches:
+            sender.send(batch)
+        return sender.sent, sender.found
+
+
+def stored(group: Group, topic: str) -> list[StoredMessage]:
+    group.wait_dispatched()
+    return messages_of(group.store, topic=topic)
+
+
+def test_the_rows_of_a_partition_stay_in_order(running: Group) -> None:
+    assert send(running, [rows(0, 500), rows(500, 900)], "Order") == (900, 0)
+    found = stored(running, "Order")
+    assert [int(message.body) for message in found] == list(range(900))
+    assert {message.queue_id for message in found} == {3}
+
+
+def test_each_row_once_wherever_the_first_try_ended(running: Group) -> None:
+    topics = ["Once0", "Once1", "Once2"]
+    whole = [rows(0, 700, topics), rows(700, 1000, topics)]
+    for cut in (0, 1, 2, 3, 333, 700, 998, 1000):
+        write = f"cut {cut}"
+        send(running, [batch.slice(0, max(0, cut - first)) for first, batch in ((0, whole[0]), (700, whole[1]))],
+             write=write)  # fmt: skip
+        assert send(running, whole, write=write) == (1000 - cut, cut)
+        assert send(running, whole, write=write) == (0, 1000)
+    every = [int(message.body) for topic in topics for message in stored(running, topic)]
+    assert sorted(every) == sorted(list(range(1000)) * 8)
+
+
+def test_boundaries_of_batches_do_not_matter(running: Group) -> None:
+    assert send(running, [rows(0, 100)], "Borders") == (100, 0)
+    assert send(running, [rows(first, first + 7) for first in range(0, 140, 7)], "Borders") == (40, 100)
+
+
+def test_all_columns(running: Group) -> None:
+    born = datetime(2020, 1, 2, 3, 4, 5, 678_000, UTC)
+    properties = pa.array([[("a", "1"), ("UNIQ_KEY", "x")], None], pa.map_(pa.string(), pa.string()))
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "topic": ["All", "All"],
+            "body": ["text", ""],
+            "tag": ["t", None],
+            "keys": pa.array([["k1", "k2"], None], pa.list_(pa.string())),
+            "queue_id": pa.array([2, None], pa.int32()),
+            "properties": properties,
+            "flag": pa.array([7, None], pa.int32()),
+            "born_timestamp": pa.array([born, born + timedelta(seconds=1)], pa.timestamp("us", "UTC")),
+        }
+    )
+    assert send(running, [batch]) == (2, 0)
+    assert send(running, [batch]) == (0, 2)
+    first, second = stored(running, "All")
+    assert (first.body, first.tag, first.keys, first.queue_id, first.flag) == (b"text", "t", ("k1", "k2"), 2, 7)
+    assert first.properties["a"] == "1"
+    assert first.properties["UNIQ_KEY"] != "x"
+    assert first.born_timestamp_ms == round(born.timestamp() * 1000) == second.born_timestamp_ms - 1000
+    assert (second.body, second.tag, second.keys, second.queue_id, second.flag) == (b"", "", (), 3, 0)
+
+
+def _send_all(store: str, write: str) -> None:
+    with RowSender(WriteOptions(store, "Killed"), write, 0, looks=True) as sender:
+        for first in range(0, ROWS, PER_BATCH):
+            sender.send(rows(first, first + PER_BATCH))
+
+
+def test_killed_again_and_again_each_row_is_there_once(running: Group) -> None:
+    chance = random.Random(5)
+    context = multiprocessing.get_context("spawn")
+    with running.client() as client:
+        client.create_topic("Killed", 4)
+        for kill in range(KILLS):
+            process = context.Process(target=_send_all, args=(str(running.store), "killed"))
+            process.start()
+            above = chance.randrange(kill * ROWS // KILLS + 1, (kill + 1) * ROWS // KILLS)
+            wait_until(lambda above=above: client.max_offset("Killed", 0) > above, 60, "some rows")
+            assert process.pid
+            os.kill(process.pid, signal.SIGKILL)
+            process.join(30)
+    sent, found = send_again(running)
+    assert sent + found == ROWS
+    assert found > ROWS // 2
+    assert [int(message.body) for message in stored(running, "Killed")] == list(range(ROWS))
+
+
+def send_again(group: Group) -> tuple[int, int]:
+    with RowSender(WriteOptions(str(group.store), "Killed"), "killed", 0, looks=True) as sender:
+        for first in range(0, ROWS, PER_BATCH):
+            sender.send(rows(first, first + PER_BATCH))
+        return sender.sent, sender.found
+
+
+def test_the_writer_is_killed_under_way(running: Group) -> None:
+    done: list[tuple[int, int]] = []
+    with running.client() as client:
+        client.create_topic("Writer", 4)
+        sending = threading.Thread(
+            target=lambda: done.append(send(running, [rows(at, at + 500) for at in range(0, 40_000, 500)], "Writer"))
+        )
+        sending.start()
+        for above in (3_000, 20_000):
+            wait_until(lambda above=above: client.max_offset("Writer", 3) > above or done, 60, "some rows")
+            os.kill(running.pid("writer"), signal.SIGKILL)
+        sending.join(120)
+    assert sum(done[0]) == 40_000
+    assert [int(message.body) for message in stored(running, "Writer")] == list(range(40_000))
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("columns", "error", "says"),
+    [
+        ({"body": [None]}, BadRequestError, "column body: 1 rows have none"),
+        ({"body": [b"x"], "tag": ["a\x02"]}, BadPropertyError, "separator byte"),
+        ({"body": [b"x"], "keys": [["a b"]]}, BadPropertyError, "separator byte"),
+        ({"body": [b"x" * (1 << 19)]}, BadRequestError, "max_message_size|exceeds"),
+        ({"body": [b"x"], "flag": pa.array([2**40])}, BadMessageError, "flags"),
+    ],
+)
+def test_rows_that_are_no_messages(running: Group, columns: dict[str, Any], error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        send(running, [pa.RecordBatch.from_pydict(columns)], "Refused")
+
+
+def test_a_topic_for_each_row(running: Group) -> None:
+    with pytest.raises(BadRequestError, match="column topic: a row has none"):
+        send(running, [pa.RecordBatch.from_pydict({"topic": ["Some", None], "body": [b"", b""]})])
+
+
+def test_a_store_that_cannot_be_asked(tmp_path: Path) -> None:
+    own = tmp_path / "store" / "mqproc"
+    own.mkdir(parents=True)
+    (own / "settings.json").write_text('{"message_index_enable": false}')
+    with pytest.raises(BadRequestError, match="message_index_enable is off"):
+        RowSender(WriteOptions(str(tmp_path / "store"), "Topic"), "w", 0, looks=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"path": ""}, "written to one store, given as its folder"),
+        ({"path": "s3://bucket/store"}, "written to one store, given as its folder"),
+        ({"subscribe": "a"}, "option 'subscribe' is not known; there are path, queueId, queues, topic"),
+        ({"queues": "0"}, r"queues = 0 is not in \[1, 65,536\]"),
+        ({"queueId": "one"}, "queueId = 'one' is no integer"),
+    ],
+)
+def test_wrong_options(given: dict[str, str], says: str) -> None:
+    with pytest.raises(BadRequestError, match=says):
+        write_options({"path": "/store"} | given, overwrite=False)
+
+
+def test_overwriting() -> None:
+    with pytest.raises(BadRequestError, match="there is no overwrite"):
+        write_options({"path": "/store"}, overwrite=True)
+
+
+WRITEABLE = {
+    "topic": types.StringType(),
+    "body": types.BinaryType(),
+    "keys": types.ArrayType(types.StringType()),
+    "queue_id": types.IntegerType(),
+    "properties": types.MapType(types.StringType(), types.StringType()),
+    "born_timestamp": types.TimestampType(),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"value": types.BinaryType()}, "column value cannot be written; select of topic, body, tag"),
+        ({"body": None}, "no column is called body"),
+        ({"topic": None}, "no column is called topic; the option topic"),
+        ({"body": types.ArrayType(types.IntegerType())}, "column body is array<int>; it must be binary or string"),
+        ({"queue_id": types.LongType()}, "column queue_id is bigint; it must be int"),
+    ],
+)
+def test_wrong_columns(changes: dict[str, Any], says: str) -> None:
+    check_columns(WriteOptions("/store"), schema_of(WRITEABLE))
+    assert set(WRITEABLE) < set(COLUMNS)
+    with pytest.raises(BadRequestError, match=says):
+        check_columns(WriteOptions("/store"), schema_of(WRITEABLE | changes))
+
+
+def schema_of(columns: dict[str, Any]) -> types.StructType:
+    return types.StructType([types.StructField(name, kind) for name, kind in columns.items() if kind is not None])

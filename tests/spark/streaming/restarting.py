@@ -1,0 +1,236 @@
+"""A query from one running store into another that is stopped and killed all the time, while messages come and go.
+
+    producer ──▶ source store ──▶ query ──▶ target store       retention deletes what the query says that it has read
+                                    ✕ stopped; or Spark's Python processes, or all of Spark, killed
+
+`python -m tests.spark.streaming.restarting --kills 100` does it with as many kills, every tenth one of the whole
+driver, and prints what it saw; a test has a few within one session.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from mqproc.client import Client
+from mqproc.spark.session import local_session
+from tests.conftest import Group
+from tests.processes.test_retention import RETAINING
+from tests.spark.rows import messages_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+GROUP = "query"
+TOPIC = "Source"
+COPIES = "Copies"
+QUEUES = 4
+PER_FRAME = 25
+PAUSE_S = 0.05
+PER_TRIGGER = 3000
+PROJECT = Path(__file__).parents[3]
+SETTINGS = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.memory": "1g",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
+}
+
+
+class Producer:
+    """Sends messages with bodies of their own until it is stopped; `count` are acknowledged."""
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.count = 0
+        self._thread.start()
+
+    def _run(self) -> None:
+        with Client(self._store, timeout=60.0) as client:
+            while not self._stopped.wait(PAUSE_S):
+                numbers = range(self.count, self.count + PER_FRAME)
+                client.send_batch(TOPIC, [b"%d " % number * 20 for number in numbers], tags="x")
+                self.count += PER_FRAME
+
+    def stop(self) -> int:
+        """How many messages there are."""
+        self._stopped.set()
+        self._thread.join(120)
+        return self.count
+
+
+@dataclass
+class Place:
+    """Two running stores and a checkpoint."""
+
+    folder: Path
+    source: Group = field(init=False)
+    target: Group = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.source = Group(self.folder / "source", **(RETAINING | {"retention_guard": "groups"})).start()
+        self.target = Group(self.folder / "target").start()
+        with self.source.client() as client:
+            client.create_topic(TOPIC, QUEUES)
+            client.send_batch(TOPIC, [b"first"] * QUEUES)
+            self.source.wait_dispatched()
+            for queue_id in range(QUEUES):
+                # Nothing of the topic goes before the query has read it.
+                client.groups.commit(GROUP, TOPIC, queue_id, 0)
+
+    def close(self) -> None:
+        for group in (self.source, self.target):
+            group.close()
+
+    def check(self, sent: int) -> dict[str, Any]:
+        """Compare what was sent with what the target holds. Raises AssertionError."""
+        self.target.wait_dispatched()
+        bodies = collections.Counter(message.body for message in messages_of(self.target.store, topic=COPIES))
+        wanted = {b"%d " % number * 20 for number in range(sent)}
+        assert bodies.pop(b"first") == QUEUES
+        assert bodies.keys() == wanted, f"{len(wanted - bodies.keys())} missing, {len(bodies.keys() - wanted)} unknown"
+        twice = [body for body, count in bodies.items() if count > 1]
+        assert not twice, f"{len(twice)} twice: {twice[:3]}"
+        with self.source.client() as client:
+            minima = [client.min_offset(TOPIC, queue_id) for queue_id in range(QUEUES)]
+        assert all(minima), "retention has deleted nothing"
+        return {"messages": sent + QUEUES, "deleted_by_retention": sum(minima)}
+
+
+def start(spark: SparkSession, folder: Path, *, available_now: bool = False) -> StreamingQuery:
+    options = {"subscribe": TOPIC, "startingOffsets": "earliest", "consumerGroup": GROUP}
+    found = spark.readStream.format("mqproc").options(**options, maxOffsetsPerTrigger=str(PER_TRIGGER))
+    rows = found.load(str(folder / "source")).select("body", "tag", "keys")
+    write = rows.writeStream.format("mqproc").option("checkpointLocation", str(folder / "checkpoint"))
+    write = write.option("topic", COPIES)
+    trigger = {"availableNow": True} if available_now else {"processingTime": "0 seconds"}
+    return write.trigger(**trigger).start(str(folder / "target"))
+
+
+def finish(spark: SparkSession, folder: Path) -> None:
+    """Everything that there is now."""
+    query = start(spark, folder, available_now=True)
+    assert query.awaitTermination(240), "the query does not end"
+
+
+def python_processes(of: int) -> list[psutil.Process]:
+    """Spark's Python processes below a driver: workers, their daemon, the one that plans a stream."""
+    found = []
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process(of).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if any("pyspark" in word for word in process.cmdline()) and "java" not in process.name():
+                    found.append(process)
+    return found
+
+
+def kill_python(of: int) -> bool:
+    """Kill all of Spark's Python processes below a driver, which cannot take notice; False when there are none."""
+    processes = python_processes(of)
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    return bool(processes)
+
+
+# The command
+
+
+def live(folder: Path) -> None:
+    """A driver's life: the query, started again whenever it has failed."""
+    spark = local_session("local[2]", settings=SETTINGS)
+    (folder / "up").write_text("")
+    while True:
+        # What it is that fails, when Python is killed, is chance: the look-up of the source may be what runs.
+        try:
+            start(spark, folder).awaitTermination()
+        except Exception as error:
+            with (folder / "failed").open("a") as failed:
+                failed.write(f"{str(error)[:300]!r}\n")
+
+
+@contextlib.contextmanager
+def driver(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A driver in a process group of its own, which is killed at the end."""
+    (folder / "up").unlink(missing_ok=True)
+    command = [sys.executable, "-m", "tests.spark.streaming.restarting", "--live", str(folder)]
+    with (folder / "driver.log").open("ab") as log:
+        process = subprocess.Popen(command, cwd=PROJECT, start_new_session=True, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + 120
+        while not (folder / "up").exists():
+            assert process.poll() is None, "the driver has ended"
+            assert time.monotonic() < deadline, "the driver does not come up"
+            time.sleep(0.1)
+        yield process
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+
+
+def run(folder: Path, kills: int, per_driver: int, seed: int) -> dict[str, Any]:
+    chance, place = random.Random(seed), Place(folder)
+    producer = Producer(place.source.store)
+    drivers = done = 0
+    began_s = time.monotonic()
+    try:
+        while done < kills:
+            with driver(folder) as process:
+                drivers += 1
+                # The last kill of each driver is its own.
+                until = min(done + per_driver, kills) - 1
+                while done < until:
+                    time.sleep(chance.uniform(0.5, 8.0))
+                    assert process.poll() is None, "the driver has ended"
+                    done += kill_python(process.pid)
+                time.sleep(chance.uniform(0.5, 8.0))
+            done += 1
+            print(f"{done} kills, {producer.count:,} messages, {time.monotonic() - began_s:.0f} s", flush=True)
+        sent = producer.stop()
+        spark = local_session("local[2]", settings=SETTINGS)
+        finish(spark, folder)
+        spark.stop()
+        failed = (folder / "failed").read_text().count("\n") if (folder / "failed").exists() else 0
+        found = {"kills": done, "drivers_killed": drivers, "queries_failed": failed} | place.check(sent)
+        return found | {"epochs": len(list((folder / "checkpoint" / "commits").glob("[0-9]*")))}
+    finally:
+        producer.stop()
+        place.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--per-driver", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--live", type=Path)
+    given = parser.parse_args()
+    if given.live:
+        live(given.live)
+        return
+    with tempfile.TemporaryDirectory(prefix="mqproc-restarting-") as folder:
+        print(json.dumps(run(Path(folder), given.kills, given.per_driver, given.seed)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,316 @@
+"""A stream asked as Spark asks it: each message once, whatever appears, goes, is limited, or is done again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from mqproc.errors import BadRequestError, CorruptStoreError
+from mqproc.spark.options import stream_options
+from tests.conftest import Group
+from tests.spark.rows import messages_of
+from tests.spark.streaming.asking import Query, places
+from tests.store.live_store import LiveStore
+from tests.store.stopped_store import FIRST_MS, StoppedStore, write_at
+
+
+def stored(store: Path, **wanted: Any) -> list[tuple[str, int, int]]:
+    return sorted((each.topic, each.queue_id, each.queue_offset) for each in messages_of(store, **wanted))
+
+
+def test_each_message_once_within_the_limit(rolled_store: Path) -> None:
+    query = Query(rolled_store, startingOffsets="earliest", maxOffsetsPerTrigger=99, maxRecordsPerPartition=10)
+    found = query.run()
+    assert places(found) == stored(rolled_store)
+    assert [sum(part.rows for part in parts) for parts in query.partitions] == [0, *([99] * 6), 46]
+    assert all(part.rows <= 10 for parts in query.partitions for part in parts)
+    bodies = {(each.topic, each.queue_id, each.queue_offset): each.body for each in messages_of(rolled_store)}
+    assert all(row["body"] == bodies[row["topic"], row["queue_id"], row["queue_offset"]] for row in found)
+
+
+def test_queues_are_read_in_order(rolled_store: Path) -> None:
+    rows = Query(rolled_store, startingOffsets="earliest", maxOffsetsPerTrigger=37).run()
+    of_queue = [row["queue_offset"] for row in rows if (row["topic"], row["queue_id"]) == ("Second", 3)]
+    assert of_queue == list(range(52))
+
+
+def test_where_a_query_begins(rolled_store: Path) -> None:
+    assert Query(rolled_store).run() == []
+    middle = FIRST_MS + 300
+    later = [each for each in messages_of(rolled_store) if each.store_timestamp_ms >= middle]
+    assert len(Query(rolled_store, startingTimestamp=middle).run()) == len(later)
+    given = json.dumps({"First": {"0": 50, "1": -1, "2": -2}})
+    found = places(Query(rolled_store, subscribe="First", startingOffsets=given).run())
+    assert [sum(queue == each for _topic, queue, _offset in found) for each in range(4)] == [6, 0, 56, 56]
+
+
+def test_filters_and_columns(rolled_store: Path) -> None:
+    by_key = Query(rolled_store, startingOffsets="earliest", topic="First", key="n0,n1,n600,nowhere").run()
+    assert {row["body"][:4].strip() for row in by_key} == {b"0", b"1"}
+    by_queue = Query(rolled_store, startingOffsets="earliest", assign='{"Third": [1, 3]}').run()
+    assert places(by_queue) == sorted(place for place in stored(rolled_store, topic="Third") if place[1] in (1, 3))
+
+
+def test_a_micro_batch_that_is_done_again_has_the_same_rows_in_the_same_partitions(running: Group) -> None:
+    with running.client() as client:
+        client.create_topic("Again", 3)
+        client.send_batch("Again", [b"%d" % number for number in range(900)])
+        running.wait_dispatched()
+        query = Query(
+            running.store,
+            subscribe="Again,Again2",
+            startingOffsets="earliest",
+            maxOffsetsPerTrigger=200,
+            minPartitions=4,
+        )
+        query.plan()
+        query.read()
+        query.plan()
+        first = query.read()
+        client.send_batch("Again", [b"%d" % number for number in range(900, 1200)])
+        client.send_batch("Again2", [b"other"])
+        running.wait_dispatched()
+        query.restart()
+        assert query.read() == first
+        assert [part.slices for part in query.partitions[-1]] == [part.slices for part in query.partitions[-2]]
+        assert len(query.partitions[-1]) >= 4
+        assert places([*first, *query.run()]) == stored(running.store, topic="Again") + stored(
+            running.store, topic="Again2"
+        )
+
+
+def test_the_first_micro_batch_pins_where_a_query_begins(running: Group) -> None:
+    with running.client() as client:
+        client.create_topic("Pin", 2)
+        client.send_batch("Pin", [b"before"] * 10, queue_id=0)
+        running.wait_dispatched()
+        query = Query(running.store, topic="Pin")
+        assert query.plan()
+        client.send_batch("Pin", [b"after"] * 4, queue_id=0)
+        running.wait_dispatched()
+        # Its process is killed before the first micro-batch is done: the query has begun all the same.
+        query.restart()
+        assert query.read() == []
+        assert [row["body"] for row in query.run()] == [b"after"] * 4
+
+
+def test_new_queues_topics_and_stores_appear(running: Group) -> None:
+    with running.client() as client:
+        client.create_topic("Tin", 1)
+        running.wait_dispatched()
+        query = Query(f"{running.store.parent}/s*", subscribePattern="T.*")
+        assert query.run() == []
+        client.send_batch("Tin", [b"a"] * 3)
+        client.send_batch("Toys", [b"b"] * 5)
+        client.send_batch("Others", [b"c"] * 5)
+        running.wait_dispatched()
+        StoppedStore(running.store.parent / "s2")
+        assert len(query.run()) == 3 + 5 + len(messages_of(running.store.parent / "s2", topic="Third"))
+        query.restart()
+        client.send_batch("Toys", [b"b"] * 5)
+        running.wait_dispatched()
+        assert [row["body"] for row in query.run(available_now=True)] == [b"b"] * 5
+
+
+def test_available_now_ends_where_it_began(running: Group) -> None:
+    with running.client() as client:
+        client.send_batch("Now", [b"early"] * 50)
+        running.wait_dispatched()
+        query = Query(running.store, topic="Now", startingOffsets="earliest", maxOffsetsPerTrigger=20)
+        query.reader.prepareForTriggerAvailableNow()
+        client.send_batch("Now", [b"late"] * 50)
+        running.wait_dispatched()
+        found = []
+        while query.plan():
+            found += query.read()
+        assert [row["body"] for row in found] == [b"early"] * 50
+        query.restart()
+        assert [row["body"] for row in query.run(available_now=True)] == [b"late"] * 50
+        assert query.restart().run(available_now=True) == []
+        once = Query(running.store, topic="Now", startingOffsets="earliest")
+        once.plan(once=True)
+        assert len(once.read()) == 100
+
+
+def test_through_restarts_of_the_group(group: Group) -> None:
+    query = Query(group.store, startingOffsets="earliest")
+    for life in range(3):
+        with group.client() as client:
+            client.send_batch("Topic", [b"%d" % life] * 40)
+            group.wait_dispatched()
+        query.run()
+        if life:
+            group.stop()
+        else:
+            group.kill()
+        assert query.run() == []
+        group.start()
+    assert sorted(row["body"] for row in query.rows) == sorted([b"0"] * 40 + [b"1"] * 40 + [b"2"] * 40)
+    assert query.position[str(group.store)]["queues"]["Topic"]
+
+
+def test_nothing_is_said_of_a_store_that_recovers(running: Group) -> None:
+    with running.client() as client:
+        client.send_batch("Held", [b"x"] * 10)
+        running.wait_dispatched()
+    query = Query(running.store, topic="Held", startingOffsets="earliest")
+    query.run()
+    store = query.reader._live().get(str(running.store))
+    recovering = store.state()[0], False
+    store.state = lambda: recovering  # type: ignore[method-assign]
+    assert query.run() == []
+
+
+# Losses
+
+
+def test_offsets_that_are_deleted(tmp_path: Path) -> None:
+    store = StoppedStore(tmp_path / "retained").root
+    query = Query(store, startingOffsets="earliest", maxOffsetsPerTrigger=64)
+    query.plan()
+    query.read()
+    query.plan()
+    first = query.read()
+    (store / "commitlog" / f"{0:020d}").unlink()
+    left = stored(store)
+    assert len(left) < 640
+    query.restart()
+    with pytest.raises(CorruptStoreError, match=r"offsets \[\d+, \d+\) are deleted and have not been read"):
+        query.run()
+    query.restart(failOnDataLoss=False)
+    found = places(query.run())
+    assert found == [place for place in left if place not in places(first)]
+
+
+def test_messages_that_go_while_a_task_reads(tmp_path: Path) -> None:
+    store = StoppedStore(tmp_path / "store").root
+    query = Query(store, startingOffsets="earliest")
+    query.plan()
+    query.read()
+    query.plan()
+    start, end = (json.loads(each) for each in query.ends)
+    partitions = query.reader.partitions(start, end)
+    (store / "commitlog" / f"{0:020d}").unlink()
+    with pytest.raises(CorruptStoreError, match=r"its part of the log is deleted, and \d+ messages"):
+        [list(query.reader.read(each)) for each in partitions]
+    query.restart(failOnDataLoss=False)
+    rows = sum(batch.num_rows for each in partitions for batch in query.reader.read(each))
+    assert 0 < rows == len(messages_of(store))
+
+
+def test_damage_is_told_or_left_out(tmp_path: Path) -> None:
+    store = StoppedStore(tmp_path / "store").root
+    harmed = messages_of(store)[100]
+    write_at(store / "commitlog" / f"{0:020d}", harmed.physical_offset + 120, b"\xff")
+    unit = messages_of(store, topic="Second", queue_id=2)[5]
+    write_at(store / "consumequeue" / "Second" / "2" / f"{0:020d}", 20 * unit.queue_offset + 7, b"\x01")
+    with pytest.raises(CorruptStoreError, match=r"offset \d+ of queue \d of \w+ has no intact record at log position"):
+        Query(store, startingOffsets="earliest").run()
+    assert len(Query(store, startingOffsets="earliest", failOnDataLoss=False).run()) == 638
+
+
+def test_a_queue_that_lacks_units(tmp_path: Path) -> None:
+    store = StoppedStore(tmp_path / "store").root
+    query = Query(store, startingOffsets="earliest", assign='{"First": [0]}')
+    query.plan()
+    query.read()
+    query.plan()
+    (store / "consumequeue" / "First" / "0" / f"{800:020d}").unlink()
+    with pytest.raises(
+        CorruptStoreError, match=r"offsets \[40, 56\) of queue 0 of First: the queue does not have them"
+    ):
+        query.read()
+
+
+def test_checkpoints_of_others(tmp_path: Path, rolled_store: Path) -> None:
+    mine = StoppedStore(tmp_path / "mine").root
+    query = Query(mine, startingOffsets="earliest")
+    query.run()
+    with pytest.raises(BadRequestError, match=r"the checkpoint is of .*mine; the path means .*store"):
+        query.restart(path=rolled_store).run()
+    shutil.rmtree(mine)
+    other = StoppedStore(tmp_path / "other")
+    shutil.copytree(other.root, mine)
+    assert query.restart(path=mine).run() == []
+    shutil.rmtree(mine)
+    write_other(mine)
+    with pytest.raises(BadRequestError, match="the checkpoint is of another store"):
+        query.restart(path=mine).run()
+    query.ends.append('{"x": 3}')
+    with pytest.raises(BadRequestError, match="none of mqproc's"):
+        query.run()
+
+
+def write_other(root: Path) -> None:
+    """A store with the same queues, of messages of another length."""
+    store = LiveStore(root)
+    for number in range(300):
+        for topic in ("First", "Second", "Third"):
+            store.append(topic, [b"%d" % number * 3] * 4, FIRST_MS + number)
+    store.dispatch()
+    store.close()
+
+
+def test_a_deleted_topic(running: Group) -> None:
+    with running.client() as client:
+        client.create_topic("Gone", 1)
+        client.send_batch("Gone", [b"x"] * 5)
+        running.wait_dispatched()
+        read, behind = (Query(running.store, topic="Gone", startingOffsets="earliest") for _ in range(2))
+        read.run()
+        behind.plan()
+        behind.read()
+        client.delete_topic("Gone")
+        running.wait_dispatched()
+        assert read.run() == []
+        with pytest.raises(CorruptStoreError, match="queue 0 of Gone is gone, and was not read to its end"):
+            behind.run()
+        assert behind.restart(failOnDataLoss=False).run() == []
+
+
+def test_progress_is_a_groups(running: Group) -> None:
+    with running.client() as client:
+        client.send_batch("Progress", [b"x"] * 30)
+        running.wait_dispatched()
+        Query(running.store, topic="Progress", startingOffsets="earliest", consumerGroup="readers").run()
+        assert client.groups.info("readers").lag == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"endingOffsets": "latest"}, "endingOffsets' is for batch reads"),
+        ({"splitBytes": "9"}, "splitBytes' is for batch reads"),
+        ({"maxOffsetsPerTrigger": "0"}, r"maxOffsetsPerTrigger = 0 is not in \[1, "),
+        ({"startingOffsets": "latest", "startingTimestamp": "1"}, "exclude one another in a stream"),
+        ({"startingOffsets": '{"First": {"0": -3}}'}, "-3 is no queue offset"),
+        ({"kafka.x": "1"}, "option 'kafka.x' is not known"),
+    ],
+)
+def test_wrong_options(given: dict[str, str], says: str) -> None:
+    with pytest.raises(BadRequestError, match=says):
+        stream_options({"path": "/store"} | given)
+
+
+def test_places_that_are_not_there(rolled_store: Path) -> None:
+    for given, says in (
+        ('{"First": {"0": 57}}', r"startingOffsets 57 of queue 0 of First: offsets there are \[0, 56\)"),
+        ('{"First": {"9": 0}}', "there is no queue 9 of First"),
+    ):
+        with pytest.raises(BadRequestError, match=says):
+            Query(rolled_store, startingOffsets=given).run()
+        assert Query(rolled_store, startingOffsets=given, failOnDataLoss=False, maxOffsetsPerTrigger=640).run()
+    with pytest.raises(BadRequestError, match="which remote storage does not show"):
+        Query("memory://stores/a").run()
+
+
+def test_limits_are_kept_whatever_the_trigger_asks(rolled_store: Path) -> None:
+    query = Query(rolled_store, startingOffsets="earliest")
+    query.plan()
+    end = query.reader.latestOffset(query.position, ReadMaxRows(7))
+    assert sum(sum(queues.values()) for queues in end[str(rolled_store)]["queues"].values()) == 7

@@ -1,0 +1,120 @@
+"""Queues read by their units: the same rows as from the log, only where the units are surely complete."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqproc.errors import CorruptStoreError
+from mqproc.spark.ranges import LogPartition, QueueSlice
+from mqproc.spark.slicing import partitioned
+from tests.conftest import Group
+from tests.golden.fixtures import load_fixture
+from tests.spark.rows import messages_of, offsets_of, partitions_of, rows_of
+from tests.store.stopped_store import FIRST_MS, StoppedStore, write_at
+
+
+def by_units(partitions: list[LogPartition]) -> int:
+    return sum(partition.rows for partition in partitions)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"topic": "Second", "queueId": 2},
+        {"subscribePattern": "F.*", "queueId": "0,3"},
+        {"assign": '{"First": [0], "Third": [1]}', "minPartitions": 3},
+        {"subscribe": "First,Second", "startingTimestamp": FIRST_MS + 90, "endingTimestamp": FIRST_MS + 301},
+        {"topic": "First", "startingOffsets": json.dumps({"First": {"1": 20}}), "batchRows": 7},
+        {"assign": '{"First": [2]}', "endingOffsets": json.dumps({"First": {"2": 33}})},
+        {"topic": "First", "tag": "none"},
+        {"topic": "Nobody"},
+    ],
+)
+def test_the_same_rows_by_units_and_from_the_log(rolled_store: Path, given: dict[str, Any]) -> None:
+    from_log = offsets_of(rolled_store, byUnits=False, **given)
+    assert offsets_of(rolled_store, byUnits=True, **given) == from_log
+    partitions = partitions_of(rolled_store, byUnits=True, **given)
+    assert sum(partition.size for partition in partitions) == 0
+    assert by_units(partitions_of(rolled_store, byUnits=False, **given)) == 0
+
+
+def test_only_where_it_is_less_work(rolled_store: Path) -> None:
+    few = partitions_of(rolled_store, topic="Second", queueId=2)
+    assert (by_units(few), sum(each.size for each in few)) == (52, 0)
+    assert by_units(partitions_of(rolled_store, subscribe="First,Second")) == 0
+    assert by_units(partitions_of(rolled_store, topic="Second", queueId=2, verifyCrc=True)) == 0
+    assert by_units(partitions_of(rolled_store, byUnits=True)) == 0
+
+
+def test_queues_that_lack_units_are_read_from_the_log(tmp_path: Path) -> None:
+    wanted = {"topic": "Second", "queueId": 2}
+    made = StoppedStore(tmp_path / "made").root
+    offsets = offsets_of(made, byUnits=False, **wanted)
+    for number, lost in enumerate(
+        ("consumequeue/Second/2", f"consumequeue/Second/2/{800:020d}", "mqproc/queues", "mqproc/marks/consumequeue")
+    ):
+        store = shutil.copytree(made, tmp_path / f"{number}")
+        path = store / lost
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        assert by_units(partitions_of(store, **wanted)) == 0, lost
+        assert offsets_of(store, **wanted) == offsets, lost
+
+
+def test_a_store_of_rocketmqs_is_read_from_the_log(tmp_path: Path) -> None:
+    store = load_fixture("a_basic", tmp_path).store
+    topic = messages_of(store)[0].topic
+    assert by_units(partitions_of(store, topic=topic, queueId=0, byUnits=True)) == 0
+
+
+def test_damage_to_units_and_records(tmp_path: Path) -> None:
+    store = StoppedStore(tmp_path / "store").root
+    harmed = messages_of(store, topic="Second", queue_id=2)[7]
+    write_at(store / "commitlog" / f"{harmed.physical_offset // 65536 * 65536:020d}",
+             harmed.physical_offset % 65536 + 120, b"\xff")  # fmt: skip
+    wanted = {"topic": "Second", "queueId": 2}
+    with pytest.raises(CorruptStoreError, match=r"offset 7 of queue 2 of Second has no intact record .* CRC; failOn"):
+        rows_of(store, ["body"], **wanted)
+    assert len(rows_of(store, ["body"], **wanted, failOnDataLoss=False)) == 51
+    unit = store / "consumequeue" / "Second" / "2" / f"{0:020d}"
+    write_at(unit, 20 * 8, unit.read_bytes()[20 * 9 : 20 * 10])
+    with pytest.raises(CorruptStoreError, match=r"offset 8 of .* a record of another place"):
+        offsets_of(store, **wanted, startingOffsets='{"Second": {"2": 8}}')
+
+
+def test_a_running_group_and_a_topic_that_was_deleted(group: Group) -> None:
+    with group.client() as client:
+        client.create_topic("Many", 4)
+        client.create_topic("Few", 1)
+        client.send_batch("Many", [b"x"] * 900)
+        client.send_batch("Few", [b"old"] * 20)
+        client.delete_topic("Few")
+        client.create_topic("Few", 1)
+        client.send_batch("Few", [b"new"] * 30)
+        group.wait_dispatched()
+        partitions = partitions_of(group.store, topic="Few")
+        assert by_units(partitions) == 30
+        assert len(offsets_of(group.store, topic="Few")) == 30
+        assert offsets_of(group.store, topic="Few") == offsets_of(group.store, topic="Few", byUnits=False)
+
+
+def test_slices_are_cut_and_packed() -> None:
+    slices = [(0, QueueSlice("A", 0, 100, 1_100)), (0, QueueSlice("A", 1, 0, 500)), (1, QueueSlice("B", 0, 7, 10))]
+    for most, least in ((0, 1), (400, 1), (1, 1), (0, 5), (10_000, 2_000)):
+        parts = partitioned(slices, most, least)
+        assert all(parts)
+        assert len(parts) >= min(least, 1503)
+        for store, of in slices:
+            mine = [each for part in parts for number, each in part if (number, each.topic, each.queue_id) ==
+                    (store, of.topic, of.queue_id)]  # fmt: skip
+            assert [each.start for each in mine] == [of.start, *(each.stop for each in mine[:-1])]
+            assert mine[-1].stop == of.stop
+        if most:
+            assert max(sum(len(each) for _store, each in part) for part in parts) <= most
+    assert partitioned([], 0, 1) == []
+    many = [(0, QueueSlice("A", number, 0, 3)) for number in range(1000)]
+    assert sum(len(part) for part in partitioned(many, 100, 1)) < 1100
