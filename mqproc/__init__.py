@@ -51,6 +51,9 @@ from mqproc.errors import (
     TopicExistsError,
     TopicNotFoundError,
     TopicReservedError,
+    TransactionEndedError,
+    TransactionNotFoundError,
+    TransactionOverdueError,
     UnknownCommandError,
     UnsupportedVersionError,
 )
@@ -69,12 +72,14 @@ from mqproc.message import (
     TagFilter,
     TopicInfo,
 )
+from mqproc.transactions import OpenTransaction, TransactionResolution
 
 if TYPE_CHECKING:
     from mqproc.client.aio import AsyncClient
     from mqproc.client.aio_consumer import AsyncConsumer
     from mqproc.client.aio_groups import AsyncGroups
     from mqproc.client.aio_producer import AsyncProducer
+    from mqproc.client.aio_transactions import AsyncTransaction, AsyncTransactionProducer
     from mqproc.client.consumer import Consumer
     from mqproc.client.encoding import Batch
     from mqproc.client.group_steps import Move, ResetTo
@@ -83,6 +88,7 @@ if TYPE_CHECKING:
     from mqproc.client.retry import RetryPolicy
     from mqproc.client.simple_consumer import AsyncSimpleConsumer, SimpleConsumer
     from mqproc.client.sync import Client
+    from mqproc.client.transactions import Transaction, TransactionProducer
     from mqproc.embedded import open
     from mqproc.store.reads.reader import StoreReader
 
@@ -94,6 +100,8 @@ __all__ = [
     "AsyncGroups",
     "AsyncProducer",
     "AsyncSimpleConsumer",
+    "AsyncTransaction",
+    "AsyncTransactionProducer",
     "BadLevelError",
     "BadMessageError",
     "BadPropertyError",
@@ -128,6 +136,7 @@ __all__ = [
     "NotRunningError",
     "OffsetOutOfRangeError",
     "OffsetOverflowError",
+    "OpenTransaction",
     "PermissionDeniedError",
     "Producer",
     "PropertiesTooLargeError",
@@ -160,6 +169,12 @@ __all__ = [
     "TopicInfo",
     "TopicNotFoundError",
     "TopicReservedError",
+    "Transaction",
+    "TransactionEndedError",
+    "TransactionNotFoundError",
+    "TransactionOverdueError",
+    "TransactionProducer",
+    "TransactionResolution",
     "UnknownCommandError",
     "UnsupportedVersionError",
     "__version__",
@@ -172,6 +187,8 @@ _LAZY = {
     "AsyncGroups": "mqproc.client.aio_groups",
     "AsyncProducer": "mqproc.client.aio_producer",
     "AsyncSimpleConsumer": "mqproc.client.simple_consumer",
+    "AsyncTransaction": "mqproc.client.aio_transactions",
+    "AsyncTransactionProducer": "mqproc.client.aio_transactions",
     "Batch": "mqproc.client.encoding",
     "Client": "mqproc.client.sync",
     "Consumer": "mqproc.client.consumer",
@@ -183,6 +200,8 @@ _LAZY = {
     "open": "mqproc.embedded",
     "ResetTo": "mqproc.client.group_steps",
     "RetryPolicy": "mqproc.client.retry",
+    "Transaction": "mqproc.client.transactions",
+    "TransactionProducer": "mqproc.client.transactions",
 }
 
 

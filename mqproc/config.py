@@ -166,6 +166,16 @@ class Options:
     )
     mapped_file_size_timer_log: int = _option(100 * MIB, "size of a file of the timer's log", "bytes", 1024, GIB)
 
+    # Transactions
+    transaction_timeout: int = _option(
+        6000, "age at which an open transaction's producer is first asked what became of it", "ms", 0, 86_400_000,
+        rocketmq="transactionTimeOut",
+    )  # fmt: skip
+    transaction_check_interval: int = _option(30_000, "pause between two checks of a transaction", "ms", 10, 86_400_000)
+    transaction_check_max: int = _option(
+        15, "after so many checks an open transaction is given up: TRANS_CHECK_MAX_TIME_TOPIC has it", "", 1, 1 << 20
+    )
+
     # Processes and sockets
     max_spin_us: int = _option(50, "after work, look this long for more before sleeping", "µs", 0, 10_000)
     max_connections: int = _option(1024, "clients of one role", "", 1, 16_384)

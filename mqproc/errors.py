@@ -41,7 +41,10 @@
     ├── StoreReadOnlyError          STORE_READ_ONLY
     ├── FlushFailedError            FLUSH_FAILED
     ├── PermissionDeniedError       PERMISSION_DENIED
-    └── InternalError               INTERNAL
+    ├── InternalError               INTERNAL
+    ├── TransactionNotFoundError    TRANSACTION_NOT_FOUND exit 5
+    ├── TransactionEndedError       TRANSACTION_ENDED
+    └── TransactionOverdueError     ILLEGAL_OPERATION
 
 `retryable` means: the request was surely not carried out, and the same request may succeed later.
 """
@@ -330,6 +333,25 @@ class InternalError(MqprocError):
     """A defect of mqproc's own; the role's log has the traceback."""
 
     code = "INTERNAL"
+
+
+class TransactionNotFoundError(MqprocError):
+    """No half message has this id, or it has been deleted by retention."""
+
+    code = "TRANSACTION_NOT_FOUND"
+    exit_code = 5
+
+
+class TransactionEndedError(MqprocError):
+    """A transaction has been committed, rolled back or given up, so it cannot end in another way any more."""
+
+    code = "TRANSACTION_ENDED"
+
+
+class TransactionOverdueError(MqprocError):
+    """The time is over in which a transaction's producer alone decides; its check does now."""
+
+    code = "ILLEGAL_OPERATION"
 
 
 def _tree(root: type[MqprocError]) -> list[type[MqprocError]]:

@@ -11,12 +11,14 @@ from mqproc.client.groups import Groups
 from mqproc.client.producer import Producer
 from mqproc.client.retry import NO_RETRY, RetryPolicy
 from mqproc.client.sync import Client
+from mqproc.client.transactions import Transaction, TransactionProducer, Transactions
 
 if TYPE_CHECKING:
     from mqproc.client.aio import AsyncClient
     from mqproc.client.aio_consumer import AsyncConsumer
     from mqproc.client.aio_groups import AsyncGroups
     from mqproc.client.aio_producer import AsyncProducer
+    from mqproc.client.aio_transactions import AsyncTransaction, AsyncTransactionProducer, AsyncTransactions
     from mqproc.client.arrow import ArrowPullResult
 
 __all__ = [
@@ -26,6 +28,9 @@ __all__ = [
     "AsyncConsumer",
     "AsyncGroups",
     "AsyncProducer",
+    "AsyncTransaction",
+    "AsyncTransactionProducer",
+    "AsyncTransactions",
     "Batch",
     "Client",
     "Consumer",
@@ -36,6 +41,9 @@ __all__ = [
     "QueryMessageResult",
     "ResetTo",
     "RetryPolicy",
+    "Transaction",
+    "TransactionProducer",
+    "Transactions",
 ]
 
 # asyncio and pyarrow are not imported before somebody asks for what needs them.
@@ -45,6 +53,9 @@ _LAZY = {
     "AsyncConsumer": "mqproc.client.aio_consumer",
     "AsyncGroups": "mqproc.client.aio_groups",
     "AsyncProducer": "mqproc.client.aio_producer",
+    "AsyncTransaction": "mqproc.client.aio_transactions",
+    "AsyncTransactionProducer": "mqproc.client.aio_transactions",
+    "AsyncTransactions": "mqproc.client.aio_transactions",
 }
 
 

@@ -16,15 +16,9 @@ from mqproc.client.aio_groups import AsyncGroups
 from mqproc.client.aio_lines import Line
 from mqproc.client.aio_producer import AsyncProducer
 from mqproc.client.aio_replay import AsyncReplays
+from mqproc.client.aio_transactions import AsyncTransactionCalls
 from mqproc.client.connection import FRAME_BYTES_MAX, Connection, open_socket
-from mqproc.client.core import (
-    IN_FLIGHT,
-    PULL_BYTES,
-    PULL_MESSAGES,
-    Call,
-    Time,
-    TimeKind,
-)
+from mqproc.client.core import IN_FLIGHT, PULL_BYTES, PULL_MESSAGES, Call, Time, TimeKind
 from mqproc.client.driving import drive_async
 from mqproc.client.encoding import Batch
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
@@ -58,7 +52,7 @@ T = TypeVar("T")
 _clock = time.monotonic
 
 
-class AsyncClient(AsyncReplays):
+class AsyncClient(AsyncReplays, AsyncTransactionCalls):
     """A store's client for asyncio, with the calls of `Client`. Connects at the first call and again after a loss.
 
         async with mqproc.AsyncClient("/var/lib/store") as client:

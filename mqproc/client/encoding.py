@@ -77,6 +77,7 @@ class Batch:
     properties: pairs for all messages, or a list with a mapping for each.
     batch: RocketMQ's all-or-nothing batch; its bodies are together no larger than one body may be.
     wait: False answers before the sync of a SYNC_FLUSH store.
+    unique: unique ids of one's own: their prefix of 28 characters, and the first counter of at most 65,536.
     """
 
     topic: str
@@ -90,6 +91,7 @@ class Batch:
     flags: Any = None
     batch: bool = False
     wait: bool = True
+    unique: tuple[str, int] | None = None
 
     def __len__(self) -> int:
         return len(self.bodies)
@@ -97,7 +99,8 @@ class Batch:
     def part(self, start: int, stop: int) -> Batch:
         """Messages [start, stop) as a batch."""
         names = ("bodies", "keys", "tags", "queue_ids", "born_timestamps_ms", "properties", "flags")
-        return replace(self, **{name: _slice(getattr(self, name), start, stop) for name in names})
+        unique = None if self.unique is None else (self.unique[0], self.unique[1] + start)
+        return replace(self, unique=unique, **{name: _slice(getattr(self, name), start, stop) for name in names})
 
 
 def _slice(column: Any, start: int, stop: int) -> Any:
@@ -158,6 +161,7 @@ class _Columns:
     unique_counter: int = 0
     delay_level: int = 0
     deliver_at_ms: int = 0
+    transaction: bool = False
 
 
 def _frame(columns: _Columns, *, wait: bool, batch: bool = False, oneway: bool = False) -> AppendFrame:
@@ -190,6 +194,7 @@ def _frame(columns: _Columns, *, wait: bool, batch: bool = False, oneway: bool =
         oneway=oneway,
         delay_level=columns.delay_level,
         deliver_at_ms=columns.deliver_at_ms,
+        transaction=columns.transaction,
     )
     payload: list[ReadableBuffer] = []
     for column in (columns.bodies, columns.keys, columns.tags, whole):
@@ -316,8 +321,10 @@ def _as_bytes(body: Any) -> bytes:
         raise BadMessageError(f"body must be bytes, not {type(body).__name__}") from None
 
 
-def encode_messages(messages: Sequence[Message], *, wait: bool = True, oneway: bool = False) -> AppendFrame:
-    """Messages of one topic, and with one `frame_key`, as a frame."""
+def encode_messages(
+    messages: Sequence[Message], *, wait: bool = True, oneway: bool = False, transaction: bool = False
+) -> AppendFrame:
+    """Messages of one topic, and with one `frame_key`, as a frame; `transaction` for a half message."""
     first = messages[0]
     count = len(messages)
     _check_topic(first.topic)
@@ -339,6 +346,9 @@ def encode_messages(messages: Sequence[Message], *, wait: bool = True, oneway: b
         for message in messages:
             _check_delay(message)
         columns.delay_level, columns.deliver_at_ms = first.delay_level, first.deliver_at_ms
+        columns.queue_id = QUEUE_ANY if first.queue_id is None else first.queue_id
+    elif transaction:
+        columns.transaction = True
         columns.queue_id = QUEUE_ANY if first.queue_id is None else first.queue_id
     elif first.queue_id is not None:
         columns.queues = queue_numbers([message.queue_id for message in messages], count)
@@ -391,7 +401,7 @@ def _encode_whole(batch: Batch) -> AppendFrame:
     _check_topic(batch.topic)
     bodies = encode_bodies(batch.bodies)
     columns = _Columns(batch.topic, bodies)
-    columns.unique_prefix, columns.unique_counter = reserve(count)
+    columns.unique_prefix, columns.unique_counter = batch.unique or reserve(count)
     if batch.queue_id is not None:
         check_queue_id(batch.queue_id)
         columns.queue_id = batch.queue_id

@@ -44,7 +44,7 @@ _LOOKUPS_IN_FLIGHT: Final = 64
 # With a rate so many frames go out a second, so that it is even.
 _FRAMES_PER_SECOND: Final = 20
 # What a record says of its own way through delays, transactions, retries and RocketMQ's batches.
-_OWN: Final = frozenset(
+OWN_PROPERTIES: Final = frozenset(
     {
         *properties.RESERVED,
         *(properties.DELAY, properties.REAL_TOPIC, properties.REAL_QID),
@@ -271,7 +271,7 @@ class Replay:
 
 def copy_of(message: StoredMessage, to: str, queue_id: int, unique_id: str) -> Message:
     """A stored message as one to send to another topic, with an id of its own."""
-    own = {name: value for name, value in message.properties.items() if name not in _OWN}
+    own = {name: value for name, value in message.properties.items() if name not in OWN_PROPERTIES}
     own[REPLAYED] = message.message_id
     return Message(
         to,

@@ -80,9 +80,12 @@ def _append_call(frame: AppendFrame, parse: Callable[[memoryview, memoryview], T
     return Call(WRITER, _APPEND, frame.options, frame.payload, parse, False, 0.0, oneway)
 
 
-def send(message: Message, *, wait: bool = True) -> Call[SendResult]:
-    """One message."""
-    frame = encode_message(message, wait=wait)
+def send(message: Message, *, wait: bool = True, transaction: bool = False) -> Call[SendResult]:
+    """One message; `transaction` for a half message, whose properties say so."""
+    if transaction:
+        frame = encode_messages([message], wait=wait, transaction=True)
+    else:
+        frame = encode_message(message, wait=wait)
 
     def parse(options: memoryview, payload: memoryview) -> SendResult:
         answer = _decode_append(options)

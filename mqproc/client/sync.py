@@ -37,6 +37,8 @@ from mqproc.client.subscription import (
     subscription,
 )
 from mqproc.client.tracing import Trace
+from mqproc.client.transaction_calls import half_message
+from mqproc.client.transactions import Checker, Transaction, TransactionProducer, Transactions
 from mqproc.message import (
     BatchResult,
     Filter,
@@ -214,6 +216,24 @@ class Client(Calls):
     def groups(self) -> Groups:
         """Consumer groups: looking at them, and changing them."""
         return Groups(self)
+
+    # Transactions
+
+    def transaction(self, group: str, message: Message, *, check_immunity_time: int | None = None) -> Transaction:
+        """A message of a producer group that is delivered when its transaction commits; see `Transaction`.
+
+        With `check_immunity_time` in seconds no check comes before; later only a check can decide.
+        """
+        return Transaction(self, half_message(group, message, check_immunity_time))
+
+    def transaction_producer(self, group: str, checker: Checker) -> TransactionProducer:
+        """Be asked about transactions of a producer group that nobody has ended; see `TransactionProducer`."""
+        return TransactionProducer(self, group, checker)
+
+    @property
+    def transactions(self) -> Transactions:
+        """Open transactions: looking at them, and deciding them in the place of their producers."""
+        return Transactions(self)
 
     # Topics
 

@@ -246,6 +246,13 @@ GROUP_COMMITS = _word(QUERY, "group_commits", "", "offsets committed since the g
 GROUP_RETRIES = _word(QUERY, "group_retries", "messages", "sent to a retry topic since the group started")
 GROUP_DEAD_LETTERS = _word(QUERY, "group_dead_letters", "messages", "sent to a dead-letter topic")
 NACKS_FROM = _word(QUERY, "nacks_from", "bytes", "copies of nacks without an answer lie at or above this position")
+OPEN_TRANSACTIONS = _word(QUERY, "open_transactions", "transactions", "neither committed nor rolled back")
+OLDEST_TRANSACTION_MS = _word(QUERY, "oldest_transaction_ms", "ms", "born time of the oldest of them, 0 for none")
+TRANSACTION_PRODUCERS = _word(QUERY, "transaction_producers", "producers", "that wait to be asked now")
+TRANSACTION_CHECKS = _word(QUERY, "transaction_checks", "", "copies stored to ask producers, since the group started")
+TRANSACTION_COMMITS = _word(QUERY, "transaction_commits", "transactions", "committed since the group started")
+TRANSACTION_ROLLBACKS = _word(QUERY, "transaction_rollbacks", "transactions", "rolled back since the group started")
+TRANSACTION_DISCARDS = _word(QUERY, "transaction_discards", "transactions", "given up since the group started")
 
 # Keeper
 MIN_PHYSICAL_OFFSET = _word(KEEPER, "min_physical_offset", "bytes", "the log's first readable position")

@@ -45,6 +45,8 @@ QUEUES_MIN: Final = 7
 
 NAME_BYTES_MAX: Final = 255
 QUEUES_MAX: Final = 1 << 20
+OFFSET_MAX: Final = (1 << 63) - 2
+"""A word holds the offset plus one."""
 _FIELDS: Final = struct.Struct("<IIIIHHI")
 _CRC: Final = struct.Struct("<I")
 assert _FIELDS.size == 24

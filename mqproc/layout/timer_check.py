@@ -19,8 +19,23 @@ FILE_SIZE = 4096
 NO_LOG_POSITION = -1
 _WORDS = struct.Struct(">7q")
 _OWN = struct.Struct(">4q")
-_OWN_AT = 2048
+OWN_AT = 2048
 _OWN_MAGIC = 0x6D717072_6F635443  # "mqprocTC"
+
+FIELDS = (
+    ("read_ms", 0, "slots below this time are delivered"),
+    ("timer_log_flushed", 8, "the timer log is durable up to this position"),
+    ("queue_offset", 16, "units of the timer's queue below it are filed"),
+    ("master_queue_offset", 24, "the same of the master, which counts if it is lower"),
+    ("state_version", 32, "of a broker's role; 0"),
+    ("timestamp_ms", 40, "when the page was written"),
+    ("counter", 48, "how often it was written"),
+    ("magic", OWN_AT, "mqproc's part, which counts while the next two words are as above"),
+    ("own_timestamp_ms", OWN_AT + 8, ""),
+    ("own_counter", OWN_AT + 16, ""),
+    ("log", OWN_AT + 24, "no delivery of a slot from read_ms on lies below this position of the log; -1 = unknown"),
+)
+"""(name, byte, meaning) of each word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +64,7 @@ def encode(check: TimerCheck) -> bytes:
         check.timestamp_ms,
         check.counter,
     )
-    _OWN.pack_into(page, _OWN_AT, _OWN_MAGIC, check.timestamp_ms, check.counter, check.log)
+    _OWN.pack_into(page, OWN_AT, _OWN_MAGIC, check.timestamp_ms, check.counter, check.log)
     return bytes(page)
 
 
@@ -57,8 +72,13 @@ def decode(data: bytes) -> TimerCheck:
     """The words of a page; a short one reads as zeros."""
     data = data.ljust(FILE_SIZE, b"\0")
     read_ms, flushed, queue_offset, master_offset, _version, timestamp_ms, counter = _WORDS.unpack_from(data)
-    magic, own_timestamp_ms, own_counter, log = _OWN.unpack_from(data, _OWN_AT)
+    magic, own_timestamp_ms, own_counter, log = _OWN.unpack_from(data, OWN_AT)
     if (magic, own_timestamp_ms, own_counter) != (_OWN_MAGIC, timestamp_ms, counter):
         log = NO_LOG_POSITION
     # As RocketMQ reads them: what was enqueued is the smaller of the two.
     return TimerCheck(read_ms, flushed, min(queue_offset, master_offset), timestamp_ms, counter, log)
+
+
+def has_own(data: bytes) -> bool:
+    """Whether a page has a part of ours, whether it counts or not."""
+    return data[OWN_AT : OWN_AT + 8] == _OWN_MAGIC.to_bytes(8, "big")

@@ -9,6 +9,7 @@ comes to lie there afterwards.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -26,7 +27,14 @@ from mqproc.errors import (
 )
 from mqproc.io import StoreIO
 from mqproc.layout import properties, record
-from mqproc.names import MULTI_DISPATCH_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, check_topic, queues_of_own
+from mqproc.names import (
+    HALF_TOPIC,
+    MULTI_DISPATCH_PREFIX,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    check_topic,
+    queues_of_own,
+)
 from mqproc.paths import StorePaths, segment_start
 from mqproc.process.log import get_logger
 from mqproc.process.parking import parked, real_queue, waits
@@ -45,6 +53,8 @@ _PAIR_END = properties.PAIR_END.encode()
 # Where the queue ids stand among the columns.
 _QUEUES = 9
 _SEPARATORS = (properties.NAME_END, properties.PAIR_END)
+_is_unique_prefix = re.compile(rf"[0-9A-F]{{{UNIQUE_PREFIX_DIGITS}}}").fullmatch
+_are_pairs = re.compile(rb"(?:[^\x01\x02]+\x01[^\x01\x02]*\x02)+").fullmatch
 
 
 @dataclass(slots=True)
@@ -96,12 +106,15 @@ class OpenTopics:
     def find_own(self, topic: str, queues_min: int = 1) -> OpenTopic:
         """A topic that a role of the group adds to: made, or widened to `queues_min` queues, when it is not there.
 
-        What waited elsewhere is to arrive, though its topic was deleted meanwhile. Raises TooManyQueuesError.
+        What waited elsewhere is to arrive, though its topic was deleted meanwhile. One of the system's own has all its
+        queues, though a power loss may have left no more of it than the queues that were used. Raises
+        TooManyQueuesError.
         """
         config = self.topics.get(topic)
-        queues = queues_of_own(topic, self.options.default_topic_queue_nums) if config is None else config.queues
-        if config is None or config.queues < queues_min:
-            self.create(topic, max(queues, queues_min), 6 if config is None else config.perm)
+        default = self.options.default_topic_queue_nums if config is None else config.queues
+        queues = max(queues_of_own(topic, default), queues_min)
+        if config is None or config.queues < queues:
+            self.create(topic, queues, 6 if config is None else config.perm)
         return self._open.get(topic) or self.find(topic)
 
     def create(self, topic: str, queues: int, perm: int = 6) -> bool:
@@ -323,10 +336,14 @@ def _parts(request: AppendRequest) -> tuple[bytes, bytes, bytes, bytes]:
     if request.properties_bytes != COLUMN_ABSENT:
         # What is added to strings that were given whole: nothing, unless their messages wait.
         waiting = request.topic in (SCHEDULE_TOPIC, TIMER_TOPIC) and (request.delay_level or request.deliver_at_ms)
-        return b"", b"", b"", request.gap_after_keys if waiting else b""
+        half = request.topic == HALF_TOPIC and request.transaction
+        return b"", b"", b"", request.gap_after_keys if waiting or half else b""
     before, after = request.gap_before_unique, request.gap_before_tag
+    for gap in (before, after, request.gap_before_keys, request.gap_after_keys):
+        if gap and not _are_pairs(gap):
+            raise BadPropertyError(f"properties {gap[:64]!r} are not pairs of name, byte 1, value, byte 2")
     if request.unique_prefix:
-        if len(request.unique_prefix) != UNIQUE_PREFIX_DIGITS or not request.unique_prefix.isalnum():
+        if not _is_unique_prefix(request.unique_prefix):
             raise BadPropertyError(f"unique_prefix {request.unique_prefix!r} is not {UNIQUE_PREFIX_DIGITS} hex digits")
         before += _UNIQUE_NAME + request.unique_prefix.encode()
         after = _PAIR_END + after

@@ -139,6 +139,7 @@ class Appender:
         self._sent: dict[int, _Frame] = {}
         self._unknown: list[_Frame] = []
         self._ping = 0  # the request that a new connection begins with; 0 when it is answered
+        self._settling = False
         self._bytes = 0
 
     # What a role sees
@@ -152,6 +153,20 @@ class Appender:
     def has_room(self) -> bool:
         """Whether `append` would take a few messages."""
         return self._bytes < BYTES_MAX // 2 and self.in_flight < FRAMES_MAX // 2
+
+    def settle(self) -> None:
+        """Have the writer asked whether it is done with what a killed predecessor of the role had handed over."""
+        self._settling = True
+
+    @property
+    def settled(self) -> bool:
+        """Whether what a predecessor had handed over is in the log, or never will be."""
+        return not self._settling
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` is to be called."""
+        return self._settling or self.in_flight > 0
 
     def fileno(self) -> int:
         """Readable when `step` has something to do."""
@@ -189,7 +204,7 @@ class Appender:
 
     def seconds_left(self, at_most_s: float) -> float:
         """How long `step` has nothing to do unless the descriptor is readable."""
-        if not self.in_flight:
+        if not self.has_work:
             return at_most_s
         if self._connection is not None:
             return 0.0 if self._connection.closed else at_most_s
@@ -209,7 +224,7 @@ class Appender:
         The writer answers in order, so when the ping is answered everything that an earlier connection had got is
         done: stored and published, or gone with its process.
         """
-        if self._connection is not None or not self.in_flight or self._clock.monotonic_ns() < self._retry_ns:
+        if self._connection is not None or not self.has_work or self._clock.monotonic_ns() < self._retry_ns:
             return
         try:
             connection = Connection(open_socket(self._path))
@@ -271,6 +286,7 @@ class Appender:
         if error is not None:
             return  # The connection is closed, or will be: the next one asks again.
         self._ping = 0
+        self._settling = False
         unknown, self._unknown = self._unknown, []
         end = self._words[words_of.WRITTEN]
         for frame in unknown:

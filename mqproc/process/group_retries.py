@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from mqproc.errors import BadLevelError, BadRequestError, GroupNotFoundError, MqprocError
+from mqproc.errors import BadLevelError, BadRequestError, GroupNotFoundError, MqprocError, StoreBusyError
 from mqproc.layout import control as words_of
 from mqproc.layout import properties
 from mqproc.layout.record_codec import decode_records, host_bytes
 from mqproc.message import PullStatus, StoredMessage
-from mqproc.names import DELAY_LEVELS, SCHEDULE_TOPIC
+from mqproc.names import DEAD_LETTER_PREFIX, DELAY_LEVELS, SCHEDULE_TOPIC
 from mqproc.process.appender import Appender, NewMessage, Outcome, Refused, Stored, Unknown
 from mqproc.store.groups.settings import GroupSettings, SubscriptionGroups, dead_letter_topic, retry_topic
 from mqproc.store.reads.log_scan import Conditions
@@ -28,6 +28,7 @@ from mqproc.wire.group_operations import GroupNackAnswer, GroupNackRequest, Grou
 if TYPE_CHECKING:
     from mqproc.process.groups import Asked
     from mqproc.process.loop import RoleContext
+    from mqproc.shm.words import Words
     from mqproc.store.reads.reading import StoreReading
     from mqproc.wire.operations import Options
 
@@ -156,6 +157,8 @@ class Retries:
     def _read_unanswered(self) -> None:
         if not self._unread:
             return
+        if not self._appender.settled:
+            raise StoreBusyError("copies of nacks are not read yet", hint_ms=20)
         end = self._words[words_of.WRITTEN]
         begin = max(self._words[words_of.NACKS_FROM], end - UNANSWERED_BYTES_MAX)
         self._known = {identity(message) for message in self._copies_in(begin, end)}
@@ -199,11 +202,12 @@ class Retries:
         elif isinstance(outcome, Refused):
             copies.error = outcome.error
         else:
-            stored = [copy for copy in some if self._is_in_log(copy, outcome)]
+            stored = self._in_log(some, outcome)
             self._stored_end = self._words[words_of.WRITTEN]
-        self._count(stored)
+        count_copies(self._words, stored)
+        told = set(map(id, stored))
         for copy in some:
-            if all(copy is not other for other in stored):
+            if id(copy) not in told:
                 copies.levels[copies.places[id(copy)]] = NOT_NOW
         copies.waiting -= len(some)
         if copies.waiting:
@@ -213,17 +217,10 @@ class Retries:
         else:
             self._answer(copies.asked, copies.answer(copies.levels))
 
-    def _count(self, stored: Sequence[NewMessage]) -> None:
-        dead = sum(copy.topic != SCHEDULE_TOPIC for copy in stored)
-        self._words.add(words_of.GROUP_DEAD_LETTERS, dead)
-        self._words.add(words_of.GROUP_RETRIES, len(stored) - dead)
-
-    def _is_in_log(self, copy: NewMessage, outcome: Unknown) -> bool:
-        """Whether a copy was stored before the writer died that was to store it."""
-        if outcome.begin >= outcome.end:
-            return False
-        wanted = identity(copy)
-        return any(identity(message) == wanted for message in self._copies_in(outcome.begin, outcome.end))
+    def _in_log(self, copies: Sequence[NewMessage], outcome: Unknown) -> list[NewMessage]:
+        """Those that were stored before the writer died that was to store them."""
+        found = {identity(message) for message in self._copies_in(outcome.begin, outcome.end)}
+        return [copy for copy in copies if identity(copy) in found]
 
 
 def records_in(
@@ -248,6 +245,13 @@ def identity(copy: NewMessage | StoredMessage) -> Identity:
     if not isinstance(pairs, Mapping):
         pairs = properties.decode(bytes(pairs).decode())
     return (copy.topic, copy.reconsume_times, *(pairs.get(name, "") for name in _TOLD))
+
+
+def count_copies(words: Words, stored: Sequence[NewMessage]) -> None:
+    """Count messages that come again, and those that do not."""
+    dead = sum(copy.topic.startswith(DEAD_LETTER_PREFIX) for copy in stored)
+    words.add(words_of.GROUP_DEAD_LETTERS, dead)
+    words.add(words_of.GROUP_RETRIES, len(stored) - dead)
 
 
 def _bounded(wanted: Sequence[T]) -> Sequence[T]:

@@ -56,7 +56,9 @@ if TYPE_CHECKING:
 
 SESSION_MS_MIN: Final = 300
 SESSION_MS_MAX: Final = 300_000
-HEARTBEATS_PER_SESSION: Final = 3
+HEARTBEATS_PER_SESSION: Final = 2
+TICKS_PER_SESSION: Final = 20
+"""Held heartbeats are answered at ticks, many at once: each wake-up of the role costs more than several answers."""
 MEMBERS_OF_A_GROUP_MAX: Final = 4096
 TOPICS_OF_A_MEMBER_MAX: Final = 4096
 RETURN_NS: Final = 300_000_000
@@ -65,6 +67,8 @@ LOOK_NS: Final = 100_000_000
 STALL_NS: Final = 1_000_000_000
 """When the role itself stood still for longer than this, nobody is held to have been silent meanwhile."""
 NO_EPOCH: Final = -1
+EPOCH_MAX: Final = 1 << 53
+"""Far above what is ever given, far below what the file's word holds."""
 
 
 class Asked(Protocol):
@@ -217,6 +221,7 @@ class Groups:
 
     def _join(self, asked: Asked, options: GroupJoinRequest) -> None:
         group, topics = options.group, _topics_of(options)
+        _check_holding(options)
         settings = self.state.known(group)
         if not settings.consume_enable:
             raise PermissionDeniedError(f"group {group} may not consume: consumeEnable is false")
@@ -254,6 +259,7 @@ class Groups:
             self._answer(asked, self._assignment(options.group, member))
         else:
             deadline_ns = member.heard_ns + member.session_ns // HEARTBEATS_PER_SESSION
+            deadline_ns -= deadline_ns % (member.session_ns // TICKS_PER_SESSION)
             self._held[member.member_id] = _Held(asked, deadline_ns)
         self._set_deadline(options.group, member)
 
@@ -416,6 +422,14 @@ _HANDLERS: dict[Operation, Callable[[Groups, Asked, Any], None]] = {
 }
 GROUP_OPERATIONS = frozenset(_HANDLERS)
 """What `take` answers."""
+
+
+def _check_holding(options: GroupJoinRequest) -> None:
+    """Raise BadRequestError for an epoch that nobody can have been given: the next one would have to lie above it."""
+    for topic, queue_id, epoch in options.holding:
+        if not 0 < epoch <= EPOCH_MAX:
+            held = f"a member of group {options.group} has {topic}/{queue_id} of epoch {epoch:,}"
+            raise BadRequestError(f"{held}; from 1 to {EPOCH_MAX:,}")
 
 
 def _topics_of(options: GroupJoinRequest) -> tuple[str, ...]:

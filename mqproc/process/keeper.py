@@ -81,7 +81,7 @@ class Keeper:
         until_due_s = min(timeout_s, max(0.0, (due_ns - self._clock.monotonic_ns()) / 1e9))
         if self._words[words_of.DISPATCHED] < max(self._awaited, self._timer.parked_to):
             until_due_s = min(until_due_s, DISPATCH_LOOK_S)
-        if self._releases.appender.in_flight:
+        if self._releases.appender.has_work:
             self._releases.appender.wait(until_due_s)
             return
         until_ns = self._clock.monotonic_ns() + int(until_due_s * 1e9) - RUNG_EARLY_NS

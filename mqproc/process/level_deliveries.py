@@ -78,11 +78,16 @@ class LevelDeliveries:
         self._save_ns = 0
         self._file = DelayOffsets()
         self._levels = [_Level(level) for level in range(1, DELAY_LEVELS + 1)]
-        self._load(made_from)
+        self._made_from = made_from
+        self._loaded = False
+        if releases.settled:
+            self._load()
 
     @property
     def due_ns(self) -> int:
-        """When `step` has something to do at the latest, unless a message comes."""
+        """When `step` has something to do at the latest, unless a message comes, or the releases settle."""
+        if not self._loaded:
+            return _NEVER_NS
         due_ns = min((level.due_ns for level in self._levels if not level.busy), default=_NEVER_NS)
         return min(due_ns, self._save_ns) if self.changed else due_ns
 
@@ -94,6 +99,10 @@ class LevelDeliveries:
 
     def step(self) -> int:
         """Release what is due; returns how many messages."""
+        if not self._loaded:
+            if not self._releases.settled:
+                return 0
+            self._load()
         now_ns = self._clock.monotonic_ns()
         done = 0
         for level in self._levels:
@@ -185,8 +194,9 @@ class LevelDeliveries:
 
     # The file
 
-    def _load(self, made_from: MadeFrom) -> None:
+    def _load(self) -> None:
         """Offsets from the file, and from the log the marks of deliveries that the file does not count."""
+        self._loaded = True
         try:
             self._file = DelayOffsets.load(self._io, self._paths)
             known = bool(self._file.offsets)
@@ -209,7 +219,7 @@ class LevelDeliveries:
         if begin < written and self.count_pending():
             self._inherited = begin
             with self._context.heart.busy(words_of.STATE_RECOVERING):
-                self._releases.known |= made_from.marks(begin, written)
+                self._releases.known |= self._made_from.marks(begin, written)
         self._saved_offsets = dict(self._file.offsets)
 
     def _offsets(self) -> dict[int, int]:

@@ -5,6 +5,7 @@ As RocketMQ's broker does it: `REAL_TOPIC` and `REAL_QID` say where the message 
     delay_level     SCHEDULE_TOPIC_XXXX, queue level − 1, property DELAY; a level above the last one counts as that
     deliver_at_ms   rmq_sys_wheel_timer, queue 0, TIMER_DELIVER_MS and, down to a second that is over by then,
                     TIMER_OUT_MS; a time that has come already is no reason to wait
+    transaction     RMQ_SYS_TRANS_HALF_TOPIC, queue 0: until its producer has decided
 
 Messages of one frame go to the same queue of their topic: the named one, or the next of the topic's round.
 """
@@ -16,7 +17,7 @@ import msgspec
 from mqproc.config import Options
 from mqproc.errors import BadLevelError, BadMessageError
 from mqproc.layout import properties
-from mqproc.names import DELAY_LEVELS, SCHEDULE_TOPIC, TIMER_TOPIC
+from mqproc.names import DELAY_LEVELS, HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.wire.operations import QUEUE_ANY, QUEUE_COLUMN, AppendRequest
 
 _UNIQUE_BUCKET, _TAG_BUCKET, _KEYS_BUCKET = map(
@@ -26,8 +27,12 @@ _DELETES = f"{properties.TIMER_DEL_UNIQKEY}{properties.NAME_END}".encode()
 
 
 def waits(request: AppendRequest, payload: memoryview, now_ms: int) -> bool:
-    """Whether the messages are not for now. Raises BadLevelError for one that cancels another, but comes too late."""
-    if request.delay_level > 0 or request.deliver_at_ms > now_ms:
+    """Whether the messages are not for now. Raises BadLevelError, also when one comes too late to cancel another."""
+    if request.delay_level < 0:
+        raise BadLevelError(f"delay level {request.delay_level} is out of range: from 0 to {DELAY_LEVELS}")
+    if request.deliver_at_ms < 0:
+        raise BadLevelError(f"deliver_at_ms = {request.deliver_at_ms} is no time")
+    if request.delay_level > 0 or request.deliver_at_ms > now_ms or request.transaction:
         return True
     if request.deliver_at_ms and _cancels(request, payload):
         raise BadLevelError("the time of the message that is to be cancelled has come")
@@ -50,6 +55,10 @@ def parked(request: AppendRequest, real_queue_id: int, options: Options, now_ms:
     if request.delay_level > 0 and request.deliver_at_ms:
         raise BadMessageError("delay_level and deliver_at are both given; a message has one time")
     pairs = {properties.REAL_TOPIC: request.topic, properties.REAL_QID: str(real_queue_id)}
+    if request.transaction:
+        if request.delay_level > 0 or request.deliver_at_ms or request.count != 1:
+            raise BadMessageError("a half message goes alone, and has no delay level or time to deliver at")
+        return _moved(request, HALF_TOPIC, 0, pairs)
     if request.delay_level > 0:
         level = min(request.delay_level, DELAY_LEVELS)
         return _moved(request, SCHEDULE_TOPIC, level - 1, pairs | {properties.DELAY: str(level)})

@@ -27,7 +27,7 @@ from mqproc.layout.record_codec import decode_records
 from mqproc.message import PullStatus, StoredMessage
 from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC, check_topic
 from mqproc.process.appender import Appender, NewMessage
-from mqproc.process.group_retries import ORIGIN, copy_of, identity
+from mqproc.process.group_retries import ORIGIN, copy_of, count_copies, identity
 from mqproc.process.log import get_logger
 from mqproc.process.writes import Writes
 from mqproc.store.groups import check_points
@@ -103,7 +103,8 @@ class Pops:
         self._seen: tuple[int, int] = (-1, -1)
         self._changes = 0
         # The log may have check points that are not in their queues yet.
-        self._read_from: int | None = self._words[words_of.WRITTEN]
+        self._read_from = -1
+        self._reading_open: Iterator[None] | None = self._read_open()
 
     @property
     def durable(self) -> bool:
@@ -115,7 +116,7 @@ class Pops:
     def take(self, asked: Asked) -> None:
         """Answer a request or hold it. Raises what it is refused with."""
         self._state.progress.check_writable()
-        if self._read_from is not None:
+        if self._reading_open is not None:
             raise StoreBusyError("open check points are not read yet", hint_ms=20)
         if asked.operation == Operation.GROUP_RECEIVE:
             self._receive(asked, asked.options)
@@ -126,11 +127,8 @@ class Pops:
 
     def step(self, now_ns: int) -> int:
         """Let held receives have what came, and messages come again whose time is over."""
-        if self._read_from is not None:
-            if self._words[words_of.DISPATCHED] < self._read_from or not self._state.progress.writable:
-                return 0
-            self._read_from = None
-            self._read_open()
+        if self._reading_open is not None:
+            return self._read_on(self._reading_open)
         done = self._revive_due()
         seen = self._words[words_of.DISPATCHED], self._changes
         if self._held and (seen != self._seen or any(each.deadline_ns <= now_ns for each in self._held)):
@@ -143,7 +141,7 @@ class Pops:
 
     def seconds_left(self, now_ns: int, at_most_s: float) -> float:
         """How long `step` has nothing to do unless something comes."""
-        if self._read_from is not None:
+        if self._reading_open is not None:
             return min(at_most_s, 0.01)
         left_s = at_most_s
         if self._due:
@@ -385,7 +383,7 @@ class Pops:
             self._changes += 1
 
         def acknowledge(_revive_offset: int = -1) -> None:
-            self._words.add(words_of.GROUP_RETRIES, len(copies))
+            count_copies(self._words, copies)
             self._writes.store([_ack_of(found, offsets)], close, again)
 
         if copies:
@@ -431,12 +429,25 @@ class Pops:
                 return
             at = pulled.next_offset
 
-    def _read_open(self) -> None:
-        """Find out what is open from the revive topic."""
+    def _read_on(self, reading: Iterator[None]) -> int:
+        """A part of what is to be read; when nothing is left of it, requests are taken."""
+        if self._read_from < 0 and self._writes.settled:
+            self._read_from = self._words[words_of.WRITTEN]
+        if not 0 <= self._read_from <= self._words[words_of.DISPATCHED] or not self._state.progress.writable:
+            return 0
+        for _part in reading:
+            return 1
+        self._reading_open = None
+        return 1
+
+    def _read_open(self) -> Iterator[None]:
+        """Find out what is open from the revive topic, a bounded part a step."""
         newest: dict[tuple[str, str, int, int], CheckPoint] = {}
         for queue_id in self._reading.queues.ids(REVIVE_TOPIC):
             begin = self._state.progress.offset(REVIVE_GROUP, REVIVE_TOPIC, queue_id) or 0
-            for message in self._messages(REVIVE_TOPIC, queue_id, begin):
+            for number, message in enumerate(self._messages(REVIVE_TOPIC, queue_id, begin)):
+                if number % _READ_MESSAGES == 0:
+                    yield
                 said = check_points.read(message)
                 if isinstance(said, CheckPoint):
                     self._take_over(said, newest)

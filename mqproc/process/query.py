@@ -34,6 +34,7 @@ from mqproc.process.loop import RoleContext
 from mqproc.process.memory import keep_freed_memory
 from mqproc.process.pops import POP_OPERATIONS, Pops
 from mqproc.process.questions import QUESTIONS, Payload, Questions, Reply
+from mqproc.process.transactions import TRANSACTION_OPERATIONS, Transactions
 from mqproc.shm.code_counts import code_counter
 from mqproc.shm.histogram import Histogram
 from mqproc.store.groups.unwritable import NO_ROOM
@@ -55,6 +56,8 @@ WAITING_REQUESTS_MAX = 4096
 
 HELD_PULLS_MAX = 16_384
 HOLD_MS_MAX = 60_000
+# A stopping role waits this long for clients to read their answers and so let their next requests be served.
+STOP_SERVE_NS = 1_000_000_000
 STOP_DRAIN_S = 1.0
 
 _INTEGER_MAX = 1 << 62
@@ -71,6 +74,7 @@ QUERY_OPERATIONS = frozenset(
         *GROUP_OPERATIONS,
         *GROUP_QUESTIONS,
         *POP_OPERATIONS,
+        *TRANSACTION_OPERATIONS,
     }
 )
 """All operations of the role."""
@@ -126,10 +130,15 @@ class Query:
         self._questions = Questions(context, self._reading)
         self._held = HeldPulls(self._table)
         self._appender = Appender(context.paths.socket("writer"), self._words, self._clock)
+        if context.incarnation > 1:
+            self._appender.settle()
         state = self._group_state = GroupState(context, self._reading, self._table, self._may_save_progress)
         self._retries = Retries(context, self._reading, state.settings, self._appender, self._answer, self._refuse)
         self._groups = Groups(context, state, view.queues, self._table, self._answer)
         self._pops = Pops(context, self._reading, self._groups, self._appender, self._answer, self._refuse)
+        self._transactions = Transactions(
+            context, self._reading, state.progress, self._appender, self._answer, self._refuse
+        )
         self._group_questions = GroupQuestions(context, self._reading, self._groups)
         self._server = SocketServer(
             context.sockets["query"],
@@ -144,6 +153,7 @@ class Query:
         self._waiting: deque[_Waiting] = deque()
         self._jobs: deque[_Job] = deque()
         self._dispatched = -1
+        self._stop_by_ns = 0
         self._times: dict[int, Histogram] = {
             operation: Histogram(self._words, place) for operation, place in _TIMED.items()
         }
@@ -159,12 +169,13 @@ class Query:
         done = self._serve(end_ns)
         done += self._look_at_held(end_ns)
         done += self._step_jobs(end_ns)
-        if self._appender.in_flight:
+        if self._appender.has_work:
             done += self._appender.step()
         else:
             self._retries.none_is_open()
         done += self._groups.step(self._clock.monotonic_ns(), quiet=not self._waiting)
         done += self._pops.step(self._clock.monotonic_ns())
+        done += self._transactions.step(self._clock.monotonic_ns())
         self._words[words_of.WAITING_PULLS] = len(self._held)
         self._words[words_of.QUERY_WAITING] = len(self._waiting) + len(self._jobs)
         self._words[words_of.QUERY_CONNECTIONS] = len(self._server.connections)
@@ -175,7 +186,7 @@ class Query:
     def wait(self, timeout_s: float) -> None:
         now_ns = self._clock.monotonic_ns()
         timeout_s = self._appender.seconds_left(self._held.seconds_left(now_ns, timeout_s))
-        timeout_s = self._pops.seconds_left(now_ns, timeout_s)
+        timeout_s = self._transactions.seconds_left(now_ns, self._pops.seconds_left(now_ns, timeout_s))
         self._take(self._server.poll(self._groups.seconds_left(now_ns, timeout_s)))
 
     def on_stop(self) -> bool:
@@ -185,11 +196,18 @@ class Query:
         for pull in self._held.all():
             self._let_go(pull)
         self._pops.let_go()
-        if self._jobs or self._waiting:
+        self._transactions.let_go()
+        self._stop_by_ns = self._stop_by_ns or self._clock.monotonic_ns() + STOP_SERVE_NS
+        if self._jobs or (self._waiting and not self._only_idle_readers_wait()):
             return False
         self._groups.on_stop()
         self._server.drain(STOP_DRAIN_S)
         return True
+
+    def _only_idle_readers_wait(self) -> bool:
+        """Whether nothing is left but requests of clients that have had their time to read."""
+        paused = all(request.connection.paused for request in self._waiting)
+        return paused and self._clock.monotonic_ns() >= self._stop_by_ns
 
     def close(self) -> None:
         self._server.close()
@@ -248,6 +266,8 @@ class Query:
             return self._groups.take
         if operation in POP_OPERATIONS:
             return self._pops.take
+        if operation in TRANSACTION_OPERATIONS:
+            return self._transactions.take
         if operation == Operation.GROUP_NACK:
             return lambda asked: self._retries.nack(asked, asked.options)
         if operation == Operation.GROUP_RESEND:
@@ -255,12 +275,13 @@ class Query:
         return self._ask
 
     def _may_save_progress(self) -> bool:
-        return self._retries.durable and self._pops.durable
+        return self._retries.durable and self._pops.durable and self._transactions.durable
 
     def _drop(self, connection: Connection) -> None:
         """Forget what a client that is gone waited for, and whose member it was."""
         self._held.drop(connection)
         self._groups.drop(connection)
+        self._transactions.drop(connection)
 
     def _time(self, request: _Waiting, now_ns: int) -> None:
         """Count how long an answered request took; one that is held waits for others, so it is not counted."""

@@ -44,11 +44,18 @@ class Releases:
         self._log = get_logger()
         self._made_from = made_from
         self.appender = Appender(context.paths.socket("writer"), self._words, self._clock)
+        if context.incarnation > 1:
+            self.appender.settle()
         self.known: set[int] = set()
         """Marks of deliveries that the log has from before this keeper."""
         self._open: list[_Release] = []
         self._refused: list[tuple[int, Sequence[NewMessage], _Release]] = []
         self._told_ns = -TELL_AGAIN_NS
+
+    @property
+    def settled(self) -> bool:
+        """Whether the log has every delivery that a killed keeper had handed to the writer, so that it can be asked."""
+        return self.appender.settled
 
     @property
     def under_way(self) -> int:

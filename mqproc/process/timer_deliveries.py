@@ -104,7 +104,7 @@ class TimerDeliveries:
         self._snapshot: TimerSnapshot | None = None
         self._dirty = False
         self._save_ns = 0
-        if TimerStore.exists(context.io, context.paths):
+        if releases.settled and TimerStore.exists(context.io, context.paths):
             self._open_store()
 
     @property
@@ -134,8 +134,7 @@ class TimerDeliveries:
     def step(self) -> int:
         """File what came, hold what comes up, release what is due; returns how much was done."""
         if self._store is None:
-            bounds = self._reading.queues.bounds(TIMER_TOPIC, 0)
-            if bounds is None or bounds.max_offset == 0:
+            if not self._releases.settled or not self._is_needed():
                 return 0
             self._open_store()
         assert self._store is not None
@@ -155,6 +154,11 @@ class TimerDeliveries:
             self._store.close()
 
     # Filing
+
+    def _is_needed(self) -> bool:
+        bounds = self._reading.queues.bounds(TIMER_TOPIC, 0)
+        came = bounds is not None and bounds.max_offset > 0
+        return came or TimerStore.exists(self._context.io, self._context.paths)
 
     def _open_store(self) -> None:
         options, context = self._options, self._context

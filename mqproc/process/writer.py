@@ -30,6 +30,7 @@ from mqproc.errors import (
 )
 from mqproc.layout import control as words_of
 from mqproc.layout import figures
+from mqproc.process.append_figures import AppendFigures
 from mqproc.process.append_plans import OpenTopics, plan_append
 from mqproc.process.limits import client_limits
 from mqproc.process.log import get_logger
@@ -139,8 +140,7 @@ class Writer:
                 self._repeats = RepeatWindow(
                     self._words, self._table, self._segments, self._appender, context.options.dedupe_window_messages
                 )
-        self._append_times = Histogram(self._words, figures.APPENDS)
-        self._sizes = Histogram(self._words, figures.MESSAGE_SIZES)
+        self._figures = AppendFigures(self._words)
         self._sync_times = Histogram(self._words, figures.WRITER_SYNCS)
         self._began_ns = 0
         self._answer_options = b""
@@ -194,8 +194,7 @@ class Writer:
                 self._keeper_bell.ring()
         self._words[words_of.WRITER_CONNECTIONS] = len(self._server.connections)
         if appended := self._words[words_of.APPENDED_MESSAGES] - messages:
-            # Their mean: a look at each message would cost more than all else that is counted.
-            self._sizes.observe((self._words[words_of.WRITTEN] - written) // appended, appended)
+            self._figures.appended(self._words[words_of.WRITTEN] - written, appended)
         return max(len(requests), appended)
 
     def wait(self, timeout_s: float) -> None:
@@ -243,8 +242,8 @@ class Writer:
                 request.answer(Empty())
             else:
                 raise UnknownCommandError(f"operation {operation} is not one of the writer's")
-        except msgspec.MsgspecError as error:
-            self._refuse(request, BadRequestError(f"operation {operation}: {error}"))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            self._refuse(request, BadRequestError(f"options of {Operation(operation).name}: {error}"))
         except _REFUSED_ALONE as error:
             self._refuse(request, error)
         except MqprocError as error:
@@ -298,7 +297,7 @@ class Writer:
             if not self._sync():
                 return
             done_ns = self._clock.monotonic_ns()
-        self._append_times.observe(done_ns - self._began_ns, len(self._pending))
+        self._figures.committed(done_ns - self._began_ns, len(self._pending))
         self._answer(self._pending)
         self._pending = []
         self._to_ring = True

@@ -51,6 +51,11 @@ class Writes:
     def has_room(self) -> bool:
         return self._appender.has_room
 
+    @property
+    def settled(self) -> bool:
+        """Whether what a killed predecessor had handed to the writer is in the log, or never will be."""
+        return self._appender.settled
+
     def store(
         self, messages: Sequence[NewMessage], stored: Callable[[int], None], refused: Callable[[MqprocError], None]
     ) -> None:
@@ -97,4 +102,4 @@ class Writes:
 
 
 def _content(message: NewMessage | StoredMessage) -> tuple[object, ...]:
-    return bytes(message.body), message.queue_id, *identity(message)
+    return bytes(message.body), message.queue_id, message.prepared_transaction_offset, *identity(message)

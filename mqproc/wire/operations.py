@@ -44,6 +44,15 @@ from mqproc.wire.group_operations import (
     GroupSettingsRequest,
 )
 from mqproc.wire.options import Options as Options
+from mqproc.wire.transaction_operations import (
+    TransactionCheckAnswer,
+    TransactionCheckRequest,
+    TransactionEndRequest,
+    TransactionPollAnswer,
+    TransactionPollRequest,
+    TransactionsAnswer,
+    TransactionsRequest,
+)
 
 
 class Operation(enum.IntEnum):
@@ -84,6 +93,11 @@ class Operation(enum.IntEnum):
     GROUP_RECEIVE = 112
     GROUP_ACK = 113
     GROUP_INVISIBLE = 114
+    # query, for transactions
+    TRANSACTION_END = 120
+    TRANSACTION_POLL = 121
+    TRANSACTIONS = 122
+    TRANSACTION_CHECK = 123
     # supervisor's control socket
     STATUS = 64
     RESTART_ROLE = 65
@@ -124,7 +138,8 @@ class AppendRequest(Options, frozen=True):
     whole property strings and none of tag, keys, unique id and gaps applies. `batch`: all or nothing inside one
     segment, one store time, as RocketMQ's batch. `wait` false: answer before the sync of a SYNC_FLUSH store.
     `born_host` is address and port as in the record: 8 or 20 bytes. With `delay_level` or `deliver_at_ms` above 0 the
-    messages wait first: see `process.parking`; the answer then tells where they wait.
+    messages wait first: see `process.parking`; the answer then tells where they wait. `transaction`: the one message of
+    the frame is a half message, whose properties say so.
 
     APPEND_OWN has the same options and is for the group's own roles: it may write to the system's topics, and of it
     alone `sys_flag`, `reconsume_times`, `prepared_transaction_offset` and `has_prepared` are taken.
@@ -159,6 +174,7 @@ class AppendRequest(Options, frozen=True):
     has_prepared: bool = False
     delay_level: int = 0
     deliver_at_ms: int = 0
+    transaction: bool = False
 
 
 class AppendAnswer(Options, frozen=True):
@@ -406,6 +422,10 @@ REQUESTS: dict[Operation, type[Options]] = {
     Operation.GROUP_RECEIVE: GroupReceiveRequest,
     Operation.GROUP_ACK: GroupAckRequest,
     Operation.GROUP_INVISIBLE: GroupInvisibleRequest,
+    Operation.TRANSACTION_END: TransactionEndRequest,
+    Operation.TRANSACTION_POLL: TransactionPollRequest,
+    Operation.TRANSACTIONS: TransactionsRequest,
+    Operation.TRANSACTION_CHECK: TransactionCheckRequest,
     Operation.STATUS: Empty,
     Operation.RESTART_ROLE: RoleRequest,
     Operation.STOP_GROUP: Empty,
@@ -446,6 +466,10 @@ ANSWERS: dict[Operation, type[Options]] = {
     Operation.GROUP_RECEIVE: GroupReceiveAnswer,
     Operation.GROUP_ACK: GroupAckAnswer,
     Operation.GROUP_INVISIBLE: GroupInvisibleAnswer,
+    Operation.TRANSACTION_END: Empty,
+    Operation.TRANSACTION_POLL: TransactionPollAnswer,
+    Operation.TRANSACTIONS: TransactionsAnswer,
+    Operation.TRANSACTION_CHECK: TransactionCheckAnswer,
     Operation.STATUS: StatusAnswer,
     Operation.RESTART_ROLE: Empty,
     Operation.STOP_GROUP: Empty,

@@ -204,6 +204,11 @@ class MemoryRoles:
         if not self._answer_pull(request, options, options.timeout_ms == 0):
             self._held.append((request, options, time.monotonic() + options.timeout_ms / 1000))
 
+    @property
+    def held_pulls(self) -> int:
+        """Pulls that wait for messages now."""
+        return len(self._held)
+
     def _answer_held(self) -> None:
         now = time.monotonic()
         self._held = [

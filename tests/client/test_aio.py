@@ -23,9 +23,11 @@ from mqproc.errors import (
     TooManyConnectionsError,
 )
 from mqproc.message import Message, PullStatus
+from mqproc.wire.connection import Request
 from mqproc.wire.operations import Operation
 from mqproc.wire.server import Limits
 from tests.client.memory_roles import MemoryRoles
+from tests.client.test_aio_consumer import reached
 from tests.client.test_client import first
 
 
@@ -160,11 +162,11 @@ def test_a_cancelled_call_leaves_the_connection_usable(roles: MemoryRoles) -> No
         async with AsyncClient(roles.store, timeout=5) as client:
             await client.create_topic("orders", 1)
             poll = asyncio.ensure_future(client.pull("orders", 0, 0, timeout=0.2))
-            await asyncio.sleep(0.05)
+            await reached(lambda: roles.held_pulls == 1, "the poll is held")
             poll.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await poll
-            await asyncio.sleep(0.3)
+            await reached(lambda: roles.held_pulls == 0, "the poll is answered, to nobody")
             assert len(await client.topics()) == 1
             assert [len(server.connections) for server in roles.servers] == [1, 1]
 
@@ -173,15 +175,16 @@ def test_a_cancelled_call_leaves_the_connection_usable(roles: MemoryRoles) -> No
 
 def test_closing_ends_calls_under_way(roles: MemoryRoles) -> None:
     async def go() -> None:
-        client = AsyncClient(roles.store, timeout=0.5)
-        roles.behaviour = lambda request: True
+        client = AsyncClient(roles.store, timeout=60)
+        taken: list[Request] = []
+        roles.behaviour = lambda request: taken.append(request) is None
         send = asyncio.ensure_future(client.send("orders", b"x"))
-        await asyncio.sleep(0.05)
+        await reached(lambda: len(taken) == 1, "the send is under way")
         await client.close()
         start = time.monotonic()
         with pytest.raises(SendOutcomeUnknownError):
             await send
-        assert time.monotonic() - start < 0.4
+        assert time.monotonic() - start < 30
 
     run(go())
 

@@ -10,6 +10,7 @@ import pytest
 
 from mqproc import AsyncClient, AsyncConsumer, BadRequestError, GroupNotFoundError, StaleOffsetError, StoredMessage
 from mqproc.client.group_steps import ResetTo
+from tests.client.test_consumer import QUIET_S
 from tests.conftest import Group
 
 Program = Callable[[AsyncClient], Awaitable[None]]
@@ -62,7 +63,7 @@ def test_every_message_comes_once_in_order_and_is_committed(run: Callable[[Progr
     async def program(client: AsyncClient) -> None:
         sent = await fill(client, "Once", 2000)
         async with await client.consumer("once", "Once", start="earliest", pull_messages=100) as consumer:
-            found = [message async for message in consumer.messages(timeout=0.5)]
+            found = [message async for message in consumer.messages(timeout=QUIET_S)]
             assert len(consumer.queues) == 4
             assert await consumer.lag() == 0
         assert sorted((message.body for message in found), key=int) == sent
@@ -83,7 +84,7 @@ def test_a_loop_that_is_left_commits_what_is_done(run: Callable[[Program], None]
                     break
         assert await offsets(client, "left") == [8]
         async with await client.consumer("left", "Left") as consumer:
-            assert [message.body async for message in consumer.messages(timeout=0.3)] == sent[8:]
+            assert [message.body async for message in consumer.messages(timeout=QUIET_S)] == sent[8:]
 
     run(program)
 
@@ -106,7 +107,7 @@ def test_batches_are_arrow(run: Callable[[Program], None]) -> None:
     async def program(client: AsyncClient) -> None:
         sent = await fill(client, "Arrow", 300)
         async with await client.consumer("arrow", "Arrow", start="earliest") as consumer:
-            batches = [batch async for batch in consumer.batches(["body"], timeout=0.3)]
+            batches = [batch async for batch in consumer.batches(["body"], timeout=QUIET_S)]
             with pytest.raises(BadRequestError, match="either"):
                 await consumer.receive()
         assert sorted((body for batch in batches for body in batch["body"].to_pylist()), key=int) == sent
@@ -154,7 +155,7 @@ def test_broadcast_keeps_its_own_progress(run: Callable[[Program], None], tmp_pa
                 "cast", "Cast", start="earliest", broadcast=True, offsets_path=tmp_path / "offsets.json"
             )
             async with consumer:
-                found = [message.body async for message in consumer.messages(timeout=0.3)]
+                found = [message.body async for message in consumer.messages(timeout=QUIET_S)]
             assert sorted(found, key=int) == expected
 
     run(program)
@@ -180,7 +181,7 @@ def test_progress_by_hand(run: Callable[[Program], None]) -> None:
 
 def test_a_consumer_goes_on_from_where_it_seeks(run: Callable[[Program], None], tmp_path: Path) -> None:
     async def bodies(consumer: AsyncConsumer) -> list[bytes]:
-        return sorted([message.body async for message in consumer.messages(timeout=0.3)], key=int)
+        return sorted([message.body async for message in consumer.messages(timeout=QUIET_S)], key=int)
 
     async def program(client: AsyncClient) -> None:
         sent = await fill(client, "AioSought", 20, queues=2)

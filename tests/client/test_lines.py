@@ -72,9 +72,12 @@ def test_answers_that_become_fast_again_are_looked_for_again(pair: tuple[Connect
         ask(line)
     assert line.usual_s > SLOW_S / 4
     echo.pause_s = 0.0
-    for _ in range(40):
+    # So few are enough where nobody else wants the processor.
+    for _ in range(10 * 40):
         ask(line)
-    assert line.usual_s < SLOW_S / 4
+        if line.usual_s < SLOW_S / 4:
+            return
+    pytest.fail(f"{line.usual_s} s still")
 
 
 def test_without_a_spin_it_never_looks(pair: tuple[Connection, Echo]) -> None:

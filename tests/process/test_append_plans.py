@@ -16,6 +16,7 @@ from mqproc.config import Options
 from mqproc.errors import BadRequestError, TooManyQueuesError, TopicNotFoundError
 from mqproc.io import StoreIO
 from mqproc.layout import queue_table as layout
+from mqproc.names import DELAY_LEVELS, REVIVE_QUEUES, REVIVE_TOPIC, SCHEDULE_TOPIC
 from mqproc.paths import StorePaths, segment_name
 from mqproc.process.append_plans import OpenTopics
 from mqproc.store.deleted_topics import Deletion
@@ -260,6 +261,21 @@ def test_a_deletion_is_forgotten_when_the_log_begins_behind_it(store: Store) -> 
     assert topics.unsaved
     topics.save(1)
     assert set(store.durable().deletions) == {"young", "remade"}
+
+
+@pytest.mark.parametrize(("topic", "queues"), [(SCHEDULE_TOPIC, DELAY_LEVELS), (REVIVE_TOPIC, REVIVE_QUEUES)])
+def test_a_topic_of_the_system_has_all_its_queues_whatever_was_left_of_it(
+    topic: str, queues: int, store: Store
+) -> None:
+    """A power loss took the config files, and recovery found some queues again."""
+    store.table.create_queue(topic, 2)
+    topics = store.successor()
+    found = topics.topics.get(topic)
+    assert found is not None
+    assert found.queues == 3
+    assert len(topics.find_own(topic).queue_numbers) == queues
+    topics.save(1)
+    assert len(store.successor().find_own(topic).queue_numbers) == queues
 
 
 def test_light_queues_of_rocketmq_become_no_topics(tmp_path: Path) -> None:

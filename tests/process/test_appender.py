@@ -208,3 +208,27 @@ def stream_until_killed(rig: Rig, numbers: Iterator[int]) -> None:
             killed = True
         if not rig.appender.step() and killed:
             rig.appender.wait(5.0)
+
+
+def test_what_a_predecessor_handed_over_is_stored_when_it_is_settled(group: Group, rig: Rig) -> None:
+    """The writer stands still while a role dies whose frame it has: its successor waits until that is in the log."""
+    predecessor = Rig(group)
+    predecessor.append(NewMessage("%RETRY%settle", b"first"))
+    predecessor.finish()
+    assert rig.appender.settled
+    os.kill(group.pid(WRITER), signal.SIGSTOP)
+    try:
+        predecessor.append(NewMessage("%RETRY%settle", b"second"))
+        predecessor.close()
+        rig.appender.settle()
+        for _ in range(3):
+            rig.appender.step()
+            rig.appender.wait(0.05)
+        assert rig.appender.has_work
+        assert not rig.appender.settled
+        written = group.words()["written"]
+    finally:
+        os.kill(group.pid(WRITER), signal.SIGCONT)
+    wait_until(lambda: (rig.appender.step(), rig.appender.settled)[1], what="an answer of the writer")
+    assert group.words()["written"] > written
+    assert not rig.appender.has_work

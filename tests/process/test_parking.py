@@ -8,7 +8,7 @@ import pytest
 from mqproc.config import Options
 from mqproc.errors import BadLevelError, BadMessageError
 from mqproc.layout.properties import decode, encode
-from mqproc.names import SCHEDULE_TOPIC, TIMER_TOPIC
+from mqproc.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.process.parking import parked, real_queue, waits
 from mqproc.wire.operations import QUEUE_ANY, QUEUE_COLUMN, AppendRequest
 from tests.client.append_frame import read_append
@@ -34,6 +34,14 @@ def test_a_level_is_a_queue_and_the_last_one_takes_what_is_above(level: int, que
     assert (found.topic, found.queue_id) == (SCHEDULE_TOPIC, queue_id)
     pairs = decode(properties_of(found))
     assert (pairs["DELAY"], pairs["REAL_TOPIC"], pairs["REAL_QID"]) == (str(queue_id + 1), "T", "5")
+
+
+def test_a_half_message_waits_for_its_producer() -> None:
+    assert waits(request(transaction=True), NOTHING, NOW)
+    found = parked(request(transaction=True), 3, OPTIONS, NOW)
+    assert (found.topic, found.queue_id) == (HALF_TOPIC, 0)
+    pairs = decode(properties_of(found))
+    assert (pairs["REAL_TOPIC"], pairs["REAL_QID"]) == ("T", "3")
 
 
 def test_properties_stand_in_rocketmqs_order() -> None:
@@ -69,6 +77,9 @@ def test_wrong_wishes_are_refused() -> None:
         parked(request(deliver_at_ms=NOW + 5, delay_level=2), 0, OPTIONS, NOW)
     with pytest.raises(BadMessageError, match="batch"):
         parked(request(delay_level=2, batch=True), 0, OPTIONS, NOW)
+    for changes in ({"delay_level": 1}, {"deliver_at_ms": NOW + 5}, {"count": 2}):
+        with pytest.raises(BadMessageError, match="goes alone"):
+            parked(request(transaction=True, **changes), 0, OPTIONS, NOW)
     with pytest.raises(BadMessageError, match="one queue"):
         real_queue(request(queue_id=QUEUE_COLUMN), 8, 0)
     with pytest.raises(BadLevelError, match="cancelled"):

@@ -11,7 +11,7 @@ from mqproc.client.connection import Connection, open_socket
 from mqproc.client.encoding import Batch
 from mqproc.client.retry import ConnectionLost
 from mqproc.errors import StoreBusyError
-from mqproc.layout.control import WRITER
+from mqproc.layout.control import STATE_STOPPING, WRITER
 from mqproc.wire.operations import Operation, RoleRequest
 from tests.conftest import Group, wait_until
 
@@ -42,7 +42,9 @@ def test_answers_that_wait_for_their_reader_are_sent_before_the_writer_ends(make
         connection.flush()
     wait_until(lambda: group.words()["appended_messages"] == FRAMES * MESSAGES, what="all frames stored")
     restarting = restart_writer(group)
-    time.sleep(0.3)  # The writer is stopping, and nobody reads.
+    wait_until(
+        lambda: group.words()[f"{WRITER}.state"] == STATE_STOPPING, what="the writer is stopping, and nobody reads"
+    )
     wait_until(lambda: (not connection.receive() and len(connection.done) == FRAMES) or connection.closed)
     assert [connection.done[request_id].error for request_id in ids] == [None] * FRAMES
     connection.close()

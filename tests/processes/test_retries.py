@@ -58,6 +58,9 @@ def test_a_message_is_delivered_until_it_is_a_dead_letter(group: Group) -> None:
         assert client.groups.info("billing").lag == 0
         words = group.words()
         assert (words["group_retries"], words["group_dead_letters"]) == (2 * TIMES, 2)
+        assert client.groups.resend("billing", *dead) == 2
+        words = group.words()
+        assert (words["group_retries"], words["group_dead_letters"]) == (2 * TIMES + 2, 2)
 
 
 def test_a_nack_that_is_asked_again_after_a_kill_counts_once(group: Group) -> None:

@@ -84,7 +84,8 @@ def test_a_receive_waits_for_what_comes(client: Client) -> None:
     assert message.properties["POP_CK"].split(" ")[5:] == ["mqproc", str(message.queue_id), "0"]
 
 
-def test_what_is_not_acknowledged_comes_again_and_ends_among_the_dead_letters(client: Client) -> None:
+def test_what_is_not_acknowledged_comes_again_and_ends_among_the_dead_letters(shared: Group, client: Client) -> None:
+    before = shared.words()
     client.groups.change("twice", retry_max_times=1)
     fill(client, "Twice", 3, queues=1)
     consumer = client.simple_consumer("twice", "Twice", start="earliest")
@@ -100,6 +101,8 @@ def test_what_is_not_acknowledged_comes_again_and_ends_among_the_dead_letters(cl
     assert consumer.ack(zero, two) == 0, "too late"
     wait_until(lambda: len(list(client.groups.dead_letters("twice"))) == 2, what="dead letters")
     assert {each.reconsume_times for each in client.groups.dead_letters("twice")} == {2}
+    counted = ("group_retries", "group_dead_letters")
+    wait_until(lambda: [shared.words()[name] - before[name] for name in counted] == [2, 2], what="both counted")
     assert consumer.receive(10, timeout=0.3) == []
 
 

@@ -6,6 +6,7 @@ A test is both sides: it writes bytes into a client's socket, lets the server st
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import resource
 import socket
@@ -27,7 +28,7 @@ from mqproc.wire.frame import ANSWER, CONNECTION_ID, HEADER, MAGIC, VERSION
 from mqproc.wire.operations import Empty, Operation, PullRequest
 from mqproc.wire.protocol import ClientProtocol, FrameReader, decode_refusal, encode_frame, encode_options
 from mqproc.wire.server import Limits
-from tests.wire.peer import APPEND, Peer, Server, check_echo, request
+from tests.wire.peer import APPEND, LIMITS, Peer, Server, check_echo, request
 
 
 def test_a_request_is_answered(serve: Server) -> None:
@@ -198,11 +199,11 @@ def test_a_slow_loris_in_a_large_frame_is_let_go(serve: Server) -> None:
 
 
 def test_each_frame_has_its_own_time(serve: Server) -> None:
-    with Peer(serve()) as peer:
+    with Peer(serve(dataclasses.replace(LIMITS, frame_read_s=0.6))) as peer:
         frame = request(b"hello")
         peer.send(frame[:-1])
         for _ in range(6):
-            time.sleep(0.05)
+            time.sleep(0.12)
             assert len(peer.send(frame[-1:] + frame[:-1])) == 1
         assert peer.server.read_timeouts == 0
 
@@ -398,8 +399,8 @@ def test_a_bell_ends_the_wait(serve: Server) -> None:
     server.register(bell, lambda: rung.append(os.eventfd_read(bell)))
     os.eventfd_write(bell, 3)
     start = time.monotonic()
-    assert server.poll(5.0) == []
-    assert time.monotonic() - start < 1.0
+    assert server.poll(60.0) == []
+    assert time.monotonic() - start < 30
     assert rung == [3]
     assert server.poll(0) == []
     os.close(bell)

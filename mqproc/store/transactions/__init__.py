@@ -1,0 +1,1 @@
+"""Transactions: what of them lies in the store."""

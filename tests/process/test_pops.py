@@ -1,0 +1,49 @@
+"""Simple consumers in the query role: a start that finds many messages received and not acknowledged."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from mqproc.errors import BadRequestError, StoreBusyError
+from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC
+from mqproc.process import pops
+from mqproc.store.groups.check_points import CheckPoint
+from mqproc.wire.group_operations import GroupInvisibleRequest
+from mqproc.wire.operations import Operation
+from tests.process.test_query import Caller, Group
+
+COUNT = 100
+
+
+def is_read(caller: Caller) -> bool:
+    """Whether requests are taken: one for a message that nobody has received is refused for that."""
+    try:
+        caller.call(Operation.GROUP_INVISIBLE, GroupInvisibleRequest("g", "Orders", "0 1 1000 0 0 mqproc 0 0", 1000))
+    except StoreBusyError:
+        return False
+    except BadRequestError as error:
+        return "not this receiver's" in str(error)
+    raise AssertionError("taken")
+
+
+def test_open_check_points_are_read_a_bounded_part_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The role goes on answering meanwhile, however much lies behind the first that is open."""
+    monkeypatch.setattr(pops, "_READ_MESSAGES", 4)
+    group = Group(tmp_path / "store")
+    now_ms = time.time_ns() // 1_000_000
+    found = [CheckPoint("billing", "Orders", 0, (number,), now_ms, 600_000, 0) for number in range(COUNT)]
+    bodies = [point.body() for point in found]
+    group.store.engine.append(REVIVE_TOPIC, bodies, now_ms, queues=REVIVE_QUEUES, tags=["ck"] * COUNT)
+    group.dispatch()
+    try:
+        caller = group.connect()
+        looks = 0
+        while not is_read(caller):
+            looks += 1
+        assert looks >= 3
+        assert {key[3] for key in group.role._pops._open} == set(range(COUNT))
+    finally:
+        group.close()

@@ -1,0 +1,188 @@
+"""Transactions of a real group that is killed at every place: no commit is lost or comes twice, no rollback comes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from mqproc import (
+    Client,
+    GroupNotFoundError,
+    Message,
+    NotRunningError,
+    SendOutcomeUnknownError,
+    TransactionEndedError,
+    TransactionResolution,
+)
+from mqproc.client import transaction_calls
+from mqproc.control import Control
+from mqproc.io import StoreIO
+from mqproc.layout.control import QUERY, WRITER
+from mqproc.names import HALF_TOPIC, OP_HALF_TOPIC
+from mqproc.process.appender import Appender, NewMessage, Outcome, Stored
+from mqproc.process.transaction_messages import checked, committed, given_up
+from mqproc.shm.clock import Clock
+from mqproc.store.transactions.halves import decode_marks
+from tests.conftest import Group, wait_until
+from tests.processes.transactions import FAST, GROUP, all_ended, bodies, handle_of, left_open, messages_of, open_ids
+
+
+def test_kills_lose_no_commit_and_deliver_no_rollback(make_group: Callable[..., Group]) -> None:
+    """Between half message and end, between end and mark, while producers are asked: each message once or never."""
+    group = make_group(**FAST, transaction_check_max=10_000)
+    decided: dict[bytes, bool] = {}
+    unsure: set[bytes] = set()
+    stop = threading.Event()
+
+    def program(number: int) -> None:
+        step = 0
+        with group.client(timeout=60) as client:
+            while not stop.is_set():
+                step += 1
+                body = b"%d-%d" % (number, step)
+                decided[body] = step % 3 != 0
+                try:
+                    transaction = client.transaction(GROUP, Message("Kills", body)).begin()
+                    if step % 5:
+                        (transaction.commit if decided[body] else transaction.rollback)()
+                except (SendOutcomeUnknownError, NotRunningError) as error:
+                    # An end without an answer is decided by its check; a half message without one may not be there.
+                    if "of transaction" not in str(error):
+                        unsure.add(body)
+
+    with group.client(timeout=60) as client:
+        client.create_topic("Kills", 2)
+    threads = [threading.Thread(target=program, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for killed in (QUERY, WRITER, "group", QUERY, "stop", WRITER):
+        time.sleep(0.4)
+        if killed == "group":
+            group.kill()
+            group.start()
+        elif killed == "stop":
+            assert group.stop() == 0
+            group.start()
+        else:
+            os.kill(before := group.pid(killed), signal.SIGKILL)
+            wait_until(lambda: group.pid(killed) not in (0, before), what="restart")  # noqa: B023
+    time.sleep(0.4)
+    stop.set()
+    for thread in threads:
+        thread.join(90)
+        assert not thread.is_alive()
+    with (
+        group.client(timeout=60) as client,
+        client.transaction_producer(GROUP, lambda message: decided[message.body]),
+    ):
+        client.wait_dispatched()
+        all_ended(client, GROUP)
+        found = bodies(client, "Kills")
+        assert len(found) == len(set(found)), "a commit was delivered twice"
+        assert {body for body in decided if decided[body]} - set(found) <= unsure
+        assert not {body for body in found if not decided[body]}
+        assert len(found) > 10
+
+
+def stored_as_query_does(group: Group, *messages: NewMessage) -> None:
+    """Store messages as a query role that dies before it writes their marks."""
+    control = Control.open(StoreIO(), group.paths)
+    appender = Appender(group.paths.socket(WRITER), control.words, Clock())
+    outcomes: list[Outcome] = []
+    appender.append(messages, lambda _, outcome: outcomes.append(outcome))
+    wait_until(lambda: not (appender.step() or appender.in_flight), what="outcomes")
+    assert all(isinstance(outcome, Stored) for outcome in outcomes)
+    appender.close()
+    control.close()
+
+
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_what_was_made_of_a_half_message_and_not_marked_is_found(
+    make_group: Callable[..., Group], whole_group: bool
+) -> None:
+    """A kill between the message, the copy, or what is given up, and its mark."""
+    group = make_group()
+    with group.client(timeout=60) as client:
+        client.create_topic("Made", 2)
+        begun = [client.transaction(GROUP, Message("Made", b"%d" % number)).begin() for number in range(4)]
+        halves = [client.get(each.sent.message_id) for each in begun]
+        kept, lost, copied, alone = begun
+        stored_as_query_does(group, committed(halves[0]), given_up(halves[1]), checked(halves[2], 1))
+        if whole_group:
+            group.kill()
+            group.start()
+        else:
+            os.kill(group.pid(QUERY), signal.SIGKILL)
+        wait_until(lambda: open_ids(client) == {copied.transaction_id, alone.transaction_id}, what="what is open")
+        kept.commit()
+        lost.rollback()
+        for transaction, commit in ((kept, False), (lost, True)):
+            with pytest.raises(TransactionEndedError):
+                client.run(transaction_calls.end(handle_of(transaction, topic="Made"), commit=commit))
+        copied.commit()
+        alone.rollback()
+        all_ended(client, GROUP)
+        assert bodies(client, "Made") == [b"0", b"2"]
+        marks = [offset for each in messages_of(client, OP_HALF_TOPIC) for offset in decode_marks(each.body)]
+        assert sorted(marks) == [0, 1, 2, 3, 4]
+        wait_until(lambda: progress(client).get(HALF_TOPIC) == 5, what="progress at the end")
+
+
+def test_a_commit_that_a_writer_still_has_is_waited_for(group: Group) -> None:
+    """The writer stands still with the committed message in its socket while query dies: it is stored once."""
+    with group.client(timeout=60) as client:
+        client.create_topic("Held", 1)
+        # From here on query has a connection.
+        client.transaction(GROUP, Message("Held", b"0")).begin().commit()
+        transaction = client.transaction(GROUP, Message("Held", b"1")).begin()
+        client.wait_dispatched()
+        writer, query = group.pid(WRITER), group.pid(QUERY)
+        os.kill(writer, signal.SIGSTOP)
+        try:
+            commit = threading.Thread(target=transaction.commit)
+            commit.start()
+            commit.join(0.3)  # Longer than query takes to hand it over.
+            assert commit.is_alive()
+            os.kill(query, signal.SIGKILL)
+            wait_until(lambda: group.pid(QUERY) not in (0, query), what="another query")
+            commit.join(0.3)
+        finally:
+            os.kill(writer, signal.SIGCONT)
+        commit.join(60)
+        assert transaction.resolution is TransactionResolution.COMMIT
+        all_ended(client, GROUP)
+        assert bodies(client, "Held") == [b"0", b"1"]
+
+
+def progress(client: Client) -> dict[str, int | None]:
+    try:
+        return {each.topic: each.offset for each in client.groups.info("CID_RMQ_SYS_TRANS").queues}
+    except GroupNotFoundError:
+        return {}
+
+
+def test_progress_is_where_the_first_open_one_is(group: Group) -> None:
+    with group.client() as client:
+        for number in range(30):
+            client.transaction(GROUP, Message("Moves", b"%d" % number)).begin().commit()
+        kept = left_open(client, GROUP, Message("Moves", b"open"))
+        for number in range(30):
+            client.transaction(GROUP, Message("Moves", b"%d" % number)).begin().rollback()
+        wait_until(lambda: progress(client).get(HALF_TOPIC) == 30, what="progress at the open one")
+        marks = messages_of(client, OP_HALF_TOPIC)
+        first = next(mark.queue_offset for mark in marks if max(map(int, mark.body.split(b",")[:-1])) > 30)
+        assert progress(client)[OP_HALF_TOPIC] == first
+    assert group.stop() == 0
+    saved = group.paths.consumer_offsets.read_text()
+    assert f"{HALF_TOPIC}@CID_RMQ_SYS_TRANS" in saved
+    group.start()
+    with group.client() as client:
+        wait_until(lambda: open_ids(client) == {kept.transaction_id}, what="the open one")
+        client.run(transaction_calls.end(handle_of(kept, topic="Moves"), commit=True))
+        wait_until(lambda: progress(client).get(HALF_TOPIC) == 61, what="progress at the end")
+        assert len(bodies(client, "Moves")) == 31

@@ -1,0 +1,351 @@
+"""Transactions of a real group: what is delivered and what never is, and who is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mqproc import (
+    AsyncClient,
+    BadPropertyError,
+    BadRequestError,
+    Client,
+    Message,
+    OpenTransaction,
+    TransactionEndedError,
+    TransactionNotFoundError,
+    TransactionOverdueError,
+    TransactionResolution,
+)
+from mqproc.client import transaction_calls
+from mqproc.client.transaction_calls import Handle
+from mqproc.layout.control import QUERY
+from mqproc.message import StoredMessage
+from mqproc.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
+from tests.conftest import Group, wait_until
+from tests.processes.transactions import FAST, GROUP, all_ended, bodies, handle_of, left_open, messages_of, open_ids
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    """One group with RocketMQ's own times for all tests that kill nothing."""
+    group = Group(tmp_path_factory.mktemp("transactions") / "store").start()
+    yield group
+    group.close()
+
+
+@pytest.fixture(scope="module")
+def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    """One group that asks producers soon and often."""
+    group = Group(tmp_path_factory.mktemp("checks") / "store", **FAST).start()
+    yield group
+    group.close()
+
+
+@pytest.fixture
+def client(shared: Group) -> Iterator[Client]:
+    with shared.client() as client:
+        yield client
+
+
+def test_a_block_commits_at_its_end_and_rolls_back_on_an_exception(client: Client) -> None:
+    client.create_topic("Block", 4)
+    with client.transaction(GROUP, Message("Block", b"paid", tag="new", keys=["k"], properties={"a": "b"})) as kept:
+        assert bodies(client, "Block") == []
+        assert kept.transaction_id in open_ids(client)
+    with pytest.raises(ZeroDivisionError), client.transaction(GROUP, Message("Block", b"never")) as lost:
+        raise ZeroDivisionError
+    assert (kept.resolution, lost.resolution) == (TransactionResolution.COMMIT, TransactionResolution.ROLLBACK)
+    (message,) = messages_of(client, "Block")
+    assert (message.body, message.tag, message.keys, message.properties["a"]) == (b"paid", "new", ("k",), "b")
+    assert message.unique_id == kept.transaction_id
+    assert not {kept.transaction_id, lost.transaction_id} & open_ids(client)
+    # It is found by all that messages are found by.
+    assert [each.body for each in client.by_key("Block", "k")] == [b"paid"]
+
+
+def test_records_are_those_of_rocketmq(client: Client) -> None:
+    client.create_topic("Records", 3)
+    with client.transaction(GROUP, Message("Records", b"body", tag="t", queue_id=2, flag=7)) as transaction:
+        half = client.get(transaction.sent.message_id)
+    (message,) = messages_of(client, "Records")
+    own = {"PGROUP": GROUP, "TRAN_MSG": "true", "__transactionId__": transaction.transaction_id}
+    own |= {"UNIQ_KEY": transaction.transaction_id, "TAGS": "t", "REAL_TOPIC": "Records", "REAL_QID": "2"}
+    assert (half.topic, half.queue_id, half.sys_flag, half.flag) == (HALF_TOPIC, 0, 0, 7)
+    assert dict(half.properties) == own
+    assert (message.queue_id, message.sys_flag, message.flag, dict(message.properties)) == (2, 8, 7, own)
+    assert message.prepared_transaction_offset == half.physical_offset
+    assert message.born_timestamp_ms == half.born_timestamp_ms
+    mark = wait_until(lambda: [each for each in messages_of(client, OP_HALF_TOPIC) if _names(each, half)], what="mark")
+    assert (mark[0].queue_id, mark[0].tag, mark[0].body[-1:]) == (0, "d", b",")
+
+
+def _names(mark: StoredMessage, half: StoredMessage) -> bool:
+    return str(half.queue_offset).encode() in mark.body.split(b",")
+
+
+def test_a_transaction_ends_in_one_way_only(client: Client) -> None:
+    client.create_topic("Once", 1)
+    with client.transaction(GROUP, Message("Once", b"1")) as kept:
+        kept.commit()
+        kept.commit()
+        with pytest.raises(TransactionEndedError, match="COMMIT already"):
+            kept.rollback()
+    handle = handle_of(kept, topic="Once")
+    client.run(transaction_calls.end(handle, commit=True))
+    with pytest.raises(TransactionEndedError, match="was committed already"):
+        client.run(transaction_calls.end(handle, commit=False))
+    lost = client.transaction(GROUP, Message("Once", b"2")).begin()
+    lost.rollback()
+    client.run(transaction_calls.end(handle_of(lost, topic="Once"), commit=False))
+    with pytest.raises(TransactionEndedError, match="rolled back, or given up, already"):
+        client.run(transaction_calls.end(handle_of(lost, topic="Once"), commit=True))
+    assert bodies(client, "Once") == [b"1"]
+
+
+def test_what_is_no_transaction_of_the_groups_cannot_be_ended(client: Client) -> None:
+    sent = client.send("Other", b"plain")
+    transaction = client.transaction(GROUP, Message("Other", b"half")).begin()
+    right = handle_of(transaction, topic="Other")
+    wrong: list[tuple[Handle, type[Exception], str]] = [
+        (handle_of(transaction, topic="Other", group="others"), BadRequestError, "to producer group 'billing'"),
+        (handle_of(transaction, topic="Else"), TransactionNotFoundError, "of Other"),
+        (handle_of(transaction, topic="Other", transaction_id="no"), TransactionNotFoundError, "not no"),
+        (Handle(GROUP, "Other", "x", sent.physical_offset), TransactionNotFoundError, "no half message lies"),
+        (Handle(GROUP, "Other", "x", 1 << 40), TransactionNotFoundError, "no half message lies"),
+        (Handle(GROUP, "Other", "x", -1), TransactionNotFoundError, "no half message lies"),
+    ]
+    for handle, error, text in wrong:
+        for commit in (True, False):
+            with pytest.raises(error, match=text):
+                client.run(transaction_calls.end(handle, commit=commit))
+    client.run(transaction_calls.end(right, commit=False))
+    assert bodies(client, "Other") == [b"plain"]
+
+
+def test_what_cannot_be_a_half_message_is_refused(client: Client) -> None:
+    refused: list[tuple[Callable[[], Any], type[Exception]]] = [
+        (lambda: client.transaction("", Message("t", b"")), BadRequestError),
+        (lambda: client.transaction("a b", Message("t", b"")), BadRequestError),
+        (lambda: client.transaction(GROUP, Message("t", b"", delay_level=1)), BadRequestError),
+        (lambda: client.transaction(GROUP, Message("t", b"", deliver_at_ms=1)), BadRequestError),
+        (lambda: client.transaction(GROUP, Message("t", b"", properties={"PGROUP": "x"})), BadPropertyError),
+        (lambda: client.transaction(GROUP, Message("t", b""), check_immunity_time=0), BadRequestError),
+        (lambda: client.transaction(GROUP, Message("t", b"")).commit(), BadRequestError),
+    ]
+    for call, error in refused:
+        with pytest.raises(error):
+            call()
+
+
+def test_an_end_that_comes_too_late_is_the_checks(client: Client) -> None:
+    """With a time of its own a transaction is its producer's for so long: here it was born 65 s ago, and has 60 s."""
+    client.create_topic("Late", 1)
+    born_ms = time.time_ns() // 1_000_000 - 65_000
+    message = Message("Late", b"late", born_timestamp_ms=born_ms)
+    transaction = client.transaction(GROUP, message, check_immunity_time=60).begin()
+    for end in (transaction.commit, transaction.rollback):
+        with pytest.raises(TransactionOverdueError, match="after 60,000 ms its check decides") as caught:
+            end()
+        assert caught.value.code == "ILLEGAL_OPERATION"
+    handle = handle_of(transaction, topic="Late")
+    client.run(transaction_calls.end(handle, commit=True, from_check=True))
+    assert bodies(client, "Late") == [b"late"]
+    # Without a time of its own no end is too late.
+    client.transaction(GROUP, Message("Late", b"later", born_timestamp_ms=born_ms)).begin().commit()
+    assert bodies(client, "Late") == [b"late", b"later"]
+
+
+def test_many_threads_end_transactions_at_once(client: Client) -> None:
+    client.create_topic("Many", 4)
+
+    def program(number: int) -> None:
+        for step in range(20):
+            body = b"%d-%d" % (number, step)
+            transaction = client.transaction(GROUP, Message("Many", body)).begin()
+            (transaction.rollback if step % 4 == 3 else transaction.commit)()
+
+    threads = [threading.Thread(target=program, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert bodies(client, "Many") == sorted(b"%d-%d" % (n, s) for n in range(8) for s in range(20) if s % 4 != 3)
+
+
+def test_operators_see_and_decide_open_transactions(client: Client) -> None:
+    client.create_topic("Seen", 1)
+    first, second, third = (client.transaction("seen", Message("Seen", b"%d" % number)).begin() for number in range(3))
+    client.wait_dispatched()
+    found = wait_until(lambda: len(client.transactions.open("seen")) == 3 and client.transactions.open("seen"))
+    assert [each.transaction_id for each in found] == [each.transaction_id for each in (first, second, third)]
+    one = found[0]
+    assert isinstance(one, OpenTransaction)
+    assert (one.group, one.topic, one.checks, one.message_id) == ("seen", "Seen", 0, first.sent.message_id)
+    assert one.next_check_ms == one.born_timestamp_ms + 6000
+    assert [each.transaction_id for each in client.transactions.open(ids=[second.sent.message_id])] == [
+        second.transaction_id
+    ]
+    client.transactions.commit(found[0])
+    client.transactions.rollback(found[1])
+    assert client.transactions.check(found[2]) == 1
+    wait_until(lambda: [each.checks for each in client.transactions.open("seen")] == [1], what="a check")
+    assert client.transactions.check(found[0], found[1]) == 0
+    client.transactions.rollback(client.transactions.open("seen")[0])
+    assert bodies(client, "Seen") == [b"0"]
+
+
+def test_the_async_client_does_the_same(shared: Group) -> None:
+    async def program() -> None:
+        asked: list[StoredMessage] = []
+        done = asyncio.Event()
+
+        async def checker(message: StoredMessage) -> bool:
+            asked.append(message)
+            done.set()
+            return True
+
+        async with AsyncClient(shared.store) as client:
+            await client.create_topic("Async", 1)
+            async with client.transaction("async", Message("Async", b"1")):
+                pass
+            with pytest.raises(ZeroDivisionError):
+                async with client.transaction("async", Message("Async", b"2")):
+                    raise ZeroDivisionError
+            async with client.transaction_producer("async", checker) as producer:
+                async with producer.transaction(Message("Async", b"3")) as transaction:
+                    transaction.leave()
+                (found,) = await _opened(client, transaction.transaction_id)
+                assert await client.transactions.check(found) == 1
+                await asyncio.wait_for(done.wait(), 20)
+                while await client.transactions.open("async"):
+                    await asyncio.sleep(0.01)
+            await client.wait_dispatched()
+            assert [each.body for each in (await client.pull("Async", 0, 0)).messages] == [b"1", b"3"]
+            assert [(each.topic, each.body) for each in asked] == [("Async", b"3")]
+
+    async def _opened(client: AsyncClient, transaction_id: str) -> list[OpenTransaction]:
+        while not (found := await client.transactions.open("async", ids=[transaction_id])):
+            await asyncio.sleep(0.01)
+        return found
+
+    asyncio.run(program())
+
+
+# Checks: each test has a producer group of its own
+
+
+def test_a_producer_of_the_group_is_asked(fast: Group) -> None:
+    said: dict[bytes, Any] = {b"yes": True, b"no": False, b"late": None, b"odd": "perhaps"}
+    asked: list[bytes] = []
+
+    def checker(message: StoredMessage) -> Any:
+        assert (message.topic, message.properties["PGROUP"]) == ("Asked", "asked")
+        asked.append(message.body)
+        if message.body == b"raises" and asked.count(b"raises") == 1:
+            raise ZeroDivisionError
+        return True if message.body == b"raises" else said[message.body]
+
+    with fast.client() as client:
+        client.create_topic("Asked", 2)
+        before = client.stats()
+        with client.transaction_producer("strangers", lambda message: pytest.fail(f"asked about {message.body!r}")):
+            sent = {body: left_open(client, "asked", Message("Asked", body)) for body in (*said, b"raises")}
+            with client.transaction_producer("asked", checker):
+                wait_until(lambda: min(map(asked.count, (b"late", b"odd"))) >= 2, what="second questions")
+                assert sent[b"late"].transaction_id in open_ids(client)
+                said |= {b"late": TransactionResolution.COMMIT, b"odd": TransactionResolution.ROLLBACK}
+                all_ended(client, "asked")
+        assert bodies(client, "Asked") == [b"late", b"raises", b"yes"]
+        assert asked.count(b"yes") == asked.count(b"no") == 1
+        after = client.stats()
+        assert after["transaction_commits"] - before["transaction_commits"] == 3
+        assert after["transaction_rollbacks"] - before["transaction_rollbacks"] == 2
+        assert after["transaction_checks"] - before["transaction_checks"] >= 7
+        # The count of checks, and what it is a copy of, are in the half messages themselves.
+        copies = [each for each in messages_of(client, HALF_TOPIC) if each.body == b"late"]
+        times = [int(each.properties.get("TRANSACTION_CHECK_TIMES", "0")) for each in copies]
+        made_from = [each.prepared_transaction_offset for each in copies]
+        assert times == list(range(len(copies)))
+        assert made_from == [0, *(each.physical_offset for each in copies[:-1])]
+        # An end by the first half message's place finds that its copy was committed.
+        handle = Handle("asked", "Asked", sent[b"late"].transaction_id, sent[b"late"].sent.physical_offset)
+        client.run(transaction_calls.end(handle, commit=True))
+
+
+def test_a_late_end_finds_the_copy_of_its_half_message(fast: Group) -> None:
+    with fast.client() as client:
+        transaction = client.transaction("copies", Message("Copies", b"1")).begin()
+        wait_until(lambda: [each.checks > 1 for each in client.transactions.open("copies")] == [True], what="checks")
+        transaction.commit()
+        all_ended(client, "copies")
+        assert bodies(client, "Copies") == [b"1"]
+
+
+def test_a_transaction_that_nobody_decides_is_given_up(fast: Group) -> None:
+    with fast.client() as client:
+        transaction = left_open(client, "given", Message("Given", b"up"))
+        immune = left_open(client, "given", Message("Given", b"immune"), check_immunity_time=3600)
+        (found,) = wait_until(lambda: messages_of(client, CHECK_MAX_TIME_TOPIC), what="given up")
+        assert (found.body, found.unique_id) == (b"up", transaction.transaction_id)
+        assert found.properties["TRANSACTION_CHECK_TIMES"] == "15"
+        wait_until(lambda: len(client.transactions.open("given")) == 1, what="mark")
+        assert immune.transaction_id in open_ids(client)
+        with pytest.raises(TransactionEndedError, match="given up"):
+            transaction.commit()
+        transaction.rollback()
+        immune.rollback()
+        assert client.stats()["transaction_discards"] == 1
+        assert bodies(client, "Given") == []
+
+
+def test_a_killed_producers_transaction_is_decided_by_another(fast: Group) -> None:
+    program = (
+        "import os, signal, sys, mqproc; client = mqproc.Client(sys.argv[1]);"
+        "producer = client.transaction_producer('dead', lambda message: None);"
+        "client.transaction('dead', mqproc.Message('Dead', b'1')).begin();"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(fast.store)], timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    with fast.client() as client, client.transaction_producer("dead", lambda message: True):
+        wait_until(lambda: bodies(client, "Dead") == [b"1"], what="commit by the other producer")
+
+
+def test_a_producer_goes_on_when_query_is_another(fast: Group) -> None:
+    asked: list[bytes] = []
+
+    def checker(message: StoredMessage) -> bool:
+        asked.append(message.body)
+        return len(asked) > 1
+
+    with fast.client(timeout=60) as client, client.transaction_producer("again", checker) as producer:
+        with producer.transaction(Message("Again", b"1")):
+            pass
+        os.kill(fast.pid(QUERY), signal.SIGKILL)
+        left_open(client, "again", Message("Again", b"2"))
+        left_open(client, "again", Message("Again", b"3"))
+        all_ended(client, "again")
+        assert sorted(asked) == [b"2", b"3"]
+        wait_until(lambda: len(bodies(client, "Again")) == 2, what="one commit, one rollback")
+
+
+def test_a_half_message_that_is_sent_again_is_stored_once(make_group: Callable[..., Group]) -> None:
+    """With a window of unique ids, and answers after the sync."""
+    group = make_group(flush_disk_type="SYNC_FLUSH", dedupe_window_messages=1000)
+    with group.client() as client:
+        client.create_topic("Again", 1)
+        half = transaction_calls.half_message(GROUP, Message("Again", b"1", unique_id="order-1"), None)
+        first, second = (client.run(transaction_calls.send_half(half)) for _ in range(2))
+        assert first.physical_offset == second.physical_offset
+        client.run(transaction_calls.end(transaction_calls.handle_of_sent(half, second), commit=True))
+        assert bodies(client, "Again") == [b"1"]
