@@ -1,4 +1,8 @@
-"""Children that the supervisor has without knowing them: left by a template that died between two forks."""
+"""Children that the supervisor has without knowing them.
+
+A template that died between two forks leaves some; as process 1 of a container, and as subreaper, the supervisor gets
+every orphan.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +39,14 @@ class Strays:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, 0)
             count += len(strays)
+        return count
+
+    def bury(self, known: frozenset[int]) -> int:
+        """Wait for those that have ended by themselves, the known ones left out; returns how many there were."""
+        count = 0
+        for pid in _children() - known - self._foreign:
+            with contextlib.suppress(ChildProcessError):
+                count += os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG) is not None
         return count
 
 

@@ -199,7 +199,7 @@ class Group:
     # Watching
 
     def watch(self) -> None:
-        """Abort roles that are silent for too long, kill those that do not end."""
+        """Abort roles that are silent for too long, kill those that do not end, wait for orphans that have ended."""
         now = self._clock.monotonic_ns()
         if now - self._looked_ns > _PAUSE_TICKS * self._timing.tick_ms * _MS:
             self._patience_from_ns = now
@@ -210,6 +210,7 @@ class Group:
                     self._send(member, signal.SIGKILL)
             elif reason := self._overdue(member, now):
                 self._abort(member, reason)
+        self._strays.bury(self._known_pids() | {self._template.pid})
 
     def _overdue(self, member: Member, now: int) -> str | None:
         stop_ms = self.stop_limit_ms

@@ -14,6 +14,7 @@ import dataclasses
 import errno
 import gc
 import os
+import resource
 import signal
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -37,6 +38,7 @@ from mqproc.supervisor.control_socket import ControlSocket, Done, GiveBack, Lent
 from mqproc.supervisor.group import Group, Member
 from mqproc.supervisor.hooks import GroupContext, Hooks, Outcome, Report, Timing
 from mqproc.supervisor.loan import Loan, Terminal
+from mqproc.supervisor.notify import ServiceManager
 from mqproc.supervisor.reactor import Reactor
 from mqproc.supervisor.resources import Resources
 from mqproc.supervisor.restarts import EXIT_FAILED, Death, Halt, RestartPolicy
@@ -79,6 +81,7 @@ def supervise(
         log.configure(layout.SUPERVISOR, errors=ErrorLog.create(io, paths, layout.SUPERVISOR))
         set_title(layout.SUPERVISOR, paths.root)
         prctl.become_subreaper()
+        _raise_open_files()
         control = Control.create(io, paths, clock, os.getpid())
         stack.callback(control.close)
         stack.callback(control.store, layout.GROUP_STATE, layout.GROUP_DOWN)
@@ -86,6 +89,12 @@ def supervise(
         context = GroupContext(paths, options, io, clock, control, _lenient(report), clean)
         supervisor = Supervisor(context, hooks, specs, lock, ready, timing or Timing(), policy or RestartPolicy())
         return supervisor.run()
+
+
+def _raise_open_files() -> None:
+    """Each client of a role is a descriptor; the usual soft limit is 1,024, and roles wait by epoll, not by select."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _lenient(report: Report) -> Report:
@@ -128,6 +137,7 @@ class Supervisor:
         self._interrupts = 0
         # A terminal that is closed sends SIGHUP too, and means the end.
         self._on_terminal = os.isatty(0)
+        self._manager = ServiceManager.from_environment(os.environ)
         self._next_tick_ns = 0
         self._next_ring_ns = 0
         self._ended = False
@@ -151,6 +161,7 @@ class Supervisor:
         """Everything before the first role. Whatever it made, `stack` undoes."""
         context = self._context
         self._control.store(layout.GROUP_STATE, layout.GROUP_RECOVERING)
+        self._manager.say_state(layout.GROUP_RECOVERING)
         write_settings(context.io, context.paths, context.options)
         bell.warm()
         with self._signals.interrupting():
@@ -245,6 +256,7 @@ class Supervisor:
             self._control.store(layout.SUPERVISOR_HEARTBEAT_NS, now)
             self._group.watch()
             self._hooks.watch()
+            self._manager.tick(now, self._control)
         if now >= self._next_ring_ns:
             self._next_ring_ns = now + self._timing.ring_ms * _MS
             self._group.ring_all()
@@ -256,6 +268,7 @@ class Supervisor:
 
     def _set_group_state(self, state: int) -> None:
         self._control.store(layout.GROUP_STATE, state)
+        self._manager.say_state(state)
         self._context.report(f"group {layout.GROUP_NAMES[state]}")
 
     # Signals
@@ -282,10 +295,12 @@ class Supervisor:
             self._group.signal_all(signal.SIGKILL)
 
     def _reload_by_signal(self) -> None:
+        self._manager.say_reloading()
         try:
             self.reload()
         except MqprocError as error:
             self._context.report(f"options not reloaded: {error}")
+        self._manager.say_state(self._control.load(layout.GROUP_STATE))
 
     # The end
 

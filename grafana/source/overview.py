@@ -151,6 +151,7 @@ _REQUESTS = Row(
             [
                 Query(f"sum by (role, code) (rate(mqproc_rejected_total{{$S}}{_RATE})) > 0", "{{role}} {{code}}"),
                 Query(f"sum by (instance) (rate(mqproc_append_failures_total{{$S}}{_RATE}))", "writer, all"),
+                Query(f"sum by (instance) (rate(mqproc_repeats_dropped_total{{$S}}{_RATE}))", "repeats dropped"),
                 Query(f"sum by (instance) (rate(mqproc_request_failures_total{{$S}}{_RATE}))", "query, all"),
             ],
         ),
@@ -271,6 +272,35 @@ _GROUPS = Row(
             ],
         ),
         Panel(
+            "Consumed by group",
+            "Messages a second that each group goes past, by its progress; the ten busiest.",
+            "cps",
+            [
+                Query(
+                    "topk(10, sum by (group, topic) "
+                    f'(rate(mqproc_messages_consumed_total{{$S,topic=~"$topic"}}{_RATE})))',
+                    "{{group}} {{topic}}",
+                )
+            ],
+        ),
+        Panel(
+            "Waiting for their time",
+            "Messages with a delay level, or with a time to deliver at, that wait for it.",
+            "short",
+            [Query("sum by (by) (mqproc_delayed_messages{$S})", "by {{by}}")],
+        ),
+        Panel(
+            "Deliveries of delayed messages",
+            "Delivered, refused by the writer, and lost a second; how late the last ones were.",
+            "short",
+            [
+                Query(f"rate(mqproc_delayed_messages_delivered_total{{$S}}{_RATE})", "{{instance}} delivered"),
+                Query(f"rate(mqproc_delayed_deliveries_refused_total{{$S}}{_RATE})", "{{instance}} refused"),
+                Query(f"rate(mqproc_delayed_messages_lost_total{{$S}}{_RATE})", "{{instance}} lost"),
+                Query("mqproc_delay_error_seconds{$S}", "{{instance}} late, seconds"),
+            ],
+        ),
+        Panel(
             "Consumers",
             "Groups, their members, and how often queues were shared anew.",
             "short",
@@ -288,6 +318,27 @@ _GROUPS = Row(
                 Query(f"sum by (instance) (rate(mqproc_offsets_committed_total{{$S}}{_RATE}))", "commits"),
                 Query(f"sum by (instance) (rate(mqproc_messages_retried_total{{$S}}{_RATE}))", "retries"),
                 Query(f"sum by (instance) (rate(mqproc_messages_dead_lettered_total{{$S}}{_RATE}))", "dead letters"),
+            ],
+        ),
+        Panel(
+            "Open transactions",
+            "Half messages neither committed nor rolled back, how old the oldest is, and producers to be asked.",
+            "short",
+            [
+                Query("sum by (instance) (mqproc_transactions_open{$S})", "open"),
+                Query("time() - (mqproc_oldest_transaction_timestamp_seconds{$S} > 0)", "oldest, seconds"),
+                Query("sum by (instance) (mqproc_transaction_producers{$S})", "producers"),
+            ],
+        ),
+        Panel(
+            "Transactions",
+            "Commits, rollbacks, checks, and transactions given up, a second.",
+            "cps",
+            [
+                Query(f"sum by (instance) (rate(mqproc_transactions_committed_total{{$S}}{_RATE}))", "commits"),
+                Query(f"sum by (instance) (rate(mqproc_transactions_rolled_back_total{{$S}}{_RATE}))", "rollbacks"),
+                Query(f"sum by (instance) (rate(mqproc_transaction_checks_total{{$S}}{_RATE}))", "checks"),
+                Query(f"sum by (instance) (rate(mqproc_transactions_given_up_total{{$S}}{_RATE}))", "given up"),
             ],
         ),
         Panel(

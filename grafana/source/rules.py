@@ -173,6 +173,22 @@ def _lag(durations: Durations) -> list[Alert]:
             "group {{ $labels.group }} falls behind in {{ $labels.topic }}",
             "{{ $value | humanize }} messages wait for it, and they become more.",
         ),
+        Alert(
+            "MqprocDeadLettersGrowing",
+            WARNING,
+            f"increase(mqproc_messages_dead_lettered_total[{durations.of(15 * MINUTE)}]) > 0",
+            0,
+            "messages on {{ $labels.instance }} go to dead-letter topics",
+            "{{ $value | humanize }} messages could not be consumed within a quarter of an hour.",
+        ),
+        Alert(
+            "MqprocDispatchGap",
+            CRITICAL,
+            f"increase(mqproc_dispatch_gap_bytes_total[{durations.of(15 * MINUTE)}]) > 0",
+            0,
+            "messages on {{ $labels.instance }} were deleted before they were dispatched",
+            "{{ $value | humanize1024 }}B of the log are in no queue and never will be.",
+        ),
     ]
 
 
@@ -203,6 +219,14 @@ def _durability(durations: Durations) -> list[Alert]:
             MINUTE,
             "{{ $labels.target }} on {{ $labels.instance }} is not flushed in full",
             "The last full pass was {{ $value | humanizeDuration }} ago; there should be one every minute.",
+        ),
+        Alert(
+            "MqprocSyncFailed",
+            CRITICAL,
+            "mqproc_sync_errno != 0",
+            0,
+            "a sync of {{ $labels.role }} on {{ $labels.instance }} has failed",
+            "errno {{ $value }}: 5 is an error of the disk. What is durable is not known; the store is read-only.",
         ),
         Alert(
             "MqprocDamaged",
@@ -249,6 +273,14 @@ def _roles(durations: Durations) -> list[Alert]:
             0,
             "{{ $labels.role }} on {{ $labels.instance }} logs errors",
             "{{ $value | humanize }} errors within a quarter of an hour; mqproc errors shows them.",
+        ),
+        Alert(
+            "MqprocClockSteps",
+            WARNING,
+            f"increase(mqproc_clock_steps_total[{window}]) > 0",
+            0,
+            "the clock of {{ $labels.instance }} goes back",
+            "Seen {{ $value | humanize }} times within a quarter of an hour: store times stand still, or jump.",
         ),
     ]
 

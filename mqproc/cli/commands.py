@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import click
 
 from mqproc.cli import times
+from mqproc.cli.completing import complete_setting
 from mqproc.cli.invocation import Invocation
 from mqproc.cli.output import COLORS, FORMATS
 
@@ -89,7 +90,14 @@ def common_options() -> list[click.Parameter]:
     return [
         option("--store", type=folder, metavar="DIR", help="Store; else MQPROC_STORE, else the config file's."),
         option("--config", type=folder, metavar="FILE", help="TOML or broker.conf; else MQPROC_CONFIG, ./mqproc.toml."),
-        option("--set", "set_", multiple=True, metavar="NAME=VALUE", help="Set any option; see mqproc config doc."),
+        option(
+            "--set",
+            "set_",
+            multiple=True,
+            metavar="NAME=VALUE",
+            shell_complete=complete_setting,
+            help="Set any option; see mqproc config doc.",
+        ),
         option("--output", type=click.Choice(FORMATS), help="Shape of the data; table is the default."),
         option("--json", "json_", is_flag=True, help="The same as --output json."),
         option("--timeout", type=SECONDS, help="Give up waiting after this long.  [default: 10s]"),

@@ -16,6 +16,9 @@ VARIABLE = "_MQPROC_COMPLETE"
 def completion(shell: str) -> None:
     """Print the shell completion script.
 
+    Commands, options and their values are completed, and names of topics and groups of the store that the line, or
+    MQPROC_STORE, names.
+
     \b
     bash:  eval "$(mqproc completion bash)"                    in ~/.bashrc
     zsh:   eval "$(mqproc completion zsh)"                     in ~/.zshrc

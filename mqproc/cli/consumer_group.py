@@ -12,6 +12,7 @@ from typing import Any, Final
 import click
 
 from mqproc.cli.commands import MOMENT, SECONDS, Command, Group
+from mqproc.cli.completing import complete_group
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output, counted
 from mqproc.cli.times import format_duration, now_ms
@@ -90,7 +91,7 @@ def list_(invocation: Invocation, prefix: str) -> None:
 
 
 @group.command(cls=Command)
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", shell_complete=complete_group)
 @pass_invocation
 def info(invocation: Invocation, name: str) -> None:
     """Show a group's settings, its members, and its progress queue by queue."""
@@ -128,7 +129,7 @@ def _print_head(out: Output, found: GroupInfo) -> None:
 
 
 @group.command(cls=Command)
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", shell_complete=complete_group)
 @_topics
 @click.option("--max", "limit", type=click.IntRange(0), metavar="N", help="Exit code 1 when more than N are left.")
 @click.option("--max-age", type=SECONDS, metavar="TIME", help="Exit code 1 when the oldest is older than that.")
@@ -169,7 +170,7 @@ def _lag_rows(queues: Sequence[GroupQueue], at_ms: int) -> list[dict[str, Any]]:
 
 
 @group.command(cls=Command)
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", shell_complete=complete_group)
 @_topics
 @click.option("--queue", "queues", multiple=True, type=click.IntRange(0), help="Only this queue; may be repeated.")
 @click.option("--to-earliest", is_flag=True, help="To the first message that is there.")
@@ -206,7 +207,7 @@ def reset(
 
 
 @group.command(cls=Command)
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", shell_complete=complete_group)
 @_topics
 @_execute
 @pass_invocation
@@ -217,7 +218,7 @@ def skip(invocation: Invocation, name: str, topics: tuple[str, ...], execute: bo
 
 
 @group.command(cls=Command)
-@click.argument("source", metavar="FROM")
+@click.argument("source", metavar="FROM", shell_complete=complete_group)
 @click.argument("target", metavar="TO")
 @_topics
 @_execute
@@ -252,7 +253,7 @@ def _said(name: str, moves: Sequence[Move], execute: bool) -> str:
 
 
 @group.command(cls=Command)
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", shell_complete=complete_group)
 @_execute
 @pass_invocation
 def delete(invocation: Invocation, name: str, execute: bool) -> int:

@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 
 from mqproc.cli.commands import Command, Group
+from mqproc.cli.completing import complete_group
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.message_format import BODIES, to_json, to_row
 from mqproc.cli.output import Column, counted, encode_json
@@ -37,7 +38,7 @@ def dlq() -> None:
 
 
 @dlq.command("list", cls=Command)
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", shell_complete=complete_group)
 @click.option("-n", "--count", type=click.IntRange(1), help="At most so many, the oldest.  [all]")
 @click.option("--body", type=click.Choice(BODIES), default="text", show_default=True, help="How bodies are shown.")
 @pass_invocation
@@ -78,7 +79,7 @@ def _row(letter: StoredMessage, body: str, *, preview: bool) -> dict[str, Any]:
 
 
 @dlq.command(cls=Command)
-@click.argument("name", metavar="GROUP")
+@click.argument("name", metavar="GROUP", shell_complete=complete_group)
 @click.option("--offset", "offsets", multiple=True, type=click.IntRange(0), help="Only this one; may be repeated.")
 @click.option("--execute", is_flag=True, help="Really do it; without it only the plan is shown.")
 @pass_invocation

@@ -6,41 +6,26 @@ Formats come from `mqproc.layout`; a file is recognised by where it lies and wha
 from __future__ import annotations
 
 import itertools
-import struct
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.cli import file_layout as layouts
+from mqproc.cli import progress_layout, timer_layout
+from mqproc.cli.config_dump import dump_config, dump_log, is_config
+from mqproc.cli.dump import Dump, Rows
 from mqproc.cli.file_layout import Range, Ranges, whole
 from mqproc.cli.log_walk import Hole, walk_segment
 from mqproc.cli.output import Column
+from mqproc.cli.timer_dump import dump_timer_check, dump_timer_log, dump_timer_wheel
 from mqproc.config import Options
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
-from mqproc.layout import checkpoint, consume_queue, control, index_file, marks, progress, queue_table
+from mqproc.layout import checkpoint, consume_queue, control, error_log, index_file, marks, progress, queue_table
 from mqproc.paths import INDEX_NAME_DIGITS, index_name_time_ms, segment_start
-from mqproc.store import rocketmq_json
 from mqproc.store.index_shape import adopted_index_shape
-
-Rows = Iterator[dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Dump:
-    """A file's content: one-off values (`head`), its large parts (`layout`), then rows."""
-
-    kind: str
-    head: dict[str, Any]
-    columns: list[Column]
-    rows: Rows
-    layout: list[Range] = field(default_factory=list)
-
 
 LAYOUT_COLUMNS = [
     Column("offset", kind="number"),
@@ -62,7 +47,8 @@ def dump_file(io: StoreIO, path: Path, options: Options, *, fields: bool = False
         return dump
     size = io.size_of(path)
     ranges = whole(_fields_of(dump, io, path.absolute(), options), size)
-    return Dump(dump.kind, dump.head, _FIELD_COLUMNS, (each.to_json() for each in ranges), dump.layout)
+    rows = (each.to_json() for each in ranges)
+    return Dump(dump.kind, dump.head, _FIELD_COLUMNS, rows, dump.layout, is_damaged=dump.is_damaged)
 
 
 def _fields_of(dump: Dump, io: StoreIO, path: Path, options: Options) -> Ranges:
@@ -70,6 +56,8 @@ def _fields_of(dump: Dump, io: StoreIO, path: Path, options: Options) -> Ranges:
         return layouts.commit_log_fields(layouts.mapped(io, path), dump.head["start"])
     if dump.kind == "index file":
         return layouts.index_fields(layouts.mapped(io, path), dump.head["slots"])
+    if dump.kind == "timer wheel":
+        return timer_layout.timer_wheel_fields(layouts.mapped(io, path))
     explain = {
         "ConsumeQueue": layouts.consume_queue_fields,
         "checkpoint": layouts.checkpoint_fields,
@@ -77,6 +65,10 @@ def _fields_of(dump: Dump, io: StoreIO, path: Path, options: Options) -> Ranges:
         "control": layouts.control_fields,
         "queue table": layouts.queue_table_fields,
         "topics journal": layouts.journal_fields,
+        "progress": progress_layout.progress_fields,
+        "errors": progress_layout.error_fields,
+        "timer log": timer_layout.timer_log_fields,
+        "timer check": timer_layout.timer_check_fields,
     }.get(dump.kind, layouts.text_fields)
     return explain(io.read_file(path))
 
@@ -99,12 +91,20 @@ def _recognised(io: StoreIO, path: Path, options: Options) -> Dump:
     if folder == "mqproc" and path.name == "progress":
         return _progress(io, path)
     if folder == "mqproc" and path.name == "errors":
-        return Dump("errors", {"size": io.size_of(path)}, [], iter(()))
-    if path.suffix == ".json" or path.name.endswith(".json.bak"):
-        return _config(io, path)
+        return _errors(io, path)
+    if folder == "mqproc" and path.name == "log.jsonl":
+        return dump_log(io, path)
+    if path.name == "timerwheel":
+        return dump_timer_wheel(io, path, options.timer_precision_ms)
+    if folder == "config" and path.name == "timercheck":
+        return dump_timer_check(io, path)
+    if folder == "timerlog" and segment_start(path.name) is not None:
+        return dump_timer_log(io, path)
+    if is_config(path):
+        return dump_config(io, path)
     if folder == "commitlog" and segment_start(path.name) is not None:
         return _commit_log(io, path)
-    if segment_start(path.name) is not None:
+    if path.parent.parent.parent.name == "consumequeue" and segment_start(path.name) is not None:
         return _consume_queue(io, path)
     if len(path.name) == INDEX_NAME_DIGITS and path.name.isdigit():
         return _index(io, path, options)
@@ -128,14 +128,6 @@ def _checkpoint(io: StoreIO, path: Path) -> Dump:
     return Dump("checkpoint", {"size": size}, columns, rows, list(whole(parts, size)))
 
 
-def _config(io: StoreIO, path: Path) -> Dump:
-    try:
-        content = rocketmq_json.parse(io.read_file(path).decode())
-    except (UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise CorruptStoreError(f"{path}: {error}") from None
-    return Dump("config", {"content": content}, [], iter(()))
-
-
 def _journal(io: StoreIO, path: Path) -> Dump:
     data = io.read_file(path)
     parts = list(layouts.journal_fields(data))
@@ -145,25 +137,39 @@ def _journal(io: StoreIO, path: Path) -> Dump:
 
 def _progress(io: StoreIO, path: Path) -> Dump:
     data = io.read_file(path)
-    end = struct.unpack_from("=q", data, progress.HEADER_END * progress.WORD_SIZE)[0]
+    _check_magic(path, data, progress.MAGIC, progress.HEADER_SIZE)
     columns = [
         Column("group"),
         Column("topic"),
         Column("queue_id", kind="number"),
         Column("next_offset", kind="number"),
+        Column("deleted"),
     ]
-    return Dump("progress", {"size": len(data), "end": end}, columns, _progress_rows(data, min(end, len(data))))
+    layout = list(whole(progress_layout.progress_layout(data), len(data)))
+    head = {"size": len(data), "end": progress_layout.used_end(data)}
+    return Dump("progress", head, columns, progress_layout.progress_rows(data), layout)
 
 
-def _progress_rows(data: bytes, end: int) -> Iterator[dict[str, Any]]:
-    at = progress.HEADER_SIZE
-    while (block := progress.decode_block(data, at, end)) is not None:
-        words = struct.unpack_from(f"={block.queues}q", data, block.first_offset * progress.WORD_SIZE)
-        for queue, word in enumerate(words):
-            if word:
-                queue_id = block.first_queue + queue
-                yield {"group": block.group, "topic": block.topic, "queue_id": queue_id, "next_offset": word - 1}
-        at = block.end
+def _errors(io: StoreIO, path: Path) -> Dump:
+    data = io.read_file(path)
+    _check_magic(path, data, error_log.MAGIC, error_log.FILE_SIZE)
+    columns = [
+        Column("offset", kind="number"),
+        Column("owner"),
+        Column("count", kind="number"),
+        Column("first_ms", "first", "time_ms"),
+        Column("last_ms", "last", "time_ms"),
+        Column("text"),
+    ]
+    layout = list(whole(progress_layout.error_layout(data), len(data)))
+    return Dump("errors", {"size": len(data)}, columns, progress_layout.error_rows(data), layout)
+
+
+def _check_magic(path: Path, data: bytes, magic: int, size: int) -> None:
+    if len(data) < size:
+        raise CorruptStoreError(f"{path}: {len(data):,} bytes; there must be {size:,}")
+    if (found := progress_layout.word_at(data, 0)) != magic:
+        raise CorruptStoreError(f"{path}: byte 0: expected the magic {magic:#x}, found {found:#x}")
 
 
 def _mark(io: StoreIO, path: Path) -> Dump:

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from mqproc.cli.commands import MOMENT, Command, Group
+from mqproc.cli.completing import complete_topic
 from mqproc.cli.filters import filter_of, filter_options
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.message_format import BODIES, FIELD_COLUMNS, ROW_COLUMNS, to_json, to_row
@@ -57,7 +58,7 @@ def get(invocation: Invocation, message_id: str, topic: str, body: str | None) -
 
 
 @message.command(cls=Command)
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topic)
 @click.argument("key")
 @_begin
 @_end
@@ -86,7 +87,7 @@ def key(
 
 
 @message.command(cls=Command)
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topic)
 @click.argument("queue", type=click.IntRange(0))
 @click.argument("offset", type=click.IntRange(0))
 @_body
@@ -107,7 +108,7 @@ def offset(invocation: Invocation, topic: str, queue: int, offset: int, body: st
 
 
 @message.command("range", cls=Command)
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topic)
 @_begin
 @_end
 @_time

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from mqproc.cli.commands import Command
+from mqproc.cli.completing import complete_topic
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output
 from mqproc.cli.progress import rate_text
@@ -72,7 +73,7 @@ AHEAD = Ahead()
 
 
 @click.command(cls=Command)
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topic)
 @click.argument("body", required=False)
 @click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Send each line of a file.")
 @click.option("--key", "keys", multiple=True, help="Key to find it by; may be repeated.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +15,32 @@ from mqproc.cli.spark_session import paths_of, selection_of, selection_options, 
 
 _COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
 _MODES = ("error", "append", "overwrite")
-_to = click.option("--to", required=True, metavar="DIR|URL", help="Where to write.")
-_compression = click.option(
-    "--compression", type=click.Choice(_COMPRESSIONS), default="zstd", show_default=True, help="Of Parquet."
-)
-_mode = click.option(
-    "--mode", type=click.Choice(_MODES), default="error", show_default=True, help="When something is there already."
-)
-_columns = click.option(
-    "--column", "columns", multiple=True, metavar="NAME", help="Only these columns; may be repeated."
-)
+
+
+def _copy_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds what tells where Parquet goes and what is in it; `to` is the command's, the others are among `chosen`."""
+    for option in (
+        click.option("--column", "columns", multiple=True, metavar="NAME", help="Only these columns; may be repeated."),
+        click.option(
+            "--compression", type=click.Choice(_COMPRESSIONS), default="zstd", show_default=True, help="Of Parquet."
+        ),
+        click.option(
+            "--mode",
+            type=click.Choice(_MODES),
+            default="error",
+            show_default=True,
+            help="When something is there already.",
+        ),
+        click.option("--to", required=True, metavar="DIR|URL", help="Where to write."),
+    ):
+        function = option(function)
+    return function
 
 
 @click.command(cls=Command)
 @spark_options
 @selection_options
-@_to
-@_mode
-@_compression
-@_columns
+@_copy_options
 @pass_invocation
 def export(
     invocation: Invocation,
@@ -41,9 +49,6 @@ def export(
     master: str,
     conf: tuple[str, ...],
     to: str,
-    mode: str,
-    compression: str,
-    columns: tuple[str, ...],
     **chosen: Any,
 ) -> None:
     """Write messages as Parquet, by topic and day.
@@ -57,9 +62,9 @@ def export(
             spark,
             paths_of(invocation, stores),
             to,
-            mode=mode,
-            compression=compression,
-            columns=columns,
+            mode=chosen["mode"],
+            compression=chosen["compression"],
+            columns=chosen["columns"],
             **selection_of(chosen),
         )
     fields = {"to": to, "messages": done.messages, "bytes": done.size}
@@ -69,10 +74,7 @@ def export(
 @click.command(cls=Command)
 @spark_options
 @selection_options
-@_to
-@_mode
-@_compression
-@_columns
+@_copy_options
 @click.option("--drop-empty", is_flag=True, help="Leave out keys whose last message has no body: they were deleted.")
 @pass_invocation
 def compact(
@@ -82,9 +84,6 @@ def compact(
     master: str,
     conf: tuple[str, ...],
     to: str,
-    mode: str,
-    compression: str,
-    columns: tuple[str, ...],
     drop_empty: bool,
     **chosen: Any,
 ) -> None:
@@ -99,11 +98,15 @@ def compact(
         from mqproc.spark import jobs
 
         last = jobs.compact(
-            spark, paths_of(invocation, stores), drop_empty=drop_empty, columns=columns, **selection_of(chosen)
+            spark,
+            paths_of(invocation, stores),
+            drop_empty=drop_empty,
+            columns=chosen["columns"],
+            **selection_of(chosen),
         )
         seen = Observation()
         counted = last.observe(seen, F.count(F.lit(1)).alias("keys"))
-        counted.write.mode(mode).option("compression", compression).parquet(to)
+        counted.write.mode(chosen["mode"]).option("compression", chosen["compression"]).parquet(to)
         keys = int(seen.get["keys"])
     invocation.out.fields([Column("to"), Column("keys", kind="count")], {"to": to, "keys": keys})
 

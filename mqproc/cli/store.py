@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from mqproc.cli.commands import Command, Group
-from mqproc.cli.file_dump import LAYOUT_COLUMNS, Dump, dump_file, limited
+from mqproc.cli.dump import Dump
+from mqproc.cli.file_dump import LAYOUT_COLUMNS, dump_file, limited
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.log_walk import Hole, walk_log
 from mqproc.cli.output import Column, Output, encode_json, format_bytes, format_value
@@ -58,14 +59,16 @@ def dump(invocation: Invocation, path: Path, most: int, topic: str, fields: bool
     """Print every CommitLog record of the store PATH, or explain the file PATH.
 
     Of a folder, --json prints one JSON line a record, in the order of the log. Holes are told on stderr, and the
-    exit code is then 1. A file may be the checkpoint, a CommitLog segment, a ConsumeQueue, an index file, a durable
-    mark, the control file, the queue table, the topics' journal, a marker or a config file: first comes which bytes
-    are what, from the first to the last, then each record, unit, item or word.
+    exit code is then 1. A file may be the checkpoint, a CommitLog segment, a ConsumeQueue, an index file, one of the
+    timer's files, a durable mark, the control file, the queue table, groups' progress, the error list, the topics'
+    journal, a marker or a config file: first comes which bytes are what, from the first to the last, then each record,
+    unit, item or word. Of a config file its content is checked; the exit code is 1 when its reader would not take it.
     """
     if path.is_dir():
         return _dump_log(invocation.out, path, most, topic)
-    _print_file(invocation.out, dump_file(StoreIO(), path, invocation.options(), fields=fields), most)
-    return 0
+    found = dump_file(StoreIO(), path, invocation.options(), fields=fields)
+    _print_file(invocation.out, found, most)
+    return EXIT_DAMAGE if found.is_damaged else 0
 
 
 def _dump_log(out: Output, folder: Path, most: int, topic: str) -> int:

@@ -16,7 +16,7 @@ from mqproc.cli.store_options import options_for
 from mqproc.errors import CorruptStoreError, MqprocError, NotRunningError
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
-from mqproc.layout import index_file
+from mqproc.layout import index_file, timer_check
 from mqproc.paths import StorePaths
 from mqproc.shm.lock import holder_of
 
@@ -45,6 +45,9 @@ _FACTS = (
     ("physic_timestamp_ms", "log durable up to", "time_ms"),
     ("logics_timestamp_ms", "queues durable up to", "time_ms"),
     ("index_timestamp_ms", "index durable up to", "time_ms"),
+    ("timer_read_ms", "timer delivered up to", "time_ms"),
+    ("timer_filed", "timed messages filed", "count"),
+    ("timer_log_end", "timer log durable up to", "count"),
     ("marks", "durable marks", "text"),
     ("holes", "known damage", "text"),
     ("trouble", "", "text"),
@@ -129,6 +132,7 @@ def describe_store(io: StoreIO, paths: StorePaths, options: Options) -> dict[str
         "physic_timestamp_ms": checkpoint.physic_timestamp_ms,
         "logics_timestamp_ms": checkpoint.logics_timestamp_ms,
         "index_timestamp_ms": checkpoint.index_timestamp_ms,
+        **_timer(io, paths),
         "marks": {name: mark.offset for name, mark in marks.items()},
         "holes": _holes(io, paths),
         "index_files": index_files,
@@ -136,6 +140,8 @@ def describe_store(io: StoreIO, paths: StorePaths, options: Options) -> dict[str
             "commitlog": _size_of(paths.commit_log),
             "consumequeue": _size_of(paths.consume_queue),
             "index": _size_of(paths.index),
+            "timerlog": _size_of(paths.timer_log),
+            "timerwheel": _size_of(paths.timer_wheel),
             "config": _size_of(paths.config),
             "mqproc": _size_of(paths.own),
         },
@@ -224,6 +230,19 @@ def _marks(io: StoreIO, paths: StorePaths) -> dict[str, Mark]:
     return {name: mark for name, mark in found.items() if mark is not None}
 
 
+def _timer(io: StoreIO, paths: StorePaths) -> dict[str, int | None]:
+    """How far the timer has come; None without its check."""
+    try:
+        check = timer_check.decode(io.read_file(paths.timer_check))
+    except (FileNotFoundError, IsADirectoryError):
+        return dict.fromkeys(("timer_read_ms", "timer_filed", "timer_log_end"))
+    return {
+        "timer_read_ms": check.read_ms,
+        "timer_filed": check.queue_offset,
+        "timer_log_end": check.timer_log_flushed,
+    }
+
+
 def _holes(io: StoreIO, paths: StorePaths) -> list[dict[str, Any]]:
     from mqproc.store import damage
 
@@ -269,9 +288,9 @@ def _text(io: StoreIO, path: Path) -> str | None:
     return io.read_file(path).decode(errors="replace").strip() if io.exists(path) else None
 
 
-def _size_of(folder: Path) -> dict[str, int]:
-    """Files below a folder: their lengths, and what they take on disk, which is less where they are sparse."""
-    files = [path.lstat() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+def _size_of(place: Path) -> dict[str, int]:
+    """A file, or those below a folder: lengths, and what they take on disk, which is less where they are sparse."""
+    files = [path.lstat() for path in (place, *place.rglob("*")) if path.is_file() and not path.is_symlink()]
     return {
         "files": len(files),
         "bytes": sum(found.st_size for found in files),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import click
 
 from mqproc.cli.commands import Command
+from mqproc.cli.completing import complete_topic
 from mqproc.cli.filters import filter_of, filter_options
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.message_format import BODIES, DEFAULT_FORMAT, FORMAT_HELP, compile_format, shown_body, to_json
@@ -80,7 +81,7 @@ class Span:
 
 
 @click.command(cls=Command)
-@click.argument("topic")
+@click.argument("topic", shell_complete=complete_topic)
 @click.option(
     "--from", "start", type=POSITION, metavar="WHERE", help="Where to begin.  [default: -10; with --follow: end]"
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from mqproc.cli.commands import Command, Group
+from mqproc.cli.completing import complete_topic
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column
 from mqproc.errors import TopicNotFoundError
@@ -31,7 +32,7 @@ def topic() -> None:
 
 
 @topic.command(cls=Command)
-@click.argument("name", metavar="TOPIC")
+@click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
 @click.option("--queues", type=click.IntRange(1, 65535), default=8, show_default=True, help="Number of queues.")
 @click.option("--perm", type=click.Choice(list(PERMISSIONS)), default="rw", show_default=True, help="Who may do what.")
 @pass_invocation
@@ -69,7 +70,7 @@ def _row(info: TopicInfo) -> dict[str, object]:
 
 
 @topic.command(cls=Command)
-@click.argument("name", metavar="TOPIC")
+@click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
 @pass_invocation
 def info(invocation: Invocation, name: str) -> None:
     """Show a topic's queues with their offsets. Exit code 5 when there is no such topic."""
@@ -97,7 +98,7 @@ def info(invocation: Invocation, name: str) -> None:
 
 
 @topic.command(cls=Command)
-@click.argument("name", metavar="TOPIC")
+@click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
 @click.option("--yes", is_flag=True, help="Really delete; without it only the plan is shown.")
 @pass_invocation
 def delete(invocation: Invocation, name: str, yes: bool) -> int:

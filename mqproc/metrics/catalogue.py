@@ -58,6 +58,7 @@ METRICS: tuple[Metric, ...] = (
     # The log
     _counter("mqproc_messages_appended_total", "", "Messages appended to the topic's queues, ever.", "topic"),
     _counter("mqproc_append_frames_total", "", "Append requests carried out since the group started."),
+    _counter("mqproc_repeats_dropped_total", "", "Messages not stored again, since their unique ids were known."),
     _counter("mqproc_append_failures_total", "", "Requests that the writer refused with an error."),
     _counter("mqproc_appended_bytes_total", "bytes", "Bytes of records appended to the CommitLog, ever."),
     _histogram("mqproc_append_duration_seconds", "seconds", "From taking an append request to having stored it."),
@@ -86,6 +87,7 @@ METRICS: tuple[Metric, ...] = (
     _gauge("mqproc_durable_mark_bytes", "bytes", "The log's durable mark."),
     _gauge("mqproc_read_only", "", "1 after a failed sync, or by on_damage: nothing more is taken."),
     _gauge("mqproc_sync_failed", "", "1 after a failed sync: it is final until the store is repaired."),
+    _gauge("mqproc_sync_errno", "", "errno of the role's first failed sync, 0 when none has failed.", "role"),
     # Dispatch
     _gauge("mqproc_dispatched_offset_bytes", "bytes", "Queues and index hold all records below this log position."),
     _counter("mqproc_messages_dispatched_total", "", "Messages dispatched since the group started."),
@@ -126,11 +128,29 @@ METRICS: tuple[Metric, ...] = (
     _gauge("mqproc_consumer_groups", "", "Consumer groups with progress."),
     _gauge("mqproc_consumer_lag_messages", "", "Messages that the group has not consumed yet.", "group", "topic"),
     _gauge("mqproc_consumer_lag_seconds", "seconds", "Age of the oldest message not consumed yet.", "group", "topic"),
+    _counter(
+        "mqproc_messages_consumed_total", "", "Messages that the group has consumed, by its progress.", "group", "topic"
+    ),
     _gauge("mqproc_consumer_members", "", "Consumers that are members of a group now."),
     _counter("mqproc_consumer_rebalances_total", "", "Times that a group's queues were shared anew."),
     _counter("mqproc_offsets_committed_total", "", "Offsets committed by consumers."),
     _counter("mqproc_messages_retried_total", "", "Messages sent to a retry topic."),
     _counter("mqproc_messages_dead_lettered_total", "", "Messages sent to a dead-letter topic."),
+    _gauge("mqproc_transactions_open", "", "Half messages neither committed nor rolled back."),
+    _gauge(
+        "mqproc_oldest_transaction_timestamp_seconds", "seconds", "Birth of the oldest open transaction, 0 for none."
+    ),
+    _gauge("mqproc_transaction_producers", "", "Producers that wait to be asked about transactions now."),
+    _counter("mqproc_transaction_checks_total", "", "Checks of open transactions."),
+    _counter("mqproc_transactions_committed_total", "", "Transactions committed."),
+    _counter("mqproc_transactions_rolled_back_total", "", "Transactions rolled back."),
+    _counter("mqproc_transactions_given_up_total", "", "Transactions that nobody would decide."),
+    # Messages that wait for their time
+    _gauge("mqproc_delayed_messages", "", "Messages that wait for their time: by a delay level, or by a time.", "by"),
+    _gauge("mqproc_delay_error_seconds", "seconds", "How late the last messages were whose time had come."),
+    _counter("mqproc_delayed_messages_delivered_total", "", "Messages delivered when their time had come."),
+    _counter("mqproc_delayed_messages_lost_total", "", "Messages that the log had no more when their time came."),
+    _counter("mqproc_delayed_deliveries_refused_total", "", "Deliveries that the writer refused: tried again."),
     # Retention
     _gauge("mqproc_oldest_message_timestamp_seconds", "seconds", "Store time of the log's first record."),
     _counter("mqproc_retention_deleted_files_total", "", "Files deleted since the group started.", "target"),

@@ -49,9 +49,18 @@ class Picture:
 
 
 class Collector:
-    """Reads one group. `version` goes into the build's info."""
+    """Reads one group. `version` goes into the build's info; processes are asked for at most so often."""
 
-    def __init__(self, control: Control, io: StoreIO, paths: StorePaths, options: Options, version: str) -> None:
+    def __init__(
+        self,
+        control: Control,
+        io: StoreIO,
+        paths: StorePaths,
+        options: Options,
+        version: str,
+        *,
+        processes_every_s: float = PROCESSES_EVERY_S,
+    ) -> None:
         self.control = control
         self._io = io
         self._paths = paths
@@ -61,6 +70,7 @@ class Collector:
         self._groups: GroupLags | None = None
         self._processes: dict[str, ProcessFigures] = {}
         self._processes_due = 0.0
+        self._processes_every_s = processes_every_s
 
     def picture(self) -> Picture:
         """The group now."""
@@ -106,7 +116,7 @@ class Collector:
     def _look_at_processes(self, words: Mapping[str, int]) -> dict[str, ProcessFigures]:
         now = time.monotonic()
         if now >= self._processes_due:
-            self._processes_due = now + PROCESSES_EVERY_S
+            self._processes_due = now + self._processes_every_s
             pids = {layout.SUPERVISOR: words["supervisor_pid"], layout.TEMPLATE: words["template_pid"]}
             pids |= {role: words[f"{role}.pid"] for role in layout.ROLES}
             found = {role: figures_of(pid) for role, pid in pids.items()}
@@ -165,4 +175,5 @@ def _of_groups(lags: list[GroupLag]) -> dict[str, Samples]:
         "mqproc_consumer_groups": [((), len({lag.group for lag in lags}))],
         "mqproc_consumer_lag_messages": [((lag.group, lag.topic), lag.messages) for lag in lags],
         "mqproc_consumer_lag_seconds": [((lag.group, lag.topic), lag.seconds) for lag in lags],
+        "mqproc_messages_consumed_total": [((lag.group, lag.topic), lag.consumed) for lag in lags],
     }

@@ -71,7 +71,8 @@ class ErrorLog:
 
     def note(self, text: str, now_ms: int) -> None:
         """An error has come."""
-        encoded = text.encode()[: layout.TEXT_BYTES_MAX]
+        # A file's name in it need not be text.
+        encoded = text.encode(errors="backslashreplace")[: layout.TEXT_BYTES_MAX]
         text = encoded.decode(errors="ignore")
         number = self._known.get(_shape(text))
         if number is None:

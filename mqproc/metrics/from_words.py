@@ -26,6 +26,7 @@ _DELETED = {
     "consumequeue": "retention_queue_files",
     "index": "retention_index_files",
 }
+_DELAYED = {"level": "delayed_messages", "time": "timed_messages"}
 _CONNECTIONS = {layout.WRITER: "writer_connections", layout.QUERY: "query_connections"}
 _HISTOGRAMS = {
     "append": "mqproc_append_duration_seconds",
@@ -36,11 +37,14 @@ _HISTOGRAMS = {
     "role_step": "mqproc_role_cycle_seconds",
 }
 
+_SYNC_ERRNOS = tuple(word.name for word in layout.WORDS.values() if word.index in layout.SYNC_ERRNO_WORDS)
+
 # Metrics that are one word, perhaps in another unit: name → (word, factor).
 _PLAIN: dict[str, tuple[str, float]] = {
     "mqproc_group_started_timestamp_seconds": ("group_started_ms", 1e-3),
     "mqproc_append_frames_total": ("appended_frames", 1),
     "mqproc_append_failures_total": ("append_rejects", 1),
+    "mqproc_repeats_dropped_total": ("dropped_repeats", 1),
     "mqproc_appended_bytes_total": ("written", 1),
     "mqproc_commit_log_min_offset_bytes": ("min_physical_offset", 1),
     "mqproc_commit_log_max_offset_bytes": ("written", 1),
@@ -73,6 +77,17 @@ _PLAIN: dict[str, tuple[str, float]] = {
     "mqproc_offsets_committed_total": ("group_commits", 1),
     "mqproc_messages_retried_total": ("group_retries", 1),
     "mqproc_messages_dead_lettered_total": ("group_dead_letters", 1),
+    "mqproc_transactions_open": ("open_transactions", 1),
+    "mqproc_oldest_transaction_timestamp_seconds": ("oldest_transaction_ms", 1e-3),
+    "mqproc_transaction_producers": ("transaction_producers", 1),
+    "mqproc_transaction_checks_total": ("transaction_checks", 1),
+    "mqproc_transactions_committed_total": ("transaction_commits", 1),
+    "mqproc_transactions_rolled_back_total": ("transaction_rollbacks", 1),
+    "mqproc_transactions_given_up_total": ("transaction_discards", 1),
+    "mqproc_delay_error_seconds": ("delivery_late_ms", 1e-3),
+    "mqproc_delayed_messages_delivered_total": ("delivered_messages", 1),
+    "mqproc_delayed_messages_lost_total": ("deliveries_lost", 1),
+    "mqproc_delayed_deliveries_refused_total": ("deliveries_refused", 1),
     "mqproc_oldest_message_timestamp_seconds": ("oldest_store_timestamp_ms", 1e-3),
     "mqproc_retention_deleted_bytes_total": ("retention_bytes", 1),
     "mqproc_retention_pending_bytes": ("retention_pending_bytes", 1),
@@ -171,6 +186,8 @@ def _by_role(control: Control, words: Mapping[str, int], to_unix: Callable[[int]
         "mqproc_role_cycles_total": of("cycles"),
         "mqproc_errors_total": of("errors"),
         "mqproc_client_connections": [((role,), words[word]) for role, word in _CONNECTIONS.items()],
+        "mqproc_sync_errno": [((layout.WORDS[name].owner,), words[name]) for name in _SYNC_ERRNOS],
+        "mqproc_delayed_messages": [((by,), words[word]) for by, word in _DELAYED.items()],
         "mqproc_rejected_total": [
             ((role, code), count) for role, counts in codes.items() for code, count in counts.items()
         ],

@@ -42,6 +42,8 @@ class GroupLag:
     messages: int
     seconds: float
     """Age of the oldest message not consumed; 0 when there is none, or when it could not be looked up."""
+    consumed: int = 0
+    """Messages that the group has gone past in the topic's queues, ever: its offsets, added up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ class GroupLags:
                 topic,
                 sum(queue.messages for queue in queues),
                 max((ages.get((topic, queue.queue_id, queue.offset), 0.0) for queue in queues), default=0.0),
+                sum(queue.offset for queue in queues),
             )
             for (group, topic), queues in sorted(behind.items())
         ]
@@ -125,5 +128,11 @@ class GroupLags:
         others = lags[most:]
         if not others:
             return lags
-        together = GroupLag(OTHERS, OTHERS, sum(lag.messages for lag in others), max(lag.seconds for lag in others))
+        together = GroupLag(
+            OTHERS,
+            OTHERS,
+            sum(lag.messages for lag in others),
+            max(lag.seconds for lag in others),
+            sum(lag.consumed for lag in others),
+        )
         return [*lags[:most], together]

@@ -169,8 +169,8 @@ def test_marks_control_and_config_are_explained(tmp_path: Path) -> None:
     assert words["written"] == 9000
     StoreIO().make_folder(paths.config)
     (paths.config / "consumerOffset.json").write_text('{"offsetTable":{"t@g":{0:5}}}')
-    content = call("store", "dump", paths.config / "consumerOffset.json", "--json").json["content"]
-    assert content == {"offsetTable": {"t@g": {"0": 5}}}
+    rows = call("store", "dump", paths.config / "consumerOffset.json", "--json").json["rows"]
+    assert rows == [{"group": "g", "topic": "t", "queue_id": 0, "next_offset": 5}]
 
 
 def test_a_strange_file_is_refused(tmp_path: Path) -> None:

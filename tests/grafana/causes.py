@@ -6,6 +6,7 @@ between the two or soon after, and be gone at the end.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import os
 import shutil
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from mqproc import Message, MqprocError
+from mqproc.control import Control
+from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from tests.conftest import Group, wait_until
 from tests.grafana.prometheus import free_port
@@ -48,7 +51,7 @@ class Sender(threading.Thread):
         self.join(20)
 
 
-class Scenario:
+class Scenario(abc.ABC):
     """One group, and what happens to it."""
 
     name = ""
@@ -65,12 +68,13 @@ class Scenario:
     def start(self) -> None:
         self.group.start()
 
+    @abc.abstractmethod
     def cause(self) -> None:
-        raise NotImplementedError
+        """Make what the alerts tell of."""
 
+    @abc.abstractmethod
     def cure(self, fired: Callable[[str], bool]) -> None:
         """Mend it; `fired` tells whether an alert of this group fires now."""
-        raise NotImplementedError
 
     def close(self) -> None:
         for sender in self.senders:
@@ -221,6 +225,66 @@ class Room(Scenario):
         self.group.start()
 
 
+class Failures(Scenario):
+    """Messages that are given up, a clock that went back, segments gone before dispatch; then a sync that failed."""
+
+    name = "failures"
+    alerts = frozenset({"MqprocDeadLettersGrowing", "MqprocClockSteps", "MqprocDispatchGap", "MqprocSyncFailed"})
+
+    def cause(self) -> None:
+        with self.group.client() as client:
+            client.send_many([Message("orders", b"x" * 100) for _ in range(20)])
+            client.wait_dispatched()
+            with client.consumer("shipping", "orders", start="earliest") as consumer:
+                while messages := consumer.receive(max_messages=64, timeout=1):
+                    consumer.nack(*messages, delay_level=-1)
+        self._set_clock_back()
+        self._delete_before_dispatch()
+
+    def _set_clock_back(self) -> None:
+        """A writer that finds a last message from ten minutes ahead sees what it would see after such a step."""
+        self._set(words_of.WRITTEN_STORE_TIMESTAMP_MS, round(time.time() * 1000) + 600_000)
+        self._restart(words_of.WRITER)
+        with self.group.client() as client:
+            client.send("orders", b"now")
+        assert self.group.words()["writer_clock_steps"] > 0
+
+    def _delete_before_dispatch(self) -> None:
+        """Retention that would aim beyond dispatch, which it never does by itself."""
+        self.signal(words_of.DISPATCHER, signal.SIGSTOP)
+        with self.group.client() as client:
+            client.send_many([Message("orders", b"x" * 10_000) for _ in range(400)])
+        self._set(words_of.RETENTION_AIM, 2 << 20)
+        self._restart(words_of.KEEPER)
+        wait_until(lambda: self.group.words()["min_physical_offset"] == 2 << 20, 30, "the log's minimum moved")
+        first = self.group.paths.commit_log / f"{0:020d}"
+        wait_until(lambda: not first.exists(), 30, "the first segment deleted")
+        self.signal(words_of.DISPATCHER, signal.SIGCONT)
+        wait_until(lambda: self.group.words()["dispatch_gap_bytes"] > 0, 30, "the gap seen")
+
+    def _set(self, word: int, value: int) -> None:
+        control = Control.open(StoreIO(), self.group.paths, write=True)
+        control.store(word, value)
+        control.close()
+
+    def _restart(self, role: str) -> None:
+        before = self.group.pid(role)
+        self.signal(role, signal.SIGKILL)
+        wait_until(lambda: self.group.pid(role) not in (0, before) and self.group.ready(), 30, f"{role} again")
+
+    def cure(self, fired: Callable[[str], bool]) -> None:
+        """What a failed sync leaves is seen by the next start; the repair is the way back."""
+        self.group.stop()
+        self.group.paths.read_only.write_text("commitlog-flusher: Input/output error")
+        self.group.start()
+        wait_until(lambda: fired("MqprocSyncFailed"), 60, "the alert that a sync failed")
+        self.group.stop()
+        command = [sys.executable, "-m", "mqproc", "store", "repair", "--execute", str(self.store)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        assert not self.group.paths.read_only.exists(), done.stdout + done.stderr
+        self.group.start()
+
+
 class FullDisk(Scenario):
     """A disk without a byte left, at a moment when dispatch has something to write."""
 
@@ -271,7 +335,7 @@ class FullDisk(Scenario):
 
 def scenarios(folder: Path) -> Iterator[Scenario]:
     """All that can be made on this machine: a disk of one's own needs root."""
-    for kind in (Roles, Damage, Room, *((FullDisk,) if can_mount(folder) else ())):
+    for kind in (Roles, Damage, Room, Failures, *((FullDisk,) if can_mount(folder) else ())):
         yield kind(folder)
 
 

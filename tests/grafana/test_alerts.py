@@ -14,7 +14,7 @@ import pytest
 
 from grafana.source.rules import alerts
 from grafana.source.settings import Durations
-from tests.grafana.causes import Damage, FullDisk, Roles, Room, Scenario, scenarios
+from tests.grafana.causes import Damage, Failures, FullDisk, Roles, Room, Scenario, scenarios
 from tests.grafana.prometheus import Prometheus
 from tests.grafana.promtool import needs_prometheus
 
@@ -22,7 +22,7 @@ pytestmark = [needs_prometheus, pytest.mark.timeout(360)]
 
 FIRE_S = 100.0
 CLEAR_S = 100.0
-ALL = {alert: kind for kind in (Roles, Damage, Room, FullDisk) for alert in kind.alerts}
+ALL = {alert: kind for kind in (Roles, Damage, Room, Failures, FullDisk) for alert in kind.alerts}
 
 
 @dataclass
@@ -58,7 +58,7 @@ def live(prometheus: Prometheus, told: list[Scenario], pool: ThreadPoolExecutor)
     story = Story({each.name: str(each.port) for each in told})
     wanted = {(alert, str(each.port)) for each in told for alert in each.alerts}
     # What the cure itself shows.
-    later = {(alert, port) for alert, port in wanted if alert == "MqprocDown"}
+    later = {(alert, port) for alert, port in wanted if alert in ("MqprocDown", "MqprocSyncFailed")}
     prometheus.wait(lambda: prometheus.targets_up() == len(told), "all groups are scraped")
 
     def look() -> set[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -61,6 +62,11 @@ def test_a_long_text_is_cut_between_characters(tmp_path: Path) -> None:
     (found,) = seen_errors(IO, StorePaths(tmp_path))
     assert set(found.text) == {"ö"}
     assert len(found.text.encode()) <= layout.TEXT_BYTES_MAX
+
+
+def test_a_name_that_is_no_text_is_kept_as_escapes(tmp_path: Path) -> None:
+    make(tmp_path).note(os.fsdecode(b"bad-\xff: left alone"), 1000)
+    assert [error.text for error in seen_errors(IO, StorePaths(tmp_path))] == ["bad-\\udcff: left alone"]
 
 
 def test_garbage_is_replaced(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`mqproc bench append|dispatch|pull|consume|filter|query|e2e|verify|recovery|rebuild`.
+"""`mqproc bench append|counting|dispatch|pull|consume|filter|query|e2e|verify|recovery|rebuild|spark`.
 
 A command starts a group on a fresh temporary store (or uses --store), runs its clients in processes of their own, and
 prints a line every five seconds, a summary in Kafka's shape, CPU and memory by role, and this machine's own limits.
@@ -25,8 +25,10 @@ FLUSH = {"async": "ASYNC_FLUSH", "sync": "SYNC_FLUSH"}
 
 
 _LAZY = {
+    "counting": ("mqproc.cli.bench.counting:counting", "Measure what counting costs a message."),
     "recovery": ("mqproc.cli.bench.recovering:recovery", "Start a store again after a clean stop and after kill -9."),
     "rebuild": ("mqproc.cli.bench.recovering:rebuild", "Make lost ConsumeQueues and index again from the log."),
+    "spark": ("mqproc.cli.bench.sparking:spark", "Read a store through Spark, beside the kernels alone."),
     "verify": ("mqproc.cli.bench.verifying:verify", "Verify a store, beside the rate at which its files can be read."),
 }
 

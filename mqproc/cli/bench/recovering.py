@@ -30,7 +30,7 @@ from mqproc.cli.spawned_group import start_detached, stop
 from mqproc.config import MIB
 from mqproc.errors import RequestTimeoutError
 from mqproc.io import StoreIO
-from mqproc.kernels.dispatch import DispatchBuffers
+from mqproc.kernels.dispatch_buffers import DispatchBuffers
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.store.queue_table import QueueTable

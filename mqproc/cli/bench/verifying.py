@@ -54,7 +54,7 @@ def verify(
 
     out = invocation.out
     shape = Shape(size, 1000, topics, queues, keys, 4)
-    with _store(invocation, shape, log_size) as store:
+    with made_store(invocation, shape, log_size) as store:
         found = measure(store, options_for(invocation, StoreIO(), StorePaths(store)), out, jobs=jobs or 0, cold=cold)
     if out.is_json:
         out.document(found)
@@ -63,7 +63,7 @@ def verify(
 
 
 @contextlib.contextmanager
-def _store(invocation: Invocation, shape: Any, log_bytes: int) -> Iterator[Path]:
+def made_store(invocation: Invocation, shape: Any, log_bytes: int) -> Iterator[Path]:
     """The store that --store names, or one made for this."""
     from mqproc.cli.bench.modes import load
     from mqproc.cli.bench.runs import Bench

@@ -1,0 +1,155 @@
+"""What is looked at: a machine, options, and perhaps a store, whose group lives or not."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mqproc.cli import control_words
+from mqproc.cli.doctor.host import Host
+from mqproc.cli.invocation import Invocation
+from mqproc.config import FIELDS, Options, Setting, options_from, parse_option
+from mqproc.errors import ConfigurationError, CorruptStoreError, NotRunningError
+from mqproc.io import StoreIO
+from mqproc.layout import control as layout
+from mqproc.paths import StorePaths
+from mqproc.shm.lock import Holder, holder_of
+
+if TYPE_CHECKING:
+    from mqproc.store.verify.inventory import Inventory
+
+SUPERVISOR_SILENT_NS = 3_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """Everything that checks look at, taken at one moment."""
+
+    host: Host
+    io: StoreIO
+    settings: Mapping[str, Setting]
+    options: Options
+    """What a start with these settings uses; what nobody has set is what the store's last start used."""
+    config_file: Path | None
+    paths: StorePaths | None
+    """None when no store is named; the folder need not be there."""
+    words: Mapping[str, int] | None
+    """The control file's, of a group that lives or lived."""
+    holder: Holder | None
+    """Who has the store's lock."""
+    running: bool
+    used: Mapping[str, Any]
+    """The options that the group runs with, or ran with last; those that its file tells."""
+    inventory: Inventory | None
+    """The store's files by name and length; None without a store."""
+
+    @property
+    def supervisor_pid(self) -> int:
+        """0 when no group runs."""
+        return self.words["supervisor_pid"] if self.running and self.words else 0
+
+    @property
+    def place(self) -> Path:
+        """The folder of the store, or the nearest one above it that is there."""
+        folder = self.paths.root if self.paths else Path.cwd()
+        while not folder.is_dir():
+            folder = folder.parent
+        return folder
+
+    @property
+    def store_flag(self) -> str:
+        """`--store DIR`, for commands that are to be repeated."""
+        return f"--store {self.paths.root}" if self.paths else "--store DIR"
+
+    def said(self, name: str) -> bool:
+        """Whether somebody has set an option."""
+        return self.settings[name].source != "default"
+
+    def set_options(self, **values: object) -> str:
+        """What to do to set options: in the config file where there is one, else by flags."""
+        file = self.config_file
+        if file is not None and file.suffix == ".toml":
+            lines = ", ".join(f"{name} = {_toml(value)}" for name, value in values.items())
+            return f"write {lines} into {file}{self._taken_by(values)}"
+        flags = " ".join(f"--set {name}={value}" for name, value in values.items())
+        start = f"mqproc up {self.store_flag} {flags}"
+        return f"{self.stop}; {start}" if self.running else start
+
+    def _taken_by(self, names: Iterable[str]) -> str:
+        """What makes a running group go by a changed file."""
+        if not self.running:
+            return ""
+        reloads = all(FIELDS[name].metadata["reload"] for name in names)
+        return f", then kill -HUP {self.supervisor_pid}" if reloads else f", then {self.restart}"
+
+    @property
+    def stop(self) -> str:
+        return f"mqproc down {self.store_flag}"
+
+    @property
+    def restart(self) -> str:
+        return f"{self.stop}; mqproc up {self.store_flag}"
+
+
+def _toml(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else str(value).lower()
+
+
+def look_at(invocation: Invocation, host: Host | None = None) -> Patient:
+    """The patient that a command line names. Raises ConfigurationError, StoreAccessError."""
+    io = StoreIO()
+    root, _ = invocation.find_store()
+    paths = StorePaths(root) if root is not None else None
+    settings = invocation.settings()
+    options_from(settings)
+    used = _used(io, paths) if paths else {}
+    # As a start with these settings would have them; what nobody has set is what the last start had.
+    said = {name: setting.value for name, setting in settings.items() if setting.source != "default"}
+    options = Options(**{**used, **said})
+    words = _words(paths) if paths else None
+    holder = holder_of(io, paths) if paths else None
+    return Patient(
+        host=host or Host(),
+        io=io,
+        settings=settings,
+        options=options,
+        config_file=invocation.config_file(),
+        paths=paths,
+        words=words,
+        holder=holder,
+        running=holder is not None and words is not None and _beats(words),
+        used=used,
+        inventory=_inventory(io, paths, options) if paths and paths.root.is_dir() else None,
+    )
+
+
+def _words(paths: StorePaths) -> Mapping[str, int] | None:
+    try:
+        return control_words.read_words(paths)
+    except (NotRunningError, CorruptStoreError, OSError):
+        return None
+
+
+def _beats(words: Mapping[str, int]) -> bool:
+    age_ns = time.monotonic_ns() - words["supervisor_heartbeat_ns"]
+    return words["group_state"] != layout.GROUP_DOWN and 0 <= age_ns < SUPERVISOR_SILENT_NS
+
+
+def _used(io: StoreIO, paths: StorePaths) -> dict[str, Any]:
+    """What a start has written down; nothing when that cannot be read, which the store's own check tells."""
+    try:
+        found = json.loads(io.read_file(paths.settings))
+        return {name: parse_option(name, value, str(paths.settings)) for name, value in found.items() if name in FIELDS}
+    except (OSError, ValueError, AttributeError, ConfigurationError):
+        return {}
+
+
+def _inventory(io: StoreIO, paths: StorePaths, options: Options) -> Inventory:
+    from mqproc.store.verify.inventory import take_inventory
+    from mqproc.store.verify.verifier import sizes_of
+
+    return take_inventory(io, paths, sizes_of(io, paths, options))

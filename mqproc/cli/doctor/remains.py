@@ -1,0 +1,273 @@
+"""Checks of a store's files and of its group: what a quick look sees, without reading the log."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import time
+from collections import Counter
+from typing import Final
+
+import msgspec
+
+from mqproc.cli import control_words
+from mqproc.cli.doctor.finding import Check, Said, error, note, ok, warning
+from mqproc.cli.doctor.patient import Patient
+from mqproc.cli.output import counted
+from mqproc.errors import NotRunningError
+from mqproc.layout import control as layout
+from mqproc.layout import record
+from mqproc.wire.address import connect_path
+
+SOCKETS: Final = ("ctl", "writer", "query")
+SEGMENTS_LOOKED_AT: Final = 64
+"""The first record of at most so many segments is looked at: the newest ones."""
+
+
+def _lock(patient: Patient) -> Said | None:
+    if patient.paths is None:
+        return None
+    holder = patient.holder
+    if holder is None:
+        return ok("nobody holds the store's lock")
+    if patient.running:
+        return ok(f"held by the group, supervisor {patient.supervisor_pid}")
+    if holder.ended:
+        return error(
+            f"held by {holder}",
+            "their supervisor is dead and they did not end with it; a start waits for the lock and gives up (7)",
+            f"fuser -v {patient.paths.lock}; kill -9 what it names",
+        )
+    words = patient.words
+    if words is not None and words["supervisor_pid"] == holder.pid:
+        return error(
+            f"held by {holder}, whose supervisor has stopped beating",
+            "it hangs or is stopped: roles are not watched, nothing is restarted",
+            f"kill -CONT {holder.pid}; if that does not help kill -9 {holder.pid}, then mqproc up {patient.store_flag}",
+        )
+    return error(
+        f"held by {holder}, which is no group of mqproc's",
+        "RocketMQ or another program has the store: a start is refused (exit code 7)",
+        f"stop it: ps -fp {holder.pid or '…'}",
+    )
+
+
+def _ended_in_order(patient: Patient) -> Said | None:
+    if patient.paths is None or patient.running or not patient.paths.root.is_dir():
+        return None
+    if not patient.io.exists(patient.paths.abort):
+        return ok("the last group stopped in order")
+    return note(
+        "the last group was killed, or lost power (there is a file `abort`)",
+        "the next start looks at everything behind the durable marks, which takes longer",
+        f"mqproc store recover --dry-run {patient.paths.root} shows what it will do; mqproc up {patient.store_flag}",
+    )
+
+
+def _read_only(patient: Patient) -> Said | None:
+    if patient.paths is None:
+        return None
+    words = patient.words
+    failed = words is not None and control_words.read_only(words)
+    if not patient.io.exists(patient.paths.read_only) and not failed:
+        return ok("no sync has failed")
+    return error(
+        "the store is read-only: a sync has failed",
+        "which of the newest messages are on the disk is not known; a second sync would succeed and prove nothing",
+        f"dmesg for the disk's error; {patient.stop}; mqproc store repair {patient.paths.root} --execute",
+    )
+
+
+def _known_damage(patient: Patient) -> Said | None:
+    from mqproc.store import damage
+
+    if patient.paths is None:
+        return None
+    try:
+        holes = damage.load(patient.io, patient.paths).holes
+    except msgspec.MsgspecError:
+        return error(
+            f"{patient.paths.damage} cannot be read",
+            "ranges of the log that are known to be damaged are not known any more",
+            f"mqproc store verify {patient.paths.root}; {patient.stop}; mqproc store repair {patient.paths.root}",
+        )
+    if not holes:
+        return ok("no damage is known")
+    return warning(
+        f"{counted(len(holes), 'damaged range')} of the log, the first at {holes[0].start:,}",
+        "the messages in them are lost unless a copy has the segments; everything else is served",
+        f"put the segments back from a copy and restart, or leave it; mqproc store verify {patient.paths.root}",
+    )
+
+
+def _files(patient: Patient) -> Said | None:
+    """Names and lengths, as `store verify` takes them first."""
+    from mqproc.store.verify.findings import KINDS, Kind, Severity
+
+    inventory = patient.inventory
+    if inventory is None:
+        return None
+    harmful = [
+        finding
+        for finding in inventory.findings
+        if finding.severity is Severity.DAMAGE
+        # The newest segment of a running group may just be in the making.
+        and not (patient.running and finding.kind in (Kind.SEGMENT_SHORT, Kind.SEGMENT_EMPTY))
+    ]
+    if not harmful:
+        files = len(inventory.segments) + len(inventory.index) + sum(map(len, inventory.queues.values()))
+        return ok(f"{counted(files, 'file')} with the right names and lengths")
+    first = harmful[0]
+    counts = Counter(str(finding.kind) for finding in harmful)
+    return error(
+        f"{first.file}: {str(first.kind).replace('_', ' ')}{f' ({first.text})' if first.text else ''}"
+        + (f"; in all {', '.join(f'{count} {kind}' for kind, count in counts.items())}" if harmful[1:] else ""),
+        KINDS[first.kind].means,
+        f"{patient.stop}; " * patient.running
+        + f"mqproc store repair {inventory.root} shows the plan, --execute does it",
+    )
+
+
+def _first_records(patient: Patient) -> Said | None:
+    """Each segment begins with a record or a filler that says where it lies."""
+    inventory = patient.inventory
+    if inventory is None or not inventory.segments:
+        return None
+    end = patient.words["written"] if patient.words is not None else None
+    wrong = []
+    newest = sorted(inventory.segments)[-SEGMENTS_LOOKED_AT:]
+    for start in newest:
+        if end is not None and start >= end:
+            continue
+        fd = patient.io.open(patient.paths.commit_log / f"{start:020d}") if patient.paths else -1
+        try:
+            head = patient.io.pread(fd, record.HEAD.size, 0)
+        finally:
+            patient.io.close(fd)
+        if not _begins(head, start, is_last=start == newest[-1] and end is None):
+            wrong.append(start)
+    if not wrong:
+        return ok(f"{counted(len(newest), 'segment')} looked at begin with a record")
+    return error(
+        f"commitlog/{wrong[0]:020d} does not begin with a record of its own place"
+        + (f"; {counted(len(wrong) - 1, 'more segment')}" if wrong[1:] else ""),
+        "the bytes have changed, or the file is another one's: its messages may be lost",
+        f"mqproc store verify {inventory.root}; put the file back from a copy, or {patient.stop}; "
+        f"mqproc store repair {inventory.root}",
+    )
+
+
+def _begins(head: bytes, start: int, *, is_last: bool) -> bool:
+    if len(head) < record.HEAD.size:
+        return False
+    fields = record.HEAD.unpack(head)
+    magic, offset = fields[1], fields[6]
+    if not any(head):
+        return is_last
+    return magic == record.MAGIC_BLANK or (magic in (record.MAGIC_V1, record.MAGIC_V2) and offset == start)
+
+
+def _sockets(patient: Patient) -> Said | None:
+    """Who listens at the store's sockets."""
+    if patient.paths is None:
+        return None
+    states = {name: _listens(patient, name) for name in SOCKETS}
+    if patient.running:
+        deaf = [name for name, listens in states.items() if not listens]
+        if not deaf:
+            return ok("the group listens")
+        return error(
+            f"a group runs, but nobody answers at {', '.join(f'{name}.sock' for name in deaf)}",
+            "clients cannot reach it: the file was removed, or lies where this user cannot see it",
+            patient.restart,
+        )
+    left = [str(patient.paths.socket(name)) for name in SOCKETS if states[name] is False]
+    if not left:
+        return ok("no socket was left behind")
+    return note(
+        f"{left[0]} is left of a group that was killed" + (f"; {len(left) - 1} more" if left[1:] else ""),
+        "it does no harm; the next start puts its own in the place",
+        "rm " + " ".join(left),
+    )
+
+
+def _listens(patient: Patient, name: str) -> bool | None:
+    """None when there is no such socket."""
+    assert patient.paths is not None
+    try:
+        target = connect_path(patient.paths.socket(name))
+    except NotRunningError:
+        return None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(1.0)
+        try:
+            if not stat.S_ISSOCK(os.stat(target).st_mode):
+                return False
+            sock.connect(os.fspath(target))
+        except OSError as problem:
+            return problem.errno == errno.EAGAIN
+    return True
+
+
+def _group(patient: Patient) -> Said | None:
+    """A running group's own words."""
+    words = patient.words
+    if not patient.running or words is None:
+        return None
+    problems = _problems(patient)
+    if not problems:
+        return ok("every role runs")
+    return error(
+        "; ".join(problems),
+        "the group does not serve in full",
+        f"mqproc errors {patient.store_flag} tells why; mqproc restart ROLE {patient.store_flag} is safe at any time",
+    )
+
+
+def _problems(patient: Patient) -> list[str]:
+    words = patient.words
+    assert words is not None
+    found = []
+    if words["group_state"] != layout.GROUP_READY:
+        found.append(f"the group is {layout.GROUP_NAMES[words['group_state']]}")
+    now_ns, limit_ns = time.monotonic_ns(), patient.options.heartbeat_timeout_ms * 1_000_000
+    for role in layout.ROLES:
+        state = words[f"{role}.supervised"]
+        silent_ns = now_ns - words[f"{role}.heartbeat_ns"]
+        if state != layout.RUNNING:
+            found.append(f"{role} is {layout.SUPERVISED_NAMES[state]}")
+        elif silent_ns > limit_ns and words[f"{role}.state"] not in layout.BUSY_STATES:
+            found.append(f"{role} has been silent for {silent_ns / 1e9:.0f} s")
+    for word, what in (("dispatch_errno", "dispatch"), ("segment_errno", "the next segment")):
+        if number := words[word]:
+            found.append(f"{what} is held up by errno {number} ({os.strerror(number)})")
+    return found
+
+
+def _held_segments(patient: Patient) -> Said | None:
+    words = patient.words
+    if not patient.running or words is None:
+        return None
+    held = words["retention_held_by"]
+    if held == layout.HELD_NOTHING:
+        return ok("nothing keeps segments that have expired")
+    return warning(
+        f"segments that are due are kept: {layout.HELD_NAMES[held]}",
+        "the disk fills although messages have expired",
+        f"mqproc store retention {patient.store_flag} shows them; mqproc group list {patient.store_flag}",
+    )
+
+
+REMAINS_CHECKS: Final = (
+    Check("lock", "store", "the lock is the group's or nobody's", _lock),
+    Check("ended-in-order", "store", "the last group stopped in order", _ended_in_order),
+    Check("read-only", "store", "no sync has failed", _read_only),
+    Check("known-damage", "store", "no part of the log is damaged", _known_damage),
+    Check("files", "store", "files have the right names and lengths", _files),
+    Check("first-records", "store", "segments begin with a record", _first_records),
+    Check("sockets", "store", "sockets have listeners", _sockets),
+    Check("group", "group", "every role runs and beats", _group),
+    Check("held-segments", "group", "expired segments can go", _held_segments),
+)

@@ -1,0 +1,1 @@
+"""`mqproc top`: a group live on a terminal: dispatch lag, rates, roles, topics, consumer groups, errors."""

@@ -1,0 +1,354 @@
+"""`mqproc doctor` finds what is wrong, names what mends it, and finds nothing where nothing is wrong.
+
+Misconfigurations are planted where they would be: in the files of a store that a real group has written, in options, in
+the limits of the process, in the files in which a kernel tells of itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from mqproc.cli.doctor.command import CHECKS, doctor_of
+from mqproc.cli.doctor.finding import Finding, Level
+from mqproc.cli.invocation import Invocation
+from mqproc.control import Control
+from mqproc.io import StoreIO
+from mqproc.layout import control as words_of
+from mqproc.paths import StorePaths
+from tests.cli.calling import call
+from tests.cli.doctor.healthy_host import limits, make_host
+from tests.conftest import Group
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A store that a group has written and left in order: 2,000 messages with a key each."""
+    store = tmp_path_factory.mktemp("written") / "store"
+    group = Group(store).start()
+    try:
+        with group.client() as client:
+            client.send_batch("orders", [b"%4d" % n * 50 for n in range(2000)], keys=[f"key-{n}" for n in range(2000)])
+            client.wait_dispatched()
+        assert group.stop() == 0
+    finally:
+        group.close()
+    yield store
+    shutil.rmtree(store)
+
+
+@pytest.fixture
+def store(written: Path, tmp_path: Path) -> StorePaths:
+    """A copy of it that a test may harm."""
+    return StorePaths(Path(shutil.copytree(written, tmp_path / "store", symlinks=True)))
+
+
+def look(store: StorePaths | None, tmp_path: Path, *flags: str, **host: str) -> list[Finding]:
+    """What the doctor says of a store on a machine."""
+    synchronized = host.pop("clock", "kept") == "kept"
+    machine = make_host(tmp_path / "host", clock_synchronized=synchronized, **host)
+    return doctor_of(Invocation(store=store.root if store else None, set_=list(flags)), machine)
+
+
+def bad(found: list[Finding]) -> list[Finding]:
+    return [finding for finding in found if finding.level is not Level.OK]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Something wrong: how it is planted, which check sees it, and words of the finding and its mend."""
+
+    check: str
+    found: str
+    mend: str
+    plant: Callable[[StorePaths], object] = lambda paths: None
+    flags: tuple[str, ...] = ()
+    host: dict[str, str] = field(default_factory=dict)
+    level: Level = Level.WARNING
+    root: bool = False
+
+
+def set_words(paths: StorePaths, **values: int) -> None:
+    control = Control.open(StoreIO(), paths, write=True)
+    for name, value in values.items():
+        control.store(words_of.WORDS[name].index, value)
+    control.close()
+
+
+def much_an_hour(paths: StorePaths) -> None:
+    now_ms = round(time.time() * 1000)
+    set_words(
+        paths,
+        oldest_store_timestamp_ms=now_ms - HOUR_MS,
+        written_store_timestamp_ms=now_ms,
+        written=1 << 44,
+        min_physical_offset=0,
+    )
+
+
+def from_tomorrow(paths: StorePaths) -> None:
+    set_words(paths, written_store_timestamp_ms=round(time.time() * 1000) + 24 * HOUR_MS)
+
+
+def overwrite(path: Path, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.write(data)
+
+
+def first_segment(paths: StorePaths) -> Path:
+    return paths.commit_log / f"{0:020d}"
+
+
+def damage(paths: StorePaths) -> None:
+    hole = {"start": 4096, "stop": 8192, "kind": "bad magic", "first_seen_ms": 1, "filled": False}
+    paths.damage.write_text(json.dumps({"holes": [hole], "cuts": []}))
+
+
+def leave_socket(paths: StorePaths) -> None:
+    """Bound and never listened at, which a killed supervisor leaves; by a short path, since the tests' own is long."""
+    before = Path.cwd()
+    os.chdir(paths.own)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.bind("ctl.sock")
+    finally:
+        os.chdir(before)
+
+
+CASES = [
+    Case("nofile", "300 files may be open", "LimitNOFILE=65536", host={"limits": limits("Max open files", 300)},
+         level=Level.ERROR),
+    Case("fsize", "larger than 4.0 KiB", "ulimit -f unlimited", host={"limits": limits("Max file size", 4096)},
+         level=Level.ERROR),
+    Case("nproc", "12 processes are allowed", "ulimit -u", host={"limits": limits("Max processes", 12)},
+         level=Level.ERROR),
+    Case("max-map-count", "vm.max_map_count = 1,024", "sysctl -w vm.max_map_count=65530",
+         host={"max_map_count": "1024"}),
+    Case("overcommit", "overcommit_memory = 2", "sysctl -w vm.overcommit_memory=0", host={"overcommit_memory": "2"}),
+    Case("dirty-pages", "16.0 MiB", "sysctl -w vm.dirty_background_ratio=10 vm.dirty_ratio=20",
+         host={"dirty_bytes": str(16 << 20), "dirty_background_bytes": str(8 << 20)}),
+    Case("huge-pages", "always", "echo madvise >", host={"enabled": "[always] madvise never"}, level=Level.NOTE),
+    Case("swap", "vm.swappiness = 60", "sysctl -w vm.swappiness=1", level=Level.NOTE,
+         host={"meminfo": "MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\nSwapTotal: 2000000 kB\n"}),
+    Case("memory", "97.7 MiB", "MemoryMax=", host={"meminfo": "MemTotal: 200000 kB\nMemAvailable: 100000 kB\n"}),
+    Case("socket-buffers", "net.core.wmem_max = 8,192", "sysctl -w net.core.wmem_max=1048576",
+         host={"wmem_max": "8192"}),
+    Case("processor", "carry-less", "-cpu host", host={"cpuinfo": "flags : fpu sse2"}, level=Level.NOTE),
+    Case("processor-share", "0.50 processors", "--cpus 2", host={"cpu_max": "50000 100000"}),
+    Case("clock-synchronized", "nothing keeps the clock right", "timedatectl set-ntp true", host={"clock": "free"}),
+    Case("clock-steps", "24 h 00 m from now", "chronyc makestep", from_tomorrow),
+    Case("clock-steps", "go back 3 times", "makestep at boot only",
+         lambda paths: set_words(paths, writer_clock_steps=3)),
+    Case("file-system", "nfs4 on server:/export", "cp -a", level=Level.ERROR,
+         host={"mountinfo": "22 1 0:50 / / rw - nfs4 server:/export rw,vers=4.2\n"}),
+    Case("mount-options", "nobarrier", "barrier=1",
+         host={"mountinfo": "22 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw,nobarrier\n"}),
+    Case("mount-options", "read-only", "mount -o remount,rw", level=Level.ERROR,
+         host={"mountinfo": "22 1 8:1 / / ro,relatime - ext4 /dev/sda1 ro\n"}),
+    Case("modes", "mode 0777", "chmod o-w", lambda paths: paths.root.chmod(0o777), level=Level.ERROR),
+    Case("modes", "mode 0755", "chmod 700", lambda paths: paths.own.chmod(0o755)),
+    Case("owner", "belongs to user 65534", "chown -R 0", lambda paths: os.chown(paths.topics, 65534, -1),
+         level=Level.ERROR, root=True),
+    Case("index-slots", "will share 1,000 slots", "max_hash_slot_num=5000", lambda paths: shutil.rmtree(paths.index),
+         flags=("max_hash_slot_num=1000",)),
+    Case("retention", "for 72 h (file_reserved_time)", "file_reserved_time=1", much_an_hour),
+    Case("disk-ratios", "not in this order", "disk_max_used_space_ratio=85", flags=("disk_max_used_space_ratio=95",)),
+    Case("file-sizes", "2,097,152 (--set), but the store's files have 1,048,576",
+         "--set mapped_file_size_commit_log=1048576", flags=("mapped_file_size_commit_log=2097152",)),
+    Case("message-size", "a segment has 1,048,576 bytes", "--set max_message_size=983040",
+         flags=("max_message_size=2097152",)),
+    Case("message-size", "max_frame_bytes = 8,388,608", "--set max_frame_bytes=16777216",
+         flags=("max_message_size=8388608", "max_frame_bytes=8388608")),
+    Case("late-deliveries", "is kept 24 h", "--set file_reserved_time=72", flags=("file_reserved_time=24",)),
+    Case("loss-window", "600,000 ms", "flush_commit_log_thorough_interval=10000",
+         flags=("flush_commit_log_thorough_interval=600000",)),
+    Case("queue-count", "16 queues, and max_queues = 16", "--set max_queues=32", flags=("max_queues=16",),
+         plant=lambda paths: [shutil.copytree(paths.consume_queue / "orders", paths.consume_queue / "more")]),
+    Case("monitor-address", "0.0.0.0", "--set metrics_host=127.0.0.1", flags=("metrics_host=0.0.0.0",),
+         level=Level.NOTE),
+    Case("ended-in-order", "abort", "mqproc store recover --dry-run", lambda paths: paths.abort.write_text("1"),
+         level=Level.NOTE),
+    Case("read-only", "a sync has failed", "mqproc store repair", lambda paths: paths.read_only.write_text("5"),
+         level=Level.ERROR),
+    Case("known-damage", "1 damaged range of the log, the first at 4,096", "mqproc store verify", damage),
+    Case("files", "commitlog/notes.txt: stray file", "mqproc store repair",
+         lambda paths: (paths.commit_log / "notes.txt").write_text("hello"), level=Level.ERROR),
+    Case("files", "segment short", "mqproc store repair", lambda paths: os.truncate(first_segment(paths), 5000),
+         level=Level.ERROR),
+    Case("first-records", "does not begin with a record", "mqproc store verify",
+         lambda paths: overwrite(first_segment(paths), b"garbage, not a record"), level=Level.ERROR),
+    Case("sockets", "ctl.sock is left", "rm ", leave_socket, level=Level.NOTE),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.check}: {case.found}")
+def test_what_is_wrong_is_found_with_what_mends_it(case: Case, store: StorePaths, tmp_path: Path) -> None:
+    if case.root and os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    case.plant(store)
+    found = {finding.check: finding for finding in bad(look(store, tmp_path, *case.flags, **case.host))}
+    finding = found[case.check]
+    assert case.found in finding.found
+    assert case.mend in finding.mend
+    assert finding.level is case.level
+    assert finding.why
+
+
+def test_a_healthy_store_on_a_healthy_machine_has_nothing(store: StorePaths, tmp_path: Path) -> None:
+    found = look(store, tmp_path)
+    assert bad(found) == []
+    assert {finding.check for finding in found} >= {"index-slots", "files", "first-records", "space", "nofile"}
+
+
+def test_a_running_group_is_looked_at(make_group: Callable[..., Group], tmp_path: Path) -> None:
+    group = make_group()
+    found = look(group.paths, tmp_path)
+    assert bad(found) == []
+    assert {finding.check for finding in found} >= {"group", "held-segments", "changed-options", "sockets"}
+    supervisor = group.pid(words_of.SUPERVISOR)
+    limit = next(line for line in Path(f"/proc/{supervisor}/limits").read_text().splitlines() if "open files" in line)
+    soft, hard = limit.split()[3:5]
+    assert soft == hard
+
+    changed = {each.check: each for each in bad(look(group.paths, tmp_path, "file_reserved_time=100"))}
+    assert changed["changed-options"].mend == f"kill -HUP {supervisor}"
+    changed = {each.check: each for each in bad(look(group.paths, tmp_path, "max_queues=1024"))}
+    assert changed["changed-options"].mend.startswith(f"mqproc down --store {group.store}; mqproc up")
+
+    group.paths.socket("query").unlink()
+    deaf = {each.check: each for each in bad(look(group.paths, tmp_path))}["sockets"]
+    assert (deaf.level, "query.sock" in deaf.found) == (Level.ERROR, True)
+
+
+def test_too_few_index_slots_are_mended_as_the_doctor_says(make_group: Callable[..., Group]) -> None:
+    group = make_group(max_hash_slot_num=50)
+    with group.client() as client:
+        client.send_batch("orders", [b"x"] * 2000, keys=[f"key-{n}" for n in range(2000)])
+        client.wait_dispatched()
+    assert group.stop() == 0
+    found = call("doctor", "--store", group.store, "--json").json["findings"]
+    slots = next(finding for finding in found if finding["check"] == "index-slots")
+    assert slots["level"] == "warning"
+    assert "share 50 slots: 40 a slot" in slots["found"] or "share 50 slots: 80 a slot" in slots["found"]
+    remove, start = slots["mend"].split("; ")
+    assert remove == f"rm -r {group.paths.index}"
+    subprocess.run(remove.split(), check=True, timeout=10)
+    flags = [part for name, value in group.options.items() for part in ("--set", f"{name}={value}")]
+    command = start.split()
+    assert command[:2] == ["mqproc", "up"]
+    # The mend's own flags come last and win.
+    process = subprocess.Popen([sys.executable, "-m", "mqproc", "up", *flags, *command[2:]], stdout=subprocess.DEVNULL)
+    group.process = process
+    try:
+        with contextlib.ExitStack() as stack:
+            from tests.conftest import wait_until
+
+            wait_until(group.ready, 60, "the group with its new index")
+            client = stack.enter_context(group.client())
+            assert [message.body for message in client.by_key("orders", "key-1234")] == [b"x"]
+        found = call("doctor", "--store", group.store, "--json").json["findings"]
+        assert next(finding for finding in found if finding["check"] == "index-slots")["level"] == "ok"
+    finally:
+        assert group.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("shell", "check"),
+    [("ulimit -n 300", "nofile"), ("ulimit -f 100", "fsize"), ("export NUMBA_DISABLE_JIT=1", "processor")],
+)
+def test_limits_of_the_calling_shell_are_seen(shell: str, check: str, store: StorePaths) -> None:
+    command = f"{shell}; exec {sys.executable} -m mqproc doctor --store {store.root} --json"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    assert check in {finding["check"] for finding in found["findings"] if finding["level"] == "error"}
+    assert (found["healthy"], found["running"], found["errors"] >= 1) == (False, False, True)
+
+
+def test_a_lock_in_another_programs_hands_is_told(store: StorePaths, tmp_path: Path) -> None:
+    script = (
+        "import fcntl,sys; f=open(sys.argv[1],'r+'); fcntl.lockf(f, fcntl.LOCK_EX); print('held',flush=True); input()"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", script, store.lock], stdin=pipe, stdout=pipe) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        lock = {each.check: each for each in bad(look(store, tmp_path))}["lock"]
+        other.communicate(b"\n", timeout=10)
+    assert f"pid {other.pid}" in lock.found
+    assert f"ps -fp {other.pid}" in lock.mend
+    with store.lock.open("r+") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_store_in_memory_is_told(tmp_path: Path) -> None:
+    found = call("doctor", "--store", "/dev/shm/no-such-store", "--json").json["findings"]
+    system = next(finding for finding in found if finding["check"] == "file-system")
+    if not system["found"].startswith("tmpfs"):
+        pytest.skip(f"/dev/shm is no tmpfs here: {system['found']}")
+    assert system["level"] == "warning"
+    assert "cp -a" in system["mend"]
+
+
+def test_a_taken_port_is_told(store: StorePaths, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        found = {each.check: each for each in bad(look(store, tmp_path, f"metrics_port={port}"))}
+    assert f"127.0.0.1:{port} is taken" in found["monitor-port"].found
+    assert f"--set metrics_port={port + 1}" in found["monitor-port"].mend
+
+
+def test_a_mend_goes_into_the_config_file_where_there_is_one(store: StorePaths, tmp_path: Path) -> None:
+    file = tmp_path / "mqproc.toml"
+    file.write_text("file_reserved_time = 24\n")
+    found = call("doctor", "--store", store.root, "--config", file, "--json").json["findings"]
+    late = next(finding for finding in found if finding["check"] == "late-deliveries")
+    assert late["mend"] == f"write file_reserved_time = 72 into {file}"
+
+
+def test_people_and_programs_are_told_the_same(store: StorePaths) -> None:
+    paths = store
+    paths.read_only.write_text("5")
+    text = call("doctor", "--store", paths.root)
+    assert text.code == 1
+    lines = text.out.splitlines()
+    at = next(number for number, line in enumerate(lines) if "✗ read-only" in line)
+    assert lines[at + 1].startswith("    why   which of the newest messages")
+    mend = next(line for line in lines[at + 2 :] if line.startswith("    mend  "))
+    assert mend.startswith("    mend  dmesg")
+    assert "1 error" in lines[-1]
+    assert "✓" not in text.out
+    assert "✓ store" in call("doctor", "--store", paths.root, "--all").out
+    rows = call("doctor", "--store", paths.root, "--output", "csv").out.splitlines()
+    assert rows[0] == "level,area,check,found,why,mend"
+    assert rows[1].startswith("error,store,read-only,")
+
+
+def test_every_check_has_a_name_and_is_listed() -> None:
+    names = [check.name for check in CHECKS]
+    assert len(set(names)) == len(names)
+    listed = call("doctor", "--list", "--json").json["checks"]
+    assert [row["check"] for row in listed] == names
+    assert all(row["asks"] for row in listed)
+
+
+def test_without_a_store_the_machine_alone_is_looked_at(tmp_path: Path) -> None:
+    found = look(None, tmp_path, "metrics_port=0")
+    assert bad(found) == []
+    assert not {finding.area for finding in found} & {"store", "group"}

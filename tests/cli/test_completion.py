@@ -1,0 +1,77 @@
+"""Shell completion as a shell asks for it: commands, options, topics and groups of the store that the line names."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store that knows two topics and a group; nothing runs on it."""
+    config = tmp_path / "store" / "config"
+    config.mkdir(parents=True)
+    topics = {name: {"topicName": name} for name in ("orders", "orders-again", "payments")}
+    (config / "topics.json").write_text(json.dumps({"topicConfigTable": topics}))
+    (config / "subscriptionGroup.json").write_text(json.dumps({"subscriptionGroupTable": {"billing": {}}}))
+    return tmp_path / "store"
+
+
+def completed(line: str, **environment: str) -> list[str]:
+    """What click answers to bash for a line whose last word is to be completed."""
+    words = line.split(" ")
+    asked = {"_MQPROC_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MQPROC_")}
+    code = "import sys; sys.argv[0] = 'mqproc'; from mqproc.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=clean | asked | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return [answer.partition(",")[2] for answer in done.stdout.splitlines() if answer]
+
+
+def test_names_are_completed(store: Path) -> None:
+    assert completed("mqproc sta") == ["status", "stat"]
+    assert completed("mqproc group li") == ["list"]
+    assert completed("mqproc doctor --al") == ["--all"]
+    assert completed("mqproc restart cq") == ["cq-flusher"]
+    assert completed("mqproc up --set max_qu") == ["max_queues="]
+    assert completed(f"mqproc --store {store} tail ord") == ["orders", "orders-again"]
+    assert completed(f"mqproc tail --store {store} pay") == ["payments"]
+    assert completed("mqproc topic info p", MQPROC_STORE=str(store)) == ["payments"]
+    assert completed("mqproc group info b", MQPROC_STORE=str(store)) == ["billing"]
+    assert completed("mqproc tail ord") == []
+    assert completed(f"mqproc --store {store}/nothing tail ord") == []
+
+
+def test_bash_itself_completes_a_topic(store: Path, tmp_path: Path) -> None:
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash here")
+    program = tmp_path / "bin" / "mqproc"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "import sys; sys.argv[0] = \'mqproc\'; '
+                       'from mqproc.cli.main import main; sys.exit(main())" "$@"\n')  # fmt: skip
+    program.chmod(0o755)
+    script = """
+        eval "$(mqproc completion bash)"
+        COMP_WORDS=(mqproc tail ord); COMP_CWORD=2; COMP_LINE="mqproc tail ord"
+        _mqproc_completion mqproc
+        printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    environment = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}", "MQPROC_STORE": str(store)}
+    done = subprocess.run(
+        [bash, "--norc", "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.split() == ["orders", "orders-again"], done.stderr

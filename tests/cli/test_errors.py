@@ -1,0 +1,75 @@
+"""`mqproc errors`: what a group's processes have logged, while it lives, after it died, and as it comes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from mqproc.io import StoreIO
+from mqproc.metrics.error_log import ErrorLog
+from mqproc.paths import StorePaths
+from tests.cli.calling import call
+from tests.conftest import Group, wait_until
+
+
+def a_log(store: Path, owner: str) -> ErrorLog:
+    StorePaths(store).own.mkdir(parents=True, exist_ok=True)
+    log = ErrorLog.create(StoreIO(), StorePaths(store), owner)
+    assert log is not None
+    return log
+
+
+def test_each_distinct_error_stands_once_the_newest_last(tmp_path: Path) -> None:
+    now_ms = round(time.time() * 1000)
+    writer, keeper = a_log(tmp_path, "writer"), a_log(tmp_path, "keeper")
+    writer.note("no segment for 5 ms", now_ms - 7_200_000)
+    keeper.note("disk nearly full used_bytes=90", now_ms - 60_000)
+    writer.note("no segment for 7 ms", now_ms - 3_600_000)
+    rows = call("errors", "--store", tmp_path, "--json").json["errors"]
+    assert [(row["owner"], row["count"]) for row in rows] == [("writer", 2), ("keeper", 1)]
+    assert rows[0]["first_ms"] == now_ms - 7_200_000
+    assert [line.split()[0] for line in call("errors", "--store", tmp_path).out.splitlines()] == [
+        "role", "writer", "keeper",
+    ]  # fmt: skip
+    assert [row["owner"] for row in call("errors", "--store", tmp_path, "--since", "10m", "--json").json["errors"]] == [
+        "keeper"
+    ]
+    assert call("errors", "--store", tmp_path, "--role", "writer", "--output", "csv").out.count("\n") == 2
+
+
+def test_a_store_without_errors_says_so(tmp_path: Path) -> None:
+    outcome = call("errors", "--store", tmp_path)
+    assert (outcome.code, outcome.out, outcome.err) == (0, "", "nothing has gone wrong\n")
+    assert call("errors", "--store", tmp_path, "--json").json["errors"] == []
+
+
+def test_followed_errors_come_as_they_happen(tmp_path: Path) -> None:
+    log = a_log(tmp_path, "writer")
+    log.note("first", 1000)
+    command = [sys.executable, "-m", "mqproc", "errors", "--follow", "--json", "--interval", "50ms"]
+    with subprocess.Popen([*command, "--store", tmp_path], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["text"] == "first"
+        log.note("second", 2000)
+        found = json.loads(process.stdout.readline())
+        assert (found["text"], found["new"]) == ("second", 1)
+        log.note("first", 3000)
+        assert json.loads(process.stdout.readline())["count"] == 2
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+
+
+def test_a_role_that_died_is_told_with_the_group_dead(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    before = group.pid("query")
+    os.kill(before, signal.SIGSEGV)
+    wait_until(lambda: group.pid("query") not in (0, before), what="another query role")
+    group.kill()
+    rows = call("errors", "--store", group.store, "--json").json["errors"]
+    assert any("crashed" in row["text"] or "query" in row["text"] for row in rows), rows

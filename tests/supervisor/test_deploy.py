@@ -1,0 +1,210 @@
+"""What is deployed: units that systemd takes, and a container's entry point as process 1, started, stopped and killed.
+
+The entry point is the Dockerfile's own command line, run in a pid namespace of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mqproc.layout import control as layout
+from mqproc.paths import StorePaths
+from tests.conftest import SMALL, Group, wait_until
+from tests.supervisor.running_group import PROGRAM
+
+DEPLOY = Path(__file__).parents[2] / "supervisor" / "deploy"
+UNITS = ["mqproc.service", "mqproc@.service"]
+EXPOSURE_MAX = 2.0
+
+
+@pytest.fixture
+def unit_folder(tmp_path: Path) -> Path:
+    """The units, with a program that is there on this machine."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not here: apt-get install systemd")
+    program = tmp_path / "mqproc"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    for name in UNITS:
+        text = (DEPLOY / name).read_text().replace("/usr/local/bin/mqproc", str(program))
+        (tmp_path / name.replace("@", "@billing")).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_systemd_takes_the_unit(name: str, unit_folder: Path) -> None:
+    unit = unit_folder / name.replace("@", "@billing")
+    command = ["systemd-analyze", "verify", "--man=no", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", UNITS)
+def test_the_unit_gives_little_away(name: str, unit_folder: Path) -> None:
+    unit = unit_folder / name.replace("@", "@billing")
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if "Unknown" in done.stderr or "unrecognized" in done.stderr:
+        pytest.skip(f"this systemd-analyze knows no --offline: {done.stderr.strip()}")
+    exposure = re.search(r"exposure level for \S+ ([\d.]+)", done.stdout)
+    assert exposure is not None, done.stderr
+    assert float(exposure[1]) <= EXPOSURE_MAX
+
+
+def test_both_units_differ_in_names_only() -> None:
+    def settings(name: str) -> list[str]:
+        text = (DEPLOY / name).read_text().replace(" --config /etc/mqproc/%i.toml", "").replace("/%i", "")
+        lines = (line for line in text.replace(" group %i", "").splitlines() if line and not line.startswith("#"))
+        return list(lines)
+
+    assert settings("mqproc.service") == settings("mqproc@.service")
+
+
+def test_every_exit_code_that_stays_wrong_is_not_restarted() -> None:
+    prevented = re.search(r"^RestartPreventExitStatus=(.*)$", (DEPLOY / "mqproc.service").read_text(), re.MULTILINE)
+    assert prevented is not None
+    assert set(map(int, prevented[1].split())) == {2, 6, 7, 8}
+
+
+# The container
+
+
+def entry_point() -> list[str]:
+    """ENTRYPOINT and CMD of the Dockerfile."""
+    text = (DEPLOY / "Dockerfile").read_text()
+    parts = [json.loads(found) for found in re.findall(r"^(?:ENTRYPOINT|CMD) (\[.*\])$", text, re.MULTILINE)]
+    assert len(parts) == 2
+    return [word for part in parts for word in part]
+
+
+class Container:
+    """The entry point as process 1 of a pid namespace; `/store` is a folder of ours, the port any free one."""
+
+    def __init__(self, store: Path) -> None:
+        command = [str(store) if word == "/store" else word for word in entry_point()]
+        assert command[0] == "mqproc"
+        settings = SMALL | {"metrics_host": "127.0.0.1"}
+        flags = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+        own = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+        self.group = Group(store)
+        self._epoch = self.group.words().get("epoch", 0)
+        self.output = store.parent / "out"
+        with self.output.open("ab") as output:
+            self.process = subprocess.Popen(
+                [*own, sys.executable, "-m", *command, *flags],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        wait_until(self._ready, 90, "the container's group")
+        (self.first,) = psutil.Process(self.process.pid).children()
+
+    def _ready(self) -> bool:
+        assert self.process.poll() is None, self.output.read_text()[-3000:]
+        words = self.group.words()
+        return words.get("group_state") == layout.GROUP_READY and words["epoch"] > self._epoch
+
+    def run(self, script: str) -> None:
+        """As `docker exec` does: a process in the namespace, whose orphans are process 1's."""
+        command = ["nsenter", "--target", str(self.first.pid), "--pid", "--mount", "sh", "-c", script]
+        subprocess.run(command, check=True, timeout=30)
+
+    def processes(self) -> list[psutil.Process]:
+        """All of the namespace but the first."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return list(self.first.children(recursive=True))
+        return []
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Where the container keeps its messages."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None or shutil.which("nsenter") is None:
+        pytest.skip("a pid namespace needs root, unshare and nsenter")
+    tried = subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], capture_output=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no pid namespace can be made here: {tried.stderr.decode().strip()}")
+    return tmp_path / "store"
+
+
+def test_the_entry_point_starts_reaps_stops_is_killed_and_recovers(store: Path) -> None:
+    container = Container(store)
+    try:
+        assert container.group.words()["supervisor_pid"] == 1
+        with container.group.client() as client:
+            client.send_batch("orders", [b"kept"] * 100)
+        container.run("(sleep 0.1; exit 3) & (exec sleep 0.2) & exit 0")
+        names = {"sleep", "sh"}
+        wait_until(lambda: any(child.name() in names for child in container.first.children()), 10, "an orphan")
+        wait_until(
+            lambda: (
+                not any(child.status() == psutil.STATUS_ZOMBIE for child in container.first.children())
+                and not any(child.name() in names for child in container.first.children())
+            ),
+            10,
+            "orphans waited for",
+        )
+        others = container.processes()
+        assert len(others) == len(layout.ROLES) + 1
+        container.first.send_signal(signal.SIGKILL)
+        container.process.wait(30)
+        wait_until(lambda: not any(process.is_running() for process in others), 10, "everything gone")
+        assert StorePaths(store).abort.exists()
+    finally:
+        container.process.kill()
+        container.process.wait(10)
+
+    container = Container(store)
+    try:
+        with container.group.client() as client:
+            client.wait_dispatched()
+            assert client.count("orders") == 100
+        container.first.send_signal(signal.SIGTERM)
+        assert container.process.wait(60) == 0
+        assert not StorePaths(store).abort.exists()
+    finally:
+        container.process.kill()
+        container.process.wait(10)
+
+
+# Another user
+
+
+def test_a_group_runs_as_a_user_without_rights() -> None:
+    """Nobody's group in a folder of nobody's: its files, sockets and processes are nobody's, and it needs no rights."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("only root can become somebody else")
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        root = Path(folder) / "store"
+        os.chown(folder, 65534, 65534)
+        rights = ["--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs", "--bounding-set=-all"]
+        environment = {"NUMBA_CACHE_DIR": f"{folder}/compiled", "HOME": folder, "PATH": os.environ["PATH"]}
+        environment |= {"PYTHONPATH": str(PROGRAM.parents[2]), "PYTHONDONTWRITEBYTECODE": "1"}
+        command = ["setpriv", *rights, sys.executable, str(PROGRAM), str(root), "--roles=writer,dispatcher"]
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            lines = iter(process.stdout.readline, "")
+            assert any("all serve" in line for line in lines), process.communicate(timeout=10)[1]
+            for path in (root, *root.rglob("*")):
+                assert path.lstat().st_uid == 65534, path
+            members = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+            assert {member.uids().effective for member in members} == {65534}
+            assert StorePaths(root).own.stat().st_mode & 0o777 == 0o700
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.communicate()

@@ -1,0 +1,121 @@
+"""What systemd is told of a group: READY, STATUS with the lag, WATCHDOG while the loop turns, RELOADING, STOPPING."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mqproc.control import Control
+from mqproc.io import StoreIO
+from mqproc.layout import control as layout
+from mqproc.supervisor.notify import ServiceManager
+from tests.supervisor.running_group import RunningGroup
+
+StartGroup = Callable[..., RunningGroup]
+FEW = "--roles=writer,dispatcher"
+
+
+class Manager:
+    """The other end of NOTIFY_SOCKET: every message with the pid that sent it."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._socket.settimeout(0.05)
+        # A socket's path is at most 107 bytes, which a test's own folder may go beyond.
+        before = Path.cwd()
+        os.chdir(path.parent)
+        try:
+            self._socket.bind(path.name)
+        finally:
+            os.chdir(before)
+        self.messages: list[str] = []
+        self.senders: set[int] = set()
+
+    def take(self) -> list[str]:
+        """All messages until now."""
+        while True:
+            try:
+                data, extra, _flags, _address = self._socket.recvmsg(4096, socket.CMSG_SPACE(12))
+            except TimeoutError:
+                return self.messages
+            self.messages.append(data.decode())
+            self.senders |= {int.from_bytes(credentials[:4], "little") for _level, _kind, credentials in extra}
+
+    def until(self, text: str, count: int = 1, timeout_s: float = 30.0) -> str:
+        """The message that has the text, for the nth time."""
+        deadline = time.monotonic() + timeout_s
+        while len(found := [message for message in self.take() if text in message]) < count:
+            if time.monotonic() > deadline:
+                pytest.fail(f"{text!r} not {count} times in {self.messages}")
+        return found[count - 1]
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
+    path = Path("/tmp") / f"mqproc-notify-{os.getpid()}"
+    path.unlink(missing_ok=True)
+    found = Manager(path)
+    monkeypatch.setenv("NOTIFY_SOCKET", str(path))
+    monkeypatch.setenv("WATCHDOG_USEC", "400000")
+    yield found
+    found.close()
+    path.unlink(missing_ok=True)
+
+
+def test_a_groups_life_is_told_step_by_step(manager: Manager, start_group: StartGroup) -> None:
+    group = start_group()
+    manager.until("READY=1")
+    assert manager.messages[0] == "STATUS=recovering"
+    status = manager.until("STATUS=ready; ")
+    assert status == "STATUS=ready; dispatch 0 bytes (0.0 s) behind; flush 0 bytes behind"
+    manager.until("WATCHDOG=1", count=3)
+    (group.root / "new_size").write_text("777")
+    group.process.send_signal(signal.SIGHUP)
+    reloading = manager.until("RELOADING=1")
+    assert "MONOTONIC_USEC=" in reloading
+    manager.until("READY=1", count=2)
+    group.wait_for_line("options reloaded: max_message_size = 777; a restart of the group is needed for max_queues")
+    group.process.send_signal(signal.SIGSTOP)
+    manager.take()
+    told = sum("WATCHDOG" in message for message in manager.messages)
+    time.sleep(0.6)
+    assert sum("WATCHDOG" in message for message in manager.take()) <= told + 1
+    group.process.send_signal(signal.SIGCONT)
+    assert group.stop() == 0
+    manager.until("STOPPING=1\nSTATUS=stopping")
+    assert manager.senders == {group.process.pid}
+
+
+def test_lag_and_dead_roles_are_in_the_status(manager: Manager, start_group: StartGroup) -> None:
+    group = start_group(FEW)
+    manager.until("STATUS=commitlog-flusher STOPPED, ")
+    control = Control.open(StoreIO(), group.paths, write=True)
+    control.store(layout.WRITTEN, 4096)
+    manager.until("dispatch 4,096 bytes (0.0 s) behind; flush 4,096 bytes behind")
+    control.store(layout.FLUSHER_SYNC_ERRNO, 5)
+    manager.until("READ-ONLY after a failed sync")
+    control.close()
+
+
+def test_roles_do_not_inherit_the_managers_variables(manager: Manager, start_group: StartGroup) -> None:
+    environment: dict[str, str] = {"NOTIFY_SOCKET": "@abstract", "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}
+    ServiceManager.from_environment(environment)
+    assert environment == {}
+    start_group(FEW)
+    manager.until("READY=1")
+
+
+def test_without_a_manager_nothing_is_told(start_group: StartGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere/notify")
+    monkeypatch.setenv("WATCHDOG_USEC", "not a number")
+    assert start_group(FEW).stop() == 0
