@@ -11,6 +11,7 @@ lost.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import enum
 import errno
@@ -93,6 +94,11 @@ class StoreIO:
     def __init__(self) -> None:
         self._crash_name, _, nth = os.environ.get(CRASH_VARIABLE, "").partition(":")
         self._crash_countdown = int(nth or 1)
+        self._around_sync: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+
+    def say_when_syncing(self, around: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        """Enter `around()` for the time of each sync from now on: a slow disk may take many seconds for one."""
+        self._around_sync = around
 
     def crash_point(self, name: str) -> None:
         """Kill this process here when MQPROC_CRASH="name:nth" asks for the nth passage; else nothing."""
@@ -328,7 +334,8 @@ class StoreIO:
 
     def _sync_with(self, call: Callable[[int], None], fd: int) -> None:
         try:
-            call(fd)
+            with self._around_sync():
+                call(fd)
         except OSError as error:
             raise FailedSyncError(error.errno, error.strerror, self.path_of(fd)) from error
 

@@ -10,14 +10,12 @@ are looked at no further than their properties; bodies and CRCs are not read. Kn
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from llvmlite import ir
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
+from mqproc.kernels.fields import ONES, find_byte
 from mqproc.kernels.hashing import index_key_hash, java_hash_utf8
 from mqproc.kernels.intrinsics import (
     copy_bytes,
@@ -27,9 +25,10 @@ from mqproc.kernels.intrinsics import (
     load_u8,
     store_be32,
     store_be64,
+    trailing_zeros,
 )
 from mqproc.kernels.jit import kernel
-from mqproc.kernels.primitive import Bytes, Words, lowering
+from mqproc.kernels.primitive import Bytes, Words
 from mqproc.kernels.queue_lookup import DELETED, UNKNOWN, find_queue_of_record, same_bytes
 from mqproc.kernels.record_check import (
     BAD_OFFSET,
@@ -40,7 +39,7 @@ from mqproc.kernels.record_check import (
     topic_length_at,
     topic_length_size,
 )
-from mqproc.layout import consume_queue, properties, queue_table, record
+from mqproc.layout import consume_queue, properties, record
 from mqproc.layout.index_file import KEY_TOPIC_SEPARATOR
 
 Int32s = NDArray[np.int32]
@@ -131,10 +130,8 @@ _UNIT = consume_queue.UNIT_SIZE
 _SEPARATOR_CODE = ord(KEY_TOPIC_SEPARATOR)
 _MASK_32 = 0xFFFFFFFF
 
-# Words of eight equal bytes.
-_ONES = 0x0101_0101_0101_0101
-_BELOW_3 = 3 * _ONES
-_SPACES = 0x20 * _ONES
+_BELOW_3 = 3 * ONES
+_SPACE = ord(" ")
 _NAME_END = ord(properties.NAME_END)
 _PAIR_END = ord(properties.PAIR_END)
 assert max(_NAME_END, _PAIR_END) < 3
@@ -155,34 +152,7 @@ _SCHEDULE_SIZE = len(SCHEDULE_TOPIC)
 _SCHEDULE_WORDS = tuple(_name_word(SCHEDULE_TOPIC, start, 8) for start in (0, 8, _SCHEDULE_SIZE - 8))
 
 # The numbers of the last topic's queues, by the low bits of the queue id: pairs of (generation and id, number).
-_CACHE_SIZE = 256
-
-
-def trailing_zeros(v: int) -> int:
-    """Number of zero bits below the lowest one bit of a word that is not 0."""
-    return (v & -v).bit_length() - 1
-
-
-@lowering(trailing_zeros)
-def _(builder: Any, v: Any) -> Any:
-    return builder.cttz(v, ir.Constant(ir.IntType(1), 1))
-
-
-@kernel
-def _find_space(log: Bytes, at: int, stop: int) -> int:
-    """Position of the first space in [at, stop), `stop` when there is none. Up to seven bytes before `at` are read."""
-    while at + 8 <= stop:
-        word = load_le64(log, at) ^ _SPACES
-        found = ((word - _ONES) & ~word) >> 7 & _ONES
-        if found != 0:
-            return at + (trailing_zeros(found) >> 3)
-        at += 8
-    if at < stop:
-        word = (load_le64(log, stop - 8) >> 8 * (8 - (stop - at))) ^ _SPACES
-        found = ((word - _ONES) & ~word) >> 7 & _ONES
-        if found != 0:
-            return at + (trailing_zeros(found) >> 3)
-    return stop
+CACHE_SIZE = 256
 
 
 @kernel
@@ -243,7 +213,7 @@ def _find_properties(log: Bytes, state: Words) -> None:
     at = pair_at
     while at < stop:
         word = load_le64(log, at) if at + 8 <= stop else load_le64(log, stop - 8) >> 8 * (8 - (stop - at))
-        found = ((word - _BELOW_3) & ~word) >> 7 & _ONES
+        found = ((word - _BELOW_3) & ~word) >> 7 & ONES
         while found != 0:
             place = at + (trailing_zeros(found) >> 3)
             if place >= stop:
@@ -313,7 +283,7 @@ def _put_entries(
         at = int(state[KEYS_AT])
         stop = int(state[KEYS_END])
         while at < stop:
-            end = _find_space(log, at, stop)
+            end = find_byte(log, at, stop, _SPACE)
             if end > at:
                 if entry == hashes.size:
                     return -1
@@ -385,7 +355,7 @@ def scan(
 ) -> None:
     """Scan records of `log` (a segment, uint8[segment size]) as state[START:WITH_ENTRIES + 1] says.
 
-    `state` int64[STATE_SIZE]; `table`, `cells`, `slots` are the queue table's views; `cache` int64[2 × _CACHE_SIZE];
+    `state` int64[STATE_SIZE]; `table`, `cells`, `slots` are the queue table's views; `cache` int64[2 × CACHE_SIZE];
     `units`, `sorted_units` uint8[20 × records]; `run_of_unit` int32[records]; `run_of_queue` int32[queues], all 0;
     `runs` int64[RUN_COLUMNS × records]; `hashes` int32[n], `offsets` and `times` int64[n] take the entries.
     Fills state[STOPPED_AT:STORE_TIMESTAMP_MS + 1]; what it says of units and entries belongs to whole records.
@@ -436,7 +406,7 @@ def scan(
             if queue_offset < 0:
                 state[REASON] = _BAD_RECORD
                 break
-            cached = 2 * (queue_id & (_CACHE_SIZE - 1))
+            cached = 2 * (queue_id & (CACHE_SIZE - 1))
             wanted = (generation << 32) + (queue_id & _MASK_32)
             if cache[cached] == wanted:
                 number = int(cache[cached + 1])
@@ -476,109 +446,3 @@ def scan(
     state[STOPPED_AT] = at
     state[RECORDS] = records
     _sort_units(units, sorted_units, run_of_unit, run_of_queue, runs, state)
-
-
-@dataclass(frozen=True, slots=True)
-class ScanResult:
-    """What a scan found. `stopped_at` is a byte of the segment; arrays are views of the buffers until the next scan.
-
-    `runs` int64[runs, RUN_COLUMNS], in the order of their first records: a queue's last run holds its newest record.
-    Index entries, in the order of the log: `hashes` int32[entries], `offsets` and `times` int64[entries].
-    """
-
-    stopped_at: int
-    reason: StopReason
-    records: int
-    store_timestamp_ms: int
-    runs: NDArray[np.int64]
-    units: NDArray[np.uint8]
-    hashes: NDArray[np.int32]
-    offsets: NDArray[np.int64]
-    times: NDArray[np.int64]
-
-    @property
-    def entries(self) -> int:
-        return len(self.hashes)
-
-
-Zeros = Callable[[int, DTypeLike], NDArray[Any]]
-
-
-class DispatchBuffers:
-    """The arrays that scans fill, allocated once."""
-
-    def __init__(self, queues: int, records_max: int, entries_max: int, zeros: Zeros = np.zeros) -> None:
-        """Buffers for tables of `queues` queues and scans of up to `records_max` records.
-
-        `zeros` makes the arrays: where another process scans, it makes them in shared memory.
-        """
-        self.records_max = records_max
-        entries_max = max(entries_max, RECORD_ENTRIES_MAX)
-        self._state = zeros(STATE_SIZE, np.int64)
-        self._hashes = zeros(entries_max, np.int32)
-        self._offsets = zeros(entries_max, np.int64)
-        self._times = zeros(entries_max, np.int64)
-        self._cache = zeros(2 * _CACHE_SIZE, np.int64)
-        self._units = zeros(_UNIT * records_max, np.uint8)
-        self._sorted_units = zeros(_UNIT * records_max, np.uint8)
-        self._run_of_unit = zeros(records_max, np.int32)
-        self._run_of_queue = zeros(queues, np.int32)
-        self._runs = zeros(RUN_COLUMNS * records_max, np.int64)
-
-    def scan(
-        self,
-        log: NDArray[np.uint8],
-        table: NDArray[np.uint8],
-        cells: NDArray[np.int64],
-        slots: NDArray[np.int32],
-        *,
-        start: int,
-        limit: int,
-        stop: int,
-        segment_start: int,
-        with_entries: bool = True,
-    ) -> ScanResult:
-        """Scan the records of a segment that begin in [start, limit); nothing at or above `stop` is read."""
-        state = self._state
-        state[: WITH_ENTRIES + 1] = (start, min(limit, stop), stop, segment_start, self.records_max, with_entries)
-        scan(
-            log,
-            state,
-            table,
-            cells,
-            slots,
-            self._cache,
-            self._units,
-            self._sorted_units,
-            self._run_of_unit,
-            self._run_of_queue,
-            self._runs,
-            self._hashes,
-            self._offsets,
-            self._times,
-        )
-        return self.result()
-
-    def result(self) -> ScanResult:
-        """What the last scan found, also when another process has made it."""
-        said = self._state.tolist()
-        run_count, entry_count = said[RUNS], said[ENTRIES]
-        return ScanResult(
-            stopped_at=said[STOPPED_AT],
-            reason=StopReason(said[REASON]),
-            records=said[RECORDS],
-            store_timestamp_ms=said[STORE_TIMESTAMP_MS],
-            runs=self._runs[: RUN_COLUMNS * run_count].reshape(run_count, RUN_COLUMNS),
-            units=self._sorted_units[: _UNIT * said[UNITS]],
-            hashes=self._hashes[:entry_count],
-            offsets=self._offsets[:entry_count],
-            times=self._times[:entry_count],
-        )
-
-
-def warm() -> None:
-    """Compile or load these kernels."""
-    buffers = DispatchBuffers(1, 1, 1)
-    blank = np.zeros(8, np.uint8)
-    table = np.zeros(queue_table.HEADER_SIZE, np.uint8)
-    buffers.scan(blank, table, table.view(np.int64), np.zeros(16, np.int32), start=0, limit=8, stop=8, segment_start=0)

@@ -7,8 +7,7 @@ bytes before it may be read.
 
 from __future__ import annotations
 
-from mqproc.kernels.dispatch import trailing_zeros
-from mqproc.kernels.intrinsics import load_be32, load_le64, load_u8
+from mqproc.kernels.intrinsics import load_be32, load_le64, load_u8, trailing_zeros
 from mqproc.kernels.jit import kernel
 from mqproc.kernels.primitive import Bytes, Words
 from mqproc.kernels.queue_lookup import same_bytes

@@ -198,10 +198,10 @@ STOCK_SIZE = 3
 
 
 @kernel
-def take_stock(view: Bytes, slots: int, mark: int, header_count: int, wanted: Bytes, out: Words) -> None:
+def take_stock(view: Bytes, slots: int, floor: int, mark: int, header_count: int, wanted: Bytes, out: Words) -> None:
     """Go through the items of a file that lie below `mark`: how many there are, and what slots and chains they make.
 
-    Items 1… are taken while their offsets do not descend and stay below `mark`. An item of zeros tells nothing by
+    Items 1… are taken while their offsets do not descend, from `floor` on, and stay below `mark`. An item of zeros tells nothing by
     itself (it may be a key of hash 0 in the record at offset 0): such items at the end count only below `header_count`.
     `wanted` uint8[4 × slots], all 0, takes the slots as they should lie in the file; `out` int64[STOCK_SIZE]. Changes
     nothing in the file.
@@ -209,7 +209,7 @@ def take_stock(view: Bytes, slots: int, mark: int, header_count: int, wanted: By
     items_at = _items_start(slots)
     capacity = (view.size - items_at) // layout.ITEM_SIZE
     count = layout.FIRST_ITEM
-    last_offset = 0
+    last_offset = floor
     used = 0
     fits = 1
     for item in range(layout.FIRST_ITEM, capacity):
@@ -275,6 +275,6 @@ def warm() -> None:
     walk_chain(view, 1, published_count(view), 0, 0, 0, 1, words)
     roll_back(view, 1, 1)
     wanted = np.zeros(layout.SLOT_SIZE, np.uint8)
-    take_stock(view, 1, 1, 1, wanted, np.zeros(STOCK_SIZE, np.int64))
+    take_stock(view, 1, 0, 1, 1, wanted, np.zeros(STOCK_SIZE, np.int64))
     replay_items(view, 1, 1, wanted)
     store_slots(view, 1, wanted)

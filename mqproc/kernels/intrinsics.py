@@ -160,6 +160,16 @@ def copy_bytes(dst: Bytes, di: int, src: Bytes, si: int, n: int) -> None:
     _observed(dst, di, n)
 
 
+def trailing_zeros(v: int) -> int:
+    """Number of zero bits below the lowest one bit of a word that is not 0."""
+    return (v & -v).bit_length() - 1
+
+
+def leading_zeros(v: int) -> int:
+    """Number of zero bits above the highest one bit of a word above 0."""
+    return 64 - v.bit_length()
+
+
 def load_acquire(words: Words, i: int) -> int:
     """Load word `i`; nothing after it is done before it."""
     return int(words[i])
@@ -233,6 +243,16 @@ _lower_store(store_le16, 16, swap=False)
 _lower_store(store_le32, 32, swap=False)
 _lower_store(store_le64, 64, swap=False)
 _lower_store(store_u64, 64, swap=False)
+
+
+@lowering(trailing_zeros)
+def _(builder: Any, v: Any) -> Any:
+    return builder.cttz(v, ir.Constant(ir.IntType(1), 1))
+
+
+@lowering(leading_zeros)
+def _(builder: Any, v: Any) -> Any:
+    return builder.ctlz(v, ir.Constant(ir.IntType(1), 1))
 
 
 @lowering(load_acquire)

@@ -70,7 +70,7 @@ CUT_BY_VIEW = FULL + 2
     VERIFY,  # a sum of record_check's VERIFY_…, looked at in wanted records
     VERIFY_UNWANTED,  # the same, in the others
     BYTES_MAX,  # wanted records of so many bytes are enough for once
-    FOUND,  # positions written
+    FOUND,  # positions written; with FOUND_BYTES moved, so that a walk that is gone on with adds to them
     FOUND_BYTES,
     SCRATCH,
 ) = range(13)
@@ -189,9 +189,10 @@ def has_one_of(view: Bytes, at: int, size: int, texts: Bytes, ends: Words) -> bo
 
 
 @kernel
-def _has_tag_and_key(
+def has_tag_and_key(
     view: Bytes, at: int, total: int, tags: Bytes, tag_ends: Words, keys: Bytes, key_ends: Words, state: Words
 ) -> bool:
+    """Whether the record at `at`, whose sizes hold, has one of the tags and one of the keys; none given means all."""
     if tag_ends.size == 0 and key_ends.size == 0:
         return True
     find_tags_and_keys(view, properties_at(view, at), properties_end(view, at, total), state, SCRATCH)
@@ -227,7 +228,8 @@ def select_positions(
     positions: Words,
     state: Words,
 ) -> int:
-    """Positions of the wanted records that begin in view[AT:STOP] into `positions` int64[n]; why it stopped.
+    """Positions of the wanted records that begin in view[AT:STOP] into `positions` int64[n] from FOUND on; why it
+    stopped.
 
     `queues`, `cells`, `slots` are a queue table's `bytes_view`, `cells` and `slots`, and `verdicts`
     int64[VERDICT_COLUMNS × queues] says what is wanted of each; a record of a queue that the table lacks stops the
@@ -244,8 +246,8 @@ def select_positions(
     bytes_max = int(state[BYTES_MAX])
     limit = min(int(state[LIMIT]), view.size)
     is_cut = state[LIMIT] > view.size
-    found = 0
-    size = 0
+    found = int(state[FOUND])
+    size = int(state[FOUND_BYTES])
     topic = 0
     topic_size = -1
     queue_id = -1
@@ -293,7 +295,7 @@ def select_positions(
             and begin_ms <= stored < end_ms
             and load_be32(view, at + record.SYS_FLAG) & _HAS_NO_PLACE == 0
             and not (base + at < verdicts[verdict + DELETED_AT] and queue_offset < verdicts[verdict + DELETED_NEXT])
-            and _has_tag_and_key(view, at, total, tags, tag_ends, keys, key_ends, state)
+            and has_tag_and_key(view, at, total, tags, tag_ends, keys, key_ends, state)
         ):
             if found == positions.size or (found > 0 and size + total > bytes_max):
                 reason = FULL

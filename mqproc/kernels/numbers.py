@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mqproc.kernels.intrinsics import load_u8
+from mqproc.kernels.intrinsics import leading_zeros, load_u8
 from mqproc.kernels.jit import kernel
 from mqproc.kernels.primitive import Bytes, Words
 
@@ -98,25 +98,8 @@ def _nearest_double(digits: int, power: int) -> int:
     if power > _POWER_MAX:
         return INFINITY_KEY
     # The highest bit of 64 is set: of 63 here, so that the sign stays clear.
-    zeros = 1
-    if digits < 1 << 31:
-        digits <<= 32
-        zeros += 32
-    if digits < 1 << 47:
-        digits <<= 16
-        zeros += 16
-    if digits < 1 << 55:
-        digits <<= 8
-        zeros += 8
-    if digits < 1 << 59:
-        digits <<= 4
-        zeros += 4
-    if digits < 1 << 61:
-        digits <<= 2
-        zeros += 2
-    if digits < 1 << 62:
-        digits <<= 1
-        zeros += 1
+    zeros = leading_zeros(digits)
+    digits <<= zeros - 1
     high = digits >> 31
     low = (digits << 1) & _HALF
     row = 4 * (power - _POWER_MIN)

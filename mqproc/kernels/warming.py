@@ -6,7 +6,7 @@ from mqproc.kernels import (
     append,
     crc,
     decode,
-    dispatch,
+    dispatch_buffers,
     fences,
     gather,
     hashing,
@@ -28,7 +28,7 @@ from mqproc.kernels import (
 
 def warm_all() -> None:
     """Call every kernel once. The first time on a machine this compiles, later it loads the cache."""
-    writing = (crc, hashing, record_check, fences, append, scan, dispatch, publish, index, keyed, repeats)
+    writing = (crc, hashing, record_check, fences, append, scan, dispatch_buffers, publish, index, keyed, repeats)
     reading = (numbers, sql, gather, match, decode, made_from)
     for module in (*writing, *reading, verify, index_verify, select):
         module.warm()

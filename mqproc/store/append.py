@@ -33,14 +33,13 @@ from mqproc.kernels import append as kernel
 from mqproc.layout import control as words_of
 from mqproc.layout import properties, record
 from mqproc.layout import queue_table as table_layout
+from mqproc.layout.record_codec import encode_blank
 from mqproc.shm.words import Words
 from mqproc.store.final_syncs import Syncing
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
 from mqproc.store.succession import clear_unpublished
 
-_HEAD_V4 = struct.Struct(">iiiiiqqiq")
-_BLANK = struct.Struct(">ii")
 # What `_prepare` sets of the kernel's state: COUNT … NEXT_MESSAGE.
 _STATE = struct.Struct(f"={kernel.NEXT_MESSAGE + 1}q")
 STAGING_BYTES_MIN = 1 << 20
@@ -281,8 +280,8 @@ class CommitLogAppender:
         sys_flag = plan.sys_flag & ~(record.SYS_FLAG_BORN_HOST_V6 | record.SYS_FLAG_STORE_HOST_V6)
         sys_flag |= record.SYS_FLAG_BORN_HOST_V6 if len(plan.born_host) == record.HOST_V6_SIZE else 0
         sys_flag |= record.SYS_FLAG_STORE_HOST_V6 if len(self.store_host) == record.HOST_V6_SIZE else 0
-        fixed = _HEAD_V4.pack(0, plan.magic, 0, 0, plan.flag, 0, 0, sys_flag, 0)
-        tail = struct.pack(">iqi", plan.reconsume_times, plan.prepared_transaction_offset, 0)
+        fixed = record.HEAD.pack(0, plan.magic, 0, 0, plan.flag, 0, 0, sys_flag, 0)
+        tail = record.TAIL.pack(plan.reconsume_times, plan.prepared_transaction_offset, 0)
         return fixed + plan.born_host + bytes(8) + self.store_host + tail
 
     def _check(self, plan: AppendPlan, state: NDArray[np.int64], topic_block_size: int) -> None:
@@ -361,7 +360,7 @@ class CommitLogAppender:
         """Write what is staged and a BLANK, and go to the next segment."""
         segment_end = self._segments.start_of(self._end) + self.segment_size
         self._write_staged_or_full()
-        blank = _BLANK.pack(segment_end - self._end, record.MAGIC_BLANK)
+        blank = encode_blank(segment_end - self._end)
         self._io.crash_point("roll.blank")
         self._reserve(segment_end)
         try:

@@ -346,7 +346,7 @@ class ConsumeQueueFiles:
     def read_units(self, topic: str, queue_id: int, first: int, count: int, generation: int = 0) -> bytes:
         """Units [first, first + count) as they lie on disk; fewer where the files end.
 
-        Raises FileNotFoundError when the file of the first one is not there (deleted, or never made).
+        Raises FileNotFoundError when the file of the first one is not there: deleted, never made, or a folder.
         """
         position = first * UNIT_SIZE
         stop = position + count * UNIT_SIZE
@@ -356,11 +356,13 @@ class ConsumeQueueFiles:
             size = min(self.file_bytes - place, stop - position)
             try:
                 file = self._for_reading(topic, queue_id, position - place, generation)
-            except FileNotFoundError:
+                part = self._io.pread(file.fd, size, place)
+            except (FileNotFoundError, IsADirectoryError):
                 if not parts:
-                    raise
+                    raise FileNotFoundError(
+                        errno.ENOENT, f"no file: {self.path(topic, queue_id, position - place)}"
+                    ) from None
                 break
-            part = self._io.pread(file.fd, size, place)
             parts.append(part)
             position += size
             if len(part) < size:

@@ -20,9 +20,9 @@ from mqproc.kernels.dispatch import (
     RUN_COUNT,
     RUN_FIRST_OFFSET,
     RUN_QUEUE,
-    ScanResult,
     StopReason,
 )
+from mqproc.kernels.dispatch_buffers import ScanResult
 from mqproc.kernels.intrinsics import load_be64
 from mqproc.kernels.publish import publish_queues
 from mqproc.layout import queue_table as table_layout

@@ -169,15 +169,15 @@ class _MappedIndex:
             store_be64(self.view, layout.BEGIN_PHYSICAL_OFFSET, commit.end_physical_offset)
         kernels.roll_back(self.view, self.slots, commit.count)
 
-    def mend_chains(self, mark: int) -> tuple[int, int, bool]:
-        """Make slots and `previous` what the items below a log position make of them.
+    def mend_chains(self, floor: int, mark: int) -> tuple[int, int, bool]:
+        """Make slots and `previous` what the items of a range of the log, [floor, mark), make of them.
 
         Returns the number behind the last item, slots in use, and whether anything was changed.
         """
         self._io.will_need(self._fd, 0, layout.item_offset(self.slots, self.count))
         wanted = np.zeros(layout.SLOT_SIZE * self.slots, np.uint8)
         stock = np.zeros(kernels.STOCK_SIZE, np.int64)
-        kernels.take_stock(self.view, self.slots, mark, self.count, wanted, stock)
+        kernels.take_stock(self.view, self.slots, floor, mark, self.count, wanted, stock)
         count, used, fits = stock.tolist()
         if count == layout.FIRST_ITEM:
             return count, used, False
@@ -316,13 +316,17 @@ class IndexFiles:
         """After a power loss: make slots and counts anew from the items whose physical offset is below `mark`.
 
         Items below the mark must be durable; all else in the files may be anything. From the newest file back to the
-        first that keeps an item; older ones were full and durable. Files that keep none are deleted.
+        first that keeps an item; older ones were full and durable. Files that keep none are deleted. An item from
+        before the end of the file before is none: it would keep what lies above the mark in that file.
         `store_timestamp_ms` gives a record's store time by its offset. Nobody else may have the files open; `sync`
         makes the result durable. Returns the items kept in the newest file.
         """
         self._let_current_go()
-        for name in reversed(index_file_names(self._io, self._folder)):
-            kept = self._rebuild_file(name, mark, store_timestamp_ms)
+        names = index_file_names(self._io, self._folder)
+        while names:
+            name = names.pop()
+            floor = max(0, last_offset(self._io, self._folder / names[-1])) if names else 0
+            kept = self._rebuild_file(name, floor, mark, store_timestamp_ms)
             if kept:
                 return kept
             self._unlink(name)
@@ -388,14 +392,16 @@ class IndexFiles:
         )
         self.full_files += 1
 
-    def _rebuild_file(self, name: str, mark: int, store_timestamp_ms: Callable[[int], int | None]) -> int:
-        """Make one file anew from its items below `mark`, where it is not so already; the items kept."""
+    def _rebuild_file(
+        self, name: str, floor: int, mark: int, store_timestamp_ms: Callable[[int], int | None]
+    ) -> int:
+        """Make one file anew from its items in [floor, mark), where it is not so already; the items kept."""
         if self._io.size_of(self._folder / name) == 0:
             return 0
         file = self._mapped(name)
         try:
             header = read_header(file.view)
-            count, used, changed = file.mend_chains(mark)
+            count, used, changed = file.mend_chains(floor, mark)
             if count == layout.FIRST_ITEM:
                 return 0
             wanted = self._header_of(file.view, header, count, used, store_timestamp_ms)

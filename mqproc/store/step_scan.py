@@ -7,7 +7,8 @@ from typing import Final, Protocol
 import numpy as np
 
 from mqproc.config import MIB
-from mqproc.kernels.dispatch import DispatchBuffers, ScanResult, StopReason, Zeros
+from mqproc.kernels.dispatch import StopReason
+from mqproc.kernels.dispatch_buffers import DispatchBuffers, ScanResult, Zeros
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
 

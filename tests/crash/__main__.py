@@ -1,8 +1,15 @@
-"""`python -m tests.crash SEED[:STOP]`: stories of these seeds; each that fails prints the line that repeats it."""
+"""Stories of crashes: of single seeds, or a whole level of them, and the sweep of failing calls.
+
+python -m tests.crash SEED[:STOP]       stories of these seeds; each that fails prints the line that repeats it
+python -m tests.crash --level ci        10,000 images; nightly: 1,000,000, resumable with --progress
+python -m tests.crash --sweep           each storage call of a fixed program fails once in each way
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import shutil
 import sys
 import tempfile
@@ -10,50 +17,101 @@ import time
 import traceback
 from pathlib import Path
 
+from tests.crash.journal import Journal
 from tests.crash.planted import PLANTS, plant
 
+BOTH = "both"
 
-def tell(seed: int, images: int, folder: Path) -> tuple[int, int]:
-    """One story; (images, messages)."""
+
+def tell(seed: int, images: int, folder: Path, journal_path: Path | None) -> int:
+    """One story; the images that were looked at."""
     # Here, so that a bug can be planted before the product is imported.
     from tests.crash.program import Story
 
     place = folder / f"seed{seed}"
-    try:
-        tally = Story(seed, place, images).run()
-        return tally.images, tally.messages
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, place, ignore_errors=True)
+        file = stack.enter_context(journal_path.open("w")) if journal_path else None
+        return Story(seed, place, images, Journal(file)).run().images
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.crash", description=__doc__)
-    parser.add_argument("seeds", help="one seed, or FIRST:STOP")
-    parser.add_argument("--images", type=int, default=10, help="images looked at in each crash (default 10)")
-    parser.add_argument("--folder", type=Path, default=Path("/dev/shm"), help="where stores are made")
-    parser.add_argument("--plant", choices=sorted(PLANTS), help="plant this bug, which some story should notice")
-    parser.add_argument("--until-failure", action="store_true", help="stop at the first story that fails")
-    arguments = parser.parse_args()
-    if arguments.plant:
-        plant(arguments.plant)
+def tell_seeds(arguments: argparse.Namespace, folder: Path) -> int:
+    """Stories in this process; how many failed."""
     first, _, stop = arguments.seeds.partition(":")
     failed = total = 0
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        for seed in range(int(first), int(stop or int(first) + 1)):
-            try:
-                images, _messages = tell(seed, arguments.images, Path(folder))
-                total += images
-            except Exception:
-                failed += 1
-                traceback.print_exc()
-                planted = f" --plant {arguments.plant!r}" if arguments.plant else ""
-                print(f"repeat: python -m tests.crash {seed} --images {arguments.images}{planted}", flush=True)
-                if arguments.until_failure:
-                    break
-    took_s = time.perf_counter() - started
-    print(f"{total:,} images, {failed} stories failed, {took_s:.1f} s")
-    return 1 if failed else 0
+    for seed in range(int(first), int(stop or int(first) + 1)):
+        try:
+            total += tell(seed, arguments.images, folder, arguments.journal)
+        except Exception:
+            failed += 1
+            traceback.print_exc()
+            planted = f' --plant "{arguments.plant}"' if arguments.plant else ""
+            print(f"repeat: python -m tests.crash {seed} --images {arguments.images}{planted}", flush=True)
+            if arguments.until_failure:
+                break
+    print(f"{total:,} images, {failed} stories failed, {time.perf_counter() - started:.1f} s")
+    return failed
+
+
+def run_level(arguments: argparse.Namespace, folder: Path) -> int:
+    """A level by worker processes; how many of its stories failed."""
+    from tests.crash import levels
+
+    progress = levels.run_level(levels.LEVELS[arguments.level], folder, arguments.workers, arguments.progress)
+    print(progress.summary())
+    for repeat in progress.failed:
+        print(f"repeat: {repeat}")
+    return len(progress.failed)
+
+
+def sweep(arguments: argparse.Namespace, folder: Path) -> int:
+    """The sweep in both ways to flush, or one of them, or one case of it; how many runs failed."""
+    from mqproc.config import FlushDiskType
+    from tests.crash import levels
+    from tests.crash.sweep import Program, case_of
+
+    flushes = [flush for flush in FlushDiskType if arguments.sweep in (BOTH, flush.value)]
+    if arguments.case:
+        program = Program(folder / "none", flushes[0])
+        program.run()
+        Program(folder / "case", flushes[0], case_of(arguments.case, program.calls)).run()
+        return 0
+    failed = 0
+    for flush in flushes:
+        started = time.perf_counter()
+        runs, wrong = levels.run_sweep(flush, folder, arguments.workers)
+        failed += wrong
+        print(f"{flush.value}: {runs:,} failures, {wrong} runs went wrong, {time.perf_counter() - started:.1f} s")
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.crash", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("seeds", nargs="?", help="one seed, or FIRST:STOP")
+    parser.add_argument("--level", choices=("ci", "nightly"))
+    parser.add_argument("--sweep", nargs="?", const=BOTH, choices=(BOTH, "ASYNC_FLUSH", "SYNC_FLUSH"))
+    parser.add_argument("--case", help="of the sweep: one run only, as it was printed")
+    parser.add_argument(
+        "--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes of level and sweep"
+    )
+    parser.add_argument("--progress", type=Path, help="of a level: what is done stands here, and it goes on from there")
+    parser.add_argument("--images", type=int, default=10, help="images looked at in each crash (default 10)")
+    parser.add_argument("--folder", type=Path, help="where stores are made (default /dev/shm, where it is there)")
+    parser.add_argument("--plant", choices=sorted(PLANTS), help="plant this bug, which some story should notice")
+    parser.add_argument("--journal", type=Path, help="write down what happens: a diff shows where two stories part")
+    parser.add_argument("--until-failure", action="store_true", help="stop at the first story that fails")
+    arguments = parser.parse_args()
+    if sum(map(bool, (arguments.seeds, arguments.level, arguments.sweep))) != 1:
+        parser.error("give seeds, or --level, or --sweep")
+    if arguments.plant:
+        plant(arguments.plant)
+    where = arguments.folder or (Path("/dev/shm") if Path("/dev/shm").is_dir() else None)
+    work = tell_seeds if arguments.seeds else run_level if arguments.level else sweep
+    with tempfile.TemporaryDirectory(dir=where) as folder:
+        return 1 if work(arguments, Path(folder)) else 0
 
 
 if __name__ == "__main__":

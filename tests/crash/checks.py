@@ -2,49 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mqproc.config import Options
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
-from mqproc.layout.java_hash import java_hash
-from mqproc.layout.record_codec import decode_record
-from mqproc.message import StoredMessage
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
 from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
 from mqproc.store.damage import load
+from mqproc.store.groups.progress import all_progress
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.index_query import IndexReader
 from mqproc.store.recovery.recovery import Recovery, adopt_sizes
+from tests.crash.consumers import Consumers
+from tests.crash.copies import check_copies, goes_to, originals, tags_code
+from tests.crash.deletions import Deletions, Place
 from tests.crash.disk import Disk
+from tests.crash.placed import Placed, expect, must_end_well, walk_log
 from tests.crash.recording_io import Machine, RecordingIO
 from tests.crash.senders import Fate, Senders, Sent
 from tests.store.recovery.recovering import contents
 
-BLANK_MAGIC = -875286124
 FOREVER_MS = 1 << 60
 KEYS_LOOKED_UP = 30
-
-
-class Broken(AssertionError):
-    """An invariant does not hold."""
-
-
-def expect(true: bool, what: str) -> None:
-    """Raise Broken unless it is true."""
-    if not true:
-        raise Broken(what)
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A record as it lies in the log."""
-
-    offset: int
-    size: int
-    message: StoredMessage
 
 
 @dataclass(slots=True)
@@ -71,33 +53,6 @@ class Recovered:
     said: list[str]
 
 
-def walk_log(commit_log: Path) -> list[Placed]:
-    """Every record from the first segment on, in plain Python, up to the first that is not whole."""
-    found: list[Placed] = []
-    segments = sorted(path for path in commit_log.iterdir() if path.name.isdigit())
-    expected = int(segments[0].name) if segments else 0
-    for path in segments:
-        start = int(path.name)
-        if start != expected:
-            break
-        data = path.read_bytes()
-        expected = start + len(data)
-        at = 0
-        while at + 8 <= len(data):
-            size, magic = (int.from_bytes(data[place : place + 4], "big", signed=True) for place in (at, at + 4))
-            if magic == BLANK_MAGIC:
-                break
-            try:
-                message = decode_record(data, at)
-            except Exception:
-                return found
-            if message.physical_offset != start + at:
-                return found
-            found.append(Placed(start + at, size, message))
-            at += size
-    return found
-
-
 def recover(root: Path, options: Options, machine: Machine | None = None, now_ms: int = 0) -> Recovered:
     """Recover the store at `root` as a supervisor would before it starts roles."""
     paths, said = StorePaths(root), list[str]()
@@ -107,20 +62,19 @@ def recover(root: Path, options: Options, machine: Machine | None = None, now_ms
     words = Words(bytearray(words_of.FILE_SIZE))
     io.make_folder(paths.commit_log)
     clean = not paths.abort.exists()
-    Recovery(io, paths, options, words, said.append, clean=clean, now_ms=lambda: now_ms).run()
+    with must_end_well("recovery"):
+        Recovery(io, paths, options, words, said.append, clean=clean, now_ms=lambda: now_ms).run()
     machine.disk.let_go()
+    io.close_all()
     return Recovered(paths, options, words, said)
 
 
-def numbers(records: list[Placed], senders: Senders) -> list[int]:
-    """The messages' numbers in the order of the log; raises Broken for one that nobody sent."""
-    found = []
-    for placed in records:
-        sent = senders.of_body(placed.message.body)
-        if sent is None:
-            raise Broken(f"the record at {placed.offset} was never sent: {placed.message.body[:40]!r}")
-        found.append(sent.number)
-    return found
+def check_nothing_behind(commit_log: Path, end: int) -> None:
+    """Nothing is left behind the log's end that could be taken for a part of it when the log has come there."""
+    for path in sorted(commit_log.iterdir()):
+        data = path.read_bytes()
+        behind = data[max(0, end - int(path.name)) :]
+        expect(not any(behind), f"{path} is not empty behind the log's end {end}")
 
 
 def check_log(found: Recovered, truth: Truth, senders: Senders, *, power_loss: bool) -> list[Placed]:
@@ -128,10 +82,10 @@ def check_log(found: Recovered, truth: Truth, senders: Senders, *, power_loss: b
     records = walk_log(found.paths.commit_log)
     begin, end = found.words[words_of.MIN_PHYSICAL_OFFSET], found.words[words_of.WRITTEN]
     records = [placed for placed in records if begin <= placed.offset]
-    expect(all(placed.offset < end for placed in records), f"intact records lie behind the end {end}")
+    check_nothing_behind(found.paths.commit_log, end)
     last = records[-1].offset + records[-1].size if records else begin
     expect(last <= end, f"the log ends at {end}, inside the record that ends at {last}")
-    ids = numbers(records, senders)
+    ids = [number for number, _placed in originals(records, senders)]
     expect(len(set(ids)) == len(ids), "a message is in the log twice")
     back = truth.gone & set(ids)
     expect(not back, f"messages {sorted(back)[:5]} came back after a crash had taken them")
@@ -153,6 +107,7 @@ def check_log(found: Recovered, truth: Truth, senders: Senders, *, power_loss: b
     expect(
         end >= must or not appended, f"the log ends at {end}, but was {'synced' if power_loss else 'written'} to {must}"
     )
+    check_copies(records, senders, truth.gone)
     _check_acknowledged(set(ids), begin, truth, must, senders, sync_flush=found.options.sync_flush)
     return records
 
@@ -169,26 +124,53 @@ def _check_acknowledged(
 
 def check_places(records: list[Placed], senders: Senders) -> None:
     """Each message is where its sender was told."""
-    for placed, number in zip(records, numbers(records, senders), strict=True):
+    for number, placed in originals(records, senders):
         sent, message = senders.sent[number], placed.message
-        expect((message.topic, message.tag or "") == (sent.topic, sent.tag), f"message {number} is {message}")
+        expect((goes_to(message), message.tag or "") == (sent.topic, sent.tag), f"message {number} is {message}")
         if sent.fate is Fate.STORED:
             told = (sent.physical_offset, sent.queue_id, sent.queue_offset)
             lies = (placed.offset, message.queue_id, message.queue_offset)
             expect(told == lies, f"message {number}: its sender was told {told}, it lies at {lies}")
 
 
-def check_queues(found: Recovered, records: list[Placed], minimum: int) -> None:
+Unit = tuple[int, int, int]
+
+
+@dataclass(slots=True)
+class _OfLog:
+    """By queue offset, the units that the log's records must have in one queue, and those that they may have."""
+
+    must: dict[int, Unit] = field(default_factory=dict)
+    may: dict[int, Unit] = field(default_factory=dict)
+    offsets: set[int] = field(default_factory=set)
+
+    def check(self, queue: str, there: dict[int, tuple[int, ...]], minimum: int) -> None:
+        """`there` are the queue's units; those of records below `minimum` may be gone."""
+        wrong = [place for place, unit in there.items() if unit not in (self.must.get(place), self.may.get(place))]
+        expect(not wrong, f"{queue}: units {wrong[:3]} of {len(there)} are none of the log's records")
+        lacks = [place for place, unit in self.must.items() if unit[0] >= minimum and place not in there]
+        expect(not lacks, f"{queue}: units {lacks[:3]} are missing; it has {len(there)}, the log {len(self.must)}")
+
+
+def _by_queue(records: list[Placed], deletions: Deletions) -> dict[tuple[str, int], _OfLog]:
+    found: dict[tuple[str, int], _OfLog] = {}
+    for placed in records:
+        message = placed.message
+        queue = found.setdefault((message.topic, message.queue_id), _OfLog())
+        offset = message.queue_offset
+        expect(offset not in queue.offsets, f"{message.topic} {message.queue_id}: two at {offset}")
+        queue.offsets.add(offset)
+        place, unit = deletions.place(placed), (placed.offset, placed.size, tags_code(message))
+        if place is not Place.MUST_NOT:
+            (queue.must if place is Place.MUST else queue.may)[offset] = unit
+    return found
+
+
+def check_queues(found: Recovered, records: list[Placed], minimum: int, deletions: Deletions) -> None:
     """Queues hold exactly the log's records, without a gap; those below `minimum` may be gone from their queues."""
     expect(not load(StoreIO(), found.paths).holes, "a crash is no damage, but damage was noted")
     expect(found.words[words_of.DISPATCHED] == found.words[words_of.WRITTEN], "recovery left something undispatched")
-    wanted: dict[tuple[str, int], dict[int, tuple[int, int, int]]] = {}
-    for placed in records:
-        message = placed.message
-        code = java_hash(message.tag) if message.tag else 0
-        queue = wanted.setdefault((message.topic, message.queue_id), {})
-        expect(message.queue_offset not in queue, f"{message.topic} {message.queue_id}: two at {message.queue_offset}")
-        queue[message.queue_offset] = (placed.offset, placed.size, code)
+    of_log = _by_queue(records, deletions)
     table = QueueTable(StoreIO(), found.paths.queues)
     files = ConsumeQueueFiles(StoreIO(), found.paths.consume_queue, found.options.consume_queue_file_bytes)
     try:
@@ -196,27 +178,18 @@ def check_queues(found: Recovered, records: list[Placed], minimum: int) -> None:
             first, stop = table.min_offset(number), table.max_offset(number)
             units = as_units(files.read_units(topic, queue_id, first, stop - first)).tolist() if stop > first else []
             there = {first + at: tuple(unit) for at, unit in enumerate(units)}
-            of_log = wanted.pop((topic, queue_id), {})
-            going = {place: unit for place, unit in of_log.items() if unit[0] < minimum and place not in there}
-            of_log = {place: unit for place, unit in of_log.items() if place not in going}
-            expect(there == of_log, f"queue {topic} {queue_id}: {_difference(there, of_log)}")
-            expect(
-                table.next_offset(number) == stop,
-                f"queue {topic} {queue_id}: next {table.next_offset(number)}, end {stop}",
-            )
+            expect(len(there) == stop - first, f"queue {topic} {queue_id}: {len(there)} units of [{first}, {stop})")
+            of_log.pop((topic, queue_id), _OfLog()).check(f"queue {topic} {queue_id}", there, minimum)
+            next_offset = table.next_offset(number)
+            expect(next_offset == stop, f"queue {topic} {queue_id}: next {next_offset}, end {stop}")
     finally:
         files.close()
         table.close()
-    missing = [queue for queue, units in wanted.items() if any(unit[0] >= minimum for unit in units.values())]
+    missing = [queue for queue, units in of_log.items() if any(unit[0] >= minimum for unit in units.must.values())]
     expect(not missing, f"queues are missing: {missing}")
 
 
-def _difference(there: dict[int, tuple[int, ...]], wanted: dict[int, tuple[int, int, int]]) -> str:
-    wrong = sorted(set(there.items()) ^ set(wanted.items()))
-    return f"holds {len(there)}, the log has {len(wanted)}; first difference {wrong[:1]}"
-
-
-def check_index(found: Recovered, records: list[Placed], senders: Senders) -> None:
+def check_index(found: Recovered, records: list[Placed]) -> None:
     """Some of the keys, the newest among them, lead to their records."""
     options = found.options
     reader = IndexReader(StoreIO(), found.paths.index, options.max_hash_slot_num, options.max_index_num, 64)
@@ -224,12 +197,27 @@ def check_index(found: Recovered, records: list[Placed], senders: Senders) -> No
         reader.refresh(1)
         step = max(1, len(records) // KEYS_LOOKED_UP)
         for placed in records[::-step]:
-            sent = senders.of_body(placed.message.body)
-            assert sent is not None
-            offsets = list(reader.query_offset(sent.topic, sent.key, 64, 0, FOREVER_MS).offsets)
-            expect(offsets.count(placed.offset) == 1, f"key {sent.key} leads to {offsets}, not to {placed.offset} once")
+            topic, key = placed.message.topic, placed.message.keys[0]
+            offsets = list(reader.query_offset(topic, key, 64, 0, FOREVER_MS).offsets)
+            expect(offsets.count(placed.offset) == 1, f"key {key} leads to {offsets}, not to {placed.offset} once")
     finally:
         reader.close()
+
+
+def check_groups(found: Recovered, records: list[Placed], consumers: Consumers, *, power_loss: bool) -> None:
+    """Consumer groups stand within their queues, where they had come to."""
+    progress = list(all_progress(StoreIO(), found.paths))
+    table = QueueTable(StoreIO(), found.paths.queues)
+    try:
+        for at in progress:
+            number = table.find(at.topic, at.queue_id)
+            end = table.next_offset(number) if number >= 0 else at.offset
+            expect(
+                at.offset <= end, f"{at.group} stands at {at.offset} of {at.topic} {at.queue_id}, which ends at {end}"
+            )
+    finally:
+        table.close()
+    consumers.check(progress, records, found.words[words_of.MIN_PHYSICAL_OFFSET], power_loss=power_loss)
 
 
 def check_again(found: Recovered, options: Options) -> None:
@@ -245,12 +233,14 @@ def check_again(found: Recovered, options: Options) -> None:
     expect(not strays, f"files left lying about: {strays}")
 
 
-def check_all(found: Recovered, truth: Truth, senders: Senders, options: Options, *, power_loss: bool) -> list[Placed]:
-    """Everything at once; the records that are there."""
+def check_all(
+    found: Recovered, truth: Truth, senders: Senders, deletions: Deletions, *, power_loss: bool
+) -> list[Placed]:
+    """Log, places, queues and index at once; the records that are there."""
     records = check_log(found, truth, senders, power_loss=power_loss)
     check_places(records, senders)
-    check_queues(found, records, truth.minimum)
-    check_index(found, [placed for placed in records if placed.offset >= truth.minimum], senders)
+    check_queues(found, records, truth.minimum, deletions)
+    check_index(found, [placed for placed in records if placed.offset >= truth.minimum])
     return records
 
 

@@ -1,11 +1,13 @@
 """What a power loss may leave of files: each page's versions since it was last synced, and names not yet durable.
 
-    current state     the real files, on a memory file system: what a killed process leaves
+    current state     the real files: what a killed process leaves
     an image          a copy as a disk may show it after a power loss: of every page one of the versions that it had
                       since the last sync that succeeded, of every name and size the old or the new one
 
 A sync makes a file's pages and size durable; the sync of a folder makes the names in it durable. `ORDERED` file
 systems lose changes of names and sizes from the last one backwards, `FREE` ones lose any of them.
+
+Files have numbers of the simulator's own: a real file system gives the number of a file that went to the next one.
 """
 
 from __future__ import annotations
@@ -13,13 +15,21 @@ from __future__ import annotations
 import enum
 import os
 import random
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.crash.journal import Journal
+from tests.crash.placed import expect
+
 PAGE = 4096
 SECTOR = 512
 _ZERO_PAGE = bytes(PAGE)
+# A socket whose path is too long leaves a file in its place, which depends on the folder that the store lies in.
+SOCKET_SUFFIX = ".sock"
+# Tells how long real work took, among others, and nothing that a start goes by.
+CONTROL = "mqproc/control"
 
 
 class Metadata(enum.Enum):
@@ -62,13 +72,14 @@ class _Node:
     pages: dict[int, bytes] = field(default_factory=dict)
     size: int = 0
     pending: dict[int, list[bytes]] = field(default_factory=dict)
+    sync_failed: bool = False
 
 
 @dataclass(slots=True)
 class _Change:
     """A change of a name or of a size that is not durable yet."""
 
-    kind: str  # "name": `path` gets `node`, or goes when that is 0 · "rename" · "folder" · "size"
+    kind: str  # "name": `path` gets `node`, or goes when that is 0 · "rename" · "folder" · "link" · "size"
     path: str
     node: int = 0
     source: str = ""
@@ -82,6 +93,7 @@ class Disk:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._nodes: dict[int, _Node] = {}
+        self._numbers: dict[int, int] = {}
         self._names: dict[str, int] = {}
         self._folders: set[str] = set()
         self._links: dict[str, str] = {}
@@ -98,13 +110,27 @@ class Disk:
                 disk._links[name] = os.readlink(path)
             elif path.is_dir():
                 disk._folders.add(name)
-            elif path.is_file():
-                node = disk._node(path.stat().st_ino)
+            elif path.is_file() and path.suffix != SOCKET_SUFFIX:
+                number = disk._number(path.stat())
+                node = disk._node(number)
                 node.size = path.stat().st_size
-                disk._names[name] = path.stat().st_ino
+                disk._names[name] = number
                 with path.open("rb") as file:
                     node.pages = dict(_pages(file.fileno(), 0, node.size))
         return disk
+
+    def _add(self, inode: int) -> int:
+        """The number of a file that was not there before, though another one may have had its inode."""
+        number = self._numbers[inode] = len(self._nodes) + 1
+        self._nodes[number] = _Node()
+        return number
+
+    def _number(self, of: os.stat_result) -> int:
+        found = self._numbers.get(of.st_ino)
+        return self._add(of.st_ino) if found is None else found
+
+    def _number_of(self, fd: int) -> int:
+        return self._number(os.fstat(fd))
 
     def _node(self, number: int) -> _Node:
         return self._nodes.setdefault(number, _Node())
@@ -113,8 +139,7 @@ class Disk:
 
     def stored(self, fd: int, offset: int, size: int) -> None:
         """Bytes of a file have changed; what it has now is a version of its pages, and its size a change."""
-        number = os.fstat(fd).st_ino
-        node = self._node(number)
+        node = self._node(self._number_of(fd))
         for page, data in _pages(fd, offset, size, holes=True):
             versions = node.pending.get(page)
             last = versions[-1] if versions else node.pages.get(page, _ZERO_PAGE)
@@ -123,7 +148,7 @@ class Disk:
 
     def sized(self, fd: int) -> None:
         """A file may have another length."""
-        number, size = os.fstat(fd).st_ino, os.fstat(fd).st_size
+        number, size = self._number_of(fd), os.fstat(fd).st_size
         before = next(
             (change.size for change in reversed(self._changes) if change.kind == "size" and change.node == number),
             self._node(number).size,
@@ -131,13 +156,21 @@ class Disk:
         if size != before:
             self._changes.append(_Change("size", "", number, size=size))
 
-    def named(self, path: Path, number: int) -> None:
-        """A name was made (`number` is its file's inode) or removed (0)."""
-        self._changes.append(_Change("name", self._relative(path), number))
+    def made(self, path: Path, fd: int) -> None:
+        """A new file was made."""
+        self._changes.append(_Change("name", self._relative(path), self._add(os.fstat(fd).st_ino)))
+
+    def named(self, path: Path) -> None:
+        """A file that was there has one more name."""
+        self._changes.append(_Change("name", self._relative(path), self._number(path.stat())))
+
+    def removed(self, path: Path) -> None:
+        """A name went."""
+        self._changes.append(_Change("name", self._relative(path)))
 
     def renamed(self, source: Path, target: Path) -> None:
         """A name became another one, in one go. The new entry leads to the file itself: no earlier entry is needed."""
-        number = 0 if target.is_symlink() or target.is_dir() else target.stat().st_ino
+        number = 0 if target.is_symlink() or target.is_dir() else self._number(target.stat())
         self._changes.append(_Change("rename", self._relative(target), number, self._relative(source)))
 
     def made_folder(self, path: Path) -> None:
@@ -154,7 +187,7 @@ class Disk:
 
     def mapped(self, fd: int) -> None:
         """A file is stored to through a map from now on: what it has is looked up when it matters."""
-        number = os.fstat(fd).st_ino
+        number = self._number_of(fd)
         if number not in self._mapped:
             self._mapped[number] = os.dup(fd)
 
@@ -171,8 +204,9 @@ class Disk:
 
     def synced(self, fd: int) -> None:
         """A file's data and length are durable."""
-        number = os.fstat(fd).st_ino
+        number = self._number_of(fd)
         node = self._node(number)
+        expect(not node.sync_failed, f"file {number} is synced once more after its sync has failed")
         if number in self._mapped:
             self.stored(fd, 0, os.fstat(fd).st_size)
         for page, versions in node.pending.items():
@@ -184,20 +218,23 @@ class Disk:
     def sync_failed(self, fd: int) -> None:
         """The file's pages count as clean now, though what they hold never reached the disk."""
         self.observe()
-        self._node(os.fstat(fd).st_ino).pending.clear()
+        node = self._node(self._number_of(fd))
+        node.pending.clear()
+        node.sync_failed = True
 
     def sync_of_all_failed(self) -> None:
         """The same for every file."""
         self.observe()
         for node in self._nodes.values():
             node.pending.clear()
+            node.sync_failed = True
 
     def synced_folder(self, folder: Path) -> None:
-        """The names in a folder are durable."""
+        """The names in a folder are durable; a rename is when its new name is."""
         place = self._relative(folder)
         kept: list[_Change] = []
         for change in self._changes:
-            if change.kind == "size" or place not in (_parent(change.path), _parent(change.source or change.path)):
+            if change.kind == "size" or place != _parent(change.path):
                 kept.append(change)
                 continue
             self._apply(change)
@@ -221,9 +258,32 @@ class Disk:
         """How many pages and names could be lost now."""
         return len(self._changes) + sum(len(node.pending) for node in self._nodes.values())
 
+    def unsynced_names(self, folder: str) -> list[str]:
+        """New names in a folder, at any depth, that a power loss may take."""
+        return [
+            change.path
+            for change in self._changes
+            if (change.node or change.kind == "rename") and change.path.startswith(folder + "/")
+        ]
+
+    def unsynced(self, folder: str) -> Iterator[tuple[str, bytes, bytes]]:
+        """(path, durable bytes, bytes now) of each file below a folder that is not durable, as far as pages go."""
+        self.observe()
+        names = dict(self._names) | {change.path: change.node for change in self._changes if change.node}
+        for path, number in names.items():
+            node = self._nodes.get(number)
+            if node is not None and node.pending and path.startswith(folder + "/"):
+                pages = range(max(node.pending) + 1)
+                durable = b"".join(node.pages.get(page, _ZERO_PAGE) for page in pages)
+                now = b"".join(
+                    node.pending[page][-1] if page in node.pending else node.pages.get(page, _ZERO_PAGE)
+                    for page in pages
+                )
+                yield path, durable, now
+
     # Images
 
-    def image(self, target: Path, loss: Loss, rng: random.Random) -> None:
+    def image(self, target: Path, loss: Loss, rng: random.Random, journal: Journal) -> None:
         """Make `target`, which must not exist, what a disk may show after a power loss now."""
         shown = Disk(target)
         shown._names, shown._folders = dict(self._names), set(self._folders)
@@ -238,7 +298,10 @@ class Disk:
         for name, number in sorted(shown._names.items()):
             path = target / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write(path, shown._node(number).size, chooser.pages(number))
+            size, pages = shown._node(number).size, chooser.pages(number)
+            if name != CONTROL:
+                journal.note("image", name, size, _fingerprint(size, pages))
+            _write(path, size, pages)
         for name, link in shown._links.items():
             path = target / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -322,6 +385,14 @@ def _pages(fd: int, offset: int, size: int, *, holes: bool = False) -> Iterator[
         data = os.pread(fd, PAGE, page * PAGE).ljust(PAGE, b"\0")
         if holes or data != _ZERO_PAGE:
             yield page, data
+
+
+def _fingerprint(size: int, pages: dict[int, bytes]) -> int:
+    value = 0
+    for page, data in sorted(pages.items()):
+        if page * PAGE < size and data != _ZERO_PAGE:
+            value = zlib.crc32(data, zlib.crc32(page.to_bytes(8, "big"), value))
+    return value
 
 
 def _write(path: Path, size: int, pages: dict[int, bytes]) -> None:

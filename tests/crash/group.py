@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -11,19 +10,23 @@ from pathlib import Path
 from mqproc.cli.engine import SPECS
 from mqproc.config import Options
 from mqproc.control import Control
+from mqproc.errors import MqprocError
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.process.loop import Heart, Role, RoleContext
+from mqproc.process.loop import BOOT_EXIT_CODES, Heart, Role, RoleContext
 from mqproc.shm.bell import EventBell
 from mqproc.store.active_segments import ActiveSegments
 from mqproc.store.recovery.recovery import Recovery, adopt_sizes
 from mqproc.supervisor.stopping import STEPS
 from mqproc.wire.address import listen
+from tests.crash.placed import Broken, must_end_well
 from tests.crash.recording_io import Killed, Machine, RecordingIO
 from tests.crash.schedule import Schedule, SimulatedClock
 
 ROLES = tuple(spec for spec in SPECS if spec.name != words_of.MONITOR)
 TURNS_OF_STOP_MAX = 20_000
+# What the supervisor's would be; it stands in files.
+PID = 4242
 
 
 class Group:
@@ -39,13 +42,15 @@ class Group:
         own, paths = self._own, self.paths
         own.make_folder(paths.own, 0o700)
         clean = not own.exists(paths.abort)
-        own.write_file_atomically(paths.abort, str(os.getpid()).encode())
-        self.control = Control.create(own, paths, clock, os.getpid())
+        own.write_file_atomically(paths.abort, str(PID).encode())
+        self.control = Control.create(own, paths, clock, PID)
         own.make_folder(paths.commit_log)
         self.options = adopt_sizes(own, paths, options, self.said.append)
-        Recovery(
+        recovery = Recovery(
             own, paths, self.options, self.control.words, self.said.append, clean=clean, now_ms=clock.time_ms
-        ).run()
+        )
+        with must_end_well("recovery"):
+            recovery.run()
         self._active = ActiveSegments()
         self._active.open(own, paths, self.options, self.control.words)
         self._bells = {
@@ -56,6 +61,7 @@ class Group:
         self._roles: dict[str, Role] = {}
         self._incarnations = dict.fromkeys((spec.name for spec in ROLES), 0)
         self._stopping: set[str] = set()
+        self._fallen: list[str] = []
         for spec in ROLES:
             self.start(spec.name)
 
@@ -82,9 +88,30 @@ class Group:
             self._incarnations[name],
             Heart(self.control, name, self._clock),
         )
-        self._schedule.add(name, lambda: self._live(name, spec.factory, context))
+        self._schedule.add(name, lambda: self._live_well(name, spec.factory, context))
+
+    def _live_well(self, name: str, factory: Callable[[RoleContext], Role], context: RoleContext) -> None:
+        """A failed call may end a role, with an exit code after which a supervisor starts it again."""
+        try:
+            with must_end_well(name):
+                self._live(name, factory, context)
+        except Broken as broken:
+            error = broken.__cause__
+            ends_group = isinstance(error, MqprocError) and error.exit_code in BOOT_EXIT_CODES
+            if not self._machine.failed or ends_group or not _is_of_storage(error):
+                raise
+            self._fallen.append(name)
+
+    def restart_fallen(self) -> None:
+        """Start roles again that a failed call has ended."""
+        while self._fallen:
+            name = self._fallen.pop()
+            self._ios[name].dead = True
+            self._sync_behind(name)
+            self.start(name)
 
     def _live(self, name: str, factory: Callable[[RoleContext], Role], context: RoleContext) -> None:
+        assert isinstance(context.io, RecordingIO)
         role = factory(context)
         self._roles[name] = role
         try:
@@ -98,6 +125,7 @@ class Group:
         finally:
             self._roles.pop(name, None)
             _close(role)
+            context.io.close_all()
 
     def kill(self, name: str) -> None:
         """SIGKILL for one role, then what its supervisor does before the next one starts."""
@@ -105,6 +133,10 @@ class Group:
         self._machine.disk.observe()
         io.dead = True
         self._schedule.end(name)
+        self._sync_behind(name)
+
+    def _sync_behind(self, name: str) -> None:
+        """What the supervisor does before the next one starts."""
         if not self.control.sync_errno and (failed := self._active.sync(name)):
             self.control.store(words_of.SUPERVISOR_SYNC_ERRNO, failed)
 
@@ -116,14 +148,22 @@ class Group:
         self._let_go()
 
     def stop(self, rng: random.Random) -> None:
-        """Stop in order; the store is then clean."""
+        """Stop in order; the store is then clean, unless a role fell."""
         for step in STEPS:
             names = [name for name in step if name in self._incarnations]
             self._stopping.update(names)
             self._wait_for_end_of(names, rng)
-        self._own.unlink(self.paths.abort)
-        self._own.sync_folder(self.paths.root)
+        if not self._fallen:
+            self._remove_abort()
         self._let_go()
+
+    def _remove_abort(self) -> None:
+        try:
+            self._own.unlink(self.paths.abort)
+            self._own.sync_folder(self.paths.root)
+        except OSError:
+            if not self._machine.failed:
+                raise
 
     def _wait_for_end_of(self, names: list[str], rng: random.Random) -> None:
         for _ in range(TURNS_OF_STOP_MAX):
@@ -134,6 +174,7 @@ class Group:
         raise AssertionError(f"{names} did not stop within {TURNS_OF_STOP_MAX:,} turns")
 
     def _let_go(self) -> None:
+        self._own.close_all()
         self._machine.disk.let_go()
         for listener in self._listeners.values():
             listener.close()
@@ -148,6 +189,13 @@ class Group:
     @property
     def read_only(self) -> bool:
         return self.control.read_only
+
+
+def _is_of_storage(error: BaseException | None) -> bool:
+    """Whether a failed call is what an error comes from."""
+    while error is not None and not isinstance(error, OSError | MqprocError):
+        error = error.__cause__
+    return error is not None
 
 
 def _close(role: Role) -> None:

@@ -70,8 +70,8 @@ PLANTS = {
     ),
     "index files are trusted above their mark": Plant(
         "mqproc.store.index_files",
-        "            kept = self._rebuild_file(name, mark, store_timestamp_ms)",
-        "            kept = self._rebuild_file(name, 1 << 62, store_timestamp_ms)",
+        "            kept = self._rebuild_file(name, floor, mark, store_timestamp_ms)",
+        "            kept = self._rebuild_file(name, floor, 1 << 62, store_timestamp_ms)",
     ),
 }
 

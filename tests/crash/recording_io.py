@@ -1,16 +1,23 @@
-"""A StoreIO that tells a `Disk` what happens, lets others run before each call, and fails or ends when told to."""
+"""A StoreIO that tells a `Disk` what happens, lets others run before each call, and fails or ends when told to.
+
+What a file system decides by itself (which zeros are holes, how full it is) the story decides here: a seed tells the
+same story on every one.
+"""
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mqproc.io import FailedSyncError, StoreIO
-from tests.crash.disk import Disk
+from tests.crash.disk import PAGE, Disk
+from tests.crash.journal import Journal
 
 
 class Killed(BaseException):
@@ -21,6 +28,10 @@ class Killed(BaseException):
 SHARED_ONLY = ("mqproc/control", "mqproc/control.tmp", "mqproc/queues", "mqproc/queues.next", "mqproc/queues.next.tmp")
 
 
+DISK_BYTES = 100 << 20
+HOLE_RUN_PAGES = 2
+
+
 @dataclass(slots=True)
 class Fault:
     """The `nth` call (from 1) of kind `call`, or of any kind when that is empty, fails; all later ones if `sticky`."""
@@ -29,6 +40,20 @@ class Fault:
     nth: int
     errno: int
     sticky: bool = False
+    short: bool = False
+    """Half of what a `pwrite` was to write is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holes:
+    """Which pages of zeros a file system tells to be holes: of 256 runs of pages so many, chosen by `salt`."""
+
+    salt: int = 0
+    of_256: int = 256
+
+    def is_hole(self, page: int) -> bool:
+        run = (self.salt + page // HOLE_RUN_PAGES) & 0xFFFFFFFF
+        return zlib.crc32(run.to_bytes(4, "big")) & 0xFF < self.of_256
 
 
 @dataclass(slots=True)
@@ -36,9 +61,17 @@ class Machine:
     """What all processes of a machine share: its disk, the calls counted so far, what shall fail."""
 
     disk: Disk
+    journal: Journal = field(default_factory=Journal)
+    holes: Holes = field(default_factory=lambda: Holes())
+    used_bytes: int = 3 * DISK_BYTES // 10
+    """Of DISK_BYTES."""
     calls: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
     fault: Fault | None = None
+    history: list[str] | None = None
+    """Takes the kinds of all calls."""
+    failed: bool = False
+    """A call has failed as told."""
     kill_at: int = 0
     """The whole group ends before this call, from 1; 0 = never."""
     over: bool = False
@@ -62,22 +95,35 @@ class RecordingIO(StoreIO):
         super().__init__()
         self._machine = machine
         self._disk = machine.disk
+        self._open_fds: set[int] = set()
         self.dead = False
 
     # One call
 
-    def _begin(self, call: str, path: Path | None = None) -> None:
-        machine = self._machine
+    def _begin(self, call: str, path: Path | str, *details: object) -> None:
+        self._let_others_run()
+        self._machine.journal.note(call, path, *details)
+        self._count(call, path)
+
+    def _let_others_run(self) -> None:
         self._check_alive()
-        machine.between()
+        self._machine.between()
+        self._check_alive()
+
+    def _count(self, call: str, path: Path | str) -> None:
+        """One more call, which may fail, or be the last."""
+        machine = self._machine
         self._check_alive()
         machine.calls += 1
         machine.kinds[call] = machine.kinds.get(call, 0) + 1
+        if machine.history is not None:
+            machine.history.append(call)
         if machine.calls == machine.kill_at:
             machine.over = True
             raise Killed
         if number := machine.fails(call):
-            raise OSError(number, os.strerror(number), str(path) if path else None)
+            machine.failed = True
+            raise OSError(number, os.strerror(number), str(path))
 
     def _check_alive(self) -> None:
         if self.dead or self._machine.over:
@@ -90,7 +136,43 @@ class RecordingIO(StoreIO):
         return self._tracked(self.path_of(fd))
 
     def crash_point(self, name: str) -> None:
-        self._begin(f"point {name}")
+        self._let_others_run()
+        self._machine.journal.note("point", name)
+
+    def path_of(self, fd: int) -> str:
+        return os.path.relpath(super().path_of(fd))
+
+    # What the file system would decide
+
+    def disk_usage(self, folder: Path) -> tuple[int, int]:
+        used = self._machine.used_bytes
+        return used, DISK_BYTES - used
+
+    def allocated_of(self, path: Path) -> int:
+        return self.size_of(path)
+
+    def is_out_of_reach(self, fd: int) -> bool:
+        """It knows no leases."""
+        return False
+
+    def next_data(self, fd: int, offset: int) -> int | None:
+        size = self.size(fd)
+        for page in range(offset // PAGE, -(-size // PAGE) if offset < size else 0):
+            if not self._is_hole(fd, page):
+                return max(offset, page * PAGE)
+        return None
+
+    def next_hole(self, fd: int, offset: int) -> int:
+        size = self.size(fd)
+        if offset >= size:
+            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO), self.path_of(fd))
+        for page in range(offset // PAGE, -(-size // PAGE)):
+            if self._is_hole(fd, page):
+                return max(offset, page * PAGE)
+        return size
+
+    def _is_hole(self, fd: int, page: int) -> bool:
+        return self._machine.holes.is_hole(page) and not any(os.pread(fd, PAGE, page * PAGE))
 
     # Names
 
@@ -111,12 +193,12 @@ class RecordingIO(StoreIO):
             return
         super().unlink(path)
         if self._tracked(path):
-            self._disk.named(path, 0)
+            self._disk.removed(path)
 
     def keep_link(self, path: Path, target: Path) -> None:
         self._begin("link", path)
         super().keep_link(path, target)
-        self._disk.named(target, target.stat().st_ino)
+        self._disk.named(target)
 
     def make_link(self, path: Path, target: str) -> None:
         self._begin("symlink", path)
@@ -135,30 +217,64 @@ class RecordingIO(StoreIO):
         self._begin("create" if create else "open", path)
         new = create and not path.exists()
         fd = super().open(path, write=write, create=create, mode=mode)
+        self._open_fds.add(fd)
         if new and self._tracked(path):
-            self._disk.named(path, os.fstat(fd).st_ino)
+            self._disk.made(path, fd)
         return fd
 
+    def close(self, fd: int) -> None:
+        super().close(fd)
+        self._open_fds.discard(fd)
+
+    def close_all(self) -> None:
+        """The process has ended, and with it its descriptors."""
+        for fd in list(self._open_fds):
+            self.close(fd)
+
+    # Reads: nobody else can tell when they are made, but each may fail
+
+    def read_file(self, path: Path) -> bytes:
+        self._count("read", path)
+        return super().read_file(path)
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        self._count("read", self.path_of(fd))
+        return super().pread(fd, size, offset)
+
+    def pread_into(self, fd: int, buffer: Any, offset: int) -> int:
+        self._count("read", self.path_of(fd))
+        return super().pread_into(fd, buffer, offset)
+
+    # What changes files
+
     def pwrite(self, fd: int, data: Any, offset: int) -> None:
-        self._begin("pwrite", Path(self.path_of(fd)))
+        try:
+            self._begin("pwrite", self.path_of(fd), offset, memoryview(data).nbytes, zlib.crc32(data))
+        except OSError:
+            fault = self._machine.fault
+            if fault is not None and fault.short:
+                half = memoryview(data).cast("B")[: memoryview(data).nbytes // 2]
+                os.pwrite(fd, half, offset)
+                self._changed(fd, offset, len(half))
+            raise
         super().pwrite(fd, data, offset)
         self._changed(fd, offset, memoryview(data).nbytes)
 
     def zero(self, fd: int, offset: int, size: int) -> None:
-        self._begin("zero", Path(self.path_of(fd)))
+        self._begin("zero", self.path_of(fd), offset, size)
         size = min(size, self.size(fd) - offset)
         if size > 0:
             os.pwrite(fd, bytes(size), offset)
             self._changed(fd, offset, size)
 
     def allocate(self, fd: int, offset: int, size: int) -> None:
-        self._begin("allocate", Path(self.path_of(fd)))
+        self._begin("allocate", self.path_of(fd), offset, size)
         if os.fstat(fd).st_size < offset + size:
             os.ftruncate(fd, offset + size)
             self._changed(fd, 0, 0)
 
     def set_size(self, fd: int, size: int) -> None:
-        self._begin("set_size", Path(self.path_of(fd)))
+        self._begin("set_size", self.path_of(fd), size)
         if os.fstat(fd).st_size != size:
             os.ftruncate(fd, size)
             self._changed(fd, 0, 0)
@@ -173,7 +289,7 @@ class RecordingIO(StoreIO):
     def sync(self, fd: int) -> None:
         tracked = self._tracked_fd(fd)
         try:
-            self._begin("sync", Path(self.path_of(fd)))
+            self._begin("sync", self.path_of(fd))
         except OSError as error:
             if tracked:
                 self._disk.sync_failed(fd)
@@ -190,7 +306,7 @@ class RecordingIO(StoreIO):
 
     def sync_file_system(self, fd: int) -> None:
         try:
-            self._begin("sync_file_system", Path(self.path_of(fd)))
+            self._begin("sync_file_system", self.path_of(fd))
         except OSError as error:
             self._disk.sync_of_all_failed()
             raise _failed(error, self.path_of(fd)) from error
@@ -199,7 +315,7 @@ class RecordingIO(StoreIO):
     # Maps
 
     def map(self, fd: int, size: int, *, write: bool = False) -> mmap.mmap:
-        self._begin("map", Path(self.path_of(fd)))
+        self._begin("map", self.path_of(fd))
         mapping = super().map(fd, size, write=write)
         if write and self._tracked_fd(fd):
             self._disk.mapped(fd)

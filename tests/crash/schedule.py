@@ -8,6 +8,7 @@ from collections.abc import Callable
 from greenlet import getcurrent, greenlet
 
 from mqproc.shm.clock import Clock
+from tests.crash.journal import Journal
 from tests.crash.recording_io import Killed
 
 LONG_JUMP_MS = 1_100
@@ -16,8 +17,9 @@ LONG_JUMP_MS = 1_100
 class Schedule:
     """Runs tasks in turns that a seed decides. `failure` is what ended a task that should not have ended."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, journal: Journal) -> None:
         self._rng = rng
+        self._journal = journal
         self._main = getcurrent()
         self._tasks: dict[str, greenlet] = {}
         self.failure: BaseException | None = None
@@ -44,8 +46,9 @@ class Schedule:
     def turn(self, name: str = "") -> None:
         """Let one task go on, a random one unless named, to its next pause."""
         names = [name] if name else self.names
-        task = self._tasks.get(self._rng.choice(names)) if names else None
+        task = self._tasks.get(chosen := self._rng.choice(names)) if names else None
         if task is not None:
+            self._journal.note("turn", chosen)
             task.switch()
         if self.failure is not None:
             raise self.failure

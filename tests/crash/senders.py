@@ -6,13 +6,15 @@ import enum
 import random
 from dataclasses import dataclass
 
-from mqproc.client import sending
-from mqproc.client.connection import Connection, open_socket
+from mqproc.client import sending, unique_id
+from mqproc.client.connection import Connection
 from mqproc.client.retry import ConnectionLost
-from mqproc.errors import MqprocError, NotRunningError, StoreBusyError
+from mqproc.errors import MqprocError
 from mqproc.message import Message
+from mqproc.names import DELAY_LEVELS
 from mqproc.paths import StorePaths
 from tests.crash.schedule import Schedule
+from tests.crash.tasks import connect
 
 TOPICS = ("Alpha", "Beta", "Gamma-with-a-longer-name")
 NUMBER_DIGITS = 10
@@ -37,6 +39,8 @@ class Sent:
     body: bytes
     key: str
     tag: str
+    delay_level: int = 0
+    deliver_at_ms: int = 0
     fate: Fate = Fate.SENT
     physical_offset: int = -1
     queue_id: int = -1
@@ -44,26 +48,56 @@ class Sent:
     waited: bool = True
     """Its sender waited for the sync where the store syncs."""
 
+    @property
+    def waits(self) -> bool:
+        """It is stored twice: to wait for its time, and when that has come."""
+        return bool(self.delay_level or self.deliver_at_ms)
+
+
+class SimulatedIds(unique_id.UniqueIds):
+    """Unique ids that are the same in every run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._frames = 0
+
+    def reserve(self, count: int) -> tuple[str, int]:
+        self._frames += 1
+        return f"{self._frames:0{unique_id.PREFIX_CHARACTERS}X}", 0
+
 
 class Senders:
     """All messages that were ever sent to a store, over all its lives."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, *, delays: bool = False) -> None:
+        """With `delays` some messages are to be delivered later."""
         self._rng = rng
+        self._delays = delays
         self.sent: list[Sent] = []
+        self.time_ms = 0
+        """When what is made now is born."""
 
     def make(self, count: int) -> list[Sent]:
         """New messages of one topic, remembered."""
         topic, wait = self._rng.choice(TOPICS), self._rng.random() < 0.8
+        level, deliver_at_ms = self._delay()
         made = []
         for _ in range(count):
             number = len(self.sent)
             body = b"%0*d" % (NUMBER_DIGITS, number) + b"." * self._rng.choice((0, 10, 100, 900))
             tag = self._rng.choice(("", "red", "green"))
-            message = Sent(number, topic, body, f"key{number}", tag, waited=wait)
+            message = Sent(number, topic, body, f"key{number}", tag, level, deliver_at_ms, waited=wait)
             self.sent.append(message)
             made.append(message)
         return made
+
+    def _delay(self) -> tuple[int, int]:
+        """A level, or a time to deliver at, or neither."""
+        if not self._delays or self._rng.random() < 0.6:
+            return 0, 0
+        if self._rng.random() < 0.7:
+            return self._rng.choice((1, 1, 2, 3, self._rng.randint(1, DELAY_LEVELS))), 0
+        return 0, self.time_ms + self._rng.choice((10, 500, 3_000, 200_000))
 
     def of_body(self, body: bytes) -> Sent | None:
         """The message that a body belongs to, None when nobody sent it."""
@@ -80,7 +114,7 @@ class Senders:
         try:
             while frames or flying:
                 if connection is None or connection.closed:
-                    connection = self._connect(paths)
+                    connection = connect(paths.socket("writer"))
                 if connection is not None:
                     if frames and len(flying) < IN_FLIGHT_MAX and self._rng.random() < 0.6:
                         frames -= 1
@@ -93,15 +127,20 @@ class Senders:
             if connection is not None:
                 connection.close()
 
-    def _connect(self, paths: StorePaths) -> Connection | None:
-        try:
-            return Connection(open_socket(paths.socket("writer")))
-        except (NotRunningError, StoreBusyError):
-            return None
-
     def _send(self, connection: Connection, flying: dict[int, list[Sent]]) -> None:
         group = self.make(self._rng.choice((1, 1, 2, 5, 20)))
-        messages = [Message(one.topic, one.body, one.tag, (one.key,)) for one in group]
+        messages = [
+            Message(
+                one.topic,
+                one.body,
+                one.tag,
+                (one.key,),
+                born_timestamp_ms=self.time_ms,
+                delay_level=one.delay_level,
+                deliver_at_ms=one.deliver_at_ms,
+            )
+            for one in group
+        ]
         call = sending.send_group(messages, wait=group[0].waited)
         flying[connection.submit(call)] = group
 

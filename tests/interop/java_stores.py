@@ -21,6 +21,7 @@ from mqproc.config import Options
 from mqproc.errors import MqprocError
 from mqproc.layout.record import SYS_FLAG_COMMIT, SYS_FLAG_PREPARED, SYS_FLAG_ROLLBACK
 from mqproc.message import BatchResult, SendResult, StoredMessage
+from tests.cli.calling import call
 from tests.conftest import SMALL, Group, wait_until
 from tests.store.engine import Engine
 
@@ -85,6 +86,11 @@ class Handed:
     def options(self) -> Options:
         return Options(**self.group.options)
 
+    @property
+    def begin(self) -> int:
+        """Where the log begins."""
+        return min(int(path.name) for path in self.group.paths.commit_log.iterdir() if path.name.isdigit())
+
     def note(self, message: Message, told: SendResult) -> None:
         keys = tuple(message.keys)
         self.sent[told.physical_offset] = Sent(
@@ -121,6 +127,41 @@ def stopped(folder: Path) -> Handed:
     handed.group.wait_dispatched()
     assert handed.group.stop() == 0
     return handed
+
+
+def retained(folder: Path) -> Handed:
+    """A store whose beginning our retention has deleted: segments, queue files, index files, all of one topic.
+
+    What is noted as acknowledged are the messages that are left.
+    """
+    handed = Handed("retained", Group(folder / "retained", **SIZES, **FLUSHED_OFTEN).start())
+    try:
+        _send_and_delete(handed)
+        assert handed.group.stop() == 0
+    finally:
+        handed.group.close()
+    handed.sent = {offset: each for offset, each in handed.sent.items() if offset >= handed.begin}
+    return handed
+
+
+def _send_and_delete(handed: Handed) -> None:
+    rng = random.Random(4)
+    with handed.group.client() as client:
+        for number in range(10):
+            client.send(Message("gone", b"gone %d" % number, keys=[f"gone-{number}"]))
+        _send_orders(handed, client, rng, frames=24)
+        handed.group.wait_dispatched()
+        wait_until(lambda: _delete_expired(handed) == "", what="durable marks near the log's end")
+        _send_orders(handed, client, rng, frames=8)
+        handed.note(Message("odd", b"o", keys=["Aa"]), client.send(Message("odd", b"o", keys=["Aa"])))
+    handed.group.wait_dispatched()
+
+
+def _delete_expired(handed: Handed) -> str:
+    """Have everything but the newest files deleted; returns what still holds some of them back."""
+    done = call("store", "retention", handed.root, "--execute", "--older-than", "0s", "--json")
+    assert done.code == 0, done
+    return done.json["held_by"] or ""
 
 
 def _send_everything(handed: Handed, client: Any) -> None:

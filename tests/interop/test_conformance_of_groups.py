@@ -29,8 +29,12 @@ SIZES = (
     "max_index_num",
     "max_message_size",
 )
-# The stores are older than any retention.
-KEEP_ALL = {"file_reserved_time": 1 << 20, "clean_file_forcibly_enable": False}
+# The stores are older than any retention; their open transactions are left alone.
+KEEP_ALL = {
+    "file_reserved_time": 1 << 20,
+    "clean_file_forcibly_enable": False,
+    "transaction_check_interval": 86_400_000,
+}
 MakeGroup = Callable[..., Group]
 
 

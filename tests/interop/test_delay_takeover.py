@@ -16,7 +16,7 @@ def opened(tmp_path: Path, name: str) -> Group:
     """A group on a fixture's store, whose file sizes it adopts."""
     fixture = load_fixture(name, tmp_path)
     group = Group(fixture.store)
-    group.options = {"metrics_port": 0, "max_message_size": 32768}
+    group.options = {"metrics_port": 0, "max_message_size": 32768, "transaction_check_interval": 86_400_000}
     return group.start()
 
 

@@ -39,7 +39,7 @@ from tests.processes.rebuild import rebuilt
 # stories of all stores.
 pytestmark = pytest.mark.timeout(1000)
 
-WHOLE = ("stopped", "killed", "internal")
+WHOLE = ("stopped", "killed", "internal", "retained")
 HOLED = ("hole_early", "hole_last")
 # The folder that holds the files of which RocketMQ told.
 MOMENTS = {"first": "left", "second": "extended", "third": "ended"}
@@ -67,7 +67,7 @@ def told(rocketmq: RocketMq, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     stories: list[Story] = []
     try:
         stopped = java_stores.stopped(folder)
-        stories += [Story(stopped), Story(java_stores.internal(folder))]
+        stories += [Story(stopped), Story(java_stores.internal(folder)), Story(java_stores.retained(folder))]
         stories.append(Story(*java_stores.damaged(stopped, "hole_early", java_stores.in_an_early_segment)))
         # RocketMQ appends less than it cuts there.
         stories.append(Story(*java_stores.damaged(stopped, "hole_last", java_stores.in_the_last_segment), 3))
@@ -105,7 +105,8 @@ def test_rocketmq_opens_and_closes_what_we_wrote(story: Story) -> None:
     """Its first start of the killed store is one after a crash, all others follow a stop in order."""
     assert (story.folder("left") / "abort").exists() is (story.handed.name == "killed")
     assert story.opened["loaded"]
-    assert story.opened["minPhyOffset"] == 0
+    assert story.opened["minPhyOffset"] == story.handed.begin
+    assert (story.handed.begin > 0) is (story.handed.name == "retained")
     assert story.closed == [{"clean": True}, {"clean": True}]
 
 
@@ -127,6 +128,27 @@ def test_files_of_every_kind_have_rolled(told: Told) -> None:
     assert min(*counts["killed"][0][:1], *counts["internal"][0][:1]) >= 2
     assert extended[2] > left[2]
     assert ended >= extended
+
+
+def test_retention_has_deleted_files_of_every_kind(told: Told) -> None:
+    """Of the log, of a queue, and of the index; a queue of which all has gone keeps where it stood."""
+    story = told[0]["retained"]
+    left = story.folder("left")
+    assert story.handed.begin >= 3 * SEGMENT_SIZE
+    queues = {
+        path.parent: min(int(each.name) for each in path.parent.iterdir())
+        for path in left.glob("consumequeue/orders/*/*")
+    }
+    assert all(queues.values())
+    first = story.dumps["first"]
+    headers = [path.read_bytes()[16:24] for path in sorted((left / "index").iterdir())]
+    assert int.from_bytes(headers[0], "big") > SEGMENT_SIZE, "the first index file of all began at the log's begin"
+    gone = {queue: line for queue, line in first.queues.items() if queue[0] == "gone"}
+    assert sum(line["maxOffset"] for line in gone.values()) == 10
+    for line in gone.values():
+        assert (line["minOffset"], line["units"]) == (line["maxOffset"], [])
+    orders = [line for queue, line in first.queues.items() if queue[0] == "orders"]
+    assert all(0 < line["minOffset"] < line["maxOffset"] for line in orders)
 
 
 def _count_files(folder: Path) -> tuple[int, int, int]:
@@ -228,9 +250,14 @@ def _assert_told(dump: Dump, sent: dict[int, Sent]) -> None:
             each.queued,
         )
         assert found == each
-        units = dump.queues.get((each.topic, each.queue_id), {"units": []})["units"]
-        in_queue = each.queue_offset < len(units) and units[each.queue_offset][0] == offset
-        assert in_queue is each.queued, each
+        assert (_unit_at(dump, each) == offset) is each.queued, each
+
+
+def _unit_at(dump: Dump, sent: Sent) -> int | None:
+    """The place in the log that RocketMQ's queue has for a message; None where its queue has none."""
+    queue = dump.queues.get((sent.topic, sent.queue_id), {"minOffset": 0, "units": []})
+    place = sent.queue_offset - queue["minOffset"]
+    return queue["units"][place][0] if 0 <= place < len(queue["units"]) else None
 
 
 # RocketMQ and our reader, over the same files
@@ -243,7 +270,8 @@ def test_the_logs_agree(seen: Seen) -> None:
     assert [message.physical_offset for message in messages] == list(dump.records)
     assert not dump.lines("bad")
     segment_ends = [line["offset"] + line["size"] for line in dump.lines("blank")]
-    assert segment_ends == [SEGMENT_SIZE * (index + 1) for index in range(dump.max_physical_offset // SEGMENT_SIZE)]
+    begin, end = story.handed.begin // SEGMENT_SIZE, dump.max_physical_offset // SEGMENT_SIZE
+    assert segment_ends == [SEGMENT_SIZE * (index + 1) for index in range(begin, end)]
     assert dump.lines("store")[0]["earliestMessageTime"] == messages[0].store_timestamp_ms
     for message in messages:
         line = dump.records[message.physical_offset]
@@ -312,7 +340,8 @@ def _units(dump: Dump, queue: tuple[str, int]) -> list[list[int]]:
         for line in dump.records.values()
         if (line["topic"], line["queueId"]) == queue and line["sysFlag"] & 0xC in (0, 8)
     ]
-    assert [line["queueOffset"] for line in lines] == list(range(len(lines)))
+    minimum = dump.queues[queue]["minOffset"]
+    assert [line["queueOffset"] for line in lines] == list(range(minimum, minimum + len(lines)))
     return [[line["offset"], line["size"], line["tagsCode"]] for line in lines]
 
 
@@ -383,7 +412,7 @@ def test_rocketmq_goes_on_where_we_stopped(story: Story) -> None:
 def test_our_group_serves_what_rocketmq_wrote(story: Story) -> None:
     dump = story.dumps["second"]
     served = {queue: messages for queue, messages in story.served.queues.items() if messages}
-    assert served.keys() == dump.queues.keys()
+    assert served.keys() == {queue for queue, line in dump.queues.items() if line["units"]}
     for queue, messages in served.items():
         pulled = dump.pulled(*queue)
         assert [message.physical_offset for message in messages[: len(pulled)]] == pulled

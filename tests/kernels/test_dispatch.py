@@ -19,8 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mqproc.kernels import dispatch
-from mqproc.kernels.dispatch import DELAY_LEVELS_MS, RUN_COLUMNS, SCHEDULE_TOPIC, DispatchBuffers, StopReason
+from mqproc.kernels import dispatch, dispatch_buffers
+from mqproc.kernels.dispatch import DELAY_LEVELS_MS, RUN_COLUMNS, SCHEDULE_TOPIC, StopReason
+from mqproc.kernels.dispatch_buffers import DispatchBuffers, ScanResult
 from mqproc.kernels.jit import COMPILED
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
@@ -179,7 +180,7 @@ def scan(
     stop: int | None = None,
     segment_start: int = SEGMENT_START,
     with_entries: bool = True,
-) -> dispatch.ScanResult:
+) -> ScanResult:
     return buffers.scan(
         log.view,
         table.view,
@@ -193,7 +194,7 @@ def scan(
     )
 
 
-def units_of(result: dispatch.ScanResult, table: Table) -> dict[tuple[str, int], list[tuple[int, int, int, int]]]:
+def units_of(result: ScanResult, table: Table) -> dict[tuple[str, int], list[tuple[int, int, int, int]]]:
     """Queue → (queue offset, physical offset, size, tags code), taken from the runs."""
     found: dict[tuple[str, int], list[tuple[int, int, int, int]]] = {}
     for number, first, count, offset, _end, _time in result.runs.tolist():
@@ -204,7 +205,7 @@ def units_of(result: dispatch.ScanResult, table: Table) -> dict[tuple[str, int],
     return found
 
 
-def entries_of(result: dispatch.ScanResult) -> list[tuple[int, int, int]]:
+def entries_of(result: ScanResult) -> list[tuple[int, int, int]]:
     columns = (result.hashes, result.offsets, result.times)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
@@ -430,7 +431,7 @@ def test_without_index_there_are_no_entries() -> None:
 
 
 def test_the_scan_has_one_signature() -> None:
-    dispatch.warm()
+    dispatch_buffers.warm()
     if COMPILED:
         assert len(dispatch.scan.signatures) == 1  # type: ignore[attr-defined]
 

@@ -283,7 +283,7 @@ def test_slots_are_made_anew_from_the_items(entries: list[Entry], mark: int, dat
         before = file.view.tobytes()
         wanted = np.zeros(16, np.uint8)
         stock = np.zeros(kernels.STOCK_SIZE, np.int64)
-        take_stock(file.view, 4, mark, whole.count, wanted, stock)
+        take_stock(file.view, 4, 0, mark, whole.count, wanted, stock)
         slots = b"".join(item.to_bytes(4, "big") for item in model.slots)
         assert (stock.tolist(), wanted.tobytes()) == ([len(kept) + 1, model.used, fits], slots)
         assert file.view.tobytes() == before
@@ -291,7 +291,7 @@ def test_slots_are_made_anew_from_the_items(entries: list[Entry], mark: int, dat
         replay(file.view, 4, len(kept) + 1, wanted)
         assert wanted.tobytes() == slots
         store_slots(file.view, 4, wanted)
-        take_stock(file.view, 4, mark, whole.count, np.zeros(16, np.uint8), stock)
+        take_stock(file.view, 4, 0, mark, whole.count, np.zeros(16, np.uint8), stock)
         assert stock.tolist() == [len(kept) + 1, model.used, 1]
         assert [file.slot(number) for number in range(4)] == model.slots
         for number in range(1, len(kept) + 1):

@@ -202,6 +202,22 @@ def test_memory_order_reaches_the_compiler() -> None:
     assert code.count(" acquire, align") >= 2
 
 
+@kernel
+def count_zeros(v: int) -> tuple[int, int]:
+    return intrinsics.leading_zeros(v), intrinsics.trailing_zeros(v)
+
+
+@given(st.integers(1, 2**63 - 1))
+def test_zero_bits_above_and_below(v: int) -> None:
+    bits = f"{v:064b}"
+    wanted = len(bits) - len(bits.lstrip("0")), len(bits) - len(bits.rstrip("0"))
+    assert count_zeros(v) == (intrinsics.leading_zeros(v), intrinsics.trailing_zeros(v)) == wanted
+
+
+def test_zero_bits_below_the_sign() -> None:
+    assert count_zeros(-(2**63))[1] == intrinsics.trailing_zeros(-(2**63)) == 63
+
+
 @needs_compiler
 def test_read_only_arrays_are_loaded_from_and_never_stored_to() -> None:
     read_only = np.frombuffer(bytes(range(8)), np.uint8)

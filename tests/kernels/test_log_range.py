@@ -43,6 +43,7 @@ def select(
     positions, found = np.zeros(5, np.int64), []
     while True:
         table = wanted.table
+        state[log_range.FOUND] = state[log_range.FOUND_BYTES] = 0
         reason = int(
             kernel(
                 view, table.bytes_view, table.cells, table.slots, wanted.verdicts, wanted.tags, wanted.tag_ends,

@@ -9,15 +9,18 @@ on tells which of them were made. It is missing when RocketMQ wrote the file las
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
 from mqproc.names import DELAY_LEVELS
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
 
 NO_LOG_POSITION = -1
+_TABLE = "offsetTable"
 
 
 @dataclass(slots=True)
@@ -33,21 +36,57 @@ class DelayOffsets:
     def load(cls, io: StoreIO, paths: StorePaths) -> DelayOffsets:
         """The file or its copy; nothing delivered when there is none. Raises CorruptStoreError."""
         value, remark = rocketmq_json.load(io, paths.delay_offsets)
-        if not isinstance(value, dict):
+        if value is None:
             return cls(remark=remark)
-        table = value.get("offsetTable") or {}
-        offsets = {int(level): max(0, int(offset)) for level, offset in table.items()}
-        known = {level: offset for level, offset in offsets.items() if 1 <= level <= DELAY_LEVELS}
-        log = (value.get("mqproc") or {}).get("log", NO_LOG_POSITION)
-        version = (value.get("dataVersion") or {}).get("counter", 0)
-        return cls(known, log if isinstance(log, int) else NO_LOG_POSITION, remark, int(version))
+        offsets = _levels_in(value, paths)
+        known = {level: max(0, offset) for level, offset in offsets.items() if 1 <= level <= DELAY_LEVELS}
+        own, version = value.get("mqproc"), value.get("dataVersion")
+        log = own.get("log", NO_LOG_POSITION) if isinstance(own, dict) else NO_LOG_POSITION
+        counter = version.get("counter", 0) if isinstance(version, dict) else 0
+        return cls(
+            known,
+            log if isinstance(log, int) else NO_LOG_POSITION,
+            remark,
+            counter if isinstance(counter, int) else 0,
+        )
 
     def save(self, io: StoreIO, paths: StorePaths, time_ms: int) -> None:
         """Replace the file. Raises OSError."""
         self.version += 1
         value: dict[str, Any] = {
             "dataVersion": {"counter": self.version, "stateVersion": 0, "timestamp": time_ms},
-            "offsetTable": {str(level): offset for level, offset in sorted(self.offsets.items())},
+            _TABLE: {str(level): offset for level, offset in sorted(self.offsets.items())},
             "mqproc": {"log": self.log},
         }
         rocketmq_json.save(io, paths.delay_offsets, value, integer_keys=True)
+
+
+def levels(io: StoreIO, paths: StorePaths) -> dict[int, int]:
+    """The next queue offset of every level that the file names, known here or not. Raises CorruptStoreError."""
+    value, _remark = rocketmq_json.load(io, paths.delay_offsets)
+    return {} if value is None else _levels_in(value, paths)
+
+
+def lower(io: StoreIO, paths: StorePaths, end_of: Callable[[int], int | None]) -> None:
+    """Set levels that are beyond their queue's end (None: unknown) back to it; all else in the file stays.
+
+    Raises CorruptStoreError, OSError.
+    """
+    value, _remark = rocketmq_json.load(io, paths.delay_offsets)
+    for level, offset in _levels_in(value, paths).items():
+        end = end_of(level)
+        if end is not None:
+            value[_TABLE][str(level)] = min(offset, end)
+    rocketmq_json.save(io, paths.delay_offsets, value, integer_keys=True)
+
+
+def _levels_in(value: Any, paths: StorePaths) -> dict[int, int]:
+    table = value.get(_TABLE, {}) if isinstance(value, dict) else None
+    if not isinstance(table, dict):
+        raise CorruptStoreError(f"{paths.delay_offsets}: no {_TABLE} in it")
+    for level, offset in table.items():
+        if not level.isdigit() or type(offset) is not int:
+            raise CorruptStoreError(
+                f"{paths.delay_offsets}: {_TABLE}: {level!r}: {offset!r}; expected level and offset"
+            )
+    return {int(level): offset for level, offset in table.items()}

@@ -8,6 +8,7 @@ from mqproc.kernels import made_from as kernel
 from mqproc.kernels.record_check import BLANK, REACHED_STOP
 from mqproc.store.recovery.resync import Resync
 from mqproc.store.segments import LogSegments
+from mqproc.store.slices import Slices, finish
 
 FOUND_MAX = 65_536
 # Pages of the log that one call of the kernel makes present.
@@ -33,10 +34,15 @@ class MadeFrom:
 
     def marks(self, begin: int, end: int) -> set[int]:
         """All marks of records in [begin, end). Records begin at both; damage is passed over."""
+        return finish(self.slices(begin, end))
+
+    def slices(self, begin: int, end: int) -> Slices[set[int]]:
+        """The same in slices."""
         marks: set[int] = set()
         at = begin
         while at < end:
             at = self._slice(at, end, marks)
+            yield
         return marks
 
     def _slice(self, at: int, end: int, marks: set[int]) -> int:

@@ -197,14 +197,18 @@ class TimerStore:
         found.reverse()
         return found
 
+    def sync(self) -> None:
+        """Make log and wheel durable. Raises OSError, FailedSyncError."""
+        self.write_out()
+        self._log.sync()
+        self._wheel.sync()
+
     def snapshot(self, log: int, log_end: int, now_ms: int) -> TimerSnapshot:
         """Make the timer's own files durable; what the check is to say of them. Raises FailedSyncError.
 
         `log` is where the log is to be walked from for deliveries that are not counted.
         """
-        self.write_out()
-        self._log.sync()
-        self._wheel.sync()
+        self.sync()
         counter = self._check.counter + 1
         check = TimerCheck(self.read_ms, self._log.synced, self.queue_offset, now_ms, counter, log)
         return TimerSnapshot(check, log_end)

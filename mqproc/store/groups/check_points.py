@@ -10,6 +10,7 @@ Which check point an acknowledgement is for is told by c, t, q, so and pt.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -28,6 +29,7 @@ HANDLE: Final = "POP_CK"
 BROKER: Final = "mqproc"
 _CHECK_POINT, _ACK, _ACKS = "ck", "ack", "bAck"
 _HANDLE_PARTS: Final = 8
+_NUMBER: Final = re.compile(r"[0-9]{1,19}")
 
 Key = tuple[str, str, int, int, int]
 """Group, topic, queue id, first queue offset, time of the receive in ms."""
@@ -134,6 +136,6 @@ def key_of(group: str, topic: str, handle: str) -> tuple[Key, int]:
     """The check point that a message's handle names, and its queue offset. Raises BadRequestError."""
     parts = handle.split(" ")
     numbers = [part for place, part in enumerate(parts) if place != 5]
-    if len(parts) != _HANDLE_PARTS or not all(part.isdecimal() for part in numbers):
+    if len(parts) != _HANDLE_PARTS or not all(_NUMBER.fullmatch(part) for part in numbers):
         raise BadRequestError(f"{handle[:128]!r} is no handle of a received message (property {HANDLE})")
     return (group, topic, int(parts[6]), int(parts[0]), int(parts[1])), int(parts[7])

@@ -7,12 +7,13 @@ Which of the two counts at a start is told by `load`. Everybody may read; `Group
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from mqproc.errors import CorruptStoreError, OffsetOverflowError, StaleOffsetError
 from mqproc.io import StoreIO
+from mqproc.layout import progress as progress_layout
 from mqproc.paths import StorePaths
 from mqproc.store.final_syncs import Syncing
 from mqproc.store.groups import offsets_json
@@ -49,25 +50,30 @@ def load(io: StoreIO, paths: StorePaths) -> Loaded:
     The words of `mqproc/progress` count when they were stored in this run of the machine, and beside the
     consumerOffset.json that is there: else another program has written that, or nobody knows how old they are.
     """
+    file = _open(io, paths)
+    if file is None:
+        json = offsets_json.load(io, paths)
+        return Loaded(json.progress, json)
+    try:
+        return _load_beside(io, paths, file)
+    finally:
+        file.close()
+
+
+def _load_beside(io: StoreIO, paths: StorePaths, file: ProgressFile) -> Loaded:
     damage = ""
+    # Before and after the reading: its owner may replace what is read meanwhile.
+    fingerprints = set(file.fingerprints)
     try:
         json = offsets_json.load(io, paths)
     except CorruptStoreError as error:
         json, damage = OffsetsJson(), str(error)
-    file = _open(io, paths)
-    if file is None:
-        if damage:
-            raise CorruptStoreError(damage)
-        return Loaded(json.progress, json)
-    try:
-        epoch = file.next_epoch
-        if not _counts(file, json.fingerprint):
-            if damage:
-                raise CorruptStoreError(damage)
-            return Loaded(json.progress, json, epoch=epoch)
-        return _joined(json, file, damage, epoch)
-    finally:
-        file.close()
+    fingerprints.update(file.fingerprints)
+    if _counts(file, json.fingerprint, fingerprints):
+        return _joined(json, file, damage)
+    if damage:
+        raise CorruptStoreError(damage)
+    return Loaded(json.progress, json, epoch=file.next_epoch)
 
 
 def _open(io: StoreIO, paths: StorePaths) -> ProgressFile | None:
@@ -77,19 +83,19 @@ def _open(io: StoreIO, paths: StorePaths) -> ProgressFile | None:
         return None
 
 
-def _counts(file: ProgressFile, json_fingerprint: int) -> bool:
-    """Whether the words are of this run of the machine, and beside the consumerOffset.json that is there."""
-    beside = json_fingerprint == offsets_json.NO_FINGERPRINT or json_fingerprint in file.fingerprints
+def _counts(file: ProgressFile, json_fingerprint: int, fingerprints: Collection[int]) -> bool:
+    """Whether the words are of this run of the machine, and beside a consumerOffset.json of theirs."""
+    beside = json_fingerprint == offsets_json.NO_FINGERPRINT or json_fingerprint in fingerprints
     return file.boot == boot_id() and beside
 
 
-def _joined(json: OffsetsJson, file: ProgressFile, damage: str, epoch: int) -> Loaded:
+def _joined(json: OffsetsJson, file: ProgressFile, damage: str) -> Loaded:
     deleted = file.deleted()
     known = {(at.group, at.topic, at.queue_id): at for at in json.progress if (at.group, at.topic) not in deleted}
     known |= {(at.group, at.topic, at.queue_id): at for at in file.all()}
-    return Loaded(
-        list(known.values()), json, behind=set(known.values()) != set(json.progress), epoch=epoch, damage=damage
-    )
+    progress = list(known.values())
+    behind = set(progress) != set(json.progress)
+    return Loaded(progress, json, behind=behind, epoch=file.next_epoch, damage=damage)
 
 
 class GroupProgress:
@@ -136,7 +142,7 @@ class GroupProgress:
         except (FileNotFoundError, CorruptStoreError) as error:
             self._tell("progress of consumer groups is taken from its file in config", error=str(error))
             return None
-        if _counts(file, self._json_fingerprint()):
+        if _counts(file, self._json_fingerprint(), file.fingerprints):
             return file
         file.close()
         return None
@@ -162,7 +168,9 @@ class GroupProgress:
             self._tell("consumerOffset.json was read with a remark", remark=loaded.json.remark)
         self._json = loaded.json
         self._io.make_folder(self._paths.own, mode=0o700)
-        valid = [at for at in loaded.progress if at.offset >= 0 and at.queue_id >= 0]
+        valid = [_within_bounds(at) for at in loaded.progress if _fits(at)]
+        if len(valid) < len(loaded.progress):
+            self._tell("progress that no queue can have", entries=len(loaded.progress) - len(valid))
         file = ProgressFile.create(self._io, self._paths.progress, valid, loaded.json.fingerprint, loaded.epoch)
         if loaded.behind:
             file.touch()
@@ -310,6 +318,17 @@ class GroupProgress:
                 self._tell("consumerOffset.json cannot be read", error=str(error), moved_to=self._move_aside())
                 self._json = OffsetsJson()
         return self._json
+
+
+def _fits(at: Progress) -> bool:
+    """Whether there may be such a queue and offset: RocketMQ's file can say any numbers."""
+    names_fit = max(len(at.group.encode()), len(at.topic.encode())) <= progress_layout.NAME_BYTES_MAX
+    return names_fit and at.offset >= 0 and 0 <= at.queue_id < progress_layout.QUEUES_MAX
+
+
+def _within_bounds(at: Progress) -> Progress:
+    """Beyond every queue's end, which it is set back to when the queue is known."""
+    return replace(at, offset=min(at.offset, progress_layout.OFFSET_MAX))
 
 
 def all_progress(io: StoreIO, paths: StorePaths) -> Iterable[Progress]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 from mqproc.errors import BadRequestError, CorruptStoreError
@@ -114,14 +115,12 @@ class SubscriptionGroups:
     def _take(self, value: Any) -> None:
         if value is None:
             return
-        table = value.get(_TABLE, {}) if isinstance(value, dict) else None
-        if not isinstance(table, dict) or not all(isinstance(entry, dict) for entry in table.values()):
-            raise CorruptStoreError(f"{self._path}: no {_TABLE} in it")
+        groups = _groups_in(value, self._path)
         version = value.get("dataVersion")
         counter = version.get("counter", 0) if isinstance(version, dict) else 0
         self._version = counter if isinstance(counter, int) else 0
         self._other = {name: of for name, of in value.items() if name not in (_TABLE, "dataVersion")}
-        self._groups = {name: _from_rocketmq(name, entry) for name, entry in table.items()}
+        self._groups = groups
 
     def get(self, group: str) -> GroupSettings | None:
         """None for a group that nobody has made."""
@@ -164,6 +163,24 @@ class SubscriptionGroups:
         value = {"forbiddenTable": {}} | self._other | {"dataVersion": version, _TABLE: table}
         rocketmq_json.save(self._io, self._path, dict(sorted(value.items())))
         self._groups, self._version = groups, self._version + 1
+
+
+def check_file(io: StoreIO, paths: StorePaths) -> str:
+    """A remark on the file, "" when all is well. Raises CorruptStoreError when it cannot be read."""
+    value, remark = rocketmq_json.load(io, paths.subscription_groups)
+    if value is not None:
+        _groups_in(value, paths.subscription_groups)
+    return remark
+
+
+def _groups_in(value: Any, path: Path) -> dict[str, GroupSettings]:
+    table = value.get(_TABLE, {}) if isinstance(value, dict) else None
+    if not isinstance(table, dict) or not all(isinstance(entry, dict) for entry in table.values()):
+        raise CorruptStoreError(f"{path}: no {_TABLE} in it")
+    try:
+        return {name: _from_rocketmq(name, entry) for name, entry in table.items()}
+    except (TypeError, ValueError) as error:
+        raise CorruptStoreError(f"{path}: {_TABLE}: {error}") from None
 
 
 def _from_rocketmq(name: str, entry: dict[str, Any]) -> GroupSettings:

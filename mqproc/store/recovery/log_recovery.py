@@ -24,8 +24,8 @@ from mqproc.layout.marks import Mark
 from mqproc.store.clearing import clear_behind
 from mqproc.store.damage import MISSING_SEGMENT, Hole
 from mqproc.store.recovery.resync import Resync
-from mqproc.store.recovery.visitor import Visit
 from mqproc.store.segments import LogSegments
+from mqproc.store.visitor import Visit
 
 # The walk asks for pages ahead, and lets go of those behind, in steps of this size.
 WALK_BYTES = 8 << 20

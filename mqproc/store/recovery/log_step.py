@@ -24,8 +24,8 @@ from mqproc.store.marks import DurableMark
 from mqproc.store.recovery.log_recovery import LogEnd, LogRecovery
 from mqproc.store.recovery.queue_recovery import LOG_BYTES_MAX
 from mqproc.store.recovery.store_files import LogFiles, StoreFiles
-from mqproc.store.recovery.visitor import has_been_held, visit_of
 from mqproc.store.segments import LogSegments
+from mqproc.store.visitor import has_been_held, visit_of
 
 Ranges = list[tuple[int, int]]
 

@@ -34,8 +34,8 @@ from mqproc.names import MULTI_DISPATCH_PREFIX
 from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles, as_units, fillers
 from mqproc.store.dispatcher import Gap
 from mqproc.store.queue_extent import QueueExtent, filler_position
+from mqproc.store.queue_hints import Hints, QueueHint
 from mqproc.store.queue_table import QueueTable
-from mqproc.store.recovery.queue_hints import Hints, QueueHint
 from mqproc.store.recovery.store_files import QueueFiles
 from mqproc.store.segments import LogSegments
 

@@ -35,12 +35,12 @@ from mqproc.store.deleted_topics import tell_table
 from mqproc.store.index_files import IndexFiles, last_offset
 from mqproc.store.index_shape import adopted_index_shape
 from mqproc.store.marks import DistrustedMark, DurableMark
+from mqproc.store.queue_hints import Hints, read_hints
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.recovery.dispatch_step import DispatchStep
 from mqproc.store.recovery.index_step import IndexStep
 from mqproc.store.recovery.log_step import LogState, LogStep
 from mqproc.store.recovery.progress_step import ProgressStep
-from mqproc.store.recovery.queue_hints import Hints, read_hints
 from mqproc.store.recovery.queue_kinds import check_queue_kinds
 from mqproc.store.recovery.queue_recovery import LOG_BYTES_MAX, QueueRecovery
 from mqproc.store.recovery.redispatch import Redispatch, Redispatched

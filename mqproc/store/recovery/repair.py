@@ -27,11 +27,12 @@ from mqproc.layout.record_codec import encode_blank
 from mqproc.names import SCHEDULE_TOPIC
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
-from mqproc.store import rocketmq_json
+from mqproc.store.delays import delay_offsets
 from mqproc.store.recovery.copies import Copies
 from mqproc.store.recovery.dry_run_io import Change, DryRunIO
 from mqproc.store.recovery.plan import opened
 from mqproc.store.recovery.recovery import Recovery, Report, adopt_sizes
+from mqproc.store.recovery.timer_repair import file_again, make_wheel, timer_damage
 from mqproc.store.recovery.unit_mender import UnitMender
 from mqproc.store.verify import Finding, Kind, Verified
 from mqproc.store.verify.findings import LISTED_MAX, Severity
@@ -178,6 +179,21 @@ class Repair:
                 yield self._blank(path, finding)
             elif finding.file == _DELAYS and finding.kind is Kind.PROGRESS_BEYOND_END:
                 yield Action(path, "set back", finding.text, self._set_back_delays)
+        yield from self._timer_actions()
+
+    def _timer_actions(self) -> Iterator[Action]:
+        paths, options = self._paths, self._options
+        is_damaged, is_more_than_wheel = timer_damage(self._findings, paths)
+        if is_more_than_wheel:
+            there = StoreIO()
+            for path in (paths.timer_log, paths.timer_wheel):
+                if there.exists(path):
+                    yield self._aside(path, "what waits is filed again")
+            why = "the next start files what waits"
+            yield Action(paths.timer_check, "set back", why, lambda io: file_again(io, paths, options))
+        elif is_damaged:
+            why = "slots do not lead to their units"
+            yield Action(paths.timer_wheel, "make anew", why, lambda io: make_wheel(io, paths, options))
 
     def _aside(self, path: Path, why: str) -> Action:
         target = Copies.place(self.kept, self._paths, path)
@@ -202,15 +218,8 @@ class Repair:
         return Action(path, "write the right size", "the filler at its end tells another one", write)
 
     def _set_back_delays(self, io: StoreIO) -> None:
-        """Delay levels beyond their queue's end to it: by level the next offset of the queue one below."""
-        path = self._paths.root / _DELAYS
-        value, _remark = rocketmq_json.load(io, path)
-        levels = value["offsetTable"]
-        for level, offset in levels.items():
-            end = self._verified.queue_ends.get((SCHEDULE_TOPIC, int(level) - 1)) if level.isdigit() else None
-            if end is not None and isinstance(offset, int):
-                levels[level] = min(offset, end)
-        rocketmq_json.save(io, path, value, integer_keys=True)
+        """Delay levels beyond their queue's end to it."""
+        delay_offsets.lower(io, self._paths, lambda level: self._verified.queue_ends.get((SCHEDULE_TOPIC, level - 1)))
 
 
 def read_from_disk(io: StoreIO, paths: StorePaths) -> None:

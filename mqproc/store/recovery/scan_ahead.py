@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mqproc.config import MIB
-from mqproc.kernels.dispatch import ScanResult
+from mqproc.kernels.dispatch_buffers import ScanResult
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.recovery.resync import Resync
 from mqproc.store.segments import LogSegments

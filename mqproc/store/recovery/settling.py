@@ -12,12 +12,11 @@ from mqproc.layout import checkpoint as checkpoint_layout
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
-from mqproc.store import checkpoint_file
+from mqproc.store import checkpoint_file, visitor
 from mqproc.store.consume_queue import ConsumeQueueFiles
 from mqproc.store.damage import DamageLedger
 from mqproc.store.index_files import IndexFiles
 from mqproc.store.marks import DurableMark
-from mqproc.store.recovery import visitor
 from mqproc.store.recovery.log_step import LogState
 from mqproc.store.segments import LogSegments
 

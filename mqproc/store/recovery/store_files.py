@@ -112,7 +112,8 @@ class StoreFiles:
     def _remove_next_versions(self) -> None:
         """What a crash left of files that were being replaced. The next segment is made under its name in any case."""
         paths, io = self._paths, self._io
-        left = [paths.root / f"{path.name}{REPLACING_SUFFIX}" for path in (paths.abort, paths.checkpoint)]
+        replaced = (paths.abort, paths.checkpoint, paths.timer_check)
+        left = [path.with_name(path.name + REPLACING_SUFFIX) for path in replaced]
         endings = (f".json{REPLACING_SUFFIX}", f".bak{REPLACING_SUFFIX}")
         left += [paths.config / entry.name for entry in self._config_entries if entry.name.endswith(endings)]
         left += [paths.own / entry.name for entry in io.entries(paths.own) if entry.name.endswith(REPLACING_SUFFIX)]

@@ -80,6 +80,15 @@ class Kind(enum.StrEnum):
     LEDGER_UNREADABLE = "ledger_unreadable"
     CONFIG_UNREADABLE = "config_unreadable"
     PROGRESS_BEYOND_END = "progress_beyond_end"
+    # The timer
+    TIMER_FILE_MISSING = "timer_file_missing"
+    TIMER_FILE_LENGTH = "timer_file_length"
+    TIMER_CHECK_MISSING = "timer_check_missing"
+    TIMER_CHECK_AHEAD = "timer_check_ahead"
+    TIMER_UNIT_WRONG = "timer_unit_wrong"
+    TIMER_UNIT_MISSING = "timer_unit_missing"
+    TIMER_RECORD_GONE = "timer_record_gone"
+    TIMER_SLOT_WRONG = "timer_slot_wrong"
     NOT_CHECKED = "not_checked"
 
 
@@ -95,6 +104,7 @@ class About:
 _REPAIR: Final = "mqproc store repair"
 _REBUILD: Final = f"{_REPAIR} builds it again from the log; nothing is lost"
 _HOLE: Final = f"the bytes are lost unless a copy has them; {_REPAIR} notes the range, which is then served around"
+_FILE_AGAIN: Final = f"{_REPAIR} has what waits filed again by the next start; nothing is lost"
 _NOTHING: Final = "nothing: the next start puts it in order"
 _RETENTION: Final = "nothing: retention removes it"
 
@@ -231,6 +241,31 @@ KINDS: Final[dict[Kind, About]] = {
     Kind.PROGRESS_BEYOND_END: _damage(
         "a group has consumed more of a queue than there is: it would miss what comes next",
         f"{_REPAIR} or a start sets it back to the queue's end",
+    ),
+    Kind.TIMER_FILE_MISSING: _damage("a file is missing within the timer log's row", _FILE_AGAIN),
+    Kind.TIMER_FILE_LENGTH: _damage(
+        "one of the timer's files has another length; RocketMQ does not start, or loses what waits", _FILE_AGAIN
+    ),
+    Kind.TIMER_CHECK_MISSING: _damage(
+        "the timer's check is not there: how much of the timer log is delivered is not known", _FILE_AGAIN
+    ),
+    Kind.TIMER_CHECK_AHEAD: _damage(
+        "the timer's check counts more of the timer log, or of its queue, than there is: messages would never come",
+        _FILE_AGAIN,
+    ),
+    Kind.TIMER_UNIT_WRONG: _damage(
+        "a unit of the timer log is none, or not what its record or its slot's other units say: a message would not "
+        "come, or at another time",
+        _FILE_AGAIN,
+    ),
+    Kind.TIMER_UNIT_MISSING: _damage("a message waits for its time, and the timer log does not know it", _FILE_AGAIN),
+    Kind.TIMER_RECORD_GONE: _note(
+        "a message waits for its time, and the log does not have its record any more: it expired or was damaged",
+        "nothing can bring it back",
+    ),
+    Kind.TIMER_SLOT_WRONG: _damage(
+        "a slot of the timer's wheel does not lead to its units: RocketMQ would not deliver them",
+        f"{_REPAIR} or a start makes the wheel anew from the timer log",
     ),
     Kind.NOT_CHECKED: _note("a part of the store that verify does not look into", "nothing"),
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 from mqproc.errors import StoreAccessError
 from mqproc.io import Entry, StoreIO
 from mqproc.io import Kind as EntryKind
-from mqproc.layout import index_file
+from mqproc.layout import index_file, timer_log
 from mqproc.paths import StorePaths, index_name_time_ms, segment_start
 from mqproc.store.verify.findings import Finding, Kind
 
@@ -17,7 +17,7 @@ Queue = tuple[str, int]
 """Topic and queue id."""
 
 # Parts of a store that RocketMQ has and we do not look into.
-_UNKNOWN_PARTS = ("batchconsumequeue", "consumequeue_ext", "compaction", "timerwheel", "timerlog")
+_UNKNOWN_PARTS = ("batchconsumequeue", "consumequeue_ext", "compaction")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Inventory:
     """A store's usable files with their lengths; `findings` tells of the others.
 
     `segments` by log offset, `queues` by topic and queue id, each with its files by their begin in bytes, `index` the
-    names of the index files of the right length, oldest first.
+    names of the index files of the right length, oldest first, `timer_log` its files by their begin in bytes.
     """
 
     root: Path
@@ -47,12 +47,19 @@ class Inventory:
     segments: dict[int, int] = field(default_factory=dict)
     queues: dict[Queue, dict[int, int]] = field(default_factory=dict)
     index: list[str] = field(default_factory=list)
+    timer_log: dict[int, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     unchecked_topics: set[str] = field(default_factory=set)
 
     @property
     def paths(self) -> StorePaths:
         return StorePaths(self.root)
+
+    @property
+    def timer_log_size(self) -> int:
+        """The length of the timer log's files: the one that most of them have."""
+        sizes = list(self.timer_log.values())
+        return max(sizes, key=lambda size: (sizes.count(size), size), default=timer_log.FILE_SIZE)
 
     @property
     def log_begin(self) -> int:
@@ -90,6 +97,7 @@ class _Look:
         for topic in self._list(self._paths.consume_queue):
             self._look_at_topic(self._paths.consume_queue / topic.name, topic)
         self._look_at_index()
+        self._look_at_timer()
         self._look_at_others()
         return self._found
 
@@ -220,10 +228,31 @@ class _Look:
             else:
                 self._found.index.append(entry.name)
 
+    def _look_at_timer(self) -> None:
+        folder, files = self._paths.timer_log, self._found.timer_log
+        for entry in self._list(folder):
+            path, start = folder / entry.name, segment_start(entry.name)
+            if start is None:
+                self._tell(Kind.STRAY_FILE, path, size=entry.size)
+            elif entry.kind is not EntryKind.FILE:
+                self._tell(Kind.MISPLACED_FILE, path, text=entry.kind.value)
+            else:
+                files[start] = entry.size
+        whole = self._found.timer_log_size
+        for start, size in sorted(files.items()):
+            if size != whole:
+                text = f"{size:,} bytes; the others have {whole:,}"
+                offset = min(size, whole)
+                self._tell(Kind.TIMER_FILE_LENGTH, folder / f"{start:020d}", offset=offset, text=text)
+        for earlier, later in itertools.pairwise(sorted(files)):
+            if later != earlier + whole:
+                self._tell(Kind.TIMER_FILE_MISSING, folder / f"{earlier + whole:020d}", offset=0, size=whole)
+
     def _look_at_others(self) -> None:
         paths = self._paths
         settings = [paths.config / entry.name for entry in self._list(paths.config)]
-        for path in (paths.checkpoint, paths.abort, *(path for path in settings if path.suffix == ".json")):
+        markers = (paths.checkpoint, paths.abort, paths.timer_wheel, paths.timer_check)
+        for path in (*markers, *(path for path in settings if path.suffix == ".json")):
             entry = self._io.entry(path)
             if entry is not None and entry.kind is EntryKind.SYMLINK:
                 self._tell(Kind.SYMLINK, path)

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from mqproc.io import StoreIO
 from mqproc.kernels import scan, verify
-from mqproc.kernels.dispatch import DispatchBuffers, ScanResult, StopReason
+from mqproc.kernels.dispatch import StopReason
+from mqproc.kernels.dispatch_buffers import DispatchBuffers, ScanResult
 from mqproc.kernels.intrinsics import load_be32
 from mqproc.kernels.record_check import (
     checked_size,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.io import StoreIO
-from mqproc.kernels.dispatch import ScanResult
+from mqproc.kernels.dispatch_buffers import ScanResult
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.store.consume_queue import UNIT_DTYPE, UNIT_SIZE, ConsumeQueueFiles, as_units
 from mqproc.store.verify.inventory import Queue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -16,20 +16,21 @@ from mqproc.layout import checkpoint as checkpoint_layout
 from mqproc.layout import index_file, marks
 from mqproc.names import SCHEDULE_TOPIC
 from mqproc.paths import StorePaths
-from mqproc.store import checkpoint_file, damage, deleted_topics, rocketmq_json
+from mqproc.store import checkpoint_file, damage
+from mqproc.store.delays import delay_offsets
 from mqproc.store.groups import offsets_json
 from mqproc.store.groups.progress import all_progress
 from mqproc.store.marks import fingerprint
-from mqproc.store.recovery.queue_hints import read_hints
-from mqproc.store.recovery.visitor import has_been_held
+from mqproc.store.queue_hints import read_hints
 from mqproc.store.segments import LogSegments
-from mqproc.store.topics import Topics
 from mqproc.store.verify.findings import Finding, Kind
 from mqproc.store.verify.inventory import Queue
 from mqproc.store.verify.log_findings import WholeLog
 from mqproc.store.verify.picture import Picture
 from mqproc.store.verify.queue_findings import Both
 from mqproc.store.verify.queue_pass import BEYOND
+from mqproc.store.verify.settings import fault_of
+from mqproc.store.visitor import has_been_held
 
 # No log is as long as this: what points further is garbage.
 _LOG_BYTES_MAX: Final = 1 << 50
@@ -216,39 +217,15 @@ class StateFindings:
         names = self._io.names(self._paths.config) if entry is not None and entry.kind is EntryKind.FOLDER else []
         paths = [self._paths.config / name for name in names if name.endswith(".json")]
         copies = [self._paths.config / name for name in names if name.endswith(".json.bak")]
-        faults = {path: fault for path in [*paths, *copies, self._paths.settings] if (fault := self._fault_of(path))}
+        faults = {
+            path: fault
+            for path in [*paths, *copies, self._paths.settings]
+            if (fault := fault_of(self._io, self._paths, path))
+        }
         for path, fault in faults.items():
             whole = path.with_name(path.name.removesuffix(".bak"))
             spare = path.suffix == ".bak" and whole in paths and whole not in faults
             yield Finding(Kind.CONFIG_UNREADABLE, _name(self._paths, path), 0, text=fault, as_note=spare)
-
-    def _fault_of(self, path: Path) -> str:
-        """Why a settings file cannot be read, "" when it can, or is not there."""
-        try:
-            text = self._io.read_file(path).decode()
-            if not text.strip():
-                return "empty"
-            value = rocketmq_json.parse(text)
-        except (FileNotFoundError, IsADirectoryError):
-            return ""
-        except (UnicodeDecodeError, msgspec.DecodeError) as error:
-            return str(error)
-        if not isinstance(value, dict):
-            return f"{type(value).__name__}; expected an object"
-        return self._strangeness_of(path)
-
-    def _strangeness_of(self, path: Path) -> str:
-        """What is wrong with a file that is no garbage, "" when nothing is: its reader says it."""
-        try:
-            if path == self._paths.topics:
-                Topics(self._io, self._paths).load()
-            elif path == self._paths.consumer_offsets:
-                return offsets_json.load(self._io, self._paths).remark.removeprefix(f"{path}: ")
-            elif path == self._paths.deleted_topics:
-                deleted_topics.load(self._io, self._paths)
-        except CorruptStoreError as error:
-            return str(error).removeprefix(f"{path}: ")
-        return ""
 
     def _progress(self) -> Iterable[Finding]:
         for queue, group, offset, path in [*self._consumed(), *self._delayed()]:
@@ -270,18 +247,13 @@ class StateFindings:
 
     def _delayed(self) -> Iterable[tuple[Queue, str, int, Path]]:
         path = self._paths.delay_offsets
-        for level, offset in self._table(path).items():
-            if level.isdigit() and isinstance(offset, int):
-                yield (SCHEDULE_TOPIC, int(level) - 1), "delayed delivery:", offset, path
-
-    def _table(self, path: Path) -> dict[str, Any]:
-        """`offsetTable` of a settings file; nothing when it cannot be read, which is told elsewhere."""
         try:
-            value, _remark = rocketmq_json.load(self._io, path)
+            levels = delay_offsets.levels(self._io, self._paths)
         except (CorruptStoreError, IsADirectoryError):
-            return {}
-        table = value.get("offsetTable") if isinstance(value, dict) else None
-        return table if isinstance(table, dict) else {}
+            # That the file cannot be read is told with the other settings.
+            return
+        for level, offset in levels.items():
+            yield (SCHEDULE_TOPIC, level - 1), "delayed delivery:", offset, path
 
 
 def _name(paths: StorePaths, path: Path) -> str:

@@ -44,6 +44,7 @@ from mqproc.store.verify.picture import (
 from mqproc.store.verify.queue_findings import Both, QueueFindings, side_by_side
 from mqproc.store.verify.queue_pass import BELOW, QueueTotals
 from mqproc.store.verify.state import StateFindings, known_holes
+from mqproc.store.verify.timer import TimerFindings
 from mqproc.store.verify.workers import QueueGroup, Task, Workers, usable_jobs
 
 _QUEUES_PER_TASK = 256
@@ -253,6 +254,7 @@ class _Verifier:
         if self._options.message_index_enable:
             findings.extend(IndexFindings(picture, log, shares, may_be_behind=behind).run(checked, workers.run))
         findings.extend(StateFindings(self._io, picture, log, both).run())
+        findings.extend(TimerFindings(self._io, picture, log, both, self._options.timer_precision_ms).run())
         return self._verified(picture, log, both, findings, time.perf_counter() - started)
 
     def _unsettled(self, picture: Picture) -> set[Queue]:

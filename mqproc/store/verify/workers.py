@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from mqproc.errors import CorruptStoreError, InternalError
 from mqproc.io import StoreIO
-from mqproc.kernels import dispatch, index_verify, record_check, scan, verify
+from mqproc.kernels import dispatch_buffers, index_verify, record_check, scan, verify
 from mqproc.store.verify.index_details import IndexDetails, IndexQuestion
 from mqproc.store.verify.index_pass import IndexPass
 from mqproc.store.verify.inventory import Queue
@@ -87,7 +87,7 @@ class Workers:
         self._at: dict[_Pipe, Task] = {}
         self._here = Worker(io, picture, self._advance) if jobs <= 1 else None
         if jobs > 1:
-            for module in (scan, dispatch, record_check, verify, index_verify):
+            for module in (scan, dispatch_buffers, record_check, verify, index_verify):
                 module.warm()
             for slot in range(jobs):
                 self._start(picture, slot)

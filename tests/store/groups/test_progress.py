@@ -207,6 +207,24 @@ def test_what_another_program_wrote_counts(store: Store) -> None:
     after.close()
 
 
+def test_a_reader_beside_a_save_sees_what_is_committed(store: Store) -> None:
+    """consumerOffset.json is replaced when it has been read and the words beside it have not."""
+    progress = store.open()
+    progress.set("g", "T", 0, 5)
+    progress.save(NOW_MS)
+
+    class SavingIO(StoreIO):
+        def read_file(self, path: Path) -> bytes:
+            found = super().read_file(path)
+            if path == store.paths.consumer_offsets:
+                progress.set("g", "T", 0, 9)
+                progress.save(NOW_MS)
+            return found
+
+    assert list(all_progress(SavingIO(), store.paths)) == [Progress("g", "T", 0, 9)]
+    progress.close()
+
+
 def test_without_our_own_folder_nothing_is_lost_after_a_clean_stop(store: Store) -> None:
     progress = store.open()
     progress.set("g", "T", 0, 5)
@@ -341,6 +359,26 @@ def test_garbage_gives_way_to_the_copy_or_is_moved_aside(store: Store, text: str
     assert progress.groups() == []
     assert [event for event, _ in store.told] == ["consumerOffset.json cannot be read"]
     assert (store.paths.aside / "consumerOffset.json").read_text() == text
+    progress.close()
+
+
+def test_numbers_that_no_queue_has_cost_nothing_but_themselves(store: Store) -> None:
+    """RocketMQ's offsets may be any 64 bits; ones beyond the queue's end are set back to it by recovery."""
+    names = ("G" * 300, "T" * 70_000)
+    entries = {
+        "T@g": f"0:4,1:{(1 << 63) - 1},2:{10**30},3:-1,{1 << 20}:7,{10**30}:7",
+        f"T@{names[0]}": "0:7",
+        f"{names[1]}@g": "0:7",
+    }
+    table = ",".join(f'"{name}":{{{pairs}}}' for name, pairs in entries.items())
+    store.write_json(f'{{"offsetTable":{{{table}}}}}')
+    progress = store.open()
+    assert as_dict(progress, "g") == {("T", 0): 4, ("T", 1): layout.OFFSET_MAX, ("T", 2): layout.OFFSET_MAX}
+    assert progress.groups() == ["g"]
+    assert [(event, figures["entries"]) for event, figures in store.told] == [("progress that no queue can have", 5)]
+    progress.lower_to_maxima(lambda _topic, _queue_id: 9)
+    progress.save(NOW_MS)
+    assert store.json() == {("g", "T", 0): 4, ("g", "T", 1): 9, ("g", "T", 2): 9}
     progress.close()
 
 

@@ -19,6 +19,7 @@ from tests.store.recovery.recovering import RecordingIO, contents
 from tests.store.stopped_store import (
     FIRST_MS,
     FRAMES,
+    ITEMS,
     PER_FRAME,
     QUEUE_FILE_BYTES,
     SEGMENT,
@@ -228,6 +229,14 @@ def empty_newest_index_file(store: StoppedStore) -> None:
     os.truncate(store.index_files()[-1], 0)
 
 
+def leave_a_file_half_full_and_garble_the_next(store: StoppedStore) -> None:
+    """The newest file's first item seems to come from the log's beginning."""
+    half_full, newest = store.index_files()[-2:]
+    write_at(half_full, index_file.ITEM_COUNT, (ITEMS // 2).to_bytes(4, "big"))
+    write_at(newest, index_file.ITEM_COUNT, (index_file.FIRST_ITEM).to_bytes(4, "big"))
+    write_at(newest, index_file.item_offset(SLOTS, index_file.FIRST_ITEM), bytes(index_file.ITEM_SIZE - 1) + b"\x01")
+
+
 INDEX_LOSSES = [
     remove_index,
     remove_index_file(0),
@@ -237,6 +246,7 @@ INDEX_LOSSES = [
     zero_newest_items,
     shorten_an_index_file,
     empty_newest_index_file,
+    leave_a_file_half_full_and_garble_the_next,
 ]
 
 

@@ -323,6 +323,19 @@ def test_strays_are_left_alone_and_told(store: StoppedStore) -> None:
     assert_whole(store, found)
 
 
+def test_what_a_crash_left_of_files_being_replaced_goes(store: StoppedStore) -> None:
+    paths = store.first.paths
+    being_replaced = [paths.abort, paths.checkpoint, paths.topics, paths.timer_check, paths.settings]
+    left = [path.with_name(path.name + ".tmp") for path in being_replaced]
+    foreign = paths.config / "notes.tmp"
+    for path in (*left, foreign):
+        path.write_bytes(b"the next ver")
+    found = store.recover(clean=False)
+    assert [path for path in left if path.exists()] == []
+    assert foreign.exists()
+    assert_whole(store, found)
+
+
 def test_folders_in_the_place_of_files_go_aside(store: StoppedStore) -> None:
     names = [f"commitlog/{store.end // SEGMENT * SEGMENT + SEGMENT:020d}", "index/20990101000000000", "checkpoint"]
     (store.root / "checkpoint").unlink()

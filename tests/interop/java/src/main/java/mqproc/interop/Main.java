@@ -23,7 +23,10 @@ import java.util.concurrent.Executors;
  *                                                    -> loaded, started, error, minPhyOffset, maxPhyOffset
  * {"id": 2, "op": "dump", "store": "/path", "to": "/file"}        -> the number of lines, see StoreDump
  * {"id": 3, "op": "append", "store": "/path", "messages": [...]}  -> what each put answered, see StoreAppend
- * {"id": 4, "op": "close", "store": "/path"}                      -> clean: whether abort is gone
+ * {"id": 4, "op": "timer", "store": "/path"}           -> loaded, readMs, queueOffset, messages, units, see StoreTimer
+ * {"id": 5, "op": "deliver", "store": "/path", "topic": "t", "messages": 7}
+ *                                                    -> queueOffset, delivered, messages: the timer has run
+ * {"id": 6, "op": "close", "store": "/path"}                      -> clean: whether abort is gone
  * </pre>
  *
  * An answer is {"id", "result"} or {"id", "error"}. Requests run at the same time; for one store the asker waits for
@@ -73,6 +76,10 @@ public final class Main {
                 return new StoreDump(STORES.get(path)).writeTo(Path.of(request.getString("to")));
             case "append":
                 return new StoreAppend(STORES.get(path)).appendAll(request.getJSONArray("messages"));
+            case "timer":
+                return STORES.get(path).openTimer();
+            case "deliver":
+                return STORES.get(path).timer.run(request.getString("topic"), request.getLongValue("messages"));
             case "close":
                 return STORES.remove(path).close();
             default:

@@ -19,6 +19,8 @@ final class OpenStore {
 
     final MessageStoreConfig config = new MessageStoreConfig();
     final DefaultMessageStore store;
+    /** Null until it is opened. */
+    StoreTimer timer;
     private final Path root;
 
     OpenStore(Path root, JSONObject options) throws IOException {
@@ -65,7 +67,15 @@ final class OpenStore {
         }
     }
 
+    JSONObject openTimer() throws IOException {
+        timer = new StoreTimer(this, root);
+        return timer.load();
+    }
+
     JSONObject close() {
+        if (timer != null) {
+            timer.close();
+        }
         store.shutdown();
         JSONObject state = new JSONObject();
         state.put("clean", !Files.exists(root.resolve("abort")));

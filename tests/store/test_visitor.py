@@ -15,8 +15,8 @@ from mqproc.io import StoreIO
 from mqproc.layout import checkpoint, queue_table
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
+from mqproc.store import visitor
 from mqproc.store.append import CommitLogAppender
-from mqproc.store.recovery import visitor
 from tests.store.engine import STORE_HOST
 from tests.store.recovery.recovering import RecordingIO, contents
 from tests.store.stopped_store import FIRST_MS, PER_FRAME, StoppedStore, assert_whole, write_at

@@ -1,0 +1,135 @@
+"""The arrays that a dispatch scan fills (kernels/dispatch.py), and what one found as views of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from mqproc.kernels.dispatch import (
+    CACHE_SIZE,
+    ENTRIES,
+    REASON,
+    RECORD_ENTRIES_MAX,
+    RECORDS,
+    RUN_COLUMNS,
+    RUNS,
+    STATE_SIZE,
+    STOPPED_AT,
+    STORE_TIMESTAMP_MS,
+    UNITS,
+    WITH_ENTRIES,
+    StopReason,
+    scan,
+)
+from mqproc.layout import queue_table
+from mqproc.layout.consume_queue import UNIT_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class ScanResult:
+    """What a scan found. `stopped_at` is a byte of the segment; arrays are views of the buffers until the next scan.
+
+    `runs` int64[runs, RUN_COLUMNS], in the order of their first records: a queue's last run holds its newest record.
+    Index entries, in the order of the log: `hashes` int32[entries], `offsets` and `times` int64[entries].
+    """
+
+    stopped_at: int
+    reason: StopReason
+    records: int
+    store_timestamp_ms: int
+    runs: NDArray[np.int64]
+    units: NDArray[np.uint8]
+    hashes: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    times: NDArray[np.int64]
+
+    @property
+    def entries(self) -> int:
+        return len(self.hashes)
+
+
+Zeros = Callable[[int, DTypeLike], NDArray[Any]]
+
+
+class DispatchBuffers:
+    """The arrays that scans fill, allocated once."""
+
+    def __init__(self, queues: int, records_max: int, entries_max: int, zeros: Zeros = np.zeros) -> None:
+        """Buffers for tables of `queues` queues and scans of up to `records_max` records.
+
+        `zeros` makes the arrays: where another process scans, it makes them in shared memory.
+        """
+        self.records_max = records_max
+        entries_max = max(entries_max, RECORD_ENTRIES_MAX)
+        self._state = zeros(STATE_SIZE, np.int64)
+        self._hashes = zeros(entries_max, np.int32)
+        self._offsets = zeros(entries_max, np.int64)
+        self._times = zeros(entries_max, np.int64)
+        self._cache = zeros(2 * CACHE_SIZE, np.int64)
+        self._units = zeros(UNIT_SIZE * records_max, np.uint8)
+        self._sorted_units = zeros(UNIT_SIZE * records_max, np.uint8)
+        self._run_of_unit = zeros(records_max, np.int32)
+        self._run_of_queue = zeros(queues, np.int32)
+        self._runs = zeros(RUN_COLUMNS * records_max, np.int64)
+
+    def scan(
+        self,
+        log: NDArray[np.uint8],
+        table: NDArray[np.uint8],
+        cells: NDArray[np.int64],
+        slots: NDArray[np.int32],
+        *,
+        start: int,
+        limit: int,
+        stop: int,
+        segment_start: int,
+        with_entries: bool = True,
+    ) -> ScanResult:
+        """Scan the records of a segment that begin in [start, limit); nothing at or above `stop` is read."""
+        state = self._state
+        state[: WITH_ENTRIES + 1] = (start, min(limit, stop), stop, segment_start, self.records_max, with_entries)
+        scan(
+            log,
+            state,
+            table,
+            cells,
+            slots,
+            self._cache,
+            self._units,
+            self._sorted_units,
+            self._run_of_unit,
+            self._run_of_queue,
+            self._runs,
+            self._hashes,
+            self._offsets,
+            self._times,
+        )
+        return self.result()
+
+    def result(self) -> ScanResult:
+        """What the last scan found, also when another process has made it."""
+        said = self._state.tolist()
+        run_count, entry_count = said[RUNS], said[ENTRIES]
+        return ScanResult(
+            stopped_at=said[STOPPED_AT],
+            reason=StopReason(said[REASON]),
+            records=said[RECORDS],
+            store_timestamp_ms=said[STORE_TIMESTAMP_MS],
+            runs=self._runs[: RUN_COLUMNS * run_count].reshape(run_count, RUN_COLUMNS),
+            units=self._sorted_units[: UNIT_SIZE * said[UNITS]],
+            hashes=self._hashes[:entry_count],
+            offsets=self._offsets[:entry_count],
+            times=self._times[:entry_count],
+        )
+
+
+def warm() -> None:
+    """Compile or load these kernels."""
+    buffers = DispatchBuffers(1, 1, 1)
+    blank = np.zeros(8, np.uint8)
+    table = np.zeros(queue_table.HEADER_SIZE, np.uint8)
+    buffers.scan(blank, table, table.view(np.int64), np.zeros(16, np.int32), start=0, limit=8, stop=8, segment_start=0)

@@ -1,0 +1,67 @@
+"""Mending the timer's files, which all follow from its queue: the wheel anew from its log, or all of it filed again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from mqproc.config import Options
+from mqproc.io import StoreIO
+from mqproc.layout import timer_check
+from mqproc.layout.timer_check import TimerCheck
+from mqproc.paths import StorePaths
+from mqproc.store.delays.timer_store import TimerStore
+from mqproc.store.verify import Finding, Kind
+from mqproc.store.verify.findings import Severity
+from mqproc.store.verify.inventory import take_inventory
+from mqproc.store.verify.timer_records import first_waiting
+from mqproc.store.verify.verifier import sizes_of
+
+_KINDS = frozenset(
+    {
+        Kind.TIMER_FILE_MISSING,
+        Kind.TIMER_FILE_LENGTH,
+        Kind.TIMER_CHECK_MISSING,
+        Kind.TIMER_CHECK_AHEAD,
+        Kind.TIMER_UNIT_WRONG,
+        Kind.TIMER_UNIT_MISSING,
+        Kind.TIMER_SLOT_WRONG,
+    }
+)
+
+
+def timer_damage(findings: Iterable[Finding], paths: StorePaths) -> tuple[bool, bool]:
+    """Whether anything of the timer is to be mended, and whether that is more than its wheel."""
+    damage = [each for each in findings if each.kind in _KINDS and each.severity is Severity.DAMAGE]
+    return bool(damage), any(each.file != paths.timer_wheel.name for each in damage)
+
+
+def make_wheel(io: StoreIO, paths: StorePaths, options: Options) -> None:
+    """The wheel anew from the timer log, durably. Raises OSError, FailedSyncError."""
+    store = TimerStore(io, io, paths, options.timer_precision_ms, options.mapped_file_size_timer_log)
+    try:
+        store.open(_now_ms(), lambda physical_offset: None)
+        store.sync()
+    finally:
+        store.close()
+
+
+def file_again(io: StoreIO, paths: StorePaths, options: Options) -> None:
+    """A check that has the next start file what waits; log and wheel are moved away already.
+
+    What was delivered of it bears marks in the log, which that start looks for. RocketMQ's deliveries bear none: what
+    it has delivered of the slot that it was at, or behind the first message that waits, may come again.
+    """
+    try:
+        check = timer_check.decode(io.read_file(paths.timer_check))
+    except FileNotFoundError:
+        check = TimerCheck()
+    inventory = take_inventory(io, paths, sizes_of(io, paths, options))
+    queue_offset = first_waiting(io, inventory, check.read_ms)
+    again = TimerCheck(check.read_ms, 0, queue_offset, _now_ms(), check.counter + 1, log=0)
+    io.make_folder(paths.config)
+    io.write_file_atomically(paths.timer_check, timer_check.encode(again))
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,328 @@
+"""The timer's files: units of its log against records that wait, the wheel against units, the check against both.
+
+What is not delivered yet is in slots from the check's `read_ms` on; of units of earlier slots only their form counts.
+The log ends where the check says. RocketMQ writes its check before it syncs what that counts, so after RocketMQ the log
+ends with its last whole unit. While a group runs only units are looked at: all else changes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.errors import CorruptStoreError
+from mqproc.io import StoreIO
+from mqproc.kernels.views import as_kernel_array
+from mqproc.layout import timer_check, timer_log, timer_wheel
+from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
+from mqproc.layout.timer_check import NO_LOG_POSITION, TimerCheck
+from mqproc.layout.timer_log import NO_POSITION
+from mqproc.names import TIMER_TOPIC
+from mqproc.store.consume_queue import as_units
+from mqproc.store.verify.findings import LISTED_MAX, Finding, Kind
+from mqproc.store.verify.inventory import Queue
+from mqproc.store.verify.log_findings import WholeLog
+from mqproc.store.verify.picture import Picture
+from mqproc.store.verify.queue_findings import Both
+from mqproc.store.verify.queue_pass import read_queue
+from mqproc.store.verify.timer_records import TimerRecords
+
+_QUEUE: Final[Queue] = (TIMER_TOPIC, 0)
+_CHECK: Final = "config/timercheck"
+_WHEEL: Final = "timerwheel"
+_MAGICS: Final = frozenset(range(timer_log.MAGIC_DEFAULT, 8, timer_log.MAGIC_ROLL))
+# A message that is due when it is filed goes under a slot of about that time.
+_LATE_SLOTS: Final = 2
+
+_Units = NDArray[np.void]
+_WAITING = np.dtype(
+    [("position", "i8"), ("slot", "i8"), ("enqueued", "i8"), ("previous", "i8"), ("physical_offset", "i8"),
+     ("size", "i8"), ("magic", "i8")]
+)  # fmt: skip
+
+
+class TimerFindings:
+    """Findings about the timer's files of one store. Slots are `precision_ms` wide."""
+
+    def __init__(self, io: StoreIO, picture: Picture, log: WholeLog, both: Both, precision_ms: int) -> None:
+        self._io = io
+        self._inventory = picture.inventory
+        self._paths = picture.inventory.paths
+        self._running = picture.positions.running
+        self._log = log
+        self._both = both
+        self._precision_ms = precision_ms
+        self._closed = not self._running and not io.exists(self._paths.abort)
+        self._files = picture.inventory.timer_log
+        self._file_size = picture.inventory.timer_log_size
+        self._records = TimerRecords(io, picture.inventory)
+        self._check = TimerCheck()
+
+    def run(self) -> list[Finding]:
+        """All of them."""
+        try:
+            data = self._io.read_file(self._paths.timer_check)
+        except (FileNotFoundError, IsADirectoryError):
+            return list(self._without_check())
+        findings = []
+        if len(data) != timer_check.FILE_SIZE:
+            text = f"{len(data):,} bytes; it has {timer_check.FILE_SIZE:,}"
+            findings.append(Finding(Kind.TIMER_FILE_LENGTH, _CHECK, min(len(data), timer_check.FILE_SIZE), text=text))
+        self._check = timer_check.decode(data)
+        if not self._running:
+            findings += self._of_check()
+        end = self._end()
+        waiting, filed = self._units(end, findings)
+        findings += self._of_waiting(waiting)
+        if not self._running:
+            findings += self._of_missing(filed)
+            findings += self._of_wheel(waiting)
+        self._records.close()
+        return findings
+
+    def _without_check(self) -> Iterator[Finding]:
+        if self._running or not any(len(units) for _start, units in self._units_below(1 << 62)):
+            return
+        # It is written a second after the first unit.
+        yield Finding(Kind.TIMER_CHECK_MISSING, _CHECK, text="the timer log has units", as_note=not self._closed)
+
+    def _of_check(self) -> Iterator[Finding]:
+        check, files_end = self._check, max(self._files, default=0) + (self._file_size if self._files else 0)
+        if check.timer_log_flushed > files_end:
+            text = f"the timer log ends at {files_end:,}; durable is {check.timer_log_flushed:,}"
+            yield Finding(Kind.TIMER_CHECK_AHEAD, _CHECK, 8, text=text)
+        end = self._both.max_offset(_QUEUE) or 0
+        if check.queue_offset > end:
+            text = f"{TIMER_TOPIC} queue 0 ends at {end:,}; filed is {check.queue_offset:,}"
+            yield Finding(Kind.TIMER_CHECK_AHEAD, _CHECK, 16, text=text)
+
+    def _end(self) -> int:
+        """Up to where units count."""
+        flushed = self._check.timer_log_flushed
+        if self._is_ours or self._running:
+            return flushed
+        ends = (start + len(units) * timer_log.UNIT_SIZE for start, units in self._units_below(1 << 62) if len(units))
+        return max(flushed, max(ends, default=0))
+
+    @property
+    def _is_ours(self) -> bool:
+        """Whether we wrote the check last."""
+        return self._check.log != NO_LOG_POSITION
+
+    # Units
+
+    def _units_below(self, end: int) -> Iterator[tuple[int, _Units]]:
+        """(begin, units up to the first that is none) of each file."""
+        for start, data in self._data_below(end):
+            units = np.frombuffer(data, timer_log.UNIT_DTYPE, len(data) // timer_log.UNIT_SIZE)
+            units = units[: timer_log.units_per_file(self._file_size)]
+            others = np.flatnonzero(units["size"] != timer_log.UNIT_SIZE)
+            yield start, units[: int(others[0])] if len(others) else units
+
+    def _data_below(self, end: int) -> Iterator[tuple[int, bytes]]:
+        for start, size in sorted(self._files.items()):
+            if start >= end:
+                return
+            try:
+                fd = self._io.open(self._paths.timer_log / f"{start:020d}")
+            except FileNotFoundError:
+                continue
+            try:
+                yield start, self._io.pread(fd, min(size, self._file_size, end - start), 0)
+            finally:
+                self._io.close(fd)
+
+    def _units(self, end: int, findings: list[Finding]) -> tuple[NDArray[np.void], NDArray[np.int64]]:
+        """(units of slots that are not delivered, by position; physical offsets of all, sorted)."""
+        waiting, filed = [np.empty(0, _WAITING)], [np.empty(0, np.int64)]
+        for start, data in self._data_below(end):
+            findings += self._of_form(start, data)
+            count = min(len(data) // timer_log.UNIT_SIZE, timer_log.units_per_file(self._file_size))
+            units = np.frombuffer(data, timer_log.UNIT_DTYPE, count)
+            positions = start + np.arange(count, dtype=np.int64) * timer_log.UNIT_SIZE
+            good = units["size"] == timer_log.UNIT_SIZE
+            waiting.append(self._waiting(units[good], positions[good]))
+            filed.append(units["physical_offset"][good].astype(np.int64))
+        return np.concatenate(waiting), np.unique(np.concatenate(filed))
+
+    def _of_form(self, start: int, data: bytes) -> Iterator[Finding]:
+        """Places below the end where no unit is, and a full file's end."""
+        per_file = timer_log.units_per_file(self._file_size)
+        units = np.frombuffer(data, timer_log.UNIT_DTYPE, min(len(data) // timer_log.UNIT_SIZE, per_file))
+        bad = np.flatnonzero((units["size"] != timer_log.UNIT_SIZE) | ~np.isin(units["magic"], list(_MAGICS)))
+        for first, count in _runs(bad):
+            offset = first * timer_log.UNIT_SIZE
+            yield Finding(Kind.TIMER_UNIT_WRONG, _name(start), offset, count=count, text="no unit")
+        at = per_file * timer_log.UNIT_SIZE
+        if len(data) == self._file_size:
+            said = timer_log.END.unpack_from(data, at)
+            if said != (self._file_size - at, 0, timer_log.END_MAGIC):
+                yield Finding(Kind.TIMER_UNIT_WRONG, _name(start), at, text="the file does not say that it ends")
+
+    def _waiting(self, units: _Units, positions: NDArray[np.int64]) -> NDArray[np.void]:
+        enqueued = units["enqueued_ms"].astype(np.int64)
+        slots = (enqueued + units["delay_ms"]) // self._precision_ms
+        chosen = slots >= self._check.read_ms // self._precision_ms
+        found = np.empty(int(chosen.sum()), _WAITING)
+        found["position"], found["slot"] = positions[chosen], slots[chosen]
+        found["enqueued"] = enqueued[chosen] // self._precision_ms
+        found["size"] = units["message_size"][chosen]
+        for name in ("previous", "physical_offset", "magic"):
+            found[name] = units[name][chosen]
+        return found
+
+    # What waits, against the log and its chain
+
+    def _of_waiting(self, waiting: NDArray[np.void]) -> Iterator[Finding]:
+        befores = _befores(waiting)
+        # Before the first one of a slot there is none that counts.
+        unchained = (waiting["previous"] != befores) & (
+            (befores != NO_POSITION) | (waiting["previous"] >= min(self._files, default=0))
+        )
+        for index in np.flatnonzero(unchained).tolist():
+            text = f"the unit before it in its slot is at {befores[index]:,}, not at {waiting['previous'][index]:,}"
+            yield self._finding(Kind.TIMER_UNIT_WRONG, waiting[index], text)
+        for unit in waiting:
+            yield from self._of_record(unit)
+
+    def _of_record(self, unit: np.void) -> Iterator[Finding]:
+        """A unit against the record that it leads to."""
+        physical_offset, magic = int(unit["physical_offset"]), int(unit["magic"])
+        parked = self._records.at(physical_offset)
+        if parked is None:
+            gone = physical_offset < self._log.begin or self._is_damage(physical_offset)
+            kind = Kind.TIMER_RECORD_GONE if gone else Kind.TIMER_UNIT_WRONG
+            yield self._finding(kind, unit, "" if gone else f"no record of {TIMER_TOPIC} lies there")
+        elif parked.size != unit["size"]:
+            text = f"the record has {parked.size:,} bytes, not {int(unit['size']):,}"
+            yield self._finding(Kind.TIMER_UNIT_WRONG, unit, text)
+        elif parked.cancels != bool(magic & timer_log.MAGIC_DELETE):
+            text = f"the record {'cancels another' if parked.cancels else 'cancels none'}"
+            yield self._finding(Kind.TIMER_UNIT_WRONG, unit, text)
+        elif parked.out_ms is not None and not self._is_its_slot(unit, parked.out_ms // self._precision_ms):
+            slot_ms = int(unit["slot"]) * self._precision_ms
+            text = f"its slot is {slot_ms}; the record is due at {parked.out_ms}"
+            yield self._finding(Kind.TIMER_UNIT_WRONG, unit, text)
+
+    @staticmethod
+    def _is_its_slot(unit: np.void, due: int) -> bool:
+        """Earlier slots are for what is to be parked again, later ones for what was late when it was filed."""
+        slot = int(unit["slot"])
+        if slot < due:
+            return bool(int(unit["magic"]) & timer_log.MAGIC_ROLL)
+        return slot == due or due <= int(unit["enqueued"]) + _LATE_SLOTS
+
+    def _is_damage(self, physical_offset: int) -> bool:
+        return any(start <= physical_offset < stop for start, stop in self._log.fault_ranges)
+
+    def _finding(self, kind: Kind, unit: np.void, text: str) -> Finding:
+        position = int(unit["position"])
+        start = position - position % self._file_size
+        return Finding(kind, _name(start), position - start, int(unit["physical_offset"]), text=text)
+
+    # The queue
+
+    def _of_missing(self, filed: NDArray[np.int64]) -> Iterator[Finding]:
+        """Messages that wait, that the check counts as filed, and that no unit leads to."""
+        if not len(filed):
+            return
+        read = self._check.read_ms // self._precision_ms
+        for first, data, count in read_queue(self._io, self._inventory, _QUEUE):
+            if data is None or first >= self._check.queue_offset:
+                continue
+            units = as_units(data[: min(count, self._check.queue_offset - first) * UNIT_SIZE])
+            places = units["physical_offset"].astype(np.int64)
+            # Files of the timer log go when all of them is delivered, with units of earlier records.
+            lost = (units["size"] > 0) & (units["size"] != FILLER_SIZE) & (places >= filed[0]) & ~np.isin(places, filed)
+            for index in np.flatnonzero(lost).tolist():
+                parked = self._records.at(int(places[index]))
+                if parked is not None and parked.out_ms is not None and parked.out_ms // self._precision_ms >= read:
+                    text = f"{TIMER_TOPIC} queue offset {first + index:,}, due at {parked.out_ms}"
+                    # RocketMQ does not file what is due while it reads it.
+                    as_note = not self._is_ours and not self._closed
+                    file = self._inventory.segment_name(int(places[index]))
+                    offset = int(places[index]) % self._inventory.sizes.segment
+                    yield Finding(Kind.TIMER_UNIT_MISSING, file, offset, int(places[index]), text=text, as_note=as_note)
+
+    # The wheel
+
+    def _of_wheel(self, waiting: NDArray[np.void]) -> Iterator[Finding]:
+        """Each slot that has units must lead to its first and last one, and no other slot to any."""
+        try:
+            slots = self._slots()
+        except FileNotFoundError:
+            if len(waiting):
+                yield self._of_slot(Finding(Kind.TIMER_SLOT_WRONG, _WHEEL, count=len(waiting), text="it is not there"))
+            return
+        except CorruptStoreError as error:
+            yield self._of_slot(Finding(Kind.TIMER_FILE_LENGTH, _WHEEL, text=str(error)))
+            return
+        read = self._check.read_ms // self._precision_ms
+        expected = _slots_of(waiting)
+        for number in np.flatnonzero(slots["time"] >= read).tolist():
+            time, first, last, count, _magic = slots[number].tolist()
+            said, wanted = (first, last, count), expected.pop(time, None)
+            if number != time % len(slots) or wanted is None:
+                text = f"slot {time}: {said}; no unit of the timer log is of this slot"
+            elif said[1] != wanted[1] or said[0] > wanted[0] or (self._is_ours and said != wanted):
+                text = f"slot {time}: first, last, count are {said}; the timer log has {wanted}"
+            else:
+                continue
+            yield self._of_slot(Finding(Kind.TIMER_SLOT_WRONG, _WHEEL, number * timer_wheel.SLOT_SIZE, text=text))
+        for time, wanted in itertools.islice(sorted(expected.items()), LISTED_MAX):
+            offset = time % len(slots) * timer_wheel.SLOT_SIZE
+            text = f"slot {time} is empty; the timer log has first, last, count {wanted}"
+            yield self._of_slot(Finding(Kind.TIMER_SLOT_WRONG, _WHEEL, offset, text=text))
+
+    def _of_slot(self, finding: Finding) -> Finding:
+        """Of a store that was not closed in order the wheel may be another than its log: every start makes it anew."""
+        if self._closed:
+            return finding
+        return Finding(finding.kind, finding.file, finding.offset, count=finding.count, text=finding.text, as_note=True)
+
+    def _slots(self) -> NDArray[np.void]:
+        fd = self._io.open(self._paths.timer_wheel)
+        try:
+            size = self._io.size(fd)
+            if size != timer_wheel.FILE_SIZE:
+                raise CorruptStoreError(f"{size:,} bytes; a wheel has {timer_wheel.FILE_SIZE:,}")
+            return as_kernel_array(self._io.map(fd, size)).view(timer_wheel.SLOT_DTYPE)
+        finally:
+            self._io.close(fd)
+
+
+def _befores(waiting: NDArray[np.void]) -> NDArray[np.int64]:
+    """By unit the position of the one before it in its slot, NO_POSITION for the first."""
+    order = np.argsort(waiting["slot"], kind="stable")
+    slots, positions = waiting["slot"][order], waiting["position"][order]
+    found = np.full(len(waiting), NO_POSITION, np.int64)
+    same = np.flatnonzero(slots[1:] == slots[:-1]) + 1
+    found[order[same]] = positions[same - 1]
+    return found
+
+
+def _slots_of(waiting: NDArray[np.void]) -> dict[int, tuple[int, int, int]]:
+    """By slot (first, last position, count): what the wheel must say."""
+    numbers, firsts, inverse = np.unique(waiting["slot"], return_index=True, return_inverse=True)
+    lasts = np.zeros(len(numbers), np.int64)
+    lasts[inverse] = waiting["position"]
+    steps = np.where(waiting["magic"] & timer_log.MAGIC_DELETE, -1, 1)
+    counts = np.bincount(inverse, steps, len(numbers)).astype(int)
+    first = waiting["position"][firsts]
+    columns = (column.tolist() for column in (numbers, first, lasts, counts))
+    return {number: (begin, last, count) for number, begin, last, count in zip(*columns, strict=True)}
+
+
+def _runs(numbers: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """(first, count) of consecutive numbers, ascending."""
+    for part in np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1):
+        if len(part):
+            yield int(part[0]), len(part)
+
+
+def _name(start: int) -> str:
+    return f"timerlog/{start:020d}"

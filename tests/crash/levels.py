@@ -1,0 +1,178 @@
+"""Many stories, or the whole sweep, by worker processes: how much is looked at by default, and every night.
+
+A level goes over the seeds in order. What it has done stands in a file, where one is asked for: it goes on from there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import shutil
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from mqproc.config import FlushDiskType
+from tests.crash.program import Story
+from tests.crash.sweep import Case, Program, cases
+
+T = TypeVar("T")
+STORY_TIMEOUT_S = 600
+# A worker's compiled kernels and maps grow a little with each story.
+STORIES_PER_WORKER = 50
+AHEAD_PER_WORKER = 3
+TELL_EVERY_S = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Stories from `first_seed` on until so many images were looked at, `images_per_crash` at each point."""
+
+    images: int
+    first_seed: int
+    images_per_crash: int = 10
+
+
+LEVELS = {"ci": Level(10_000, 0), "nightly": Level(1_000_000, 1_000_000)}
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one story, or one run of the sweep's program, came to."""
+
+    repeat: str
+    images: int = 0
+    messages: int = 0
+    failure: str = ""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What has been done of a level. `next_seed` is the first that was not told to its end."""
+
+    next_seed: int
+    images: int = 0
+    stories: int = 0
+    messages: int = 0
+    took_s: float = 0.0
+    failed: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path | None, first_seed: int) -> Progress:
+        """As `path` has it, or nothing done yet."""
+        if path is None or not path.exists():
+            return cls(first_seed)
+        return msgspec.json.decode(path.read_bytes(), type=cls)
+
+    def write(self, path: Path | None) -> None:
+        """Replace what `path` has."""
+        if path is not None:
+            temporary = path.with_name(path.name + ".tmp")
+            temporary.write_bytes(msgspec.json.encode(asdict(self)))
+            temporary.replace(path)
+
+    def summary(self) -> str:
+        """One line."""
+        rate = self.images / self.took_s if self.took_s else 0.0
+        text = f"{self.images:,} images, {rate:,.0f} images/s, {self.stories:,} stories, {self.messages:,} messages"
+        return f"{text}, {len(self.failed)} stories failed, {self.took_s:,.1f} s; next seed {self.next_seed}"
+
+
+def tell_story(seed: int, images: int, folder: Path) -> Told:
+    """One story in a folder of its own."""
+    repeat = f"python -m tests.crash {seed} --images {images}"
+    place = folder / f"seed{seed}"
+    try:
+        tally = Story(seed, place, images).run()
+    except Exception:
+        return Told(repeat, failure=traceback.format_exc())
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return Told(repeat, tally.images, tally.messages)
+
+
+def run_case(case: Case, flush: FlushDiskType, folder: Path) -> Told:
+    """One run of the sweep's program in a folder of its own."""
+    repeat = f"python -m tests.crash --sweep {flush.value} --case {case}"
+    place = folder / f"case{case}"
+    try:
+        Program(place, flush, case).run()
+    except Exception:
+        return Told(repeat, failure=traceback.format_exc())
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return Told(repeat)
+
+
+def run_level(level: Level, folder: Path, workers: int, progress_path: Path | None = None) -> Progress:
+    """Tell stories until the level's images are reached; what failed is printed with the line that repeats it."""
+    progress = Progress.read(progress_path, level.first_seed)
+    if progress.images >= level.images:
+        return progress
+    before_s, started = progress.took_s, time.perf_counter()
+    seeds = itertools.count(progress.next_seed)
+    told_s = started
+    for told in _in_order(tell_story, ((seed, level.images_per_crash, folder) for seed in seeds), workers):
+        progress.next_seed += 1
+        progress.images += told.images
+        progress.stories += 1
+        progress.messages += told.messages
+        progress.took_s = before_s + time.perf_counter() - started
+        if told.failure:
+            progress.failed.append(told.repeat)
+            print(f"{told.failure}repeat: {told.repeat}", flush=True)
+        progress.write(progress_path)
+        if progress.images >= level.images:
+            break
+        if time.perf_counter() - told_s > TELL_EVERY_S:
+            told_s = time.perf_counter()
+            print(progress.summary(), flush=True)
+    return progress
+
+
+def run_sweep(flush: FlushDiskType, folder: Path, workers: int, *, every: int = 1, first: int = 0) -> tuple[int, int]:
+    """Every case, or each of `every` from `first` on: (runs, failed). What failed is printed."""
+    place = folder / "none"
+    program = Program(place, flush)
+    program.run()
+    shutil.rmtree(place)
+    chosen = list(cases(program.calls))[first::every]
+    failed = 0
+    for told in _in_order(run_case, ((case, flush, folder) for case in chosen), workers):
+        if told.failure:
+            failed += 1
+            print(f"{told.failure}repeat: {told.repeat}", flush=True)
+    return len(chosen), failed
+
+
+def _in_order(work: Callable[..., T], arguments: Iterator[tuple[object, ...]], workers: int) -> Iterator[T]:
+    """Results of `work`, one for each tuple of arguments, by so many processes, a few of them ahead."""
+    context = multiprocessing.get_context("spawn")
+    ahead: deque[Future[T]] = deque()
+    with ProcessPoolExecutor(workers, context, initializer=_be_quiet, max_tasks_per_child=STORIES_PER_WORKER) as pool:
+        try:
+            while True:
+                for each in itertools.islice(arguments, AHEAD_PER_WORKER * workers - len(ahead)):
+                    ahead.append(pool.submit(work, *each))
+                if not ahead:
+                    return
+                yield ahead.popleft().result(STORY_TIMEOUT_S)
+        finally:
+            for future in ahead:
+                future.cancel()
+
+
+def _be_quiet() -> None:
+    """What the roles log is of no use here; failures are told by the parent."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for fd in (1, 2):
+        os.dup2(nowhere, fd)
+    os.close(nowhere)

@@ -1,0 +1,47 @@
+"""What tasks of a story that are clients share: one call after the other, over the real socket, without waiting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mqproc.client.connection import Connection, Outcome, open_socket
+from mqproc.client.core import Call
+from mqproc.client.retry import ConnectionLost
+from mqproc.errors import NotRunningError, StoreBusyError
+from tests.crash.schedule import Schedule
+
+
+def connect(path: Path) -> Connection | None:
+    """None while nobody listens."""
+    try:
+        return Connection(open_socket(path))
+    except (NotRunningError, StoreBusyError):
+        return None
+
+
+class Caller:
+    """One client of one role, for one task."""
+
+    def __init__(self, path: Path, schedule: Schedule) -> None:
+        self._path = path
+        self._schedule = schedule
+        self._connection: Connection | None = None
+
+    def call(self, call: Call[Any]) -> Outcome:
+        """The outcome; while it is not there others run. Without a server nothing was taken."""
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self._path)
+        if self._connection is None:
+            self._schedule.pause()
+            return Outcome(None, ConnectionLost("nobody listens", taken=False))
+        request_id = self._connection.submit(call)
+        while (outcome := self._connection.done.pop(request_id, None)) is None:
+            self._connection.flush()
+            self._schedule.pause()
+            self._connection.receive()
+        return outcome
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()

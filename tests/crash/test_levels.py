@@ -1,0 +1,44 @@
+"""Levels go over seeds in order and go on where they ended, and a sample of the sweep holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mqproc.config import FlushDiskType
+from tests.crash.levels import Level, run_level
+from tests.crash.sweep import Program, case_of, cases
+
+# Prime to the three ways in which a call can fail, so that a sample has all of them.
+EVERY = 29
+
+
+def test_a_level_goes_on_where_it_ended(tmp_path: Path) -> None:
+    progress = tmp_path / "progress.json"
+    first = run_level(Level(40, 7, images_per_crash=3), tmp_path, 1, progress)
+    assert first.images >= 40
+    assert first.next_seed == 7 + first.stories
+    assert first.failed == []
+    second = run_level(Level(first.images + 1, 7, images_per_crash=3), tmp_path, 1, progress)
+    assert (second.stories, second.next_seed) == (first.stories + 1, first.next_seed + 1)
+    assert run_level(Level(40, 7, images_per_crash=3), tmp_path, 1, progress) == second
+
+
+@pytest.mark.parametrize("flush", list(FlushDiskType), ids=lambda flush: flush.value)
+def test_a_sample_of_single_failures_loses_nothing(flush: FlushDiskType, tmp_path: Path) -> None:
+    whole = Program(tmp_path / "none", flush)
+    whole.run()
+    of_all = list(cases(whole.calls))
+    for case in of_all[::EVERY]:
+        Program(tmp_path / str(case), flush, case).run()
+    assert {case.short for case in of_all[::EVERY]} == {False, True}
+
+
+def test_a_case_is_found_again_by_its_text(tmp_path: Path) -> None:
+    program = Program(tmp_path / "none", FlushDiskType.SYNC_FLUSH)
+    program.run()
+    again = Program(tmp_path / "again", FlushDiskType.SYNC_FLUSH)
+    again.run()
+    assert again.calls == program.calls
+    assert all(case_of(str(case), program.calls) == case for case in cases(program.calls))

@@ -1,0 +1,155 @@
+"""RocketMQ's TimerMessageStore 5.3.3 goes on with our timer files, and we with its: nothing is lost or comes twice.
+
+One store: ours, with messages that wait for their time, is stopped. RocketMQ opens it, tells what it knows to wait,
+files more, delivers what is due, and closes it. `store verify` finds nothing wrong with its files. Our group goes on.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqproc import StoreReader
+from mqproc.layout import timer_log
+from mqproc.names import TIMER_TOPIC
+from tests.cli.calling import call
+from tests.cli.repairing import damage_in
+from tests.conftest import Group, wait_until
+from tests.interop.java_stores import SIZES
+from tests.interop.rocketmq import Line, RocketMq, rocketmq_options
+
+pytestmark = pytest.mark.timeout(1000)
+
+OPTIONS = SIZES | {"mapped_file_size_timer_log": 1024}
+TOPIC = "later"
+OURS_WAITING, OURS_DUE, THEIRS_WAITING, THEIRS_DUE = 40, 6, 10, 4
+HOUR_MS = 3_600_000
+# Long enough for the group to be stopped before; what is due by then is delivered by the first that comes to it.
+DUE_AFTER_S = 8
+
+
+@dataclass
+class Told:
+    """What each side said, in order."""
+
+    ours: list[tuple[int, int]] = field(default_factory=list)
+    """(slot, physical offset) of units that wait."""
+    opened: Line = field(default_factory=dict)
+    delivered: Line = field(default_factory=dict)
+    verified: tuple[int, Any] = 0, None
+    theirs: list[tuple[int, int]] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    """What the topic has in the end."""
+    waiting: int = 0
+
+
+def units(store: Path) -> list[tuple[int, int]]:
+    """(slot, physical offset) of units of slots that are not delivered."""
+    check = {row["name"]: row["value"] for row in dumped(store / "config" / "timercheck")}
+    rows = [row for path in sorted((store / "timerlog").iterdir()) for row in dumped(path)]
+    return sorted((row["slot_ms"], row["physical_offset"]) for row in rows if row["slot_ms"] >= check["read_ms"])
+
+
+def dumped(path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = call("store", "dump", path, "--json").json["rows"]
+    return rows
+
+
+def parked(number: int, due_ms: int) -> Line:
+    """What RocketMQ's broker makes of a message that names a time."""
+    return {
+        "topic": TIMER_TOPIC,
+        "queueId": 0,
+        "body": base64.b64encode(b"theirs %d" % number).decode(),
+        "properties": {
+            "UNIQ_KEY": f"THEIRS{number:026d}",
+            "TIMER_DELIVER_MS": str(due_ms),
+            "TIMER_OUT_MS": str(due_ms // 1000 * 1000),
+            "REAL_TOPIC": TOPIC,
+            "REAL_QID": "0",
+        },
+        "sysFlag": 0,
+        "bornHost": "10.1.2.3",
+        "storeHost": "192.168.1.2",
+    }
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+    folder = tmp_path_factory.mktemp("java_timer")
+    group = Group(folder / "timed", **OPTIONS)
+    try:
+        with RocketMq(folder) as rocketmq:
+            yield _tell(group, rocketmq)
+    finally:
+        group.close()
+
+
+def _tell(group: Group, rocketmq: RocketMq) -> Told:
+    told, root = Told(), group.store
+    group.start()
+    with group.client() as client:
+        client.create_topic(TOPIC, 1)
+        for number in range(OURS_WAITING):
+            client.send(TOPIC, b"ours %d" % number, delay=HOUR_MS / 1000 + number % 4)
+        for number in range(OURS_DUE):
+            client.send(TOPIC, b"ours due %d" % number, delay=DUE_AFTER_S)
+        wait_until(lambda: group.words()["timed_messages"] >= OURS_WAITING)
+        group.wait_dispatched()
+    assert group.stop() == 0
+    told.ours = units(root)
+    opened = rocketmq.ask("open", root, options=rocketmq_options(OPTIONS))
+    assert opened["started"], opened
+    told.opened = rocketmq.ask("timer", root)
+    now_ms = time.time_ns() // 1_000_000
+    messages = [parked(number, now_ms + HOUR_MS + 1000 * (number % 3)) for number in range(THEIRS_WAITING)]
+    messages += [parked(100 + number, now_ms + 2000) for number in range(THEIRS_DUE)]
+    assert {each["status"] for each in rocketmq.ask("append", root, messages=messages)} == {"PUT_OK"}
+    told.delivered = rocketmq.ask("deliver", root, topic=TOPIC, messages=OURS_DUE + THEIRS_DUE)
+    assert rocketmq.ask("close", root) == {"clean": True}
+    verified = call("store", "verify", root, "--json")
+    told.verified = verified.code, verified.json
+    told.theirs = units(root)
+    group.start()
+    wait_until(lambda: group.words()["timed_messages"] >= OURS_WAITING + THEIRS_WAITING)
+    told.waiting = group.words()["timed_messages"]
+    group.wait_dispatched()
+    assert group.stop() == 0
+    with StoreReader(root) as reader:
+        told.bodies = [message.body for message in reader.range(TOPIC)]
+    return told
+
+
+def test_rocketmq_knows_what_waits_in_our_files(told: Told) -> None:
+    opened = told.opened
+    assert opened["loaded"]
+    assert opened["queueOffset"] == OURS_WAITING + OURS_DUE
+    assert sorted((unit[0], unit[2]) for unit in opened["units"]) == told.ours
+    assert opened["messages"] == len(told.ours) >= OURS_WAITING
+    assert {unit[4] for unit in opened["units"]} == {timer_log.MAGIC_DEFAULT}
+
+
+def test_rocketmq_delivers_what_is_due(told: Told) -> None:
+    assert told.delivered["delivered"] == OURS_DUE + THEIRS_DUE
+    assert told.delivered["queueOffset"] == OURS_WAITING + OURS_DUE + THEIRS_WAITING + THEIRS_DUE
+    assert told.delivered["messages"] == OURS_WAITING + THEIRS_WAITING
+
+
+def test_rocketmqs_timer_files_are_clean(told: Told) -> None:
+    code, document = told.verified
+    assert damage_in(document) == []
+    assert [each for each in document["findings"] if each["kind"].startswith("timer")] == []
+    assert code == 0
+
+
+def test_we_go_on_where_rocketmq_stopped(told: Told) -> None:
+    assert told.waiting == len(told.theirs) == OURS_WAITING + THEIRS_WAITING
+    ours = [b"ours due %d" % number for number in range(OURS_DUE)]
+    theirs = [b"theirs %d" % (100 + number) for number in range(THEIRS_DUE)]
+    assert sorted(told.bodies) == sorted(ours + theirs)
