@@ -34,6 +34,8 @@ from mqproc.supervisor.template import Inheritance, Template, TemplateGoneError
 _MS: Final = 1_000_000
 _TRACE_BYTES_MAX: Final = 1 << 16
 _SPAWN_TRIES: Final = 2
+# What a role says after its start: RUNNING, or what its first step does already.
+_AT_WORK: Final = frozenset({layout.STATE_RUNNING, layout.STATE_SYNCING, layout.STATE_ALLOCATING})
 # A supervisor that was not run for this long (Ctrl-Z, a paused machine) starts to count silence anew.
 _PAUSE_TICKS: Final = 4
 
@@ -173,7 +175,7 @@ class Group:
     def look_for_started(self) -> None:
         """Roles that say RUNNING themselves are."""
         for member in self.members.values():
-            if member.state == layout.STARTING and self._said(member) == layout.STATE_RUNNING:
+            if member.state == layout.STARTING and self._said(member) in _AT_WORK:
                 member.has_run = True
                 took_ms = (self._clock.monotonic_ns() - member.started_ns) / _MS
                 self._tell(member, layout.RUNNING, f"pid {member.pid}, after {took_ms:.1f} ms")

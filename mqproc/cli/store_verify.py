@@ -100,22 +100,10 @@ def summary(found: Verified) -> dict[str, Any]:
     """What was looked at, and how much of it was damaged."""
     findings = found.findings
     return {
-        "store": str(found.store),
-        "clean": found.clean,
-        "running": found.running,
-        "log_begin": found.log_begin,
-        "log_end": found.log_end,
-        "records": found.records,
-        "units": found.units,
-        "index_entries": found.items,
-        "queues": found.queues,
-        "bytes": found.size,
+        **found.figures(),
         "seconds": round(found.seconds, 3),
         "bytes_per_second": round(found.bytes_per_second),
-        "damage": findings.damaged,
-        "notes": findings.counts.total() - findings.damaged,
         "counts": {str(kind): count for kind, count in sorted(findings.counts.items())},
-        "omitted": findings.omitted,
     }
 
 

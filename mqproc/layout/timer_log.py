@@ -45,6 +45,8 @@ assert UNIT_DTYPE.itemsize == UNIT_SIZE
 NO_POSITION = -1
 MAGIC_DEFAULT, MAGIC_ROLL, MAGIC_DELETE = 1, 2, 4
 FILE_SIZE = 100 << 20
+FILE_SIZE_MIN = 1024
+"""Shorter ones nobody makes."""
 
 
 def units_per_file(file_size: int) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -56,9 +56,10 @@ if TYPE_CHECKING:
 
 SESSION_MS_MIN: Final = 300
 SESSION_MS_MAX: Final = 300_000
-HEARTBEATS_PER_SESSION: Final = 2
+HEARTBEATS_PER_SESSION: Final = 3
 TICKS_PER_SESSION: Final = 20
-"""Held heartbeats are answered at ticks, many at once: each wake-up of the role costs more than several answers."""
+"""Held heartbeats are answered at ticks, many at once: a wake-up of the role costs more than several answers do. Two
+holds with their ticks are well within a session, so a member's answer comes before it must doubt to be one."""
 MEMBERS_OF_A_GROUP_MAX: Final = 4096
 TOPICS_OF_A_MEMBER_MAX: Final = 4096
 RETURN_NS: Final = 300_000_000
@@ -118,6 +119,7 @@ class Groups:
         now_ns = self._clock.monotonic_ns()
         self._share_from_ns = now_ns + RETURN_NS if context.incarnation > 1 else now_ns
         self._unshared: set[str] = set()
+        self._shared_anew: set[str] = set()
         self._seen_ns = self._look_ns = now_ns
 
     def members(self) -> Mapping[str, GroupMembers]:
@@ -146,7 +148,7 @@ class Groups:
     def seconds_left(self, now_ns: int, at_most_s: float) -> float:
         """How long time asks for nothing."""
         due_ns = self._deadlines[0][0] if self._deadlines else now_ns + int(at_most_s * 1e9)
-        if self._unshared or any(self._giving_up()):
+        if self._unshared or self._giving_up():
             due_ns = min(due_ns, self._look_ns)
         return min(at_most_s, max(0.0, (due_ns - now_ns) / 1e9))
 
@@ -258,9 +260,7 @@ class Groups:
         if member.generation != options.generation:
             self._answer(asked, self._assignment(options.group, member))
         else:
-            deadline_ns = member.heard_ns + member.session_ns // HEARTBEATS_PER_SESSION
-            deadline_ns -= deadline_ns % (member.session_ns // TICKS_PER_SESSION)
-            self._held[member.member_id] = _Held(asked, deadline_ns)
+            self._held[member.member_id] = _Held(asked, held_until_ns(member.heard_ns, member.session_ns))
         self._set_deadline(options.group, member)
 
     def _let_go(self, member_id: str) -> None:
@@ -328,8 +328,13 @@ class Groups:
         self.state.forget_waiting(group)
         self._count_members()
 
-    def _giving_up(self) -> Iterable[str]:
-        return (group for group, of in self._groups.items() if any(giving.given_up for giving in of.givings.values()))
+    def _giving_up(self) -> set[str]:
+        """Groups with queues that were taken from a member which has not released them yet."""
+        for group in list(self._shared_anew):
+            members = self._groups.get(group)
+            if members is None or not any(giving.given_up for giving in members.givings.values()):
+                self._shared_anew.discard(group)
+        return self._shared_anew
 
     # Sharing
 
@@ -351,6 +356,7 @@ class Groups:
             return
         queues = {topic: self._queues.ids(topic) for topic in members.topics}
         if members.rebalance(queues, now_ns):
+            self._shared_anew.add(group)
             self._words.add(words_of.GROUP_REBALANCES, 1)
             self._tell_members(group)
         self._count_members()
@@ -430,6 +436,12 @@ def _check_holding(options: GroupJoinRequest) -> None:
         if not 0 < epoch <= EPOCH_MAX:
             held = f"a member of group {options.group} has {topic}/{queue_id} of epoch {epoch:,}"
             raise BadRequestError(f"{held}; from 1 to {EPOCH_MAX:,}")
+
+
+def held_until_ns(heard_ns: int, session_ns: int) -> int:
+    """When a heartbeat is answered that there is no news for: at the tick after its part of the session."""
+    due_ns = heard_ns + session_ns // HEARTBEATS_PER_SESSION
+    return due_ns + -due_ns % (session_ns // TICKS_PER_SESSION)
 
 
 def _topics_of(options: GroupJoinRequest) -> tuple[str, ...]:

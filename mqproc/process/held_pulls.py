@@ -99,6 +99,11 @@ class HeldPulls:
         for pull in list(self._by_connection.get(connection, ())):
             self.release(pull)
 
+    @property
+    def queues_changed(self) -> bool:
+        """Whether queues were made or deleted since `moved` was called."""
+        return self._table.changes != self._table_changes
+
     def moved(self) -> list[HeldPull]:
         """The pulls of queues whose maximum offset is another than at the last call, or that were not compared yet."""
         table = self._table

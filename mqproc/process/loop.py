@@ -328,10 +328,10 @@ def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool
     log.configure(spec.name, errors=ErrorLog.open(context.io, context.paths, spec.name))
     signals = RoleSignals(context.bell)
     signals.install()
-    context.io.say_when_syncing(lambda: context.heart.busy(layout.STATE_SYNCING))
     context.heart.enter(layout.STATE_STARTING)
     try:
         role = spec.factory(context)
+        context.io.say_when_syncing(lambda: context.heart.busy(layout.STATE_SYNCING))
         with contextlib.closing(role):
             loop = Loop(role, context, signals)
             if debug:

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from mqproc.errors import (
     BadRequestError,
-    DiskFullError,
     GroupInUseError,
     MqprocError,
     PermissionDeniedError,
@@ -28,6 +26,7 @@ from mqproc.message import PullStatus, StoredMessage
 from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC, check_topic
 from mqproc.process.appender import Appender, NewMessage
 from mqproc.process.group_retries import ORIGIN, copy_of, count_copies, identity
+from mqproc.process.held_receives import HeldReceives
 from mqproc.process.log import get_logger
 from mqproc.process.writes import Writes
 from mqproc.store.groups import check_points
@@ -66,12 +65,6 @@ Place = tuple[str, str, int]
 """Group, topic, queue id."""
 
 
-@dataclass(slots=True)
-class _Held:
-    asked: Asked
-    deadline_ns: int
-
-
 class Pops:
     """Simple consumers of one store."""
 
@@ -97,7 +90,7 @@ class Pops:
         self._open: dict[Key, CheckPoint] = {}
         self._due: list[tuple[int, int, CheckPoint]] = []
         self._busy: set[Place] = set()
-        self._held: list[_Held] = []
+        self._held = HeldReceives(self._give_later, lambda asked: answer(asked, GroupReceiveAnswer(0), ()), refuse)
         self._turn = 0
         self._look_ns = 0
         self._seen: tuple[int, int] = (-1, -1)
@@ -131,9 +124,9 @@ class Pops:
             return self._read_on(self._reading_open)
         done = self._revive_due()
         seen = self._words[words_of.DISPATCHED], self._changes
-        if self._held and (seen != self._seen or any(each.deadline_ns <= now_ns for each in self._held)):
+        if len(self._held) and (seen != self._seen or self._held.due_ns <= now_ns):
             self._seen = seen
-            done += self._look_at_held(now_ns)
+            done += self._held.look(now_ns)
         if now_ns >= self._look_ns:
             self._look_ns = now_ns + LOOK_NS
             self._move_revive_progress()
@@ -146,15 +139,11 @@ class Pops:
         left_s = at_most_s
         if self._due:
             left_s = min(left_s, (self._due[0][0] - self._clock.time_ms()) / 1e3)
-        if self._held:
-            left_s = min(left_s, (min(each.deadline_ns for each in self._held) - now_ns) / 1e9)
-        return max(0.0, left_s)
+        return max(0.0, min(left_s, (self._held.due_ns - now_ns) / 1e9))
 
     def let_go(self) -> None:
         """Answer held receives: there is nothing."""
-        held, self._held = self._held, []
-        for each in held:
-            self._answer(each.asked, GroupReceiveAnswer(0), ())
+        self._held.let_go()
 
     # Receiving
 
@@ -177,33 +166,13 @@ class Pops:
             self._answer(asked, GroupReceiveAnswer(0), ())
             return
         wait_ns = min(options.timeout_ms, WAIT_MS_MAX) * 1_000_000
-        self._held.append(_Held(asked, self._clock.monotonic_ns() + wait_ns))
+        self._held.hold(asked, self._clock.monotonic_ns() + wait_ns)
 
-    def _look_at_held(self, now_ns: int) -> int:
-        held, self._held = self._held, []
-        done = 0
-        for each in held:
-            if each.asked.connection.closed:
-                continue
-            done += 1
-            try:
-                for topic in each.asked.options.topics:
-                    self._state.begin(each.asked.options.group, topic, EARLIEST, 0)
-                if self._give(each.asked, each.asked.options):
-                    continue
-            except MqprocError as error:
-                self._refuse(each.asked, error)
-                continue
-            except OSError as error:
-                if error.errno not in NO_ROOM:
-                    raise
-                self._refuse(each.asked, DiskFullError(f"no room on the disk: {error}"))
-                continue
-            if each.deadline_ns <= now_ns:
-                self._answer(each.asked, GroupReceiveAnswer(0), ())
-            else:
-                self._held.append(each)
-        return done
+    def _give_later(self, asked: Asked) -> bool:
+        """As `_give`, to a receive that is held; its topics may have come meanwhile."""
+        for topic in asked.options.topics:
+            self._state.begin(asked.options.group, topic, EARLIEST, 0)
+        return self._give(asked, asked.options)
 
     def _give(self, asked: Asked, options: GroupReceiveRequest) -> bool:
         """Take messages of the first queue that has some, what comes again before what is new."""

@@ -407,7 +407,7 @@ class Query:
             self._let_go(pull)
             done += 1
         dispatched = self._words[words_of.DISPATCHED]
-        if dispatched != self._dispatched:
+        if dispatched != self._dispatched or self._held.queues_changed:
             self._dispatched = dispatched
             for pull in self._held.moved():
                 self._held.set_due(pull)
@@ -438,8 +438,9 @@ class Query:
         except BaseException:
             self._held.release(pull)
             raise
+        is_deleted = _has_no_queue(pulled) and not _has_no_queue(pull.last)
         pull.last, pull.offset = pulled, first
-        if not _may_wait(pulled, first):
+        if is_deleted or not _may_wait(pulled, first):
             self._held.release(pull)
             self._answer_pull(pull.connection, pull.request_id, pulled)
         elif pulled.status in _GO_ON:
@@ -458,6 +459,10 @@ class Query:
     def _let_go(self, pull: HeldPull) -> None:
         self._held.release(pull)
         self._answer_pull(pull.connection, pull.request_id, pull.last)
+
+
+def _has_no_queue(pulled: Pulled) -> bool:
+    return pulled.status is PullStatus.NO_MATCHED_LOGIC_QUEUE
 
 
 def _may_wait(pulled: Pulled, offset: int) -> bool:

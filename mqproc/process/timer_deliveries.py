@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from mqproc.errors import CorruptStoreError
-from mqproc.io import FailedSyncError
 from mqproc.layout import control as words_of
 from mqproc.layout import properties as names
 from mqproc.layout import timer_log
@@ -348,9 +347,9 @@ class TimerDeliveries:
 
         `durable` is a position that the caller has made the log durable up to; else it is what the flushers say.
         """
-        if self._store is None:
-            return
         self._save_ns = self._clock.monotonic_ns() + SAVE_INTERVAL_NS
+        if self._store is None or self._syncs.ended():
+            return  # Once a sync has failed the log tells a next run what was delivered.
         try:
             if self._snapshot is None or durable:
                 end = self._words[words_of.WRITTEN]
@@ -359,8 +358,6 @@ class TimerDeliveries:
             if max(durable, self._context.control.flushed) >= self._snapshot.log_end:
                 self._store.write(self._snapshot)
                 self._snapshot = None
-        except FailedSyncError:
-            return  # The store is read-only now: the log tells a next run what was delivered.
         except OSError as error:
             self._fail("timercheck could not be saved yet", error)
 

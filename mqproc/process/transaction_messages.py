@@ -34,7 +34,7 @@ def is_committed(message: StoredMessage) -> bool:
 
 def checked(message: StoredMessage, checks: int) -> NewMessage:
     """The half message once more, checked so many times."""
-    times = {properties.TRANSACTION_CHECK_TIMES: str(checks)}
+    times = {properties.TRANSACTION_CHECK_TIMES: str(checks)} if checks else {}
     return _made_from(copy_of(message, HALF_TOPIC, QUEUE, times, message.reconsume_times), message)
 
 
@@ -50,4 +50,4 @@ def _made_from(new: NewMessage, message: StoredMessage) -> NewMessage:
 def row(half: Half) -> TransactionRow:
     """An open transaction as it is listed."""
     names = half.transaction_id, half.message_id, half.group, half.topic
-    return *names, half.physical_offset, half.size, half.born_ms, half.stored_ms, half.checks, half.due_ms
+    return *names, half.physical_offset, half.size, half.born_ms, half.stored_ms, half.checks, half.check_ms

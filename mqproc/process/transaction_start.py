@@ -35,6 +35,9 @@ class TransactionStart:
         self._max_bytes = max_bytes
         self.old: list[Half] = []
         self.made: list[Half] = []
+        self.made_marks: set[int] = set()
+        """What the log has made messages of, as far as it was looked through."""
+        self._marked: set[int] = set()
 
     def read(self, half_progress: int, mark_progress: int, written: int) -> Slices[None]:
         """Fill the table. The queues have what the log has below `written`."""
@@ -47,8 +50,8 @@ class TransactionStart:
         begin = min(half.physical_offset for half in places.values())
         if len(newest_marks) == MARKS_BEHIND:
             begin = max(begin, newest_marks[0])
-        found = yield from MadeFrom(self._reading.segments).slices(begin, written)
-        self.made = [half for mark, half in places.items() if mark in found]
+        self.made_marks = yield from MadeFrom(self._reading.segments).slices(begin, written)
+        self.made = [half for mark, half in places.items() if mark in self.made_marks]
 
     def _read_marks(self, half_progress: int, mark_progress: int) -> Slices[deque[int]]:
         """The physical offsets of the newest ones."""
@@ -60,6 +63,7 @@ class TransactionStart:
                 newest.append(message.physical_offset)
                 offsets = decode_marks(message.body)
                 self._table.marked(message.queue_offset, offsets)
+                self._marked.update(offsets)
                 for offset in offsets:
                     if offset >= half_progress:
                         self._table.done(offset)
@@ -76,6 +80,8 @@ class TransactionStart:
                     old = self._table.add(half)
                     if old is not None:
                         self.old.append(old)
+                    if half.requeued in self._marked:
+                        self.old.append(half)  # RocketMQ's mark of the first one is meant for its copies too.
             self._table.walk_to(following)
             yield
 

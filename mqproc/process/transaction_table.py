@@ -15,6 +15,7 @@ from typing import Final
 from mqproc.store.delays.made_from import mark_of
 from mqproc.store.transactions.halves import Half, Key
 
+COMPACT_MIN: Final = 4096
 ENDED_MAX: Final = 65_536
 """Of so many transactions that ended it is known how."""
 
@@ -50,7 +51,7 @@ class OpenHalves:
             return found if found.key == key else None
         found = self._by_key.get(key)
         # Other half messages may bear the same id: only a copy stands for what lay elsewhere.
-        return found if found is not None and found.checks else None
+        return found if found is not None and found.is_copy else None
 
     def was_seen(self, offset: int) -> bool:
         """Whether a half message that is not open is done: it was seen, or marked before it could be."""
@@ -67,6 +68,8 @@ class OpenHalves:
             half.places = [*old.places, half.physical_offset]
         self._open[half.offset] = half
         heapq.heappush(self._offsets, half.offset)
+        if len(self._offsets) > COMPACT_MIN and len(self._offsets) > 2 * len(self._open):
+            self._offsets = sorted(self._open)
         for place in half.places:
             self._by_place[place] = half
         self._by_key[half.key] = half

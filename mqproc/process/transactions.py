@@ -27,6 +27,7 @@ from mqproc.message import StoredMessage
 from mqproc.names import HALF_TOPIC, OP_HALF_TOPIC
 from mqproc.process.appender import Appender
 from mqproc.process.log import get_logger
+from mqproc.process.transaction_due import DueHalves
 from mqproc.process.transaction_marks import Marks
 from mqproc.process.transaction_messages import checked, committed, given_up, row
 from mqproc.process.transaction_polls import Polls
@@ -34,6 +35,7 @@ from mqproc.process.transaction_search import TransactionSearch
 from mqproc.process.transaction_start import TransactionStart, batches
 from mqproc.process.transaction_table import OpenHalves
 from mqproc.process.writes import Writes
+from mqproc.store.delays.made_from import mark_of
 from mqproc.store.groups.unwritable import NO_ROOM
 from mqproc.store.slices import Slices
 from mqproc.store.transactions.halves import QUEUE, TRANSACTION_GROUP, Half, half_of
@@ -61,6 +63,7 @@ BUSY_MAX: Final = 128
 WAITING_MAX: Final = 4096
 LISTED_MAX: Final = 10_000
 AGAIN_MS: Final = 1_000
+TELL_AGAIN_NS: Final = 60_000_000_000
 LOOK_NS: Final = 1_000_000_000
 _MS_PER_HOUR: Final = 3_600_000
 
@@ -98,20 +101,24 @@ class Transactions:
         self._marks = Marks(self._writes, self._clock, self._on_marked)
         self._polls = Polls(self._question, answer)
         self._search = TransactionSearch(context, reading, self._table, self._add)
-        self._due: list[tuple[int, int, Half]] = []
-        self._sequence = 0
+        self._due = DueHalves(self._table)
         self._busy: set[int] = set()
         self._waiting: deque[_End] = deque()
         self._dispatched = -1
         self._look_ns = 0
+        self._made_marks: set[int] = set()
+        self._told_ns = -TELL_AGAIN_NS
+        self._rests_on = 0
+        """What progress has passed is marked below this position of the log."""
         self._read_from = -1
         """Where the log ended when this process took over: its queues must have come so far."""
         self._start: Slices[None] | None = self._begin()
 
     @property
     def durable(self) -> bool:
-        """Whether every mark and copy is on disk: progress that passes a half message must not be so before."""
-        return self._writes.durable
+        """Whether every mark and copy is on disk that progress rests on, as it was moved last."""
+        words = self._words
+        return self._rests_on <= max(words[words_of.WRITER_SYNCED], words[words_of.FLUSHER_SYNCED])
 
     # The role's side
 
@@ -150,9 +157,7 @@ class Transactions:
         if self._start is not None:
             return 0.0 if self._may_start else min(left_s, 0.01)
         left_s = self._marks.seconds_left(now_ns, left_s)
-        if self._due:
-            left_s = min(left_s, (self._due[0][0] - self._clock.time_ms()) / 1e3)
-        return max(0.0, left_s)
+        return self._due.seconds_left(self._clock.time_ms(), left_s) if self._has_room else left_s
 
     def drop(self, connection: Connection) -> None:
         """A client is gone."""
@@ -188,8 +193,9 @@ class Transactions:
         start = TransactionStart(self._reading, self._table, OPEN_MAX, self._max_bytes)
         yield from start.read(self._offset(HALF_TOPIC), self._offset(OP_HALF_TOPIC), self._read_from)
         for half in [*start.old, *start.made]:
-            self._be_busy(half)
-            self._marks.add(half.offset)
+            self._mark(half)
+        if len(self._table) >= OPEN_MAX:
+            self._made_marks = start.made_marks  # For those that there was no room to read yet.
         options, now_ms = self._options, self._clock.time_ms()
         for half in self._table.all():
             if not half.busy:
@@ -227,22 +233,28 @@ class Transactions:
     def _add(self, half: Half) -> None:
         old = self._table.add(half)
         if old is not None:
-            self._be_busy(old)
-            self._marks.add(old.offset)
-        self._expect(half)
+            self._mark(old)
+        if self._made_marks and mark_of(half.physical_offset) in self._made_marks:
+            self._mark(half)
+        else:
+            self._expect(half)
+
+    def _mark(self, half: Half) -> None:
+        self._be_busy(half)
+        self._marks.add(half.offset)
 
     def _expect(self, half: Half, not_before_ms: int = 0) -> None:
-        """Have it checked when that is due; a copy is there to be asked about."""
+        """Have it checked when that is due, or stored anew before; a checked copy is there to be asked about."""
         options = self._options
-        due_ms = half.first_due_ms(options.transaction_timeout, options.transaction_check_interval)
-        self._check_at(half, max(due_ms, not_before_ms))
+        check_ms = half.first_due_ms(options.transaction_timeout, options.transaction_check_interval)
+        half.check_ms = max(check_ms, not_before_ms)
+        self._due.set(half, max(min(check_ms, half.stored_ms + options.transaction_check_interval), not_before_ms))
         if half.checks and self._table.is_newest(half):
             self._polls.ask(half)
 
-    def _check_at(self, half: Half, due_ms: int) -> None:
-        half.due_ms = due_ms
-        self._sequence += 1
-        heapq.heappush(self._due, (due_ms, self._sequence, half))
+    @property
+    def _has_room(self) -> bool:
+        return len(self._busy) < BUSY_MAX and self._writes.has_room
 
     def _be_busy(self, half: Half) -> None:
         half.busy = True
@@ -296,7 +308,7 @@ class Transactions:
         if half is None:
             self._answer(asked, Empty(), ())
             return True
-        if half.busy or len(self._busy) >= BUSY_MAX or not self._writes.has_room:
+        if half.busy or not self._has_room:
             return False
         if options.commit:
             self._commit(asked, half)
@@ -345,21 +357,18 @@ class Transactions:
     def _check_due(self) -> int:
         done = 0
         now_ms = self._clock.time_ms()
-        while self._due and self._due[0][0] <= now_ms and len(self._busy) < BUSY_MAX and self._writes.has_room:
-            due_ms, _, half = heapq.heappop(self._due)
-            # Another time has been set since, or it is done, or about to be.
-            if due_ms == half.due_ms and not half.busy and self._table.is_newest(half):
-                self._check(half, now_ms)
-                done += 1
+        while self._has_room and (half := self._due.take(now_ms)) is not None:
+            self._look_at(half, now_ms)
+            done += 1
         return done
 
-    def _check(self, half: Half, now_ms: int) -> None:
+    def _look_at(self, half: Half, now_ms: int) -> None:
         options = self._options
         try:
             message = self._message(half)
         except CorruptStoreError as error:
             self._log.error("half message is damaged", transaction=half.transaction_id, error=str(error))
-            self._check_at(half, now_ms + options.transaction_check_interval)
+            self._due.set(half, now_ms + options.transaction_check_interval)
             return
         if message is None:
             self._lose(half)
@@ -369,15 +378,15 @@ class Transactions:
         if half.checks >= options.transaction_check_max or old:
             self._give_up(half, message)
         else:
-            self._copy(half, message)
+            self._copy(half, message, check=half.check_ms <= now_ms)
 
-    def _copy(self, half: Half, message: StoredMessage) -> None:
-        """Store it again with one more check: when its queue shows that, the old one is marked and a producer asked."""
+    def _copy(self, half: Half, message: StoredMessage, *, check: bool) -> None:
+        """Store it anew: when its queue shows that, the old one is marked, and after a `check` a producer asked."""
 
         def stored(_offset: int) -> None:
-            self._words.add(words_of.TRANSACTION_CHECKS, 1)
+            self._words.add(words_of.TRANSACTION_CHECKS, int(check))
 
-        copy = checked(message, half.checks + 1)
+        copy = checked(message, half.checks + check)
         self._writes.store([copy], stored, lambda error: self._check_again(half, error))
 
     def _give_up(self, half: Half, message: StoredMessage) -> None:
@@ -393,18 +402,20 @@ class Transactions:
         self._writes.store([given_up(message)], stored, lambda error: self._check_again(half, error))
 
     def _check_again(self, half: Half, error: MqprocError) -> None:
-        self._log.warning("check could not be stored", transaction=half.transaction_id, error=str(error))
+        now_ns = self._clock.monotonic_ns()
+        if now_ns >= self._told_ns + TELL_AGAIN_NS:
+            self._told_ns = now_ns
+            self._log.warning("checks cannot be stored, and are tried until they can", error=str(error))
         self._not_busy(half)
         self._check_soon(half)
 
     def _check_soon(self, half: Half) -> None:
-        self._check_at(half, max(half.due_ms, self._clock.time_ms() + AGAIN_MS))
+        self._due.set(half, max(half.due_ms, self._clock.time_ms() + AGAIN_MS))
 
     def _lose(self, half: Half) -> None:
         self._log.warning("half message is deleted", transaction=half.transaction_id, group=half.group)
-        self._be_busy(half)
         self._table.ended(half, committed=False)
-        self._marks.add(half.offset)
+        self._mark(half)
 
     def _poll(self, asked: Asked, options: TransactionPollRequest) -> None:
         if not options.group:
@@ -430,7 +441,8 @@ class Transactions:
         places = {*options.physical_offsets}
         found = [half for half in self._search.open(TransactionsRequest()) if places.intersection(half.places)]
         for half in found:
-            self._check_at(half, self._clock.time_ms())
+            half.check_ms = self._clock.time_ms()
+            self._due.set(half, half.check_ms)
         self._answer(asked, TransactionCheckAnswer(len(found)), ())
 
     def _tell(self) -> None:
@@ -443,6 +455,8 @@ class Transactions:
 
     def _move_progress(self) -> None:
         """Let the next start begin to read at the first half message that is open."""
+        # Marks that this process has found were stored before it took over.
+        self._rests_on = max(self._writes.stored_end, self._read_from)
         half_progress = self._table.half_progress()
         marks = self._reading.queues.bounds(OP_HALF_TOPIC, QUEUE)
         mark_progress = self._table.mark_progress(half_progress)

@@ -160,6 +160,7 @@ class Writer:
         self._dispatcher_bell = context.bells[words_of.DISPATCHER]
         self._keeper_bell = context.bells[words_of.KEEPER]
         self._flusher_bell = context.bells[words_of.COMMITLOG_FLUSHER]
+        self._query_bell = context.bells[words_of.QUERY]
         self._taking = True
         self._stop_by_ns = 0
         self._to_ring = False
@@ -350,6 +351,8 @@ class Writer:
             return
         for request in requests:
             request.answer(Empty())
+        # Pulls may wait for a queue that is gone now.
+        self._query_bell.ring()
 
     def _refuse(self, request: Request, error: MqprocError) -> None:
         self._words.add(words_of.APPEND_REJECTS, 1)

@@ -32,6 +32,7 @@ from mqproc.store.intact_records import LostRange, Piece
 from mqproc.store.log_flush import make_segment
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.recovery.recovery import Recovery
+from mqproc.store.recovery.scan_ahead import usable_scanners
 from mqproc.store.topics import TopicConfig, Topics
 from mqproc.store.verify.deletions import Deleted
 
@@ -164,7 +165,8 @@ class NewStore:
             self._roll()
         self._close_segment()
         words = Words(bytearray(words_of.FILE_SIZE))
-        Recovery(self._io, self._paths, self._options, words, report, clean=True).run()
+        scanners = usable_scanners()
+        Recovery(self._io, self._paths, self._options, words, report, clean=True, scanners=scanners).run()
         configured = Topics(self._io, self._paths)
         there, _strays = queues_on_disk(self._io, self._paths.consume_queue)
         for topic in topics:

@@ -147,11 +147,12 @@ class QueueTable:
         return self._names[number]
 
     def live(self) -> Iterator[tuple[int, str, int]]:
-        """(number, topic, queue id) of every queue that is not deleted."""
+        """(number, topic, queue id) of every queue that is there now and not deleted."""
         self._read_new_names()
-        states = self.column(layout.STATE)
-        for number, (topic, queue_id) in enumerate(self._names):
-            if states[number] == layout.STATE_LIVE:
+        states = self.column(layout.STATE).tolist()
+        # Either may be the longer one: the writer makes queues meanwhile.
+        for number, ((topic, queue_id), state) in enumerate(zip(self._names, states, strict=False)):
+            if state == layout.STATE_LIVE:
                 yield number, topic, queue_id
 
     def column(self, word: int) -> NDArray[np.int64]:

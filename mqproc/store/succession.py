@@ -40,8 +40,11 @@ def clear_unpublished(io: StoreIO, syncs: Syncing, words: Words, segments: LogSe
 
 
 def zero_range(io: StoreIO, segments: LogSegments, start: int, stop: int) -> None:
-    """Make [start, stop) of the log read as zeros, over all segments that it touches; missing ones are passed over."""
-    for segment in segments_within(segments, start, stop):
+    """Make [start, stop) of the log read as zeros, over all segments that it touches; missing ones are passed over.
+
+    From the last one backwards: killed in between, it leaves no whole records behind zeros, which would be damage.
+    """
+    for segment in reversed(segments_within(segments, start, stop)):
         fd = io.open(segments.path(segment), write=True)
         try:
             begin = max(start, segment)

@@ -54,15 +54,18 @@ def test_followed_errors_come_as_they_happen(tmp_path: Path) -> None:
     log.note("first", 1000)
     command = [sys.executable, "-m", "mqproc", "errors", "--follow", "--json", "--interval", "50ms"]
     with subprocess.Popen([*command, "--store", tmp_path], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert json.loads(process.stdout.readline())["text"] == "first"
-        log.note("second", 2000)
-        found = json.loads(process.stdout.readline())
-        assert (found["text"], found["new"]) == ("second", 1)
-        log.note("first", 3000)
-        assert json.loads(process.stdout.readline())["count"] == 2
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
+        try:
+            assert process.stdout is not None
+            assert json.loads(process.stdout.readline())["text"] == "first"
+            log.note("second", 2000)
+            found = json.loads(process.stdout.readline())
+            assert (found["text"], found["new"]) == ("second", 1)
+            log.note("first", 3000)
+            assert json.loads(process.stdout.readline())["count"] == 2
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+        finally:
+            process.kill()
 
 
 def test_a_role_that_died_is_told_with_the_group_dead(make_group: Callable[..., Group]) -> None:

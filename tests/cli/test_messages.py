@@ -98,6 +98,27 @@ def test_count_and_rate(store: Path) -> None:
     assert outcome.err.startswith("5 messages stored")
 
 
+def test_messages_for_later_wait_and_come(store: Path) -> None:
+    """By level, by a duration from now, and by a moment."""
+    at = time.time() + 1
+    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at)) + f".{int(at % 1 * 1000):03d}"
+    for name, value in (("--delay-level", "1"), ("--deliver-at", "300ms"), ("--deliver-at", moment)):
+        sent = ask(store, "send", "later", value, name, value, "--json")
+        assert sent.code == 0
+        assert sent.json["message_id"]
+    expected = {"1", "300ms", moment}
+
+    def arrived() -> bool:
+        found = ask(
+            store, "tail", "later", "--from", "beginning", "--count", 3, "--timeout", "0.2s", "--format", "%s\\n"
+        )
+        return set(found.out.split()) == expected
+
+    wait_until(arrived, what="three messages")
+    assert ask(store, "send", "later", "x", "--delay-level", 19).code == 2
+    assert ask(store, "send", "later", "x", "--deliver-at", "never").code == 2
+
+
 def test_what_cannot_be_sent_is_a_usage_error(store: Path) -> None:
     assert ask(store, "send", "bad topic!", "x").code == 2
     assert ask(store, "send", TOPIC, "x", "--key", "a b").code == 2

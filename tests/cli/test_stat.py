@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,3 +72,24 @@ def test_prefix_and_changed_choose_lines(tmp_path: Path) -> None:
 
 def test_a_store_without_a_control_file_is_not_running(tmp_path: Path) -> None:
     assert call("stat", "--store", tmp_path).code == 9
+
+
+def test_watched_words_come_again_with_their_rates(tmp_path: Path) -> None:
+    control = make_control(tmp_path)
+    command = [sys.executable, "-m", "mqproc", "stat", "--watch", "--interval", "50ms", "--json", "--store", tmp_path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            first = json.loads(process.stdout.readline())["words"]
+            assert (first["written"], first["dispatch_behind_bytes"]) == (9000, 3000)
+            control.store(layout.WRITTEN, 12_000)
+            blocks = (json.loads(line)["words"] for line in process.stdout if line.strip())
+            changed = next(words for words in blocks if "written" in words)
+            assert (changed["written"], changed["dispatch_behind_bytes"]) == (12_000, 6000)
+            # Of the words only those that have changed; the figures always.
+            assert "dispatched" not in changed
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+        finally:
+            process.kill()
+    control.close()

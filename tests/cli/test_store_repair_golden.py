@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 
 from mqproc import StoreReader
+from mqproc.store.recovery.scan_ahead import NO_SCANNERS, Scanners
 from tests.cli.calling import call
-from tests.cli.repairing import Row, damage_in, flags_of, repair
+from tests.cli.repairing import Row, contents, damage_in, effects, flags_of, repair
 from tests.golden.fixtures import GOLDEN, Directory, directories, options_of
 from tests.interop.stores import Intact
 
 ALL = {str(each): each for each in directories(GOLDEN)}
 
+MODULES = {"repair": "repair", "recover": "plan"}
 LOG = "commitlog/{:020d}"
 LAST = LOG.format(262144)
 QUEUE = "consumequeue/{}/{}/00000000000000000000"
@@ -137,3 +139,25 @@ def test_what_is_compared_with_is_whole(tmp_path: Path) -> None:
     """`Intact` of a store without damage in its log lacks nothing."""
     directory = ALL["d18_stray_file/clean"]
     assert Intact(directory, directory.unpack(tmp_path)).lost == {}
+
+
+@pytest.mark.parametrize("command", ["repair", "recover"])
+def test_scans_by_other_processes_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """Queues and index that two processes scan the log for are those that one makes alone."""
+    directory = ALL["d09_no_consumequeue_no_index_clean/clean"]
+    flags = flags_of(options_of(directory.expected))
+    made = {}
+    for name, scanners in (("alone", NO_SCANNERS), ("two", Scanners(2, range_bytes_min=1, piece_bytes=8192))):
+        monkeypatch.setattr(f"mqproc.store.recovery.{MODULES[command]}.usable_scanners", lambda found=scanners: found)
+        (tmp_path / name).mkdir()
+        store = directory.unpack(tmp_path / name)
+        planned = call("store", command, store, "--json", *flags).json
+        done = call("store", command, store, "--execute", "--json", *flags)
+        assert done.code == 0
+        assert effects(planned["changes"]) == effects(done.json["changes"])
+        made[name] = {
+            file: digest for file, digest in contents(store).items() if file.startswith(("consumequeue/", "commitlog/"))
+        }
+        assert call("store", "verify", store, *flags).code == 0
+    assert made["alone"] == made["two"]
+    assert any(file.startswith("consumequeue/") for file in made["two"])

@@ -78,7 +78,7 @@ CASES: dict[str, tuple[Callable[[StorePaths], Any], list[Row]]] = {
     ),
     "the first file is gone": (
         lambda paths: (paths.timer_log / f"{0:020d}").unlink(),
-        [Row("timer_slot_wrong", "timerwheel", None)],
+        [Row("timer_file_missing", LOG.format(0), 0)],
     ),
     "a file between is gone": (
         lambda paths: (paths.timer_log / f"{1024:020d}").unlink(),
@@ -214,3 +214,19 @@ def test_info_tells_how_far_the_timer_has_come(made: Path) -> None:
     }
     assert found["parts"]["timerwheel"]["bytes"] == timer_wheel.FILE_SIZE
     assert "timer delivered up to" in call("store", "info", made).out
+
+
+def test_what_lies_in_the_place_of_the_timers_files_is_moved_aside(made: Path, tmp_path: Path) -> None:
+    """By a start, and named by verify before."""
+    paths = StorePaths(timed_store.copy(made, tmp_path))
+    places = (paths.timer_wheel, paths.timer_check, paths.timer_log / f"{4096:020d}")
+    for place in places:
+        place.unlink(missing_ok=True)
+        place.mkdir()
+    verified = damage_in(call("store", "verify", paths.root, "--json").json)
+    assert {row.file for row in verified if row.kind == "misplaced_file"} == {
+        str(place.relative_to(paths.root)) for place in places
+    }
+    assert call("store", "recover", paths.root, "--execute", *FLAGS).code == 0
+    assert not any(place.exists() for place in places)
+    assert len(list(paths.aside.iterdir())) == 3

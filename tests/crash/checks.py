@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mqproc.config import Options
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
+from mqproc.layout import index_file as layout
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
 from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
 from mqproc.store.damage import load
 from mqproc.store.groups.progress import all_progress
+from mqproc.store.index_files import index_file_names
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.index_query import IndexReader
 from mqproc.store.recovery.recovery import Recovery, adopt_sizes
@@ -189,8 +192,24 @@ def check_queues(found: Recovered, records: list[Placed], minimum: int, deletion
     expect(not missing, f"queues are missing: {missing}")
 
 
+def _entries_of(found: Recovered) -> Counter[int]:
+    """How many entries the index has for each record, by its offset in the log."""
+    slots, entries = found.options.max_hash_slot_num, Counter[int]()
+    for name in index_file_names(StoreIO(), found.paths.index):
+        data = (found.paths.index / name).read_bytes()
+        count = int.from_bytes(data[layout.ITEM_COUNT : layout.HEADER_SIZE], "big")
+        places = (layout.item_offset(slots, item) + layout.ITEM_PHYSICAL_OFFSET for item in range(1, count))
+        entries.update(int.from_bytes(data[place : place + 8], "big") for place in places)
+    return entries
+
+
 def check_index(found: Recovered, records: list[Placed]) -> None:
-    """Some of the keys, the newest among them, lead to their records."""
+    """Each key has its entry, once; some of the keys, the newest among them, are looked up."""
+    entries = _entries_of(found)
+    for placed in records:
+        keys = len(placed.message.keys) + bool(placed.message.unique_id)
+        there = entries[placed.offset]
+        expect(there == keys, f"the record at {placed.offset} has {keys} keys, and {there} entries in the index")
     options = found.options
     reader = IndexReader(StoreIO(), found.paths.index, options.max_hash_slot_num, options.max_index_num, 64)
     try:

@@ -91,10 +91,14 @@ class Group:
         self._schedule.add(name, lambda: self._live_well(name, spec.factory, context))
 
     def _live_well(self, name: str, factory: Callable[[RoleContext], Role], context: RoleContext) -> None:
-        """A failed call may end a role, with an exit code after which a supervisor starts it again."""
+        """A failed call may end a role, with an exit code after which a supervisor starts it again; a kill anyway."""
         try:
             with must_end_well(name):
                 self._live(name, factory, context)
+        except Killed:
+            if not self._machine.over:
+                self._fallen.append(name)
+            raise
         except Broken as broken:
             error = broken.__cause__
             ends_group = isinstance(error, MqprocError) and error.exit_code in BOOT_EXIT_CODES
@@ -103,7 +107,7 @@ class Group:
             self._fallen.append(name)
 
     def restart_fallen(self) -> None:
-        """Start roles again that a failed call has ended."""
+        """Start roles again that a failed call has ended, or a kill at a named point."""
         while self._fallen:
             name = self._fallen.pop()
             self._ios[name].dead = True
@@ -133,6 +137,7 @@ class Group:
         self._machine.disk.observe()
         io.dead = True
         self._schedule.end(name)
+        self._fallen = [fallen for fallen in self._fallen if fallen != name]
         self._sync_behind(name)
 
     def _sync_behind(self, name: str) -> None:

@@ -25,10 +25,10 @@ from tests.crash.program import Story
 from tests.crash.sweep import Case, Program, cases
 
 T = TypeVar("T")
-STORY_TIMEOUT_S = 600
+STORY_TIMEOUT_S = 1_800
 # A worker's compiled kernels and maps grow a little with each story.
 STORIES_PER_WORKER = 50
-AHEAD_PER_WORKER = 3
+AHEAD_PER_WORKER = 2
 TELL_EVERY_S = 30
 
 

@@ -45,6 +45,30 @@ TURNS_AFTER_FAULT_MAX = 200
 RECOVERY_CRASHES_MAX = 3
 # A turn's, in one life. After some roles a supervisor syncs the file system, which hides what nobody else has synced.
 KILL_CHANCES = (0.0, 0.004, 0.02)
+# In lives with kills a turn's chance that the next role that comes to one of these points is killed there.
+POINT_CHANCE = 0.01
+POINTS = (
+    "append.reserved",
+    "append.before_publish",
+    "append.after_publish",
+    "dispatch.units_written",
+    "dispatch.entries_put",
+    "dispatch.queues_published",
+    "flush.before_msync",
+    "flush.after_msync",
+    "flush.before_mark",
+    "offsets.tmp",
+    "offsets.renamed",
+    "retention.min_stored",
+    "retention.log_unlinked",
+    "retention.cq_unlinked",
+    "retention.index_unlinked",
+    "roll.blank",
+    "roll.fallocated",
+    "roll.renamed",
+    "topic.deletion_durable",
+    "topic.queues_deleted",
+)
 FAULT_CHANCE = 0.4
 FAULTS = (
     *(Fault("sync", 0, errno.EIO),) * 3,
@@ -242,6 +266,8 @@ class Story:
             watch.look()
             if rng.random() < kill_chance:
                 self._kill_a_role(group)
+            if kill_chance and rng.random() < POINT_CHANCE:
+                machine.deadly_point = rng.choice(POINTS)
             if machine.failed and not told_of_failure:
                 told_of_failure = True
                 crashes.add(turn + rng.randint(0, TURNS_AFTER_FAULT_MAX))

@@ -74,10 +74,19 @@ class Machine:
     """A call has failed as told."""
     kill_at: int = 0
     """The whole group ends before this call, from 1; 0 = never."""
+    deadly_point: str = ""
+    """The next process that comes to this point is killed there."""
     over: bool = False
     """The machine has lost its power, or all of its processes were killed."""
     between: Callable[[], None] = lambda: None
     """Called before each call: other processes may run in it."""
+
+    def kills_at(self, point: str) -> bool:
+        """Whether a process is to be killed at a named point: once."""
+        if point != self.deadly_point:
+            return False
+        self.deadly_point = ""
+        return True
 
     def fails(self, call: str) -> int:
         """The errno that this call is to fail with, 0 = none."""
@@ -138,6 +147,9 @@ class RecordingIO(StoreIO):
     def crash_point(self, name: str) -> None:
         self._let_others_run()
         self._machine.journal.note("point", name)
+        if self._machine.kills_at(name):
+            self.dead = True
+            raise Killed
 
     def path_of(self, fd: int) -> str:
         return os.path.relpath(super().path_of(fd))

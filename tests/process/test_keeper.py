@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from mqproc.config import Options
 from mqproc.layout import control as words_of
+from mqproc.layout import timer_check
+from mqproc.layout.timer_check import TimerCheck
 from mqproc.process.keeper import Keeper
 from mqproc.store.retention import request as retention_request
 from tests.process.flusher_rig import Rig
@@ -135,3 +138,21 @@ def test_a_stopped_keeper_leaves_what_a_new_one_finishes(tmp_path: Path, after_m
     assert starts(found)[0] * SEGMENT == words[words_of.MIN_PHYSICAL_OFFSET]
     assert starts(found)[0] == words[words_of.WRITTEN] // SEGMENT
     successor.close()
+
+
+def test_a_failed_sync_of_the_timers_files_is_final_and_told_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found = Rig(tmp_path, **SMALL)
+    found.paths.timer_check.parent.mkdir(exist_ok=True)
+    found.paths.timer_check.write_bytes(timer_check.encode(TimerCheck(read_ms=found.clock.time_ms())))
+    keeper = Keeper(found.context(words_of.KEEPER))
+    found.io.failing = {"timerwheel": errno.EIO}
+    keeper._timer._dirty = True
+    assert live(found, keeper, 5) <= 12, "and then it sleeps"
+    words = found.control.words
+    assert words[words_of.KEEPER_SYNC_ERRNO] == errno.EIO
+    assert words[words_of.role_word(words_of.KEEPER, "errors")] == 1
+    assert capfd.readouterr().out.count("timercheck could not be saved") == 1
+    assert sum("timerwheel" in path for path in found.io.synced) == 1
+    keeper.close()

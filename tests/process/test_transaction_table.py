@@ -15,7 +15,7 @@ STEP = 100
 def half(offset: int, transaction_id: str = "", checks: int = 0, made_from: int = 0, place: int = -1) -> Half:
     at = offset * STEP if place < 0 else place
     name = transaction_id or f"t{offset}"
-    return Half(offset, at, STEP, f"m{offset}", "g", "T", name, 0, 0, checks, 0, made_from, [at])
+    return Half(offset, at, STEP, f"m{offset}", "g", "T", name, 0, 0, checks, 0, made_from, places=[at])
 
 
 def seen(table: OpenHalves, found: Half) -> Half | None:

@@ -11,9 +11,11 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from mqproc import StoreReader
 from mqproc.client import Client
 from mqproc.errors import MqprocError, TopicNotFoundError
 from mqproc.layout import control as words_of
@@ -141,6 +143,40 @@ def test_a_consumer_of_the_deleted_topic_is_told_where_the_new_one_begins(group:
         group.wait_dispatched()
         assert client.pull("T", 0, 15).status is PullStatus.OFFSET_TOO_SMALL
         assert [message.body for message in client.pull("T", 0, 20).messages] == bodies("second", 5)
+
+
+def test_a_key_finds_nothing_of_the_deleted_topic(group: Group) -> None:
+    """Index entries of deleted records stay; they lead to none of the topic that has the name now."""
+    with group.client() as client:
+        client.create_topic("T", 2)
+        old = [client.send("T", b"old %d" % number, keys=["same"], queue_id=number % 2) for number in range(6)]
+        group.wait_dispatched()
+        assert [message.body for message in client.by_key("T", "same")] == [b"old %d" % number for number in range(6)]
+        client.delete_topic("T")
+        assert client.by_key("T", "same") == []
+        client.create_topic("T", 2)
+        assert client.by_key("T", "same") == []
+        new = [client.send("T", b"new %d" % number, keys=["same"], queue_id=number % 2) for number in range(3)]
+        group.wait_dispatched()
+        assert [message.body for message in client.by_key("T", "same")] == [b"new 0", b"new 1", b"new 2"]
+        assert client.by_key("T", old[0].unique_id, unique=True) == []
+        assert len(client.by_key("T", new[0].unique_id, unique=True)) == 1
+    assert group.stop() == 0
+    with StoreReader(group.store) as reader:
+        assert [message.body for message in reader.by_key("T", "same")] == [b"new 0", b"new 1", b"new 2"]
+
+
+@pytest.mark.parametrize("messages", [0, 5])
+def test_a_pull_that_waits_at_a_topic_that_is_deleted_is_answered(group: Group, messages: int) -> None:
+    """At once, though nothing is dispatched: there is no such queue any more."""
+    with group.client() as waiting, group.client() as client, ThreadPoolExecutor(1) as thread:
+        client.create_topic("T", 1)
+        send(client, "T", bodies("first", messages))
+        group.wait_dispatched()
+        pulled = thread.submit(waiting.pull, "T", 0, messages, timeout=30.0)
+        wait_until(lambda: group.words()["waiting_pulls"] == 1)
+        client.delete_topic("T")
+        assert pulled.result(timeout=15).status is PullStatus.NO_MATCHED_LOGIC_QUEUE
 
 
 @pytest.mark.parametrize("point", ["topic.deletion_durable", "topic.queues_deleted"])

@@ -25,9 +25,10 @@ from mqproc.io import StoreIO
 from mqproc.layout.control import QUERY, WRITER
 from mqproc.names import HALF_TOPIC, OP_HALF_TOPIC
 from mqproc.process.appender import Appender, NewMessage, Outcome, Stored
+from mqproc.process.group_retries import copy_of
 from mqproc.process.transaction_messages import checked, committed, given_up
 from mqproc.shm.clock import Clock
-from mqproc.store.transactions.halves import decode_marks
+from mqproc.store.transactions.halves import MARK_PROPERTIES, decode_marks, encode_marks
 from tests.conftest import Group, wait_until
 from tests.processes.transactions import FAST, GROUP, all_ended, bodies, handle_of, left_open, messages_of, open_ids
 
@@ -109,10 +110,14 @@ def test_what_was_made_of_a_half_message_and_not_marked_is_found(
     group = make_group()
     with group.client(timeout=60) as client:
         client.create_topic("Made", 2)
-        begun = [client.transaction(GROUP, Message("Made", b"%d" % number)).begin() for number in range(4)]
+        begun = [client.transaction(GROUP, Message("Made", b"%d" % number)).begin() for number in range(5)]
         halves = [client.get(each.sent.message_id) for each in begun]
-        kept, lost, copied, alone = begun
-        stored_as_query_does(group, committed(halves[0]), given_up(halves[1]), checked(halves[2], 1))
+        kept, lost, copied, alone, requeued = begun
+        # What RocketMQ's broker does to one that asks for a time of its own, and is rolled back then.
+        broker_copy = copy_of(halves[4], HALF_TOPIC, 0, {"TRAN_PREPARED_QUEUE_OFFSET": "4"}, 0)
+        broker_mark = NewMessage(OP_HALF_TOPIC, encode_marks([4]), MARK_PROPERTIES, 0)
+        own = committed(halves[0]), given_up(halves[1]), checked(halves[2], 1)
+        stored_as_query_does(group, *own, broker_copy, broker_mark)
         if whole_group:
             group.kill()
             group.start()
@@ -129,8 +134,9 @@ def test_what_was_made_of_a_half_message_and_not_marked_is_found(
         all_ended(client, GROUP)
         assert bodies(client, "Made") == [b"0", b"2"]
         marks = [offset for each in messages_of(client, OP_HALF_TOPIC) for offset in decode_marks(each.body)]
-        assert sorted(marks) == [0, 1, 2, 3, 4]
-        wait_until(lambda: progress(client).get(HALF_TOPIC) == 5, what="progress at the end")
+        assert sorted(marks) == [0, 1, 2, 3, 4, 5, 6]
+        client.run(transaction_calls.end(handle_of(requeued, topic="Made"), commit=False))
+        wait_until(lambda: progress(client).get(HALF_TOPIC) == 7, what="progress at the end")
 
 
 def test_a_commit_that_a_writer_still_has_is_waited_for(group: Group) -> None:

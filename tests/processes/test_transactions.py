@@ -299,7 +299,11 @@ def test_a_transaction_that_nobody_decides_is_given_up(fast: Group) -> None:
         assert (found.body, found.unique_id) == (b"up", transaction.transaction_id)
         assert found.properties["TRANSACTION_CHECK_TIMES"] == "15"
         wait_until(lambda: len(client.transactions.open("given")) == 1, what="mark")
-        assert immune.transaction_id in open_ids(client)
+        (other,) = client.transactions.open("given")
+        # It is stored anew too, so that it holds nothing up, and not checked.
+        assert (other.transaction_id, other.checks) == (immune.transaction_id, 0)
+        assert other.physical_offset > immune.sent.physical_offset
+        assert other.next_check_ms == other.born_timestamp_ms + 3_600_000
         with pytest.raises(TransactionEndedError, match="given up"):
             transaction.commit()
         transaction.rollback()

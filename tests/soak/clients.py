@@ -16,7 +16,7 @@ TOPICS: Final = ("soak-a", "soak-b")
 GROUP: Final = "soak-group"
 WORKERS: Final = "soak-workers"
 BATCH: Final = 50
-PAUSE_S: Final = 0.02
+PAUSE_S: Final = 0.1
 RETRIES: Final = 2
 INVISIBLE_S: Final = 5.0
 TIMEOUT_S: Final = 30.0
@@ -88,7 +88,7 @@ def receive(store: str, name: str, stop: Stop, report: Path) -> None:
         worker = client.simple_consumer(WORKERS, TOPICS, start="earliest")
         while not stop.is_set():
             try:
-                messages = worker.receive(32, invisible_duration=INVISIBLE_S, timeout=1.0)
+                messages = worker.receive(256, invisible_duration=INVISIBLE_S, timeout=1.0)
                 kept = [message for message in messages if chance.random() > 0.01]
                 lines.write("".join(f"done {message.body.decode()}\n" for message in kept))
                 if kept:

@@ -28,7 +28,7 @@ from tests.store.retention.retaining import ALL_HOURS
 KILL_EVERY_S: Final = 5.0
 MEMBER_KILL_EVERY_S: Final = 30.0
 LOOK_S: Final = 1.0
-DRAIN_S: Final = 120.0
+DRAIN_S: Final = 300.0
 OPTIONS: Final[dict[str, Any]] = {
     "mapped_file_size_commit_log": 1 << 18,
     "mapped_file_size_consume_queue": 20_000,

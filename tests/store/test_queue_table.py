@@ -157,3 +157,15 @@ def test_changes_tell_of_a_queue_that_was_deleted_and_made_again(table: QueueTab
     table.create_queue("T", 1)
     seen.append(reader.changes)
     assert len(set(seen)) == 3
+
+
+def test_queues_that_are_made_while_others_are_looked_at_do_no_harm(table: QueueTable, reader: QueueTable) -> None:
+    table.create_queue("T", 0)
+    seen = []
+    for _number, topic, queue_id in reader.live():
+        seen.append((topic, queue_id))
+        if queue_id < 5:
+            table.create_queue(topic, queue_id + 1)
+            assert reader.find(topic, queue_id + 1) == queue_id + 1
+    assert seen[0] == ("T", 0)
+    assert [queue_id for _, _, queue_id in reader.live()] == list(range(table.count))

@@ -11,7 +11,7 @@ from mqproc.errors import DiskFullError
 from mqproc.io import FailedSyncError, StoreIO
 from mqproc.layout import control as words_of
 from mqproc.layout import queue_table as table_layout
-from mqproc.store.succession import TailNotClearedError, take_over
+from mqproc.store.succession import TailNotClearedError, clear_unpublished, take_over
 from tests.store.engine import Engine
 
 TIME_MS = 1_700_000_000_000
@@ -108,6 +108,31 @@ def test_a_successor_clears_what_was_reserved_and_syncs_it(engine: Engine, io: F
     assert io.synced == [f"{0:020d}"]
     assert engine.words[words_of.RESERVED_END] == end
     assert not any(engine.log_bytes(end, engine.segments.segment_size))
+
+
+class KilledAfterOneZero(StoreIO):
+    """The process ends before a second range is zeroed."""
+
+    zeroed = False
+
+    def zero(self, fd: int, offset: int, size: int) -> None:
+        if self.zeroed:
+            raise KeyboardInterrupt
+        self.zeroed = True
+        super().zero(fd, offset, size)
+
+
+def test_a_successor_that_is_killed_leaves_no_records_behind_zeros(engine: Engine) -> None:
+    """Without a mark a start would take the zeros for damage."""
+    end = engine.written
+    engine.appender.add(engine.plan("T", [b"lost" * 7000] * 5), TIME_MS + 9)
+    engine.appender.write_out()
+    last = engine.segments.start_of(engine.words[words_of.RESERVED_END] - 1)
+    assert last >= 2 * engine.segments.segment_size
+    with pytest.raises(KeyboardInterrupt):
+        clear_unpublished(KilledAfterOneZero(), engine.syncs, engine.words, engine.segments)
+    assert any(engine.segments.view(0)[end : end + 4])
+    assert not any(engine.segments.view(last))
 
 
 def test_a_successor_counts_what_was_published(engine: Engine) -> None:

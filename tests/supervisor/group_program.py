@@ -25,6 +25,7 @@ from mqproc.supervisor import GroupContext, Hooks, Outcome, RestartPolicy, Timin
 WITH_SOCKETS = {layout.WRITER, layout.QUERY}
 LAZY_S = 0.02
 STEP_NS = 5_000_000
+SLOW_SYNC_LOOKS = 6000
 
 
 def note(root: Path, line: str) -> None:
@@ -52,6 +53,9 @@ class Counter:
             raise CorruptStoreError("bytes are not what they must be")
         if bad == "boot-bug":
             raise RuntimeError("a bug in the factory")
+        if bad == "slow-sync":
+            # The supervisor looks by its clock, and the role is in its first step by then.
+            context.heart._changed = lambda: None
         self._stops = 3
         self._due_ns = 0
 
@@ -61,6 +65,12 @@ class Counter:
         if self._bad == "sleep":
             while True:
                 time.sleep(60)
+        if self._bad == "slow-sync":
+            with self._context.heart.busy(layout.STATE_SYNCING):
+                for _ in range(SLOW_SYNC_LOOKS):
+                    if (self._root / "synced").exists():
+                        break
+                    time.sleep(STEP_NS / 1e9)
         now = self._context.clock.monotonic_ns()
         if now < self._due_ns:
             return 0

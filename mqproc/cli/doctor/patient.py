@@ -77,7 +77,7 @@ class Patient:
             return f"write {lines} into {file}{self._taken_by(values)}"
         flags = " ".join(f"--set {name}={value}" for name, value in values.items())
         start = f"mqproc up {self.store_flag} {flags}"
-        return f"{self.stop}; {start}" if self.running else start
+        return f"{self.stop_first}{start}"
 
     def _taken_by(self, names: Iterable[str]) -> str:
         """What makes a running group go by a changed file."""
@@ -89,6 +89,11 @@ class Patient:
     @property
     def stop(self) -> str:
         return f"mqproc down {self.store_flag}"
+
+    @property
+    def stop_first(self) -> str:
+        """What stands before a command that wants the store for itself."""
+        return f"{self.stop}; " if self.running else ""
 
     @property
     def restart(self) -> str:

@@ -76,7 +76,7 @@ def _read_only(patient: Patient) -> Said | None:
     return error(
         "the store is read-only: a sync has failed",
         "which of the newest messages are on the disk is not known; a second sync would succeed and prove nothing",
-        f"dmesg for the disk's error; {patient.stop}; mqproc store repair {patient.paths.root} --execute",
+        f"dmesg for the disk's error; {patient.stop_first}mqproc store repair {patient.paths.root} --execute",
     )
 
 
@@ -91,7 +91,7 @@ def _known_damage(patient: Patient) -> Said | None:
         return error(
             f"{patient.paths.damage} cannot be read",
             "ranges of the log that are known to be damaged are not known any more",
-            f"mqproc store verify {patient.paths.root}; {patient.stop}; mqproc store repair {patient.paths.root}",
+            f"mqproc store verify {patient.paths.root}; {patient.stop_first}mqproc store repair {patient.paths.root}",
         )
     if not holes:
         return ok("no damage is known")
@@ -125,8 +125,7 @@ def _files(patient: Patient) -> Said | None:
         f"{first.file}: {str(first.kind).replace('_', ' ')}{f' ({first.text})' if first.text else ''}"
         + (f"; in all {', '.join(f'{count} {kind}' for kind, count in counts.items())}" if harmful[1:] else ""),
         KINDS[first.kind].means,
-        f"{patient.stop}; " * patient.running
-        + f"mqproc store repair {inventory.root} shows the plan, --execute does it",
+        f"{patient.stop_first}mqproc store repair {inventory.root} shows the plan, --execute does it",
     )
 
 
@@ -154,7 +153,7 @@ def _first_records(patient: Patient) -> Said | None:
         f"commitlog/{wrong[0]:020d} does not begin with a record of its own place"
         + (f"; {counted(len(wrong) - 1, 'more segment')}" if wrong[1:] else ""),
         "the bytes have changed, or the file is another one's: its messages may be lost",
-        f"mqproc store verify {inventory.root}; put the file back from a copy, or {patient.stop}; "
+        f"mqproc store verify {inventory.root}; put the file back from a copy, or {patient.stop_first}"
         f"mqproc store repair {inventory.root}",
     )
 

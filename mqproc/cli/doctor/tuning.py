@@ -16,6 +16,8 @@ ENTRIES_PER_SLOT_MAX: Final = 8
 """RocketMQ's defaults make 4 of a full file."""
 RECORD_OVERHEAD: Final = 64 * 1024
 """What a record has besides its body, at most: topic, properties, fixed fields."""
+ORDINARY_OVERHEAD: Final = 2048
+"""The same with keys, a tag and a few properties."""
 RATE_MS_MIN: Final = 60_000
 HOUR_MS: Final = 3_600_000
 QUEUES_RATIO_MAX: Final = 0.9
@@ -44,10 +46,14 @@ def _index_slots(patient: Patient) -> Said | None:
     )
     mend = patient.set_options(max_hash_slot_num=-(-items // 4), max_index_num=items)
     if patient.inventory and patient.inventory.index and patient.paths:
-        begin = f"{patient.stop}; " if patient.running else ""
-        # The index follows from the log: a start without one makes it again, in the shape that the options say.
-        mend = f"{begin}rm -r {patient.paths.index}; {mend.removeprefix(begin)}"
+        mend = _with_new_index(patient, mend)
     return warning(shown, f"a look-up by key walks {max(worst, whole):.0f} entries of the file instead of 4", mend)
+
+
+def _with_new_index(patient: Patient, mend: str) -> str:
+    """The index follows from the log: a start without one makes it again, in the shape that the options say."""
+    assert patient.paths is not None
+    return f"{patient.stop_first}rm -r {patient.paths.index}; {mend.removeprefix(patient.stop_first)}"
 
 
 def _index_shape(patient: Patient) -> tuple[int, int]:
@@ -149,11 +155,16 @@ def _adopted_sizes(patient: Patient) -> Said | None:
     if not other:
         return ok("files have the sizes that the options say")
     name, value = next(iter(other.items()))
+    start = f"mqproc up {patient.store_flag}"
+    anew = (
+        f"for an index of the new shape: {_with_new_index(patient, start)}"
+        if name in ("max_hash_slot_num", "max_index_num")
+        else "for files of the new size copy into a new store: mqproc store export, mqproc import"
+    )
     return warning(
         f"{name} = {value:,} ({patient.settings[name].source}), but the store's files have {have[name]:,}",
         "files of another size cannot lie beside them, so a start goes by what is there: the option does nothing",
-        patient.set_options(**{each: have[each] for each in other})
-        + "; for files of the new size, replay into a new store: mqproc store export, mqproc import",
+        f"{patient.set_options(**{each: have[each] for each in other})}; {anew}",
     )
 
 
@@ -172,11 +183,11 @@ def _message_size(patient: Patient) -> Said | None:
             "the largest messages are refused before they are looked at, and their connection is closed",
             patient.set_options(max_frame_bytes=min(1 << 30, 2 * largest)),
         )
-    if largest + RECORD_OVERHEAD > segment:
+    if largest + ORDINARY_OVERHEAD > segment:
         return warning(
             f"max_message_size = {largest:,}, but a segment has {segment:,} bytes",
             "a record lies in one segment: larger messages are refused whatever max_message_size says",
-            patient.set_options(max_message_size=max(10, segment - RECORD_OVERHEAD)),
+            patient.set_options(max_message_size=max(10, segment - ORDINARY_OVERHEAD)),
         )
     if largest > options.max_pull_bytes:
         return note(

@@ -128,23 +128,7 @@ def _name(task: Task) -> tuple[str, Any]:
 
 
 def _row(found: Verified) -> Row:
-    findings = found.findings
-    return {
-        "store": str(found.store),
-        "clean": found.clean,
-        "running": found.running,
-        "log_begin": found.log_begin,
-        "log_end": found.log_end,
-        "records": found.records,
-        "units": found.units,
-        "index_entries": found.items,
-        "queues": found.queues,
-        "bytes": found.size,
-        "damage": findings.damaged,
-        "notes": findings.counts.total() - findings.damaged,
-        "omitted": findings.omitted,
-        "findings": [finding.to_json() for finding in findings.in_order()],
-    }
+    return found.figures() | {"findings": [finding.to_json() for finding in found.findings.in_order()]}
 
 
 def duplicates(spark: SparkSession, path: str | Path | Sequence[str | Path], **selection: Any) -> DataFrame:

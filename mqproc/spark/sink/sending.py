@@ -83,7 +83,10 @@ class RowSender:
         rows = self._topics.get(topic)
         if rows is None:
             queue_id = self._partition % self._queues_of(topic) if self._options.queue_id is None else None
-            rows = self._topics[topic] = _TopicRows(self._client, topic, self._identity, queue_id, looks=self._looks)
+            rows = self._topics[topic] = _TopicRows(self._client, topic, self._identity, queue_id)
+            if self._looks:
+                # Once a task is enough: what one before it has left is of all topics.
+                rows.look(drained=len(self._topics) > 1)
         found = rows.send(self._columns(table), count)
         self.found += found
         self.sent += count - found
@@ -113,7 +116,7 @@ class RowSender:
 class _TopicRows:
     """The rows of one topic of a partition, of which the first `stored` are there already."""
 
-    def __init__(self, client: Client, topic: str, identity: str, queue_id: int | None, *, looks: bool) -> None:
+    def __init__(self, client: Client, topic: str, identity: str, queue_id: int | None) -> None:
         self._client = client
         self._topic = topic
         self._queue_id = queue_id
@@ -121,8 +124,6 @@ class _TopicRows:
         self._digest = digest[:_DIGEST_CHARACTERS].upper()
         self._at = 0
         self._stored = 0
-        if looks:
-            self._settle()
 
     def send(self, columns: dict[str, pa.Array], count: int) -> int:
         """Send the next `count` rows; returns how many were there."""
@@ -142,20 +143,22 @@ class _TopicRows:
                     raise
                 time.sleep(_PAUSE_S)
                 self._stored = at
-                self._settle()
+                self.look()
                 at = min(self._stored, end)
         self._at = end
         return found
 
-    def _settle(self) -> None:
-        """Find out how many rows are stored, as soon as that can be said."""
+    def look(self, *, drained: bool = False) -> None:
+        """Find out how many rows are stored, as soon as that can be said; `drained`: no socket holds any of them."""
         since_s = time.monotonic()
         while True:
             try:
-                settle(self._client)
+                if not drained:
+                    settle(self._client)
                 self._stored = self._count_stored(self._stored)
                 return
             except UNSETTLED:
+                drained = False
                 if time.monotonic() - since_s > PATIENCE_S:
                     raise
                 time.sleep(_PAUSE_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +27,8 @@ class TimerLog:
         starts = self.starts()
         # Files of another size that are there already are gone on with.
         found = io.size_of(folder / segment_name(starts[0])) if starts else 0
-        self.file_size = found if found > layout.UNIT_SIZE + layout.END_SIZE else file_size
+        self._configured = file_size
+        self.file_size = found if found >= layout.FILE_SIZE_MIN else file_size
         self.begin = starts[0] if starts else 0
         self._buffer = bytearray()  # units that end at `end` and are not in their file yet
         self.end = self.begin
@@ -38,6 +40,21 @@ class TimerLog:
         """Where the last file ends, `begin` without any."""
         starts = self.starts()
         return starts[-1] + self.file_size if starts else self.begin
+
+    def is_whole(self, end: int) -> bool:
+        """Whether the files below `end` are a row without a gap, each of its length."""
+        starts = [start for start in self.starts() if start < end]
+        follow = all(later == earlier + self.file_size for earlier, later in itertools.pairwise(starts))
+        sizes = {self._io.size_of(self._folder / segment_name(start)) for start in starts}
+        return follow and sizes <= {self.file_size} and all(start % self.file_size == 0 for start in starts)
+
+    def remove_all(self) -> None:
+        """Begin anew, without a file."""
+        self.close()
+        for start in self.starts():
+            self._io.unlink(self._folder / segment_name(start))
+        self.file_size = self._configured
+        self.begin = self.end = self.synced = 0
 
     def starts(self) -> list[int]:
         """First positions of the files that are there, ascending."""
@@ -103,6 +120,10 @@ class TimerLog:
             units = np.frombuffer(data, layout.UNIT_DTYPE, min(len(data) // layout.UNIT_SIZE, self._per_file))
             others = np.flatnonzero(units["size"] != layout.UNIT_SIZE)
             yield start, units[: int(others[0])] if len(others) else units
+
+    def units_at(self, start: int) -> int:
+        """How many units the file at `start` must have."""
+        return min(self._per_file, max(0, self.end - start) // layout.UNIT_SIZE)
 
     @property
     def _per_file(self) -> int:

@@ -97,7 +97,11 @@ class TimerStore:
         self.read_ms = self.slot_of(self._check.read_ms or now_ms)
         self.queue_offset = self._check.queue_offset
         end = self._check.timer_log_flushed
-        if end > self._log.files_end:
+        known = self._wheel.first_position(self.read_ms)
+        # Files at the beginning go when all of their slots are delivered.
+        if not self._log.is_whole(end) or (known is not None and known < self._log.begin):
+            end = self._start_over(f"a file below {end:,} is missing, or has another length")
+        elif end > self._log.files_end:
             # What was filed is lost: all of the queue is filed again, and the whole log tells what was delivered.
             self.remark = f"the timer log ends at {self._log.files_end:,}; timercheck says {end:,}"
             self._check = replace(self._check, log=0)
@@ -105,7 +109,17 @@ class TimerStore:
         elif self._check.log == NO_LOG_POSITION and self._check.counter:
             end = self._follow_rocketmq(end, queue_offset_of)
         self._log.open_at(end)
-        self._make_wheel()
+        if not self._make_wheel():
+            self._log.open_at(self._start_over(f"something below {end:,} is no unit"))
+            self._make_wheel()
+
+    def _start_over(self, why: str) -> int:
+        """What was filed cannot be trusted: all of the queue is filed again, into a new timer log. Returns its end."""
+        self.remark = f"{self._paths.timer_log}: {why}"
+        self._log.remove_all()
+        self._check = replace(self._check, log=0)
+        self.queue_offset = 0
+        return 0
 
     def slot_of(self, time_ms: int) -> int:
         """The slot that holds a time."""
@@ -238,13 +252,15 @@ class TimerStore:
             self.queue_offset = min(self.queue_offset, filed + 1)
         return end
 
-    def _make_wheel(self) -> None:
-        """Empty the wheel and fill it from the timer log."""
+    def _make_wheel(self) -> bool:
+        """Empty the wheel and fill it from the timer log; returns whether that has units wherever it must."""
         self._wheel.clear()
         self._latest_slots.clear()
         self.pending = 0
         slots: dict[int, tuple[int, int, int]] = {}
+        whole = True
         for start, units in self._log.units(self._log.end):
+            whole &= len(units) == self._log.units_at(start)
             if not len(units):
                 continue
             times = (units["enqueued_ms"].astype(np.int64) + units["delay_ms"]) // self._precision_ms
@@ -256,6 +272,7 @@ class TimerStore:
             self.pending += int(waiting.sum())
         for number, (first, last, count) in slots.items():
             self._wheel.put(number * self._precision_ms, first, last, count)
+        return whole
 
     def _add_to_slots(
         self,

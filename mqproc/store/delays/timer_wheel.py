@@ -77,6 +77,12 @@ class TimerWheel:
         times = cells["time"]
         return [int(time) * self.precision_ms for time in times[(times >= low) & (times < high)].tolist()]
 
+    def first_position(self, from_ms: int) -> int | None:
+        """The lowest position of the timer log that a slot from a time on begins at; None without any."""
+        cells = self._cells(0, self.slots)
+        firsts = cells["first"][(cells["time"] >= from_ms // self.precision_ms) & (cells["first"] >= 0)]
+        return int(firsts.min()) if len(firsts) else None
+
     def clear(self) -> None:
         """Empty all slots."""
         self._io.set_size(self._fd, 0)

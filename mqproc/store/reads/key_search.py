@@ -16,14 +16,15 @@ from numpy.typing import NDArray
 
 from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.kernels.gather import TIME_MAX, TIME_MIN
-from mqproc.kernels.intrinsics import load_be64
+from mqproc.kernels.intrinsics import load_be32, load_be64
 from mqproc.kernels.match import has_key
 from mqproc.kernels.record_check import store_timestamp_at
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import properties
-from mqproc.layout.record import BORN_TIMESTAMP
+from mqproc.layout.record import BORN_TIMESTAMP, QUEUE_ID, QUEUE_OFFSET
 from mqproc.store.reads.index_query import IndexAnswer, IndexReader
 from mqproc.store.reads.log_records import LogRecords
+from mqproc.store.reads.queue_bounds import Queues
 from mqproc.store.slices import Batch, Slices
 
 # The index keeps whole seconds.
@@ -38,10 +39,11 @@ _ROUNDS_MAX: Final = 1 << 20
 class KeySearch:
     """Searches in the index of one store. `newest_ms` tells the name of the newest index file as a time."""
 
-    def __init__(self, index: IndexReader, records: LogRecords, newest_ms: Callable[[], int]) -> None:
+    def __init__(self, index: IndexReader, records: LogRecords, queues: Queues, newest_ms: Callable[[], int]) -> None:
         """`index` must give up to CANDIDATES_MAX results."""
         self._index = index
         self._records = records
+        self._queues = queues
         self._newest_ms = newest_ms
 
     def by_key(
@@ -59,7 +61,8 @@ class KeySearch:
         """The newest messages of a topic with a key (`unique`: a unique id) and begin_ms ≤ time ≤ end_ms.
 
         The time is the store time, or with `born_time` the born time, by which nothing is ordered. Sorted by
-        physical offset, none twice. Not complete when there are more than `max_messages`.
+        physical offset, none twice. Not complete when there are more than `max_messages`. Messages of a deleted topic
+        are none of the one that was made under its name later.
         """
         if not key or not topic:
             raise BadRequestError("a search needs a topic and a key")
@@ -82,7 +85,7 @@ class KeySearch:
                 looked_at += 1
                 if looked_at % SLICE_RECORDS == 0:
                     yield
-                if record is None or not wanted.is_met_by(record):
+                if record is None or not wanted.is_met_by(record) or self._is_deleted(topic, offset, record):
                     continue
                 if found and (len(found) >= max_messages or size + len(record) > max_bytes):
                     return Batch(len(found), found[::-1], complete=False)
@@ -110,6 +113,11 @@ class KeySearch:
             return self._records.record(offset)
         except CorruptStoreError:
             return None
+
+    def _is_deleted(self, topic: str, offset: int, record: NDArray[np.uint8]) -> bool:
+        """Whether a record was its queue's before that was deleted."""
+        log_end, next_offset = self._queues.deletion(topic, int(load_be32(record, QUEUE_ID)))
+        return offset < log_end and int(load_be64(record, QUEUE_OFFSET)) < next_offset
 
     def _in_time(self, offsets: list[int], begin_ms: int, end_ms: int) -> list[int]:
         """The ascending offsets whose records may lie in the time."""

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 
 from mqproc.layout import queue_table as layout
 from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles
+from mqproc.store.deleted_topics import Deletion
 from mqproc.store.queue_table import QueueTable
 
 
@@ -46,6 +47,12 @@ class Queues(Protocol):
         """Topics that have a queue, sorted."""
         ...
 
+    def deletion(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """Where log and queue offsets ended when a queue of this name was deleted the last time: records below both
+        were that one's. (0, 0) when it never was.
+        """
+        ...
+
 
 class TableQueues:
     """Queues of a running group, by its queue table."""
@@ -77,6 +84,10 @@ class TableQueues:
         self._read_new()
         return sorted(topic for topic, numbers in self._numbers.items() if any(map(self._is_live, numbers)))
 
+    def deletion(self, topic: str, queue_id: int) -> tuple[int, int]:
+        number = self._table.entry(topic, queue_id) if self._table.deletions else -1
+        return self._table.deletion(number) if number >= 0 else (0, 0)
+
     def _is_live(self, number: int) -> bool:
         return self._table.words[layout.entry_word(number, layout.STATE)] == layout.STATE_LIVE
 
@@ -91,8 +102,11 @@ class TableQueues:
 class FoundQueues:
     """Queues of a store that nobody runs, as its files told once."""
 
-    def __init__(self, found: Mapping[tuple[str, int], QueueBounds]) -> None:
+    def __init__(
+        self, found: Mapping[tuple[str, int], QueueBounds], deletions: Mapping[str, Deletion] | None = None
+    ) -> None:
         self._found = dict(found)
+        self._deletions = dict(deletions or {})
         self._ids: dict[str, list[int]] = {}
         for topic, queue_id in sorted(self._found):
             self._ids.setdefault(topic, []).append(queue_id)
@@ -105,6 +119,10 @@ class FoundQueues:
 
     def topics(self) -> list[str]:
         return list(self._ids)
+
+    def deletion(self, topic: str, queue_id: int) -> tuple[int, int]:
+        found = self._deletions.get(topic)
+        return (found.physical_offset, found.next_offset(queue_id)) if found is not None else (0, 0)
 
 
 class RocketmqQueues:
@@ -134,6 +152,10 @@ class RocketmqQueues:
 
     def topics(self) -> list[str]:
         return self._queues.topics()
+
+    def deletion(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """RocketMQ knows of none."""
+        return 0, 0
 
 
 def each_queue(queues: Queues, topics: Iterable[str] | None = None) -> Iterator[tuple[str, int, QueueBounds]]:

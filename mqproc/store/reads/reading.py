@@ -71,7 +71,7 @@ class StoreReading:
         self._pulls = QueuePulls(queues, self.files, self.records, options)
         self.times = QueueTimes(queues, self.files, self.records)
         self._ranges = QueueRanges(queues, self.files, self.records, self.times)
-        self._keys = KeySearch(self._index, self.records, newest_index_ms)
+        self._keys = KeySearch(self._index, self.records, queues, newest_index_ms)
         self._scans = LogScan(self.records)
         self._deletions = Deletions()
         self.pull = self._pulls.pull

@@ -20,10 +20,12 @@ from mqproc.shm.words import Words
 from mqproc.store import damage
 from mqproc.store.consume_queue import ConsumeQueueFiles, as_units, queues_on_disk
 from mqproc.store.damage import merged
+from mqproc.store.deleted_topics import Deletion
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.log_records import LogRecords, Visible
 from mqproc.store.reads.queue_bounds import Deletions, FoundQueues, QueueBounds, Queues, TableQueues, each_queue
 from mqproc.store.segments import LogSegments
+from mqproc.store.topics import Topics
 
 RUNNING_STATES = frozenset({words_of.GROUP_STARTING, words_of.GROUP_READY, words_of.GROUP_STOPPING})
 
@@ -129,7 +131,8 @@ class FilesView:
             begin = starts[0] if starts else 0
             records = LogRecords(segments, lambda: Visible(begin, starts[-1] + segments.segment_size if starts else 0))
             self._queues = FoundQueues(
-                {name: _bounds(files, *name, begin) for name in queues_on_disk(io, paths.consume_queue)[0]}
+                {name: _bounds(files, *name, begin) for name in queues_on_disk(io, paths.consume_queue)[0]},
+                _deletions_of(io, paths),
             )
             reached = max((_reached(files, records, *queue) for queue in each_queue(self._queues)), default=begin)
             self._visible = Visible(begin, _log_end(segments, starts, reached, _known_holes(io, paths)))
@@ -153,6 +156,16 @@ class FilesView:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+def _deletions_of(io: StoreIO, paths: StorePaths) -> dict[str, Deletion]:
+    """Topics that were deleted, made again or not; none when the settings cannot be read."""
+    topics = Topics(io, paths)
+    try:
+        topics.load()
+    except (CorruptStoreError, IsADirectoryError):
+        return {}
+    return topics.deletions
 
 
 def _bounds(files: ConsumeQueueFiles, topic: str, queue_id: int, log_begin: int) -> QueueBounds:

@@ -17,6 +17,7 @@ from mqproc.store import damage
 from mqproc.store.final_syncs import remember_failed_sync
 from mqproc.store.recovery.dry_run_io import Change, DryRunIO
 from mqproc.store.recovery.recovery import Recovery, Report, adopt_sizes
+from mqproc.store.recovery.scan_ahead import usable_scanners
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ def run_recovery(io: StoreIO, paths: StorePaths, options: Options) -> list[str]:
 def _recover(io: StoreIO, paths: StorePaths, options: Options, words: Words, report: Report) -> None:
     with opened(io, paths) as opening:
         adopted = adopt_sizes(io, paths, options, report)
-        Recovery(io, paths, adopted, words, report, clean=opening.was_closed).run()
+        Recovery(io, paths, adopted, words, report, clean=opening.was_closed, scanners=usable_scanners()).run()
         opening.is_complete = words[words_of.DISPATCHED] == words[words_of.WRITTEN]
 
 

@@ -32,6 +32,7 @@ from mqproc.store.recovery.copies import Copies
 from mqproc.store.recovery.dry_run_io import Change, DryRunIO
 from mqproc.store.recovery.plan import opened
 from mqproc.store.recovery.recovery import Recovery, Report, adopt_sizes
+from mqproc.store.recovery.scan_ahead import usable_scanners
 from mqproc.store.recovery.timer_repair import file_again, make_wheel, timer_damage
 from mqproc.store.recovery.unit_mender import UnitMender
 from mqproc.store.verify import Finding, Kind, Verified
@@ -147,7 +148,8 @@ class Repair:
     def _recover(self, io: StoreIO, report: Report, *, clean: bool) -> Words:
         options = adopt_sizes(io, self._paths, self._options, lambda line: None)
         words = Words(bytearray(words_of.FILE_SIZE))
-        Recovery(io, self._paths, options, words, report, clean=clean, trust_marks=False).run()
+        scanners = usable_scanners()
+        Recovery(io, self._paths, options, words, report, clean=clean, trust_marks=False, scanners=scanners).run()
         if queues := self._queues_with_wrong_units():
             mender = UnitMender(io, self._paths, options, words[words_of.MIN_PHYSICAL_OFFSET], words[words_of.WRITTEN])
             mender.run(queues)

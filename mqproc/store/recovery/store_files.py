@@ -79,7 +79,11 @@ class StoreFiles:
         What was seen is kept for the steps that follow.
         """
         paths = self._paths
-        self._top = {path: self._allowed(path) for path in (paths.checkpoint, paths.abort, paths.lock)}
+        markers = (paths.checkpoint, paths.abort, paths.lock, paths.timer_wheel, paths.timer_check)
+        self._top = {path: self._allowed(path) for path in markers}
+        self._timer_log = self._allowed(paths.timer_log)
+        has_timer_log = self._timer_log is not None and self._timer_log.kind is Kind.FOLDER
+        self._timer_entries = self._look(paths.timer_log) if has_timer_log else []
         for folder in (paths.commit_log, paths.consume_queue, paths.index, paths.config):
             entry = self._allowed(folder)
             if entry is not None and entry.kind is not Kind.FOLDER:
@@ -100,7 +104,12 @@ class StoreFiles:
                     self._files_of[topic.name, queue.name] = self._look(folder / queue.name)
 
     def put_markers_in_order(self) -> None:
-        """The checkpoint, `abort`, `lock` and config files: a folder in the place of one goes aside."""
+        """The checkpoint, `abort`, `lock`, config and the timer's files: a folder in the place of one goes aside."""
+        if self._timer_log is not None and self._timer_log.kind is not Kind.FOLDER:
+            self._move_aside(self._paths.timer_log, self._timer_log.kind.value)
+        for filed in self._timer_entries:
+            if filed.kind is not Kind.FILE:
+                self._move_aside(self._paths.timer_log / filed.name, filed.kind.value)
         for path, entry in self._top.items():
             if entry is not None and entry.kind is not Kind.FILE:
                 self._move_aside(path, entry.kind.value)

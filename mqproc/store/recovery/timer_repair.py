@@ -41,7 +41,11 @@ def make_wheel(io: StoreIO, paths: StorePaths, options: Options) -> None:
     store = TimerStore(io, io, paths, options.timer_precision_ms, options.mapped_file_size_timer_log)
     try:
         store.open(_now_ms(), lambda physical_offset: None)
-        store.sync()
+        if store.remark:
+            # The log was not whole, after all.
+            store.write(store.snapshot(log=0, log_end=0, now_ms=_now_ms()))
+        else:
+            store.sync()
     finally:
         store.close()
 

@@ -43,16 +43,25 @@ class Half:
     """For how long from its birth it is not to be checked, 0 when it does not say."""
     made_from: int
     """The half message that this is a copy of: its physical offset, 0 for the first."""
+    requeued: int = -1
+    """Of a copy that RocketMQ made before the first check: the queue offset of the first half message, else −1."""
     places: list[int] = field(default_factory=list)
     """Physical offsets of it and of what it is a copy of."""
     busy: bool = False
     """Its end, or its copy, is on its way."""
+    check_ms: int = 0
+    """When its producer is asked."""
     due_ms: int = 0
-    """When it is checked."""
+    """When it is looked at: then, or before, to be stored anew."""
 
     @property
     def key(self) -> Key:
         return self.group, self.topic, self.transaction_id
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it stands for a half message that lay elsewhere before."""
+        return bool(self.checks or self.made_from) or self.requeued >= 0
 
     @property
     def is_whole(self) -> bool:
@@ -86,13 +95,14 @@ def half_of(message: StoredMessage) -> Half:
         checks=_number(pairs.get(properties.TRANSACTION_CHECK_TIMES, "")),
         immunity_s=_number(pairs.get(properties.CHECK_IMMUNITY_TIME, "")),
         made_from=message.prepared_transaction_offset,
+        requeued=_number(pairs.get(properties.TRAN_PREPARED_QUEUE_OFFSET, ""), absent=-1),
         places=[message.physical_offset],
     )
 
 
-def _number(text: str) -> int:
-    """A number from 0 on; what is none counts as 0."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX else 0
+def _number(text: str, absent: int = 0) -> int:
+    """A number from 0 on; what is none counts as absent."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX else absent
 
 
 def encode_marks(offsets: Iterable[int]) -> bytes:

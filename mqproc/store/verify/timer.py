@@ -113,6 +113,10 @@ class TimerFindings:
         """Whether we wrote the check last."""
         return self._check.log != NO_LOG_POSITION
 
+    @property
+    def _begin(self) -> int:
+        return min(self._files, default=0)
+
     # Units
 
     def _units_below(self, end: int) -> Iterator[tuple[int, _Units]]:
@@ -180,9 +184,7 @@ class TimerFindings:
     def _of_waiting(self, waiting: NDArray[np.void]) -> Iterator[Finding]:
         befores = _befores(waiting)
         # Before the first one of a slot there is none that counts.
-        unchained = (waiting["previous"] != befores) & (
-            (befores != NO_POSITION) | (waiting["previous"] >= min(self._files, default=0))
-        )
+        unchained = (waiting["previous"] != befores) & ((befores != NO_POSITION) | (waiting["previous"] >= self._begin))
         for index in np.flatnonzero(unchained).tolist():
             text = f"the unit before it in its slot is at {befores[index]:,}, not at {waiting['previous'][index]:,}"
             yield self._finding(Kind.TIMER_UNIT_WRONG, waiting[index], text)
@@ -266,17 +268,22 @@ class TimerFindings:
         for number in np.flatnonzero(slots["time"] >= read).tolist():
             time, first, last, count, _magic = slots[number].tolist()
             said, wanted = (first, last, count), expected.pop(time, None)
-            if number != time % len(slots) or wanted is None:
+            if self._is_ours and 0 <= first < self._begin:
+                lost = first - first % self._file_size
+                text = f"slot {time} begins at {first:,}, the timer log at {self._begin:,}"
+                yield self._of_slot(Finding(Kind.TIMER_FILE_MISSING, _name(lost), 0, text=text))
+            elif number != time % len(slots) or wanted is None:
                 text = f"slot {time}: {said}; no unit of the timer log is of this slot"
+                yield self._of_wrong_slot(number, text)
             elif said[1] != wanted[1] or said[0] > wanted[0] or (self._is_ours and said != wanted):
                 text = f"slot {time}: first, last, count are {said}; the timer log has {wanted}"
-            else:
-                continue
-            yield self._of_slot(Finding(Kind.TIMER_SLOT_WRONG, _WHEEL, number * timer_wheel.SLOT_SIZE, text=text))
+                yield self._of_wrong_slot(number, text)
         for time, wanted in itertools.islice(sorted(expected.items()), LISTED_MAX):
-            offset = time % len(slots) * timer_wheel.SLOT_SIZE
             text = f"slot {time} is empty; the timer log has first, last, count {wanted}"
-            yield self._of_slot(Finding(Kind.TIMER_SLOT_WRONG, _WHEEL, offset, text=text))
+            yield self._of_wrong_slot(time % len(slots), text)
+
+    def _of_wrong_slot(self, number: int, text: str) -> Finding:
+        return self._of_slot(Finding(Kind.TIMER_SLOT_WRONG, _WHEEL, number * timer_wheel.SLOT_SIZE, text=text))
 
     def _of_slot(self, finding: Finding) -> Finding:
         """Of a store that was not closed in order the wheel may be another than its log: every start makes it anew."""

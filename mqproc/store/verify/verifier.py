@@ -87,6 +87,25 @@ class Verified:
     def bytes_per_second(self) -> float:
         return self.size / max(self.seconds, 1e-9)
 
+    def figures(self) -> dict[str, Any]:
+        """What was looked at, and how much of it was damaged."""
+        findings = self.findings
+        return {
+            "store": str(self.store),
+            "clean": self.clean,
+            "running": self.running,
+            "log_begin": self.log_begin,
+            "log_end": self.log_end,
+            "records": self.records,
+            "units": self.units,
+            "index_entries": self.items,
+            "queues": self.queues,
+            "bytes": self.size,
+            "damage": findings.damaged,
+            "notes": findings.counts.total() - findings.damaged,
+            "omitted": findings.omitted,
+        }
+
 
 def verify_store(
     io: StoreIO,

@@ -31,6 +31,7 @@ from mqproc.paths import StorePaths
 from tests.cli.calling import call
 from tests.cli.doctor.healthy_host import limits, make_host
 from tests.conftest import Group
+from tests.golden.fixtures import load_fixture, options_of
 
 HOUR_MS = 3_600_000
 
@@ -169,7 +170,7 @@ CASES = [
     Case("disk-ratios", "not in this order", "disk_max_used_space_ratio=85", flags=("disk_max_used_space_ratio=95",)),
     Case("file-sizes", "2,097,152 (--set), but the store's files have 1,048,576",
          "--set mapped_file_size_commit_log=1048576", flags=("mapped_file_size_commit_log=2097152",)),
-    Case("message-size", "a segment has 1,048,576 bytes", "--set max_message_size=983040",
+    Case("message-size", "a segment has 1,048,576 bytes", "--set max_message_size=1046528",
          flags=("max_message_size=2097152",)),
     Case("message-size", "max_frame_bytes = 8,388,608", "--set max_frame_bytes=16777216",
          flags=("max_message_size=8388608", "max_frame_bytes=8388608")),
@@ -212,6 +213,17 @@ def test_a_healthy_store_on_a_healthy_machine_has_nothing(store: StorePaths, tmp
     found = look(store, tmp_path)
     assert bad(found) == []
     assert {finding.check for finding in found} >= {"index-slots", "files", "first-records", "space", "nofile"}
+
+
+@pytest.mark.parametrize("name", ["a_basic", "g1_retention"])
+def test_a_store_of_rocketmqs_is_judged_by_its_own_files(name: str, tmp_path: Path) -> None:
+    fixture = load_fixture(name, tmp_path / "golden")
+    options = options_of(fixture.expected)
+    fits = f"max_message_size={options.max_message_size}"
+    store = StorePaths(fixture.store)
+    store.root.chmod(0o700)
+    assert [finding.check for finding in bad(look(store, tmp_path, "metrics_port=0"))] == ["message-size"]
+    assert bad(look(store, tmp_path, "metrics_port=0", fits)) == []
 
 
 def test_a_running_group_is_looked_at(make_group: Callable[..., Group], tmp_path: Path) -> None:

@@ -45,6 +45,9 @@ QUEUES = 4
 PER_FRAME = 25
 PAUSE_S = 0.05
 PER_TRIGGER = 3000
+# The rest in few micro-batches: each takes long on a machine that is busy.
+FINISH_PER_TRIGGER = 50_000
+FINISH_S = 420
 PROJECT = Path(__file__).parents[3]
 SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
@@ -117,9 +120,11 @@ class Place:
         return {"messages": sent + QUEUES, "deleted_by_retention": sum(minima)}
 
 
-def start(spark: SparkSession, folder: Path, *, available_now: bool = False) -> StreamingQuery:
+def start(
+    spark: SparkSession, folder: Path, *, available_now: bool = False, per_trigger: int = PER_TRIGGER
+) -> StreamingQuery:
     options = {"subscribe": TOPIC, "startingOffsets": "earliest", "consumerGroup": GROUP}
-    found = spark.readStream.format("mqproc").options(**options, maxOffsetsPerTrigger=str(PER_TRIGGER))
+    found = spark.readStream.format("mqproc").options(**options, maxOffsetsPerTrigger=str(per_trigger))
     rows = found.load(str(folder / "source")).select("body", "tag", "keys")
     write = rows.writeStream.format("mqproc").option("checkpointLocation", str(folder / "checkpoint"))
     write = write.option("topic", COPIES)
@@ -129,8 +134,8 @@ def start(spark: SparkSession, folder: Path, *, available_now: bool = False) -> 
 
 def finish(spark: SparkSession, folder: Path) -> None:
     """Everything that there is now."""
-    query = start(spark, folder, available_now=True)
-    assert query.awaitTermination(240), "the query does not end"
+    query = start(spark, folder, available_now=True, per_trigger=FINISH_PER_TRIGGER)
+    assert query.awaitTermination(FINISH_S), "the query does not end"
 
 
 def python_processes(of: int) -> list[psutil.Process]:
@@ -188,7 +193,7 @@ def driver(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
         process.wait(30)
 
 
-def run(folder: Path, kills: int, per_driver: int, seed: int) -> dict[str, Any]:
+def run(folder: Path, kills: int, per_driver: int, gap_s: float, seed: int) -> dict[str, Any]:
     chance, place = random.Random(seed), Place(folder)
     producer = Producer(place.source.store)
     drivers = done = 0
@@ -200,10 +205,10 @@ def run(folder: Path, kills: int, per_driver: int, seed: int) -> dict[str, Any]:
                 # The last kill of each driver is its own.
                 until = min(done + per_driver, kills) - 1
                 while done < until:
-                    time.sleep(chance.uniform(0.5, 8.0))
+                    time.sleep(chance.uniform(0.3, gap_s))
                     assert process.poll() is None, "the driver has ended"
                     done += kill_python(process.pid)
-                time.sleep(chance.uniform(0.5, 8.0))
+                time.sleep(chance.uniform(0.3, gap_s))
             done += 1
             print(f"{done} kills, {producer.count:,} messages, {time.monotonic() - began_s:.0f} s", flush=True)
         sent = producer.stop()
@@ -222,6 +227,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--per-driver", type=int, default=10)
+    parser.add_argument("--gap", type=float, default=8.0, help="longest time between two kills, in seconds")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--live", type=Path)
     given = parser.parse_args()
@@ -229,7 +235,7 @@ def main() -> None:
         live(given.live)
         return
     with tempfile.TemporaryDirectory(prefix="mqproc-restarting-") as folder:
-        print(json.dumps(run(Path(folder), given.kills, given.per_driver, given.seed)))
+        print(json.dumps(run(Path(folder), given.kills, given.per_driver, given.gap, given.seed)))
 
 
 if __name__ == "__main__":

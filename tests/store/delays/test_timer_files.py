@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -237,3 +238,43 @@ def test_files_of_delivered_messages_go(paths: StorePaths) -> None:
     again = opened(paths)
     assert again.pending == 40
     again.close()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / f"{0:020d}").unlink(),
+        lambda folder: (folder / f"{1024:020d}").unlink(),
+        lambda folder: (folder / f"{1024:020d}").write_bytes(b""),
+        lambda folder: os.truncate(folder / f"{0:020d}", 500),
+        lambda folder: os.truncate(folder / f"{1024:020d}", 2000),
+        lambda folder: (folder / f"{7:020d}").write_bytes(bytes(1024)),
+        lambda folder: _overwrite(folder / f"{1024:020d}", 5 * 52 + 3, b"\x33"),
+        lambda folder: _overwrite(folder / f"{0:020d}", 0, bytes(1024)),
+    ],
+    ids=["first gone", "one gone", "empty", "first short", "long", "misnamed", "no unit", "zeros"],
+)
+def test_a_damaged_timer_log_is_made_anew_from_the_queue(paths: StorePaths, damage: Callable[[Path], None]) -> None:
+    """Nothing that waits is left out because a unit before it cannot be read."""
+    store = opened(paths)
+    for number in range(60):
+        store.put(NOW + SECOND, NOW, number, 100, 7, 1)
+    store.queue_offset = 60
+    store.write(store.snapshot(log=0, log_end=0, now_ms=NOW))
+    store.close()
+    damage(paths.timer_log)
+    again = opened(paths)
+    assert "timerlog" in again.remark
+    assert (again.queue_offset, again.pending, again.log_position, again.read_ms) == (0, 0, 0, NOW)
+    for number in range(60):
+        again.put(NOW + SECOND, NOW, number, 100, 7, 1)
+    again.write_out()
+    assert [filed.physical_offset for filed in again.filed(NOW + SECOND)] == list(range(60))
+    assert {path.stat().st_size for path in paths.timer_log.iterdir()} == {1024}
+    again.close()
+
+
+def _overwrite(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)

@@ -21,13 +21,12 @@ final class StoreTimer {
     private static final int DAY_SECONDS = 24 * 3600;
 
     private final DefaultMessageStore store;
-    private final TimerCheckpoint checkpoint;
     private final TimerMessageStore timer;
 
     StoreTimer(OpenStore opened, Path root) throws IOException {
         store = opened.store;
         Path config = root.resolve("config");
-        checkpoint = new TimerCheckpoint(config.resolve("timercheck").toString());
+        var checkpoint = new TimerCheckpoint(config.resolve("timercheck").toString());
         var metrics = new TimerMetrics(config.resolve("timermetrics").toString());
         var statistics = new BrokerStatsManager("interop", false);
         timer = new TimerMessageStore(store, opened.config, checkpoint, metrics, statistics);
@@ -82,6 +81,8 @@ final class StoreTimer {
 
     /** Runs until all of the timer's queue is filed, and a topic's queue 0 has so many messages. */
     JSONObject run(String topic, long messages) throws Exception {
+        // A broker says so when it is, or becomes, the master.
+        timer.setShouldRunningDequeue(true);
         timer.start();
         long deadline = System.currentTimeMillis() + TIMEOUT_MS;
         while (isBehind() || store.getMaxOffsetInQueue(topic, 0) < messages) {
@@ -102,8 +103,8 @@ final class StoreTimer {
         return timer.getCommitQueueOffset() < store.getMaxOffsetInQueue(TimerMessageStore.TIMER_TOPIC, 0);
     }
 
+    /** Closes the checkpoint, too. */
     void close() {
         timer.shutdown();
-        checkpoint.shutdown();
     }
 }

@@ -1,0 +1,135 @@
+"""Calls over one connection a role, shared by all tasks of an event loop: what the asynchronous client stands on.
+
+As `calls`, with futures in the place of threads that wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+from mqproc.client import core
+from mqproc.client.aio_lines import Line
+from mqproc.client.connection import FRAME_BYTES_MAX, Connection, open_socket
+from mqproc.client.core import Call
+from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
+from mqproc.errors import MqprocError, NotRunningError, RequestTimeoutError, StoreBusyError
+
+T = TypeVar("T")
+
+_clock = time.monotonic
+
+
+class AsyncCalls:
+    """Connections to the roles of one store, and calls over them. Connects at the first call and again after a loss."""
+
+    def __init__(
+        self,
+        store_or_socket: str | Path,
+        *,
+        timeout: float = core.TIMEOUT_S,
+        retry: RetryPolicy | None = None,
+        max_frame_bytes: int = FRAME_BYTES_MAX,
+    ) -> None:
+        self.store = Path(store_or_socket).expanduser().absolute()
+        self.timeout_s = timeout
+        self.retry = retry or RetryPolicy()
+        self._frame_bytes_max = max_frame_bytes
+        self._paths = core.socket_paths(store_or_socket)
+        self._lines: dict[str, Line] = {}
+        self._ever_connected: set[str] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections; calls under way end. The client can still be used: it connects again."""
+        while self._lines:
+            self._lines.popitem()[1].close()
+
+    # Running calls
+
+    async def run(self, call: Call[T]) -> T:
+        """Make a call, again when that is safe, and return its value or raise its error."""
+        deadline = _clock() + self.timeout_s + call.wait_s
+        attempts: Attempts | None = None
+        while True:
+            try:
+                return await self._run_once(call, deadline)
+            except (MqprocError, ConnectionLost) as error:
+                attempts = attempts or Attempts(self.retry, deadline, repeatable=call.repeatable, is_send=call.is_send)
+                pause_s = attempts.pause_after(error, _clock())
+            await asyncio.sleep(pause_s)
+
+    async def _run_once(self, call: Call[T], deadline: float) -> T:
+        line = self._line(call.role)
+        try:
+            async with asyncio.timeout(max(0.0, deadline - _clock())):
+                await line.room()
+        except TimeoutError:
+            raise StoreBusyError("the server did not take the request in time") from None
+        request_id, future = line.submit(call)
+        if future is None:
+            if line.connection.closed:
+                raise ConnectionLost("the server closed the connection", taken=False)
+            return call.parse(memoryview(b""), memoryview(b""))
+        try:
+            async with asyncio.timeout(max(0.0, deadline - _clock())):
+                outcome = await future
+        except TimeoutError:
+            raise RequestTimeoutError("no answer in time") from None
+        finally:
+            if not future.done() or future.cancelled():
+                line.forget(request_id)
+        if outcome.error is not None:
+            raise outcome.error
+        value: T = outcome.value
+        return value
+
+    def _line(self, role: str) -> Line:
+        line = self._lines.get(role)
+        if line is not None:
+            if line.usable:
+                return line
+            line.close()
+        line = self._lines[role] = self.new_line(role)
+        return line
+
+    def new_line(self, role: str) -> Line:
+        """A connection that the caller alone uses and closes. Raises ConnectionLost when nobody listens."""
+        try:
+            sock = open_socket(self._paths[role])
+        except NotRunningError as error:
+            raise ConnectionLost(str(error), taken=False, ever_connected=role in self._ever_connected) from None
+        self._ever_connected.add(role)
+        return Line(Connection(sock, self._frame_bytes_max))
+
+    async def run_all(self, calls: Iterable[Call[T]], in_flight: int) -> AsyncIterator[T]:
+        """Make calls with up to `in_flight` of them under way; yields the values in order.
+
+        At an error the calls under way are given up.
+        """
+        tasks: deque[asyncio.Task[T]] = deque()
+        try:
+            for call in calls:
+                if len(tasks) >= max(1, in_flight):
+                    yield await tasks.popleft()
+                tasks.append(asyncio.ensure_future(self.run(call)))
+                # Let the frame go out before the next is made: its bytes may be the caller's own.
+                await asyncio.sleep(0)
+            while tasks:
+                yield await tasks.popleft()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

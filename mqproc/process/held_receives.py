@@ -1,0 +1,88 @@
+"""Receives with nothing to give: held until messages come, their time is over, or their client is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from mqproc.errors import DiskFullError, MqprocError
+from mqproc.store.groups.unwritable import NO_ROOM
+
+if TYPE_CHECKING:
+    from mqproc.process.groups import Asked
+
+_NEVER_NS: Final = 1 << 62
+
+
+@dataclass(slots=True)
+class _Held:
+    asked: Asked
+    deadline_ns: int
+
+
+class HeldReceives:
+    """All held receives of one role, the oldest first."""
+
+    def __init__(
+        self,
+        give: Callable[[Asked], bool],
+        answer_nothing: Callable[[Asked], None],
+        refuse: Callable[[Asked, MqprocError], None],
+    ) -> None:
+        """`give` lets a receive have messages and says whether there were any. It may raise MqprocError, OSError."""
+        self._give = give
+        self._answer_nothing = answer_nothing
+        self._refuse = refuse
+        self._held: list[_Held] = []
+        self.due_ns = _NEVER_NS
+        """When the time of the first one is over."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, asked: Asked, deadline_ns: int) -> None:
+        """Keep a receive."""
+        self._held.append(_Held(asked, deadline_ns))
+        self.due_ns = min(self.due_ns, deadline_ns)
+
+    def look(self, now_ns: int) -> int:
+        """Give what came, and let go what has waited for long enough; how many are not held any more.
+
+        Where one receive of a group finds nothing in its topics, the others that want the same are not tried.
+        """
+        held, self._held = self._held, []
+        empty: set[tuple[str, ...]] = set()
+        for each in held:
+            if each.asked.connection.closed or self._is_settled(each.asked, empty):
+                continue
+            if each.deadline_ns <= now_ns:
+                self._answer_nothing(each.asked)
+            else:
+                self._held.append(each)
+        self.due_ns = min((each.deadline_ns for each in self._held), default=_NEVER_NS)
+        return len(held) - len(self._held)
+
+    def let_go(self) -> None:
+        """Answer all: there is nothing."""
+        held, self._held, self.due_ns = self._held, [], _NEVER_NS
+        for each in held:
+            self._answer_nothing(each.asked)
+
+    def _is_settled(self, asked: Asked, empty: set[tuple[str, ...]]) -> bool:
+        wanted = asked.options.group, *asked.options.topics
+        if wanted in empty:
+            return False
+        try:
+            if self._give(asked):
+                return True
+        except MqprocError as error:
+            self._refuse(asked, error)
+            return True
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            self._refuse(asked, DiskFullError(f"no room on the disk: {error}"))
+            return True
+        empty.add(wanted)
+        return False

@@ -1,0 +1,31 @@
+"""`mqproc bench spark` on a small store: every case is measured, and the ratios are those of the seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqproc.cli.bench.sparking import GOALS
+from tests.cli.calling import call
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.usefixtures("spark"),
+]
+
+
+def test_all_cases_side_by_side() -> None:
+    small = ("--set", "mapped_file_size_commit_log=8388608", "--log-size", "2MiB", "--topics", 2, "--queues", 2)
+    done = call("bench", "spark", *small, "--rounds", 1, "--json")
+    assert done.code == 0, done.err
+    found = done.json
+    cases = ("kernel", "all_columns", "counts", "filter", "json", "json_inferred", "range", "nothing")
+    assert set(found["seconds"]) == set(cases)
+    assert set(found["ratios"]) == {*GOALS, "times_json_inferred"}
+    assert found["goals"] == GOALS
+    assert found["messages"] > 1000
+    # One of eight in each queue.
+    assert found["json_messages"] == pytest.approx(found["messages"] / 8, abs=4)
+    kernel, everything = found["seconds"]["kernel"], found["seconds"]["all_columns"]
+    assert found["ratios"]["all_columns"] == pytest.approx(kernel / everything, rel=0.2, abs=0.002)
