@@ -34,9 +34,12 @@ class ServiceManager:
     def from_environment(cls, environment: MutableMapping[str, str]) -> ServiceManager:
         """As systemd says in `environment`; its variables are removed from there."""
         address, watchdog_us, pid = (environment.pop(name, "") for name in _VARIABLES)
-        if not address.startswith(("/", "@")):
+        own_pid = str(os.getpid())
+        # A group that an application has started beside itself does not speak for the application's service.
+        started_pid = environment.get("SYSTEMD_EXEC_PID", own_pid)
+        if not address.startswith(("/", "@")) or started_pid != own_pid:
             return cls()
-        ours = not pid or pid == str(os.getpid())
+        ours = not pid or pid == own_pid
         return cls(address, int(watchdog_us) if ours and watchdog_us.isdigit() else 0)
 
     def say_state(self, state: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from mqproc.control import Control
 from mqproc.errors import CorruptStoreError, NotRunningError
@@ -20,7 +20,8 @@ from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 
 # The same examples in every run: a test that fails now and then says nothing about the change at hand.
-settings.register_profile("repeatable", derandomize=True)
+# How fast examples are made says nothing about it either.
+settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
 
 START_TIMEOUT_S = 90.0

@@ -88,7 +88,13 @@ def common_options() -> list[click.Parameter]:
 
     folder = click.Path(path_type=Path)
     return [
-        option("--store", type=folder, metavar="DIR", help="Store; else MQPROC_STORE, else the config file's."),
+        # A store that may not be read is told of by who wants to read it: doctor says what mends that.
+        option(
+            "--store",
+            type=click.Path(path_type=Path, readable=False),
+            metavar="DIR",
+            help="Store; else MQPROC_STORE, else the config file's.",
+        ),
         option("--config", type=folder, metavar="FILE", help="TOML or broker.conf; else MQPROC_CONFIG, ./mqproc.toml."),
         option(
             "--set",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 
+from mqproc.cli.warm_kernels import make_ready
 from mqproc.config import Options
 from mqproc.io import StoreIO
-from mqproc.kernels.warming import warm_all
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.process.commitlog_flusher import CommitLogFlusher
@@ -45,17 +44,6 @@ def adopted_options(paths: StorePaths, options: Options, report: Report) -> Opti
     return adopt_sizes(StoreIO(), paths, options, report)
 
 
-def _compile_in_a_child() -> None:
-    """Fill the compiler's cache in another process: what compiling leaves in memory would stay in every role's."""
-    child = os.fork()
-    if child == 0:
-        try:
-            warm_all()
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-
-
 def engine_hooks() -> Hooks:
     """The engine's part, for one group's life."""
     active = ActiveSegments()
@@ -64,8 +52,7 @@ def engine_hooks() -> Hooks:
     def warm(context: GroupContext) -> None:
         context.report("kernels: loading (the first start on a machine compiles them)")
         started = time.perf_counter()
-        _compile_in_a_child()
-        warm_all()
+        make_ready()
         if (took_s := time.perf_counter() - started) > WARM_REPORT_S:
             context.report(f"kernels: compiled in {took_s:.0f} s")
 

@@ -201,10 +201,10 @@ STOCK_SIZE = 3
 def take_stock(view: Bytes, slots: int, floor: int, mark: int, header_count: int, wanted: Bytes, out: Words) -> None:
     """Go through the items of a file that lie below `mark`: how many there are, and what slots and chains they make.
 
-    Items 1… are taken while their offsets do not descend, from `floor` on, and stay below `mark`. An item of zeros tells nothing by
-    itself (it may be a key of hash 0 in the record at offset 0): such items at the end count only below `header_count`.
-    `wanted` uint8[4 × slots], all 0, takes the slots as they should lie in the file; `out` int64[STOCK_SIZE]. Changes
-    nothing in the file.
+    Items 1… are taken while their offsets do not descend, from `floor` on, and stay below `mark`. An item of zeros
+    tells nothing by itself (it may be a key of hash 0 in the record at offset 0): such items at the end count only
+    below `header_count`. `wanted` uint8[4 × slots], all 0, takes the slots as they should lie in the file; `out`
+    int64[STOCK_SIZE]. Changes nothing in the file.
     """
     items_at = _items_start(slots)
     capacity = (view.size - items_at) // layout.ITEM_SIZE

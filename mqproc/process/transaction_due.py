@@ -38,6 +38,8 @@ class DueHalves:
 
     def seconds_left(self, now_ms: int, at_most_s: float) -> float:
         """How long none is due."""
+        while self._heap and not self._counts(self._heap[0][0], self._heap[0][2]):
+            heapq.heappop(self._heap)
         return min(at_most_s, max(0.0, (self._heap[0][0] - now_ms) / 1e3)) if self._heap else at_most_s
 
     def _counts(self, due_ms: int, half: Half) -> bool:

@@ -392,9 +392,7 @@ class IndexFiles:
         )
         self.full_files += 1
 
-    def _rebuild_file(
-        self, name: str, floor: int, mark: int, store_timestamp_ms: Callable[[int], int | None]
-    ) -> int:
+    def _rebuild_file(self, name: str, floor: int, mark: int, store_timestamp_ms: Callable[[int], int | None]) -> int:
         """Make one file anew from its items in [floor, mark), where it is not so already; the items kept."""
         if self._io.size_of(self._folder / name) == 0:
             return 0

@@ -113,8 +113,15 @@ class Consumers:
     # What must be true
 
     def lost_power(self) -> None:
-        """What was not durable may be gone; a message that comes again may be given back again."""
+        """Commits may be gone with what was not durable."""
         self.committed.clear()
+
+    def go_on(self, found: Iterable[Progress]) -> None:
+        """What the group stands before comes again, and may be consumed then, whatever became of its copy."""
+        progress = {(at.topic, at.queue_id): at.offset for at in found if at.group == GROUP}
+        for number, (topic, queue_id, offset) in list(self.given_back.items()):
+            if progress.get((topic, queue_id), 0) <= offset:
+                del self.given_back[number]
 
     def forget(self, topic: str) -> None:
         """A topic is deleted, and with it what the group had consumed of it, now or when the writer comes to it."""

@@ -116,7 +116,8 @@ class Disk:
                 node.size = path.stat().st_size
                 disk._names[name] = number
                 with path.open("rb") as file:
-                    node.pages = dict(_pages(file.fileno(), 0, node.size))
+                    for start, stop in _written(file.fileno(), node.size):
+                        node.pages.update(_pages(file.fileno(), start, stop - start))
         return disk
 
     def _add(self, inode: int) -> int:
@@ -269,17 +270,13 @@ class Disk:
     def unsynced(self, folder: str) -> Iterator[tuple[str, bytes, bytes]]:
         """(path, durable bytes, bytes now) of each file below a folder that is not durable, as far as pages go."""
         self.observe()
-        names = dict(self._names) | {change.path: change.node for change in self._changes if change.node}
-        for path, number in names.items():
-            node = self._nodes.get(number)
-            if node is not None and node.pending and path.startswith(folder + "/"):
+        for path in sorted((self.root / folder).rglob("*")):
+            node = self._nodes[self._number(path.stat())] if path.is_file() else _Node()
+            if node.pending:
                 pages = range(max(node.pending) + 1)
-                durable = b"".join(node.pages.get(page, _ZERO_PAGE) for page in pages)
-                now = b"".join(
-                    node.pending[page][-1] if page in node.pending else node.pages.get(page, _ZERO_PAGE)
-                    for page in pages
-                )
-                yield path, durable, now
+                durable = {page: node.pages.get(page, _ZERO_PAGE) for page in pages}
+                now = durable | {page: versions[-1] for page, versions in node.pending.items()}
+                yield self._relative(path), b"".join(durable.values()), b"".join(now[page] for page in pages)
 
     # Images
 
@@ -385,6 +382,18 @@ def _pages(fd: int, offset: int, size: int, *, holes: bool = False) -> Iterator[
         data = os.pread(fd, PAGE, page * PAGE).ljust(PAGE, b"\0")
         if holes or data != _ZERO_PAGE:
             yield page, data
+
+
+def _written(fd: int, size: int) -> Iterator[tuple[int, int]]:
+    """Ranges outside of holes, where every byte is zero: a timer's wheel is mostly that."""
+    at = 0
+    while at < size:
+        try:
+            start = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError:
+            return
+        at = os.lseek(fd, start, os.SEEK_HOLE)
+        yield start, at
 
 
 def _fingerprint(size: int, pages: dict[int, bytes]) -> int:

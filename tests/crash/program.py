@@ -15,9 +15,11 @@ from pathlib import Path
 
 from mqproc.client import unique_id
 from mqproc.config import FlushDiskType, Options
+from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.store.groups import progress_file
+from mqproc.store.groups.progress import all_progress
 from tests.crash import checks
 from tests.crash.checks import Truth
 from tests.crash.consumers import Consumers
@@ -93,6 +95,7 @@ def small_options(rng: random.Random) -> Options:
         max_hash_slot_num=50,
         max_index_num=rng.choice((120, 400)),
         max_queues=256,
+        mapped_file_size_timer_log=rng.choice((2080, 65536)),
         default_topic_queue_nums=rng.choice((1, 4)),
         flush_disk_type=rng.choice((FlushDiskType.ASYNC_FLUSH, FlushDiskType.SYNC_FLUSH)),
         flush_interval_commit_log=rng.choice((20, 500)),
@@ -399,6 +402,7 @@ class Story:
         found = checks.recover(self._root, self._options, self._machine(self._root), now_ms)
         records = checks.check_all(found, truth, self._senders, self._deletions, power_loss=power_loss)
         checks.check_groups(found, records, self._consumers, power_loss=power_loss)
+        self._consumers.go_on(all_progress(StoreIO(), found.paths))
         there = {number for number, _placed in originals(records, self._senders)}
         begin = found.words[words_of.MIN_PHYSICAL_OFFSET]
         lost = {

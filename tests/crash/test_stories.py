@@ -19,17 +19,19 @@ SEEDS_PER_PLANT = 25
 IMAGES = 3
 # Where to begin looking: a seed that noticed the bug when it was planted first.
 NOTICED_AT = {
-    "a failed sync is tried again": 1,
-    "a new writer clears nothing": 14,
-    "a new writer counts nothing": 5,
+    "a failed sync is tried again": 4,
+    "a new writer clears nothing": 6,
+    "a new writer counts nothing": 6,
     "flushed is published without a sync": 3,
-    "names are not synced": 1,
+    "index entries twice after a restart": 6,
+    "names are not synced": 2,
+    "the queues' mark moves though files are dirty": 14,
     "the queues' mark runs ahead of the log's": 3,
 }
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_store_outlasts_kills_power_losses_and_faults(seed: int, tmp_path: Path) -> None:
     tally = Story(seed, tmp_path / "story", images=IMAGES).run()
     assert tally.lives
@@ -37,7 +39,7 @@ def test_a_store_outlasts_kills_power_losses_and_faults(seed: int, tmp_path: Pat
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", [3, 8])
+@pytest.mark.parametrize("seed", [3])
 def test_a_seed_tells_the_same_story_whatever_the_file_system_and_the_folder(seed: int, tmp_path: Path) -> None:
     """And whatever order sets of texts have, which is another in each process."""
     here = Story(seed, tmp_path / "story", images=2).run()

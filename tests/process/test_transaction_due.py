@@ -21,6 +21,8 @@ def test_each_has_one_time_and_the_earliest_comes_first() -> None:
     table.done(1)
     halves[0].busy = True
     assert due.take(1500) is None, "one is done, one on its way"
+    halves[2].busy = True
+    assert due.seconds_left(1500, 9.0) == 0.5
     assert due.take(2000) is halves[3]
     assert due.seconds_left(0, 9.0) == 9.0
 

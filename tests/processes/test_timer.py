@@ -75,14 +75,18 @@ def test_a_time_that_has_come_is_no_reason_to_wait(group: Group) -> None:
 
 def test_ten_thousand_a_second_are_delivered_in_time(group: Group) -> None:
     """10,000 messages due within one second, sent a while before."""
-    begin_ms = now_ms() + 4000
     with group.client() as client:
-        client.send_many(
-            Message("t", b"%d" % (begin_ms + number // 10), deliver_at_ms=begin_ms + number // 10)
-            for number in range(10_000)
-        )
-        assert now_ms() < begin_ms, "the machine is too slow for this test"
-        late = lateness(client, "t", 10_000)
+        for ahead_ms in (4000, 20_000):
+            topic, begin_ms = f"t{ahead_ms}", now_ms() + ahead_ms
+            client.send_many(
+                Message(topic, b"%d" % (begin_ms + number // 10), deliver_at_ms=begin_ms + number // 10)
+                for number in range(10_000)
+            )
+            if now_ms() < begin_ms:
+                break
+        else:
+            pytest.fail("10,000 messages take longer to send than 20 s")
+        late = lateness(client, topic, 10_000)
     assert min(late) >= 0
     # What is due in a second takes much less than a second of the processor, whoever else wants it.
     assert max(late) < 3 * SLOT_MS

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from mqproc import Client, StoreReader
 from mqproc.layout import control as words_of
+from mqproc.message import QueueInfo
 from mqproc.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from tests.conftest import Group, wait_until
 from tests.soak import clients
@@ -29,6 +30,8 @@ KILL_EVERY_S: Final = 5.0
 MEMBER_KILL_EVERY_S: Final = 30.0
 LOOK_S: Final = 1.0
 DRAIN_S: Final = 300.0
+KEPT_S: Final = 30.0
+FOLLOWER: Final = "soak-follower"
 OPTIONS: Final[dict[str, Any]] = {
     "mapped_file_size_commit_log": 1 << 18,
     "mapped_file_size_consume_queue": 20_000,
@@ -68,12 +71,15 @@ class Soak:
         self._context = multiprocessing.get_context("spawn")
         self._stops = {name: self._context.Event() for name in CLIENTS}
         self._lives: Counter[str] = Counter()
+        self._ends: deque[tuple[float, list[QueueInfo]]] = deque()
         group = self._group = Group(self.folder / "store", **OPTIONS).start()
         try:
             with group.client() as client:
                 for topic in TOPICS:
                     client.create_topic(topic, 4)
                 client.groups.change(GROUP, retry_max_times=RETRIES)
+                for queue in [queue for topic in TOPICS for queue in client.queues(topic)]:
+                    client.groups.commit(FOLLOWER, queue.topic, queue.queue_id, 0)
             self._clients = {name: self._start(name) for name in CLIENTS}
             self._trouble()
             self._drain()
@@ -110,7 +116,16 @@ class Soak:
                 self._clients["member-1"] = self._start("member-1")
                 member_at += MEMBER_KILL_EVERY_S
             self._look_at_clients()
+            self._keep_a_while(now)
             time.sleep(LOOK_S)
+
+    def _keep_a_while(self, now: float) -> None:
+        """A group that follows the others keeps what was received and not acknowledged: progress has passed that."""
+        with self._group.client(timeout=30.0) as client:
+            self._ends.append((now, [queue for topic in TOPICS for queue in client.queues(topic)]))
+            while now - self._ends[0][0] > KEPT_S:
+                for queue in self._ends.popleft()[1]:
+                    client.groups.commit(FOLLOWER, queue.topic, queue.queue_id, queue.max_offset)
 
     def _kill(self, role: str) -> None:
         pid = self._group.pid(role)

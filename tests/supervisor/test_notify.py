@@ -115,6 +115,14 @@ def test_roles_do_not_inherit_the_managers_variables(manager: Manager, start_gro
     manager.until("READY=1")
 
 
+def test_a_group_that_an_application_started_does_not_speak_for_it(
+    manager: Manager, start_group: StartGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SYSTEMD_EXEC_PID", str(os.getpid()))
+    assert start_group(FEW).stop() == 0
+    assert manager.take() == []
+
+
 def test_without_a_manager_nothing_is_told(start_group: StartGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", "/nowhere/notify")
     monkeypatch.setenv("WATCHDOG_USEC", "not a number")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import textwrap
 from collections import Counter
@@ -122,7 +123,7 @@ def _heading(patient: Patient) -> str:
         return f"This machine ({machine}); no store is named: --store DIR looks at one."
     if patient.running:
         state = f"a group runs, supervisor {patient.supervisor_pid}"
-    elif patient.paths.root.is_dir():
+    elif os.path.isdir(patient.paths.root):
         state = "no group runs"
     else:
         state = "not there yet"

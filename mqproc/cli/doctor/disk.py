@@ -165,7 +165,7 @@ def _syncs_ms(patient: Patient) -> Iterator[float]:
 
 def _owner(patient: Patient) -> Said | None:
     """Whose the store is: the folder, and every file in it."""
-    if patient.paths is None or not patient.paths.root.is_dir():
+    if patient.paths is None or not os.path.isdir(patient.paths.root):
         return None
     root = patient.paths.root
     uid = root.stat().st_uid
@@ -174,6 +174,12 @@ def _owner(patient: Patient) -> Said | None:
             f"{root} belongs to user {uid}, this is user {os.geteuid()}",
             "a group runs as the store's owner only, so that its sockets and files are nobody else's",
             f"sudo -u '#{uid}' mqproc up {patient.store_flag}, or chown -R {os.geteuid()} {root}",
+        )
+    if not patient.reachable:
+        return error(
+            f"user {os.geteuid()} may not look into {root}",
+            "nothing of the store can be said",
+            f"chmod -R u+rwX {root}",
         )
     others = [entry for entry in _entries(root) if entry.stat(follow_symlinks=False).st_uid != uid]
     if others:
@@ -200,7 +206,7 @@ def _entries(root: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _modes(patient: Patient) -> Said | None:
-    if patient.paths is None or not patient.paths.root.is_dir():
+    if patient.paths is None or not patient.reachable or not os.path.isdir(patient.paths.root):
         return None
     root, own = patient.paths.root, patient.paths.own
     if root.stat().st_mode & stat.S_IWOTH:

@@ -23,6 +23,10 @@ ORDER = (Level.ERROR, Level.WARNING, Level.NOTE, Level.OK)
 """The worst first."""
 
 
+_INSIDE = ("store", "group")
+"""Areas of checks that look into the store."""
+
+
 @dataclass(frozen=True, slots=True)
 class Said:
     """What one look has brought. `mend` is a command or an option, exactly as it is to be given."""
@@ -65,6 +69,8 @@ class Check:
     look: Callable[[Patient], Said | None]
 
     def run(self, patient: Patient) -> Finding | None:
+        if self.area in _INSIDE and not patient.reachable:
+            return None  # What its owner is told by `owner`.
         said = self.look(patient)
         if said is None:
             return None

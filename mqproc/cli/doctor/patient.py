@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ class Patient:
     config_file: Path | None
     paths: StorePaths | None
     """None when no store is named; the folder need not be there."""
+    reachable: bool
+    """False when the store is there and this user may not look into it."""
     words: Mapping[str, int] | None
     """The control file's, of a group that lives or lived."""
     holder: Holder | None
@@ -56,7 +59,7 @@ class Patient:
     def place(self) -> Path:
         """The folder of the store, or the nearest one above it that is there."""
         folder = self.paths.root if self.paths else Path.cwd()
-        while not folder.is_dir():
+        while not os.path.isdir(folder):
             folder = folder.parent
         return folder
 
@@ -115,8 +118,9 @@ def look_at(invocation: Invocation, host: Host | None = None) -> Patient:
     # As a start with these settings would have them; what nobody has set is what the last start had.
     said = {name: setting.value for name, setting in settings.items() if setting.source != "default"}
     options = Options(**{**used, **said})
+    reachable = paths is None or _may_look_into(paths)
     words = _words(paths) if paths else None
-    holder = holder_of(io, paths) if paths else None
+    holder = holder_of(io, paths) if paths and reachable else None
     return Patient(
         host=host or Host(),
         io=io,
@@ -124,12 +128,22 @@ def look_at(invocation: Invocation, host: Host | None = None) -> Patient:
         options=options,
         config_file=invocation.config_file(),
         paths=paths,
+        reachable=reachable,
         words=words,
         holder=holder,
         running=holder is not None and words is not None and _beats(words),
         used=used,
-        inventory=_inventory(io, paths, options) if paths and paths.root.is_dir() else None,
+        inventory=_inventory(io, paths, options) if paths and reachable and os.path.isdir(paths.root) else None,
     )
+
+
+def _may_look_into(paths: StorePaths) -> bool:
+    """Whether this user may list the store's folder and ours in it, or there is none yet."""
+    if not os.path.isdir(paths.root):
+        # Nothing can be said of a folder behind a closed one: then it is taken for not there.
+        return True
+    folders = (paths.root, paths.own) if os.access(paths.root, os.X_OK) else (paths.root,)
+    return all(os.access(folder, os.R_OK | os.X_OK) for folder in folders if os.path.isdir(folder))
 
 
 def _words(paths: StorePaths) -> Mapping[str, int] | None:

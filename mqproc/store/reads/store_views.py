@@ -163,7 +163,7 @@ def _deletions_of(io: StoreIO, paths: StorePaths) -> dict[str, Deletion]:
     topics = Topics(io, paths)
     try:
         topics.load()
-    except (CorruptStoreError, IsADirectoryError):
+    except (CorruptStoreError, IsADirectoryError, msgspec.MsgspecError):
         return {}
     return topics.deletions
 

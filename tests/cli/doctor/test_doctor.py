@@ -14,6 +14,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -305,6 +306,26 @@ def test_a_lock_in_another_programs_hands_is_told(store: StorePaths, tmp_path: P
     assert f"ps -fp {other.pid}" in lock.mend
     with store.lock.open("r+") as file:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_who_may_not_look_into_a_store_is_told_so(written: Path) -> None:
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("only root can become somebody else")
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        store = shutil.copytree(written, f"{folder}/store")
+        Path(store).chmod(0o700)
+        command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-m", "mqproc"]
+        environment = {"PYTHONPATH": os.fspath(Path(__file__).parents[3]), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            [*command, "doctor", "--store", store, "--json", "--set", "metrics_port=0"],
+            env=environment, cwd="/", capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1, done.stderr
+        found = {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+    assert "belongs to user 0, this is user 65534" in found["owner"]["found"]
+    assert found["owner"]["mend"].startswith(f"sudo -u '#0' mqproc up --store {store}")
+    assert "read-only" not in found
 
 
 def test_a_store_in_memory_is_told(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ PER_TRIGGER = 3000
 # The rest in few micro-batches: each takes long on a machine that is busy.
 FINISH_PER_TRIGGER = 50_000
 FINISH_S = 420
+PLANNED_S = 15
 PROJECT = Path(__file__).parents[3]
 SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
@@ -139,14 +140,28 @@ def finish(spark: SparkSession, folder: Path) -> None:
 
 
 def python_processes(of: int) -> list[psutil.Process]:
-    """Spark's Python processes below a driver: workers, their daemon, the one that plans a stream."""
+    """Spark's Python processes below a driver: workers, and the one that plans a stream."""
     found = []
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process(of).children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if any("pyspark" in word for word in process.cmdline()) and "java" not in process.name():
+                parent = process.parent()
+                # The daemon that forks them stays: without it the JVM cannot even look a source up.
+                if parent is not None and "pyspark.daemon" in parent.cmdline():
                     found.append(process)
     return found
+
+
+def planned(folder: Path) -> int:
+    """The newest micro-batch that the checkpoint has written down; −1 for none."""
+    return max((int(each.name) for each in (folder / "checkpoint" / "offsets").glob("[0-9]*")), default=-1)
+
+
+def await_planned(folder: Path, number: int) -> None:
+    """So that a kill comes when the query works, and not while it is started again."""
+    deadline = time.monotonic() + PLANNED_S
+    while planned(folder) < number and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def kill_python(of: int) -> bool:
@@ -205,10 +220,12 @@ def run(folder: Path, kills: int, per_driver: int, gap_s: float, seed: int) -> d
                 # The last kill of each driver is its own.
                 until = min(done + per_driver, kills) - 1
                 while done < until:
-                    time.sleep(chance.uniform(0.3, gap_s))
+                    await_planned(folder, planned(folder) + chance.randrange(1, 3))
+                    time.sleep(chance.uniform(0.0, gap_s))
                     assert process.poll() is None, "the driver has ended"
                     done += kill_python(process.pid)
-                time.sleep(chance.uniform(0.3, gap_s))
+                await_planned(folder, planned(folder) + 1)
+                time.sleep(chance.uniform(0.0, gap_s))
             done += 1
             print(f"{done} kills, {producer.count:,} messages, {time.monotonic() - began_s:.0f} s", flush=True)
         sent = producer.stop()
@@ -217,7 +234,7 @@ def run(folder: Path, kills: int, per_driver: int, gap_s: float, seed: int) -> d
         spark.stop()
         failed = (folder / "failed").read_text().count("\n") if (folder / "failed").exists() else 0
         found = {"kills": done, "drivers_killed": drivers, "queries_failed": failed} | place.check(sent)
-        return found | {"epochs": len(list((folder / "checkpoint" / "commits").glob("[0-9]*")))}
+        return found | {"epochs": planned(folder) + 1}
     finally:
         producer.stop()
         place.close()
@@ -227,7 +244,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--per-driver", type=int, default=10)
-    parser.add_argument("--gap", type=float, default=8.0, help="longest time between two kills, in seconds")
+    parser.add_argument(
+        "--gap", type=float, default=1.5, help="a kill comes at most so many seconds after a micro-batch began"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--live", type=Path)
     given = parser.parse_args()

@@ -95,7 +95,10 @@ def test_stopped_and_killed_while_messages_come_and_go(spark: SparkSession, plac
     try:
         for kind in chance.sample(["kill"] * KILLS + ["stop"] * STOPS, KILLS + STOPS):
             query = restarting.start(spark, place.folder)
-            time.sleep(chance.uniform(0.0, 1.0))
+            if kind == "kill" or chance.random() < 0.5:
+                # In the middle of the work; the others come while a query starts.
+                restarting.await_planned(place.folder, restarting.planned(place.folder) + 1)
+            time.sleep(chance.uniform(0.0, 0.5))
             if kind == "kill":
                 wait_until(lambda: restarting.kill_python(driver_pid(spark)), 60, "a kill")
                 wait_until(lambda query=query: not query.isActive, 120, "a query whose processes are gone to end")
@@ -103,6 +106,7 @@ def test_stopped_and_killed_while_messages_come_and_go(spark: SparkSession, plac
             query.stop()
     finally:
         sent = producer.stop()
+    assert restarting.planned(place.folder) > 0
     restarting.finish(spark, place.folder)
     assert place.check(sent)["deleted_by_retention"] > 0
 
