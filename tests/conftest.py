@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +26,8 @@ from mqproc.paths import StorePaths
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
 
+ROOT = Path(__file__).parents[1]
+AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 60.0
 # Small files, so that tests see every kind of roll.
@@ -139,6 +143,17 @@ def make_group(tmp_path: Path) -> Iterator[Callable[..., Group]]:
 def group(make_group: Callable[..., Group]) -> Group:
     """A running group with small files."""
     return make_group()
+
+
+def skip_unless_nobody_can_run() -> None:
+    """Skip a test that starts a program as another user where that is not possible."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("only root can become somebody else")
+    command = [*AS_NOBODY, sys.executable, "-c", "import mqproc"]
+    environment = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(command, env=environment, cwd="/", capture_output=True, timeout=60, check=False)
+    if done.returncode:
+        pytest.skip(f"others may not read {sys.prefix} or {ROOT}")
 
 
 @pytest.hookimpl(tryfirst=True)

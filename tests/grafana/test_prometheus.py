@@ -90,7 +90,7 @@ def test_a_scrape_is_linted_and_every_query_has_data(tmp_path: Path, loaded: Gro
         promtool("check", "metrics", stdin=text)
         assert family_names(text) == {metric.name for metric in METRICS}
         prometheus.wait(lambda: without_data(prometheus) == [], f"data for {without_data(prometheus)}")
-        assert prometheus.query("instance:mqproc_messages_appended:rate5m > 0")
+        prometheus.wait(lambda: bool(prometheus.query("instance:mqproc_messages_appended:rate5m > 0")), "a rate")
         assert not [series for series in prometheus.query("scrape_duration_seconds") if float(series["value"][1]) > 1]
 
 

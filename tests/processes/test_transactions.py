@@ -31,6 +31,7 @@ from mqproc.client.transaction_calls import Handle
 from mqproc.layout.control import QUERY
 from mqproc.message import StoredMessage
 from mqproc.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
+from mqproc.store.delays.made_from import mark_of
 from tests.conftest import Group, wait_until
 from tests.processes.transactions import FAST, GROUP, all_ended, bodies, handle_of, left_open, messages_of, open_ids
 
@@ -83,7 +84,7 @@ def test_records_are_those_of_rocketmq(client: Client) -> None:
     assert (half.topic, half.queue_id, half.sys_flag, half.flag) == (HALF_TOPIC, 0, 0, 7)
     assert dict(half.properties) == own
     assert (message.queue_id, message.sys_flag, message.flag, dict(message.properties)) == (2, 8, 7, own)
-    assert message.prepared_transaction_offset == half.physical_offset
+    assert message.prepared_transaction_offset == mark_of(half.physical_offset)
     assert message.born_timestamp_ms == half.born_timestamp_ms
     mark = wait_until(lambda: [each for each in messages_of(client, OP_HALF_TOPIC) if _names(each, half)], what="mark")
     assert (mark[0].queue_id, mark[0].tag, mark[0].body[-1:]) == (0, "d", b",")

@@ -21,7 +21,7 @@ import pytest
 
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
-from tests.conftest import SMALL, Group, wait_until
+from tests.conftest import SMALL, Group, skip_unless_nobody_can_run, wait_until
 from tests.supervisor.running_group import PROGRAM
 
 DEPLOY = Path(__file__).parents[2] / "supervisor" / "deploy"
@@ -184,8 +184,7 @@ def test_the_entry_point_starts_reaps_stops_is_killed_and_recovers(store: Path) 
 
 def test_a_group_runs_as_a_user_without_rights() -> None:
     """Nobody's group in a folder of nobody's: its files, sockets and processes are nobody's, and it needs no rights."""
-    if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("only root can become somebody else")
+    skip_unless_nobody_can_run()
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         root = Path(folder) / "store"
         os.chown(folder, 65534, 65534)

@@ -31,7 +31,7 @@ from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from tests.cli.calling import call
 from tests.cli.doctor.healthy_host import limits, make_host
-from tests.conftest import Group
+from tests.conftest import AS_NOBODY, Group, skip_unless_nobody_can_run
 from tests.golden.fixtures import load_fixture, options_of
 
 HOUR_MS = 3_600_000
@@ -309,13 +309,12 @@ def test_a_lock_in_another_programs_hands_is_told(store: StorePaths, tmp_path: P
 
 
 def test_who_may_not_look_into_a_store_is_told_so(written: Path) -> None:
-    if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("only root can become somebody else")
+    skip_unless_nobody_can_run()
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         store = shutil.copytree(written, f"{folder}/store")
         Path(store).chmod(0o700)
-        command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-m", "mqproc"]
+        command = [*AS_NOBODY, sys.executable, "-m", "mqproc"]
         environment = {"PYTHONPATH": os.fspath(Path(__file__).parents[3]), "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(
             [*command, "doctor", "--store", store, "--json", "--set", "metrics_port=0"],
