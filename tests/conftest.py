@@ -156,9 +156,14 @@ def skip_unless_nobody_can_run() -> None:
         pytest.skip(f"others may not read {sys.prefix} or {ROOT}")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `-n … --dist loadgroup` a file's tests stay together, and all that need Spark share one session."""
-    for item in items:
-        spark = item.get_closest_marker("spark") is not None
-        item.add_marker(pytest.mark.xdist_group("spark" if spark else item.location[0]))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `-n …` a file's tests stay together, and all that need Spark share one session."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "spark" if file.startswith("tests/spark/") else file
+
+    return ByFile(config, log)
