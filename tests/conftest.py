@@ -89,8 +89,10 @@ class Group:
             control.close()
 
     def pid(self, role: str) -> int:
-        words = self.words()
-        return words["supervisor_pid"] if role == words_of.SUPERVISOR else words[f"{role}.pid"]
+        """A role's process, the next one when it is being started again: a signal to 0 would be one to all of us."""
+        word = "supervisor_pid" if role == words_of.SUPERVISOR else f"{role}.pid"
+        found: int = wait_until(lambda: self.words()[word], what=f"a running {role}")
+        return found
 
     def caught_up(self) -> bool:
         words = self.words()

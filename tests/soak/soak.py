@@ -130,7 +130,7 @@ class Soak:
     def _kill(self, role: str) -> None:
         pid = self._group.pid(role)
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: self._group.pid(role) not in (0, pid), what=f"another {role}")
+        wait_until(lambda: self._group.pid(role) != pid, what=f"another {role}")
         self.kills[role] += 1
         words = self._group.words()
         self.say(f"killed {role}; written {words['written']:,}, deleted below {words['min_physical_offset']:,}")
