@@ -6,6 +6,7 @@ import errno
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from mqproc.config import Options
 from mqproc.layout import control as words_of
@@ -141,18 +142,19 @@ def test_a_stopped_keeper_leaves_what_a_new_one_finishes(tmp_path: Path, after_m
 
 
 def test_a_failed_sync_of_the_timers_files_is_final_and_told_once(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     found = Rig(tmp_path, **SMALL)
     found.paths.timer_check.parent.mkdir(exist_ok=True)
     found.paths.timer_check.write_bytes(timer_check.encode(TimerCheck(read_ms=found.clock.time_ms())))
-    keeper = Keeper(found.context(words_of.KEEPER))
-    found.io.failing = {"timerwheel": errno.EIO}
-    keeper._timer._dirty = True
-    assert live(found, keeper, 5) <= 12, "and then it sleeps"
+    with capture_logs() as logged:
+        keeper = Keeper(found.context(words_of.KEEPER))
+        found.io.failing = {"timerwheel": errno.EIO}
+        keeper._timer._dirty = True
+        assert live(found, keeper, 5) <= 12, "and then it sleeps"
     words = found.control.words
     assert words[words_of.KEEPER_SYNC_ERRNO] == errno.EIO
     assert words[words_of.role_word(words_of.KEEPER, "errors")] == 1
-    assert "".join(capfd.readouterr()).count("timercheck could not be saved") == 1
+    assert sum("timercheck could not be saved" in line["event"] for line in logged) == 1
     assert sum("timerwheel" in path for path in found.io.synced) == 1
     keeper.close()

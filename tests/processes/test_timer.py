@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import signal
 import time
@@ -16,13 +17,11 @@ from mqproc.layout import timer_check, timer_wheel
 from mqproc.layout.control import KEEPER, WRITER
 from mqproc.message import Message
 from mqproc.names import TIMER_TOPIC
-from tests.conftest import Group, wait_until
+from tests.conftest import Group, keeps_below, wait_until
 from tests.processes.test_delay_levels import received, wait_for
 
-# Most messages are no later than this, whoever else takes the processor at times: those that wait for their slot's end
-# would be later.
-LATE_MS = 250
-SLOT_MS = 1000
+# As promised; RocketMQ's own timer is exact to a slot of 1,000 ms.
+LATE_MS = 50
 
 
 def now_ms() -> int:
@@ -33,30 +32,34 @@ def has_come(moment_ms: int) -> bool:
     return now_ms() > moment_ms
 
 
-def lateness(client: Any, topic: str, count: int) -> list[int]:
-    """How late each message was stored, in ms, by the time that its body names."""
-    return [message.store_timestamp_ms - int(message.body) for message in wait_for(client, topic, count)]
+def worst_late_ms(client: Any, topic: str, count: int) -> int:
+    """How late any of a topic's messages was stored, by the times that their bodies name. None may be early."""
+    late = [message.store_timestamp_ms - int(message.body) for message in wait_for(client, topic, count)]
+    assert min(late) >= 0, f"early: {late}"
+    return max(late)
 
 
-def in_time(late: list[int]) -> bool:
-    return min(late) >= 0 and sorted(late)[len(late) // 2] < LATE_MS and max(late) < 3 * SLOT_MS
-
-
-def due_in(ms: int) -> Message:
-    due_ms = now_ms() + ms
-    return Message("t", b"%d" % due_ms, deliver_at_ms=due_ms)
+def send_due_in(client: Any, topic: str, *after_ms: int) -> None:
+    for ms in after_ms:
+        due_ms = now_ms() + ms
+        client.send(Message(topic, b"%d" % due_ms, deliver_at_ms=due_ms))
 
 
 def test_messages_arrive_at_their_millisecond(group: Group) -> None:
     with group.client() as client:
-        for ms in (300, 1700, 950, 2400, 60, 1001, 1000, 999):
-            client.send(due_in(ms))
-        found = wait_for(client, "t", 8)
-        assert in_time(lateness(client, "t", 8))
+        topics = itertools.count()
+
+        def late_ms() -> int:
+            topic = f"t{next(topics)}"
+            send_due_in(client, topic, 300, 1700, 950, 2400, 60, 1001, 1000, 999)
+            return worst_late_ms(client, topic, 8)
+
+        keeps_below(LATE_MS, late_ms)
+        found = received(client, "t0")
         assert [int(message.body) for message in found] == sorted(int(message.body) for message in found)
         assert "REAL_TOPIC" not in found[0].properties, "as RocketMQ's timer delivers it"
         parked = client.pull(TIMER_TOPIC, 0, 0).messages[0]
-        assert (parked.properties["REAL_TOPIC"], parked.properties["TIMER_DELIVER_MS"]) == ("t", parked.body.decode())
+        assert (parked.properties["REAL_TOPIC"], parked.properties["TIMER_DELIVER_MS"]) == ("t0", parked.body.decode())
         assert int(parked.properties["TIMER_OUT_MS"]) == (int(parked.body) - 1) // 1000 * 1000
         wait_until(lambda: group.words()["timed_messages"] == 0)
 
@@ -76,20 +79,21 @@ def test_a_time_that_has_come_is_no_reason_to_wait(group: Group) -> None:
 def test_ten_thousand_a_second_are_delivered_in_time(group: Group) -> None:
     """10,000 messages due within one second, sent a while before."""
     with group.client() as client:
-        for ahead_ms in (4000, 20_000):
-            topic, begin_ms = f"t{ahead_ms}", now_ms() + ahead_ms
-            client.send_many(
-                Message(topic, b"%d" % (begin_ms + number // 10), deliver_at_ms=begin_ms + number // 10)
-                for number in range(10_000)
-            )
-            if now_ms() < begin_ms:
-                break
-        else:
+        topics = itertools.count()
+
+        def late_ms() -> int:
+            for ahead_ms in (4000, 20_000):
+                topic, begin_ms = f"t{next(topics)}", now_ms() + ahead_ms
+                client.send_many(
+                    Message(topic, b"%d" % (begin_ms + number // 10), deliver_at_ms=begin_ms + number // 10)
+                    for number in range(10_000)
+                )
+                if now_ms() < begin_ms:
+                    return worst_late_ms(client, topic, 10_000)
             pytest.fail("10,000 messages take longer to send than 20 s")
-        late = lateness(client, topic, 10_000)
-    assert min(late) >= 0
-    # What is due in a second takes much less than a second of the processor, whoever else wants it.
-    assert max(late) < 3 * SLOT_MS
+
+        # Whoever else takes the processor: what is due in a second is delivered in a second.
+        keeps_below(1000, late_ms)
 
 
 def test_each_message_arrives_once_whoever_is_killed(group: Group) -> None:
@@ -159,10 +163,16 @@ def test_a_message_far_off_is_parked_again_in_between(make_group: Callable[..., 
     """RocketMQ's roll window of 2 slots: the message has rolled when it comes, and comes in time."""
     group = make_group(timer_roll_window_slot=2)
     with group.client() as client:
-        for ms in (3300, 3500, 3650, 3800, 3950):
-            client.send(due_in(ms))
-        assert in_time(lateness(client, "t", 5))
-        assert all(int(found.properties["TIMER_ROLL_TIMES"]) >= 1 for found in received(client, "t"))
+        topics = itertools.count()
+
+        def late_ms() -> int:
+            topic = f"t{next(topics)}"
+            send_due_in(client, topic, 3300, 3500, 3650, 3800, 3950)
+            worst = worst_late_ms(client, topic, 5)
+            assert all(int(found.properties["TIMER_ROLL_TIMES"]) >= 1 for found in received(client, topic))
+            return worst
+
+        keeps_below(LATE_MS, late_ms)
 
 
 def test_a_message_is_cancelled_by_its_unique_id(group: Group) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,12 +20,12 @@ from mqproc.errors import BadRequestError, ConfigurationError, UnknownCommandErr
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
 from mqproc.wire.operations import Operation, RoleRequest, StatusAnswer
+from tests.conftest import keeps_below
 from tests.supervisor.running_group import RunningGroup, alive, titles_of, wait_until
 
 StartGroup = Callable[..., RunningGroup]
 
 SETTLED_MS = 100  # the project's promise for a role's restart
-BUSY_FACTOR = 10  # that a machine may be slower on which others want the processor
 STOPS = ["keeper", "writer", "commitlog-flusher", "dispatcher", "query"]
 FEW = "--roles=writer,dispatcher"
 
@@ -231,16 +232,18 @@ class TestStopping:
 
 
 class TestKills:
-    def test_each_killed_role_is_started_again_at_once(self, start_group: StartGroup) -> None:
-        group = start_group()
-        took = {role: group.kill_and_wait(role) for role in layout.ROLES}
-        print({role: f"{ms:.1f} ms" for role, ms in took.items()})
-        # One shows what it takes; all show that none waits for a pause, or for modules to be imported.
-        assert min(took.values()) < 2 * SETTLED_MS, took
-        assert sorted(took.values())[len(took) // 2] < BUSY_FACTOR * SETTLED_MS, took
-        assert all(group.word(role, "restarts") == 1 for role in layout.ROLES)
-        assert sum("SIGKILL (perhaps out of memory)" in line for line in group.lines) == len(layout.ROLES)
-        assert group.stop() == 0
+    def test_each_killed_role_is_started_again_within_100_ms(self, start_group: StartGroup) -> None:
+        def median_ms() -> float:
+            group = start_group()
+            took = {role: group.kill_and_wait(role) for role in layout.ROLES}
+            print({role: f"{ms:.1f} ms" for role, ms in took.items()})
+            assert all(group.word(role, "restarts") == 1 for role in layout.ROLES)
+            assert sum("SIGKILL (perhaps out of memory)" in line for line in group.lines) == len(layout.ROLES)
+            assert group.stop() == 0
+            return statistics.median(took.values())
+
+        # The median, since a single one may be slow when the machine is busy with something else.
+        keeps_below(SETTLED_MS, median_ms)
 
     def test_a_dead_flusher_is_followed_by_a_sync_of_the_supervisors_own(self, start_group: StartGroup) -> None:
         group = start_group("--roles=writer,commitlog-flusher", "--sync-errno=5")
@@ -316,12 +319,12 @@ class TestKills:
 
     def test_hung_role_is_aborted_with_its_stack_in_the_log_and_replaced(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--set=heartbeat_timeout_ms=500")
+        wait_until(lambda: group.control.load(layout.role_word("writer", "sleeping")))
         group.kill("writer", signal.SIGSTOP)
         group.wait_for_line("writer RUNNING", count=2)
         assert any("writer silent for 0." in line and "while running: aborted" in line for line in group.lines)
         assert any("SIGABRT" in line for line in group.lines)
-        # Wherever it was stopped.
-        assert any("a role crashed" in line and "most recent call first" in line for line in group.errors), group.errors
+        assert any("a role crashed" in line and "in wait" in line for line in group.errors), group.errors
 
     def test_each_crash_is_logged_with_its_own_stack(self, start_group: StartGroup) -> None:
         group = start_group(FEW)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from typing import Final
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from mqproc.kernels.record_check import REASON_NAMES, checked_size
 from mqproc.layout import record
 from mqproc.store.damage import MISSING_SEGMENT, Hole
 from mqproc.store.segments import LogSegments
+
+# A record is mostly near. Where written data ends is not asked: the file system may look at every page up to there.
+_LOOK_BYTES: Final = 256 << 10
 
 
 class Resync:
@@ -57,13 +61,13 @@ class Resync:
         fd = io.open(self._segments.path(base))
         try:
             while position < limit and (data := io.next_data(fd, position)) is not None:
-                hole = io.next_hole(fd, data)
                 # A size's first bytes are zeros too, and may lie in what was never written.
                 first = max(position, data - record.MAGIC)
-                at = int(scan.find_record(view, first, min(hole, limit), base, self._out))
+                stop = min(data + _LOOK_BYTES, limit)
+                at = int(scan.find_record(view, first, stop, base, self._out))
                 if at >= 0 and self._out[scan.COUNT] == 1:
                     return at
-                position = hole if at < 0 else at + record.BLANK_SIZE
+                position = stop if at < 0 else at + record.BLANK_SIZE
         finally:
             io.close(fd)
         return None
