@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mqproc.delay_levels import DELAY_LEVELS, DELAYS, delays_ms_of
 from mqproc.errors import ConfigurationError
 
 KIB = 1024
@@ -49,6 +50,14 @@ class OnDamage(enum.StrEnum):
     SERVE = "serve"
     READ_ONLY = "read_only"
     REFUSE = "refuse"
+
+
+class LogFormat(enum.StrEnum):
+    """How the processes of a group write their logs."""
+
+    AUTO = "auto"
+    HUMAN = "human"
+    JSON = "json"
 
 
 def _option(
@@ -91,7 +100,7 @@ class Options:
 
     # Queues
     mapped_file_size_consume_queue: int = _option(
-        6_000_000, "size of a ConsumeQueue file, rounded up to whole 20-byte units", "bytes", 20, 2 * GIB
+        6_000_000, "size of a ConsumeQueue file, rounded up to whole 20-byte units", "bytes", 1, 2 * GIB
     )
     flush_interval_consume_queue: int = _option(1000, "pause between two ConsumeQueue flushes", "ms", 1, 60_000)
     flush_consume_queue_least_pages: int = _option(2, "dirty pages that make a flush worth it", "pages", 0, 1 << 20)
@@ -109,6 +118,10 @@ class Options:
         0, "a message is not stored again while its unique id is among so many newest ones; 0: never looked at",
         "messages", 0, 1 << 24,
     )  # fmt: skip
+
+    message_delay_level: str = _option(
+        DELAYS, f"delays of the levels, RocketMQ's messageDelayLevel: up to {DELAY_LEVELS} numbers with s, m, h or d"
+    )
 
     # Index
     message_index_enable: bool = _option(True, "index messages by key and unique id")
@@ -186,6 +199,9 @@ class Options:
     )
     heartbeat_timeout_ms: int = _option(10_000, "a silent role is aborted after this time", "ms", 500, 3_600_000)
     busy_timeout_ms: int = _option(120_000, "a busy role is aborted after this time", "ms", 500, 1 << 31)
+    log_format: LogFormat = _option(
+        LogFormat.AUTO, "log lines for people (human), as JSON (json), or as JSON unless they go to a terminal (auto)"
+    )
     metrics_port: int = _option(5557, "port of /metrics; 0 lets the system choose", "", 0, 65_535)
     metrics_host: str = _option("127.0.0.1", "address of /metrics")
     metrics_series_max: int = _option(
@@ -379,6 +395,7 @@ def check_together(options: Options) -> None:
             f"mapped_file_size_commit_log = {segment:,} is not a multiple of the page size {PAGE_BYTES:,}"
         )
     delete_hours(options.delete_when)
+    delays_ms_of(options.message_delay_level)
     if options.max_pull_bytes > options.max_frame_bytes:
         raise ConfigurationError(
             f"max_pull_bytes = {options.max_pull_bytes:,} exceeds max_frame_bytes = {options.max_frame_bytes:,}"

@@ -15,25 +15,13 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from mqproc.control_words import map_file, take_words
 from mqproc.errors import CorruptStoreError, NotRunningError
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 from mqproc.shm.clock import Clock
 from mqproc.shm.words import Words
-
-# A time is read before the position that it belongs to, and what follows the log before the log: so no snapshot
-# shows dispatch or a sync ahead of the writer.
-_READ_FIRST = (
-    "dispatched_store_timestamp_ms",
-    "dispatched",
-    "writer_synced_store_timestamp_ms",
-    "writer_synced",
-    "flusher_synced",
-    "written_store_timestamp_ms",
-    "written",
-)
-_READ_ORDER = (*_READ_FIRST, *(name for name in layout.WORDS if name not in _READ_FIRST))
 
 
 class Control:
@@ -78,33 +66,7 @@ class Control:
 
         A tool that goes on reading asks `is_current` now and then: a new supervisor makes a new file.
         """
-        try:
-            fd = io.open(paths.control, write=write)
-        except FileNotFoundError:
-            raise NotRunningError(f"{paths.control}: no group has run on this store") from None
-        try:
-            size = io.size(fd)
-            if size != layout.FILE_SIZE:
-                raise CorruptStoreError(f"{paths.control}: expected {layout.FILE_SIZE:,} bytes, found {size:,}")
-            control = cls(io.map(fd, size, write=write))
-        finally:
-            io.close(fd)
-        try:
-            control._check(paths)
-        except CorruptStoreError:
-            control.close()
-            raise
-        return control
-
-    def _check(self, paths: StorePaths) -> None:
-        for name, index, expected in (
-            ("magic", layout.HEADER_MAGIC, layout.MAGIC),
-            ("version", layout.HEADER_VERSION, layout.VERSION),
-        ):
-            found = self.load(index)
-            if found != expected:
-                place = f"{paths.control}: {name} at byte {index * layout.WORD_SIZE}"
-                raise CorruptStoreError(f"{place}: expected {expected:#x}, found {found & (1 << 64) - 1:#x}")
+        return cls(map_file(io, paths, write=write))
 
     def load(self, index: int) -> int:
         """One word."""
@@ -120,8 +82,7 @@ class Control:
 
     def snapshot(self) -> dict[str, int]:
         """Every word by name, in the layout's order."""
-        found = {name: self.load(layout.WORDS[name].index) for name in _READ_ORDER}
-        return {name: found[name] for name in layout.WORDS}
+        return take_words(self.words)
 
     def close(self) -> None:
         """Unmap. Views that others made of `cells` keep the map until they go too."""
@@ -148,20 +109,6 @@ class Control:
         """How much of the log is not in queues and index yet."""
         dispatched = self.load(layout.DISPATCHED)
         return max(0, self.load(layout.WRITTEN) - dispatched)
-
-    @property
-    def dispatch_behind_ms(self) -> int:
-        """Store time between the last dispatched and the last written record, 0 when all is dispatched."""
-        dispatched_ms = self.load(layout.DISPATCHED_STORE_TIMESTAMP_MS)
-        dispatched = self.load(layout.DISPATCHED)
-        written_ms = self.load(layout.WRITTEN_STORE_TIMESTAMP_MS)
-        return max(0, written_ms - dispatched_ms) if self.load(layout.WRITTEN) > dispatched else 0
-
-    @property
-    def flush_behind_bytes(self) -> int:
-        """How much of the log a power loss could take."""
-        flushed = self.flushed
-        return max(0, self.load(layout.WRITTEN) - flushed)
 
     @property
     def sync_errno(self) -> int:

@@ -19,7 +19,6 @@ import fcntl
 import mmap
 import os
 import shutil
-import signal
 import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -29,7 +28,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined,unused-ignore]
 
-CRASH_VARIABLE: Final = "MQPROC_CRASH"
 REPLACING_SUFFIX: Final = ".tmp"
 """Behind the name of a small file while its next version is written."""
 _FALLOC_FL_ZERO_RANGE: Final = 0x10
@@ -92,8 +90,6 @@ class StoreIO:
     """Storage calls of one process. Descriptors and maps belong to the caller, who closes them."""
 
     def __init__(self) -> None:
-        self._crash_name, _, nth = os.environ.get(CRASH_VARIABLE, "").partition(":")
-        self._crash_countdown = int(nth or 1)
         self._around_sync: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
     def say_when_syncing(self, around: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
@@ -101,11 +97,7 @@ class StoreIO:
         self._around_sync = around
 
     def crash_point(self, name: str) -> None:
-        """Kill this process here when MQPROC_CRASH="name:nth" asks for the nth passage; else nothing."""
-        if self._crash_name == name:
-            self._crash_countdown -= 1
-            if self._crash_countdown == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+        """A place at which tests end the process: see `armed_io.CRASH_POINTS`. Nothing happens here."""
 
     # Files by name
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from mqproc.delay_levels import DELAY_LEVELS
 from mqproc.errors import BadTopicError
 
 RETRY_PREFIX: Final = "%RETRY%"
@@ -13,7 +14,6 @@ MULTI_DISPATCH_PREFIX: Final = "%LMQ%"
 """RocketMQ's light queues: their units name records of other topics, and no topics.json names them."""
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 """Where messages with a delay level wait: queue level − 1."""
-DELAY_LEVELS: Final = 18
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
 """Where messages with a time to deliver at wait."""
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"

@@ -212,6 +212,11 @@ class StorePaths:
     def log(self) -> Path:
         return self.own / "log.jsonl"
 
+    @property
+    def spark_lock(self) -> Path:
+        """Its bytes are locked by tasks that write to the store."""
+        return self.own / "spark.lock"
+
     def socket(self, name: str) -> Path:
         """`name` is writer, query or ctl."""
         return self.own / f"{name}.sock"

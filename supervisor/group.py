@@ -151,6 +151,7 @@ class Group:
         self._reactor.watch(member.pidfd, lambda: self._ended(member))
         self._store(member.name, "incarnation", member.incarnation)
         self._store(member.name, "pid", member.pid)
+        self._context.io.crash_point("supervisor.forked")
         born = f"pid {member.pid}, incarnation {member.incarnation}"
         if member.loan is not None:
             self._tell(member, layout.LENT, f"{born}, at the terminal of pid {member.loan.borrower}")

@@ -12,6 +12,7 @@ import time
 from collections.abc import MutableMapping
 from typing import Final
 
+from mqproc import control_words
 from mqproc.control import Control
 from mqproc.layout import control as layout
 
@@ -91,10 +92,12 @@ def _status(control: Control) -> str:
         for role in layout.ROLES
         if (word := control.load(layout.supervised_word(role, "supervised"))) != layout.RUNNING
     ]
+    words = control.snapshot()
+    behind_s = control_words.dispatch_behind_ms(words) / 1000
     parts = [
         ", ".join(down) or name,
-        f"dispatch {control.dispatch_behind_bytes:,} bytes ({control.dispatch_behind_ms / 1000:.1f} s) behind",
-        f"flush {control.flush_behind_bytes:,} bytes behind",
+        f"dispatch {control_words.dispatch_behind_bytes(words):,} bytes ({behind_s:.1f} s) behind",
+        f"flush {control_words.flush_behind_bytes(words):,} bytes behind",
         *(["READ-ONLY after a failed sync"] if control.read_only else []),
     ]
     return "; ".join(parts)

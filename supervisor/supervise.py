@@ -19,6 +19,7 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from mqproc.armed_io import store_io
 from mqproc.config import FIELDS, Options
 from mqproc.control import Control
 from mqproc.errors import BadRequestError, MqprocError, StoreBusyError, StoreReadOnlyError
@@ -72,13 +73,15 @@ def supervise(
     process is the supervisor from then on and has no threads of its own, since it forks (OPENBLAS_NUM_THREADS=1 in the
     environment before numpy is imported keeps numpy from making some).
     """
-    io, clock = io or StoreIO(), clock or Clock()
+    io, clock = io or store_io(os.environ), clock or Clock()
     paths = StorePaths(paths.root.absolute())
     with contextlib.ExitStack() as stack:
         prepare_folder(io, paths)
         lock = StoreLock.acquire(io, paths)
         stack.callback(lock.close)
-        log.configure(layout.SUPERVISOR, errors=ErrorLog.create(io, paths, layout.SUPERVISOR))
+        io.crash_point("supervisor.locked")
+        errors = ErrorLog.create(io, paths, layout.SUPERVISOR)
+        log.configure(layout.SUPERVISOR, errors=errors, log_format=options.log_format)
         set_title(layout.SUPERVISOR, paths.root)
         prctl.become_subreaper()
         _raise_open_files()
@@ -220,6 +223,7 @@ class Supervisor:
                 # Else the next start would find the same bytes in memory and take them for durable.
                 self._keep_failed_sync(error)
                 raise StoreReadOnlyError(f"recovery: a sync failed: {error}; run mqproc store repair") from error
+        context.io.crash_point("supervisor.recovered")
         self._control.store(layout.RECOVERY_US, (self._clock.monotonic_ns() - began_ns) // 1000)
         self._set_group_state(layout.GROUP_STARTING)
 
@@ -335,6 +339,7 @@ class Supervisor:
             self._group.remember_failed_sync()
         try:
             self._hooks.finish(context, not problems)
+            context.io.crash_point("supervisor.stopped")
             if not problems:
                 context.io.unlink(context.paths.abort)
                 context.io.sync_folder(context.paths.root)

@@ -235,7 +235,7 @@ def _live(inheritance: Inheritance, request: Mapping[str, Any]) -> int:
     set_title(spec.name, inheritance.paths.root)
     if "terminal" in request:
         Terminal(**request["terminal"]).attach()
-        log.configure(spec.name)
+        log.configure(spec.name, log_format=inheritance.options.log_format)
         log.get_logger().info("handed over to this terminal", incarnation=request["incarnation"])
     changes = {name: parse_option(name, value, "reload") for name, value in request["changes"].items()}
     context = RoleContext(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from grafana.source.overview import quantiles
 from grafana.source.panels import TABLE, Panel, Query, Row, make_dashboard
+from grafana.source.queries import RANGE, age, increase, quantiles, rate
 from grafana.source.settings import INTERNALS_UID
-
-_RATE = "[$__rate_interval]"
 
 _ROLES = Row(
     "Roles",
@@ -17,7 +15,7 @@ _ROLES = Row(
             "Processor",
             "Share of one processor that each role uses.",
             "percentunit",
-            [Query(f"rate(mqproc_process_cpu_seconds_total{{$S}}{_RATE})", "{{role}}")],
+            [rate("mqproc_process_cpu_seconds_total", "{{role}}")],
         ),
         Panel(
             "Memory",
@@ -38,13 +36,13 @@ _ROLES = Row(
             "Silent for",
             "Time since the last heartbeat: at most a second for a role that is well and not busy.",
             "s",
-            [Query("time() - (mqproc_role_heartbeat_timestamp_seconds{$S} > 0)", "{{role}}")],
+            [age("mqproc_role_heartbeat_timestamp_seconds", "{{role}}")],
         ),
         Panel(
             "Steps",
             "Steps a second that did work.",
             "ops",
-            [Query(f"rate(mqproc_role_cycles_total{{$S}}{_RATE})", "{{role}}")],
+            [rate("mqproc_role_cycles_total", "{{role}}")],
         ),
         Panel(
             "Step length",
@@ -57,8 +55,8 @@ _ROLES = Row(
             "Roles that died unasked, and errors that were logged.",
             "short",
             [
-                Query(f"increase(mqproc_role_restarts_total{{$S}}{_RATE})", "{{role}} restarts"),
-                Query(f"increase(mqproc_errors_total{{$S}}{_RATE})", "{{role}} errors"),
+                increase("mqproc_role_restarts_total", "{{role}} restarts"),
+                increase("mqproc_errors_total", "{{role}} errors"),
             ],
         ),
         Panel(
@@ -90,9 +88,9 @@ _FLUSH = Row(
             "Looks at what is to be synced, those that synced everything, and files synced.",
             "ops",
             [
-                Query(f"rate(mqproc_flush_passes_total{{$S}}{_RATE})", "{{target}} passes"),
-                Query(f"rate(mqproc_forced_flushes_total{{$S}}{_RATE})", "{{target}} forced"),
-                Query(f"rate(mqproc_flushes_total{{$S}}{_RATE})", "{{target}} files"),
+                rate("mqproc_flush_passes_total", "{{target}} passes"),
+                rate("mqproc_forced_flushes_total", "{{target}} forced"),
+                rate("mqproc_flushes_total", "{{target}} files"),
             ],
         ),
         Panel(
@@ -100,8 +98,8 @@ _FLUSH = Row(
             "Time since the last pass came to its end, and since the last that synced everything.",
             "s",
             [
-                Query("time() - (mqproc_last_flush_timestamp_seconds{$S} > 0)", "{{target}}"),
-                Query("time() - (mqproc_last_forced_flush_timestamp_seconds{$S} > 0)", "{{target}} forced"),
+                age("mqproc_last_flush_timestamp_seconds", "{{target}}"),
+                age("mqproc_last_forced_flush_timestamp_seconds", "{{target}} forced"),
             ],
         ),
         Panel(
@@ -143,7 +141,7 @@ _LOG = Row(
             "How often the writer waited for a new segment, and what keeps one from being made.",
             "short",
             [
-                Query(f"increase(mqproc_segment_waits_total{{$S}}{_RATE})", "waits"),
+                increase("mqproc_segment_waits_total", "waits"),
                 Query("mqproc_segment_blocked{$S}", "errno"),
             ],
         ),
@@ -153,7 +151,7 @@ _LOG = Row(
             "short",
             [
                 Query("mqproc_dispatch_blocked{$S}", "errno"),
-                Query(f"increase(mqproc_dispatch_gap_bytes_total{{$S}}{_RATE})", "bytes lost to queues"),
+                increase("mqproc_dispatch_gap_bytes_total", "bytes lost to queues"),
             ],
         ),
         Panel(
@@ -161,8 +159,8 @@ _LOG = Row(
             "Times that the clock was seen to go back, and the age of the last record.",
             "short",
             [
-                Query(f"increase(mqproc_clock_steps_total{{$S}}{_RATE})", "steps back"),
-                Query("time() - (mqproc_last_append_timestamp_seconds{$S} > 0)", "last record, seconds ago"),
+                increase("mqproc_clock_steps_total", "steps back"),
+                age("mqproc_last_append_timestamp_seconds", "last record, seconds ago"),
             ],
         ),
         Panel(
@@ -186,9 +184,9 @@ _INDEX = Row(
             "Entries written and looked at a second.",
             "ops",
             [
-                Query(f"rate(mqproc_index_entries_total{{$S}}{_RATE})", "written"),
-                Query(f"rate(mqproc_key_entries_walked_total{{$S}}{_RATE})", "looked at"),
-                Query(f"rate(mqproc_key_entries_matched_total{{$S}}{_RATE})", "matched"),
+                rate("mqproc_index_entries_total", "written"),
+                rate("mqproc_key_entries_walked_total", "looked at"),
+                rate("mqproc_key_entries_matched_total", "matched"),
             ],
         ),
         Panel(
@@ -207,12 +205,12 @@ _INDEX = Row(
             [
                 Query("mqproc_index_entries_per_slot{$S}", "entries a slot"),
                 Query(
-                    f"rate(mqproc_key_entries_walked_total{{$S}}{_RATE})"
-                    f" / rate(mqproc_key_files_walked_total{{$S}}{_RATE})",
+                    f"rate(mqproc_key_entries_walked_total{{$S}}{RANGE})"
+                    f" / rate(mqproc_key_files_walked_total{{$S}}{RANGE})",
                     "chain length",
                 ),
                 Query(
-                    f"rate(mqproc_key_files_walked_total{{$S}}{_RATE}) / rate(mqproc_key_queries_total{{$S}}{_RATE})",
+                    f"rate(mqproc_key_files_walked_total{{$S}}{RANGE}) / rate(mqproc_key_queries_total{{$S}}{RANGE})",
                     "files a key",
                 ),
             ],

@@ -5,105 +5,91 @@ from __future__ import annotations
 from typing import Any
 
 from grafana.source.panels import HEATMAP, STAT, TABLE, Panel, Query, Row, make_dashboard
+from grafana.source.queries import (
+    RANGE,
+    age,
+    increase,
+    quantiles,
+    rate,
+    rate_of_chosen,
+    summed_increase,
+    summed_rate,
+    ten_largest,
+)
 from grafana.source.settings import OVERVIEW_UID
 
-_RATE = "[$__rate_interval]"
 
-
-def quantiles(metric: str, *, by: str = "", legend: str = "") -> list[Query]:
-    """Median, 99 % and 99.9 % of a histogram, by a label or over all."""
-    labels = f"le, instance, {by}" if by else "le, instance"
-    name = f"{{{{{by}}}}} " if by else ""
-    return [
-        Query(
-            f"histogram_quantile({share}, sum by ({labels}) (rate({metric}_bucket{{$S}}{_RATE})))",
-            f"{legend}{name}{text}",
-        )
-        for share, text in ((0.5, "50 %"), (0.99, "99 %"), (0.999, "99.9 %"))
-    ]
+def _glance(
+    title: str,
+    description: str,
+    unit: str,
+    *queries: Query,
+    warn: float | None = None,
+    bad: float | None = None,
+    maximum: float | None = None,
+) -> Panel:
+    """One figure; eight of them fill a line."""
+    return Panel(title, description, unit, queries, STAT, width=3, height=4, warn=warn, bad=bad, maximum=maximum)
 
 
 _GLANCE = Row(
     "At a glance",
     [
-        Panel(
+        _glance(
             "Ready",
             "1 while every role runs and the store takes messages.",
             "none",
-            [Query("min(mqproc_group_ready{$S})", "ready")],
-            kind=STAT,
-            width=3,
-            height=4,
+            Query("min(mqproc_group_ready{$S})", "ready"),
         ),
-        Panel(
+        _glance(
             "Appended",
             "Messages appended a second.",
             "cps",
-            [Query(f'sum(rate(mqproc_messages_appended_total{{$S,topic=~"$topic"}}{_RATE}))', "appended")],
-            kind=STAT,
-            width=3,
-            height=4,
+            Query(f"sum({rate_of_chosen('mqproc_messages_appended_total')})", "appended"),
         ),
-        Panel(
+        _glance(
             "Delivered",
             "Messages handed out a second.",
             "cps",
-            [Query(f"sum(rate(mqproc_messages_delivered_total{{$S}}{_RATE}))", "delivered")],
-            kind=STAT,
-            width=3,
-            height=4,
+            Query(f"sum({rate_of_chosen('mqproc_messages_delivered_total')})", "delivered"),
         ),
-        Panel(
+        _glance(
             "Dispatch behind",
             "Store time between the last record and the last one that consumers can see.",
             "s",
-            [Query("max(mqproc_dispatch_behind_seconds{$S})", "behind")],
-            kind=STAT,
-            width=3,
-            height=4,
+            Query("max(mqproc_dispatch_behind_seconds{$S})", "behind"),
             warn=1,
             bad=10,
         ),
-        Panel(
+        _glance(
             "Loss window",
             "Messages of the last so many seconds a loss of power would take.",
             "s",
-            [Query("max(mqproc_unflushed_seconds{$S})", "not durable")],
-            kind=STAT,
-            width=3,
-            height=4,
+            Query("max(mqproc_unflushed_seconds{$S})", "not durable"),
             warn=15,
             bad=60,
         ),
-        Panel(
+        _glance(
             "Groups behind",
             "Messages that consumer groups have still to consume.",
             "short",
-            [Query("sum(mqproc_consumer_lag_messages{$S})", "lag")],
-            kind=STAT,
-            width=3,
-            height=4,
+            Query("sum(mqproc_consumer_lag_messages{$S})", "lag"),
         ),
-        Panel(
+        _glance(
             "Disk",
             "Used share of the file system that holds the store.",
             "percentunit",
-            [Query("max(mqproc_disk_usage_ratio{$S})", "used")],
-            kind=STAT,
-            width=3,
-            height=4,
+            Query("max(mqproc_disk_usage_ratio{$S})", "used"),
             warn=0.75,
             bad=0.9,
             maximum=1,
         ),
-        Panel(
+        _glance(
             "Read-only",
             "1 after a failed sync, or by on_damage: nothing more is taken.",
             "none",
-            [Query("max(mqproc_read_only{$S})", "read-only"), Query("max(mqproc_sync_failed{$S})", "sync failed")],
-            kind=STAT,
-            width=3,
-            height=4,
+            Query("max(mqproc_read_only{$S})", "read-only"),
+            Query("max(mqproc_sync_failed{$S})", "sync failed"),
             bad=1,
         ),
         Panel(
@@ -111,9 +97,9 @@ _GLANCE = Row(
             "Appended, dispatched and handed out a second: the three steps of a message's way.",
             "cps",
             [
-                Query(f"sum by (instance) (rate(mqproc_messages_appended_total{{$S}}{_RATE}))", "appended"),
-                Query(f"sum by (instance) (rate(mqproc_messages_dispatched_total{{$S}}{_RATE}))", "dispatched"),
-                Query(f"sum by (instance) (rate(mqproc_messages_delivered_total{{$S}}{_RATE}))", "delivered"),
+                summed_rate("mqproc_messages_appended_total", "appended"),
+                summed_rate("mqproc_messages_dispatched_total", "dispatched"),
+                summed_rate("mqproc_messages_delivered_total", "delivered"),
             ],
             width=12,
         ),
@@ -122,8 +108,8 @@ _GLANCE = Row(
             "Bytes of records appended and handed out a second.",
             "Bps",
             [
-                Query(f"sum by (instance) (rate(mqproc_appended_bytes_total{{$S}}{_RATE}))", "appended"),
-                Query(f"sum by (instance) (rate(mqproc_delivered_bytes_total{{$S}}{_RATE}))", "delivered"),
+                summed_rate("mqproc_appended_bytes_total", "appended"),
+                summed_rate("mqproc_delivered_bytes_total", "delivered"),
             ],
             width=12,
         ),
@@ -138,10 +124,10 @@ _REQUESTS = Row(
             "Append requests, other requests and pulls answered a second.",
             "reqps",
             [
-                Query(f"sum by (instance) (rate(mqproc_append_frames_total{{$S}}{_RATE}))", "appends"),
-                Query(f"sum by (instance) (rate(mqproc_requests_total{{$S}}{_RATE}))", "questions"),
-                Query(f"sum by (instance) (rate(mqproc_pulls_total{{$S}}{_RATE}))", "pulls"),
-                Query(f"sum by (instance) (rate(mqproc_pulls_empty_total{{$S}}{_RATE}))", "pulls without a message"),
+                summed_rate("mqproc_append_frames_total", "appends"),
+                summed_rate("mqproc_requests_total", "questions"),
+                summed_rate("mqproc_pulls_total", "pulls"),
+                summed_rate("mqproc_pulls_empty_total", "pulls without a message"),
             ],
         ),
         Panel(
@@ -149,10 +135,10 @@ _REQUESTS = Row(
             "Requests answered with an error, by its code.",
             "reqps",
             [
-                Query(f"sum by (role, code) (rate(mqproc_rejected_total{{$S}}{_RATE})) > 0", "{{role}} {{code}}"),
-                Query(f"sum by (instance) (rate(mqproc_append_failures_total{{$S}}{_RATE}))", "writer, all"),
-                Query(f"sum by (instance) (rate(mqproc_repeats_dropped_total{{$S}}{_RATE}))", "repeats dropped"),
-                Query(f"sum by (instance) (rate(mqproc_request_failures_total{{$S}}{_RATE}))", "query, all"),
+                Query(f"sum by (role, code) (rate(mqproc_rejected_total{{$S}}{RANGE})) > 0", "{{role}} {{code}}"),
+                summed_rate("mqproc_append_failures_total", "writer, all"),
+                summed_rate("mqproc_repeats_dropped_total", "repeats dropped"),
+                summed_rate("mqproc_request_failures_total", "query, all"),
             ],
         ),
         Panel(
@@ -181,7 +167,7 @@ _REQUESTS = Row(
             "Message size",
             "How large records are, by the mean of what was appended together.",
             "bytes",
-            [Query(f"sum by (le) (rate(mqproc_message_size_bytes_bucket{{$S}}{_RATE}))", "{{le}}")],
+            [summed_rate("mqproc_message_size_bytes_bucket", "{{le}}", by="le")],
             kind=HEATMAP,
         ),
     ],
@@ -228,8 +214,8 @@ _LAG = Row(
             "Share of time in which sends were slowed because dispatch is behind, or waited for a segment.",
             "percentunit",
             [
-                Query(f"rate(mqproc_append_slowed_seconds_total{{$S}}{_RATE})", "{{instance}} by dispatch"),
-                Query(f"rate(mqproc_segment_wait_seconds_total{{$S}}{_RATE})", "{{instance}} by segments"),
+                rate("mqproc_append_slowed_seconds_total", "{{instance}} by dispatch"),
+                rate("mqproc_segment_wait_seconds_total", "{{instance}} by segments"),
             ],
         ),
     ],
@@ -242,46 +228,31 @@ _GROUPS = Row(
             "Appended by topic",
             "The ten topics with the most messages a second.",
             "cps",
-            [
-                Query(
-                    f'topk(10, sum by (topic) (rate(mqproc_messages_appended_total{{$S,topic=~"$topic"}}{_RATE})))',
-                    "{{topic}}",
-                )
-            ],
+            [ten_largest(rate_of_chosen("mqproc_messages_appended_total"), "topic")],
+        ),
+        Panel(
+            "Delivered by topic",
+            "The ten topics of which the most messages a second are handed out.",
+            "cps",
+            [ten_largest(rate_of_chosen("mqproc_messages_delivered_total"), "topic")],
         ),
         Panel(
             "Lag, messages",
             "The ten groups that are furthest behind.",
             "short",
-            [
-                Query(
-                    'topk(10, sum by (group, topic) (mqproc_consumer_lag_messages{$S,topic=~"$topic"}))',
-                    "{{group}} {{topic}}",
-                )
-            ],
+            [ten_largest('mqproc_consumer_lag_messages{$S,topic=~"$topic"}', "group", "topic")],
         ),
         Panel(
             "Lag, seconds",
             "Age of the oldest message that a group has not consumed.",
             "s",
-            [
-                Query(
-                    'topk(10, max by (group, topic) (mqproc_consumer_lag_seconds{$S,topic=~"$topic"}))',
-                    "{{group}} {{topic}}",
-                )
-            ],
+            [ten_largest('mqproc_consumer_lag_seconds{$S,topic=~"$topic"}', "group", "topic", joined="max")],
         ),
         Panel(
             "Consumed by group",
             "Messages a second that each group goes past, by its progress; the ten busiest.",
             "cps",
-            [
-                Query(
-                    "topk(10, sum by (group, topic) "
-                    f'(rate(mqproc_messages_consumed_total{{$S,topic=~"$topic"}}{_RATE})))',
-                    "{{group}} {{topic}}",
-                )
-            ],
+            [ten_largest(rate_of_chosen("mqproc_messages_consumed_total"), "group", "topic")],
         ),
         Panel(
             "Waiting for their time",
@@ -294,9 +265,9 @@ _GROUPS = Row(
             "Delivered, refused by the writer, and lost a second; how late the last ones were.",
             "short",
             [
-                Query(f"rate(mqproc_delayed_messages_delivered_total{{$S}}{_RATE})", "{{instance}} delivered"),
-                Query(f"rate(mqproc_delayed_deliveries_refused_total{{$S}}{_RATE})", "{{instance}} refused"),
-                Query(f"rate(mqproc_delayed_messages_lost_total{{$S}}{_RATE})", "{{instance}} lost"),
+                rate("mqproc_delayed_messages_delivered_total", "{{instance}} delivered"),
+                rate("mqproc_delayed_deliveries_refused_total", "{{instance}} refused"),
+                rate("mqproc_delayed_messages_lost_total", "{{instance}} lost"),
                 Query("mqproc_delay_error_seconds{$S}", "{{instance}} late, seconds"),
             ],
         ),
@@ -307,7 +278,7 @@ _GROUPS = Row(
             [
                 Query("sum by (instance) (mqproc_consumer_groups{$S})", "groups"),
                 Query("sum by (instance) (mqproc_consumer_members{$S})", "members"),
-                Query(f"sum by (instance) (increase(mqproc_consumer_rebalances_total{{$S}}{_RATE}))", "rebalances"),
+                summed_increase("mqproc_consumer_rebalances_total", "rebalances"),
             ],
         ),
         Panel(
@@ -315,9 +286,9 @@ _GROUPS = Row(
             "Offsets committed, messages sent to retry topics and to dead-letter topics a second.",
             "cps",
             [
-                Query(f"sum by (instance) (rate(mqproc_offsets_committed_total{{$S}}{_RATE}))", "commits"),
-                Query(f"sum by (instance) (rate(mqproc_messages_retried_total{{$S}}{_RATE}))", "retries"),
-                Query(f"sum by (instance) (rate(mqproc_messages_dead_lettered_total{{$S}}{_RATE}))", "dead letters"),
+                summed_rate("mqproc_offsets_committed_total", "commits"),
+                summed_rate("mqproc_messages_retried_total", "retries"),
+                summed_rate("mqproc_messages_dead_lettered_total", "dead letters"),
             ],
         ),
         Panel(
@@ -326,7 +297,7 @@ _GROUPS = Row(
             "short",
             [
                 Query("sum by (instance) (mqproc_transactions_open{$S})", "open"),
-                Query("time() - (mqproc_oldest_transaction_timestamp_seconds{$S} > 0)", "oldest, seconds"),
+                age("mqproc_oldest_transaction_timestamp_seconds", "oldest, seconds"),
                 Query("sum by (instance) (mqproc_transaction_producers{$S})", "producers"),
             ],
         ),
@@ -335,10 +306,10 @@ _GROUPS = Row(
             "Commits, rollbacks, checks, and transactions given up, a second.",
             "cps",
             [
-                Query(f"sum by (instance) (rate(mqproc_transactions_committed_total{{$S}}{_RATE}))", "commits"),
-                Query(f"sum by (instance) (rate(mqproc_transactions_rolled_back_total{{$S}}{_RATE}))", "rollbacks"),
-                Query(f"sum by (instance) (rate(mqproc_transaction_checks_total{{$S}}{_RATE}))", "checks"),
-                Query(f"sum by (instance) (rate(mqproc_transactions_given_up_total{{$S}}{_RATE}))", "given up"),
+                summed_rate("mqproc_transactions_committed_total", "commits"),
+                summed_rate("mqproc_transactions_rolled_back_total", "rollbacks"),
+                summed_rate("mqproc_transaction_checks_total", "checks"),
+                summed_rate("mqproc_transactions_given_up_total", "given up"),
             ],
         ),
         Panel(
@@ -376,20 +347,15 @@ _DISK = Row(
             "Oldest message",
             "How long ago the log's first record was stored.",
             "s",
-            [Query("time() - (mqproc_oldest_message_timestamp_seconds{$S} > 0)")],
+            [age("mqproc_oldest_message_timestamp_seconds")],
         ),
         Panel(
             "Deleted",
             "Files that retention deleted, and messages that went before a group had consumed them.",
             "short",
             [
-                Query(
-                    f"sum by (target) (increase(mqproc_retention_deleted_files_total{{$S}}{_RATE}))", "{{target}} files"
-                ),
-                Query(
-                    f"sum by (instance) (increase(mqproc_unconsumed_messages_deleted_total{{$S}}{_RATE}))",
-                    "unconsumed messages",
-                ),
+                summed_increase("mqproc_retention_deleted_files_total", "{{target}} files", by="target"),
+                summed_increase("mqproc_unconsumed_messages_deleted_total", "unconsumed messages"),
             ],
         ),
         Panel(
@@ -397,7 +363,7 @@ _DISK = Row(
             "Bytes of deleted files, and what of them is taken yet.",
             "bytes",
             [
-                Query(f"increase(mqproc_retention_deleted_bytes_total{{$S}}{_RATE})", "{{instance}} deleted"),
+                increase("mqproc_retention_deleted_bytes_total", "{{instance}} deleted"),
                 Query("mqproc_retention_pending_bytes{$S}", "{{instance}} pending"),
             ],
         ),

@@ -68,7 +68,10 @@ def recordings(durations: Durations) -> list[Recording]:
             "instance:mqproc_messages_appended:rate5m",
             f"sum without (topic) (rate(mqproc_messages_appended_total[{window}]))",
         ),
-        Recording("instance:mqproc_messages_delivered:rate5m", f"rate(mqproc_messages_delivered_total[{window}])"),
+        Recording(
+            "instance:mqproc_messages_delivered:rate5m",
+            f"sum without (topic) (rate(mqproc_messages_delivered_total[{window}]))",
+        ),
         Recording(
             "instance:mqproc_rejected:rate5m",
             f"sum without (role, code) (rate(mqproc_rejected_total[{window}]))",

@@ -21,9 +21,9 @@ from mqproc.cli.output import Column, Output
 from mqproc.cli.progress import rate_text
 from mqproc.cli.times import is_duration, now_ms, parse_time_ms
 from mqproc.client import Client
+from mqproc.delay_levels import DELAY_LEVELS
 from mqproc.errors import MqprocError
 from mqproc.message import Message, SendResult
-from mqproc.names import DELAY_LEVELS
 
 STDIN = "-"
 _COLUMNS = [

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
-from mqproc.cli import control_words
+from mqproc import control_words
 from mqproc.cli.commands import SECONDS, Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output
@@ -55,7 +55,7 @@ def read_all(paths: StorePaths) -> dict[str, Any]:
     """What follows from several words, then every word, read at one moment."""
     words = control_words.read_words(paths)
     return {
-        "alive": _alive(words),
+        "alive": int(control_words.is_alive(words, time.monotonic_ns())),
         "dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),
         "dispatch_behind_ms": control_words.dispatch_behind_ms(words),
         "flush_behind_bytes": control_words.flush_behind_bytes(words),
@@ -73,15 +73,6 @@ _FIGURE_HELP = {
     "flushed": ("bytes", "end of the durable log"),
     "read_only": ("", "1 after a failed sync"),
 }
-
-SUPERVISOR_SILENT_NS = 3_000_000_000
-
-
-def _alive(words: Mapping[str, int]) -> int:
-    """The heartbeat is by the monotonic clock, so one from before a reboot lies in the future or far back."""
-    age_ns = time.monotonic_ns() - words["supervisor_heartbeat_ns"]
-    down = words["group_state"] == layout.GROUP_DOWN
-    return int(not down and 0 <= age_ns < SUPERVISOR_SILENT_NS)
 
 
 def _rows(values: dict[str, Any], prefix: str, changed: bool) -> Iterator[dict[str, Any]]:

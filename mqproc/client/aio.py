@@ -15,6 +15,7 @@ from mqproc.client.aio_producer import AsyncProducer
 from mqproc.client.aio_replay import AsyncReplays
 from mqproc.client.aio_transactions import AsyncTransactionCalls
 from mqproc.client.core import IN_FLIGHT, PULL_BYTES, PULL_MESSAGES, Call, Time, TimeKind
+from mqproc.client.delayed_batches import Times, deliver_at_ms
 from mqproc.client.driving import drive_async
 from mqproc.client.encoding import Batch
 from mqproc.client.simple_consumer import AsyncSimpleConsumer
@@ -135,13 +136,15 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
         flags: Any = None,
         batch: bool = False,
         wait: bool = True,
+        delay_level: Any = 0,
+        deliver_at: Times = None,
+        delay: Any = None,
     ) -> BatchResult:
         """Store columns of messages for one topic; see `Client.send_batch`."""
-        whole = Batch(
-            topic, bodies, keys, tags, queue_id, queue_ids, born_timestamps_ms, properties, flags, batch, wait
-        )
-        calls = sending.send_batch(whole, self._frame_bytes_max)
-        return sending.joined(topic, [result async for result in self.run_all(calls, IN_FLIGHT)])
+        columns = topic, bodies, keys, tags, queue_id, queue_ids, born_timestamps_ms, properties, flags, batch, wait
+        times = {"delay_level": delay_level, "deliver_at_ms": deliver_at_ms(deliver_at, delay)}
+        calls, places = sending.send_delayed(Batch(*columns, **times), self._frame_bytes_max)
+        return sending.joined(topic, [result async for result in self.run_all(calls, IN_FLIGHT)], places)
 
     def send_batches(self, batches: Iterable[Batch], *, in_flight: int = IN_FLIGHT) -> AsyncIterator[BatchResult]:
         """Store many batches with up to `in_flight` frames under way; see `Client.send_batches`."""
@@ -206,10 +209,15 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
         return consumer
 
     def simple_consumer(
-        self, group: str, topics: str | Sequence[str], *, start: Time = "latest"
+        self,
+        group: str,
+        topics: str | Sequence[str],
+        *,
+        filter: Filter | str | None = None,
+        start: Time = "latest",
     ) -> AsyncSimpleConsumer:
-        """Messages one by one, for a time nobody else's; see `SimpleConsumer`. `start` as in `consumer`."""
-        return AsyncSimpleConsumer(self, subscription(group, topics, "", SESSION_TIMEOUT_S, start))
+        """Messages one by one, for a time nobody else's; see `SimpleConsumer`. The rest as in `consumer`."""
+        return AsyncSimpleConsumer(self, subscription(group, topics, "", SESSION_TIMEOUT_S, start), filter_of(filter))
 
     @property
     def groups(self) -> AsyncGroups:

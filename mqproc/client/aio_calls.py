@@ -18,7 +18,7 @@ from mqproc.client.aio_lines import Line
 from mqproc.client.connection import FRAME_BYTES_MAX, Connection, open_socket
 from mqproc.client.core import Call
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
-from mqproc.errors import MqprocError, NotRunningError, RequestTimeoutError, StoreBusyError
+from mqproc.errors import MqprocError, NotRunningError, StoreBusyError
 
 T = TypeVar("T")
 
@@ -78,23 +78,10 @@ class AsyncCalls:
                 await line.room()
         except TimeoutError:
             raise StoreBusyError("the server did not take the request in time") from None
-        request_id, future = line.submit(call)
-        if future is None:
-            if line.connection.closed:
-                raise ConnectionLost("the server closed the connection", taken=False)
+        if call.oneway:
+            line.tell(call)
             return call.parse(memoryview(b""), memoryview(b""))
-        try:
-            async with asyncio.timeout(max(0.0, deadline - _clock())):
-                outcome = await future
-        except TimeoutError:
-            raise RequestTimeoutError("no answer in time") from None
-        finally:
-            if not future.done() or future.cancelled():
-                line.forget(request_id)
-        if outcome.error is not None:
-            raise outcome.error
-        value: T = outcome.value
-        return value
+        return await line.ask(call, max(0.0, deadline - _clock()))
 
     def _line(self, role: str) -> Line:
         line = self._lines.get(role)

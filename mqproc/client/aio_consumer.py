@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqproc.client import core, group_calls
 from mqproc.client.aio_broadcast import AsyncBroadcast
-from mqproc.client.aio_groups import drive
 from mqproc.client.aio_handling import AsyncHandling
 from mqproc.client.aio_membership import AsyncMembership
 from mqproc.client.assignment import Assignment, Cursor, Piece, entries
 from mqproc.client.consumer import COMMIT_S, HOLD_S, LOOK_S, MOVED, RECEIVE_MESSAGES
+from mqproc.client.driving import drive_async
 from mqproc.client.group_steps import ResetTo, seek_targets
 from mqproc.client.subscription import Subscription
 from mqproc.errors import BadRequestError, MqprocError, NotAMemberError, RequestTimeoutError, StoreBusyError
@@ -115,7 +115,7 @@ class AsyncConsumer:
         """Go on from elsewhere in its queues; see `Consumer.seek`."""
         positions = self._assignment.positions(topics)
         epochs = self._assignment.epochs(positions)
-        targets = await drive(self._client, seek_targets(positions, to))
+        targets = await drive_async(self._client.run, seek_targets(positions, to))
         if self._local is not None:
             self._local.commit([self._assignment.go_to((topic, queue), at) for topic, queue, at in targets])
             return

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from mqproc.client import core, group_calls, group_steps
 from mqproc.client.core import PULL_BYTES, PULL_MESSAGES
-from mqproc.client.group_steps import Move, ResetTo, Steps
+from mqproc.client.driving import drive_async
+from mqproc.client.group_steps import Move, ResetTo
 from mqproc.groups import GroupInfo, GroupSummary
 from mqproc.message import StoredMessage
 from mqproc.names import DEAD_LETTER_PREFIX
@@ -16,22 +17,6 @@ if TYPE_CHECKING:
     from mqproc.client.aio import AsyncClient
 
 T = TypeVar("T")
-
-
-async def drive(client: AsyncClient, steps: Steps[T]) -> T:
-    """Run steps to their end."""
-    try:
-        call = next(steps)
-        while True:
-            try:
-                value = await client.run(call)
-            except Exception as error:
-                call = steps.throw(error)
-            else:
-                call = steps.send(value)
-    except StopIteration as end:
-        found: T = end.value
-        return found
 
 
 class AsyncGroups:
@@ -56,15 +41,15 @@ class AsyncGroups:
         self, group: str, to: ResetTo, topics: Sequence[str] = (), queues: Sequence[int] = ()
     ) -> list[Move]:
         """What a reset would move. Changes nothing."""
-        return await drive(self._client, group_steps.plan_reset(group, to, tuple(topics), tuple(queues)))
+        return await drive_async(self._client.run, group_steps.plan_reset(group, to, tuple(topics), tuple(queues)))
 
     async def plan_clone(self, source: str, target: str, topics: Sequence[str] = ()) -> list[Move]:
         """What giving `target` the progress of `source` would move. Changes nothing."""
-        return await drive(self._client, group_steps.plan_clone(source, target, tuple(topics)))
+        return await drive_async(self._client.run, group_steps.plan_clone(source, target, tuple(topics)))
 
     async def execute(self, group: str, moves: Sequence[Move]) -> None:
         """Do what was planned, durably, all or nothing; members go on from there."""
-        await drive(self._client, group_steps.execute(group, [*moves]))
+        await drive_async(self._client.run, group_steps.execute(group, [*moves]))
 
     async def change(
         self,

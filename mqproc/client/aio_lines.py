@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from mqproc.client.connection import Connection, Outcome
 from mqproc.client.core import Call
+from mqproc.client.retry import ConnectionLost
+from mqproc.errors import RequestTimeoutError
+
+T = TypeVar("T")
 
 # Requests wait while more than this is waiting for room in the socket.
 _OUTPUT_BYTES_MAX: Final = 8 << 20
@@ -32,19 +36,31 @@ class Line:
         """Wait while too much waits to be sent."""
         await self._room.wait()
 
-    def submit(self, call: Call[Any]) -> tuple[int, asyncio.Future[Outcome] | None]:
-        """Send a request; a oneway one has no future."""
-        request_id = self.connection.submit(call)
-        future = None
-        if not call.oneway:
-            future = self._futures[request_id] = self.loop.create_future()
+    def tell(self, call: Call[Any]) -> None:
+        """Send a request that has no answer. Raises ConnectionLost."""
+        self.connection.submit(call)
         self._settle()
-        return request_id, future
+        if self.connection.closed:
+            raise ConnectionLost("the server closed the connection", taken=False)
 
-    def forget(self, request_id: int) -> None:
-        """Nobody waits for this request any more."""
-        self._futures.pop(request_id, None)
-        self.connection.forget(request_id)
+    async def ask(self, call: Call[T], timeout_s: float) -> T:
+        """A call's value; raises its error. Raises RequestTimeoutError when it takes too long."""
+        request_id = self.connection.submit(call)
+        future = self._futures[request_id] = self.loop.create_future()
+        self._settle()
+        try:
+            async with asyncio.timeout(timeout_s):
+                outcome = await future
+        except TimeoutError:
+            raise RequestTimeoutError("no answer in time") from None
+        finally:
+            if not future.done() or future.cancelled():
+                self._futures.pop(request_id, None)
+                self.connection.forget(request_id)
+        if outcome.error is not None:
+            raise outcome.error
+        value: T = outcome.value
+        return value
 
     def _on_readable(self) -> None:
         self.connection.receive()

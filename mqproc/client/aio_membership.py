@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from mqproc.client import group_calls
 from mqproc.client.core import QUERY, Call
-from mqproc.client.membership import FINAL, joins_again
+from mqproc.client.membership import FINAL, Member, joins_again
 from mqproc.client.retry import ConnectionLost
 from mqproc.client.subscription import Subscription
-from mqproc.errors import MqprocError, RequestTimeoutError
+from mqproc.errors import MqprocError
 from mqproc.wire.group_operations import GroupAssignment
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AsyncMembership:
+class AsyncMembership(Member):
     """As `Membership`, with a task in the place of the thread."""
 
     def __init__(
@@ -34,19 +33,10 @@ class AsyncMembership:
         on_assignment: Callable[[GroupAssignment], None],
         on_end: Callable[[MqprocError], None],
     ) -> None:
+        super().__init__(subscription, holding, on_assignment, on_end)
         self._client = client
-        self._subscription = subscription
-        self._holding = holding
-        self._on_assignment = on_assignment
-        self._on_end = on_end
         self._line: Line | None = None
-        self._member_id = ""
-        self._generation = -1
-        self._heartbeat_s = 1.0
-        self._asked_at = 0.0
         self._task: asyncio.Task[None] | None = None
-        self.valid_until = 0.0
-        """Until then, by the monotonic clock, the server surely counts this consumer as a member."""
 
     async def start(self) -> None:
         """Join, and go on in a task. Raises what the join was refused with."""
@@ -71,14 +61,14 @@ class AsyncMembership:
         if self._member_id:
             # The end of the connection would say it too.
             with contextlib.suppress(MqprocError):
-                await self._client.run(group_calls.leave(self._subscription.group, self._member_id))
+                await self._client.run(self._leaving())
         self._let_go()
 
     async def _run(self) -> None:
         failures = 0
         while True:
             try:
-                await (self._beat() if self._line is not None else self._join())
+                await (self._ask(self._line, self._beating()) if self._line is not None else self._join())
                 failures = 0
                 continue
             except FINAL as error:
@@ -94,41 +84,13 @@ class AsyncMembership:
         if self._line is None:
             self._line = self._client.new_line(QUERY)
         try:
-            self._take(await self._run_call(self._subscription.join(self._member_id, self._holding())))
+            await self._ask(self._line, self._joining())
         except BaseException:
             self._let_go()
             raise
 
-    async def _beat(self) -> None:
-        call = group_calls.heartbeat(self._subscription.group, self._member_id, self._generation, self._heartbeat_s)
-        self._take(await self._run_call(call))
-
-    def _take(self, answer: GroupAssignment) -> None:
-        self._member_id = answer.member_id
-        self._generation = answer.generation
-        if answer.heartbeat_ms:
-            self._heartbeat_s = answer.heartbeat_ms / 1000
-        if answer.changed:
-            self._on_assignment(answer)
-        # What was taken away is not handed out any more, so the rest may be.
-        self.valid_until = self._asked_at + self._subscription.session_timeout_ms / 1000
-
-    async def _run_call(self, call: Call[T]) -> T:
-        line = self._line
-        assert line is not None
-        self._asked_at = time.monotonic()
-        _, future = line.submit(call)
-        assert future is not None
-        try:
-            async with asyncio.timeout(self._client.timeout_s + call.wait_s):
-                outcome = await future
-        except TimeoutError:
-            raise RequestTimeoutError("no answer in time") from None
-        if outcome.error is not None:
-            raise outcome.error
-        value: Any = outcome.value
-        found: T = value
-        return found
+    async def _ask(self, line: Line, call: Call[GroupAssignment]) -> None:
+        self._take(await line.ask(call, self._client.timeout_s + call.wait_s))
 
     def _let_go(self) -> None:
         if self._line is not None:

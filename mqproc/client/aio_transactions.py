@@ -8,20 +8,19 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from mqproc.client import transaction_calls
-from mqproc.client.core import QUERY, Call
+from mqproc.client.core import QUERY
 from mqproc.client.retry import ConnectionLost
 from mqproc.client.transaction_calls import POLL_S, Handle
+from mqproc.client.transactions import Begun
 from mqproc.errors import (
     BadRequestError,
     MqprocError,
     PermissionDeniedError,
-    RequestTimeoutError,
-    TransactionEndedError,
 )
-from mqproc.message import Message, SendResult, StoredMessage
+from mqproc.message import Message, StoredMessage
 from mqproc.store.groups.settings import check_group
 from mqproc.transactions import OpenTransaction, TransactionResolution
 
@@ -36,7 +35,7 @@ AsyncChecker = Callable[[StoredMessage], Said | Awaitable[Said]]
 _log = logging.getLogger("mqproc.transactions")
 
 
-class AsyncTransaction:
+class AsyncTransaction(Begun):
     """One message and its outcome, made by `AsyncClient.transaction`; see `Transaction`.
 
     async with client.transaction("billing", Message("orders", b"paid")) as transaction:
@@ -44,21 +43,8 @@ class AsyncTransaction:
     """
 
     def __init__(self, client: AsyncClient, half: Message) -> None:
+        super().__init__(half)
         self._client = client
-        self._half = half
-        self._sent: SendResult | None = None
-        self._left = False
-        self.transaction_id = half.unique_id
-        """The message's unique id, which the transaction is known by."""
-        self.resolution = TransactionResolution.UNKNOWN
-        """What has been decided."""
-
-    @property
-    def sent(self) -> SendResult:
-        """Where the half message lies. Raises BadRequestError before it is sent."""
-        if self._sent is None:
-            raise BadRequestError("the transaction has not begun")
-        return self._sent
 
     async def begin(self) -> Self:
         """Store the half message, once; see `Transaction.begin`."""
@@ -74,15 +60,8 @@ class AsyncTransaction:
         """Have the message never delivered; see `Transaction.commit`."""
         await self._end(TransactionResolution.ROLLBACK)
 
-    def leave(self) -> None:
-        """Decide nothing at the end of the block: a check asks a producer of the group later."""
-        self._left = True
-
     async def _end(self, wanted: TransactionResolution) -> None:
-        if self.resolution not in (TransactionResolution.UNKNOWN, wanted):
-            raise TransactionEndedError(f"transaction {self.transaction_id} has ended with {self.resolution} already")
-        handle = transaction_calls.handle_of_sent(self._half, self.sent)
-        await _end(self._client, handle, commit=wanted is TransactionResolution.COMMIT)
+        await _end(self._client, self._handle(wanted), commit=wanted is TransactionResolution.COMMIT)
         self.resolution = wanted
 
     async def __aenter__(self) -> Self:
@@ -91,7 +70,7 @@ class AsyncTransaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._left or self.resolution is not TransactionResolution.UNKNOWN:
+        if self._is_settled:
             return
         if error is None:
             await self.commit()
@@ -99,7 +78,7 @@ class AsyncTransaction:
         try:
             await self.rollback()
         except MqprocError as failure:
-            error.add_note(f"the rollback of transaction {self.transaction_id} failed: {failure}")
+            self._note(error, failure)
 
 
 async def _end(client: AsyncClient, handle: Handle, *, commit: bool, from_check: bool = False) -> None:
@@ -169,21 +148,8 @@ class AsyncTransactionProducer:
     async def _poll(self) -> list[StoredMessage]:
         if self._line is None:
             self._line = self._client.new_line(QUERY)
-        return await self._run_call(self._line, transaction_calls.poll(self.group, POLL_S))
-
-    async def _run_call(self, line: Line, call: Call[T]) -> T:
-        _, future = line.submit(call)
-        assert future is not None
-        try:
-            async with asyncio.timeout(self._client.timeout_s + call.wait_s):
-                outcome = await future
-        except TimeoutError:
-            raise RequestTimeoutError("no answer in time") from None
-        if outcome.error is not None:
-            raise outcome.error
-        value: Any = outcome.value
-        found: T = value
-        return found
+        call = transaction_calls.poll(self.group, POLL_S)
+        return await self._line.ask(call, self._client.timeout_s + call.wait_s)
 
     async def _resolve(self, message: StoredMessage) -> None:
         try:

@@ -81,7 +81,49 @@ class LocalProgress:
         self._io.write_file_atomically(self._path, text, 0o600)
 
 
-class Broadcast:
+class OwnProgress:
+    """What a consumer that keeps its own progress knows, whoever looks for its queues."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        path: str,
+        on_assignment: Callable[[GroupAssignment], None],
+        on_end: Callable[[BaseException], None],
+    ) -> None:
+        self._subscription = subscription
+        self._on_assignment = on_assignment
+        self._on_end = on_end
+        self._progress = LocalProgress(Path(path))
+        self._known: list[tuple[str, int]] | None = None
+        self._generation = 0
+        self.valid_until = math.inf
+        """Nobody else reads for this consumer."""
+
+    def commit(self, sent: Sequence[tuple[Cursor[Any], int]]) -> None:
+        """Positions are this consumer's progress now."""
+        for cursor, position in sent:
+            self._progress.put(cursor.topic, cursor.queue_id, position)
+
+    def save(self) -> None:
+        """Write the file. Raises OSError."""
+        self._progress.save()
+
+    def _are_known(self, found: Sequence[QueueInfo]) -> bool:
+        return _names(found) == self._known
+
+    def _assign(self, found: Sequence[QueueInfo], offsets: Sequence[int]) -> None:
+        self._known = _names(found)
+        self._generation += 1
+        rows = [(info.topic, info.queue_id, 0, offset) for info, offset in zip(found, offsets, strict=True)]
+        self._on_assignment(GroupAssignment(self._subscription.name, self._generation, True, rows))
+
+
+def _names(found: Sequence[QueueInfo]) -> list[tuple[str, int]]:
+    return sorted((info.topic, info.queue_id) for info in found)
+
+
+class Broadcast(OwnProgress):
     """In the place of a `Membership`: a thread that looks for queues, and the progress of this one consumer."""
 
     def __init__(
@@ -92,15 +134,8 @@ class Broadcast:
         on_assignment: Callable[[GroupAssignment], None],
         on_end: Callable[[BaseException], None],
     ) -> None:
+        super().__init__(subscription, path, on_assignment, on_end)
         self._client = client
-        self._subscription = subscription
-        self._on_assignment = on_assignment
-        self._on_end = on_end
-        self._progress = LocalProgress(Path(path))
-        self._known: list[tuple[str, int]] | None = None
-        self._generation = 0
-        self.valid_until = math.inf
-        """Nobody else reads for this consumer."""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mqproc-broadcast", daemon=True)
 
@@ -118,15 +153,6 @@ class Broadcast:
             self._thread.join()
         self.save()
 
-    def commit(self, sent: Sequence[tuple[Cursor[Any], int]]) -> None:
-        """Positions are this consumer's progress now."""
-        for cursor, position in sent:
-            self._progress.put(cursor.topic, cursor.queue_id, position)
-
-    def save(self) -> None:
-        """Write the file. Raises OSError."""
-        self._progress.save()
-
     def _run(self) -> None:
         while not self._closing.wait(LOOK_S):
             try:
@@ -140,13 +166,8 @@ class Broadcast:
 
     def _look(self) -> None:
         found = [info for topic in self._subscription.topics for info in self._client.run(core.queues(topic))]
-        queues = sorted((info.topic, info.queue_id) for info in found)
-        if queues == self._known:
-            return
-        self._known = queues
-        self._generation += 1
-        rows = [(info.topic, info.queue_id, 0, self._offset_of(info)) for info in found]
-        self._on_assignment(GroupAssignment(self._subscription.name, self._generation, True, rows))
+        if not self._are_known(found):
+            self._assign(found, [self._offset_of(info) for info in found])
 
     def _offset_of(self, info: QueueInfo) -> int:
         offset = self._progress.offset(info.topic, info.queue_id)

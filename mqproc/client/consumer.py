@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 from mqproc.client import core, group_calls
 from mqproc.client.assignment import Assignment, Cursor, Piece, entries
 from mqproc.client.broadcast import Broadcast
+from mqproc.client.driving import drive
 from mqproc.client.fetching import Fetcher
 from mqproc.client.group_steps import ResetTo, seek_targets
-from mqproc.client.groups import drive
 from mqproc.client.handling import Handling
 from mqproc.client.membership import Membership
 from mqproc.client.retry import ConnectionLost
@@ -154,7 +154,7 @@ class Consumer:
         with self._lock:
             positions = self._assignment.positions(topics)
             epochs = self._assignment.epochs(positions)
-        targets = drive(self._client, seek_targets(positions, to))
+        targets = drive(self._client.run, seek_targets(positions, to))
         if self._local is not None:
             with self._lock:
                 self._local.commit([self._assignment.go_to((topic, queue), at) for topic, queue, at in targets])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,11 +43,12 @@ from mqproc.client.properties import (
     whole_properties,
 )
 from mqproc.client.unique_id import COUNTERS, ID_CHARACTERS, reserve, unique_id
+from mqproc.delay_levels import DELAY_LEVELS
 from mqproc.errors import BadLevelError, BadMessageError, FrameTooLargeError, PropertiesTooLargeError
 from mqproc.layout.properties import KEY_SEPARATOR
 from mqproc.layout.record import PROPERTIES_SIZE_MAX
 from mqproc.message import Message
-from mqproc.names import DELAY_LEVELS, check_topic
+from mqproc.names import check_topic
 from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_ANY, QUEUE_COLUMN, AppendRequest
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ class Batch:
     batch: RocketMQ's all-or-nothing batch; its bodies are together no larger than one body may be.
     wait: False answers before the sync of a SYNC_FLUSH store.
     unique: unique ids of one's own: their prefix of 28 characters, and the first counter of at most 65,536.
+    delay_level, deliver_at_ms: what all messages wait for; their queue is one for all then. `send_batch` alone takes
+    an array with one for each.
     """
 
     topic: str
@@ -92,19 +95,35 @@ class Batch:
     batch: bool = False
     wait: bool = True
     unique: tuple[str, int] | None = None
+    delay_level: Any = 0
+    deliver_at_ms: Any = 0
 
     def __len__(self) -> int:
         return len(self.bodies)
 
     def part(self, start: int, stop: int) -> Batch:
         """Messages [start, stop) as a batch."""
-        names = ("bodies", "keys", "tags", "queue_ids", "born_timestamps_ms", "properties", "flags")
         unique = None if self.unique is None else (self.unique[0], self.unique[1] + start)
-        return replace(self, unique=unique, **{name: _slice(getattr(self, name), start, stop) for name in names})
+        return replace(self, unique=unique, **self._columns(lambda column: column[start:stop]))
+
+    def taken(self, places: NDArray[np.int64]) -> Batch:
+        """The messages at some places as a batch; it has no unique ids of its own."""
+        return replace(self, **self._columns(lambda column: _at(column, places)))
+
+    def _columns(self, change: Callable[[Any], Any]) -> dict[str, Any]:
+        """What there is one of for each message, changed."""
+        names = ("bodies", "keys", "tags", "queue_ids", "born_timestamps_ms", "properties", "flags")
+        columns = {name: getattr(self, name) for name in names}
+        return {
+            name: column if column is None or isinstance(column, str | Mapping) else change(column)
+            for name, column in columns.items()
+        }
 
 
-def _slice(column: Any, start: int, stop: int) -> Any:
-    return column if column is None or isinstance(column, str | Mapping) else column[start:stop]
+def _at(column: Any, places: NDArray[np.int64]) -> Any:
+    if isinstance(column, np.ndarray) or is_arrow(column):
+        return column.take(places) if is_arrow(column) else column[places]
+    return list(map(column.__getitem__, places.tolist()))
 
 
 @dataclass(slots=True)
@@ -255,7 +274,7 @@ def encode_message(message: Message, *, wait: bool = True, oneway: bool = False)
     if message.flag:
         check_flag(message.flag)
     if message.delay_level or message.deliver_at_ms:
-        _check_delay(message)
+        _check_delay(message.delay_level, message.deliver_at_ms)
     prefix, counter = reserve(1)
     born = message.born_timestamp_ms
     options = AppendRequest(
@@ -290,20 +309,22 @@ def check_message(message: Message) -> None:
     if message.queue_id is not None:
         check_queue_id(message.queue_id)
     check_flag(message.flag)
-    _check_delay(message)
+    _check_delay(message.delay_level, message.deliver_at_ms)
     whole = whole_properties(message.tag, keys, message.properties, message.unique_id or "0" * ID_CHARACTERS)
     size = len(whole.encode())
     if size > PROPERTIES_SIZE_MAX:
         raise PropertiesTooLargeError(f"properties of {size:,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
 
 
-def _check_delay(message: Message) -> None:
-    """Raise BadLevelError or BadMessageError when a message waits for no time that there is."""
-    if not 0 <= message.delay_level <= DELAY_LEVELS:
-        raise BadLevelError(f"delay level {message.delay_level} is out of range: from 1 to {DELAY_LEVELS}")
-    if not 0 <= message.deliver_at_ms < 1 << 62:
-        raise BadLevelError(f"deliver_at_ms = {message.deliver_at_ms} is no time")
-    if message.delay_level and message.deliver_at_ms:
+def _check_delay(delay_level: Any, deliver_at_ms: Any) -> None:
+    """Raise BadLevelError or BadMessageError when messages wait for no time that there is."""
+    if not isinstance(delay_level, int) or not isinstance(deliver_at_ms, int):
+        raise BadMessageError("a frame's messages wait for one time; send_batch takes one for each message")
+    if not 0 <= delay_level <= DELAY_LEVELS:
+        raise BadLevelError(f"delay level {delay_level} is out of range: from 1 to {DELAY_LEVELS}")
+    if not 0 <= deliver_at_ms < 1 << 62:
+        raise BadLevelError(f"deliver_at_ms = {deliver_at_ms} is no time")
+    if delay_level and deliver_at_ms:
         raise BadMessageError("a message has a delay level or a time to deliver at, not both")
 
 
@@ -344,7 +365,7 @@ def encode_messages(
         columns.flags = numbers([message.flag for message in messages], "i4", count, "flags")
     if first.delay_level or first.deliver_at_ms:
         for message in messages:
-            _check_delay(message)
+            _check_delay(message.delay_level, message.deliver_at_ms)
         columns.delay_level, columns.deliver_at_ms = first.delay_level, first.deliver_at_ms
         columns.queue_id = QUEUE_ANY if first.queue_id is None else first.queue_id
     elif transaction:
@@ -402,6 +423,8 @@ def _encode_whole(batch: Batch) -> AppendFrame:
     bodies = encode_bodies(batch.bodies)
     columns = _Columns(batch.topic, bodies)
     columns.unique_prefix, columns.unique_counter = batch.unique or reserve(count)
+    _check_delay(batch.delay_level, batch.deliver_at_ms)
+    columns.delay_level, columns.deliver_at_ms = batch.delay_level, batch.deliver_at_ms
     if batch.queue_id is not None:
         check_queue_id(batch.queue_id)
         columns.queue_id = batch.queue_id

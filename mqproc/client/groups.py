@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from mqproc.client import core, group_calls, group_steps
 from mqproc.client.core import PULL_BYTES, PULL_MESSAGES
-from mqproc.client.group_steps import Move, ResetTo, Steps
+from mqproc.client.driving import drive
+from mqproc.client.group_steps import Move, ResetTo
 from mqproc.groups import GroupInfo, GroupSummary
 from mqproc.message import StoredMessage
 from mqproc.names import DEAD_LETTER_PREFIX
@@ -16,22 +17,6 @@ if TYPE_CHECKING:
     from mqproc.client.sync import Client
 
 T = TypeVar("T")
-
-
-def drive(client: Client, steps: Steps[T]) -> T:
-    """Run steps to their end."""
-    try:
-        call = next(steps)
-        while True:
-            try:
-                value = client.run(call)
-            except Exception as error:
-                call = steps.throw(error)
-            else:
-                call = steps.send(value)
-    except StopIteration as end:
-        found: T = end.value
-        return found
 
 
 class Groups:
@@ -64,15 +49,15 @@ class Groups:
 
     def plan_reset(self, group: str, to: ResetTo, topics: Sequence[str] = (), queues: Sequence[int] = ()) -> list[Move]:
         """What a reset would move, of all the group's topics or of these. Changes nothing."""
-        return drive(self._client, group_steps.plan_reset(group, to, tuple(topics), tuple(queues)))
+        return drive(self._client.run, group_steps.plan_reset(group, to, tuple(topics), tuple(queues)))
 
     def plan_clone(self, source: str, target: str, topics: Sequence[str] = ()) -> list[Move]:
         """What giving `target` the progress of `source` would move. Changes nothing."""
-        return drive(self._client, group_steps.plan_clone(source, target, tuple(topics)))
+        return drive(self._client.run, group_steps.plan_clone(source, target, tuple(topics)))
 
     def execute(self, group: str, moves: Sequence[Move]) -> None:
         """Do what was planned, durably, all or nothing; members go on from there."""
-        drive(self._client, group_steps.execute(group, [*moves]))
+        drive(self._client.run, group_steps.execute(group, [*moves]))
 
     def change(
         self,

@@ -7,12 +7,14 @@ import select
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mqproc.client.connection import Connection, open_socket
+from mqproc.client.core import Call
 from mqproc.client.retry import ConnectionLost
 from mqproc.errors import NotRunningError, RequestTimeoutError, StoreBusyError
 
+T = TypeVar("T")
 _clock = time.monotonic
 SPIN_MIN_S = 50e-6
 # The usual time of an answer is a mean in which each new one counts this part.
@@ -35,6 +37,13 @@ class Line:
         self._poll = select.poll()
         self._watched = select.POLLIN
         self._poll.register(connection.fd, select.POLLIN)
+
+    def ask(self, call: Call[T], deadline: float) -> T:
+        """A call's value on a line that the caller has for itself; raises its error."""
+        request_id = self.connection.submit(call)
+        self.push(deadline)
+        value: T = self.finish(request_id, deadline, spin=False)
+        return value
 
     def push(self, deadline: float) -> None:
         """Return when the socket has taken all that was submitted, reading answers meanwhile."""

@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from mqproc.client import group_calls
 from mqproc.client.core import QUERY, Call
@@ -47,7 +47,51 @@ def joins_again(error: MqprocError | ConnectionLost, policy: RetryPolicy, failur
     return pause_s
 
 
-class Membership:
+class Member:
+    """What a membership knows, whoever keeps it alive."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        holding: Callable[[], list[tuple[str, int, int]]],
+        on_assignment: Callable[[GroupAssignment], None],
+        on_end: Callable[[MqprocError], None],
+    ) -> None:
+        """`holding` tells what the consumer works on; `on_end` gets the error after which nothing comes any more."""
+        self._subscription = subscription
+        self._holding = holding
+        self._on_assignment = on_assignment
+        self._on_end = on_end
+        self._member_id = ""
+        self._generation = -1
+        self._heartbeat_s = 1.0
+        self._asked_at = 0.0
+        self.valid_until = 0.0
+        """Until then, by the monotonic clock, the server surely counts this consumer as a member."""
+
+    def _joining(self) -> Call[GroupAssignment]:
+        self._asked_at = time.monotonic()
+        return self._subscription.join(self._member_id, self._holding())
+
+    def _beating(self) -> Call[GroupAssignment]:
+        self._asked_at = time.monotonic()
+        return group_calls.heartbeat(self._subscription.group, self._member_id, self._generation, self._heartbeat_s)
+
+    def _leaving(self) -> Call[None]:
+        return group_calls.leave(self._subscription.group, self._member_id)
+
+    def _take(self, answer: GroupAssignment) -> None:
+        self._member_id = answer.member_id
+        self._generation = answer.generation
+        if answer.heartbeat_ms:
+            self._heartbeat_s = answer.heartbeat_ms / 1000
+        if answer.changed:
+            self._on_assignment(answer)
+        # What was taken away is not handed out any more, so the rest may be.
+        self.valid_until = self._asked_at + self._subscription.session_timeout_ms / 1000
+
+
+class Membership(Member):
     """The thread. `on_assignment` and `on_end` are called from it."""
 
     def __init__(
@@ -58,20 +102,10 @@ class Membership:
         on_assignment: Callable[[GroupAssignment], None],
         on_end: Callable[[MqprocError], None],
     ) -> None:
-        """`holding` tells what the consumer works on; `on_end` gets the error after which nothing comes any more."""
+        super().__init__(subscription, holding, on_assignment, on_end)
         self._client = client
-        self._subscription = subscription
-        self._holding = holding
-        self._on_assignment = on_assignment
-        self._on_end = on_end
         self._closing = threading.Event()
         self._line: Line | None = None
-        self._member_id = ""
-        self._generation = -1
-        self._heartbeat_s = 1.0
-        self._asked_at = 0.0
-        self.valid_until = 0.0
-        """Until then, by the monotonic clock, the server surely counts this consumer as a member."""
         self._thread = threading.Thread(target=self._run, name="mqproc-consumer", daemon=True)
 
     def start(self) -> None:
@@ -94,7 +128,7 @@ class Membership:
         if self._member_id:
             # The end of the connection would say it too.
             with contextlib.suppress(MqprocError):
-                self._client.run(group_calls.leave(self._subscription.group, self._member_id))
+                self._client.run(self._leaving())
         if self._thread.is_alive():
             self._thread.join(self._heartbeat_s + self._client.timeout_s)
 
@@ -104,7 +138,7 @@ class Membership:
         try:
             while not self._closing.is_set():
                 try:
-                    self._beat() if self._line is not None else self._join()
+                    self._ask(self._line, self._beating()) if self._line is not None else self._join()
                     failures = 0
                 except (NotAMemberError, ConnectionLost):
                     self._let_go()
@@ -124,35 +158,13 @@ class Membership:
         if self._line is None:
             self._line = self._client.take_line(QUERY)
         try:
-            self._take(self._run_call(self._subscription.join(self._member_id, self._holding())))
+            self._ask(self._line, self._joining())
         except BaseException:
             self._let_go()
             raise
 
-    def _beat(self) -> None:
-        call = group_calls.heartbeat(self._subscription.group, self._member_id, self._generation, self._heartbeat_s)
-        self._take(self._run_call(call))
-
-    def _take(self, answer: GroupAssignment) -> None:
-        self._member_id = answer.member_id
-        self._generation = answer.generation
-        if answer.heartbeat_ms:
-            self._heartbeat_s = answer.heartbeat_ms / 1000
-        if answer.changed:
-            self._on_assignment(answer)
-        # What was taken away is not handed out any more, so the rest may be.
-        self.valid_until = self._asked_at + self._subscription.session_timeout_ms / 1000
-
-    def _run_call(self, call: Call[T]) -> T:
-        line = self._line
-        assert line is not None
-        deadline = self._client.deadline_of(call)
-        self._asked_at = time.monotonic()
-        request_id = line.connection.submit(call)
-        line.push(deadline)
-        value: Any = line.finish(request_id, deadline, spin=False)
-        found: T = value
-        return found
+    def _ask(self, line: Line, call: Call[GroupAssignment]) -> None:
+        self._take(line.ask(call, self._client.deadline_of(call)))
 
     def _let_go(self) -> None:
         if self._line is not None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from mqproc.client.core import WRITER, Call, Time, nothing, time_ms
+from mqproc.client.core import WRITER, Call, Time, nothing
+from mqproc.client.delayed_batches import by_time, deliver_at_ms
 from mqproc.client.encoding import (
     FRAME_MESSAGES_MAX,
     AppendFrame,
@@ -59,9 +60,6 @@ def message_of(
     if body is None:
         raise BadMessageError("a message needs a body")
     several = (keys,) if isinstance(keys, str) and keys else keys or ()
-    if delay is not None and deliver_at is not None:
-        raise BadRequestError("give a delay or a time to deliver at, not both")
-    deliver_at_ms = time_ms(deliver_at, 0) if delay is None else time.time_ns() // 1_000_000 + round(delay * 1000)
     return Message(
         topic,
         body,
@@ -72,7 +70,7 @@ def message_of(
         flag,
         born_timestamp_ms,
         delay_level=delay_level,
-        deliver_at_ms=deliver_at_ms,
+        deliver_at_ms=deliver_at_ms(deliver_at, delay),
     )
 
 
@@ -174,18 +172,25 @@ def _batch_call(frame: AppendFrame) -> Call[BatchResult]:
     return _append_call(frame, _checked(parse))
 
 
-def joined(topic: str, results: Sequence[BatchResult]) -> BatchResult:
-    """The results of a batch's frames as one; its store time is the last frame's."""
-    if len(results) == 1:
+def send_delayed(batch: Batch, frame_bytes_max: int) -> tuple[Iterator[Call[BatchResult]], NDArray[np.int64] | None]:
+    """As `send_batch`, of messages that may wait for a time each; and what `joined` needs to know of it."""
+    parts, places = by_time(batch)
+    return (call for part in parts for call in send_batch(part, frame_bytes_max)), places
+
+
+def joined(topic: str, results: Sequence[BatchResult], places: NDArray[np.int64] | None = None) -> BatchResult:
+    """The results of a batch's frames as one, their messages at `places`; its store time is the last frame's."""
+    if len(results) == 1 and places is None:
         return results[0]
     if not results:
         empty = np.empty(0, np.int64)
         return BatchResult(topic, np.empty(0, np.int32), empty, empty, 0)
+    order = slice(None) if places is None else np.argsort(places)
     return BatchResult(
         topic,
-        np.concatenate([result.queue_ids for result in results]),
-        np.concatenate([result.queue_offsets for result in results]),
-        np.concatenate([result.physical_offsets for result in results]),
+        np.concatenate([result.queue_ids for result in results])[order],
+        np.concatenate([result.queue_offsets for result in results])[order],
+        np.concatenate([result.physical_offsets for result in results])[order],
         results[-1].store_timestamp_ms,
     )
 

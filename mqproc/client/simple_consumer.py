@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from mqproc.client import group_calls
-from mqproc.client.core import Call
+from mqproc.client.core import Call, chosen
 from mqproc.client.subscription import Subscription
-from mqproc.message import StoredMessage
+from mqproc.message import Filter, StoredMessage
 from mqproc.wire.group_operations import GroupReceiveRequest
 
 if TYPE_CHECKING:
@@ -22,12 +22,19 @@ INVISIBLE_S: Final = 60.0
 @dataclass(frozen=True, slots=True)
 class _Calls:
     subscription: Subscription
+    filter: Filter | None
 
     def receive(self, max_messages: int, invisible_duration: float, timeout: float) -> Call[list[StoredMessage]]:
         wanted = self.subscription
         times = round(invisible_duration * 1000), round(timeout * 1000)
         request = GroupReceiveRequest(
-            wanted.group, list(wanted.topics), max_messages, *times, wanted.start, wanted.start_ms
+            wanted.group,
+            list(wanted.topics),
+            max_messages,
+            *times,
+            wanted.start,
+            wanted.start_ms,
+            *chosen("", self.filter),
         )
         return group_calls.receive(request)
 
@@ -43,10 +50,10 @@ class SimpleConsumer:
     It holds nothing: a received message can be acknowledged by any simple consumer of its group, in any process.
     """
 
-    def __init__(self, client: Client, subscription: Subscription) -> None:
+    def __init__(self, client: Client, subscription: Subscription, filter: Filter | None) -> None:
         self._client = client
         self._group = subscription.group
-        self._calls = _Calls(subscription)
+        self._calls = _Calls(subscription, filter)
 
     def receive(
         self,
@@ -56,6 +63,9 @@ class SimpleConsumer:
         timeout: float = 0.0,
     ) -> list[StoredMessage]:
         """Up to so many messages of one queue; none when none comes within `timeout` seconds.
+
+        With a filter a receive looks at a part of what is stored at a time: one that does not wait may give none, and
+        the next one goes on behind it.
 
         For `invisible_duration` seconds (1 to 43,200) nobody else of the group gets them. What is not acknowledged by
         then comes again, with `reconsume_times` one more, and is a dead letter after the group's `retry_max_times`.
@@ -77,10 +87,10 @@ class SimpleConsumer:
 class AsyncSimpleConsumer:
     """A simple consumer of a group, made by `AsyncClient.simple_consumer`; see `SimpleConsumer`."""
 
-    def __init__(self, client: AsyncClient, subscription: Subscription) -> None:
+    def __init__(self, client: AsyncClient, subscription: Subscription, filter: Filter | None) -> None:
         self._client = client
         self._group = subscription.group
-        self._calls = _Calls(subscription)
+        self._calls = _Calls(subscription, filter)
 
     async def receive(
         self,

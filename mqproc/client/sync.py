@@ -22,6 +22,7 @@ from mqproc.client.core import (
     Time,
     TimeKind,
 )
+from mqproc.client.delayed_batches import Times, deliver_at_ms
 from mqproc.client.driving import drive
 from mqproc.client.encoding import Batch
 from mqproc.client.groups import Groups
@@ -129,16 +130,20 @@ class Client(Calls):
         flags: Any = None,
         batch: bool = False,
         wait: bool = True,
+        delay_level: Any = 0,
+        deliver_at: Times = None,
+        delay: Any = None,
     ) -> BatchResult:
         """Store columns of messages for one topic; see `Batch` for what columns may be.
 
         A batch larger than a frame (65,536 messages, 64 MiB) goes as several, unless `batch` wants all or nothing.
+        Messages wait as those of `send` do: `delay_level`, `deliver_at` and `delay` are one for all, or an array with
+        one for each, which goes as a frame for each distinct time.
         """
-        whole = Batch(
-            topic, bodies, keys, tags, queue_id, queue_ids, born_timestamps_ms, properties, flags, batch, wait
-        )
-        calls = sending.send_batch(whole, self._frame_bytes_max)
-        return sending.joined(topic, list(self.run_all(calls, WRITER, IN_FLIGHT)))
+        columns = topic, bodies, keys, tags, queue_id, queue_ids, born_timestamps_ms, properties, flags, batch, wait
+        times = {"delay_level": delay_level, "deliver_at_ms": deliver_at_ms(deliver_at, delay)}
+        calls, places = sending.send_delayed(Batch(*columns, **times), self._frame_bytes_max)
+        return sending.joined(topic, list(self.run_all(calls, WRITER, IN_FLIGHT)), places)
 
     def send_batches(self, batches: Iterable[Batch], *, in_flight: int = IN_FLIGHT) -> Iterator[BatchResult]:
         """Store many batches with up to `in_flight` frames under way; iterate to send, results come in order.
@@ -208,9 +213,16 @@ class Client(Calls):
         path = broadcast_path(self.store, wanted, offsets_path) if broadcast else ""
         return Consumer(self, wanted, filter_of(filter), pull_messages, path)
 
-    def simple_consumer(self, group: str, topics: str | Sequence[str], *, start: Time = "latest") -> SimpleConsumer:
-        """Messages one by one, for a time nobody else's; see `SimpleConsumer`. `start` as in `consumer`."""
-        return SimpleConsumer(self, subscription(group, topics, "", SESSION_TIMEOUT_S, start))
+    def simple_consumer(
+        self,
+        group: str,
+        topics: str | Sequence[str],
+        *,
+        filter: Filter | str | None = None,
+        start: Time = "latest",
+    ) -> SimpleConsumer:
+        """Messages one by one, for a time nobody else's; see `SimpleConsumer`. The rest as in `consumer`."""
+        return SimpleConsumer(self, subscription(group, topics, "", SESSION_TIMEOUT_S, start), filter_of(filter))
 
     @property
     def groups(self) -> Groups:

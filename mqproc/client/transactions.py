@@ -13,10 +13,10 @@ import socket
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from mqproc.client import transaction_calls
-from mqproc.client.core import QUERY, Call
+from mqproc.client.core import QUERY
 from mqproc.client.lines import Line
 from mqproc.client.retry import ConnectionLost
 from mqproc.client.transaction_calls import POLL_S, Handle
@@ -34,18 +34,10 @@ Checker = Callable[[StoredMessage], TransactionResolution | bool | None]
 _log = logging.getLogger("mqproc.transactions")
 
 
-class Transaction:
-    """One message and its outcome, made by `Client.transaction`.
+class Begun:
+    """What a transaction knows: its half message, where that lies, and what was decided."""
 
-        with client.transaction("billing", Message("orders", b"paid")) as transaction:
-            database.execute("INSERT …", transaction.transaction_id)
-
-    The half message is stored when the block begins. Its end commits, an exception rolls back, unless that was decided
-    before. Not for several threads at once.
-    """
-
-    def __init__(self, client: Client, half: Message) -> None:
-        self._client = client
+    def __init__(self, half: Message) -> None:
         self._half = half
         self._sent: SendResult | None = None
         self._left = False
@@ -60,6 +52,39 @@ class Transaction:
         if self._sent is None:
             raise BadRequestError("the transaction has not begun")
         return self._sent
+
+    def leave(self) -> None:
+        """Decide nothing at the end of the block: a check asks a producer of the group later."""
+        self._left = True
+
+    def _handle(self, wanted: TransactionResolution) -> Handle:
+        """What the transaction is ended by. Raises TransactionEndedError when it has ended otherwise."""
+        if self.resolution not in (TransactionResolution.UNKNOWN, wanted):
+            raise TransactionEndedError(f"transaction {self.transaction_id} has ended with {self.resolution} already")
+        return transaction_calls.handle_of_sent(self._half, self.sent)
+
+    @property
+    def _is_settled(self) -> bool:
+        """Whether the end of the block has nothing to do."""
+        return self._left or self.resolution is not TransactionResolution.UNKNOWN
+
+    def _note(self, error: BaseException, failure: MqprocError) -> None:
+        error.add_note(f"the rollback of transaction {self.transaction_id} failed: {failure}")
+
+
+class Transaction(Begun):
+    """One message and its outcome, made by `Client.transaction`.
+
+        with client.transaction("billing", Message("orders", b"paid")) as transaction:
+            database.execute("INSERT …", transaction.transaction_id)
+
+    The half message is stored when the block begins. Its end commits, an exception rolls back, unless that was decided
+    before. Not for several threads at once.
+    """
+
+    def __init__(self, client: Client, half: Message) -> None:
+        super().__init__(half)
+        self._client = client
 
     def begin(self) -> Self:
         """Store the half message, once. Raises as `Client.send`; after a lost answer a check decides what is stored."""
@@ -79,15 +104,8 @@ class Transaction:
         """Have the message never delivered. Raises as `commit`."""
         self._end(TransactionResolution.ROLLBACK)
 
-    def leave(self) -> None:
-        """Decide nothing at the end of the block: a check asks a producer of the group later."""
-        self._left = True
-
     def _end(self, wanted: TransactionResolution) -> None:
-        if self.resolution not in (TransactionResolution.UNKNOWN, wanted):
-            raise TransactionEndedError(f"transaction {self.transaction_id} has ended with {self.resolution} already")
-        handle = transaction_calls.handle_of_sent(self._half, self.sent)
-        _end(self._client, handle, commit=wanted is TransactionResolution.COMMIT)
+        _end(self._client, self._handle(wanted), commit=wanted is TransactionResolution.COMMIT)
         self.resolution = wanted
 
     def __enter__(self) -> Self:
@@ -96,7 +114,7 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._left or self.resolution is not TransactionResolution.UNKNOWN:
+        if self._is_settled:
             return
         if error is None:
             self.commit()
@@ -104,7 +122,7 @@ class Transaction:
         try:
             self.rollback()
         except MqprocError as failure:
-            error.add_note(f"the rollback of transaction {self.transaction_id} failed: {failure}")
+            self._note(error, failure)
 
 
 def _end(client: Client, handle: Handle, *, commit: bool, from_check: bool = False) -> None:
@@ -178,15 +196,8 @@ class TransactionProducer:
     def _poll(self) -> list[StoredMessage]:
         if self._line is None:
             self._line = self._client.take_line(QUERY)
-        return self._run_call(self._line, transaction_calls.poll(self.group, POLL_S))
-
-    def _run_call(self, line: Line, call: Call[T]) -> T:
-        deadline = self._client.deadline_of(call)
-        request_id = line.connection.submit(call)
-        line.push(deadline)
-        value: Any = line.finish(request_id, deadline, spin=False)
-        found: T = value
-        return found
+        call = transaction_calls.poll(self.group, POLL_S)
+        return self._line.ask(call, self._client.deadline_of(call))
 
     def _resolve(self, message: StoredMessage) -> None:
         if self._closing.is_set():

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from mqproc.delay_levels import DELAY_LEVELS
 from mqproc.kernels.fields import ONES, find_byte
 from mqproc.kernels.hashing import index_key_hash, java_hash_utf8
 from mqproc.kernels.intrinsics import (
@@ -41,6 +42,7 @@ from mqproc.kernels.record_check import (
 )
 from mqproc.layout import consume_queue, properties, record
 from mqproc.layout.index_file import KEY_TOPIC_SEPARATOR
+from mqproc.names import SCHEDULE_TOPIC
 
 Int32s = NDArray[np.int32]
 Runs = NDArray[np.int64]
@@ -94,8 +96,11 @@ _LIMIT, _RECORDS, _BLANK, _UNKNOWN_QUEUE, _BAD_RECORD, _ENTRIES_FULL = (int(reas
     TAGS_END,
     DELAY_AT,
     DELAY_END,
-) = range(25)
-STATE_SIZE = 25
+    # said by the caller once
+    LEVELS,  # how many delay levels there are
+    DELAYS,  # here and behind it: their delays in ms
+) = range(27)
+STATE_SIZE = DELAYS + DELAY_LEVELS
 
 # Columns of a run, int64[RUN_COLUMNS]: consecutive queue offsets of one queue.
 (
@@ -107,21 +112,6 @@ STATE_SIZE = 25
     RUN_STORE_TIMESTAMP_MS,  # of its last record
 ) = range(6)
 RUN_COLUMNS = 6
-
-_SECOND_MS = 1000
-_MINUTE_MS = 60 * _SECOND_MS
-_HOUR_MS = 60 * _MINUTE_MS
-DELAY_LEVELS_MS: Final = np.array(
-    [0]
-    + [seconds * _SECOND_MS for seconds in (1, 5, 10, 30)]
-    + [minutes * _MINUTE_MS for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30)]
-    + [hours * _HOUR_MS for hours in (1, 2)],
-    np.int64,
-)
-"""Delay of each level of SCHEDULE_TOPIC_XXXX in ms, RocketMQ's 1s … 2h; level 0 is none."""
-
-DELAY_LEVEL_MAX: Final = len(DELAY_LEVELS_MS) - 1
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 
 # The shortest key takes two bytes with its space, so a record has at most this many entries.
 RECORD_ENTRIES_MAX: Final = record.PROPERTIES_SIZE_MAX // 2 + 2
@@ -241,7 +231,7 @@ def _is_schedule_topic(log: Bytes, at: int, size: int) -> bool:
 
 @kernel
 def _delay_level(log: Bytes, at: int, stop: int) -> int:
-    """The decimal number in [at, stop), at most DELAY_LEVEL_MAX; 0 when it is no positive number."""
+    """The decimal number in [at, stop), or a large one; 0 when it is no positive number."""
     if load_u8(log, at) == 43 and at + 1 < stop:  # '+'
         at += 1
     level = 0
@@ -252,7 +242,7 @@ def _delay_level(log: Bytes, at: int, stop: int) -> int:
         # Saturates: 32,767 digits must not overflow.
         level = min(level * 10 + digit, 1_000_000)
         at += 1
-    return min(level, DELAY_LEVEL_MAX)
+    return level
 
 
 @kernel
@@ -261,7 +251,7 @@ def _tags_code(log: Bytes, state: Words, is_schedule: bool, store_timestamp_ms: 
     if is_schedule and state[DELAY_END] != 0:
         level = _delay_level(log, state[DELAY_AT], state[DELAY_END])
         if level > 0:
-            return store_timestamp_ms + int(DELAY_LEVELS_MS[level])
+            return store_timestamp_ms + int(state[DELAYS - 1 + min(level, int(state[LEVELS]))])
     if state[TAGS_END] == 0:
         return 0
     return java_hash_utf8(log, state[TAGS_AT], state[TAGS_END], 0)

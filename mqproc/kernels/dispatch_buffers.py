@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from mqproc.delay_levels import DELAYS_MS
 from mqproc.kernels.dispatch import (
     CACHE_SIZE,
+    DELAYS,
     ENTRIES,
+    LEVELS,
     REASON,
     RECORD_ENTRIES_MAX,
     RECORDS,
@@ -58,14 +61,24 @@ Zeros = Callable[[int, DTypeLike], NDArray[Any]]
 class DispatchBuffers:
     """The arrays that scans fill, allocated once."""
 
-    def __init__(self, queues: int, records_max: int, entries_max: int, zeros: Zeros = np.zeros) -> None:
+    def __init__(
+        self,
+        queues: int,
+        records_max: int,
+        entries_max: int,
+        zeros: Zeros = np.zeros,
+        delays_ms: Sequence[int] = DELAYS_MS,
+    ) -> None:
         """Buffers for tables of `queues` queues and scans of up to `records_max` records.
 
+        `delays_ms` are those of the delay levels, the first level's first.
         `zeros` makes the arrays: where another process scans, it makes them in shared memory.
         """
         self.records_max = records_max
         entries_max = max(entries_max, RECORD_ENTRIES_MAX)
         self._state = zeros(STATE_SIZE, np.int64)
+        self._state[LEVELS] = len(delays_ms)
+        self._state[DELAYS : DELAYS + len(delays_ms)] = delays_ms
         self._hashes = zeros(entries_max, np.int32)
         self._offsets = zeros(entries_max, np.int64)
         self._times = zeros(entries_max, np.int64)

@@ -58,7 +58,7 @@ GROUP_NAMES = ("down", "recovering", "starting", "ready", "stopping")
 (DUE_NOTHING, DUE_HOUR, DUE_DISK, DUE_FORCED, DUE_REQUEST) = range(5)
 DUE_NAMES = ("nothing", "hour", "disk", "forced", "request")
 (HELD_NOTHING, HELD_DISPATCH, HELD_LOG_MARK, HELD_QUEUE_MARK, HELD_INDEX_MARK) = range(5)
-(HELD_GROUP, HELD_PROGRESS, HELD_SYNC) = range(5, 8)
+(HELD_GROUP, HELD_PROGRESS, HELD_SYNC, HELD_RECEIVED) = range(5, 9)
 HELD_NAMES = (
     "nothing",
     "dispatch",
@@ -68,6 +68,7 @@ HELD_NAMES = (
     "consumer group",
     "unreadable progress",
     "failed sync",
+    "received messages",
 )
 
 
@@ -246,6 +247,7 @@ GROUP_COMMITS = _word(QUERY, "group_commits", "", "offsets committed since the g
 GROUP_RETRIES = _word(QUERY, "group_retries", "messages", "sent to a retry topic since the group started")
 GROUP_DEAD_LETTERS = _word(QUERY, "group_dead_letters", "messages", "sent to a dead-letter topic")
 NACKS_FROM = _word(QUERY, "nacks_from", "bytes", "copies of nacks without an answer lie at or above this position")
+RECEIVED_FROM = _word(QUERY, "received_from", "bytes", "messages received and not acknowledged lie at or above this")
 OPEN_TRANSACTIONS = _word(QUERY, "open_transactions", "transactions", "neither committed nor rolled back")
 OLDEST_TRANSACTION_MS = _word(QUERY, "oldest_transaction_ms", "ms", "born time of the oldest of them, 0 for none")
 TRANSACTION_PRODUCERS = _word(QUERY, "transaction_producers", "producers", "that wait to be asked now")

@@ -10,6 +10,7 @@
           320  next offset                                 writer: the next message's queue offset
           384  max offset, last physical end, last store time   dispatcher
           448  min offset                                  keeper
+          456  delivered                                   query: messages handed out since the group started
 
 An entry is complete before its hash slot is stored, and the slot before the count. Entries are never moved, and a
 number always means the same (topic, queue id) while a group runs. A deleted queue leaves a tombstone; made again, it
@@ -51,6 +52,7 @@ MAX_OFFSET = 384 // WORD_SIZE
 LAST_PHYSICAL_END = MAX_OFFSET + 1
 LAST_STORE_TIMESTAMP_MS = MAX_OFFSET + 2
 MIN_OFFSET = 448 // WORD_SIZE
+DELIVERED = MIN_OFFSET + 1
 assert (DELETED_NEXT + 1) * WORD_SIZE == TOPIC_OFFSET_BYTES
 assert TOPIC_OFFSET_BYTES + TOPIC_BYTES_MAX < NEXT_OFFSET * WORD_SIZE
 

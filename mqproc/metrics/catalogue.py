@@ -108,7 +108,7 @@ METRICS: tuple[Metric, ...] = (
     _gauge("mqproc_requests_in_progress", "", "Requests that the query role has taken and not answered."),
     _counter("mqproc_pulls_total", "", "Pulls answered."),
     _counter("mqproc_pulls_empty_total", "", "Pulls answered without a message."),
-    _counter("mqproc_messages_delivered_total", "", "Messages handed out."),
+    _counter("mqproc_messages_delivered_total", "", "Messages handed out since the group started.", "topic"),
     _counter("mqproc_delivered_bytes_total", "bytes", "Bytes of records handed out."),
     _gauge("mqproc_waiting_pulls", "", "Long polls held now."),
     _gauge("mqproc_client_connections", "", "Clients connected now.", "role"),

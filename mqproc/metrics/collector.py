@@ -163,6 +163,7 @@ def _of_topics(table: TableFigures | None) -> dict[str, Samples]:
         "mqproc_queues": [((), table.queue_count)],
         "mqproc_queue_table_used_ratio": [((), table.used_ratio)],
         "mqproc_messages_appended_total": [((of.topic,), of.appended) for of in table.topics],
+        "mqproc_messages_delivered_total": [((of.topic,), of.delivered) for of in table.topics],
         "mqproc_stored_messages": [((of.topic,), of.stored) for of in table.topics],
         "mqproc_last_message_timestamp_seconds": [
             ((of.topic,), of.last_store_timestamp_ms / 1000) for of in table.topics

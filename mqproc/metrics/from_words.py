@@ -6,17 +6,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from mqproc import control_words
 from mqproc.config import Options
 from mqproc.control import Control
 from mqproc.layout import control as layout
 from mqproc.layout import figures
 from mqproc.metrics.exposition import Samples
-from mqproc.metrics.health import supervisor_silent_ns
 from mqproc.shm.code_counts import read_code_counts
 from mqproc.shm.histogram import Buckets, read_buckets
 
 NS: Final = 1_000_000_000
-HEARTBEAT_TIMEOUT_NS: Final = 3 * NS
 TARGETS: Final = {"commitlog": "commitlog", "consumequeue": "cq", "index": "index"}
 """What is flushed, and how its flusher's words begin."""
 
@@ -65,7 +64,6 @@ _PLAIN: dict[str, tuple[str, float]] = {
     "mqproc_requests_in_progress": ("query_waiting", 1),
     "mqproc_pulls_total": ("pulls", 1),
     "mqproc_pulls_empty_total": ("empty_pulls", 1),
-    "mqproc_messages_delivered_total": ("pulled_messages", 1),
     "mqproc_delivered_bytes_total": ("pulled_bytes", 1),
     "mqproc_waiting_pulls": ("waiting_pulls", 1),
     "mqproc_key_queries_total": ("key_queries", 1),
@@ -123,24 +121,12 @@ def samples_of_words(control: Control, options: Options, words: Mapping[str, int
     }
 
 
-def flushed(words: Mapping[str, int]) -> int:
-    """The log is durable below this."""
-    return max(words["writer_synced"], words["flusher_synced"])
-
-
 def unflushed_seconds(words: Mapping[str, int], now_ns: int) -> float:
     """At most how old the oldest message is that a power loss could take; 0 when there is none."""
-    if words["written"] <= flushed(words):
+    if not control_words.flush_behind_bytes(words):
         return 0.0
     since_ns = words["all_flushed_ns"] or words["written_ns"]
     return max(0, now_ns - since_ns) / NS
-
-
-def dispatch_behind_seconds(words: Mapping[str, int]) -> float:
-    """Store time between the last dispatched and the last record."""
-    if words["written"] <= words["dispatched"]:
-        return 0.0
-    return max(0, words["written_store_timestamp_ms"] - words["dispatched_store_timestamp_ms"]) / 1000
 
 
 def takes_nothing(control: Control) -> bool:
@@ -155,14 +141,14 @@ def _derived(control: Control, options: Options, words: Mapping[str, int], now_n
     slots_used = words[f"commit_index_slots_{words['commit_sequence'] & 1}"]
     entries = max(0, words["index_items"] - 1)
     return {
-        "mqproc_up": 0 <= supervisor_silent_ns(control) < HEARTBEAT_TIMEOUT_NS,
+        "mqproc_up": control_words.is_alive(words, now_ns),
         "mqproc_group_ready": words["group_state"] == layout.GROUP_READY and not read_only,
         "mqproc_read_only": read_only,
         "mqproc_sync_failed": control.read_only,
-        "mqproc_damage_holes": words["damage_holes"] + words["dispatch_holes"],
-        "mqproc_dispatch_behind_bytes": max(0, words["written"] - words["dispatched"]),
-        "mqproc_dispatch_behind_messages": max(0, words["appended_messages"] - words["dispatched_messages"]),
-        "mqproc_dispatch_behind_seconds": dispatch_behind_seconds(words),
+        "mqproc_damage_holes": control_words.damage_holes(words),
+        "mqproc_dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),
+        "mqproc_dispatch_behind_messages": control_words.dispatch_behind_messages(words),
+        "mqproc_dispatch_behind_seconds": control_words.dispatch_behind_ms(words) / 1000,
         "mqproc_unflushed_seconds": unflushed_seconds(words, now_ns),
         "mqproc_segments_ready": max(0, ready_end - words["written"]) // segment,
         "mqproc_disk_usage_ratio": used / (used + free) if used + free else 0.0,
@@ -201,7 +187,7 @@ def _by_target(words: Mapping[str, int], to_unix: Callable[[int], float]) -> dic
     def moments(word: str) -> Samples:
         return [((target,), to_unix(words[f"{prefix}_{word}"])) for target, prefix in TARGETS.items()]
 
-    positions = {"commitlog": flushed(words), **{target: words[word] for target, word in _SYNCED.items()}}
+    positions = {"commitlog": control_words.flushed(words), **{target: words[word] for target, word in _SYNCED.items()}}
     written = words["written"]
     return {
         "mqproc_flushed_offset_bytes": [((target,), position) for target, position in positions.items()],

@@ -6,22 +6,15 @@ Alive is not ready: a group that recovers is alive. Both are told as the list of
 from __future__ import annotations
 
 import time
-from typing import Final
 
 from mqproc.control import Control
+from mqproc.control_words import SUPERVISOR_TIMEOUT_NS
 from mqproc.layout import control as layout
-
-SUPERVISOR_TIMEOUT_NS: Final = 3_000_000_000
-
-
-def supervisor_silent_ns(control: Control) -> int:
-    """How long ago the supervisor beat. Less than 0: its words are from before the machine was started anew."""
-    return time.monotonic_ns() - control.load(layout.SUPERVISOR_HEARTBEAT_NS)
 
 
 def alive_problems(control: Control) -> list[str]:
     """Why the group does not live; none when it does."""
-    silent_ns = supervisor_silent_ns(control)
+    silent_ns = time.monotonic_ns() - control.load(layout.SUPERVISOR_HEARTBEAT_NS)
     if silent_ns > SUPERVISOR_TIMEOUT_NS:
         return [f"the supervisor has been silent for {silent_ns / 1e9:.1f} s"]
     return []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
+from mqproc import control_words
 from mqproc.control import Control
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
@@ -15,7 +16,7 @@ from mqproc.layout import control as layout
 from mqproc.layout import figures
 from mqproc.metrics.collector import Collector, Picture
 from mqproc.metrics.error_log import seen_errors
-from mqproc.metrics.from_words import dispatch_behind_seconds, flushed, takes_nothing, unflushed_seconds
+from mqproc.metrics.from_words import takes_nothing, unflushed_seconds
 from mqproc.metrics.health import ready_problems
 from mqproc.paths import StorePaths
 from mqproc.shm.histogram import Buckets, read_buckets
@@ -80,21 +81,20 @@ def _buckets(control: Control, name: str) -> dict[str, Any]:
 
 def _path(picture: Picture) -> dict[str, Any]:
     words = picture.words
-    durable = flushed(words)
     return {
         "appended_messages": words["appended_messages"],
         "appended_frames": words["appended_frames"],
         "written_bytes": words["written"],
         "min_bytes": words["min_physical_offset"],
-        "flushed_bytes": durable,
-        "flush_behind_bytes": max(0, words["written"] - durable),
+        "flushed_bytes": control_words.flushed(words),
+        "flush_behind_bytes": control_words.flush_behind_bytes(words),
         "unflushed_s": unflushed_seconds(words, time.monotonic_ns()),
         "dispatched_bytes": words["dispatched"],
         "dispatched_messages": words["dispatched_messages"],
         "index_entries": words["dispatched_entries"],
-        "dispatch_behind_bytes": max(0, words["written"] - words["dispatched"]),
-        "dispatch_behind_messages": max(0, words["appended_messages"] - words["dispatched_messages"]),
-        "dispatch_behind_s": dispatch_behind_seconds(words),
+        "dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),
+        "dispatch_behind_messages": control_words.dispatch_behind_messages(words),
+        "dispatch_behind_s": control_words.dispatch_behind_ms(words) / 1000,
         "queues_behind_bytes": max(0, words["written"] - words["cq_synced"]),
         "index_behind_bytes": max(0, words["written"] - words["index_synced"]),
         "delivered_messages": words["pulled_messages"],
@@ -154,6 +154,7 @@ def _topics(picture: Picture, rows_max: int) -> list[dict[str, Any]]:
             "queues": row.queues,
             "appended": row.appended,
             "stored": row.stored,
+            "delivered": row.delivered,
             "last_ms": row.last_store_timestamp_ms,
         }
         for row in rows[:rows_max]
@@ -185,7 +186,7 @@ def _disk(collector: Collector, picture: Picture) -> dict[str, Any]:
         "deleted_segments": words["retention_segments"],
         "held_by": layout.HELD_NAMES[words["retention_held_by"]],
         "last_look_ms": words["retention_pass_ms"],
-        "holes": words["damage_holes"] + words["dispatch_holes"],
+        "holes": control_words.damage_holes(words),
     }
 
 

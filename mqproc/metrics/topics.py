@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,6 +29,8 @@ class TopicFigures:
     """Messages ever appended: the sum of the next offsets."""
     stored: int
     """Messages that can be read."""
+    delivered: int
+    """Messages handed out since the group started."""
     last_store_timestamp_ms: int
 
 
@@ -63,13 +66,14 @@ class TopicTable:
         count = table.count
         self._read_new(count)
         live = table.column(layout.STATE)[:count] == layout.STATE_LIVE
-        first, next_, maximum, minimum, last_ms = (
+        first, next_, maximum, minimum, delivered, last_ms = (
             table.column(word)[:count]
             for word in (
                 layout.FIRST_OFFSET,
                 layout.NEXT_OFFSET,
                 layout.MAX_OFFSET,
                 layout.MIN_OFFSET,
+                layout.DELIVERED,
                 layout.LAST_STORE_TIMESTAMP_MS,
             )
         )
@@ -79,7 +83,7 @@ class TopicTable:
         stored = np.where(live, maximum - minimum, 0)
         per_file = self._units_per_file
         files = np.where(live & (maximum > 0), -(-maximum // per_file) - minimum // per_file, 0)
-        topics = self._by_topic(live, next_, stored, last_ms)
+        topics = self._by_topic(live, (next_, stored, delivered), last_ms)
         return TableFigures(
             topics=self._bounded(topics),
             topic_count=len(topics),
@@ -102,17 +106,18 @@ class TopicTable:
         self._known = count
 
     def _by_topic(
-        self, live: NDArray[np.bool_], next_: NDArray[np.int64], stored: NDArray[np.int64], last_ms: NDArray[np.int64]
+        self, live: NDArray[np.bool_], added_up: Sequence[NDArray[np.int64]], last_ms: NDArray[np.int64]
     ) -> list[TopicFigures]:
-        """Topics that have queues, in the order in which they were made."""
+        """Topics that have queues, in the order in which they were made: sums, and the newest store time."""
         places = self._place_of[: len(live)][live]
         size = len(self._topics)
         queues = np.bincount(places, minlength=size)
-        appended, held, last = (np.zeros(size, np.int64) for _ in range(3))
-        np.add.at(appended, places, next_[live])
-        np.add.at(held, places, stored[live])
+        sums = [np.zeros(size, np.int64) for _ in added_up]
+        for total, column in zip(sums, added_up, strict=True):
+            np.add.at(total, places, column[live])
+        last = np.zeros(size, np.int64)
         np.maximum.at(last, places, last_ms[live])
-        columns = (queues.tolist(), appended.tolist(), held.tolist(), last.tolist())
+        columns = (column.tolist() for column in (queues, *sums, last))
         return [TopicFigures(*row) for row in zip(self._topics, *columns, strict=True) if row[1]]
 
     def _bounded(self, topics: list[TopicFigures]) -> list[TopicFigures]:
@@ -124,6 +129,7 @@ class TopicTable:
             sum(topic.queues for topic in others),
             sum(topic.appended for topic in others),
             sum(topic.stored for topic in others),
+            sum(topic.delivered for topic in others),
             max(topic.last_store_timestamp_ms for topic in others),
         )
         return [*kept, together]

@@ -168,6 +168,7 @@ class OpenTopics:
             raise TooManyQueuesError(
                 f"{missing:,} more queues exceed max_queues = {self._table.capacity:,}; {left:,} are left"
             )
+        self._table.make_room(missing)
 
     def _delete_queues(self, numbers: Iterable[int], written: int) -> None:
         # Queues with messages last: what is left of them tells a successor that this was not finished.

@@ -13,19 +13,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from mqproc.delay_levels import DELAY_LEVELS, delays_ms_of
 from mqproc.errors import BadLevelError, BadRequestError, GroupNotFoundError, MqprocError, StoreBusyError
 from mqproc.layout import control as words_of
 from mqproc.layout import properties
 from mqproc.layout.record_codec import decode_records, host_bytes
 from mqproc.message import PullStatus, StoredMessage
-from mqproc.names import DEAD_LETTER_PREFIX, DELAY_LEVELS, SCHEDULE_TOPIC
+from mqproc.names import DEAD_LETTER_PREFIX, SCHEDULE_TOPIC
 from mqproc.process.appender import Appender, NewMessage, Outcome, Refused, Stored, Unknown
-from mqproc.store.groups.settings import GroupSettings, SubscriptionGroups, dead_letter_topic, retry_topic
+from mqproc.store.groups.settings import GroupSettings, dead_letter_topic, retry_topic
 from mqproc.store.reads.log_scan import Conditions
 from mqproc.store.slices import finish
 from mqproc.wire.group_operations import GroupNackAnswer, GroupNackRequest, GroupResendAnswer, GroupResendRequest
 
 if TYPE_CHECKING:
+    from mqproc.process.group_state import GroupState
     from mqproc.process.groups import Asked
     from mqproc.process.loop import RoleContext
     from mqproc.shm.words import Words
@@ -66,19 +68,20 @@ class Retries:
         self,
         context: RoleContext,
         reading: StoreReading,
-        settings: SubscriptionGroups,
+        state: GroupState,
         appender: Appender,
         answer: Callable[[Asked, Options], None],
         refuse: Callable[[Asked, MqprocError], None],
     ) -> None:
         self._words = context.control.words
         self._max_bytes = context.options.max_pull_bytes
+        self._levels = len(delays_ms_of(context.options.message_delay_level))
         self._reading = reading
-        self._settings = settings
+        self._state = state
+        self._settings = state.settings
         self._appender = appender
         self._answer = answer
         self._refuse = refuse
-        self._stored_end = 0
         self._unread = context.incarnation > 1
         self._known: set[Identity] = set()
         if not self._unread:
@@ -88,12 +91,6 @@ class Retries:
         """Every nack has its answer: a copy that is stored from here on may be repeated after a kill."""
         if not self._unread:
             self._words[words_of.NACKS_FROM] = self._words[words_of.WRITTEN]
-
-    @property
-    def durable(self) -> bool:
-        """Whether every copy is on disk: progress that passes an original must not be so before its copy is."""
-        words = self._words
-        return self._stored_end <= max(words[words_of.WRITER_SYNCED], words[words_of.FLUSHER_SYNCED])
 
     def nack(self, asked: Asked, options: GroupNackRequest) -> None:
         """Copy messages on. Raises GroupNotFoundError, BadLevelError, BadRequestError, StoreBusyError."""
@@ -111,6 +108,7 @@ class Retries:
         """Copy dead letters back to the retry topic, as if they had never failed. Raises as `nack`."""
         self._settings_of(options.group)
         topic = dead_letter_topic(options.group)
+        self._state.begin_retries(options.group, retry_topic(options.group), 0)
         found = [self._message(topic, 0, offset) for offset in _bounded(options.offsets)]
         copies = [
             None if message is None else copy_of(message, retry_topic(options.group), 0, {}, 0) for message in found
@@ -145,11 +143,12 @@ class Retries:
         if times >= most or options.delay_level < 0:
             own[properties.DELAY] = "0"
             return copy_of(message, dead_letter_topic(group), 0, own, times + 1), DEAD
-        level = min(options.delay_level or FIRST_RETRY_LEVEL + times, DELAY_LEVELS)
+        level = min(options.delay_level or FIRST_RETRY_LEVEL + times, self._levels)
         queues = max(1, min(settings.retry_queue_nums, len(self._reading.queues.ids(retry_topic(group)))))
         own[properties.DELAY] = str(level)
-        own[properties.REAL_TOPIC] = retry_topic(group)
-        own[properties.REAL_QID] = str((message.queue_id + message.queue_offset) % queues)
+        queue_id = (message.queue_id + message.queue_offset) % queues
+        self._state.begin_retries(group, retry_topic(group), queue_id)
+        own[properties.REAL_TOPIC], own[properties.REAL_QID] = retry_topic(group), str(queue_id)
         return copy_of(message, SCHEDULE_TOPIC, level - 1, own, times + 1), level
 
     # Nacks that a killed query role had stored and not answered: their clients ask again
@@ -198,12 +197,10 @@ class Retries:
         stored: Sequence[NewMessage] = ()
         if isinstance(outcome, Stored):
             stored = some
-            self._stored_end = self._words[words_of.WRITTEN]
         elif isinstance(outcome, Refused):
             copies.error = outcome.error
         else:
             stored = self._in_log(some, outcome)
-            self._stored_end = self._words[words_of.WRITTEN]
         count_copies(self._words, stored)
         told = set(map(id, stored))
         for copy in some:

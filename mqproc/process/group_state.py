@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from mqproc.store.final_syncs import FinalSyncs
 from mqproc.store.groups.corrections import Corrections
 from mqproc.store.groups.progress import GroupProgress
 from mqproc.store.groups.settings import GroupSettings, SubscriptionGroups, check_group
+from mqproc.store.log_flush import sync_log
 from mqproc.wire.group_operations import EARLIEST, LATEST, GroupSettingsRequest
 
 if TYPE_CHECKING:
@@ -26,23 +27,20 @@ if TYPE_CHECKING:
 class GroupState:
     """The groups of one store. The query role is the one writer of their files."""
 
-    def __init__(
-        self, context: RoleContext, reading: StoreReading, table: QueueTable, may_save: Callable[[], bool]
-    ) -> None:
-        """`may_save` tells whether everything is durable that progress rests on."""
+    def __init__(self, context: RoleContext, reading: StoreReading, table: QueueTable) -> None:
         self._clock = context.clock
+        self._control = context.control
         self._words = context.control.words
         self._log = get_logger()
         self._reading = reading
         self._queues = reading.queues
-        self._may_save = may_save
         self._options = context.options
         io, paths = context.io, context.paths
-        syncs = FinalSyncs(io, paths, self._words, words_of.QUERY, words_of.QUERY_SYNC_ERRNO)
+        self._syncs = syncs = FinalSyncs(io, paths, self._words, words_of.QUERY, words_of.QUERY_SYNC_ERRNO)
         successor = context.incarnation > 1
         self.progress = GroupProgress(io, paths, syncs, self._log.warning, successor=successor)
-        self.settings = SubscriptionGroups(io, paths, self._log.warning)
-        self._corrections = Corrections(io, paths, self._words, table, self.progress, self._log.warning)
+        self.settings = SubscriptionGroups(io, paths, syncs, self._log.warning)
+        self._corrections = Corrections(io, paths, syncs, self._words, table, self.progress, self._log.warning)
         # Topics that were wanted before they had a queue: they are read from their beginning.
         self._awaited: set[tuple[str, str]] = set()
         self._words[words_of.PROGRESS_AT] = -1
@@ -54,8 +52,8 @@ class GroupState:
             done += self.progress.make_when_due(now_ns)
         if self.progress.writable:
             done += self._follow_minimum()
-        if self._may_save():
-            done += self.progress.save_when_due(now_ns, self._clock.time_ms())
+        written, durable = self._words[words_of.WRITTEN], self._control.flushed
+        done += self.progress.save_when_due(now_ns, self._clock.time_ms(), written, durable)
         return done
 
     def _follow_minimum(self) -> int:
@@ -73,9 +71,14 @@ class GroupState:
     def save(self) -> None:
         """At the end; what cannot be saved now is in `mqproc/progress` still."""
         try:
-            self.progress.save(self._clock.time_ms())
+            self._save_now()
         except OSError as error:
             self._log.error("progress of consumer groups could not be saved", error=str(error))
+
+    def _save_now(self) -> None:
+        """Save, with the log synced that progress rests on. Raises OSError."""
+        sync_log(self._reading.segments, self._syncs, self._control.flushed, self._words[words_of.WRITTEN])
+        self.progress.save(self._clock.time_ms())
 
     def close(self) -> None:
         self.progress.close()
@@ -109,7 +112,7 @@ class GroupState:
         if group not in self.progress.groups() and self.settings.get(group) is None:
             raise GroupNotFoundError(f"no group {group!r}")
         self.progress.forget(group)
-        self.progress.save(self._clock.time_ms())
+        self._save_now()
         self.settings.delete(group, self._clock.time_ms())
 
     # Progress
@@ -132,6 +135,15 @@ class GroupState:
             bounds = self._queues.bounds(topic, queue_id)
             if bounds is not None:
                 self.progress.set(group, topic, queue_id, self._start(topic, queue_id, bounds, start, start_ms))
+
+    def begin_retries(self, group: str, topic: str, queue_id: int) -> None:
+        """Give a group a place in a retry queue before copies go there, so that all count as not consumed.
+
+        Raises OSError.
+        """
+        self.begin(group, topic, EARLIEST, 0)
+        if self.progress.offset(group, topic, queue_id) is None:
+            self.progress.set(group, topic, queue_id, 0)
 
     def _start(self, topic: str, queue_id: int, bounds: QueueBounds, start: str, start_ms: int) -> int:
         if start == EARLIEST:
@@ -160,7 +172,7 @@ class GroupState:
                 )
         for topic, queue_id, offset in offsets:
             self.progress.set(group, topic, queue_id, offset)
-        self.progress.save(self._clock.time_ms())
+        self._save_now()
 
     def bounds(self, topic: str, queue_id: int) -> QueueBounds:
         """Raises NoSuchQueueError."""

@@ -21,6 +21,7 @@ from mqproc.errors import (
     MqprocError,
     NotAMemberError,
     PermissionDeniedError,
+    StoreBusyError,
 )
 from mqproc.layout import control as words_of
 from mqproc.names import check_topic
@@ -72,6 +73,10 @@ EPOCH_MAX: Final = 1 << 53
 """Far above what is ever given, far below what the file's word holds."""
 
 
+MemberKey = tuple[str, str]
+"""Group and member id: a client chooses the id that it comes back with, so others may have it in theirs."""
+
+
 class Asked(Protocol):
     """A request whose options are decoded."""
 
@@ -110,10 +115,10 @@ class Groups:
         self._table = table
         self._answer = answer
         self._groups: dict[str, GroupMembers] = {}
-        self._held: dict[str, _Held] = {}
-        self._of_connection: dict[Connection, set[tuple[str, str]]] = {}
-        self._deadlines: list[tuple[int, int, str, str]] = []
-        self._deadline_of: dict[str, int] = {}
+        self._held: dict[MemberKey, _Held] = {}
+        self._of_connection: dict[Connection, set[MemberKey]] = {}
+        self._deadlines: list[tuple[int, int, MemberKey]] = []
+        self._deadline_of: dict[MemberKey, int] = {}
         self._sequence = 0
         self._table_changes = table.changes
         now_ns = self._clock.monotonic_ns()
@@ -154,13 +159,13 @@ class Groups:
 
     def drop(self, connection: Connection) -> None:
         """The members of a client that is gone are none any more."""
-        for group, member_id in list(self._of_connection.pop(connection, ())):
-            self._end_member(group, member_id, "its connection is closed")
+        for key in list(self._of_connection.pop(connection, ())):
+            self._end_member(key, "its connection is closed")
 
     def on_stop(self) -> None:
         """Let held heartbeats go and save."""
-        for member_id in list(self._held):
-            self._let_go(member_id)
+        for key in list(self._held):
+            self._let_go(key)
         self.state.save()
 
     def _look(self, now_ns: int) -> int:
@@ -190,24 +195,26 @@ class Groups:
     # Deadlines: one for each member, of its held heartbeat or of its session
 
     def _set_deadline(self, group: str, member: Member) -> None:
-        held = self._held.get(member.member_id)
+        key = group, member.member_id
+        held = self._held.get(key)
         due_ns = held.deadline_ns if held is not None else member.heard_ns + member.session_ns + 1
         self._sequence += 1
-        self._deadline_of[member.member_id] = self._sequence
-        heapq.heappush(self._deadlines, (due_ns, self._sequence, group, member.member_id))
+        self._deadline_of[key] = self._sequence
+        heapq.heappush(self._deadlines, (due_ns, self._sequence, key))
 
     def _look_at_deadlines(self, now_ns: int) -> int:
         done = 0
         deadlines = self._deadlines
         while deadlines and deadlines[0][0] <= now_ns:
-            _, sequence, group, member_id = heapq.heappop(deadlines)
-            if self._deadline_of.get(member_id) != sequence:
+            _, sequence, key = heapq.heappop(deadlines)
+            if self._deadline_of.get(key) != sequence:
                 continue  # Another one has been set since.
+            group, member_id = key
             member = self._groups[group].members[member_id]
-            if member_id in self._held:
-                self._let_go(member_id)
+            if key in self._held:
+                self._let_go(key)
             elif now_ns - member.heard_ns > member.session_ns:
-                self._end_member(group, member_id, f"silent for {member.session_ns / 1e9:g} s")
+                self._end_member(key, f"silent for {member.session_ns / 1e9:g} s")
             else:
                 self._set_deadline(group, member)
             done += 1
@@ -224,6 +231,7 @@ class Groups:
     def _join(self, asked: Asked, options: GroupJoinRequest) -> None:
         group, topics = options.group, _topics_of(options)
         _check_holding(options)
+        self._check_is_gone(asked, options)
         settings = self.state.known(group)
         if not settings.consume_enable:
             raise PermissionDeniedError(f"group {group} may not consume: consumeEnable is false")
@@ -249,30 +257,42 @@ class Groups:
         self._rebalance(group)
         self._answer(asked, self._assignment(group, member))
 
+    def _check_is_gone(self, asked: Asked, options: GroupJoinRequest) -> None:
+        """Raise StoreBusyError while the member that comes back has its old connection: two would have its queues."""
+        members = self._groups.get(options.group)
+        before = members.members.get(options.member_id) if members is not None else None
+        if before is None or before.owner is asked.connection:
+            return
+        assert isinstance(before.owner, Connection)
+        if not before.owner.closed:
+            place = f"member {options.member_id!r} of group {options.group}"
+            raise StoreBusyError(f"{place} is on another connection", hint_ms=20)
+
     def _forget_connection(self, group: str, member: Member) -> None:
         assert isinstance(member.owner, Connection)
         self._of_connection.get(member.owner, set()).discard((group, member.member_id))
 
     def _heartbeat(self, asked: Asked, options: GroupHeartbeatRequest) -> None:
-        member = self._heard(options.group, options.member_id)
-        if member.member_id in self._held:
-            self._let_go(member.member_id)
+        member = self._heard(options.group, options.member_id, asked.connection)
+        key = options.group, member.member_id
+        if key in self._held:
+            self._let_go(key)
         if member.generation != options.generation:
             self._answer(asked, self._assignment(options.group, member))
         else:
-            self._held[member.member_id] = _Held(asked, held_until_ns(member.heard_ns, member.session_ns))
+            self._held[key] = _Held(asked, held_until_ns(member.heard_ns, member.session_ns))
         self._set_deadline(options.group, member)
 
-    def _let_go(self, member_id: str) -> None:
+    def _let_go(self, key: MemberKey) -> None:
         """Answer a held heartbeat, with news if there is any."""
-        held = self._held.pop(member_id)
+        held = self._held.pop(key)
         options: GroupHeartbeatRequest = held.asked.options
         members = self._groups.get(options.group)
-        member = members.members.get(member_id) if members else None
+        member = members.members.get(options.member_id) if members else None
         if member is None:
             return
         if member.generation == options.generation:
-            self._answer(held.asked, GroupAssignment(member_id, member.generation, changed=False))
+            self._answer(held.asked, GroupAssignment(options.member_id, member.generation, changed=False))
         else:
             self._answer(held.asked, self._assignment(options.group, member))
         self._set_deadline(options.group, member)
@@ -294,24 +314,25 @@ class Groups:
     def _leave(self, asked: Asked, options: GroupLeaveRequest) -> None:
         members = self._groups.get(options.group)
         if members is not None and options.member_id in members.members:
-            self._forget_connection(options.group, members.members[options.member_id])
-            self._end_member(options.group, options.member_id, "it left")
+            self._end_member((options.group, options.member_id), "it left")
         self._answer(asked, Empty())
 
-    def _heard(self, group: str, member_id: str) -> Member:
+    def _heard(self, group: str, member_id: str, connection: Connection | None = None) -> Member:
+        """A member that a request came from; on `connection`, if it must be its own."""
         members = self._groups.get(group)
         member = members.members.get(member_id) if members is not None else None
-        if member is None:
+        if member is None or connection not in (None, member.owner):
             raise NotAMemberError(f"group {group} has no member {member_id!r} now")
         member.heard_ns = self._clock.monotonic_ns()
         return member
 
-    def _end_member(self, group: str, member_id: str, why: str) -> None:
+    def _end_member(self, key: MemberKey, why: str) -> None:
+        group, member_id = key
         members = self._groups[group]
         self._forget_connection(group, members.members[member_id])
         members.leave(member_id)
-        self._deadline_of.pop(member_id, None)
-        held = self._held.pop(member_id, None)
+        self._deadline_of.pop(key, None)
+        held = self._held.pop(key, None)
         if held is not None:
             # It has no queues any more; with its next request it learns that it is no member.
             self._answer(held.asked, GroupAssignment(member_id, members.generation + 1))
@@ -363,9 +384,9 @@ class Groups:
 
     def _tell_members(self, group: str) -> None:
         for member_id, member in list(self._groups[group].members.items()):
-            held = self._held.get(member_id)
+            held = self._held.get((group, member_id))
             if held is not None and held.asked.options.generation != member.generation:
-                self._let_go(member_id)
+                self._let_go((group, member_id))
 
     def _count_members(self) -> None:
         self._words[words_of.GROUP_MEMBERS] = sum(len(of.members) for of in self._groups.values())

@@ -11,6 +11,7 @@ from mqproc.store.groups.unwritable import NO_ROOM
 
 if TYPE_CHECKING:
     from mqproc.process.groups import Asked
+    from mqproc.shm.clock import Clock
 
 _NEVER_NS: Final = 1 << 62
 
@@ -26,17 +27,21 @@ class HeldReceives:
 
     def __init__(
         self,
+        clock: Clock,
         give: Callable[[Asked], bool],
         answer_nothing: Callable[[Asked], None],
         refuse: Callable[[Asked, MqprocError], None],
     ) -> None:
         """`give` lets a receive have messages and says whether there were any. It may raise MqprocError, OSError."""
+        self._clock = clock
         self._give = give
         self._answer_nothing = answer_nothing
         self._refuse = refuse
         self._held: list[_Held] = []
         self.due_ns = _NEVER_NS
         """When the time of the first one is over."""
+        self.untried = 0
+        """How many the last look had no time for; they are the first of the next one."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -46,14 +51,21 @@ class HeldReceives:
         self._held.append(_Held(asked, deadline_ns))
         self.due_ns = min(self.due_ns, deadline_ns)
 
-    def look(self, now_ns: int) -> int:
-        """Give what came, and let go what has waited for long enough; how many are not held any more.
+    def look(self, now_ns: int, end_ns: int) -> int:
+        """Give what came, as far as the time goes, and let go what has waited for long enough.
+
+        Returns how many are not held any more.
 
         Where one receive of a group finds nothing in its topics, the others that want the same are not tried.
         """
         held, self._held = self._held, []
         empty: set[tuple[str, ...]] = set()
-        for each in held:
+        self.untried = 0
+        for place, each in enumerate(held):
+            if place and self._clock.monotonic_ns() >= end_ns:
+                self.untried = len(held) - place
+                self._held = held[place:] + self._held
+                break
             if each.asked.connection.closed or self._is_settled(each.asked, empty):
                 continue
             if each.deadline_ns <= now_ns:
@@ -70,7 +82,8 @@ class HeldReceives:
             self._answer_nothing(each.asked)
 
     def _is_settled(self, asked: Asked, empty: set[tuple[str, ...]]) -> bool:
-        wanted = asked.options.group, *asked.options.topics
+        options = asked.options
+        wanted = options.group, *options.topics, "", *options.tags, options.sql
         if wanted in empty:
             return False
         try:

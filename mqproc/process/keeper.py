@@ -12,6 +12,7 @@ from mqproc.process.releases import Releases
 from mqproc.process.timer_deliveries import TimerDeliveries
 from mqproc.store.delays.made_from import MadeFrom
 from mqproc.store.final_syncs import FinalSyncs
+from mqproc.store.log_flush import sync_log
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.reading import StoreReading
 from mqproc.store.reads.store_views import WordsView
@@ -53,7 +54,7 @@ class Keeper:
         )
         made_from = MadeFrom(self._reading.segments)
         self._releases = Releases(context, made_from)
-        self._levels = LevelDeliveries(context, self._reading, self._releases, made_from)
+        self._levels = LevelDeliveries(context, self._reading, self._releases, made_from, self._syncs)
         self._timer = TimerDeliveries(context, self._reading, self._releases, made_from, self._syncs)
         self._stop_by_ns = 0
         self._awaited = 0
@@ -119,16 +120,8 @@ class Keeper:
     def _save_for_good(self) -> None:
         """Nobody syncs the log before the file is written, so it is done here; a kill then costs nothing either."""
         end = self._words[words_of.WRITTEN]
-        segments = self._reading.segments
-        start = segments.start_of(self._context.control.flushed)
         try:
-            while start < end:
-                fd = self._context.io.open(segments.path(start))
-                try:
-                    self._syncs.sync(fd)
-                finally:
-                    self._context.io.close(fd)
-                start += segments.segment_size
+            sync_log(self._reading.segments, self._syncs, self._context.control.flushed, end)
         except (FailedSyncError, FileNotFoundError) as error:
             self._log.error("how far deliveries have come is not saved; the log tells the next start", error=str(error))
             return

@@ -18,11 +18,11 @@ from typing import Final
 
 import numpy as np
 
+from mqproc.delay_levels import DELAY_LEVELS, delays_ms_of
 from mqproc.errors import CorruptStoreError
-from mqproc.kernels.dispatch import DELAY_LEVELS_MS
 from mqproc.layout import control as words_of
 from mqproc.message import PullStatus
-from mqproc.names import DELAY_LEVELS, SCHEDULE_TOPIC
+from mqproc.names import SCHEDULE_TOPIC
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
 from mqproc.process.released import parked_records
@@ -30,6 +30,7 @@ from mqproc.process.releases import Releases
 from mqproc.store.consume_queue import as_units
 from mqproc.store.delays.delay_offsets import NO_LOG_POSITION, DelayOffsets
 from mqproc.store.delays.made_from import MadeFrom
+from mqproc.store.final_syncs import FinalSyncs
 from mqproc.store.reads.queue_bounds import QueueBounds
 from mqproc.store.reads.reading import StoreReading
 
@@ -45,6 +46,7 @@ class _Level:
     """One level: `offset` is its first unit that is not delivered, `due_ns` the monotonic time at which that is due."""
 
     level: int
+    delay_ms: int
     offset: int = 0
     busy: bool = False
     due_ns: int = 0
@@ -55,15 +57,18 @@ class _Level:
     def queue_id(self) -> int:
         return self.level - 1
 
-    @property
-    def delay_ms(self) -> int:
-        return int(DELAY_LEVELS_MS[self.level])
-
 
 class LevelDeliveries:
     """The keeper's delivery by levels. A restarted one goes on from the file, and from what the log has since."""
 
-    def __init__(self, context: RoleContext, reading: StoreReading, releases: Releases, made_from: MadeFrom) -> None:
+    def __init__(
+        self,
+        context: RoleContext,
+        reading: StoreReading,
+        releases: Releases,
+        made_from: MadeFrom,
+        syncs: FinalSyncs,
+    ) -> None:
         self._context = context
         self._clock = context.clock
         self._io = context.io
@@ -72,12 +77,16 @@ class LevelDeliveries:
         self._log = get_logger()
         self._reading = reading
         self._releases = releases
+        self._syncs = syncs
         self._saved_offsets: dict[int, int] = {}
         self._inherited = 0  # no delivery of a predecessor's that the file does not count lies below this position
         self._snapshot: tuple[dict[int, int], int, int] | None = None
         self._save_ns = 0
         self._file = DelayOffsets()
-        self._levels = [_Level(level) for level in range(1, DELAY_LEVELS + 1)]
+        # RocketMQ may have had more levels than this store has: what waits there is delivered too.
+        delays_ms = delays_ms_of(context.options.message_delay_level)
+        more_ms = [max(delays_ms)] * (DELAY_LEVELS - len(delays_ms))
+        self._levels = [_Level(level, delay_ms) for level, delay_ms in enumerate([*delays_ms, *more_ms], 1)]
         self._made_from = made_from
         self._loaded = False
         if releases.settled:
@@ -242,6 +251,8 @@ class LevelDeliveries:
         `durable` is a position that the caller has made the log durable up to; else it is what the flushers say.
         """
         self._save_ns = self._clock.monotonic_ns() + SAVE_INTERVAL_NS
+        if self._syncs.ended():
+            return  # Once a sync has failed the log tells a next run what was delivered.
         if self._snapshot is None or durable:
             self._snapshot = (self._offsets(), self._begin(), self._words[words_of.WRITTEN])
         offsets, log, end = self._snapshot
@@ -250,7 +261,7 @@ class LevelDeliveries:
         self._file.offsets = self._file.offsets | offsets
         self._file.log = log
         try:
-            self._file.save(self._io, self._paths, self._clock.time_ms())
+            self._file.save(self._io, self._syncs, self._paths, self._clock.time_ms())
         except OSError as error:
             self._context.heart.failed()
             self._log.error("delayOffset.json could not be saved yet", error=str(error))

@@ -1,4 +1,4 @@
-"""Logging of the group's processes, by structlog: for people on a terminal, JSON lines elsewhere.
+"""Logging of the group's processes, by structlog: lines for people or JSON, by the option `log_format`.
 
 Every line has `ts`, `level`, `role`, `pid` and `event`; further fields carry their unit in their name. A line is one
 write, so lines of processes that share a descriptor do not mix. Repeats of an event are limited; the count of those
@@ -13,10 +13,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, MutableMapping
-from typing import Any, TextIO, cast
+from typing import Any, Final, TextIO, cast
 
 import structlog
 
+from mqproc.config import LogFormat
 from mqproc.metrics.error_log import ErrorLog
 
 Logger = structlog.typing.FilteringBoundLogger
@@ -91,12 +92,19 @@ class _Lenient:
             self._stream.flush()
 
 
-def configure(role: str, stream: TextIO | None = None, errors: ErrorLog | None = None) -> None:
+def configure(
+    role: str,
+    stream: TextIO | None = None,
+    errors: ErrorLog | None = None,
+    *,
+    log_format: LogFormat = LogFormat.AUTO,
+) -> None:
     """Set this process's logging up; to be called again after a fork. What goes wrong is kept in `errors` too."""
     if errors is not None:
         _KEPT.append(errors)
     stream = stream if stream is not None else sys.stderr
     terminal = stream.isatty()
+    human = log_format is LogFormat.HUMAN or (log_format is LogFormat.AUTO and terminal)
     structlog.reset_defaults()
     structlog.configure(
         processors=[
@@ -104,8 +112,8 @@ def configure(role: str, stream: TextIO | None = None, errors: ErrorLog | None =
             RepeatLimit(),
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=False, key="ts"),
-            *_rendering(terminal),
+            structlog.processors.TimeStamper(fmt="iso", utc=not human, key="ts"),
+            *(_for_people(colors=terminal and "NO_COLOR" not in os.environ) if human else _AS_JSON),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _Lenient(stream))),
@@ -120,18 +128,18 @@ def get_logger() -> Logger:
     return cast(Logger, structlog.get_logger())
 
 
-def _rendering(terminal: bool) -> list[structlog.typing.Processor]:
-    if terminal:
-        colors = "NO_COLOR" not in os.environ
-        plain = structlog.dev.plain_traceback
-        return [structlog.dev.ConsoleRenderer(timestamp_key="ts", colors=colors, exception_formatter=plain)]
-    return [
-        structlog.processors.format_exc_info,
-        _in_order,
-        structlog.processors.JSONRenderer(default=str),
-    ]
+def _for_people(*, colors: bool) -> list[structlog.typing.Processor]:
+    plain = structlog.dev.plain_traceback
+    return [structlog.dev.ConsoleRenderer(timestamp_key="ts", colors=colors, exception_formatter=plain)]
 
 
 def _in_order(logger: Any, method: str, event: EventDict) -> EventDict:
     first = {name: event.pop(name) for name in _FIRST_FIELDS if name in event}
     return {**first, **event}
+
+
+_AS_JSON: Final[list[structlog.typing.Processor]] = [
+    structlog.processors.format_exc_info,
+    _in_order,
+    structlog.processors.JSONRenderer(default=str),
+]

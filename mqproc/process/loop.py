@@ -325,7 +325,8 @@ def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool
     debugger is entered when the role has been made.
     """
     faulthandler.enable(trace_fd, all_threads=True)
-    log.configure(spec.name, errors=ErrorLog.open(context.io, context.paths, spec.name))
+    errors = ErrorLog.open(context.io, context.paths, spec.name)
+    log.configure(spec.name, errors=errors, log_format=context.options.log_format)
     signals = RoleSignals(context.bell)
     signals.install()
     context.heart.enter(layout.STATE_STARTING)

@@ -15,9 +15,10 @@ from __future__ import annotations
 import msgspec
 
 from mqproc.config import Options
+from mqproc.delay_levels import DELAY_LEVELS, delays_ms_of
 from mqproc.errors import BadLevelError, BadMessageError
 from mqproc.layout import properties
-from mqproc.names import DELAY_LEVELS, HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from mqproc.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.wire.operations import QUEUE_ANY, QUEUE_COLUMN, AppendRequest
 
 _UNIQUE_BUCKET, _TAG_BUCKET, _KEYS_BUCKET = map(
@@ -60,7 +61,7 @@ def parked(request: AppendRequest, real_queue_id: int, options: Options, now_ms:
             raise BadMessageError("a half message goes alone, and has no delay level or time to deliver at")
         return _moved(request, HALF_TOPIC, 0, pairs)
     if request.delay_level > 0:
-        level = min(request.delay_level, DELAY_LEVELS)
+        level = min(request.delay_level, len(delays_ms_of(options.message_delay_level)))
         return _moved(request, SCHEDULE_TOPIC, level - 1, pairs | {properties.DELAY: str(level)})
     pairs[properties.TIMER_DELIVER_MS] = str(request.deliver_at_ms)
     pairs[properties.TIMER_OUT_MS] = str(_timer_slot_ms(request.deliver_at_ms, options, now_ms))

@@ -23,16 +23,21 @@ from mqproc.errors import (
 from mqproc.layout import control as words_of
 from mqproc.layout.record_codec import decode_records
 from mqproc.message import PullStatus, StoredMessage
-from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC, check_topic
+from mqproc.names import RETRY_PREFIX, REVIVE_QUEUES, REVIVE_TOPIC, check_topic
 from mqproc.process.appender import Appender, NewMessage
+from mqproc.process.delivered import Delivered
 from mqproc.process.group_retries import ORIGIN, copy_of, count_copies, identity
 from mqproc.process.held_receives import HeldReceives
 from mqproc.process.log import get_logger
 from mqproc.process.writes import Writes
 from mqproc.store.groups import check_points
-from mqproc.store.groups.check_points import REVIVE_GROUP, Acknowledged, CheckPoint, Key, pop_retry_topic
+from mqproc.store.groups.check_points import REVIVE_GROUP, CheckPoint, Key, pop_retry_topic
+from mqproc.store.groups.open_check_points import OpenCheckPoints, begins_of
 from mqproc.store.groups.settings import dead_letter_topic
 from mqproc.store.groups.unwritable import NO_ROOM
+from mqproc.store.reads.passing import passing
+from mqproc.store.reads.queue_messages import batches
+from mqproc.store.slices import Slices
 from mqproc.wire.group_operations import (
     EARLIEST,
     GroupAckAnswer,
@@ -60,7 +65,9 @@ AGAIN_NS: Final = 200_000_000
 LOOK_NS: Final = 1_000_000_000
 COPY_SLACK_MS: Final = 2_000
 """Store times of copies may be so much before the moment they were due at."""
-_READ_MESSAGES: Final = 1024
+EMPTY_PULLS_MAX: Final = 8
+"""A receive looks so many times at what its filter lets none pass of, and goes on in the next step."""
+STEP_NS: Final = 5_000_000
 Place = tuple[str, str, int]
 """Group, topic, queue id."""
 
@@ -74,6 +81,7 @@ class Pops:
         reading: StoreReading,
         groups: Groups,
         appender: Appender,
+        delivered: Delivered,
         answer: Callable[[Asked, Options, Payload], None],
         refuse: Callable[[Asked, MqprocError], None],
     ) -> None:
@@ -85,24 +93,24 @@ class Pops:
         self._groups = groups
         self._state = groups.state
         self._writes = Writes(reading, self._words, appender, self._max_bytes)
+        self._delivered = delivered
         self._answer = answer
         self._refuse = refuse
-        self._open: dict[Key, CheckPoint] = {}
+        self._open = OpenCheckPoints()
         self._due: list[tuple[int, int, CheckPoint]] = []
         self._busy: set[Place] = set()
-        self._held = HeldReceives(self._give_later, lambda asked: answer(asked, GroupReceiveAnswer(0), ()), refuse)
+        self._held = HeldReceives(
+            self._clock, self._give_later, lambda asked: answer(asked, GroupReceiveAnswer(0), ()), refuse
+        )
         self._turn = 0
         self._look_ns = 0
         self._seen: tuple[int, int] = (-1, -1)
         self._changes = 0
+        """Counts what dispatch does not show and may let a held receive have messages."""
+        self._empty_pulls_left = 0
         # The log may have check points that are not in their queues yet.
         self._read_from = -1
         self._reading_open: Iterator[None] | None = self._read_open()
-
-    @property
-    def durable(self) -> bool:
-        """Whether every check point is on disk: progress that passes its messages must not be so before."""
-        return self._writes.durable
 
     # The role's side
 
@@ -126,9 +134,12 @@ class Pops:
         seen = self._words[words_of.DISPATCHED], self._changes
         if len(self._held) and (seen != self._seen or self._held.due_ns <= now_ns):
             self._seen = seen
-            done += self._held.look(now_ns)
+            done += self._held.look(now_ns, now_ns + STEP_NS)
+            self._changes += self._held.untried
+            done += self._changes != seen[1]
         if now_ns >= self._look_ns:
             self._look_ns = now_ns + LOOK_NS
+            self._tell_received_from()
             self._move_revive_progress()
         return done
 
@@ -159,6 +170,7 @@ class Pops:
         _check_invisible(options.invisible_ms)
         for topic in options.topics:
             check_topic(topic)
+            passing(topic, tuple(options.tags), options.sql)
             self._state.begin(options.group, topic, options.start, options.start_ms)
         if self._give(asked, options):
             return
@@ -177,6 +189,7 @@ class Pops:
     def _give(self, asked: Asked, options: GroupReceiveRequest) -> bool:
         """Take messages of the first queue that has some, what comes again before what is new."""
         group = options.group
+        self._empty_pulls_left = EMPTY_PULLS_MAX
         for topics in ([pop_retry_topic(group, topic) for topic in options.topics], options.topics):
             queues = [(topic, queue_id) for topic in topics for queue_id in self._reading.queues.ids(topic)]
             self._turn += 1
@@ -195,38 +208,39 @@ class Pops:
         if offset is None:
             self._state.begin(group, topic, EARLIEST, 0)
             offset = bounds.min_offset
+        # What comes again has passed the filter before.
+        tags, sql = ([], "") if topic.startswith(RETRY_PREFIX) else (options.tags, options.sql)
         while offset < bounds.max_offset:
-            pulled = self._reading.pull(topic, queue_id, offset, options.max_messages, self._max_bytes)
+            if self._empty_pulls_left <= 0:
+                self._changes += 1
+                return False
+            pulled = self._reading.pull(topic, queue_id, offset, options.max_messages, self._max_bytes, tags, sql=sql)
             if pulled.status is PullStatus.FOUND:
-                records = pulled.records.tobytes()
-                offsets = tuple(message.queue_offset for message in decode_records(records))
-                self._check_in(asked, options, topic, queue_id, offsets, records)
+                self._check_in(asked, options, (group, topic, queue_id), offset, pulled.records.tobytes())
                 return True
             if pulled.next_offset <= offset:
                 return False
+            self._empty_pulls_left -= 1
             offset = pulled.next_offset
             self._state.progress.set(group, topic, queue_id, offset)
         return False
 
-    def _check_in(
-        self,
-        asked: Asked,
-        options: GroupReceiveRequest,
-        topic: str,
-        queue_id: int,
-        offsets: tuple[int, ...],
-        records: bytes,
-    ) -> None:
-        """Store the check point; then the messages are this receiver's."""
-        place = options.group, topic, queue_id
+    def _check_in(self, asked: Asked, options: GroupReceiveRequest, place: Place, offset: int, records: bytes) -> None:
+        """Store the check point of what was found from an offset on; then the messages are this receiver's."""
+        messages = decode_records(records)
+        offsets = tuple(message.queue_offset for message in messages)
+        if offset < offsets[0]:
+            self._state.progress.set(*place, offsets[0])
         revive_queue = self._turn % REVIVE_QUEUES
         found = CheckPoint(*place, offsets, self._clock.time_ms(), options.invisible_ms, revive_queue)
+        found.physical_offset = messages[0].physical_offset
         self._busy.add(place)
 
         def stored(revive_offset: int) -> None:
             self._busy.discard(place)
             self._add(found, revive_offset)
             self._pass(found)
+            self._delivered.count(found.topic, found.queue_id, len(offsets), len(records))
             self._answer(asked, GroupReceiveAnswer(len(offsets), found.handle()), (memoryview(records),))
 
         def refused(error: MqprocError) -> None:
@@ -239,7 +253,9 @@ class Pops:
     def _add(self, found: CheckPoint, revive_offset: int) -> None:
         found.revive_offset = revive_offset
         found.open = set(found.offsets)
-        self._open[found.key] = found
+        self._open.add(found)
+        # Before progress passes its messages: retention looks at that first.
+        self._words[words_of.RECEIVED_FROM] = min(self._words[words_of.RECEIVED_FROM], found.physical_offset)
         self._expire_at(found, found.due_ms)
 
     def _expire_at(self, found: CheckPoint, due_ms: int) -> None:
@@ -263,7 +279,7 @@ class Pops:
         for key, offset in named:
             if self._is_open(key, offset) and offset not in by_key.get(key, ()):
                 by_key.setdefault(key, []).append(offset)
-        acks = [(self._open[key], offsets) for key, offsets in by_key.items()]
+        acks = [(found, offsets) for key, offsets in by_key.items() if (found := self._open.get(key)) is not None]
         accepted = sum(len(offsets) for _, offsets in acks)
         if not acks:
             self._answer(asked, GroupAckAnswer(0), ())
@@ -271,7 +287,7 @@ class Pops:
 
         def stored(_revive_offset: int) -> None:
             for found, offsets in acks:
-                self._done(found, offsets)
+                self._open.done(found, offsets)
             self._answer(asked, GroupAckAnswer(accepted), ())
 
         def refused(error: MqprocError) -> None:
@@ -287,26 +303,21 @@ class Pops:
         found = self._open.get(key)
         return found is not None and not found.reviving and offset in found.open and offset not in found.acking
 
-    def _done(self, found: CheckPoint, offsets: Sequence[int]) -> None:
-        found.open.difference_update(offsets)
-        found.acking.difference_update(offsets)
-        if not found.open:
-            self._open.pop(found.key, None)
-
     def _change_invisible(self, asked: Asked, options: GroupInvisibleRequest) -> None:
         _check_invisible(options.invisible_ms)
         key, offset = check_points.key_of(options.group, options.topic, options.handle)
-        if not self._is_open(key, offset):
+        old = self._open.get(key)
+        if old is None or not self._is_open(key, offset):
             raise BadRequestError(f"{key[1]}/{key[2]} offset {offset:,}: acknowledged, or not this receiver's any more")
-        old = self._open[key]
         # Another time than the old one's, or both would be the same check point.
         time_ms = max(self._clock.time_ms(), old.pop_time_ms + 1)
         place = old.group, old.topic, old.queue_id
         new = CheckPoint(*place, (offset,), time_ms, options.invisible_ms, old.revive_queue)
+        new.physical_offset = old.physical_offset
 
         def stored(revive_offset: int) -> None:
             self._add(new, revive_offset)
-            self._done(old, [offset])
+            self._open.done(old, [offset])
             self._answer(asked, GroupInvisibleAnswer(f"{new.handle()} {offset}"), ())
 
         def refused(error: MqprocError) -> None:
@@ -348,17 +359,30 @@ class Pops:
             self._expire_at(found, self._clock.time_ms() + AGAIN_NS // 1_000_000)
 
         def close(_revive_offset: int) -> None:
-            self._done(found, offsets)
+            self._open.done(found, offsets)
             self._changes += 1
 
         def acknowledge(_revive_offset: int = -1) -> None:
             count_copies(self._words, copies)
             self._writes.store([_ack_of(found, offsets)], close, again)
 
-        if copies:
+        if not copies:
+            acknowledge()
+        elif self._begin_retries(found.group, copies):
             self._writes.store(copies, acknowledge, again)
         else:
-            acknowledge()
+            again(StoreBusyError("no room for progress in the retry topic"))
+
+    def _begin_retries(self, group: str, copies: Sequence[NewMessage]) -> bool:
+        """Have progress where copies come again; False without room for it."""
+        try:
+            for topic in {copy.topic for copy in copies if copy.topic.startswith(RETRY_PREFIX)}:
+                self._state.begin_retries(group, topic, 0)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            return False
+        return True
 
     def _copy(self, found: CheckPoint, offset: int) -> NewMessage | None:
         """The message as it comes again; None when it is gone, or its group is."""
@@ -382,21 +406,10 @@ class Pops:
         for topic in (retry, dead_letter_topic(found.group)):
             if self._reading.queues.ids(topic):
                 begin = self._reading.offset_at(topic, 0, found.due_ms - COPY_SLACK_MS)
-                yield from self._messages(topic, 0, begin)
+                for messages, _next in batches(self._reading, topic, 0, begin):
+                    yield from messages
 
     # The revive topic
-
-    def _messages(self, topic: str, queue_id: int, offset: int) -> Iterator[StoredMessage]:
-        """Messages of a queue from an offset to its end."""
-        bounds = self._reading.queues.bounds(topic, queue_id)
-        at = max(offset, bounds.min_offset) if bounds is not None else 0
-        while bounds is not None and at < bounds.max_offset:
-            pulled = self._reading.pull(topic, queue_id, at, _READ_MESSAGES, self._max_bytes)
-            if pulled.status is PullStatus.FOUND:
-                yield from decode_records(pulled.records.tobytes())
-            if pulled.next_offset <= at:
-                return
-            at = pulled.next_offset
 
     def _read_on(self, reading: Iterator[None]) -> int:
         """A part of what is to be read; when nothing is left of it, requests are taken."""
@@ -409,44 +422,24 @@ class Pops:
         self._reading_open = None
         return 1
 
-    def _read_open(self) -> Iterator[None]:
+    def _read_open(self) -> Slices[None]:
         """Find out what is open from the revive topic, a bounded part a step."""
-        newest: dict[tuple[str, str, int, int], CheckPoint] = {}
-        for queue_id in self._reading.queues.ids(REVIVE_TOPIC):
-            begin = self._state.progress.offset(REVIVE_GROUP, REVIVE_TOPIC, queue_id) or 0
-            for number, message in enumerate(self._messages(REVIVE_TOPIC, queue_id, begin)):
-                if number % _READ_MESSAGES == 0:
-                    yield
-                said = check_points.read(message)
-                if isinstance(said, CheckPoint):
-                    self._take_over(said, newest)
-                elif isinstance(said, Acknowledged) and (found := self._open.get(said.key)) is not None:
-                    self._done(found, said.offsets)
-        for found in self._open.values():
+        yield from self._open.read(self._reading, begins_of(self._state.progress.of(REVIVE_GROUP)))
+        self._tell_received_from()
+        for found in self._open:
             self._pass(found)
             self._expire_at(found, found.due_ms)
-        if self._open:
+        if len(self._open):
             self._log.info("received messages are not acknowledged yet", check_points=len(self._open))
 
-    def _take_over(self, said: CheckPoint, newest: dict[tuple[str, str, int, int], CheckPoint]) -> None:
-        """A message is its newest check point's: the one before may not have got its acknowledgement."""
-        self._open[said.key] = said
-        for offset in said.offsets:
-            place = said.group, said.topic, said.queue_id, offset
-            before = newest.setdefault(place, said)
-            if before.pop_time_ms < said.pop_time_ms:
-                self._done(before, [offset])
-                newest[place] = said
-            elif before.pop_time_ms > said.pop_time_ms:
-                self._done(said, [offset])
+    def _tell_received_from(self) -> None:
+        self._words[words_of.RECEIVED_FROM] = min(self._open.log_begin, self._words[words_of.WRITTEN])
 
     def _move_revive_progress(self) -> None:
         """Let the next start begin to read at the first check point that is open."""
         if self._writes.under_way or not self._state.progress.writable:
             return
-        first: dict[int, int] = {}
-        for found in self._open.values():
-            first[found.revive_queue] = min(first.get(found.revive_queue, found.revive_offset), found.revive_offset)
+        first = self._open.revive_begins()
         for queue_id in self._reading.queues.ids(REVIVE_TOPIC):
             bounds = self._reading.queues.bounds(REVIVE_TOPIC, queue_id)
             offset = first.get(queue_id, bounds.max_offset if bounds is not None else 0)

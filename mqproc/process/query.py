@@ -17,12 +17,21 @@ from typing import Any
 
 import msgspec
 
-from mqproc.errors import BadRequestError, DiskFullError, FilterSyntaxError, InternalError, MqprocError
+from mqproc.errors import (
+    BadRequestError,
+    DiskFullError,
+    FilterSyntaxError,
+    InternalError,
+    MqprocError,
+    StoreReadOnlyError,
+)
+from mqproc.io import FailedSyncError
 from mqproc.layout import control as words_of
 from mqproc.layout import figures
 from mqproc.message import PullStatus
 from mqproc.names import FILTER_BYTES_MAX
 from mqproc.process.appender import Appender
+from mqproc.process.delivered import Delivered
 from mqproc.process.group_questions import GROUP_QUESTIONS, GroupQuestions
 from mqproc.process.group_retries import Retries
 from mqproc.process.group_state import GroupState
@@ -123,7 +132,8 @@ class Query:
         self._words = context.control.words
         self._log = get_logger()
         options, io, paths = context.options, context.io, context.paths
-        self._table = QueueTable(io, paths.queues)
+        self._table = QueueTable(io, paths.queues, write=True)
+        self._delivered = Delivered(self._words, self._table)
         view = self._view = WordsView(self._words, self._table, sync_flush=options.sync_flush)
         self._reading = StoreReading(io, paths, options, view.queues, view.visible, view.newest_index_ms)
         self._read_ahead = ReadAhead(io, self._reading.files, self._reading.segments)
@@ -132,10 +142,12 @@ class Query:
         self._appender = Appender(context.paths.socket("writer"), self._words, self._clock)
         if context.incarnation > 1:
             self._appender.settle()
-        state = self._group_state = GroupState(context, self._reading, self._table, self._may_save_progress)
-        self._retries = Retries(context, self._reading, state.settings, self._appender, self._answer, self._refuse)
+        state = self._group_state = GroupState(context, self._reading, self._table)
+        self._retries = Retries(context, self._reading, state, self._appender, self._answer, self._refuse)
         self._groups = Groups(context, state, view.queues, self._table, self._answer)
-        self._pops = Pops(context, self._reading, self._groups, self._appender, self._answer, self._refuse)
+        self._pops = Pops(
+            context, self._reading, self._groups, self._appender, self._delivered, self._answer, self._refuse
+        )
         self._transactions = Transactions(
             context, self._reading, state.progress, self._appender, self._answer, self._refuse
         )
@@ -274,9 +286,6 @@ class Query:
             return lambda asked: self._retries.resend(asked, asked.options)
         return self._ask
 
-    def _may_save_progress(self) -> bool:
-        return self._retries.durable and self._pops.durable and self._transactions.durable
-
     def _drop(self, connection: Connection) -> None:
         """Forget what a client that is gone waited for, and whose member it was."""
         self._held.drop(connection)
@@ -294,6 +303,8 @@ class Query:
             handle(*arguments)
         except MqprocError as error:
             self._refuse(request, error)
+        except FailedSyncError as error:
+            self._refuse(request, StoreReadOnlyError(f"a sync has failed: {error}; run mqproc store repair"))
         except OSError as error:
             if error.errno in NO_ROOM:
                 self._refuse(request, DiskFullError(f"no room on the disk: {error}"))
@@ -359,7 +370,7 @@ class Query:
         pulled = self._pull_from(options, options.offset)
         if options.timeout_ms <= 0 or not _may_wait(pulled, options.offset) or len(self._held) >= HELD_PULLS_MAX:
             request.answered = True
-            self._answer_pull(request.connection, request.request_id, pulled)
+            self._answer_pull(request.connection, request.request_id, options, pulled)
             return
         offset = pulled.next_offset if pulled.status in _GO_ON else options.offset
         deadline_ns = self._clock.monotonic_ns() + min(options.timeout_ms, HOLD_MS_MAX) * 1_000_000
@@ -381,12 +392,14 @@ class Query:
             rocketmq_limits=options.rocketmq_limits,
         )
 
-    def _answer_pull(self, connection: Connection, request_id: int, pulled: Pulled) -> None:
+    def _answer_pull(
+        self, connection: Connection, request_id: int, asked: PullRequest, pulled: Pulled
+    ) -> None:
         self._words.add(words_of.PULLS, 1)
-        if not pulled.count:
+        if pulled.count:
+            self._delivered.count(asked.topic, asked.queue_id, pulled.count, len(pulled.records))
+        else:
             self._words.add(words_of.EMPTY_PULLS, 1)
-        self._words.add(words_of.PULLED_MESSAGES, pulled.count)
-        self._words.add(words_of.PULLED_BYTES, len(pulled.records))
         answer = PullAnswer(
             pulled.status.value,
             pulled.next_offset,
@@ -442,7 +455,7 @@ class Query:
         pull.last, pull.offset = pulled, first
         if is_deleted or not _may_wait(pulled, first):
             self._held.release(pull)
-            self._answer_pull(pull.connection, pull.request_id, pulled)
+            self._answer_pull(pull.connection, pull.request_id, options, pulled)
         elif pulled.status in _GO_ON:
             pull.offset = pulled.next_offset
             self._go_on(pull)
@@ -458,7 +471,7 @@ class Query:
 
     def _let_go(self, pull: HeldPull) -> None:
         self._held.release(pull)
-        self._answer_pull(pull.connection, pull.request_id, pull.last)
+        self._answer_pull(pull.connection, pull.request_id, pull.options, pull.last)
 
 
 def _has_no_queue(pulled: Pulled) -> bool:

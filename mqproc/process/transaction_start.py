@@ -6,21 +6,18 @@ marks from progress on ──▶ half messages from progress on ──▶ open �
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from mqproc.layout.record_codec import decode_records
-from mqproc.message import PullStatus, StoredMessage
 from mqproc.names import HALF_TOPIC, OP_HALF_TOPIC
 from mqproc.process.transaction_table import OpenHalves
 from mqproc.store.delays.made_from import MadeFrom, mark_of
+from mqproc.store.reads.queue_messages import batches
 from mqproc.store.slices import Slices
 from mqproc.store.transactions.halves import QUEUE, Half, decode_marks, half_of
 
 if TYPE_CHECKING:
     from mqproc.store.reads.reading import StoreReading
 
-READ_MESSAGES: Final = 1024
 MARKS_BEHIND: Final = 3
 """What was made before the message of so many marks from the end is marked."""
 
@@ -28,11 +25,10 @@ MARKS_BEHIND: Final = 3
 class TransactionStart:
     """Reads what a start needs. `old` are half messages that a copy was found of, `made` those something else was."""
 
-    def __init__(self, reading: StoreReading, table: OpenHalves, max_open: int, max_bytes: int) -> None:
+    def __init__(self, reading: StoreReading, table: OpenHalves, max_open: int) -> None:
         self._reading = reading
         self._table = table
         self._max_open = max_open
-        self._max_bytes = max_bytes
         self.old: list[Half] = []
         self.made: list[Half] = []
         self.made_marks: set[int] = set()
@@ -58,7 +54,7 @@ class TransactionStart:
         newest: deque[int] = deque(maxlen=MARKS_BEHIND)
         bounds = self._reading.queues.bounds(OP_HALF_TOPIC, QUEUE)
         begin = min(mark_progress, bounds.max_offset - MARKS_BEHIND) if bounds is not None else 0
-        for messages, _next in batches(self._reading, OP_HALF_TOPIC, begin, self._max_bytes):
+        for messages, _next in batches(self._reading, OP_HALF_TOPIC, QUEUE, begin):
             for message in messages:
                 newest.append(message.physical_offset)
                 offsets = decode_marks(message.body)
@@ -71,7 +67,7 @@ class TransactionStart:
         return newest
 
     def _read_halves(self) -> Slices[None]:
-        for messages, following in batches(self._reading, HALF_TOPIC, self._table.walked, self._max_bytes):
+        for messages, following in batches(self._reading, HALF_TOPIC, QUEUE, self._table.walked):
             for message in messages:
                 if len(self._table) >= self._max_open:
                     return
@@ -84,17 +80,3 @@ class TransactionStart:
                         self.old.append(half)  # RocketMQ's mark of the first one is meant for its copies too.
             self._table.walk_to(following)
             yield
-
-
-def batches(
-    reading: StoreReading, topic: str, offset: int, max_bytes: int
-) -> Iterator[tuple[list[StoredMessage], int]]:
-    """Messages of a topic's one queue from an offset on, as many as one pull gives at a time, and the next offset."""
-    bounds = reading.queues.bounds(topic, QUEUE)
-    at = max(offset, bounds.min_offset) if bounds is not None else 0
-    while bounds is not None and at < bounds.max_offset:
-        pulled = reading.pull(topic, QUEUE, at, READ_MESSAGES, max_bytes)
-        if pulled.next_offset <= at:
-            return
-        at = pulled.next_offset
-        yield decode_records(pulled.records.tobytes()) if pulled.status is PullStatus.FOUND else [], at

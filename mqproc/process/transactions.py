@@ -32,11 +32,12 @@ from mqproc.process.transaction_marks import Marks
 from mqproc.process.transaction_messages import checked, committed, given_up, row
 from mqproc.process.transaction_polls import Polls
 from mqproc.process.transaction_search import TransactionSearch
-from mqproc.process.transaction_start import TransactionStart, batches
+from mqproc.process.transaction_start import TransactionStart
 from mqproc.process.transaction_table import OpenHalves
 from mqproc.process.writes import Writes
 from mqproc.store.delays.made_from import mark_of
 from mqproc.store.groups.unwritable import NO_ROOM
+from mqproc.store.reads.queue_messages import batches
 from mqproc.store.slices import Slices
 from mqproc.store.transactions.halves import QUEUE, TRANSACTION_GROUP, Half, half_of
 from mqproc.wire.operations import Empty, Operation
@@ -90,14 +91,13 @@ class Transactions:
         self._clock = context.clock
         self._words = context.control.words
         self._options = options
-        self._max_bytes = options.max_pull_bytes
         self._log = get_logger()
         self._reading = reading
         self._progress = progress
         self._answer = answer
         self._refuse = refuse
         self._table = OpenHalves()
-        self._writes = Writes(reading, self._words, appender, self._max_bytes)
+        self._writes = Writes(reading, self._words, appender, options.max_pull_bytes)
         self._marks = Marks(self._writes, self._clock, self._on_marked)
         self._polls = Polls(self._question, answer)
         self._search = TransactionSearch(context, reading, self._table, self._add)
@@ -108,17 +108,9 @@ class Transactions:
         self._look_ns = 0
         self._made_marks: set[int] = set()
         self._told_ns = -TELL_AGAIN_NS
-        self._rests_on = 0
-        """What progress has passed is marked below this position of the log."""
         self._read_from = -1
         """Where the log ended when this process took over: its queues must have come so far."""
         self._start: Slices[None] | None = self._begin()
-
-    @property
-    def durable(self) -> bool:
-        """Whether every mark and copy is on disk that progress rests on, as it was moved last."""
-        words = self._words
-        return self._rests_on <= max(words[words_of.WRITER_SYNCED], words[words_of.FLUSHER_SYNCED])
 
     # The role's side
 
@@ -190,7 +182,7 @@ class Transactions:
 
     def _begin(self) -> Slices[None]:
         yield
-        start = TransactionStart(self._reading, self._table, OPEN_MAX, self._max_bytes)
+        start = TransactionStart(self._reading, self._table, OPEN_MAX)
         yield from start.read(self._offset(HALF_TOPIC), self._offset(OP_HALF_TOPIC), self._read_from)
         for half in [*start.old, *start.made]:
             self._mark(half)
@@ -219,7 +211,7 @@ class Transactions:
         bounds = self._reading.queues.bounds(HALF_TOPIC, QUEUE)
         if bounds is None or bounds.max_offset <= self._table.walked:
             return 0
-        for messages, following in batches(self._reading, HALF_TOPIC, self._table.walked, self._max_bytes):
+        for messages, following in batches(self._reading, HALF_TOPIC, QUEUE, self._table.walked):
             for message in messages:
                 half = half_of(message)
                 if self._table.walk_past(half.offset) and half.is_whole:
@@ -455,8 +447,6 @@ class Transactions:
 
     def _move_progress(self) -> None:
         """Let the next start begin to read at the first half message that is open."""
-        # Marks that this process has found were stored before it took over.
-        self._rests_on = max(self._writes.stored_end, self._read_from)
         half_progress = self._table.half_progress()
         marks = self._reading.queues.bounds(OP_HALF_TOPIC, QUEUE)
         mark_progress = self._table.mark_progress(half_progress)

@@ -39,7 +39,7 @@ from mqproc.shm.code_counts import code_counter
 from mqproc.shm.histogram import Histogram
 from mqproc.store.append import CommitLogAppender
 from mqproc.store.final_syncs import FinalSyncs
-from mqproc.store.queue_table import QueueTable
+from mqproc.store.queue_table import NoRoomForQueuesError, QueueTable
 from mqproc.store.repeats import RepeatWindow
 from mqproc.store.segments import LogSegments
 from mqproc.store.succession import take_over
@@ -75,7 +75,14 @@ AUTO_CREATED_SAVE_NS = 1_000_000_000
 _append_request = msgspec.msgpack.Decoder(AppendRequest)
 _decoders: dict[int, Any] = {operation: msgspec.msgpack.Decoder(kind) for operation, kind in REQUESTS.items()}
 # Errors that say: nothing was changed, other frames of the step are not touched.
-_REFUSED_ALONE = (BadRequestError, TopicNotFoundError, TopicExistsError, TooManyQueuesError, StoreReadOnlyError)
+_REFUSED_ALONE = (
+    BadRequestError,
+    NoRoomForQueuesError,
+    StoreReadOnlyError,
+    TooManyQueuesError,
+    TopicExistsError,
+    TopicNotFoundError,
+)
 
 
 class _Pending:

@@ -42,12 +42,6 @@ class Writes:
         self.under_way = 0
 
     @property
-    def durable(self) -> bool:
-        """Whether everything that was stored is on disk."""
-        words = self._words
-        return self.stored_end <= max(words[words_of.WRITER_SYNCED], words[words_of.FLUSHER_SYNCED])
-
-    @property
     def has_room(self) -> bool:
         return self._appender.has_room
 

@@ -69,7 +69,7 @@ class StoreLock:
         fd = io.open(paths.lock, write=True, create=True)
         deadline = time.monotonic() + patience_s
         try:
-            while not _try_lock(fd):
+            while not try_lock(fd):
                 holder = _holder(io, paths, fd)
                 if not holder.ended or time.monotonic() >= deadline:
                     raise StoreLockedError(f"{paths.root}: the store is in use by {holder}")
@@ -101,9 +101,10 @@ def holder_of(io: StoreIO, paths: StorePaths) -> Holder | None:
         io.close(fd)
 
 
-def _try_lock(fd: int) -> bool:
+def try_lock(fd: int, byte: int = 0) -> bool:
+    """Lock one byte of a file that is open for writing, until its last descriptor is closed; False: another has it."""
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, _LOCK_SIZE, 0))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, _LOCK_SIZE, 0))
     except (BlockingIOError, PermissionError):
         return False
     return True

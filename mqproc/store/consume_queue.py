@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from mqproc.config import KIB, PAGE_BYTES
 from mqproc.errors import CorruptStoreError
 from mqproc.io import Entry, Kind, StoreIO
-from mqproc.kernels.dispatch import SCHEDULE_TOPIC
 from mqproc.layout import consume_queue as layout
+from mqproc.names import SCHEDULE_TOPIC
 from mqproc.paths import segment_name, segment_start
 from mqproc.store import queue_extent
 from mqproc.store.clearing import clear_behind

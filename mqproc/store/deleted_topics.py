@@ -20,6 +20,7 @@ from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
+from mqproc.store.final_syncs import Syncing
 from mqproc.store.queue_table import QueueTable
 
 _TABLE = "deletedTopicTable"
@@ -60,10 +61,10 @@ def load(io: StoreIO, paths: StorePaths) -> dict[str, Deletion]:
         raise CorruptStoreError(f"{paths.deleted_topics}: {error}") from None
 
 
-def save(io: StoreIO, paths: StorePaths, deletions: Mapping[str, Deletion]) -> None:
-    """Replace the file. Raises OSError."""
+def save(io: StoreIO, syncs: Syncing, paths: StorePaths, deletions: Mapping[str, Deletion]) -> None:
+    """Replace the file. Raises OSError, FailedSyncError."""
     table: dict[str, Any] = {topic: msgspec.to_builtins(deletions[topic]) for topic in sorted(deletions)}
-    rocketmq_json.save(io, paths.deleted_topics, {_TABLE: table})
+    rocketmq_json.save(io, syncs, paths.deleted_topics, {_TABLE: table})
 
 
 def tell_table(table: QueueTable, deletions: Mapping[str, Deletion]) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.config import Options
+from mqproc.delay_levels import delays_ms_of
 from mqproc.io import StoreIO
 from mqproc.kernels.dispatch import (
     RUN_COUNT,
@@ -117,6 +118,7 @@ class Dispatch:
             with_entries=options.message_index_enable,
             step_bytes=step_bytes,
             step_records=step_records,
+            delays_ms=delays_ms_of(options.message_delay_level),
         )
         # Where the index stood before a step that failed; entries have no place of their own as units have.
         self._undo: IndexCommit | None = None

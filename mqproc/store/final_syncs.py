@@ -37,6 +37,8 @@ class Syncing(Protocol):
 
     def rename(self, source: Path, target: Path) -> None: ...
 
+    def write_file_atomically(self, path: Path, data: bytes, mode: int = 0o644) -> None: ...
+
 
 class FinalSyncs:
     """One role's syncs. All of them raise FailedSyncError once any role's sync has failed, and then do nothing.
@@ -83,6 +85,14 @@ class FinalSyncs:
             if self._io.exists(source):
                 raise
             self._fail(error, str(target.parent))
+
+    def write_file_atomically(self, path: Path, data: bytes, mode: int = 0o644) -> None:
+        """Replace a small file. Raises FailedSyncError; OSError when it is not replaced."""
+        self._check()
+        try:
+            self._io.write_file_atomically(path, data, mode)
+        except FailedSyncError as error:
+            self._fail(error, str(path))
 
     @contextlib.contextmanager
     def _final(self, place: str) -> Iterator[None]:

@@ -51,6 +51,21 @@ def make_segment(
     io.crash_point("roll.renamed")
 
 
+def sync_log(segments: LogSegments, syncs: Syncing, begin: int, end: int) -> None:
+    """Make [begin, end) of the log durable, for who cannot wait for its flusher; no mark moves.
+
+    Raises FailedSyncError, FileNotFoundError when a segment of it is deleted.
+    """
+    start = segments.start_of(begin)
+    while start < end:
+        fd = segments.io.open(segments.path(start))
+        try:
+            syncs.sync(fd)
+        finally:
+            segments.io.close(fd)
+        start += segments.segment_size
+
+
 class LogFlush:
     """Sync what was written, move the durable mark, make segments ahead, let go of old pages.
 

@@ -1,11 +1,12 @@
 """The queue table as a mapped file: which queues there are, and the offsets that the roles share.
 
 The writer creates and deletes queues and stores `next_offset`; the dispatcher stores `max_offset`; the keeper
-`min_offset`. Everybody reads. The file is made anew by recovery at each start.
+`min_offset`; the query role counts what it hands out. Everybody reads. The file is made anew by recovery at each start.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.errors import CorruptStoreError, TooManyQueuesError
+from mqproc.errors import CorruptStoreError, DiskFullError, TooManyQueuesError
 from mqproc.io import StoreIO
 from mqproc.kernels.intrinsics import store_release
 from mqproc.kernels.views import as_kernel_array
@@ -25,8 +26,15 @@ from mqproc.shm.words import Words
 POSITION_UNKNOWN: Final = (1 << 63) - 1
 """Where in the log a queue was deleted, when nobody can say: then its queue offsets alone tell its records."""
 
+_ROOM_ENTRIES: Final = 128
+"""Space is allocated for so many entries at once: a store into a hole of the file on a full disk is a SIGBUS."""
+
 # A generation above the bits that numbers take.
 _GENERATION_SHIFT: Final = 32
+
+
+class NoRoomForQueuesError(DiskFullError):
+    """The disk has no room for more entries; nothing was changed."""
 
 
 class QueueTable:
@@ -38,6 +46,8 @@ class QueueTable:
 
     def __init__(self, io: StoreIO, path: Path, *, write: bool = False) -> None:
         """Open an existing table. Raises CorruptStoreError when it is no table of this version."""
+        self._io = io
+        self._path = path
         fd = io.open(path, write=write)
         try:
             size = io.size(fd)
@@ -51,6 +61,8 @@ class QueueTable:
             self.close()
             raise CorruptStoreError(f"{path}: offset 0: not a queue table of version {layout.VERSION}")
         self._attach(mapping)
+        # Whoever made the entries that are there has allocated whole steps.
+        self._room = _whole_steps(self.count)
 
     def _attach(self, memory: mmap.mmap | memoryview) -> None:
         """Make the arrays over a table, whose words are there already."""
@@ -74,6 +86,7 @@ class QueueTable:
         header = _header(capacity)
         memory[: len(header)] = header
         table = cls.__new__(cls)
+        table._room = capacity
         table.words = Words(memory)
         table._attach(memory)
         return table
@@ -87,6 +100,7 @@ class QueueTable:
         try:
             io.set_size(fd, layout.file_size(capacity))
             io.pwrite(fd, _header(capacity), 0)
+            io.allocate(fd, layout.hash_offset(capacity), 4 * layout.hash_slots(capacity))
         finally:
             io.close(fd)
         io.rename(temporary, path)
@@ -197,7 +211,8 @@ class QueueTable:
         """Make a queue and publish it. Returns its number, the existing one's when it is there.
 
         A deleted queue takes its entry back, and its offsets go on where they stood: `next_offset` and `min_offset`
-        are for a queue that the table has never had. Raises TooManyQueuesError beyond `max_queues`.
+        are for a queue that the table has never had. Raises TooManyQueuesError beyond `max_queues`, and what
+        `make_room` does.
         """
         number = self.entry(topic, queue_id)
         if number >= 0:
@@ -205,6 +220,24 @@ class QueueTable:
                 self._revive(number)
             return number
         return self._add(topic, queue_id, next_offset, min_offset, layout.STATE_LIVE)
+
+    def make_room(self, queues: int) -> None:
+        """Allocate the entries of so many more queues. Raises NoRoomForQueuesError."""
+        end = min(self.count + queues, self.capacity)
+        if end <= self._room:
+            return
+        start = layout.entry_offset(self._room)
+        room = min(_whole_steps(end), self.capacity)
+        fd = self._io.open(self._path, write=True)
+        try:
+            self._io.allocate(fd, start, layout.entry_offset(room) - start)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise NoRoomForQueuesError(f"no room on the disk for {queues:,} more queues", hint_ms=1000) from error
+        finally:
+            self._io.close(fd)
+        self._room = room
 
     def delete_queue(self, number: int, physical_offset: int = POSITION_UNKNOWN) -> None:
         """Leave a tombstone, which keeps the name and the next offset for when the queue is made again.
@@ -240,6 +273,7 @@ class QueueTable:
         number = self.count
         if number >= self.capacity:
             raise TooManyQueuesError(f"max_queues = {self.capacity:,} queues are in use, deleted ones included")
+        self.make_room(1)
         name = topic.encode()
         topic_hash = java_hash(topic)
         words = self.words
@@ -285,6 +319,10 @@ class QueueTable:
             queue_id = self.words[layout.entry_word(number, layout.QUEUE_ID)]
             self._names.append((topic, queue_id))
             self._numbers[topic, queue_id] = number
+
+
+def _whole_steps(entries: int) -> int:
+    return -(-entries // _ROOM_ENTRIES) * _ROOM_ENTRIES
 
 
 def _header(capacity: int) -> bytes:

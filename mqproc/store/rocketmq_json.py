@@ -10,6 +10,7 @@ import msgspec
 
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
+from mqproc.store.final_syncs import Syncing
 
 # A string, or an unquoted integer key; strings are matched first so that nothing inside one is touched.
 _STRING_OR_KEY = re.compile(r'("(?:[^"\\]|\\.)*")|([{,]\s*)(-?\d+)(\s*:)')
@@ -52,9 +53,10 @@ def load(io: StoreIO, path: Path) -> tuple[Any, str]:
     return None, "; ".join(remarks)
 
 
-def save(io: StoreIO, path: Path, value: Any, *, integer_keys: bool = False) -> None:
-    """Replace a config file atomically, keeping the copy before it as `.bak`.
+def save(io: StoreIO, syncs: Syncing, path: Path, value: Any, *, integer_keys: bool = False) -> None:
+    """Replace a config file atomically, keeping the copy before it as `.bak`. Raises OSError, FailedSyncError.
 
+    `syncs` makes it durable; a role gives its FinalSyncs.
     `integer_keys`: keys that are integers are written unquoted, as RocketMQ does in maps by queue id.
     """
     text = msgspec.json.format(msgspec.json.encode(value), indent=1)
@@ -62,8 +64,8 @@ def save(io: StoreIO, path: Path, value: Any, *, integer_keys: bool = False) -> 
         text = _STRING.sub(_unquoted, text)
     io.make_folder(path.parent)
     if io.exists(path):
-        io.write_file_atomically(path.with_name(path.name + ".bak"), io.read_file(path))
-    io.write_file_atomically(path, text)
+        syncs.write_file_atomically(path.with_name(path.name + ".bak"), io.read_file(path))
+    syncs.write_file_atomically(path, text)
 
 
 def _unquoted(match: re.Match[bytes]) -> bytes:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 import numpy as np
 
 from mqproc.config import MIB
+from mqproc.delay_levels import DELAYS_MS
 from mqproc.kernels.dispatch import StopReason
 from mqproc.kernels.dispatch_buffers import DispatchBuffers, ScanResult, Zeros
 from mqproc.store.queue_table import QueueTable
@@ -44,13 +46,14 @@ class StepScan:
         step_bytes: int = STEP_BYTES_MAX,
         step_records: int = STEP_RECORDS_MAX,
         zeros: Zeros = np.zeros,
+        delays_ms: Sequence[int] = DELAYS_MS,
     ) -> None:
-        """Queues are looked up in `table`. `zeros` makes the arrays for the results."""
+        """Queues are looked up in `table`. `zeros` makes the arrays for the results. `delays_ms`: of the levels."""
         self._table = table
         self._segments = segments
         self._with_entries = with_entries
         self._step_bytes = step_bytes
-        self._buffers = DispatchBuffers(table.capacity, step_records, STEP_ENTRIES_MAX, zeros)
+        self._buffers = DispatchBuffers(table.capacity, step_records, STEP_ENTRIES_MAX, zeros, delays_ms)
 
     def scan(self, start: int, stop: int) -> ScanResult:
         return self.scan_below(start, start + self._step_bytes, stop)

@@ -102,7 +102,7 @@ class Topics:
     """
 
     def __init__(self, io: StoreIO, paths: StorePaths, syncs: Syncing | None = None) -> None:
-        """The writer gives its FinalSyncs as `syncs`: a failed sync of the journal is final for the store too."""
+        """The writer gives its FinalSyncs as `syncs`: a failed sync of the files is final for the store too."""
         self._io = io
         self._syncs: Syncing = syncs or io
         self._paths = paths
@@ -144,15 +144,15 @@ class Topics:
         version = {"counter": self._version, "stateVersion": 0, "timestamp": time_ms}
         table = {name: topic.to_rocketmq() for name, topic in sorted(self._topics.items())}
         rocketmq_json.save(
-            self._io, self._paths.topics, {"dataVersion": version, "topicConfigTable": table} | self._other
+            self._io, self._syncs, self._paths.topics, {"dataVersion": version, "topicConfigTable": table} | self._other
         )
         if self._deletions_changed:
-            deleted_topics.save(self._io, self._paths, self.deletions)
+            deleted_topics.save(self._io, self._syncs, self._paths, self.deletions)
             self._deletions_changed = False
         if self._io.exists(self._paths.topics_journal):
             self._io.unlink(self._paths.topics_journal)
             # A journal that came back after a power loss would undo what later files say.
-            self._io.sync_folder(self._paths.own)
+            self._syncs.sync_folder(self._paths.own)
         self._journal_size = 0
 
     def note(self, topic: str) -> None:

@@ -166,7 +166,8 @@ class GroupResendAnswer(Options, frozen=True):
 class GroupReceiveRequest(Options, frozen=True):
     """Get messages that nobody else of the group gets for `invisible_ms`, of one of the topics' queues.
 
-    The answer is held until some come, `timeout_ms` at most. `start` as in GroupJoinRequest.
+    The answer is held until some come, `timeout_ms` at most. `start` as in GroupJoinRequest, `tags` and `sql` as in
+    PullRequest; the group goes past what they do not let pass.
     """
 
     group: str
@@ -176,6 +177,8 @@ class GroupReceiveRequest(Options, frozen=True):
     timeout_ms: int = 0
     start: str = LATEST
     start_ms: int = 0
+    tags: list[str] = []
+    sql: str = ""
 
 
 class GroupReceiveAnswer(Options, frozen=True):

@@ -27,6 +27,8 @@ class PseudoTerminal:
         self.resize(columns, lines, tell=False)
         self.before = termios.tcgetattr(slave)
         self._slave = slave
+        self._output = select.poll()
+        self._output.register(self._master, select.POLLIN)
         self.raw = b""
         self.screen = pyte.Screen(columns, lines)
         self._stream = pyte.ByteStream(self.screen)
@@ -53,7 +55,7 @@ class PseudoTerminal:
 
     def text(self) -> str:
         """The screen as it is now."""
-        while select.select([self._master], [], [], 0)[0]:
+        while self._output.poll(0):
             try:
                 found = os.read(self._master, 65_536)
             except OSError:  # Nobody has the other end any more.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.cli import control_words
+from mqproc import control_words
 from mqproc.errors import CorruptStoreError
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
@@ -22,9 +22,6 @@ def test_words_are_those_that_roles_see(tmp_path: Path) -> None:
     control = make_control(tmp_path)
     words = control_words.read_words(StorePaths(tmp_path))
     assert words == control.snapshot()
-    assert control_words.dispatch_behind_bytes(words) == control.dispatch_behind_bytes
-    assert control_words.dispatch_behind_ms(words) == control.dispatch_behind_ms
-    assert control_words.flush_behind_bytes(words) == control.flush_behind_bytes
     for index in layout.SYNC_ERRNO_WORDS:
         control.store(index, 5)
         assert control_words.read_only(control_words.read_words(StorePaths(tmp_path)))

@@ -227,7 +227,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
         topics.adopt(topic, 4)
     topics.save(1)
     progress = {"offsetTable": {"First@readers": {"0": 55, "1": 5}}}
-    rocketmq_json.save(io, paths.consumer_offsets, progress, integer_keys=True)
+    rocketmq_json.save(io, io, paths.consumer_offsets, progress, integer_keys=True)
     verified = call("store", "verify", store.root, "--json", *flags_of(store.engine.options))
     assert verified.json["findings"] == []
     return store

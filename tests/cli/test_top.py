@@ -40,7 +40,9 @@ def test_views_sort_and_filter_follow_the_keys(group: Group) -> None:
         shown = terminal.until("mqproc top", "ready", "dispatch", "up with the log", "writer", "quit")
         assert set(row_names(shown)) == {"supervisor", *words_of.ROLES}
         terminal.send("2")
-        terminal.until("payments", "msg/s▼")
+        terminal.until("payments", "in/s▼")
+        terminal.send("\x1b[C")
+        terminal.until("out/s▼")
         terminal.send("\x1b[C")
         shown = terminal.until("stored▼")
         assert row_names(shown) == ["orders", "returns", "payments"]

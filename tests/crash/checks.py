@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,15 +15,14 @@ from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
 from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
 from mqproc.store.damage import load
-from mqproc.store.groups.progress import all_progress
 from mqproc.store.index_files import index_file_names
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.index_query import IndexReader
 from mqproc.store.recovery.recovery import Recovery, adopt_sizes
-from tests.crash.consumers import Consumers
 from tests.crash.copies import check_copies, goes_to, originals, tags_code
 from tests.crash.deletions import Deletions, Place
 from tests.crash.disk import Disk
+from tests.crash.parties import Party, found_in
 from tests.crash.placed import Placed, expect, must_end_well, walk_log
 from tests.crash.recording_io import Machine, RecordingIO
 from tests.crash.senders import Fate, Senders, Sent
@@ -214,8 +214,9 @@ def check_index(found: Recovered, records: list[Placed]) -> None:
     reader = IndexReader(StoreIO(), found.paths.index, options.max_hash_slot_num, options.max_index_num, 64)
     try:
         reader.refresh(1)
-        step = max(1, len(records) // KEYS_LOOKED_UP)
-        for placed in records[::-step]:
+        with_keys = [placed for placed in records if placed.message.keys]
+        step = max(1, len(with_keys) // KEYS_LOOKED_UP)
+        for placed in with_keys[::-step]:
             topic, key = placed.message.topic, placed.message.keys[0]
             offsets = list(reader.query_offset(topic, key, 64, 0, FOREVER_MS).offsets)
             expect(offsets.count(placed.offset) == 1, f"key {key} leads to {offsets}, not to {placed.offset} once")
@@ -223,20 +224,20 @@ def check_index(found: Recovered, records: list[Placed]) -> None:
         reader.close()
 
 
-def check_groups(found: Recovered, records: list[Placed], consumers: Consumers, *, power_loss: bool) -> None:
-    """Consumer groups stand within their queues, where they had come to."""
-    progress = list(all_progress(StoreIO(), found.paths))
+def check_parties(found: Recovered, records: list[Placed], parties: Iterable[Party], *, power_loss: bool) -> None:
+    """Groups stand within their queues, and what clients were told holds."""
+    stands = found_in(found.paths, records, sync_flush=found.options.sync_flush)
     table = QueueTable(StoreIO(), found.paths.queues)
     try:
-        for at in progress:
-            number = table.find(at.topic, at.queue_id)
-            end = table.next_offset(number) if number >= 0 else at.offset
-            expect(
-                at.offset <= end, f"{at.group} stands at {at.offset} of {at.topic} {at.queue_id}, which ends at {end}"
-            )
+        for group, progress in stands.progress.items():
+            for (topic, queue_id), offset in progress.items():
+                number = table.find(topic, queue_id)
+                end = table.next_offset(number) if number >= 0 else offset
+                expect(offset <= end, f"{group} stands at {offset} of {topic} {queue_id}, which ends at {end}")
     finally:
         table.close()
-    consumers.check(progress, records, found.words[words_of.MIN_PHYSICAL_OFFSET], power_loss=power_loss)
+    for party in parties:
+        party.check(stands, power_loss=power_loss)
 
 
 def check_again(found: Recovered, options: Options) -> None:

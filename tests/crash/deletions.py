@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import enum
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mqproc.client import core
 from mqproc.paths import StorePaths
-from tests.crash.consumers import Consumers
-from tests.crash.copies import is_copy, sent_of
+from tests.crash.copies import is_copy, is_note, sent_of
+from tests.crash.parties import Party
 from tests.crash.placed import Placed
 from tests.crash.schedule import Schedule
 from tests.crash.senders import TOPICS, Fate, Senders, Sent
@@ -32,7 +33,8 @@ class Deletions:
 
     rng: random.Random
     senders: Senders
-    consumers: Consumers
+    others: Sequence[Party] = ()
+    """Those who forget what is deleted."""
     topics: set[str] = field(default_factory=set)
     """Topics that somebody has asked to delete."""
     _asked: str = ""
@@ -56,7 +58,8 @@ class Deletions:
         stored = {sent.number for sent in self._of(topic) if sent.fate is Fate.STORED}
         self._asked = topic
         self.topics.add(topic)
-        self.consumers.forget(topic)
+        for other in self.others:
+            other.forget(topic)
         error = caller.call(core.delete_topic(topic)).error
         self._end()
         if error is None:
@@ -73,7 +76,7 @@ class Deletions:
     def place(self, placed: Placed) -> Place:
         """What a record must be."""
         topic = placed.message.topic
-        if topic not in self.topics:
+        if topic not in self.topics or is_note(placed):
             return Place.MUST
         number = sent_of(placed, self.senders).number
         if is_copy(placed):

@@ -72,7 +72,7 @@ class _Node:
     pages: dict[int, bytes] = field(default_factory=dict)
     size: int = 0
     pending: dict[int, list[bytes]] = field(default_factory=dict)
-    sync_failed: bool = False
+    failed_syncs: int = 0
 
 
 @dataclass(slots=True)
@@ -207,7 +207,7 @@ class Disk:
         """A file's data and length are durable."""
         number = self._number_of(fd)
         node = self._node(number)
-        expect(not node.sync_failed, f"file {number} is synced once more after its sync has failed")
+        expect(not node.failed_syncs, f"file {number} is synced once more after its sync has failed")
         if number in self._mapped:
             self.stored(fd, 0, os.fstat(fd).st_size)
         for page, versions in node.pending.items():
@@ -216,19 +216,23 @@ class Disk:
         node.size = os.fstat(fd).st_size
         self._changes = [change for change in self._changes if not (change.kind == "size" and change.node == number)]
 
+    def failed_syncs(self, fd: int) -> int:
+        """How many syncs of a file have failed: who has it open since before is told with its own next one."""
+        return self._node(self._number_of(fd)).failed_syncs
+
     def sync_failed(self, fd: int) -> None:
         """The file's pages count as clean now, though what they hold never reached the disk."""
         self.observe()
         node = self._node(self._number_of(fd))
         node.pending.clear()
-        node.sync_failed = True
+        node.failed_syncs += 1
 
     def sync_of_all_failed(self) -> None:
         """The same for every file."""
         self.observe()
         for node in self._nodes.values():
             node.pending.clear()
-            node.sync_failed = True
+            node.failed_syncs += 1
 
     def synced_folder(self, folder: Path) -> None:
         """The names in a folder are durable; a rename is when its new name is."""

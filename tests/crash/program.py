@@ -15,11 +15,9 @@ from pathlib import Path
 
 from mqproc.client import unique_id
 from mqproc.config import FlushDiskType, Options
-from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.store.groups import progress_file
-from mqproc.store.groups.progress import all_progress
 from tests.crash import checks
 from tests.crash.checks import Truth
 from tests.crash.consumers import Consumers
@@ -28,7 +26,11 @@ from tests.crash.deletions import Deletions
 from tests.crash.disk import Disk, Grain, Loss, Metadata, Pick
 from tests.crash.group import ROLES, Group
 from tests.crash.journal import Journal
+from tests.crash.members import Members
+from tests.crash.parties import Party, found_in
 from tests.crash.placed import Broken, walk_log
+from tests.crash.producers import Producers
+from tests.crash.receivers import Receivers
 from tests.crash.recording_io import DISK_BYTES, Fault, Holes, Killed, Machine
 from tests.crash.schedule import LONG_JUMP_MS, Schedule, SimulatedClock
 from tests.crash.senders import Senders, SimulatedIds
@@ -39,7 +41,9 @@ LIVES_MAX = 4
 TURNS = (50, 1_200)
 # The longest level waits for two hours; within so many looks everything is due, and delivered.
 LOOK_MS = 600_000
-DELIVERY_LOOKS = 24
+DELIVERY_LOOKS = 200
+WAITING = "messages wait"
+SHORT_LOOK_MS = 5_000
 TURNS_PER_LOOK = 150
 TURN_MS = 10
 CRASHES = 3
@@ -71,6 +75,7 @@ POINTS = (
     "topic.deletion_durable",
     "topic.queues_deleted",
 )
+PARTY_CHANCE = 0.3
 FAULT_CHANCE = 0.4
 FAULTS = (
     *(Fault("sync", 0, errno.EIO),) * 3,
@@ -102,6 +107,9 @@ def small_options(rng: random.Random) -> Options:
         flush_interval_consume_queue=rng.choice((50, 1000)),
         flush_commit_log_least_pages=rng.choice((0, 4)),
         flush_consume_queue_least_pages=rng.choice((0, 2)),
+        transaction_timeout=rng.choice((200, 2_000)),
+        transaction_check_interval=rng.choice((500, 5_000)),
+        transaction_check_max=rng.choice((2, 100)),
         file_reserved_time=1,
         delete_when=";".join(f"{hour:02d}" for hour in range(24)),
     )
@@ -157,16 +165,21 @@ class Story:
         self._gone: set[int] = set()
         self._options = small_options(self._rng)
         self._delays = self._rng.random() < 0.4
-        self._consuming = self._rng.random() < 0.4
-        if self._delays or self._consuming:
+        self._senders = Senders(self._rng, delays=self._delays)
+        self._parties = self._choose_parties()
+        if self._delays or self._parties:
             # What waits must not expire before it is due.
             self._options = dataclasses.replace(self._options, file_reserved_time=1000)
-        self._senders = Senders(self._rng, delays=self._delays)
-        self._consumers = Consumers(self._rng, self._senders)
         self._deleting = self._rng.random() < 0.3
-        self._deletions = Deletions(self._rng, self._senders, self._consumers)
+        self._deletions = Deletions(self._rng, self._senders, self._parties)
         self._boots = 0
         self.tally = Tally()
+
+    def _choose_parties(self) -> list[Party]:
+        rng, senders = self._rng, self._senders
+        queues = self._options.default_topic_queue_nums
+        parties = Consumers(rng, senders, queues), Members(rng), Receivers(rng, senders), Producers(rng, senders)
+        return [party for party in parties if rng.random() < PARTY_CHANCE]
 
     def run(self) -> Tally:
         """Tell it to its end; raises Broken, or whatever the product raised."""
@@ -207,7 +220,7 @@ class Story:
 
     def _deliver_all(self, now_ms: int) -> None:
         """A last life without any trouble: whatever waits is delivered when its time has come."""
-        if not self._delays and not self._consuming:
+        if not self._delays and not self._parties:
             return
         machine = self._machine(self._root)
         schedule = Schedule(self._rng, self._journal)
@@ -215,6 +228,9 @@ class Story:
         clock = SimulatedClock(schedule, now_ms)
         try:
             group = Group(self._root, self._options, machine, schedule, clock)
+            for party in self._parties:
+                party.patient = True
+                schedule.add(type(party).__name__, lambda party=party: party.run(group.paths, schedule, clock))
             self._wait_for_deliveries(group, schedule, clock)
             group.stop(self._rng)
             self._check_end(self._truth(group), power_loss=False, now_ms=clock.time_ms())
@@ -224,16 +240,24 @@ class Story:
             schedule.end_all()
 
     def _wait_for_deliveries(self, group: Group, schedule: Schedule, clock: SimulatedClock) -> None:
-        late: list[int] = []
+        left: dict[str, int] = {}
         for _ in range(DELIVERY_LOOKS):
             for _ in range(TURNS_PER_LOOK):
                 schedule.turn()
                 clock.advance(TURN_MS)
-            clock.advance(LOOK_MS)
-            late = undelivered(walk_log(group.paths.commit_log))
-            if not late:
+            left = self._left(group)
+            if not left:
                 return
-        raise Broken(f"{len(late)} messages wait after {DELIVERY_LOOKS * LOOK_MS // HOUR_MS} h, first at {late[:3]}")
+            clock.advance(LOOK_MS if WAITING in left else SHORT_LOOK_MS)
+        raise Broken(f"left after {DELIVERY_LOOKS:,} looks: {left}")
+
+    def _left(self, group: Group) -> dict[str, int]:
+        """How many messages of what are still to be delivered or consumed."""
+        records = walk_log(group.paths.commit_log)
+        found = found_in(group.paths, records, sync_flush=self._options.sync_flush)
+        left = {WAITING: len(undelivered(records))}
+        left |= {type(party).__name__: party.left(found) for party in self._parties}
+        return {what: count for what, count in left.items() if count}
 
     def _machine(self, root: Path, kill_at: int = 0) -> Machine:
         """A machine with a disk as it is; its file system tells some, all or no pages of zeros to be holes."""
@@ -248,9 +272,10 @@ class Story:
         for number in range(rng.randint(1, 3)):
             frames = rng.randint(1, 40)
             schedule.add(f"sender {number}", lambda frames=frames: self._senders.run(group.paths, schedule, frames))
-        queues = self._options.default_topic_queue_nums
-        for number in range(rng.randint(1, 2) if self._consuming else 0):
-            schedule.add(f"consumer {number}", lambda: self._consumers.run(group.paths, schedule, queues))
+        for party in self._parties:
+            for number in range(rng.randint(1, 2)):
+                name = f"{type(party).__name__} {number}"
+                schedule.add(name, lambda party=party: party.run(group.paths, schedule, clock))
         if self._deleting:
             schedule.add("deleter", lambda: self._deletions.run(group.paths, schedule))
         turns = rng.randint(*TURNS)
@@ -365,7 +390,7 @@ class Story:
     def _check_image(self, image: Path, truth: Truth, now_ms: int) -> None:
         found = checks.recover(image, self._options, self._machine(image), now_ms)
         records = checks.check_all(found, truth, self._senders, self._deletions, power_loss=True)
-        checks.check_groups(found, records, self._consumers, power_loss=True)
+        checks.check_parties(found, records, self._parties, power_loss=True)
         checks.check_again(found, self._options)
 
     # Ends of a life
@@ -383,7 +408,6 @@ class Story:
             image = self._crash_recovery(self._image(machine.disk, None), now_ms)
             shutil.rmtree(self._root)
             image.rename(self._root)
-            self._consumers.lost_power()
         elif how == "kill without shared words":
             self._remove_derived()
         self._check_end(group_truth, power_loss=how == "power loss", now_ms=now_ms)
@@ -401,8 +425,10 @@ class Story:
     def _check_end(self, truth: Truth, *, power_loss: bool, now_ms: int) -> None:
         found = checks.recover(self._root, self._options, self._machine(self._root), now_ms)
         records = checks.check_all(found, truth, self._senders, self._deletions, power_loss=power_loss)
-        checks.check_groups(found, records, self._consumers, power_loss=power_loss)
-        self._consumers.go_on(all_progress(StoreIO(), found.paths))
+        checks.check_parties(found, records, self._parties, power_loss=power_loss)
+        stands = found_in(found.paths, records, sync_flush=self._options.sync_flush)
+        for party in self._parties:
+            party.go_on(stands, power_loss=power_loss)
         there = {number for number, _placed in originals(records, self._senders)}
         begin = found.words[words_of.MIN_PHYSICAL_OFFSET]
         lost = {

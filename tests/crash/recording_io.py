@@ -104,7 +104,8 @@ class RecordingIO(StoreIO):
         super().__init__()
         self._machine = machine
         self._disk = machine.disk
-        self._open_fds: set[int] = set()
+        self._open_fds: dict[int, int] = {}
+        """With the failed syncs of the file that its opener need not be told of."""
         self.dead = False
 
     # One call
@@ -229,14 +230,14 @@ class RecordingIO(StoreIO):
         self._begin("create" if create else "open", path)
         new = create and not path.exists()
         fd = super().open(path, write=write, create=create, mode=mode)
-        self._open_fds.add(fd)
         if new and self._tracked(path):
             self._disk.made(path, fd)
+        self._open_fds[fd] = self._disk.failed_syncs(fd) if self._tracked(path) else 0
         return fd
 
     def close(self, fd: int) -> None:
         super().close(fd)
-        self._open_fds.discard(fd)
+        self._open_fds.pop(fd, None)
 
     def close_all(self) -> None:
         """The process has ended, and with it its descriptors."""
@@ -305,9 +306,18 @@ class RecordingIO(StoreIO):
         except OSError as error:
             if tracked:
                 self._disk.sync_failed(fd)
+                self._open_fds[fd] = self._disk.failed_syncs(fd)
             raise _failed(error, self.path_of(fd)) from error
         if tracked:
+            self._tell_of_failed(fd)
             self._disk.synced(fd)
+
+    def _tell_of_failed(self, fd: int) -> None:
+        """A sync that failed through another descriptor since this one was opened fails through this one too, once."""
+        failed = self._disk.failed_syncs(fd)
+        if failed != self._open_fds[fd]:
+            self._open_fds[fd] = failed
+            raise FailedSyncError(errno.EIO, os.strerror(errno.EIO), self.path_of(fd))
 
     def sync_folder(self, folder: Path) -> None:
         try:

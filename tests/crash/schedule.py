@@ -12,6 +12,7 @@ from tests.crash.journal import Journal
 from tests.crash.recording_io import Killed
 
 LONG_JUMP_MS = 1_100
+STORE_TIME_AHEAD_MS = 60_000
 
 
 class Schedule:
@@ -83,12 +84,18 @@ class SimulatedClock(Clock):
         self._schedule = schedule
         self._ns = 1_000_000_000
         self._offset_ms = time_ms - 1_000
+        self.latest_ms = time_ms
+        """The latest time that anybody was told."""
+        self.set_back = False
+        """It was set back by more than store times stay ahead of it."""
 
     def monotonic_ns(self) -> int:
         return self._ns
 
     def time_ms(self) -> int:
-        return self._offset_ms + self._ns // 1_000_000
+        now_ms = self._offset_ms + self._ns // 1_000_000
+        self.latest_ms = max(self.latest_ms, now_ms)
+        return now_ms
 
     def sleep(self, seconds: float) -> None:
         self._ns += int(seconds * 1e9)
@@ -101,3 +108,4 @@ class SimulatedClock(Clock):
     def step(self, ms: int) -> None:
         """Somebody sets the machine's clock by this much."""
         self._offset_ms += ms
+        self.set_back = self.set_back or ms < -STORE_TIME_AHEAD_MS

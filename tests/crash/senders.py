@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import enum
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mqproc.client import sending, unique_id
-from mqproc.client.connection import Connection
+from mqproc.client.connection import Connection, Outcome
 from mqproc.client.retry import ConnectionLost
+from mqproc.delay_levels import DELAY_LEVELS
 from mqproc.errors import MqprocError
-from mqproc.message import Message
-from mqproc.names import DELAY_LEVELS
+from mqproc.message import Message, SendResult, StoredMessage
 from mqproc.paths import StorePaths
+from tests.crash.placed import Broken
 from tests.crash.schedule import Schedule
 from tests.crash.tasks import connect
 
@@ -77,10 +79,10 @@ class Senders:
         self.time_ms = 0
         """When what is made now is born."""
 
-    def make(self, count: int) -> list[Sent]:
-        """New messages of one topic, remembered."""
+    def make(self, count: int, *, at_once: bool = False) -> list[Sent]:
+        """New messages of one topic, remembered; with `at_once` they do not wait for a time."""
         topic, wait = self._rng.choice(TOPICS), self._rng.random() < 0.8
-        level, deliver_at_ms = self._delay()
+        level, deliver_at_ms = (0, 0) if at_once else self._delay()
         made = []
         for _ in range(count):
             number = len(self.sent)
@@ -107,6 +109,14 @@ class Senders:
         sent = self.sent[int(digits)]
         return sent if sent.body == body else None
 
+    def number_of(self, message: StoredMessage) -> int:
+        """The number of the message that somebody got; raises Broken when nobody sent it."""
+        sent = self.of_body(message.body)
+        if sent is None:
+            where = f"{message.topic} {message.queue_id} {message.queue_offset}"
+            raise Broken(f"the message at {where} was never sent: {message.body[:40]!r}")
+        return sent.number
+
     def run(self, paths: StorePaths, schedule: Schedule, frames: int) -> None:
         """A sender's life: a task of the schedule."""
         connection: Connection | None = None
@@ -129,37 +139,39 @@ class Senders:
 
     def _send(self, connection: Connection, flying: dict[int, list[Sent]]) -> None:
         group = self.make(self._rng.choice((1, 1, 2, 5, 20)))
-        messages = [
-            Message(
-                one.topic,
-                one.body,
-                one.tag,
-                (one.key,),
-                born_timestamp_ms=self.time_ms,
-                delay_level=one.delay_level,
-                deliver_at_ms=one.deliver_at_ms,
-            )
-            for one in group
-        ]
-        call = sending.send_group(messages, wait=group[0].waited)
+        call = sending.send_group([self.message_of(one) for one in group], wait=group[0].waited)
         flying[connection.submit(call)] = group
 
     def _hear(self, connection: Connection, flying: dict[int, list[Sent]]) -> None:
         for request_id in list(flying):
             outcome = connection.done.pop(request_id, None)
-            if outcome is None:
-                continue
-            group = flying.pop(request_id)
-            error = outcome.error
-            if error is None:
-                for one, result in zip(group, outcome.value, strict=True):
-                    one.fate = Fate.STORED
-                    one.physical_offset = result.physical_offset
-                    one.queue_id, one.queue_offset = result.queue_id, result.queue_offset
-                continue
-            unknown = error.taken if isinstance(error, ConnectionLost) else _may_be_stored(error)
-            for one in group:
-                one.fate = Fate.UNKNOWN if unknown else Fate.REFUSED
+            if outcome is not None:
+                self.settle(flying.pop(request_id), outcome, outcome.value)
+
+    def message_of(self, sent: Sent) -> Message:
+        """As its sender gives it to the client."""
+        return Message(
+            sent.topic,
+            sent.body,
+            sent.tag,
+            (sent.key,),
+            born_timestamp_ms=self.time_ms,
+            delay_level=sent.delay_level,
+            deliver_at_ms=sent.deliver_at_ms,
+        )
+
+    def settle(self, group: Sequence[Sent], outcome: Outcome, results: Sequence[SendResult]) -> None:
+        """Remember what the senders of some messages were told."""
+        error = outcome.error
+        if error is None:
+            for one, result in zip(group, results, strict=True):
+                one.fate = Fate.STORED
+                one.physical_offset = result.physical_offset
+                one.queue_id, one.queue_offset = result.queue_id, result.queue_offset
+            return
+        unknown = error.taken if isinstance(error, ConnectionLost) else _may_be_stored(error)
+        for one in group:
+            one.fate = Fate.UNKNOWN if unknown else Fate.REFUSED
 
 
 def _may_be_stored(error: MqprocError) -> bool:

@@ -22,7 +22,6 @@ from mqproc.errors import MqprocError
 from mqproc.layout import control as words_of
 from tests.crash import checks
 from tests.crash.checks import Truth
-from tests.crash.consumers import Consumers
 from tests.crash.deletions import Deletions
 from tests.crash.disk import Disk, Grain, Loss, Metadata, Pick
 from tests.crash.group import Group
@@ -102,7 +101,7 @@ class Program:
         self._options = options_of(flush)
         self._rng = random.Random(0)
         self._senders = Senders(self._rng)
-        self._deletions = Deletions(self._rng, self._senders, Consumers(self._rng, self._senders))
+        self._deletions = Deletions(self._rng, self._senders)
         self._fault = Fault("", case.nth, case.errno, short=case.short) if case is not None else None
         self._calls = 0
         self._clock_ms = FIRST_MS

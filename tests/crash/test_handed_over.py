@@ -30,8 +30,8 @@ class OneLater(Senders):
 
     by_level = True
 
-    def make(self, count: int) -> list[Sent]:
-        return super().make(1)
+    def make(self, count: int, *, at_once: bool = False) -> list[Sent]:
+        return super().make(1, at_once=at_once)
 
     def _delay(self) -> tuple[int, int]:
         return (1, 0) if self.by_level else (0, self.time_ms + 1000)

@@ -7,6 +7,8 @@ files of every kind that have rolled.
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import shutil
 from pathlib import Path
 from random import Random
@@ -31,6 +33,7 @@ from tests.store.recovery.recovering import RecordingIO, Recovered, contents, re
 UNTOUCHED = ("lock", "mqproc/control", "mqproc/errors", "log.jsonl")
 BATCH = 40
 SEGMENT = 1 << 17
+TIMER_LOG_FILE = 4096
 
 
 class Files:
@@ -55,7 +58,7 @@ class Files:
         """One damaged store. Raises what breaks a rule."""
         random = Random(seed)
         shutil.rmtree(self._copy, ignore_errors=True)
-        shutil.copytree(self.root, self._copy)
+        shutil.copytree(self.root, self._copy, copy_function=_copy_sparse)
         self.harms: list[str] = []
         for _ in range(random.choice((1, 1, 1, 2, 3))):
             self._harm(random)
@@ -63,7 +66,9 @@ class Files:
         if not self._vouched:
             # Nothing vouches for queues and index, so each unit and entry is compared with the log.
             shutil.rmtree(self._copy / "mqproc")
-        intact = [message for message in self._messages if self._is_intact(message)]
+        log = {name: self._copy / "commitlog" / name for name in self._bytes}
+        harmed = {name: path.read_bytes() if path.is_file() else b"" for name, path in log.items()}
+        intact = [message for message in self._messages if self._is_intact(message, harmed)]
         self._read()
         found = recover(self._copy, self.options, clean=random.random() < 0.5)
         if not self._vouched:
@@ -103,14 +108,12 @@ class Files:
             return found
         return found[: len(data)] + data[len(found) :]
 
-    def _is_intact(self, message: StoredMessage) -> bool:
+    def _is_intact(self, message: StoredMessage, harmed: dict[str, bytes]) -> bool:
         """Whether all bytes of its record are as they were stored."""
         for name, data in self._bytes.items():
-            start = int(name)
-            if start <= message.physical_offset < start + len(data):
-                path = self._copy / "commitlog" / name
-                at = message.physical_offset - start
-                return path.is_file() and path.read_bytes()[at : at + message.size] == data[at : at + message.size]
+            at = message.physical_offset - int(name)
+            if 0 <= at < len(data):
+                return harmed[name][at : at + message.size] == data[at : at + message.size]
         return False
 
     def _is_record(self, physical_offset: int) -> bool:
@@ -179,6 +182,7 @@ def make_store(root: Path) -> tuple[Path, Options]:
         max_index_num=400,
         max_hash_slot_num=50,
         mapped_file_size_consume_queue=800,
+        mapped_file_size_timer_log=TIMER_LOG_FILE,
         max_queues=256,
     )
     group.start()
@@ -205,3 +209,21 @@ def make_store(root: Path) -> tuple[Path, Options]:
     assert paths.delay_offsets.exists()
     assert paths.timer_check.exists()
     return root, Options(**group.options)
+
+
+def _copy_sparse(source: str, target: str) -> None:
+    """A copy of a file with its holes: the timer's wheel is large, and empty."""
+    with open(source, "rb") as old, open(target, "wb") as new:
+        size = os.fstat(old.fileno()).st_size
+        new.truncate(size)
+        at = 0
+        while at < size:
+            try:
+                start = os.lseek(old.fileno(), at, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                break
+            at = os.lseek(old.fileno(), start, os.SEEK_HOLE)
+            os.pwrite(new.fileno(), os.pread(old.fileno(), at - start, start), start)
+    shutil.copystat(source, target)

@@ -1,38 +1,27 @@
 """RocketMQ's own DefaultMessageStore 5.3.3 reads what we wrote and goes on with it, and we go on with what it wrote.
 
-Stores stopped in order, killed, written as the system's topics are, and damaged go the way that `java_story` tells.
+Stores stopped in order, killed, and written as the system's topics are go the way that `java_story` tells.
 What RocketMQ told is compared with what our reader finds in copies of the very files, record by record, queue by
 queue, key by key; and with what was acknowledged.
-
-RocketMQ differs here, all of it seen by these tests:
-
-* A bad record in the last file cuts the log there when RocketMQ opens the store, intact records behind it included;
-  their bytes stay. In an earlier file of a store that was stopped in order a bad record is not noticed.
-* What RocketMQ cuts stays in the index, whose newest file then takes no key of what is appended below its end.
-* RocketMQ loads a store before it takes the lock. On a running store of ours it fails to start, as it should, but has
-  by then deleted the newest index file and the segments behind the log's end.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import ipaddress
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from mqproc import Message, StoreReader
+from mqproc import StoreReader
 from mqproc.layout.checkpoint import decode as decode_checkpoint
-from mqproc.layout.consume_queue import FILLER_SIZE
-from mqproc.message import StoredMessage
 from tests.conftest import Group
 from tests.interop import java_stores
-from tests.interop.java_stores import SEGMENT_SIZE, SIZES, Sent
+from tests.interop.java_checks import as_line, assert_delivered, assert_told
+from tests.interop.java_stores import SEGMENT_SIZE
 from tests.interop.java_story import Story, keys_of, tell
-from tests.interop.rocketmq import Dump, Line, RocketMq, rocketmq_options
+from tests.interop.rocketmq import Dump, RocketMq
 from tests.processes.rebuild import rebuilt
 
 # The first test waits for the build, which downloads some 100 MB where Maven's repository is empty, and for the
@@ -40,7 +29,6 @@ from tests.processes.rebuild import rebuilt
 pytestmark = pytest.mark.timeout(1000)
 
 WHOLE = ("stopped", "killed", "internal", "retained")
-HOLED = ("hole_early", "hole_last")
 # The folder that holds the files of which RocketMQ told.
 MOMENTS = {"first": "left", "second": "extended", "third": "ended"}
 PULL_BYTES_MAX = 128 << 20
@@ -54,23 +42,13 @@ Seen = tuple[Story, str, StoreReader]
 
 
 @pytest.fixture(scope="module")
-def rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RocketMq]:
-    with RocketMq(tmp_path_factory.mktemp("rocketmq")) as program:
-        yield program
-
-
-@pytest.fixture(scope="module")
 def told(rocketmq: RocketMq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     """The stories of all stores by name, and what `mqproc up` said of a store that RocketMQ held."""
     folder = tmp_path_factory.mktemp("java")
     doomed = java_stores.Doomed(folder)
     stories: list[Story] = []
     try:
-        stopped = java_stores.stopped(folder)
-        stories += [Story(stopped), Story(java_stores.internal(folder)), Story(java_stores.retained(folder))]
-        stories.append(Story(*java_stores.damaged(stopped, "hole_early", java_stores.in_an_early_segment)))
-        # RocketMQ appends less than it cuts there.
-        stories.append(Story(*java_stores.damaged(stopped, "hole_last", java_stores.in_the_last_segment), 3))
+        stories += [Story(make(folder)) for make in (java_stores.stopped, java_stores.internal, java_stores.retained)]
         stories.append(Story(doomed.kill()))
         refused = tell(stories, rocketmq)
         yield {story.handed.name: story for story in stories}, refused
@@ -162,62 +140,18 @@ def test_we_do_not_start_while_rocketmq_holds_the_store(told: Told, rocketmq: Ro
     assert f"in use by pid {rocketmq.pid} " in refused.stderr
 
 
-@pytest.fixture
-def intruded(rocketmq: RocketMq, make_group: Callable[..., Group]) -> tuple[Group, dict[int, Sent]]:
-    """A running group on whose store RocketMQ has tried to start, and what had been acknowledged before."""
-    group = make_group("held", **SIZES)
-    handed = java_stores.Handed("held", group)
-    with group.client() as client:
-        for number in range(200):
-            message = Message("held", b"before %d" % number, keys=[f"before-{number}"], queue_id=number % 4)
-            handed.note(message, client.send(message))
-    group.wait_dispatched()
-    opened = rocketmq.ask("open", group.store, options=rocketmq_options(SIZES))
-    assert not opened["started"]
-    assert not opened["loaded"] or "Lock failed" in opened["error"]
-    return group, handed.sent
-
-
-def test_rocketmq_does_not_start_on_a_running_store(intruded: tuple[Group, dict[int, Sent]]) -> None:
-    """What was acknowledged before is there, now and after a new start."""
-    group, sent = intruded
-    assert _as_sent(group, sent) == sent
-    group.stop()
-    group.start()
-    assert _as_sent(group, sent) == sent
-
-
-def _as_sent(group: Group, sent: dict[int, Sent]) -> dict[int, Sent]:
-    with group.client() as client:
-        return {
-            found.physical_offset: Sent(
-                found.topic, found.queue_id, found.queue_offset, found.body, found.tag, found.keys
-            )
-            for found in client.range("held")
-            if found.physical_offset in sent
-        }
-
-
-def test_keys_are_indexed_after_rocketmq_has_tried(intruded: tuple[Group, dict[int, Sent]]) -> None:
-    group, _ = intruded
-    with group.client() as client:
-        told = client.send("held", b"after", keys="after")
-        group.wait_dispatched()
-        assert [message.physical_offset for message in client.by_key("held", "after")] == [told.physical_offset]
-
-
 # What was acknowledged is what RocketMQ reads
 
 
 def test_what_we_acknowledged_is_what_rocketmq_reads(story: Story) -> None:
     dump = story.dumps["first"]
     assert len(story.handed.sent) > 200
-    _assert_told(dump, story.handed.sent)
+    assert_told(dump, story.handed.sent)
 
 
 def test_what_we_appended_behind_rocketmq_is_what_it_reads(story: Story) -> None:
     second, third = story.dumps["second"], story.dumps["third"]
-    _assert_told(third, story.handed.sent | story.added)
+    assert_told(third, story.handed.sent | story.added)
     assert min(story.added) >= second.max_physical_offset
     parked = second.parked(TIME_MAX)
     for queue, line in third.queues.items():
@@ -233,31 +167,6 @@ def test_what_we_appended_behind_rocketmq_is_what_it_reads(story: Story) -> None
     assert {offset: third.records[offset]["sha256"] for offset in second.records} == {
         offset: line["sha256"] for offset, line in second.records.items()
     }
-
-
-def _assert_told(dump: Dump, sent: dict[int, Sent]) -> None:
-    """RocketMQ's log holds the messages, its queues those that have a place in one."""
-    for offset, each in sent.items():
-        line = dump.records[offset]
-        properties = line["properties"]
-        found = Sent(
-            line["topic"],
-            line["queueId"],
-            line["queueOffset"],
-            base64.b64decode(line["body"]),
-            properties.get("TAGS", ""),
-            tuple(properties.get("KEYS", "").split()),
-            each.queued,
-        )
-        assert found == each
-        assert (_unit_at(dump, each) == offset) is each.queued, each
-
-
-def _unit_at(dump: Dump, sent: Sent) -> int | None:
-    """The place in the log that RocketMQ's queue has for a message; None where its queue has none."""
-    queue = dump.queues.get((sent.topic, sent.queue_id), {"minOffset": 0, "units": []})
-    place = sent.queue_offset - queue["minOffset"]
-    return queue["units"][place][0] if 0 <= place < len(queue["units"]) else None
 
 
 # RocketMQ and our reader, over the same files
@@ -278,38 +187,9 @@ def test_the_logs_agree(seen: Seen) -> None:
         raw = reader.record_bytes(message.physical_offset)
         assert raw is not None
         assert hashlib.sha256(raw.data).hexdigest() == line["sha256"]
-        assert _as_line(message) == {name: line[name] for name in _as_line(message)} | {
+        assert as_line(message) == {name: line[name] for name in as_line(message)} | {
             "properties": {name: value for name, value in line["properties"].items() if name != CRC_NAME}
         }
-
-
-def _as_line(message: StoredMessage) -> Line:
-    """Our message with the names and forms of StoreDump.java."""
-    return {
-        "offset": message.physical_offset,
-        "physicalOffset": message.physical_offset,
-        "size": message.size,
-        "messageId": message.message_id,
-        "topic": message.topic,
-        "queueId": message.queue_id,
-        "queueOffset": message.queue_offset,
-        "flag": message.flag,
-        "sysFlag": message.sys_flag,
-        "bornTimestamp": message.born_timestamp_ms,
-        "bornHost": _host(message.born_host),
-        "storeTimestamp": message.store_timestamp_ms,
-        "storeHost": _host(message.store_host),
-        "reconsumeTimes": message.reconsume_times,
-        "preparedTransactionOffset": message.prepared_transaction_offset,
-        "bodyCrc": message.body_crc,
-        "body": base64.b64encode(message.body).decode(),
-        "properties": dict(message.properties),
-    }
-
-
-def _host(text: str) -> str:
-    address, _, port = text.rpartition(":")
-    return f"{ipaddress.ip_address(address.strip('[]')).packed.hex()}:{port}"
 
 
 def test_rocketmq_verifies_the_crcs_of_whole_records(seen: Seen) -> None:
@@ -418,91 +298,7 @@ def test_our_group_serves_what_rocketmq_wrote(story: Story) -> None:
         assert [message.physical_offset for message in messages[: len(pulled)]] == pulled
         for message in messages[: len(pulled)]:
             line = dump.records[message.physical_offset]
-            assert _as_line(message)["body"] == line["body"]
+            assert as_line(message)["body"] == line["body"]
             assert message.queue_offset == line["queueOffset"]
     assert story.served.keys == keys_of(dump.records.values())
-    _assert_delivered(story, {queue: messages[len(dump.pulled(*queue)) :] for queue, messages in served.items()})
-
-
-def _assert_delivered(story: Story, behind: dict[tuple[str, int], list[StoredMessage]]) -> None:
-    """Behind what RocketMQ wrote lie the messages whose time had come, each once and where it was to go."""
-    early, late = (story.dumps["second"].parked(moment_ms) for moment_ms in story.served_ms)
-    origins: list[int] = []
-    for queue, messages in behind.items():
-        for message in messages:
-            line = late[message.prepared_transaction_offset]
-            properties = line["properties"]
-            assert queue == (properties["REAL_TOPIC"], int(properties["REAL_QID"]))
-            assert _as_line(message)["body"] == line["body"]
-            origins.append(line["offset"])
-    assert len(set(origins)) == len(origins)
-    assert early.keys() <= set(origins)
-    assert early, "no message of this store was due"
-
-
-# Damage
-
-
-@pytest.fixture
-def hole_early(told: Told) -> Story:
-    return told[0]["hole_early"]
-
-
-@pytest.fixture
-def hole_last(told: Told) -> Story:
-    return told[0]["hole_last"]
-
-
-def test_a_hole_in_an_early_segment_cuts_nothing(hole_early: Story) -> None:
-    """RocketMQ's walk goes on in the next segment; what lies between is read by queue, key and offset."""
-    first, victim = hole_early.dumps["first"], hole_early.victim
-    after = victim - victim % SEGMENT_SIZE + SEGMENT_SIZE
-    assert [(line["offset"], line["next"]) for line in first.lines("bad")] == [(victim, after)]
-    sent = hole_early.handed.sent
-    walked = {offset: each for offset, each in sent.items() if not victim < offset < after}
-    _assert_told(first, walked)
-    for offset in sent.keys() - walked.keys():
-        queue = sent[offset].topic, sent[offset].queue_id
-        assert first.queues[queue]["units"][sent[offset].queue_offset][0] == offset
-    for (topic, key, _), offsets in keys_of(first.records.values()).items():
-        assert {*offsets[-64:]} <= {*first.keys[(topic, key)]}, (topic, key)
-
-
-def test_rocketmq_steps_over_a_hole(hole_early: Story) -> None:
-    first = hole_early.dumps["first"]
-    for queue, line in first.queues.items():
-        assert first.pulled(*queue) == [unit[0] for unit in line["units"] if unit[1] != FILLER_SIZE]
-
-
-def test_our_group_serves_what_rocketmq_wrote_behind_a_hole(hole_early: Story) -> None:
-    dump = hole_early.dumps["second"]
-    behind: dict[tuple[str, int], list[StoredMessage]] = {}
-    for queue, line in dump.queues.items():
-        units = [unit[0] for unit in line["units"] if unit[1] != FILLER_SIZE]
-        served = hole_early.served.queues[queue]
-        assert [message.physical_offset for message in served[: len(units)]] == units
-        behind[queue] = served[len(units) :]
-    _assert_delivered(hole_early, behind)
-    assert {answer["status"] for answer in hole_early.answers} == {"PUT_OK"}
-    _assert_told(hole_early.dumps["third"], hole_early.added)
-
-
-def test_rocketmq_cuts_the_log_at_a_hole_in_the_last_segment(hole_last: Story) -> None:
-    first, victim = hole_last.dumps["first"], hole_last.victim
-    assert first.max_physical_offset == victim
-    _assert_told(first, {offset: each for offset, each in hole_last.handed.sent.items() if offset < victim})
-    assert max(line["maxOffset"] for line in first.queues.values()) > 0
-    assert hole_last.answers[0]["physicalOffset"] == victim
-
-
-def test_our_group_serves_what_rocketmq_wrote_where_it_had_cut(hole_last: Story) -> None:
-    dump = hole_last.dumps["second"]
-    for queue in dump.queues:
-        served = {message.physical_offset: message for message in hole_last.served.queues[queue]}
-        for offset in dump.pulled(*queue):
-            assert _as_line(served[offset])["body"] == dump.records[offset]["body"]
-            assert served[offset].queue_offset == dump.records[offset]["queueOffset"]
-
-
-def test_what_we_append_where_rocketmq_had_cut_is_what_it_reads(hole_last: Story) -> None:
-    _assert_told(hole_last.dumps["third"], hole_last.added)
+    assert_delivered(story, {queue: messages[len(dump.pulled(*queue)) :] for queue, messages in served.items()})

@@ -19,8 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from mqproc.delay_levels import DELAYS_MS
 from mqproc.kernels import dispatch, dispatch_buffers
-from mqproc.kernels.dispatch import DELAY_LEVELS_MS, RUN_COLUMNS, SCHEDULE_TOPIC, StopReason
+from mqproc.kernels.dispatch import RUN_COLUMNS, SCHEDULE_TOPIC, StopReason
 from mqproc.kernels.dispatch_buffers import DispatchBuffers, ScanResult
 from mqproc.kernels.jit import COMPILED
 from mqproc.layout import queue_table as table_layout
@@ -93,7 +94,7 @@ def tags_code(message: Record, pairs: dict[str, str]) -> int:
         except ValueError:
             level = 0
         if level > 0:
-            return message.store_timestamp_ms + int(DELAY_LEVELS_MS[level])
+            return message.store_timestamp_ms + DELAYS_MS[level - 1]
     return java_hash(pairs["TAGS"]) if "TAGS" in pairs else 0
 
 
@@ -302,6 +303,25 @@ def test_a_changed_length_is_a_bad_record_or_the_same_record(data: st.DataObject
     log.view = view
     result = scan(log, log.table(), DispatchBuffers(64, 100, 1))
     assert result.stopped_at in (0, log.end)
+
+
+@pytest.mark.parametrize("delays_ms", [DELAYS_MS, (5_000, 8_000), (7,), tuple(range(1, 19))])
+def test_the_schedule_topics_times_follow_from_the_stores_levels(delays_ms: tuple[int, ...]) -> None:
+    """A level above the last one counts as that; what is no level leaves the tag's hash."""
+    texts = ["1", "2", "3", "18", "19", "99999999999", "+2", "0", "-1", "x"]
+    log = Log(
+        [
+            Record(topic=SCHEDULE_TOPIC, queue_offset=number, properties=f"DELAY\x01{text}\x02".encode())
+            for number, text in enumerate(texts)
+        ]
+    )
+    table = log.table()
+    result = scan(log, table, DispatchBuffers(64, 100, 1, delays_ms=delays_ms))
+    (units,) = units_of(result, table).values()
+    stored_ms = log.messages[0].store_timestamp_ms
+    levels = [min(level, len(delays_ms)) for level in (1, 2, 3, 18, 19, 99, 2)]
+    wanted = [stored_ms + delays_ms[level - 1] for level in levels] + [0, 0, 0]
+    assert [unit[3] for unit in units] == wanted
 
 
 def test_a_run_knows_its_last_record() -> None:

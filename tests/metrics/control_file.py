@@ -47,13 +47,17 @@ def make_control(store: Path) -> Control:
 
 
 def make_queues(store: Path, topics: int, queues: int, messages: int) -> None:
-    """A queue table with so many topics, queues each, and messages a queue, of which the first two have expired."""
+    """A queue table with so many topics, queues each, and messages a queue, of which the first two have expired.
+
+    Of each queue of the nth topic n messages have been handed out.
+    """
     paths = StorePaths(store)
     paths.own.mkdir(parents=True, exist_ok=True)
     table = QueueTable.create(IO, paths.queues, topics * queues)
     for topic in range(topics):
         for queue_id in range(queues):
             number = table.create_queue(f"topic-{topic}", queue_id, messages, 2)
+            table.store(number, queue_table.DELIVERED, topic + 1)
             table.store(number, queue_table.LAST_STORE_TIMESTAMP_MS, 1_700_000_000_000 + topic)
     table.close()
 

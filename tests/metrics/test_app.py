@@ -128,6 +128,7 @@ def test_an_event_is_a_snapshot_of_the_group(control: Control, tmp_path: Path) -
         "queues": 2,
         "appended": 20,
         "stored": 16,
+        "delivered": 120,
         "last_ms": 1_700_000_000_059,
     }
     assert found["errors"][0]["text"] == "disk nearly full"

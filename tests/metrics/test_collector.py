@@ -119,6 +119,7 @@ def test_topics_are_the_sums_of_their_queues(tmp_path: Path, scrape: Scrape) -> 
     assert value(text, "mqproc_queues") == 12
     assert value(text, "mqproc_queue_table_used_ratio") == 1
     assert value(text, "mqproc_messages_appended_total", topic="topic-1") == 40
+    assert value(text, "mqproc_messages_delivered_total", topic="topic-1") == 8
     assert value(text, "mqproc_stored_messages", topic="topic-1") == 32
     assert value(text, "mqproc_last_message_timestamp_seconds", topic="topic-2") == 1_700_000_000.002
     assert value(text, "mqproc_storage_bytes", target="consumequeue") == 3 * 32 * 20
@@ -141,7 +142,7 @@ def test_five_thousand_topics_are_scraped_in_time(tmp_path: Path, control: Contr
     text = render(collector.samples())
     took_s = time.process_time() - began
     collector.close()
-    assert text.count(b'{topic="') == 15_000
+    assert text.count(b'{topic="') == 20_000
     assert took_s < 0.2, f"{took_s * 1000:.0f} ms"
 
 

@@ -71,6 +71,8 @@ def test_topics_roles_and_theme_can_be_clicked_through(group: Group, page: Chrom
     page.open(page.value("location.href"), width=390)
     page.wait(lambda: page.text("#verdict") == "ready", "the page says ready on a phone")
     assert page.value("document.documentElement.scrollWidth") <= 390
+    cut = "[...document.querySelectorAll('section')].filter(each => each.scrollWidth > each.clientWidth)"
+    assert page.value(f"{cut}.map(each => each.innerText)") == []
     assert page.screenshot(tmp_path / "phone.png").startswith(b"\x89PNG")
     assert page.problems == []
 

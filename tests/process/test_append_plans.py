@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from mqproc.config import Options
+from mqproc.delay_levels import DELAY_LEVELS
 from mqproc.errors import BadRequestError, TooManyQueuesError, TopicNotFoundError
 from mqproc.io import StoreIO
 from mqproc.layout import queue_table as layout
-from mqproc.names import DELAY_LEVELS, REVIVE_QUEUES, REVIVE_TOPIC, SCHEDULE_TOPIC
+from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC, SCHEDULE_TOPIC
 from mqproc.paths import StorePaths, segment_name
 from mqproc.process.append_plans import OpenTopics
 from mqproc.store.deleted_topics import Deletion

@@ -11,14 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.errors import DiskFullError
+from mqproc.errors import DiskFullError, StoreReadOnlyError
 from mqproc.io import StoreIO
+from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.store.groups import progress
 from mqproc.store.groups.progress import GroupProgress, all_progress
-from mqproc.wire.group_operations import EARLIEST, GroupCommitRequest, GroupJoinRequest, GroupRequest
+from mqproc.wire.group_operations import (
+    EARLIEST,
+    GroupCommitRequest,
+    GroupJoinRequest,
+    GroupRequest,
+    GroupResetRequest,
+    GroupSettingsRequest,
+)
 from mqproc.wire.operations import Operation, PullRequest
 from tests.process.test_query import PATIENCE_S, Caller, Group
+from tests.store.faulty_io import FaultyIO
 
 
 class FullDiskIO(StoreIO):
@@ -52,7 +61,7 @@ def io(monkeypatch: pytest.MonkeyPatch) -> FullDiskIO:
 
 
 @contextmanager
-def started(root: Path, io: FullDiskIO) -> Iterator[Group]:
+def started(root: Path, io: StoreIO) -> Iterator[Group]:
     group = Group(root, io)
     for frame in range(8):
         group.put("Orders", frame)
@@ -61,6 +70,47 @@ def started(root: Path, io: FullDiskIO) -> Iterator[Group]:
         yield group
     finally:
         group.close()
+
+
+CONFIG_FILES = {
+    "consumerOffset.json": (Operation.GROUP_RESET, GroupResetRequest("g", [("Orders", 0, 1)])),
+    "subscriptionGroup.json": (Operation.GROUP_SETTINGS, GroupSettingsRequest("g", retry_max_times=3)),
+}
+
+
+@pytest.mark.parametrize("name", CONFIG_FILES)
+def test_a_failed_sync_of_a_groups_file_is_final(tmp_path: Path, name: str) -> None:
+    io = FaultyIO()
+    with started(tmp_path / "store", io) as group:
+        caller = group.connect()
+        caller.call(Operation.GROUP_SETTINGS, GroupSettingsRequest("g", retry_max_times=5))
+        io.failing = {name: errno.EIO}
+        for _ in range(2):
+            with pytest.raises(StoreReadOnlyError):
+                caller.call(*CONFIG_FILES[name])
+            io.failing = {}
+        assert group.control.words[words_of.QUERY_SYNC_ERRNO] == errno.EIO
+        assert name in group.context.paths.read_only.read_text()
+        answer, _ = caller.call(Operation.PULL, PullRequest("Orders", 0, 0))
+        assert answer.count
+
+
+def test_a_reset_is_saved_when_the_log_is_durable_that_others_progress_rests_on(tmp_path: Path) -> None:
+    io = FaultyIO()
+    with started(tmp_path / "store", io) as group:
+        words = group.control.words
+        assert group.control.flushed < words[words_of.WRITTEN]
+        caller = group.connect()
+        caller.call(Operation.GROUP_SETTINGS, GroupSettingsRequest("g"))
+        io.tried()
+        caller.call(Operation.GROUP_RESET, GroupResetRequest("g", [("Orders", 0, 1)]))
+        synced = io.tried()
+        assert synced.index(f"{0:020d}") < synced.index("consumerOffset.json.tmp")
+        io.failing = {"/commitlog/": errno.EIO}
+        saved = group.context.paths.consumer_offsets.read_bytes()
+        with pytest.raises(StoreReadOnlyError):
+            caller.call(Operation.GROUP_RESET, GroupResetRequest("g", [("Orders", 0, 0)]))
+        assert group.context.paths.consumer_offsets.read_bytes() == saved
 
 
 @pytest.fixture

@@ -127,6 +127,21 @@ def test_options_may_change_meanwhile(tmp_path: Path) -> None:
     keeper.close()
 
 
+def test_a_failed_sync_of_delay_offsets_is_final_and_told_once(tmp_path: Path) -> None:
+    found = Rig(tmp_path, **SMALL)
+    with capture_logs() as logged:
+        keeper = Keeper(found.context(words_of.KEEPER))
+        found.io.failing = {"delayOffset.json": errno.EIO}
+        keeper._levels._levels[2].offset = 1  # As of a delivery.
+        live(found, keeper, 5)
+    words = found.control.words
+    assert words[words_of.KEEPER_SYNC_ERRNO] == errno.EIO
+    assert "delayOffset.json" in found.paths.read_only.read_text()
+    assert sum("delayOffset.json could not be saved" in line["event"] for line in logged) == 1
+    assert sum("delayOffset.json" in path for path in found.io.synced) == 1
+    keeper.close()
+
+
 @pytest.mark.parametrize("after_ms", [0, 10, 30, 60])
 def test_a_stopped_keeper_leaves_what_a_new_one_finishes(tmp_path: Path, after_ms: int) -> None:
     found, keeper, _disk = rig(tmp_path)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from collections.abc import Iterator
 
 import pytest
 import structlog
 
+from mqproc.config import LogFormat
 from mqproc.process import log
 from mqproc.process.log import RepeatLimit
 
@@ -36,7 +38,7 @@ def test_json_line_has_the_common_fields_first_and_then_its_own() -> None:
     assert list(found) == ["ts", "level", "role", "pid", "event", "waited_ms"]
     assert (found["level"], found["role"], found["pid"]) == ("warning", "writer", os.getpid())
     assert (found["event"], found["waited_ms"]) == ("segment not ready", 3)
-    assert found["ts"][:2] == "20"
+    assert re.fullmatch(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", found["ts"])
 
 
 def test_traceback_is_a_field() -> None:
@@ -58,6 +60,18 @@ def test_terminal_gets_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "segment not ready" in stream.getvalue()
     assert "waited_ms=3" in stream.getvalue()
     assert "\x1b" not in stream.getvalue()
+
+
+def test_the_option_says_what_a_line_looks_like_wherever_it_goes() -> None:
+    stream, terminal = io.StringIO(), Terminal()
+    log.configure("writer", stream, log_format=LogFormat.HUMAN)
+    log.get_logger().warning("segment not ready", waited_ms=3)
+    assert "segment not ready" in stream.getvalue()
+    assert "waited_ms=3" in stream.getvalue()
+    assert "\x1b" not in stream.getvalue()
+    log.configure("writer", terminal, log_format=LogFormat.JSON)
+    log.get_logger().warning("segment not ready", waited_ms=3)
+    assert json.loads(terminal.getvalue())["waited_ms"] == 3
 
 
 def test_debug_is_left_out() -> None:

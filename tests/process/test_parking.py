@@ -36,6 +36,13 @@ def test_a_level_is_a_queue_and_the_last_one_takes_what_is_above(level: int, que
     assert (pairs["DELAY"], pairs["REAL_TOPIC"], pairs["REAL_QID"]) == (str(queue_id + 1), "T", "5")
 
 
+def test_a_store_with_fewer_levels_takes_the_last_one_for_those_above() -> None:
+    options = Options(message_delay_level="5s 8s")
+    found = [parked(request(delay_level=level), 0, options, NOW) for level in (1, 2, 3, 18)]
+    assert [each.queue_id for each in found] == [0, 1, 1, 1]
+    assert decode(properties_of(found[2]))["DELAY"] == "2"
+
+
 def test_a_half_message_waits_for_its_producer() -> None:
     assert waits(request(transaction=True), NOTHING, NOW)
     found = parked(request(transaction=True), 3, OPTIONS, NOW)

@@ -9,8 +9,8 @@ import pytest
 
 from mqproc.errors import BadRequestError, StoreBusyError
 from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC
-from mqproc.process import pops
 from mqproc.store.groups.check_points import CheckPoint
+from mqproc.store.reads import queue_messages
 from mqproc.wire.group_operations import GroupInvisibleRequest
 from mqproc.wire.operations import Operation
 from tests.process.test_query import Caller, Group
@@ -31,7 +31,7 @@ def is_read(caller: Caller) -> bool:
 
 def test_open_check_points_are_read_a_bounded_part_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The role goes on answering meanwhile, however much lies behind the first that is open."""
-    monkeypatch.setattr(pops, "_READ_MESSAGES", 4)
+    monkeypatch.setattr(queue_messages, "BATCH_MESSAGES", 4)
     group = Group(tmp_path / "store")
     now_ms = time.time_ns() // 1_000_000
     found = [CheckPoint("billing", "Orders", 0, (number,), now_ms, 600_000, 0) for number in range(COUNT)]
@@ -44,6 +44,6 @@ def test_open_check_points_are_read_a_bounded_part_a_step(tmp_path: Path, monkey
         while not is_read(caller):
             looks += 1
         assert looks >= 3
-        assert {key[3] for key in group.role._pops._open} == set(range(COUNT))
+        assert {found.key[3] for found in group.role._pops._open} == set(range(COUNT))
     finally:
         group.close()

@@ -19,6 +19,7 @@ from mqproc.control import Control
 from mqproc.errors import BadRequestError, FilterSyntaxError, MessageNotFoundError, error_from_wire
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
+from mqproc.layout import queue_table
 from mqproc.layout.record_codec import decode_records, encode_message_id
 from mqproc.message import PullStatus
 from mqproc.process import query
@@ -181,6 +182,9 @@ def test_a_pull_gives_records(filled: Group) -> None:
     words = filled.control.words
     assert words[words_of.PULLED_MESSAGES] == 5
     assert words[words_of.PULLED_BYTES] == len(payload)
+    table = filled.store.engine.table
+    delivered = table.column(queue_table.DELIVERED)
+    assert delivered[table.find("Orders", 1)] == delivered.sum() == 5
     assert words[words_of.QUERY_REQUESTS] == 1
     assert words[words_of.QUERY_CONNECTIONS] == 1
 

@@ -17,8 +17,6 @@ from mqproc.store.slices import finish
 from mqproc.store.transactions.halves import encode_marks
 from tests.store.live_store import LiveStore
 
-BYTES = 1 << 20
-
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[LiveStore]:
@@ -49,7 +47,7 @@ def commit(store: LiveStore, half_at: int) -> None:
 
 def started(store: LiveStore, max_open: int = 1000, progress: tuple[int, int] = (0, 0)) -> TransactionStart:
     store.dispatch()
-    start = TransactionStart(store.reading, OpenHalves(), max_open, BYTES)
+    start = TransactionStart(store.reading, OpenHalves(), max_open)
     finish(start.read(*progress, store.engine.appender.end))
     return start
 

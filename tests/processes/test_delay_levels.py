@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mqproc.layout.control import DISPATCHER, KEEPER, WRITER
 from mqproc.message import Message, StoredMessage
-from mqproc.names import SCHEDULE_TOPIC
+from mqproc.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.store import rocketmq_json
 from tests.conftest import Group, keeps_below, wait_until
 
@@ -81,7 +82,9 @@ def test_no_message_is_early_nor_later_than_promised(group: Group) -> None:
 
 
 def test_sends_of_every_kind_wait(group: Group) -> None:
-    """Single ones, many with properties of their own, a producer's: in the order in which they were sent."""
+    """Single ones, many with properties of their own, a producer's: in the order in which they were sent. Columns too,
+    with one time for all or one for each message.
+    """
     messages = [Message("t", b"%03d" % number, properties={"n": str(number)}, delay_level=1) for number in range(100)]
     with group.client() as client:
         client.send_many(messages[:50])
@@ -90,6 +93,21 @@ def test_sends_of_every_kind_wait(group: Group) -> None:
                 producer.send(message)
         for number in range(100, 116):
             client.send("t", b"%03d" % number, delay_level=1)
+        bodies = [b"%d" % number for number in range(6)]
+        all_at_once = client.send_batch("batch", bodies, delay=0.5)
+        assert len(set(all_at_once.queue_ids.tolist())) == 1
+        due_ms = time.time_ns() // 1_000_000 + np.array([900, 600, 900, 600, 1200, 0])
+        sent = client.send_batch("each", bodies, deliver_at=due_ms, queue_id=2, tags=list("abcdef"))
+        client.send_batch("level", bodies, delay_level=[1, 0, 2, 1, 2, 1], queue_id=0)
+        client.wait_dispatched()
+        for number in range(5):
+            assert client.pull(TIMER_TOPIC, 0, int(sent.queue_offsets[number])).messages[0].body == bodies[number]
+        each = wait_for(client, "each", 6)
+        assert [message.body for message in each] == [b"5", b"1", b"3", b"0", b"2", b"4"]
+        assert [message.tag for message in each] == ["f", "b", "d", "a", "c", "e"]
+        assert all(message.store_timestamp_ms >= due_ms[int(message.body)] for message in each)
+        assert [message.body for message in wait_for(client, "batch", 6)] == bodies
+        assert [message.body for message in wait_for(client, "level", 6)] == [b"1", b"0", b"3", b"5", b"2", b"4"]
         found = wait_for(client, "t", 116)
     assert [message.body for message in found] == [b"%03d" % number for number in range(116)]
     assert found[7].properties["n"] == "7"

@@ -8,16 +8,18 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from mqproc import AsyncClient, BadRequestError, Client, GroupInUseError
+from mqproc import AsyncClient, BadRequestError, Client, FilterSyntaxError, GroupInUseError, SqlFilter
 from mqproc.client.simple_consumer import SimpleConsumer
+from mqproc.io import StoreIO
 from mqproc.layout.control import QUERY, WRITER
 from mqproc.message import StoredMessage
 from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC
-from mqproc.store.groups import check_points
+from mqproc.store.groups import check_points, offsets_json
 from tests.conftest import Group, wait_until
 
 PATIENCE_S = 20.0
@@ -59,13 +61,15 @@ def bodies_of(messages: list[StoredMessage]) -> list[bytes]:
     return sorted((message.body for message in messages), key=int)
 
 
-def test_each_message_is_one_receivers_and_done_when_acknowledged(client: Client) -> None:
+def test_each_message_is_one_receivers_and_done_when_acknowledged(shared: Group, client: Client) -> None:
     sent = fill(client, "Each", 20)
+    before = shared.words()["pulled_messages"]
     one = client.simple_consumer("each", "Each", start="earliest")
     other = client.simple_consumer("each", "Each")
     first, second = received(one, 7), received(other, 13)
     assert bodies_of(first + second) == sent
     assert one.receive(10) == []
+    assert shared.words()["pulled_messages"] - before == 20
     assert one.ack(*first) == 7
     # Any of the group's consumers may do it; once.
     assert one.ack(*second) == 13
@@ -150,6 +154,64 @@ def test_the_revive_topic_says_what_rocketmq_would(client: Client) -> None:
     assert isinstance(found, check_points.CheckPoint)
     assert (found.topic, found.queue_id, found.offsets, found.invisible_ms) == ("Said", 0, (0, 1, 2), 60_000)
     assert [check_points.read(each).offsets for each in said[1:]] == [(1,), (0, 2)]
+
+
+def test_progress_is_saved_while_messages_are_received_and_acknowledged_all_the_time(
+    shared: Group, client: Client
+) -> None:
+    """RocketMQ's file never lacks more than some seconds of it: 5 s, and the sync of the log that it rests on."""
+    client.create_topic("steady", 1)
+    consumer = client.simple_consumer("steady", "steady", start="earliest")
+
+    def saved_progress() -> int:
+        client.send_batch("steady", [b"x"] * 8)
+        consumer.ack(*consumer.receive(8, timeout=5))
+        found = offsets_json.load(StoreIO(), shared.paths).progress
+        return next((at.offset for at in found if at.topic == "steady"), 0)
+
+    first = wait_until(saved_progress, what="a first save")
+    wait_until(lambda: saved_progress() > first, what="another one")
+
+
+def test_receives_take_filters_and_several_topics(client: Client) -> None:
+    for topic in ("fruit", "roots"):
+        client.create_topic(topic, 3)
+        tags = ["sweet" if number % 10 == 0 else "sour" for number in range(60)]
+        keys = [str(number) for number in range(60)]
+        client.send_batch(
+            topic,
+            [f"{topic}-{number}".encode() for number in range(60)],
+            tags=tags,
+            keys=keys,
+            queue_ids=[number % 3 for number in range(60)],
+        )
+    client.wait_dispatched()
+    wanted = {f"{topic}-{number}".encode() for topic in ("fruit", "roots") for number in range(0, 60, 10)}
+    for group, filter in (("sweet", "sweet"), ("sql", SqlFilter("TAGS = 'sweet'"))):
+        consumer = client.simple_consumer(group, ["fruit", "roots"], filter=filter, start="earliest")
+        messages = received(consumer, len(wanted))
+        assert {message.body for message in messages} == wanted
+        assert {message.queue_id for message in messages} == {0, 1, 2}
+        assert consumer.ack(*messages) == len(wanted)
+        assert consumer.receive(timeout=0.2) == []
+        lags = {(each.topic, each.queue_id): each.lag for each in client.groups.info(group).queues}
+        assert len(lags) == 6
+        assert set(lags.values()) == {0}, "the group has gone past what the filter did not let pass"
+    with pytest.raises(FilterSyntaxError):
+        client.simple_consumer("bad", "fruit", filter=SqlFilter("a and between 2 and 10")).receive()
+
+
+def test_what_comes_again_passes_a_filter_that_waits(client: Client) -> None:
+    client.create_topic("late", 1)
+    consumer = client.simple_consumer("late", "late", filter="wanted", start="earliest")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(consumer.receive, 8, 1.0, timeout=15)
+        client.send_batch("late", [b"%d" % number for number in range(100)], tags=["other"] * 99 + ["wanted"])
+        (message,) = waiting.result(20)
+        assert message.body == b"99"
+    (again,) = consumer.receive(8, timeout=15)
+    assert (again.body, again.tag, again.reconsume_times) == (b"99", "wanted", 1)
+    assert consumer.ack(again) == 1
 
 
 def test_the_async_one_does_the_same(shared: Group) -> None:

@@ -35,6 +35,18 @@ def write_units(files: ConsumeQueueFiles, count: int, size: int) -> None:
     files.write_run("T", 0, 0, units.view(np.uint8))
 
 
+@pytest.mark.parametrize(("size", "units"), [(10, 1), (20, 1), (21, 2), (40, 2)])
+def test_a_queue_file_of_any_size_holds_whole_units(tmp_path: Path, size: int, units: int) -> None:
+    store = LiveStore(tmp_path, mapped_file_size_consume_queue=size)
+    store.append("T", [b"%d" % number for number in range(5)], queues=1)
+    store.dispatch()
+    folder = store.engine.paths.queue("T", 0)
+    lengths = {path.name: path.stat().st_size for path in folder.iterdir()}
+    assert lengths == {f"{20 * units * number:020d}": 20 * units for number in range(-(-5 // units))}
+    assert [message.body for message in store.messages("T")] == [b"0", b"1", b"2", b"3", b"4"]
+    store.close()
+
+
 def test_an_empty_queue_has_nothing_before_or_behind(tmp_path: Path) -> None:
     store = LiveStore(tmp_path)
     store.engine.table.create_queue("T", 0)

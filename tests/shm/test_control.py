@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mqproc import control_words
 from mqproc.control import Control, role_words
 from mqproc.errors import CorruptStoreError, NotRunningError
 from mqproc.io import StoreIO
@@ -103,10 +104,14 @@ def test_distances(paths: StorePaths) -> None:
         control.store(index, value)
     assert control.flushed == 700
     assert (control.confirmed(sync_flush=False), control.confirmed(sync_flush=True)) == (1000, 700)
-    assert (control.dispatch_behind_bytes, control.dispatch_behind_ms) == (600, 40)
-    assert control.flush_behind_bytes == 300
+    words = control.snapshot()
+    assert control.dispatch_behind_bytes == control_words.dispatch_behind_bytes(words) == 600
+    assert control_words.dispatch_behind_ms(words) == 40
+    assert control_words.flush_behind_bytes(words) == 300
     control.store(layout.DISPATCHED, 1000)
-    assert (control.dispatch_behind_bytes, control.dispatch_behind_ms) == (0, 0)
+    words = control.snapshot()
+    assert control.dispatch_behind_bytes == control_words.dispatch_behind_bytes(words) == 0
+    assert control_words.dispatch_behind_ms(words) == 0
 
 
 @pytest.mark.parametrize("index", layout.SYNC_ERRNO_WORDS)

@@ -10,11 +10,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from mqproc import Client, MqprocError, SendOutcomeUnknownError
+from mqproc import (
+    Client,
+    Message,
+    MqprocError,
+    SendOutcomeUnknownError,
+    StoredMessage,
+    Transaction,
+    TransactionEndedError,
+)
 
 TOPICS: Final = ("soak-a", "soak-b")
 GROUP: Final = "soak-group"
 WORKERS: Final = "soak-workers"
+PRODUCERS: Final = "soak-producers"
+COMMITS: Final = "commits"
 BATCH: Final = 50
 PAUSE_S: Final = 0.1
 RETRIES: Final = 2
@@ -58,6 +68,52 @@ def _send(lines: Any, bodies: list[str], call: Callable[[], object]) -> None:
     else:
         word = "told"
     lines.write("".join(f"{word} {body}\n" for body in bodies))
+
+
+def transact(store: str, name: str, stop: Stop, report: Path) -> None:
+    """Begin transactions, end most of them, and be asked about the others; a line for each that commits, as `send`.
+
+    One that is left is "unknown": with files that are reserved for no time it may be too old to be asked about.
+    """
+    chance = random.Random(name)
+    number = 0
+    with (
+        _client(store) as client,
+        client.transaction_producer(PRODUCERS, _commits) as producer,
+        report.open("a", buffering=1) as lines,
+    ):
+        while not stop.is_set():
+            number += 1
+            body = f"{name}-{number}-{chance.choice((COMMITS, COMMITS, 'rolls-back'))}"
+            transaction = producer.transaction(Message(chance.choice(TOPICS), body.encode(), keys=[body]))
+            commits = body.endswith(COMMITS)
+            told = _end(transaction, commits=commits, leaves=chance.random() < 0.2)
+            if commits:
+                lines.write(f"{'told' if told else 'unknown'} {body}\n")
+            time.sleep(PAUSE_S)
+        while client.transactions.open(PRODUCERS):
+            time.sleep(PAUSE_S)
+
+
+def _commits(message: StoredMessage) -> bool:
+    return message.body.endswith(COMMITS.encode())
+
+
+def _end(transaction: Transaction, *, commits: bool, leaves: bool) -> bool:
+    """Begin and end it, unless a check shall; whether both were answered."""
+    try:
+        transaction.begin()
+        if leaves:
+            return False
+        if commits:
+            transaction.commit()
+        else:
+            transaction.rollback()
+    except MqprocError as error:
+        if not isinstance(error, SendOutcomeUnknownError | TransactionEndedError) and not error.retryable:
+            raise
+        return False
+    return True
 
 
 def consume(store: str, name: str, stop: Stop, report: Path) -> None:

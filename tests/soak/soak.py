@@ -42,10 +42,12 @@ OPTIONS: Final[dict[str, Any]] = {
     "delete_when": ALL_HOURS,
     "clean_resource_interval": 1000,
     "retention_guard": "groups",
+    "transaction_timeout": 10_000,
 }
 CLIENTS: Final[dict[str, Callable[..., None]]] = {
     "sender-0": clients.send,
     "sender-1": clients.send,
+    "sender-2": clients.transact,
     "member-0": clients.consume,
     "member-1": clients.consume,
     "worker": clients.receive,
@@ -141,7 +143,7 @@ class Soak:
 
     def _drain(self) -> None:
         """No more is sent; all that was sent is consumed, what comes later too."""
-        for name in ("sender-0", "sender-1"):
+        for name in ("sender-0", "sender-1", "sender-2"):
             self._stop(name)
         with self._group.client(timeout=30.0) as client:
             end = time.monotonic() + DRAIN_S
@@ -159,6 +161,7 @@ class Soak:
         left = {
             "a delay level": words["delayed_messages"],
             "a time": words["timed_messages"],
+            "a decision": words["open_transactions"],
             "dispatch": words["written"] - words["dispatched"],
             "the group": client.groups.info(GROUP).lag,
             "the workers": client.groups.info(WORKERS).lag,

@@ -10,6 +10,7 @@ import pytest
 
 from mqproc.spark.session import local_session
 from tests.conftest import Group
+from tests.spark import quick
 from tests.store.stopped_store import StoppedStore
 
 if TYPE_CHECKING:
@@ -40,19 +41,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     folder = tmp_path_factory.mktemp("spark")
     session = local_session(
         "local[2]",
-        settings={
-            "spark.sql.shuffle.partitions": "2",
-            "spark.default.parallelism": "2",
-            "spark.driver.memory": "1g",
-            "spark.driver.maxResultSize": "16m",
+        settings=quick.settings()
+        | {
             "spark.local.dir": str(folder),
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.sql.python.filterPushdown.enabled": "true",
-            # Queries are small: compiling them takes longer than running them.
-            "spark.sql.codegen.wholeStage": "false",
-            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-            "spark.sql.adaptive.enabled": "false",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
         },
     )
     yield session

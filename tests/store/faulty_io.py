@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from mqproc.io import StoreIO
+from mqproc.io import FailedSyncError, StoreIO
 
 
 class FaultyIO(StoreIO):
@@ -52,9 +52,9 @@ class FaultyIO(StoreIO):
     def _note(self, path: str) -> None:
         self.synced.append(path)
         self.before_sync(path)
-        self._fail(path, self.failing)
+        self._fail(path, self.failing, FailedSyncError)
 
-    def _fail(self, path: str, faults: dict[str, int]) -> None:
+    def _fail(self, path: str, faults: dict[str, int], error: type[OSError] = OSError) -> None:
         for part, number in faults.items():
             if part in path:
-                raise OSError(number, os.strerror(number))
+                raise error(number, os.strerror(number))

@@ -37,6 +37,7 @@ class Store:
             lambda: self.syncs.sync_file_system(fd),
             lambda: self.syncs.sync_folder(self.paths.root),
             lambda: self.syncs.rename(self.file, self.file),
+            lambda: self.syncs.write_file_atomically(self.file, b"data"),
         ):
             try:
                 sync()
@@ -54,14 +55,14 @@ def store(tmp_path: Path) -> Store:
 def test_everything_is_synced_while_nothing_has_failed(store: Store) -> None:
     assert store.sync_everything() == 0
     assert not store.syncs.ended()
-    assert len(store.io.synced) == 4
+    assert len(store.io.synced) == 6
 
 
 @pytest.mark.parametrize("word", words_of.SYNC_ERRNO_WORDS)
 def test_any_roles_failed_sync_ends_every_kind_of_sync(store: Store, word: int) -> None:
     store.words[word] = errno.EIO
     assert store.syncs.ended()
-    assert store.sync_everything() == 4
+    assert store.sync_everything() == 5
     assert store.io.synced == []
     others = [store.words[index] for index in words_of.SYNC_ERRNO_WORDS if index != word]
     assert not any(others)
@@ -81,7 +82,7 @@ def test_a_failed_sync_is_told_to_all_and_written_down(store: Store, number: int
     assert word_before_file[1:] == [number, number]
     assert store.paths.read_only.read_text() == f"cq-flusher: {store.file}: {os.strerror(number)}\n"
     store.io.failing = {}
-    assert store.sync_everything() == 4
+    assert store.sync_everything() == 5
 
 
 def test_a_failed_folder_sync_is_final_but_a_missing_folder_is_not(store: Store) -> None:
@@ -105,6 +106,24 @@ def test_a_rename_is_final_only_when_it_was_done_and_not_synced(store: Store) ->
     with pytest.raises(FailedSyncError):
         store.syncs.rename(store.file, store.paths.root / "new")
     assert store.words[words_of.CQ_SYNC_ERRNO] == errno.EIO
+
+
+def test_a_file_whose_replacement_is_not_synced_ends_all_syncs(store: Store) -> None:
+    store.io.failing = {"file.tmp": errno.EIO}
+    with pytest.raises(FailedSyncError):
+        store.syncs.write_file_atomically(store.file, b"other")
+    assert store.words[words_of.CQ_SYNC_ERRNO] == errno.EIO
+    assert store.file.read_bytes() == b"data"
+    assert store.sync_everything() == 5
+
+
+def test_a_file_that_there_is_no_room_for_ends_nothing(store: Store) -> None:
+    store.io.refusing = {"file.tmp": errno.ENOSPC}
+    with pytest.raises(OSError, match="No space left"):
+        store.syncs.write_file_atomically(store.file, b"other")
+    assert not store.syncs.ended()
+    store.io.refusing = {}
+    assert store.sync_everything() == 0
 
 
 def test_what_was_written_down_first_stays(store: Store) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mqproc.armed_io import ArmedIO
 from mqproc.errors import TooManyQueuesError
 from mqproc.io import StoreIO
 from mqproc.layout import queue_table as layout
-from mqproc.store.queue_table import QueueTable
+from mqproc.store.queue_table import NoRoomForQueuesError, QueueTable
 from mqproc.store.reads.queue_bounds import QueueBounds, TableQueues
 
 
@@ -169,3 +170,32 @@ def test_queues_that_are_made_while_others_are_looked_at_do_no_harm(table: Queue
             assert reader.find(topic, queue_id + 1) == queue_id + 1
     assert seen[0] == ("T", 0)
     assert [queue_id for _, _, queue_id in reader.live()] == list(range(table.count))
+
+
+def test_a_full_disk_is_an_error_before_anything_is_changed(tmp_path: Path) -> None:
+    """A store into a part of the file that the disk has no room for would be a SIGBUS."""
+    io = ArmedIO(fault="allocate:3:ENOSPC")
+    table = QueueTable.create(io, tmp_path / "queues", 1000)
+    with pytest.raises(NoRoomForQueuesError, match="no room on the disk for 1 more queues"):
+        [table.create_queue("T", queue_id) for queue_id in range(1000)]
+    made = table.count
+    assert 1 < made < 1000
+    assert table.entry("T", made) == -1
+    # When there is room all goes on.
+    table.make_room(500)
+    assert [table.create_queue("T", queue_id) for queue_id in range(made, 1000)] == list(range(made, 1000))
+    table.close()
+
+
+def test_no_entry_lies_in_a_hole_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "queues"
+    table = QueueTable.create(StoreIO(), path, 4096)
+    for number in (1, 128, 129, 300):
+        for queue_id in range(number):
+            table.create_queue("T", queue_id)
+        allocated = path.stat().st_blocks * 512
+        assert allocated >= number * layout.ENTRY_SIZE + 4 * layout.hash_slots(4096)
+        table.close()
+        table = QueueTable(StoreIO(), path, write=True)
+    assert path.stat().st_blocks * 512 < layout.file_size(4096)
+    table.close()

@@ -10,20 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mqproc.cli import control_words
+from mqproc import control_words
 from mqproc.cli.doctor.host import Host
 from mqproc.cli.invocation import Invocation
 from mqproc.config import FIELDS, Options, Setting, options_from, parse_option
 from mqproc.errors import ConfigurationError, CorruptStoreError, NotRunningError
 from mqproc.io import StoreIO
-from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 from mqproc.shm.lock import Holder, holder_of
 
 if TYPE_CHECKING:
     from mqproc.store.verify.inventory import Inventory
-
-SUPERVISOR_SILENT_NS = 3_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +128,7 @@ def look_at(invocation: Invocation, host: Host | None = None) -> Patient:
         reachable=reachable,
         words=words,
         holder=holder,
-        running=holder is not None and words is not None and _beats(words),
+        running=holder is not None and words is not None and control_words.is_alive(words, time.monotonic_ns()),
         used=used,
         inventory=_inventory(io, paths, options) if paths and reachable and os.path.isdir(paths.root) else None,
     )
@@ -151,11 +148,6 @@ def _words(paths: StorePaths) -> Mapping[str, int] | None:
         return control_words.read_words(paths)
     except (NotRunningError, CorruptStoreError, OSError):
         return None
-
-
-def _beats(words: Mapping[str, int]) -> bool:
-    age_ns = time.monotonic_ns() - words["supervisor_heartbeat_ns"]
-    return words["group_state"] != layout.GROUP_DOWN and 0 <= age_ns < SUPERVISOR_SILENT_NS
 
 
 def _used(io: StoreIO, paths: StorePaths) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from mqproc.cli import control_words
+from mqproc import control_words
 from mqproc.cli.doctor.finding import Check, Said, error, note, ok, warning
 from mqproc.cli.doctor.patient import Patient
 from mqproc.cli.output import counted

@@ -59,7 +59,8 @@ VIEWS: Final = (
         (
             Column("topic", "topic", "text"),
             Column("queues", "queues", "count"),
-            Column("appended_per_s", "msg/s", "rate"),
+            Column("appended_per_s", "in/s", "rate"),
+            Column("delivered_per_s", "out/s", "rate"),
             Column("stored", "stored", "count"),
             Column("appended", "ever", "count", minor=True),
             Column("last_ms", "last message", "time"),
@@ -92,7 +93,7 @@ VIEWS: Final = (
 _KEYS: Final = {"roles": ("role",), "topics": ("topic",), "groups": ("group", "topic"), "errors": ("role", "text")}
 _GROWING: Final = {
     "roles": {"cycles_per_s": ("cycles", 1.0), "cpu_percent": ("cpu_s", 100.0)},
-    "topics": {"appended_per_s": ("appended", 1.0)},
+    "topics": {"appended_per_s": ("appended", 1.0), "delivered_per_s": ("delivered", 1.0)},
     "groups": {"lag_per_s": ("lag_messages", 1.0)},
 }
 """By view: a rate's name, the figure that it is the rate of, and a factor."""

@@ -177,7 +177,7 @@ function showRoles(now) {
     const silent = role.silent_s >= 3;
     const state = silent ? `silent for ${span(role.silent_s)}` : role.state;
     const kind = !role.pid || silent ? "bad" : "good";
-    return [role.role, [state, kind], bytes(role.memory_bytes), `${Math.round((100 * used) / passed)} %`,
+    return [role.role, [state, kind], bytes(role.memory_bytes), [`${Math.round((100 * used) / passed)} %`, "minor"],
       [String(role.restarts), role.restarts ? "warn" : ""], [String(role.errors), role.errors ? "warn" : ""]];
   }));
   show("memory", bytes(now.roles.reduce((sum, role) => sum + role.memory_bytes, 0)));
@@ -187,10 +187,11 @@ function showTopics(now) {
   const wanted = one("#filter").value.toLowerCase();
   const before = earlier(RATE_S);
   const passed = Math.max(0.001, (now.time_ms - before.time_ms) / 1000);
-  const old = Object.fromEntries(before.topics.map((topic) => [topic.topic, topic.appended]));
+  const old = Object.fromEntries(before.topics.map((topic) => [topic.topic, topic]));
+  const speed = (topic, key) => count(Math.max(0, topic[key] - (old[topic.topic] ?? topic)[key]) / passed);
   const rows = now.topics.filter((topic) => topic.topic.toLowerCase().includes(wanted));
-  fill("topics", rows.map((topic) => [topic.topic, String(topic.queues), count(topic.stored), count(topic.appended),
-    count(Math.max(0, topic.appended - (old[topic.topic] ?? topic.appended)) / passed), ago(topic.last_ms, now.time_ms)]));
+  fill("topics", rows.map((topic) => [topic.topic, [String(topic.queues), "minor"], count(topic.stored),
+    [count(topic.appended), "minor"], speed(topic, "appended"), speed(topic, "delivered"), ago(topic.last_ms, now.time_ms)]));
   show("topic_count", now.topic_count > now.topics.length ? `${now.topics.length} of ${now.topic_count}` : String(now.topic_count));
 }
 

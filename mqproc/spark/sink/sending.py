@@ -29,6 +29,7 @@ from mqproc.errors import BadRequestError, TopicExistsError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.spark.sink.options import WriteOptions
+from mqproc.spark.sink.turns import Turn
 from mqproc.store.reads.reader import settings_of
 
 # A frame goes out when the one before is answered, so larger ones cost fewer waits.
@@ -49,13 +50,18 @@ class RowSender:
         self._identity = identity
         self._partition = partition
         self._looks = looks
+        if looks:
+            _check_index(options.store)
         self._client = Client(options.store)
+        try:
+            self._turn = Turn(StorePaths(Path(options.store)), identity)
+        except BaseException:
+            self._client.close()
+            raise
         self._topics: dict[str, _TopicRows] = {}
         self._queues: dict[str, int] | None = None
         self.sent = 0
         self.found = 0
-        if looks:
-            _check_index(options.store)
 
     def __enter__(self) -> Self:
         return self
@@ -64,6 +70,7 @@ class RowSender:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._client.close()
+        self._turn.close()
 
     def send(self, batch: pa.RecordBatch) -> None:
         """Send the rows that are not there yet. Raises BadRequestError for rows that are no messages."""

@@ -13,11 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from mqproc.delay_levels import DELAY_LEVELS
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
-from mqproc.names import DELAY_LEVELS
+from mqproc.names import SCHEDULE_TOPIC
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
+from mqproc.store.final_syncs import Syncing
+from mqproc.store.groups.offsets_json import Progress
 
 NO_LOG_POSITION = -1
 _TABLE = "offsetTable"
@@ -50,21 +53,30 @@ class DelayOffsets:
             counter if isinstance(counter, int) else 0,
         )
 
-    def save(self, io: StoreIO, paths: StorePaths, time_ms: int) -> None:
-        """Replace the file. Raises OSError."""
+    def save(self, io: StoreIO, syncs: Syncing, paths: StorePaths, time_ms: int) -> None:
+        """Replace the file. Raises OSError, FailedSyncError."""
         self.version += 1
         value: dict[str, Any] = {
             "dataVersion": {"counter": self.version, "stateVersion": 0, "timestamp": time_ms},
             _TABLE: {str(level): offset for level, offset in sorted(self.offsets.items())},
             "mqproc": {"log": self.log},
         }
-        rocketmq_json.save(io, paths.delay_offsets, value, integer_keys=True)
+        rocketmq_json.save(io, syncs, paths.delay_offsets, value, integer_keys=True)
 
 
 def levels(io: StoreIO, paths: StorePaths) -> dict[int, int]:
     """The next queue offset of every level that the file names, known here or not. Raises CorruptStoreError."""
     value, _remark = rocketmq_json.load(io, paths.delay_offsets)
     return {} if value is None else _levels_in(value, paths)
+
+
+def waiting(io: StoreIO, paths: StorePaths) -> list[Progress]:
+    """How far the levels have been delivered, as if they were a group. Raises CorruptStoreError."""
+    offsets = levels(io, paths)
+    return [
+        Progress("of the delay levels", SCHEDULE_TOPIC, level - 1, offsets.get(level, 0))
+        for level in range(1, DELAY_LEVELS + 1)
+    ]
 
 
 def lower(io: StoreIO, paths: StorePaths, end_of: Callable[[int], int | None]) -> None:
@@ -77,7 +89,7 @@ def lower(io: StoreIO, paths: StorePaths, end_of: Callable[[int], int | None]) -
         end = end_of(level)
         if end is not None:
             value[_TABLE][str(level)] = min(offset, end)
-    rocketmq_json.save(io, paths.delay_offsets, value, integer_keys=True)
+    rocketmq_json.save(io, io, paths.delay_offsets, value, integer_keys=True)
 
 
 def _levels_in(value: Any, paths: StorePaths) -> dict[int, int]:

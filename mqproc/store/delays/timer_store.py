@@ -57,6 +57,7 @@ class TimerStore:
     def __init__(self, io: StoreIO, syncs: Syncing, paths: StorePaths, precision_ms: int, timer_log_bytes: int) -> None:
         self._io = io
         self._paths = paths
+        self._syncs = syncs
         self._precision_ms = precision_ms
         self.remark = ""
         """Why something was made anew, "" when nothing was."""
@@ -228,9 +229,9 @@ class TimerStore:
         return TimerSnapshot(check, log_end)
 
     def write(self, snapshot: TimerSnapshot) -> None:
-        """Replace the check; the log must be durable up to the snapshot's `log_end`. Raises OSError."""
+        """Replace the check; the log must be durable up to `snapshot.log_end`. Raises OSError, FailedSyncError."""
         self._io.make_folder(self._paths.timer_check.parent)
-        self._io.write_file_atomically(self._paths.timer_check, timer_check.encode(snapshot.check))
+        self._syncs.write_file_atomically(self._paths.timer_check, timer_check.encode(snapshot.check))
         self._check = snapshot.check
         done = [start for start, slot_ms in self._latest_slots.items() if slot_ms < snapshot.check.read_ms]
         if done and self._log.delete_below(min(self._latest_slots.keys() - set(done), default=self._log.end)):

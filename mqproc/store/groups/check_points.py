@@ -52,6 +52,8 @@ class CheckPoint:
     invisible_ms: int
     revive_queue: int
     revive_offset: int = -1
+    physical_offset: int = 0
+    """None of its messages that are open lies below this position of the log."""
     open: set[int] = field(default_factory=set)
     acking: set[int] = field(default_factory=set)
     """Those of them whose acknowledgement is on its way."""

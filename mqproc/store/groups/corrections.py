@@ -15,6 +15,7 @@ from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
+from mqproc.store.final_syncs import Syncing
 from mqproc.store.groups.progress import GroupProgress, Tell
 
 Unconsumed = dict[str, dict[str, int]]
@@ -40,9 +41,17 @@ class Corrections:
     """Corrects one store's progress. Owns the word `retention_unconsumed` and the file."""
 
     def __init__(
-        self, io: StoreIO, paths: StorePaths, words: Words, queues: QueueOffsets, progress: GroupProgress, tell: Tell
+        self,
+        io: StoreIO,
+        paths: StorePaths,
+        syncs: Syncing,
+        words: Words,
+        queues: QueueOffsets,
+        progress: GroupProgress,
+        tell: Tell,
     ) -> None:
         self._io = io
+        self._syncs = syncs
         self._paths = paths
         self._words = words
         self._queues = queues
@@ -64,7 +73,7 @@ class Corrections:
         for group, messages in by_group.items():
             self._tell("messages went before a group had consumed them", group=group, messages=messages)
         text = msgspec.json.format(msgspec.json.encode(total), indent=1)
-        self._io.write_file_atomically(self._paths.unconsumed, text, 0o600)
+        self._syncs.write_file_atomically(self._paths.unconsumed, text, 0o600)
         return len(found)
 
     def _minimum_of(self, topic: str, queue_id: int) -> int | None:

@@ -98,6 +98,16 @@ def _joined(json: OffsetsJson, file: ProgressFile, damage: str) -> Loaded:
     return Loaded(progress, json, behind=behind, epoch=file.next_epoch, damage=damage)
 
 
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """The file's next text, of a moment: after a loss of power it is right when the log is durable up to `log_end`."""
+
+    file: ProgressFile
+    text: bytes
+    changes: int
+    log_end: int
+
+
 class GroupProgress:
     """The progress of one store's groups, open for writing. One role, or one tool with the store's lock, has it."""
 
@@ -113,6 +123,7 @@ class GroupProgress:
         self._tell = tell
         self._json: OffsetsJson | None = None
         self._due_ns = 0
+        self._taken: _Taken | None = None
         self._loaded: Loaded | None = None
         """What is known while there is no room for the file."""
         self._file: ProgressFile | UnwritableProgress = self._open_or_make(successor)
@@ -282,32 +293,48 @@ class GroupProgress:
         """Whether consumerOffset.json lacks something."""
         return self._file.unsaved
 
-    def save_when_due(self, now_ns: int, time_ms: int) -> bool:
-        """Write consumerOffset.json when it is time; what cannot be written is told and tried again."""
-        if now_ns < self._due_ns or not self._file.unsaved:
+    def save_when_due(self, now_ns: int, time_ms: int, written: int, durable: int) -> bool:
+        """Write consumerOffset.json when it is time; what cannot be written is told and tried again.
+
+        What progress rests on lies below the log's end `written`: copies of what was not consumed, check points, marks.
+        So it is taken as it is, and written when the log is `durable` up to there, however far both are by then.
+        """
+        if self._taken is None:
+            if now_ns < self._due_ns or (taken := self._take(time_ms, written)) is None:
+                return False
+            self._due_ns, self._taken = now_ns + SAVE_INTERVAL_NS, taken
+        if durable < self._taken.log_end:
             return False
-        self._due_ns = now_ns + SAVE_INTERVAL_NS
         try:
-            self.save(time_ms)
+            self._write(self._taken)
         except OSError as error:
             self._due_ns = now_ns + SAVE_RETRY_NS
             self._tell("progress of consumer groups cannot be saved yet", error=str(error))
         return True
 
     def save(self, time_ms: int) -> None:
-        """Write consumerOffset.json when it lacks something. Raises OSError, FailedSyncError."""
+        """Write consumerOffset.json when it lacks something: the caller has made the log durable. Raises OSError."""
+        if (taken := self._take(time_ms, log_end=0)) is not None:
+            self._write(taken)
+
+    def _take(self, time_ms: int, log_end: int) -> _Taken | None:
+        """None when consumerOffset.json lacks nothing."""
         file = self._file
         if isinstance(file, UnwritableProgress) or not file.unsaved:
-            return
-        json = self._read_json()
-        changes = file.changes
+            return None
+        json, changes = self._read_json(), file.changes
         text = offsets_json.encode(file.all(), json.version + 1, time_ms, json.other)
-        fingerprint = offsets_json.fingerprint(text)
+        return _Taken(file, text, changes, log_end)
+
+    def _write(self, taken: _Taken) -> None:
+        # One that waits for the log is older than what is written here.
+        file, self._taken = taken.file, None
+        fingerprint = offsets_json.fingerprint(taken.text)
         file.begin_save(fingerprint)
         file.sync(self._syncs)
-        offsets_json.replace(self._io, self._syncs, self._paths, text)
-        file.end_save(fingerprint, changes)
-        json.version += 1
+        offsets_json.replace(self._io, self._syncs, self._paths, taken.text)
+        file.end_save(fingerprint, taken.changes)
+        self._read_json().version += 1
 
     def _read_json(self) -> OffsetsJson:
         """What the file has beside progress; a successor reads it when it first writes."""

@@ -15,6 +15,7 @@ from mqproc.io import StoreIO
 from mqproc.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, TOPIC_BYTES_MAX
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
+from mqproc.store.final_syncs import Syncing
 from mqproc.store.groups.progress import Tell
 from mqproc.store.groups.unwritable import NO_ROOM
 
@@ -83,9 +84,10 @@ class GroupSettings:
 class SubscriptionGroups:
     """The groups of one store. A group that nobody made has the defaults and is made at its first use."""
 
-    def __init__(self, io: StoreIO, paths: StorePaths, tell: Tell) -> None:
+    def __init__(self, io: StoreIO, paths: StorePaths, syncs: Syncing, tell: Tell) -> None:
         """A file that nobody can read is moved aside and told; then groups have defaults. Raises OSError."""
         self._io = io
+        self._syncs = syncs
         self._path = paths.subscription_groups
         self._aside = paths.aside
         self._unreadable = False
@@ -161,7 +163,7 @@ class SubscriptionGroups:
         version = {"counter": self._version + 1, "stateVersion": 0, "timestamp": time_ms}
         table = {name: groups[name].to_rocketmq() for name in sorted(groups)}
         value = {"forbiddenTable": {}} | self._other | {"dataVersion": version, _TABLE: table}
-        rocketmq_json.save(self._io, self._path, dict(sorted(value.items())))
+        rocketmq_json.save(self._io, self._syncs, self._path, dict(sorted(value.items())))
         self._groups, self._version = groups, self._version + 1
 
 

@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from mqproc.config import Options
+from mqproc.delay_levels import delays_ms_of
 from mqproc.io import StoreIO
 from mqproc.kernels import scan
 from mqproc.kernels.dispatch import StopReason
@@ -117,10 +118,18 @@ class Redispatch:
             return self._run(dispatch, start, stop)
 
     def _scans(self, stack: contextlib.ExitStack, start: int, stop: int, *, with_entries: bool) -> Scans:
+        delays_ms = delays_ms_of(self._options.message_delay_level)
         if not self._scanners.count or stop - start < self._scanners.range_bytes_min:
-            return StepScan(self._table, self._segments, with_entries=with_entries)
+            return StepScan(self._table, self._segments, with_entries=with_entries, delays_ms=delays_ms)
         ahead = ScanAhead(
-            self._table, self._segments, start, stop, self._scanners, self._report, with_entries=with_entries
+            self._table,
+            self._segments,
+            start,
+            stop,
+            self._scanners,
+            self._report,
+            with_entries=with_entries,
+            delays_ms=delays_ms,
         )
         return stack.enter_context(contextlib.closing(ahead))
 

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mqproc.config import MIB
+from mqproc.delay_levels import DELAYS_MS
 from mqproc.kernels.dispatch_buffers import ScanResult
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.recovery.resync import Resync
@@ -74,15 +75,16 @@ class ScanAhead:
         report: Callable[[str], None],
         *,
         with_entries: bool = True,
+        delays_ms: Sequence[int] = DELAYS_MS,
     ) -> None:
         """Forks the processes, which see the table grow. `report` is told when one cannot begin, or ends too early."""
         self._segments = segments
         self._report = report
         self._starts, self._limits = _pieces(start, stop, segments.segment_size, scanners.piece_bytes)
-        self._here = StepScan(table, segments, with_entries=with_entries)
+        self._here = StepScan(table, segments, with_entries=with_entries, delays_ms=delays_ms)
         # By piece, in turns: a scanner's next piece goes to the same arrays only after what it had put there was taken.
         self._scans = [
-            StepScan(table, segments, with_entries=with_entries, zeros=self._shared_zeros)
+            StepScan(table, segments, with_entries=with_entries, zeros=self._shared_zeros, delays_ms=delays_ms)
             for _ in range(_PIECES_EACH * scanners.count)
         ]
         self._handed = 0
@@ -177,6 +179,8 @@ class ScanAhead:
     def _scan_piece(self, piece: int, resync: Resync) -> int:
         """Scan a piece into its arrays; where its first record begins, _NOWHERE without one."""
         limit = self._limits[piece]
+        # Dispatch asks too, but a scanner is as far ahead of it as it asks.
+        self._segments.read_ahead(self._starts[piece], self._limits[-1])
         begin = resync.next_record(self._starts[piece], limit)
         if begin is None:
             return _NOWHERE

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import datetime
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from mqproc.config import Options, RetentionGuard, delete_hours
 from mqproc.errors import CorruptStoreError
+from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
+from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
-from mqproc.store.groups.offsets_json import Progress
+from mqproc.store.delays import delay_offsets
+from mqproc.store.groups.progress import all_progress
 from mqproc.store.retention.expired_files import ExpiredQueueFiles, QueueWords
 from mqproc.store.retention.request import MS_PER_HOUR
 from mqproc.store.retention.segment_times import SegmentTimes
@@ -87,16 +90,17 @@ def durable_limits(words: Words, segments: LogSegments, options: Options) -> lis
 
 
 def group_limits(
-    progress: Callable[[], Iterable[Progress]], options: Options, queues: QueueWords, files: ExpiredQueueFiles
+    io: StoreIO, paths: StorePaths, words: Words, options: Options, queues: QueueWords, files: ExpiredQueueFiles
 ) -> Slices[list[Limit]]:
-    """What groups have not consumed, when that is to be kept: the lowest of it. `progress` is asked when it is."""
+    """What groups have not consumed, when that is to be kept: the lowest of it. So is what waits in a delay level."""
     if options.retention_guard is not RetentionGuard.GROUPS:
         return []
     try:
-        known = list(progress())
+        known = [*all_progress(io, paths), *delay_offsets.waiting(io, paths)]
     except (CorruptStoreError, OSError) as error:
         return [Limit(0, words_of.HELD_PROGRESS, str(error))]
-    lowest: Limit | None = None
+    # Read behind progress: it is lowered before progress passes a message that is received.
+    lowest = Limit(words[words_of.RECEIVED_FROM], words_of.HELD_RECEIVED, "received, and not acknowledged yet")
     for count, at in enumerate(known):
         if count % QUEUES_PER_SLICE == QUEUES_PER_SLICE - 1:
             yield
@@ -107,10 +111,10 @@ def group_limits(
         if offset >= queues.max_offset(number):
             continue
         position = files.unit_at(number, at.topic, at.queue_id, offset)
-        if position is not None and (lowest is None or position < lowest.position):
+        if position is not None and position < lowest.position:
             where = f"group {at.group} stands at {at.offset:,} of {at.topic}/{at.queue_id}"
             lowest = Limit(position, words_of.HELD_GROUP, where)
-    return [lowest] if lowest is not None else []
+    return [lowest]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ successor goes on from `retention_aim`, from `min_physical_offset` and from the 
 from __future__ import annotations
 
 import errno
-from collections.abc import Generator, Iterable
+from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
@@ -24,8 +24,7 @@ from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
 from mqproc.store.final_syncs import Syncing, remember_failed_sync
-from mqproc.store.groups.offsets_json import Progress
-from mqproc.store.groups.progress import Tell, all_progress
+from mqproc.store.groups.progress import Tell
 from mqproc.store.index_flush import committed_state
 from mqproc.store.retention import request as retention_request
 from mqproc.store.retention.deleted_files import DeletedFiles
@@ -264,7 +263,7 @@ class Retention:
         if due is None:
             return LogPlan([], minimum)
         limits = durable_limits(words, self._segments, options)
-        limits += yield from group_limits(self._progress, options, self._queues, self._files)
+        limits += yield from group_limits(self._io, self._paths, words, options, self._queues, self._files)
         plan = yield from self._planner.plan(
             minimum,
             words[words_of.WRITTEN],
@@ -275,9 +274,6 @@ class Retention:
             pending_bytes=self._deleted.pending_bytes,
         )
         return plan
-
-    def _progress(self) -> Iterable[Progress]:
-        return all_progress(self._io, self._paths)
 
     def _tell_of(self, plan: LogPlan) -> None:
         by = plan.held.by if plan.held else words_of.HELD_NOTHING

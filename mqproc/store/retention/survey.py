@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mqproc.config import Options
+from mqproc.config import Options, RetentionGuard
 from mqproc.errors import CorruptStoreError, StoreAccessError, StoreReadOnlyError
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
@@ -15,11 +15,13 @@ from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
 from mqproc.store.groups.corrections import Corrections
 from mqproc.store.groups.offsets_json import Progress, Skipped, skipped
+from mqproc.store.groups.open_check_points import OpenCheckPoints, begins_of
 from mqproc.store.groups.progress import GroupProgress, Tell, all_progress
 from mqproc.store.index_files import file_ms, index_file_names
 from mqproc.store.index_flush import committed_state
 from mqproc.store.marks import DurableMark
 from mqproc.store.reads.queue_bounds import QueueBounds, each_queue
+from mqproc.store.reads.reading import StoreReading
 from mqproc.store.reads.store_views import FilesView
 from mqproc.store.retention.expired_files import ExpiredQueueFiles, QueueWords, index_files_below
 from mqproc.store.retention.plan import Due, Going, Limit, LogPlanner, durable_limits, group_limits
@@ -80,7 +82,7 @@ def survey(
     files = ExpiredQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes, queues)
     try:
         limits = durable_limits(words, segments, options)
-        limits += finish(group_limits(lambda: all_progress(io, paths), options, queues, files))
+        limits += finish(group_limits(io, paths, words, options, queues, files))
         before = words[words_of.MIN_PHYSICAL_OFFSET]
         plan = finish(LogPlanner(segments).plan(before, words[words_of.WRITTEN], due, limits, now_ms, batch_max=_ALL))
         going = [GoingFile("commitlog", segments.path(of.start), of.bytes, of) for of in plan.going]
@@ -123,9 +125,11 @@ class StoppedStore:
         self._minima = [bounds.min_offset for _topic, _queue_id, bounds in self._queues]
         self.words = Words(bytearray(words_of.FILE_SIZE))
         begin, end = view.visible()
+        received_from = _received_from(io, paths, options, view)
         view.close()
         self.words[words_of.MIN_PHYSICAL_OFFSET] = begin
         self.words[words_of.WRITTEN] = self.words[words_of.DISPATCHED] = end
+        self.words[words_of.RECEIVED_FROM] = received_from
         segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
         for name, word in _MARKS.items():
             # A store without our marks was closed by RocketMQ, which syncs everything.
@@ -156,6 +160,21 @@ class StoppedStore:
 
     def raise_min_offset(self, number: int, offset: int) -> None:
         self._minima[number] = max(self._minima[number], offset)
+
+
+def _received_from(io: StoreIO, paths: StorePaths, options: Options, view: FilesView) -> int:
+    """What query would say in RECEIVED_FROM, when it matters."""
+    if options.retention_guard is not RetentionGuard.GROUPS:
+        return 0
+    reading = StoreReading(io, paths, options, view.queues, view.visible, view.newest_index_ms)
+    try:
+        found = OpenCheckPoints()
+        finish(found.read(reading, begins_of(all_progress(io, paths))))
+        return found.log_begin
+    except CorruptStoreError:
+        return 0  # Progress cannot be read: that holds everything back.
+    finally:
+        reading.close()
 
 
 def check_stopped_in_order(io: StoreIO, paths: StorePaths) -> None:
@@ -210,7 +229,7 @@ def correct_groups(io: StoreIO, paths: StorePaths, queues: QueueWords, words: Wo
         return
     progress = GroupProgress(io, paths, io, tell)
     try:
-        if Corrections(io, paths, words, queues, progress, tell).raise_to_minima():
+        if Corrections(io, paths, io, words, queues, progress, tell).raise_to_minima():
             progress.save(now_ms)
     finally:
         progress.close()

@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
+from mqproc.delay_levels import DELAY_LEVELS, DELAYS_MS
 from mqproc.io import StoreIO
-from mqproc.kernels.dispatch import DELAY_LEVEL_MAX, DELAY_LEVELS_MS
 from mqproc.kernels.record_check import stored_at_ms
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
 from mqproc.names import SCHEDULE_TOPIC
@@ -33,7 +33,7 @@ def learned_shifts(io: StoreIO, picture: Picture) -> dict[Queue, int]:
             continue
         delays = _sampled_delays(io, picture.inventory, views, queue)
         if delays:
-            usual = int(DELAY_LEVELS_MS[min(queue[1] + 1, DELAY_LEVEL_MAX)])
+            usual = DELAYS_MS[min(queue[1], DELAY_LEVELS - 1)]
             shifts[queue] = max(set(delays), key=delays.count) - usual
     views.close()
     return shifts

@@ -12,6 +12,7 @@ import pytest
 
 from mqproc.cli import spark_script
 from mqproc.spark.session import prepare_environment
+from tests.spark import quick
 from tests.spark.jobs import on_cluster
 from tests.spark.jobs.rebuilt import files_below
 
@@ -23,17 +24,12 @@ PROJECT = Path(__file__).parents[3]
 def submit(master: str, *arguments: str | Path, local: Path) -> subprocess.CompletedProcess[str]:
     """spark-submit with little memory for the driver, and nothing on the network."""
     prepare_environment()
-    settings = {
+    settings = quick.settings() | {
         "spark.ui.enabled": "false",
         "spark.log.level": "ERROR",
         "spark.driver.memory": "512m",
-        "spark.driver.maxResultSize": "16m",
         "spark.driver.host": "127.0.0.1",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
-        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
+        "spark.executor.extraJavaOptions": quick.java_options(),
         "spark.local.dir": str(local),
     }
     command = [str(Path(sys.executable).with_name("spark-submit")), "--master", master]

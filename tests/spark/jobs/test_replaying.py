@@ -17,6 +17,7 @@ from mqproc.errors import BadRequestError
 from mqproc.message import StoredMessage
 from mqproc.spark.jobs import replay
 from tests.conftest import Group
+from tests.spark import quick
 from tests.spark.rows import messages_of
 from tests.store.stopped_store import FIRST_MS
 
@@ -51,6 +52,7 @@ def test_killed_in_the_middle_none_is_missed_and_none_is_twice(
     first = messages_of(rolled_store, topic="First")
     command = [sys.executable, "-m", "mqproc", "spark", "replay", str(rolled_store), "--topic", "First", "--rate", "40"]
     command += ["--to", "Killed", "--to-store", str(group.store), "--name", "k", "--master", "local[1]"]
+    command += ["--conf", f"spark.driver.extraJavaOptions={quick.java_options()}"]
     with (
         subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as replaying,
         group.client() as client,

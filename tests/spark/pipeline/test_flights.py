@@ -13,6 +13,7 @@ import pytest
 from mqproc.cli.times import parse_time_ms
 from mqproc.spark.pipeline.running import PipelineFolder, prepare
 from tests.cli.calling import call
+from tests.spark import quick
 from tests.spark.pipeline.flights_store import DEAD, first_flights, make_store
 
 
@@ -26,7 +27,8 @@ def test_flights_become_tables(tmp_path: Path) -> None:
     pytest.importorskip("grpc")
     flights = first_flights()
     store = make_store(tmp_path / "store", flights)
-    done = call("spark", "pipeline", "--store", store, "--to", tmp_path / "pipeline", "--json")
+    conf = [part for setting in quick.settings().items() for part in ("--conf", "=".join(setting))]
+    done = call("spark", "pipeline", "--store", store, "--to", tmp_path / "pipeline", *conf, "--json")
     assert done.code == 0, done.err
     folder = PipelineFolder(tmp_path / "pipeline")
     assert {row["table"]: row["rows"] for row in done.json["tables"]}["flights"] == len(flights)

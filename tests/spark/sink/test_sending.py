@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,20 @@ def send_again(group: Group) -> tuple[int, int]:
         for first in range(0, ROWS, PER_BATCH):
             sender.send(rows(first, first + PER_BATCH))
         return sender.sent, sender.found
+
+
+def test_a_task_that_lives_on_and_the_next_one_take_turns(running: Group) -> None:
+    with running.client() as client, ThreadPoolExecutor() as threads:
+        client.create_topic("Turns", 4)
+        with RowSender(WriteOptions(str(running.store), "Turns"), "turns", 3, looks=True) as first:
+            first.send(rows(0, 100))
+            second = threads.submit(send, running, [rows(0, 200)], "Turns", write="turns")
+            other = threads.submit(send, running, [rows(0, 100)], "Other", write="another write")
+            assert other.result(60) == (100, 0)
+            first.send(rows(100, 200))
+            assert not second.done()
+        assert second.result(60) == (0, 200)
+    assert [int(message.body) for message in stored(running, "Turns")] == list(range(200))
 
 
 def test_the_writer_is_killed_under_way(running: Group) -> None:

@@ -4,7 +4,8 @@
                                     ✕ stopped; or Spark's Python processes, or all of Spark, killed
 
 `python -m tests.spark.streaming.restarting --kills 100` does it with as many kills, every tenth one of the whole
-driver, and prints what it saw; a test has a few within one session.
+driver, and prints what it saw; a test has a few within one session. A kill comes when the query has committed a
+micro-batch since it was started, so that each round gets on; and at any point of those that follow.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ import psutil
 
 from mqproc.client import Client
 from mqproc.spark.session import local_session
-from tests.conftest import Group
+from tests.conftest import Group, wait_until
 from tests.processes.test_retention import RETAINING
+from tests.spark import quick
 from tests.spark.rows import messages_of
 
 if TYPE_CHECKING:
@@ -44,19 +46,15 @@ COPIES = "Copies"
 QUEUES = 4
 PER_FRAME = 25
 PAUSE_S = 0.05
-PER_TRIGGER = 3000
+PER_TRIGGER = 500
 # The rest in few micro-batches: each takes long on a machine that is busy.
 FINISH_PER_TRIGGER = 50_000
-FINISH_S = 420
-PLANNED_S = 15
+FINISH_S = 300
+COMMITTED_S = 120
+# The process in which a query's source lives as long as the query does.
+SOURCE_MODULE = "pyspark.sql.streaming.python_streaming_source_runner"
+DAEMON_MODULE = "pyspark.daemon"
 PROJECT = Path(__file__).parents[3]
-SETTINGS = {
-    "spark.sql.shuffle.partitions": "2",
-    "spark.driver.memory": "1g",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
-}
 
 
 class Producer:
@@ -106,19 +104,19 @@ class Place:
         for group in (self.source, self.target):
             group.close()
 
-    def check(self, sent: int) -> dict[str, Any]:
-        """Compare what was sent with what the target holds. Raises AssertionError."""
+    def compare(self, sent: int) -> dict[str, int]:
+        """What the target holds beside what was sent; and how much of the source is not there any more."""
         self.target.wait_dispatched()
-        bodies = collections.Counter(message.body for message in messages_of(self.target.store, topic=COPIES))
-        wanted = {b"%d " % number * 20 for number in range(sent)}
-        assert bodies.pop(b"first") == QUEUES
-        assert bodies.keys() == wanted, f"{len(wanted - bodies.keys())} missing, {len(bodies.keys() - wanted)} unknown"
-        twice = [body for body, count in bodies.items() if count > 1]
-        assert not twice, f"{len(twice)} twice: {twice[:3]}"
+        found = collections.Counter(message.body for message in messages_of(self.target.store, topic=COPIES))
+        wanted = collections.Counter(b"%d " % number * 20 for number in range(sent)) | {b"first": QUEUES}
         with self.source.client() as client:
-            minima = [client.min_offset(TOPIC, queue_id) for queue_id in range(QUEUES)]
-        assert all(minima), "retention has deleted nothing"
-        return {"messages": sent + QUEUES, "deleted_by_retention": sum(minima)}
+            deleted = sum(client.min_offset(TOPIC, queue_id) for queue_id in range(QUEUES))
+        return {
+            "messages": wanted.total(),
+            "missing": (wanted - found).total(),
+            "doubles": (found - wanted).total(),
+            "deleted_by_retention": deleted,
+        }
 
 
 def start(
@@ -139,38 +137,47 @@ def finish(spark: SparkSession, folder: Path) -> None:
     assert query.awaitTermination(FINISH_S), "the query does not end"
 
 
-def python_processes(of: int) -> list[psutil.Process]:
-    """Spark's Python processes below a driver: workers, and the one that plans a stream."""
-    found = []
-    with contextlib.suppress(psutil.Error):
-        for process in psutil.Process(of).children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                parent = process.parent()
-                # The daemon that forks them stays: without it the JVM cannot even look a source up.
-                if parent is not None and "pyspark.daemon" in parent.cmdline():
-                    found.append(process)
+def committed(folder: Path) -> int:
+    """The newest micro-batch that is done; −1 for none."""
+    return max((int(each.name) for each in (folder / "checkpoint" / "commits").glob("[0-9]*")), default=-1)
+
+
+def await_committed(folder: Path, number: int) -> bool:
+    """So that a kill comes when the query works, and not while it is started again; False when it takes too long."""
+    deadline = time.monotonic() + COMMITTED_S
+    while committed(folder) < number:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def python_processes(of: int) -> dict[str, list[psutil.Process]]:
+    """Spark's Python processes below a driver: those with a query's source, and workers.
+
+    The daemons that fork workers are not among them: they have no part in a query.
+    """
+    found: dict[str, list[psutil.Process]] = {"source": [], "worker": []}
+    for process in psutil.Process(of).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            parent = process.parent()
+            if SOURCE_MODULE in process.cmdline():
+                found["source"].append(process)
+            elif parent is not None and DAEMON_MODULE in parent.cmdline():
+                found["worker"].append(process)
     return found
 
 
-def planned(folder: Path) -> int:
-    """The newest micro-batch that the checkpoint has written down; −1 for none."""
-    return max((int(each.name) for each in (folder / "checkpoint" / "offsets").glob("[0-9]*")), default=-1)
-
-
-def await_planned(folder: Path, number: int) -> None:
-    """So that a kill comes when the query works, and not while it is started again."""
-    deadline = time.monotonic() + PLANNED_S
-    while planned(folder) < number and time.monotonic() < deadline:
-        time.sleep(0.02)
-
-
 def kill_python(of: int) -> bool:
-    """Kill all of Spark's Python processes below a driver, which cannot take notice; False when there are none."""
-    processes = python_processes(of)
-    for process in processes:
+    """Kill a query's source and all workers, which cannot take notice; False when no query runs.
+
+    Without its source a query ends. With the workers alone it might go on: what is idle is not missed.
+    """
+    found = python_processes(of)
+    for process in found["worker"] + found["source"]:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    return bool(processes)
+    return bool(found["source"])
 
 
 # The command
@@ -178,7 +185,7 @@ def kill_python(of: int) -> bool:
 
 def live(folder: Path) -> None:
     """A driver's life: the query, started again whenever it has failed."""
-    spark = local_session("local[2]", settings=SETTINGS)
+    spark = local_session("local[2]", settings=quick.settings())
     (folder / "up").write_text("")
     while True:
         # What it is that fails, when Python is killed, is chance: the look-up of the source may be what runs.
@@ -209,32 +216,40 @@ def driver(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def run(folder: Path, kills: int, per_driver: int, gap_s: float, seed: int) -> dict[str, Any]:
+    """Figures of so many kills, the last one of each driver being its own."""
     chance, place = random.Random(seed), Place(folder)
     producer = Producer(place.source.store)
-    drivers = done = 0
+    drivers = done = worked = 0
     began_s = time.monotonic()
     try:
         while done < kills:
             with driver(folder) as process:
                 drivers += 1
-                # The last kill of each driver is its own.
-                until = min(done + per_driver, kills) - 1
-                while done < until:
-                    await_planned(folder, planned(folder) + chance.randrange(1, 3))
+                last = min(done + per_driver, kills)
+                while done < last:
+                    worked += await_committed(folder, committed(folder) + 1)
                     time.sleep(chance.uniform(0.0, gap_s))
                     assert process.poll() is None, "the driver has ended"
-                    done += kill_python(process.pid)
-                await_planned(folder, planned(folder) + 1)
-                time.sleep(chance.uniform(0.0, gap_s))
-            done += 1
-            print(f"{done} kills, {producer.count:,} messages, {time.monotonic() - began_s:.0f} s", flush=True)
+                    done += 1
+                    if done < last:
+                        wait_until(lambda process=process: kill_python(process.pid), COMMITTED_S, "a query to kill")
+            print(
+                f"{done} kills, {committed(folder) + 1} epochs, {producer.count:,} messages, "
+                f"{time.monotonic() - began_s:.0f} s",
+                flush=True,
+            )
         sent = producer.stop()
-        spark = local_session("local[2]", settings=SETTINGS)
+        spark = local_session("local[2]", settings=quick.settings())
         finish(spark, folder)
         spark.stop()
         failed = (folder / "failed").read_text().count("\n") if (folder / "failed").exists() else 0
-        found = {"kills": done, "drivers_killed": drivers, "queries_failed": failed} | place.check(sent)
-        return found | {"epochs": planned(folder) + 1}
+        return {
+            "kills": done,
+            "drivers_killed": drivers,
+            "queries_failed": failed,
+            "rounds_with_an_epoch": worked,
+            "epochs": committed(folder) + 1,
+        } | place.compare(sent)
     finally:
         producer.stop()
         place.close()
@@ -245,7 +260,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--per-driver", type=int, default=10)
     parser.add_argument(
-        "--gap", type=float, default=1.5, help="a kill comes at most so many seconds after a micro-batch began"
+        "--gap", type=float, default=1.0, help="a kill comes at most so many seconds after a micro-batch was done"
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--live", type=Path)
@@ -254,7 +269,9 @@ def main() -> None:
         live(given.live)
         return
     with tempfile.TemporaryDirectory(prefix="mqproc-restarting-") as folder:
-        print(json.dumps(run(Path(folder), given.kills, given.per_driver, given.gap, given.seed)))
+        found = run(Path(folder), given.kills, given.per_driver, given.gap, given.seed)
+    print(json.dumps(found))
+    sys.exit(bool(found["missing"] or found["doubles"] or not found["deleted_by_retention"]))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import time
@@ -90,29 +89,28 @@ def place(tmp_path: Path) -> Iterator[restarting.Place]:
     found.close()
 
 
-@pytest.mark.skipif(
-    not os.environ.get("MQPROC_SPARK_RESTARTS"), reason="minutes long: where MQPROC_SPARK_RESTARTS is set"
-)
 def test_stopped_and_killed_while_messages_come_and_go(spark: SparkSession, place: restarting.Place) -> None:
     chance = random.Random(11)
+    folder = place.folder
     producer = restarting.Producer(place.source.store)
     try:
         for kind in chance.sample(["kill"] * KILLS + ["stop"] * STOPS, KILLS + STOPS):
-            query = restarting.start(spark, place.folder)
+            query = restarting.start(spark, folder)
             if kind == "kill" or chance.random() < 0.5:
                 # In the middle of the work; the others come while a query starts.
-                restarting.await_planned(place.folder, restarting.planned(place.folder) + 1)
+                assert restarting.await_committed(folder, restarting.committed(folder) + 1), query.status
             time.sleep(chance.uniform(0.0, 0.5))
             if kind == "kill":
-                wait_until(lambda: restarting.kill_python(driver_pid(spark)), 60, "a kill")
-                wait_until(lambda query=query: not query.isActive, 120, "a query whose processes are gone to end")
+                wait_until(lambda: restarting.kill_python(driver_pid(spark)), 60, "a query to kill")
+                wait_until(lambda query=query: not query.isActive, 60, "a query whose source is gone to end")
                 assert query.exception() is not None
             query.stop()
     finally:
         sent = producer.stop()
-    assert restarting.planned(place.folder) > 0
-    restarting.finish(spark, place.folder)
-    assert place.check(sent)["deleted_by_retention"] > 0
+    restarting.finish(spark, folder)
+    found = place.compare(sent)
+    assert (found["missing"], found["doubles"]) == (0, 0), found
+    assert found["deleted_by_retention"] > 0
 
 
 def driver_pid(spark: SparkSession) -> int:

@@ -85,6 +85,17 @@ def test_slots_that_hold_something_are_found_over_the_wheels_end(paths: StorePat
     wheel.close()
 
 
+def test_the_lowest_position_from_a_time_on(paths: StorePaths) -> None:
+    wheel = wheel_of(paths)
+    assert wheel.first_position(NOW) is None
+    for second, position in ((0, 52), (5, 0), (7, 104), (9, 156)):
+        wheel.put(NOW + second * SECOND, position, position + 52, 2)
+    first = [wheel.first_position(NOW + second * SECOND) for second in (0, 5, 6, 8, 10)]
+    assert first == [0, 0, 104, 156, None]
+    assert [wheel.slot(NOW + second * SECOND)[3] for second in (0, 5, 6, 7, 9)] == [2, 2, 0, 2, 2]
+    wheel.close()
+
+
 def test_110_units_take_6_files_of_1024_bytes(paths: StorePaths) -> None:
     log = TimerLog(IO, IO, paths.timer_log, 1024)
     log.open_at(0)

@@ -289,15 +289,46 @@ def test_progress_of_a_real_broker_is_taken_over(tmp_path: Path) -> None:
 def test_the_file_is_saved_every_5_seconds_and_only_when_it_lacks_something(store: Store) -> None:
     progress = store.open()
     progress.set("g", "T", 0, 1)
-    assert progress.save_when_due(100, NOW_MS)
+    assert progress.save_when_due(100, NOW_MS, 0, 0)
     progress.set("g", "T", 0, 2)
-    assert not progress.save_when_due(100 + SAVE_INTERVAL_NS - 1, NOW_MS)
-    assert progress.save_when_due(100 + SAVE_INTERVAL_NS, NOW_MS)
+    assert not progress.save_when_due(100 + SAVE_INTERVAL_NS - 1, NOW_MS, 0, 0)
+    assert progress.save_when_due(100 + SAVE_INTERVAL_NS, NOW_MS, 0, 0)
     assert store.json() == {("g", "T", 0): 2}
     version = rocketmq_json.parse(store.paths.consumer_offsets.read_text())["dataVersion"]["counter"]
-    assert not progress.save_when_due(100 + 9 * SAVE_INTERVAL_NS, NOW_MS)
+    assert not progress.save_when_due(100 + 9 * SAVE_INTERVAL_NS, NOW_MS, 0, 0)
     progress.save(NOW_MS)
     assert rocketmq_json.parse(store.paths.consumer_offsets.read_text())["dataVersion"]["counter"] == version == 2
+    progress.close()
+
+
+def test_under_steady_changes_what_was_known_at_one_moment_is_saved_when_the_log_is_durable_up_to_it(
+    store: Store,
+) -> None:
+    progress = store.open()
+    progress.set("g", "T", 0, 1)
+    assert not progress.save_when_due(100, NOW_MS, 5000, 4000)
+    for offset, durable in ((2, 4200), (3, 4999)):
+        progress.set("g", "T", 0, offset)
+        assert not progress.save_when_due(100 + offset, NOW_MS, durable + 1000, durable)
+        assert store.json() == {}, "what offset 1 rests on may not be on disk"
+    assert progress.save_when_due(200, NOW_MS, 6000, 5000)
+    assert store.json() == {("g", "T", 0): 1}, "offset 3 may rest on what lies behind"
+    assert progress.unsaved
+    assert not progress.save_when_due(99 + SAVE_INTERVAL_NS, NOW_MS, 7000, 7000)
+    assert progress.save_when_due(100 + SAVE_INTERVAL_NS, NOW_MS, 7000, 7000)
+    assert store.json() == {("g", "T", 0): 3}
+    assert not progress.unsaved
+    progress.close()
+
+
+def test_what_is_saved_at_once_is_not_replaced_by_what_was_to_be_saved_before(store: Store) -> None:
+    progress = store.open()
+    progress.set("g", "T", 0, 1)
+    assert not progress.save_when_due(100, NOW_MS, 5000, 4000)
+    progress.set("g", "T", 0, 0)
+    progress.save(NOW_MS)
+    assert not progress.save_when_due(200, NOW_MS, 5000, 5000)
+    assert store.json() == {("g", "T", 0): 0}
     progress.close()
 
 
@@ -313,11 +344,11 @@ def test_what_cannot_be_saved_is_told_and_tried_again(store: Store) -> None:
     io = FullIO()
     progress = store.open(io=io)
     progress.set("g", "T", 0, 1)
-    assert progress.save_when_due(0, NOW_MS)
+    assert progress.save_when_due(0, NOW_MS, 0, 0)
     assert [event for event, _ in store.told] == ["progress of consumer groups cannot be saved yet"]
     assert progress.unsaved
     io.full = False
-    assert progress.save_when_due(1_000_000_000, NOW_MS)
+    assert progress.save_when_due(1_000_000_000, NOW_MS, 0, 0)
     assert store.json() == {("g", "T", 0): 1}
     progress.close()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mqproc.armed_io import store_io
 from mqproc.config import Options
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
@@ -161,7 +163,7 @@ def recover(
     scanners: Scanners = NO_SCANNERS,
 ) -> Recovered:
     """Recover the store at `root`. `clean` is how it was left, None = as its `abort` file says."""
-    io, paths, said = io or StoreIO(), StorePaths(root), list[str]()
+    io, paths, said = io or store_io(os.environ), StorePaths(root), list[str]()
     options = adopt_sizes(io, paths, options, said.append)
     words = Words(bytearray(words_of.FILE_SIZE))
     clean = not paths.abort.exists() if clean is None else clean

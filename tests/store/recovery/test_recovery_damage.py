@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from mqproc.armed_io import CRASH_POINTS
 from mqproc.config import OnDamage
 from mqproc.errors import CorruptStoreError, StoreAccessError
 from mqproc.io import Entry, StoreIO
@@ -427,17 +428,7 @@ def test_a_full_disk_does_not_keep_the_store_from_starting(store: StoppedStore) 
     assert_whole(store, whole)
 
 
-POINTS = [
-    "scanned",
-    "tail_zeroed",
-    "tail_synced",
-    "later_unlinked",
-    "cq_rebuilt",
-    "index_cut",
-    "cq_cut",
-    "marked",
-    "ckpt",
-]
+POINTS = [point for point in CRASH_POINTS if point.startswith("recover.")]
 
 
 def test_a_process_killed_at_any_named_point_leaves_a_store_that_recovers(tmp_path: Path) -> None:
@@ -458,7 +449,7 @@ def test_a_process_killed_at_any_named_point_leaves_a_store_that_recovers(tmp_pa
     for point in POINTS:
         root = tmp_path / point
         shutil.copytree(source.root, root)
-        environment = os.environ | {"MQPROC_CRASH": f"recover.{point}:1"}
+        environment = os.environ | {"MQPROC_CRASH": point}
         ended = subprocess.run([sys.executable, "-c", program, str(root)], env=environment, check=False, timeout=60)
         assert ended.returncode == -9, point
         found = recover(root, source.engine.options, clean=False)

@@ -98,10 +98,11 @@ class Aged:
         self.engine.segments.close()
 
     def settle(self) -> None:
-        """All of the log is durable by its marks."""
+        """All of the log is durable by its marks, and nothing in it received and not acknowledged."""
         end = self.engine.written
         for word in (words_of.COMMITLOG_MARK, words_of.CQ_SYNCED, words_of.INDEX_SYNCED, words_of.FLUSHER_SYNCED):
             self.words[word] = end
+        self.words[words_of.RECEIVED_FROM] = end
 
     # Retention
 

@@ -11,11 +11,12 @@ import pytest
 from mqproc.config import RetentionGuard
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
+from mqproc.names import SCHEDULE_TOPIC
 from mqproc.store import rocketmq_json
 from mqproc.store.groups import offsets_json
 from mqproc.store.groups.corrections import read_unconsumed
 from mqproc.store.groups.offsets_json import Progress
-from tests.store.retention.retaining import OLD, YOUNG, Aged, DiskIO
+from tests.store.retention.retaining import OLD, SEGMENT, YOUNG, Aged, DiskIO
 
 
 def write_progress(store: Aged, table: dict[str, dict[int, int]]) -> None:
@@ -111,6 +112,39 @@ def test_the_guard_keeps_what_a_group_has_not_consumed(tmp_path: Path) -> None:
     assert (store.segments()[0], store.held_by()) == (9, "nothing")
 
 
+def test_the_guard_keeps_what_waits_in_a_delay_level(tmp_path: Path) -> None:
+    """A nacked message is nowhere else."""
+    store = Aged(tmp_path, retention_guard=RetentionGuard.GROUPS)
+    store.fill(2, OLD)
+    store.fill(3, OLD, SCHEDULE_TOPIC, 2)
+    store.fill(3, OLD)
+    store.fill(1, YOUNG)
+    write_progress(store, {"T@all": {0: 6}})
+    for delivered, first in ((None, 2), (1, 3), (3, 8)):
+        if delivered is not None:
+            store.paths.delay_offsets.write_text(f'{{"offsetTable":{{3:{delivered}}}}}')
+        store.pass_by(3)
+        assert store.segments()[0] == first
+    told = [figures["detail"] for event, figures in store.told if event.endswith("held back")]
+    assert told == ["group of the delay levels stands at 0 of SCHEDULE_TOPIC_XXXX/2"]
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_the_guard_keeps_what_is_received_and_not_acknowledged(tmp_path: Path, guarded: bool) -> None:
+    store = aged(tmp_path, retention_guard=RetentionGuard.GROUPS if guarded else RetentionGuard.NONE)
+    write_progress(store, {"T@all": {0: 8, 1: 4}})
+    # As of a group that has begun: query has not said yet what is open.
+    store.words[words_of.RECEIVED_FROM] = 0
+    store.pass_by(3)
+    assert (store.segments()[0], store.held_by()) == ((0, "received messages") if guarded else (9, "nothing"))
+    store.words[words_of.RECEIVED_FROM] = 4 * SEGMENT + 100
+    store.pass_by(3)
+    assert (store.segments()[0], store.held_by()) == ((4, "received messages") if guarded else (9, "nothing"))
+    store.words[words_of.RECEIVED_FROM] = store.engine.written
+    store.pass_by(3)
+    assert (store.segments()[0], store.held_by()) == (9, "nothing")
+
+
 def test_the_guard_holds_against_a_full_disk_too(tmp_path: Path) -> None:
     store = aged(tmp_path, retention_guard=RetentionGuard.GROUPS)
     assert isinstance(store.io, DiskIO)
@@ -176,7 +210,7 @@ def test_a_group_may_have_a_name_that_is_a_number(tmp_path: Path) -> None:
 def test_strings_that_look_like_keys_stay_strings(tmp_path: Path) -> None:
     path = tmp_path / "config" / "x.json"
     value = {"a": 'say "1": 2', "12": {"3": "4", "b5": ["6"]}, "back\\slash": "\\"}
-    rocketmq_json.save(StoreIO(), path, value, integer_keys=True)
+    rocketmq_json.save(StoreIO(), StoreIO(), path, value, integer_keys=True)
     text = path.read_text()
     assert "12: {" in text
     assert '3: "4"' in text

@@ -1,11 +1,14 @@
-"""The control file's words for tools that must start at once: no numpy, nothing but a map and a copy.
+"""All words of a control file, read at one moment, and what follows from several of them.
 
-`mqproc.control.Control` has the same for roles; a test compares the two.
+Tools that must start at once need nothing else: no numpy, nothing but a map and a copy.
 """
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from collections.abc import Mapping
+from typing import Final
 
 from mqproc.errors import CorruptStoreError, NotRunningError
 from mqproc.io import StoreIO
@@ -13,9 +16,12 @@ from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
 
+SUPERVISOR_TIMEOUT_NS: Final = 3_000_000_000
+"""A supervisor that has been silent for so long is not there any more."""
+
 _SYNC_ERRNOS = tuple(name for name, word in layout.WORDS.items() if word.index in layout.SYNC_ERRNO_WORDS)
-# What follows the log is read before the log, so neither dispatch nor a sync seems ahead of the writer; times before
-# positions.
+# A time is read before the position that it belongs to, and what follows the log before the log: so neither dispatch
+# nor a sync seems ahead of the writer.
 _READ_FIRST = (
     "dispatched_store_timestamp_ms",
     "dispatched",
@@ -28,28 +34,51 @@ _READ_FIRST = (
 _READ_ORDER = (*_READ_FIRST, *(name for name in layout.WORDS if name not in _READ_FIRST))
 
 
-def read_words(paths: StorePaths) -> dict[str, int]:
-    """Every word by name, in the layout's order. Raises NotRunningError when there is no file, CorruptStoreError."""
-    io = StoreIO()
+def map_file(io: StoreIO, paths: StorePaths, *, write: bool = False) -> mmap.mmap:
+    """The file as it is. Raises NotRunningError when there is none, CorruptStoreError when it cannot be read."""
     try:
-        fd = io.open(paths.control)
+        fd = io.open(paths.control, write=write)
     except FileNotFoundError:
         raise NotRunningError(f"{paths.control}: no group has run on this store") from None
     try:
         size = io.size(fd)
         if size != layout.FILE_SIZE:
             raise CorruptStoreError(f"{paths.control}: expected {layout.FILE_SIZE:,} bytes, found {size:,}")
-        mapping = io.map(fd, size)
+        mapping = io.map(fd, size, write=write)
     finally:
         io.close(fd)
-    words = Words(mapping)
+    with contextlib.closing(Words(mapping)) as words:
+        _check_header(words, paths)
+    return mapping
+
+
+def _check_header(words: Words, paths: StorePaths) -> None:
+    for name, index, expected in (
+        ("magic", layout.HEADER_MAGIC, layout.MAGIC),
+        ("version", layout.HEADER_VERSION, layout.VERSION),
+    ):
+        found = words[index]
+        if found != expected:
+            place = f"{paths.control}: {name} at byte {index * layout.WORD_SIZE}"
+            raise CorruptStoreError(f"{place}: expected {expected:#x}, found {found & (1 << 64) - 1:#x}")
+
+
+def read_words(paths: StorePaths) -> dict[str, int]:
+    """Every word by name, in the layout's order. Raises as `map_file`."""
+    with contextlib.closing(map_file(StoreIO(), paths)) as mapping, contextlib.closing(Words(mapping)) as words:
+        return take_words(words)
+
+
+def take_words(words: Words) -> dict[str, int]:
+    """Every word of a mapped file by name, in the layout's order."""
     found = {name: words[layout.WORDS[name].index] for name in _READ_ORDER}
-    words.close()
-    mapping.close()
-    for name, expected in (("magic", layout.MAGIC), ("version", layout.VERSION)):
-        if found[name] != expected:
-            raise CorruptStoreError(f"{paths.control}: {name}: expected {expected:#x}, found {found[name]:#x}")
     return {name: found[name] for name in layout.WORDS}
+
+
+def is_alive(words: Mapping[str, int], now_ns: int) -> bool:
+    """Whether the supervisor beats. Its clock is the monotonic one: a beat from before a reboot may lie ahead."""
+    silent_ns = now_ns - words["supervisor_heartbeat_ns"]
+    return words["group_state"] != layout.GROUP_DOWN and 0 <= silent_ns <= SUPERVISOR_TIMEOUT_NS
 
 
 def flushed(words: Mapping[str, int]) -> int:
@@ -60,6 +89,11 @@ def flushed(words: Mapping[str, int]) -> int:
 def dispatch_behind_bytes(words: Mapping[str, int]) -> int:
     """How much of the log is not in queues and index yet."""
     return max(0, words["written"] - words["dispatched"])
+
+
+def dispatch_behind_messages(words: Mapping[str, int]) -> int:
+    """How many messages are not in queues and index yet."""
+    return max(0, words["appended_messages"] - words["dispatched_messages"])
 
 
 def dispatch_behind_ms(words: Mapping[str, int]) -> int:

@@ -1,0 +1,54 @@
+"""Queries that many panels make, by the metric's name."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from grafana.source.panels import Query
+
+RANGE: Final = "[$__rate_interval]"
+
+
+def rate(metric: str, legend: str) -> Query:
+    """How fast a counter grows, a second."""
+    return Query(f"rate({metric}{{$S}}{RANGE})", legend)
+
+
+def summed_rate(metric: str, legend: str, *, by: str = "instance") -> Query:
+    """The same, added up."""
+    return Query(f"sum by ({by}) (rate({metric}{{$S}}{RANGE}))", legend)
+
+
+def increase(metric: str, legend: str) -> Query:
+    """How much a counter has grown."""
+    return Query(f"increase({metric}{{$S}}{RANGE})", legend)
+
+
+def summed_increase(metric: str, legend: str, *, by: str = "instance") -> Query:
+    """The same, added up."""
+    return Query(f"sum by ({by}) (increase({metric}{{$S}}{RANGE}))", legend)
+
+
+def age(metric: str, legend: str = "{{instance}}") -> Query:
+    """How long ago a moment was, unless it has never been."""
+    return Query(f"time() - ({metric}{{$S}} > 0)", legend)
+
+
+def rate_of_chosen(metric: str) -> str:
+    """How fast a counter of the chosen topics grows."""
+    return f'rate({metric}{{$S,topic=~"$topic"}}{RANGE})'
+
+
+def ten_largest(value: str, *by: str, joined: str = "sum") -> Query:
+    """The ten largest values, each with its labels."""
+    return Query(f"topk(10, {joined} by ({', '.join(by)}) ({value}))", " ".join(f"{{{{{label}}}}}" for label in by))
+
+
+def quantiles(metric: str, *, by: str = "") -> list[Query]:
+    """Median, 99 % and 99.9 % of a histogram, by a label or over all."""
+    labels = f"le, instance, {by}" if by else "le, instance"
+    name = f"{{{{{by}}}}} " if by else ""
+    return [
+        Query(f"histogram_quantile({share}, sum by ({labels}) (rate({metric}_bucket{{$S}}{RANGE})))", f"{name}{text}")
+        for share, text in ((0.5, "50 %"), (0.99, "99 %"), (0.999, "99.9 %"))
+    ]

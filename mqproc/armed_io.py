@@ -1,0 +1,162 @@
+"""A StoreIO that ends its process at a named point or fails a call, as the environment asks: for tests of real groups.
+
+    MQPROC_CRASH=flush.before_mark        kill -9 of the process that comes to this point first
+    MQPROC_CRASH=flush.before_mark:5      of the one that comes there as the fifth
+    MQPROC_FAULT=sync:20:EIO              the 20th call of `sync` fails
+    MQPROC_FAULT=pwrite:7:ENOSPC:sticky   the 7th and all later calls of `pwrite`
+
+Passages and calls are counted over all processes of a group, from 1, and a crash comes once: a role that was started
+again goes on. A command without the variables has a plain StoreIO, which knows nothing of this.
+"""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import functools
+import os
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from mqproc.errors import ConfigurationError
+from mqproc.io import FailedSyncError, StoreIO
+
+CRASH_VARIABLE: Final = "MQPROC_CRASH"
+FAULT_VARIABLE: Final = "MQPROC_FAULT"
+
+CRASH_POINTS: Final = {
+    "append.reserved": "writer: the next part of the log is reserved, nothing of it is written",
+    "append.before_publish": "writer: bytes are in the log, `written` does not cover them",
+    "append.after_publish": "writer: `written` covers them, the queues' next offsets do not, the sender was not told",
+    "dispatch.units_written": "dispatcher: units are in their queues, index entries are not",
+    "dispatch.entries_put": "dispatcher: units and entries are there, nothing is published",
+    "dispatch.queues_published": "dispatcher: queues show the units, `dispatched` does not",
+    "flush.before_msync": "writer, commitlog-flusher: a sync of the log is next",
+    "flush.after_msync": "commitlog-flusher: the log is synced, nobody knows",
+    "flush.before_mark": "flushers: a durable mark is next",
+    "offsets.tmp": "query: the new consumerOffset.json is durable under its temporary name",
+    "offsets.renamed": "query: consumerOffset.json is replaced",
+    "recover.scanned": "recovery: the log's end is known, nothing is changed",
+    "recover.tail_zeroed": "recovery: what was torn is zeroed",
+    "recover.tail_synced": "recovery: and synced",
+    "recover.later_unlinked": "recovery: a segment behind the end is removed",
+    "recover.cq_cut": "recovery: queues are cut to their mark",
+    "recover.cq_rebuilt": "recovery: everything is dispatched again",
+    "recover.index_cut": "recovery: the index is cut to its mark",
+    "recover.marked": "recovery: marks are moved, the checkpoint is not",
+    "recover.ckpt": "recovery: the checkpoint is stored",
+    "retention.min_stored": "keeper: minima are moved, nothing is deleted",
+    "retention.log_unlinked": "keeper: a segment is deleted",
+    "retention.cq_unlinked": "keeper: a ConsumeQueue file is deleted",
+    "retention.index_unlinked": "keeper: an index file is deleted",
+    "roll.blank": "writer: a segment's end is marked, the next one is not begun",
+    "roll.fallocated": "commitlog-flusher: the next segment has its room under its temporary name",
+    "roll.renamed": "commitlog-flusher: the next segment has its name",
+    "supervisor.locked": "supervisor: the lock is taken, nothing is made",
+    "supervisor.recovered": "supervisor: recovery is done, no role runs",
+    "supervisor.forked": "supervisor: a role was forked",
+    "supervisor.stopped": "supervisor: all roles have ended, `abort` is still there",
+    "topic.deletion_durable": "writer: a topic's deletion is durable, its queues are still there",
+    "topic.queues_deleted": "writer: its queues are tombstones, its files are still there",
+}
+"""Every name that `crash_point` is called with, by whom, and what is done by then."""
+
+FAILING_CALLS: Final = (
+    "allocate",
+    "keep_link",
+    "make_folder",
+    "map",
+    "open",
+    "pread",
+    "pread_into",
+    "pwrite",
+    "read_file",
+    "rename",
+    "set_size",
+    "sync",
+    "sync_file_system",
+    "sync_folder",
+    "unlink",
+    "zero",
+)
+"""Methods of StoreIO that can be told to fail. Those that others are made of count there too."""
+
+
+class ArmedIO(StoreIO):
+    """The storage calls of a group's processes: made before the first fork, so that all of them count together.
+
+    `crash` and `fault` are what the variables say, empty for nothing. Raises ConfigurationError.
+    """
+
+    def __init__(self, crash: str = "", fault: str = "") -> None:
+        super().__init__()
+        self._point, self._crash_nth = _parse_crash(crash) if crash else ("", 0)
+        self._call, self._fault_nth, self._errno, self._sticky = _parse_fault(fault) if fault else ("", 0, 0, False)
+        # Shared by fork. Two processes that count at the very same moment may count as one.
+        self._passed, self._called = (memoryview(self.shared_memory(8)).cast("Q") for _ in range(2))
+
+    def crash_point(self, name: str) -> None:
+        if name == self._point:
+            self._passed[0] += 1
+            if self._passed[0] == self._crash_nth:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def _about_to(self, call: str) -> None:
+        if call != self._call:
+            return
+        self._called[0] += 1
+        count = self._called[0]
+        if count == self._fault_nth or (self._sticky and count > self._fault_nth):
+            kind = FailedSyncError if call.startswith("sync") else OSError
+            raise kind(self._errno, os.strerror(self._errno), f"{FAULT_VARIABLE}, call {count:,} of {call}")
+
+
+def _failing(name: str) -> Callable[..., Any]:
+    plain = getattr(StoreIO, name)
+
+    @functools.wraps(plain)
+    def call(self: ArmedIO, *arguments: Any, **named: Any) -> Any:
+        self._about_to(name)
+        return plain(self, *arguments, **named)
+
+    return call
+
+
+for _name in FAILING_CALLS:
+    setattr(ArmedIO, _name, _failing(_name))
+
+
+def store_io(environment: Mapping[str, str]) -> StoreIO:
+    """The StoreIO that the environment asks for. Raises ConfigurationError naming variable and value."""
+    crash, fault = environment.get(CRASH_VARIABLE, ""), environment.get(FAULT_VARIABLE, "")
+    return ArmedIO(crash, fault) if crash or fault else StoreIO()
+
+
+def _parse_crash(text: str) -> tuple[str, int]:
+    name, _, nth = text.partition(":")
+    _check_name(CRASH_VARIABLE, text, "point", name, CRASH_POINTS)
+    return name, _number(CRASH_VARIABLE, text, nth or "1")
+
+
+def _parse_fault(text: str) -> tuple[str, int, int, bool]:
+    parts = text.split(":")
+    if len(parts) not in (3, 4) or parts[3:] not in ([], ["sticky"]):
+        raise ConfigurationError(f"{FAULT_VARIABLE} = {text!r} is not CALL:NUMBER:ERRNO or CALL:NUMBER:ERRNO:sticky")
+    call, nth, name = parts[:3]
+    _check_name(FAULT_VARIABLE, text, "call", call, FAILING_CALLS)
+    _check_name(FAULT_VARIABLE, text, "errno", name, errno.errorcode.values())
+    return call, _number(FAULT_VARIABLE, text, nth), getattr(errno, name), len(parts) == 4
+
+
+def _check_name(variable: str, text: str, what: str, name: str, names: Iterable[str]) -> None:
+    if name not in names:
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigurationError(f"{variable} = {text!r}: no {what} is called {name!r}{hint}")
+
+
+def _number(variable: str, text: str, number: str) -> int:
+    if not (number.isascii() and number.isdigit() and int(number)):
+        raise ConfigurationError(f"{variable} = {text!r}: {number!r} is not a number from 1 on")
+    return int(number)

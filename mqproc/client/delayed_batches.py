@@ -1,0 +1,66 @@
+"""Columns of messages that wait: cut into batches of one time each, with no Python step for each message.
+
+A frame's messages wait for one time. So a batch with a time for each message goes as one frame a time, at least.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.client.columns import is_arrow, numbers
+from mqproc.client.core import time_ms
+from mqproc.client.encoding import Batch
+from mqproc.errors import BadMessageError, BadRequestError
+
+Times = Any
+"""One Time for all messages, or an array of Unix times in ms or of datetime64 (numpy, Arrow) with one for each."""
+
+
+def deliver_at_ms(deliver_at: Times, delay: Any) -> Any:
+    """What `Batch.deliver_at_ms` is of a time, or of a delay in seconds from now on: one, or one for each message."""
+    if delay is None:
+        return _times_ms(deliver_at) if is_column(deliver_at) else time_ms(deliver_at, 0)
+    if deliver_at is not None:
+        raise BadRequestError("give a delay or a time to deliver at, not both")
+    now_ms = time.time_ns() // 1_000_000
+    if not is_column(delay):
+        return now_ms + round(delay * 1000)
+    try:
+        return now_ms + np.rint(np.asarray(delay, np.float64) * 1000).astype(np.int64)
+    except (TypeError, ValueError) as error:
+        raise BadMessageError(f"delays: {error}") from None
+
+
+def is_column(value: Any) -> bool:
+    """Whether this has one value for each message."""
+    return (isinstance(value, np.ndarray | Sequence) and not isinstance(value, str)) or is_arrow(value)
+
+
+def _times_ms(times: Any) -> NDArray[np.int64]:
+    found: NDArray[Any] = np.asarray(times)
+    return found.astype("datetime64[ms]").astype(np.int64) if found.dtype.kind == "M" else found
+
+
+def by_time(batch: Batch) -> tuple[list[Batch], NDArray[np.int64] | None]:
+    """Batches whose messages wait for one time, the earliest first, and the places of their messages in the given one.
+
+    None for a batch that goes as it is. Raises BadMessageError.
+    """
+    names = [name for name in ("delay_level", "deliver_at_ms") if is_column(getattr(batch, name))]
+    if not names:
+        return [batch], None
+    if batch.batch or batch.unique is not None or len(names) > 1:
+        raise BadMessageError("an all-or-nothing batch, and one with ids of its own, waits for one time")
+    (name,) = names
+    times, of_each = np.unique(numbers(getattr(batch, name), "i8", len(batch), name), return_inverse=True)
+    order = np.argsort(of_each, kind="stable")
+    places = np.split(order, np.flatnonzero(np.diff(of_each[order])) + 1)
+    parts = [batch.taken(of_time) for of_time in places] if len(batch) else []
+    waiting = zip(parts, times.tolist(), strict=True)
+    return [replace(part, **{name: moment}) for part, moment in waiting], order

@@ -1,0 +1,30 @@
+"""The delay levels of a store: RocketMQ's `messageDelayLevel`, numbers with a unit, as in `1s 5s 10m 2h 1d`."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Final
+
+from mqproc.errors import ConfigurationError
+
+DELAY_LEVELS: Final = 18
+"""As many queues SCHEDULE_TOPIC_XXXX has; a store may have fewer levels."""
+_DELAY_MS_MAX: Final = 40 * 86_400_000
+_UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+@functools.lru_cache(16)
+def delays_ms_of(text: str) -> tuple[int, ...]:
+    """The levels' delays in ms, the first level's first. Raises ConfigurationError."""
+    parts = [re.fullmatch(r"([0-9]{1,9})([smhd])", part) for part in text.split()]
+    delays = tuple(int(part[1]) * _UNITS_MS[part[2]] for part in parts if part is not None)
+    if not 1 <= len(parts) == len(delays) <= DELAY_LEVELS or max(delays) > _DELAY_MS_MAX:
+        limit = f"from 1 to {DELAY_LEVELS} delays of at most {_DELAY_MS_MAX // _UNITS_MS['d']} d, as in '1s 5s 10m 2h'"
+        raise ConfigurationError(f"message_delay_level = {text!r} is out of range: {limit}")
+    return delays
+
+
+DELAYS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+DELAYS_MS: Final = delays_ms_of(DELAYS)
+"""RocketMQ's own."""

@@ -1,0 +1,109 @@
+"""Columns of messages that wait for a time each: cut by time, every column with them; results put together."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mqproc.client.delayed_batches import by_time, deliver_at_ms
+from mqproc.client.encoding import Batch, encode_batch
+from mqproc.client.sending import joined
+from mqproc.errors import BadLevelError, BadMessageError, BadRequestError
+from mqproc.message import BatchResult
+
+FRAME_BYTES = 1 << 26
+
+
+def batch(count: int = 5, **changes: Any) -> Batch:
+    return Batch("T", [b"%d" % number for number in range(count)], **changes)
+
+
+def test_one_time_for_all_is_one_batch() -> None:
+    for whole in (batch(), batch(delay_level=3), batch(deliver_at_ms=5)):
+        assert by_time(whole) == ([whole], None)
+
+
+def test_every_column_goes_with_its_message() -> None:
+    whole = batch(
+        keys=pa.array(["k0", "k1", "k2", "k3", "k4"]),
+        tags=["t0", "t1", "t2", "t3", "t4"],
+        queue_ids=np.arange(5),
+        born_timestamps_ms=pa.array([10, 11, 12, 13, 14]),
+        properties=[{"n": str(number)} for number in range(5)],
+        flags=(0, 1, 2, 3, 4),
+        delay_level=np.array([2, 0, 2, 1, 0]),
+    )
+    parts, places = by_time(whole)
+    assert places is not None
+    assert places.tolist() == [1, 4, 3, 0, 2]
+    assert [(part.delay_level, part.bodies) for part in parts] == [(0, [b"1", b"4"]), (1, [b"3"]), (2, [b"0", b"2"])]
+    last = parts[2]
+    assert last.keys.to_pylist() == ["k0", "k2"]
+    assert (last.tags, list(last.queue_ids), list(last.flags)) == (["t0", "t2"], [0, 2], [0, 2])
+    assert last.born_timestamps_ms.to_pylist() == [10, 12]
+    assert last.properties == [{"n": "0"}, {"n": "2"}]
+
+
+def test_results_are_in_the_order_of_the_messages() -> None:
+    parts, places = by_time(batch(delay_level=[2, 1, 2, 1, 1]))
+    results = []
+    for part in parts:
+        numbers = np.array([int(body) for body in part.bodies])
+        results.append(BatchResult("T", numbers.astype(np.int32), numbers + 10, numbers + 100, 7))
+    found = joined("T", results, places)
+    assert found.queue_ids.tolist() == [0, 1, 2, 3, 4]
+    assert found.queue_offsets.tolist() == [10, 11, 12, 13, 14]
+    assert found.physical_offsets.tolist() == [100, 101, 102, 103, 104]
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [1_000, 2_000],
+        np.array([1_000, 2_000]),
+        np.array(["1970-01-01T00:00:01", "1970-01-01T00:00:02"], "datetime64[ns]"),
+        pa.array([1_000, 2_000], pa.timestamp("ms")),
+        pa.chunked_array([pa.array([1_000]), pa.array([2_000])]),
+    ],
+)
+def test_times_may_be_numbers_or_moments(times: Any) -> None:
+    parts, _places = by_time(batch(2, deliver_at_ms=deliver_at_ms(times, None)))
+    assert [part.deliver_at_ms for part in parts] == [1_000, 2_000]
+
+
+def test_delays_count_from_now_on() -> None:
+    now_ms = time.time_ns() // 1_000_000
+    assert now_ms + 1_500 <= deliver_at_ms(None, 1.5) <= now_ms + 60_000
+    first, second = deliver_at_ms(None, np.array([0.25, 2])).tolist()
+    assert now_ms + 250 <= first == second - 1_750
+    assert deliver_at_ms(None, None) == 0
+    with pytest.raises(BadRequestError, match="not both"):
+        deliver_at_ms(5, 1.0)
+
+
+def test_wrong_times_are_refused() -> None:
+    for column in ([1, 2], [1.5] * 5, ["x"] * 5, [[1]] * 5, np.array([1, 2, 3])):
+        with pytest.raises(BadMessageError):
+            by_time(batch(delay_level=column))
+    for changes in ({"batch": True}, {"unique": ("A" * 28, 0)}, {"deliver_at_ms": [1] * 5}):
+        with pytest.raises(BadMessageError, match="one time"):
+            by_time(batch(delay_level=[1] * 5, **changes))
+    with pytest.raises(BadMessageError, match="one time"):
+        list(encode_batch(batch(delay_level=[1] * 5), FRAME_BYTES))
+    for level in (-1, 19):
+        parts, _places = by_time(batch(delay_level=[1, 1, 1, 1, level]))
+        wrong = next(part for part in parts if part.delay_level == level)
+        with pytest.raises(BadLevelError):
+            list(encode_batch(wrong, FRAME_BYTES))
+    with pytest.raises(BadMessageError, match="not both"):
+        list(encode_batch(batch(delay_level=1, deliver_at_ms=5), FRAME_BYTES))
+
+
+def test_nothing_waits_for_nothing() -> None:
+    parts, places = by_time(batch(0, delay_level=np.array([], int)))
+    assert parts == []
+    assert joined("T", [], places).physical_offsets.tolist() == []

@@ -1,0 +1,64 @@
+"""RocketMQ's DefaultMessageStore 5.3.3 does not start on a running store of ours, and what it does before it gives up.
+
+It loads a store before it takes the lock. When it fails to start it has by then deleted the newest index file and the
+segments behind the log's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mqproc import Message
+from tests.conftest import Group
+from tests.interop import java_stores
+from tests.interop.java_stores import SIZES, Sent
+from tests.interop.rocketmq import RocketMq, rocketmq_options
+
+# The first test waits for the build.
+pytestmark = pytest.mark.timeout(1000)
+
+
+@pytest.fixture
+def intruded(rocketmq: RocketMq, make_group: Callable[..., Group]) -> tuple[Group, dict[int, Sent]]:
+    """A running group on whose store RocketMQ has tried to start, and what had been acknowledged before."""
+    group = make_group("held", **SIZES)
+    handed = java_stores.Handed("held", group)
+    with group.client() as client:
+        for number in range(200):
+            message = Message("held", b"before %d" % number, keys=[f"before-{number}"], queue_id=number % 4)
+            handed.note(message, client.send(message))
+    group.wait_dispatched()
+    opened = rocketmq.ask("open", group.store, options=rocketmq_options(SIZES))
+    assert not opened["started"]
+    assert not opened["loaded"] or "Lock failed" in opened["error"]
+    return group, handed.sent
+
+
+def test_rocketmq_does_not_start_on_a_running_store(intruded: tuple[Group, dict[int, Sent]]) -> None:
+    """What was acknowledged before is there, now and after a new start."""
+    group, sent = intruded
+    assert _as_sent(group, sent) == sent
+    group.stop()
+    group.start()
+    assert _as_sent(group, sent) == sent
+
+
+def _as_sent(group: Group, sent: dict[int, Sent]) -> dict[int, Sent]:
+    with group.client() as client:
+        return {
+            found.physical_offset: Sent(
+                found.topic, found.queue_id, found.queue_offset, found.body, found.tag, found.keys
+            )
+            for found in client.range("held")
+            if found.physical_offset in sent
+        }
+
+
+def test_keys_are_indexed_after_rocketmq_has_tried(intruded: tuple[Group, dict[int, Sent]]) -> None:
+    group, _ = intruded
+    with group.client() as client:
+        told = client.send("held", b"after", keys="after")
+        group.wait_dispatched()
+        assert [message.physical_offset for message in client.by_key("held", "after")] == [told.physical_offset]

@@ -1,0 +1,46 @@
+"""Outages of a real group: kills at named points, power cuts, failing calls, a full disk, a disk that fails.
+
+python -m tests.outages kills 0:10         stories of these seeds; each that fails prints the line that repeats it
+python -m tests.outages --level ci         50 kills, 20 cuts and some of each other kind; nightly: 1,000 and 500
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.outages.levels import KINDS, LEVELS, Progress, run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.outages", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("kind", nargs="?", choices=sorted(KINDS))
+    parser.add_argument("seeds", nargs="?", help="one seed, or FIRST:STOP")
+    parser.add_argument("--level", choices=sorted(LEVELS))
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="stories at the same time")
+    parser.add_argument("--progress", type=Path, help="of a level: what is done stands here, and it goes on from there")
+    parser.add_argument(
+        "--folder", type=Path, help="where stores and images of disks are made (default /dev/shm, where it is there)"
+    )
+    arguments = parser.parse_args()
+    if bool(arguments.level) == bool(arguments.kind) or bool(arguments.kind) != bool(arguments.seeds):
+        parser.error("give a kind and seeds, or --level")
+    if arguments.level:
+        seeds = LEVELS[arguments.level]
+    else:
+        first, _, stop = arguments.seeds.partition(":")
+        seeds = {arguments.kind: range(int(first), int(stop or int(first) + 1))}
+    where = arguments.folder or (Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None)
+    with tempfile.TemporaryDirectory(prefix="mqproc-outages-", dir=where) as folder:
+        progress = run(seeds, Path(folder), arguments.workers, Progress(arguments.progress))
+    print(progress.summary())
+    return 1 if progress.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""What is open by the revive topic: check points, acknowledgements in any order, and where all of it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC
+from mqproc.store.groups.check_points import CheckPoint
+from mqproc.store.groups.offsets_json import Progress
+from mqproc.store.groups.open_check_points import NOWHERE, OpenCheckPoints, begins_of
+from mqproc.store.slices import finish
+from tests.store.live_store import FIRST_MS, LiveStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LiveStore]:
+    found = LiveStore(tmp_path)
+    yield found
+    found.close()
+
+
+def point(*offsets: int, queue_id: int = 0, time_ms: int = FIRST_MS, revive_queue: int = 0) -> CheckPoint:
+    return CheckPoint("g", "T", queue_id, offsets, time_ms, 60_000, revive_queue)
+
+
+def put(store: LiveStore, body: bytes, tag: str, queue_id: int = 0) -> None:
+    store.append(REVIVE_TOPIC, [body], queues=REVIVE_QUEUES, fixed_queue=queue_id, tags=[tag])
+
+
+def check(store: LiveStore, of: CheckPoint) -> None:
+    put(store, of.body(), "ck", of.revive_queue)
+
+
+def ack(store: LiveStore, of: CheckPoint, *offsets: int) -> None:
+    put(store, of.ack_body(offsets), "ack" if len(offsets) == 1 else "bAck", of.revive_queue)
+
+
+def opened(store: LiveStore, begins: dict[int, int] | None = None) -> OpenCheckPoints:
+    store.dispatch()
+    found = OpenCheckPoints()
+    finish(found.read(store.reading, begins or {}))
+    return found
+
+
+def offsets_of(found: OpenCheckPoints) -> list[tuple[int, set[int]]]:
+    return sorted((each.queue_id, each.open) for each in found)
+
+
+def test_nothing_is_open_where_nobody_ever_received(store: LiveStore) -> None:
+    found = opened(store)
+    assert (len(found), found.log_begin, found.revive_begins()) == (0, NOWHERE, {})
+
+
+def test_what_is_not_acknowledged_is_open_and_the_first_of_it_is_where_the_log_begins(store: LiveStore) -> None:
+    places = store.append("T", [b"%d" % number for number in range(6)], queues=1).physical_offsets
+    first, second = point(0, 1, 2), point(3, 4, 5, time_ms=FIRST_MS + 1, revive_queue=2)
+    check(store, first)
+    check(store, second)
+    ack(store, first, 0)
+    ack(store, second, 3, 5)
+    found = opened(store)
+    assert offsets_of(found) == [(0, {1, 2}), (0, {4})]
+    assert found.log_begin == places[1]
+    assert found.revive_begins() == {0: 0, 2: 0}
+    found.done(next(each for each in found if 1 in each.open), [1, 2])
+    assert (found.log_begin, found.revive_begins()) == (places[4], {2: 0})
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_an_acknowledgement_may_lie_before_its_check_point_and_come_again(store: LiveStore, times: int) -> None:
+    """As RocketMQ's do: both are parked until the check point is nearly due."""
+    of = point(7, 8, 9)
+    for _ in range(times):
+        ack(store, of, 7, 9)
+    check(store, of)
+    ack(store, of, 7)
+    other = point(10, time_ms=FIRST_MS + 1)
+    ack(store, other, 10)
+    check(store, other)
+    assert offsets_of(opened(store)) == [(0, {8})]
+
+
+def test_a_message_is_its_newest_check_points(store: LiveStore) -> None:
+    first, changed = point(0, 1), point(1, time_ms=FIRST_MS + 5_000)
+    check(store, first)
+    check(store, changed)
+    found = opened(store)
+    assert sorted((each.pop_time_ms - FIRST_MS, each.open) for each in found) == [(0, {0}), (5_000, {1})]
+
+
+def test_reading_begins_at_the_groups_progress_and_gone_messages_hold_nothing(store: LiveStore) -> None:
+    check(store, point(0))
+    check(store, point(1, time_ms=FIRST_MS + 1))
+    put(store, b"{}", "ck")
+    progress = [
+        Progress("CID_RMQ_SYS_REVIVE_GROUP", REVIVE_TOPIC, 0, 1),
+        Progress("g", "T", 0, 9),
+        Progress("g", REVIVE_TOPIC, 0, 2),
+    ]
+    found = opened(store, begins_of(progress))
+    assert offsets_of(found) == [(0, {1})]
+    assert found.log_begin == NOWHERE, "there is no such queue any more"
