@@ -1,6 +1,7 @@
 """Every option: name, default, unit, bounds, meaning; and the places that it can come from.
 
-Names are RocketMQ's in snake_case where RocketMQ has the option; sizes are bytes, times carry their unit or are
+Names are RocketMQ's in snake_case where RocketMQ has the option; sizes are bytes, as a number or as text with a unit
+(`64KiB`), times carry their unit or are
 RocketMQ's own (`flush_interval_commit_log` is ms, `file_reserved_time` hours). Precedence, highest first:
 
     --set NAME=VALUE  >  environment MQPROC_<NAME>  >  TOML file or broker.conf  >  default
@@ -21,6 +22,7 @@ from typing import Any
 
 from mqproc.delay_levels import DELAY_LEVELS, DELAYS, delays_ms_of
 from mqproc.errors import ConfigurationError
+from mqproc.quantities import parse_size
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -267,9 +269,7 @@ def _converted(name: str, value: Any, source: str) -> Any:
     if kind is bool:
         return _as_bool(name, value, source)
     if kind is int:
-        if isinstance(value, bool) or not re.fullmatch(r"[+-]?\d[\d_]*", str(value).strip()):
-            raise ConfigurationError(f"{source}: {name} = {value!r} is not a whole number")
-        return int(value)
+        return _as_int(name, value, source)
     if issubclass(kind, enum.StrEnum):
         try:
             return kind(str(value))
@@ -277,6 +277,18 @@ def _converted(name: str, value: Any, source: str) -> Any:
             allowed = ", ".join(member.value for member in kind)
             raise ConfigurationError(f"{source}: {name} = {value!r} is none of {allowed}") from None
     return str(value)
+
+
+def _as_int(name: str, value: Any, source: str) -> int:
+    """A whole number; a text may also be a size with its unit where the option is one in bytes."""
+    if not isinstance(value, bool) and re.fullmatch(r"[+-]?\d[\d_]*", str(value).strip()):
+        return int(value)
+    if not isinstance(value, str) or FIELDS[name].metadata["unit"] != "bytes":
+        raise ConfigurationError(f"{source}: {name} = {value!r} is not a whole number")
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        raise ConfigurationError(f"{source}: {name}: {error}") from None
 
 
 def _as_bool(name: str, value: Any, source: str) -> bool:

@@ -113,18 +113,18 @@ class StoreIO:
         return path.stat().st_blocks * _BLOCK_BYTES
 
     def names(self, folder: Path) -> list[str]:
-        """Sorted names in a folder; none when the folder does not exist."""
+        """Sorted names in a folder; none when there is no such folder."""
         try:
             return sorted(os.listdir(folder))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
     def entries(self, folder: Path) -> list[Entry]:
-        """Everything in a folder by name, sorted; nothing when the folder does not exist."""
+        """Everything in a folder by name, sorted; nothing when there is no such folder."""
         try:
             with os.scandir(folder) as scanned:
                 found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in scanned]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         return [_entry(name, of) for name, of in sorted(found)]
 
@@ -132,7 +132,7 @@ class StoreIO:
         """One name, None when it is not there."""
         try:
             of = path.lstat()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         return _entry(path.name, of)
 

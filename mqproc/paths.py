@@ -12,6 +12,7 @@ The names outside `mqproc/` are RocketMQ 5.3's.
 from __future__ import annotations
 
 import datetime
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,16 @@ def index_name_time_ms(name: str) -> int | None:
     except ValueError:
         return None
     return int(moment.timestamp()) * 1000 + int(name[14:])
+
+
+def is_text(name: str) -> bool:
+    """Whether a file's name is UTF-8: one that is none has surrogates in the place of its bytes."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
+def shown(path: Path) -> str:
+    """A path that can be written out: bytes that are no UTF-8 are told as \\xNN."""
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 @dataclass(frozen=True, slots=True)

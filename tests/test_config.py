@@ -56,3 +56,28 @@ def test_a_log_elsewhere_is_refused(tmp_path: Path, lines: list[str], text: str)
     """Its segments would be taken for lost, and a new log would begin."""
     with pytest.raises(ConfigurationError, match=text):
         load_options(write_conf(tmp_path, *lines), environment={})
+
+
+@pytest.mark.parametrize(("text", "size"), [("1048576", 1 << 20), ("1MiB", 1 << 20), ("2m", 2 << 20)])
+def test_sizes_in_bytes_may_have_units(tmp_path: Path, text: str, size: int) -> None:
+    name = "mapped_file_size_commit_log"
+    toml = tmp_path / "mqproc.toml"
+    toml.write_text(f'{name} = "{text}"\n')
+    nothing: dict[str, str] = {}
+    assert load_options(None, [f"{name}={text}"], nothing).mapped_file_size_commit_log == size
+    assert load_options(None, [], {"MQPROC_MAPPED_FILE_SIZE_COMMIT_LOG": text}).mapped_file_size_commit_log == size
+    assert load_options(toml, [], nothing).mapped_file_size_commit_log == size
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("mapped_file_size_commit_log=1PiB", "--set: mapped_file_size_commit_log: '1PiB' is no size; write"),
+        ("mapped_file_size_commit_log=4GiB", "4,294,967,296 is out of range"),
+        ("max_queues=1k", "max_queues = '1k' is not a whole number"),
+        ("flush_interval_commit_log=1k", "is not a whole number"),
+    ],
+)
+def test_what_is_no_size_is_refused(flag: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        load_options(None, [flag], {})

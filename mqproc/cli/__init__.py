@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
-from mqproc.cli.main import main
+try:
+    from mqproc.cli.main import main
+except KeyboardInterrupt:
+    # Ctrl-C before there is a command that could be interrupted: 128 + SIGINT, as a shell says, and no traceback.
+    raise SystemExit(130) from None
 
 __all__ = ["main"]

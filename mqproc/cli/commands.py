@@ -11,7 +11,7 @@ import importlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import click
 
@@ -19,6 +19,7 @@ from mqproc.cli import times
 from mqproc.cli.completing import complete_setting
 from mqproc.cli.invocation import Invocation
 from mqproc.cli.output import COLORS, FORMATS
+from mqproc.quantities import parse_size
 
 COMMON_HEADING = "Common options"
 
@@ -56,15 +57,12 @@ class Size(click.ParamType[int]):
     """Bytes: a number, or one with unit: `64KiB`, `10MB`, `1g`."""
 
     name = "size"
-    _PREFIXES: ClassVar[tuple[str, ...]] = ("", "k", "m", "g", "t")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        match = re.fullmatch(r"(\d[\d_]*)\s*([kmgt]?)(i?b?)", str(value).strip(), re.IGNORECASE)
-        if match is None:
-            self.fail(f"{value!r} is no size; write 1000000, 64KiB, 10MB or 1g", param, ctx)
-        number, unit, tail = match[1], match[2].lower(), match[3].lower()
-        base = 1000 if unit and tail == "b" else 1024
-        return int(number) * int(base ** self._PREFIXES.index(unit))
+        try:
+            return parse_size(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 SECONDS = Seconds()

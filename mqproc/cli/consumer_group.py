@@ -14,11 +14,12 @@ import click
 from mqproc.cli.commands import MOMENT, SECONDS, Command, Group
 from mqproc.cli.completing import complete_group
 from mqproc.cli.invocation import Invocation, pass_invocation
-from mqproc.cli.output import Column, Output, counted
+from mqproc.cli.output import Column, Output
 from mqproc.cli.times import format_duration, now_ms
 from mqproc.client import Client, Move, ResetTo
 from mqproc.groups import GroupInfo, GroupQueue
 from mqproc.names import DEAD_LETTER_PREFIX
+from mqproc.quantities import counted
 
 EXIT_NOT_EXECUTED: Final = 1
 EXIT_LAGS: Final = 1

@@ -12,10 +12,11 @@ from mqproc.cli.commands import Command, Group
 from mqproc.cli.completing import complete_group
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.message_format import BODIES, to_json, to_row
-from mqproc.cli.output import Column, counted, encode_json
+from mqproc.cli.output import Column, encode_json
 from mqproc.client import Client
 from mqproc.errors import MessageNotFoundError
 from mqproc.message import StoredMessage
+from mqproc.quantities import counted
 
 RESEND_MESSAGES: Final = 256
 EXIT_NOT_EXECUTED: Final = 1

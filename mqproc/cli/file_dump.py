@@ -17,8 +17,8 @@ from mqproc.cli import progress_layout, timer_layout
 from mqproc.cli.config_dump import dump_config, dump_log, is_config
 from mqproc.cli.dump import Dump, Rows
 from mqproc.cli.file_layout import Range, Ranges, whole
-from mqproc.cli.log_walk import Hole, walk_segment
 from mqproc.cli.output import Column
+from mqproc.cli.segment_dump import dump_segment
 from mqproc.cli.timer_dump import dump_timer_check, dump_timer_log, dump_timer_wheel
 from mqproc.config import Options
 from mqproc.errors import CorruptStoreError
@@ -53,7 +53,7 @@ def dump_file(io: StoreIO, path: Path, options: Options, *, fields: bool = False
 
 def _fields_of(dump: Dump, io: StoreIO, path: Path, options: Options) -> Ranges:
     if dump.kind == "CommitLog segment":
-        return layouts.commit_log_fields(layouts.mapped(io, path), dump.head["start"])
+        return layouts.commit_log_fields(layouts.mapped(io, path), dump.layout)
     if dump.kind == "index file":
         return layouts.index_fields(layouts.mapped(io, path), dump.head["slots"])
     if dump.kind == "timer wheel":
@@ -103,7 +103,7 @@ def _recognised(io: StoreIO, path: Path, options: Options) -> Dump:
     if is_config(path):
         return dump_config(io, path)
     if folder == "commitlog" and segment_start(path.name) is not None:
-        return _commit_log(io, path)
+        return dump_segment(io, path)
     if path.parent.parent.parent.name == "consumequeue" and segment_start(path.name) is not None:
         return _consume_queue(io, path)
     if len(path.name) == INDEX_NAME_DIGITS and path.name.isdigit():
@@ -291,36 +291,6 @@ def _queue_entry(data: bytes, cells: memoryview[int], number: int) -> dict[str, 
         "max_offset": max(first, word(queue_table.MAX_OFFSET)),
         "next_offset": word(queue_table.NEXT_OFFSET),
     }
-
-
-def _commit_log(io: StoreIO, path: Path) -> Dump:
-    start = segment_start(path.name)
-    assert start is not None
-    columns = [
-        Column("offset", kind="number"),
-        Column("physical_offset", kind="number"),
-        Column("size", kind="number"),
-        Column("topic"),
-        Column("queue_id", "queue", "number"),
-        Column("queue_offset", kind="number"),
-        Column("tag"),
-        Column("keys"),
-        Column("store_timestamp_ms", "store time", "time_ms"),
-    ]
-    size = io.size_of(path)
-    layout = list(whole(layouts.commit_log_layout(layouts.mapped(io, path), start), size))
-    return Dump("CommitLog segment", {"start": start, "size": size}, columns, _records(io, path, start), layout)
-
-
-def _records(io: StoreIO, path: Path, start: int) -> Rows:
-    for found in walk_segment(io, path, start):
-        if isinstance(found, Hole):
-            size = found.end - found.begin
-            offset = found.begin - start
-            yield {"offset": offset, "physical_offset": found.begin, "size": size, "topic": f"({found.reason})"}
-        else:
-            for message in found:
-                yield {"offset": message.physical_offset - start, **message.to_json()}
 
 
 def _consume_queue(io: StoreIO, path: Path) -> Dump:

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.io import StoreIO
-from mqproc.kernels import scan
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import checkpoint, consume_queue, control, index_file, marks, queue_table, record
+from mqproc.store.intact_records import Blank, LostRange, Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class Range:
 
 Ranges = Iterator[Range]
 UNUSED: Final = "unused"
+DAMAGE: Final = "damage"
 UNWRITTEN: Final = "unwritten"
 
 
@@ -86,31 +87,39 @@ def _native(data: bytes, at: int, size: int = 8) -> int:
 # CommitLog
 
 
-def commit_log_layout(view: NDArray[np.uint8], base: int) -> Ranges:
-    """Runs of whole records, damage between them, the BLANK, and what was never written."""
-    out = np.zeros(scan.SCAN_SIZE, np.int64)
-    at = 0
-    while at < len(view):
-        reason = int(scan.scan_records(view, at, len(view), base, scan.VERIFY_ALL, out))
-        stopped = int(out[scan.STOPPED_AT])
-        if stopped > at:
-            yield Range(at, stopped - at, "records", f"{int(out[scan.COUNT]):,} whole records")
-            at = stopped
-        if at == len(view):
-            return
-        if reason == scan.BLANK:
+def commit_log_layout(found: Iterable[Piece | LostRange | Blank], base: int, size: int) -> Ranges:
+    """Runs of whole records, damage between them, the BLANK, and what was never written.
+
+    `found` lies in the segment of `size` bytes that begins at log position `base`.
+    """
+    begin = at = records = 0
+    for each in found:
+        if isinstance(each, Piece):
+            records += each.records
+            at = each.stop
+            continue
+        if at > begin:
+            yield _run(begin, at, records)
+            records = 0
+        if isinstance(each, Blank):
             yield Range(at, record.BLANK_SIZE, "blank", "the segment ends here")
-            yield Range(at + 8, len(view) - at - 8, "rest", "never read")
+            begin = at + record.BLANK_SIZE
+            if begin < size:
+                yield Range(begin, size - begin, "rest", "never read")
             return
-        following = int(scan.find_record(view, at + 1, len(view), base, out))
-        end = following if following >= 0 else at + len(bytes(view[at:]).rstrip(b"\0"))
-        if end > at:
-            yield Range(at, end - at, "damage", scan.REASON_NAMES[reason])
-        if following < 0:
-            if end < len(view):
-                yield Range(end, len(view) - end, UNWRITTEN, "zeros: the log goes on here")
-            return
-        at = following
+        begin = at
+        at = each.written_stop - base
+        if at > begin:
+            yield Range(begin, at - begin, DAMAGE, each.reason)
+        begin = at
+    if at > begin:
+        yield _run(begin, at, records)
+    if at < size:
+        yield Range(at, size - at, UNWRITTEN, "zeros: the log goes on here")
+
+
+def _run(begin: int, end: int, records: int) -> Range:
+    return Range(begin, end - begin, "records", f"{records:,} whole records")
 
 
 _RECORD_HELP: Final = {
@@ -168,9 +177,9 @@ def record_fields(data: bytes, at: int) -> Ranges:
         at += size
 
 
-def commit_log_fields(view: NDArray[np.uint8], base: int) -> Ranges:
-    """Each field of each record."""
-    for part in commit_log_layout(view, base):
+def commit_log_fields(view: NDArray[np.uint8], layout: Iterable[Range]) -> Ranges:
+    """Each field of each record of a segment whose layout this is."""
+    for part in layout:
         if part.name == "records":
             at = part.offset
             while at < part.end:

@@ -60,11 +60,6 @@ def format_bytes(size: float) -> str:
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
-def counted(count: int, noun: str) -> str:
-    """`1 finding`, `1,200 findings`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 def format_value(value: Any, kind: str, *, terminal: bool) -> str:
     """A value as a table shows it."""
     if value is None:

@@ -14,8 +14,9 @@ import click
 from mqproc import errors
 from mqproc.cli.commands import MOMENT, Command
 from mqproc.cli.invocation import Invocation
-from mqproc.cli.output import Column, Output, counted
+from mqproc.cli.output import Column, Output
 from mqproc.errors import ConfigurationError, InternalError, MqprocError
+from mqproc.quantities import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,7 +16,7 @@ from mqproc.cli.commands import MOMENT, Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output, format_bytes
 from mqproc.cli.progress import Progress
-from mqproc.cli.store_options import options_for
+from mqproc.cli.store_options import options_for, store_of
 from mqproc.config import MIB
 from mqproc.errors import CorruptStoreError, TopicNotFoundError
 from mqproc.io import StoreIO
@@ -68,10 +68,10 @@ def export(
     from mqproc.store.export import Selection, Taken
     from mqproc.store.verify.deletions import read_deleted
     from mqproc.store.verify.inventory import take_inventory
-    from mqproc.store.verify.verifier import check_is_store, positions_of, sizes_of
+    from mqproc.store.verify.verifier import positions_of, sizes_of
 
-    io, paths = StoreIO(), StorePaths(folder.absolute()) if folder else invocation.paths()
-    check_is_store(io, paths)
+    io = StoreIO()
+    paths = store_of(invocation, io, folder)
     options = options_for(invocation, io, paths)
     inventory = take_inventory(io, paths, sizes_of(io, paths, options))
     positions = positions_of(io, paths)

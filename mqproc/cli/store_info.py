@@ -12,17 +12,19 @@ import msgspec
 from mqproc.cli.commands import Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output
-from mqproc.cli.store_options import options_for
+from mqproc.cli.store_options import options_for, store_of
 from mqproc.errors import CorruptStoreError, MqprocError, NotRunningError
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
 from mqproc.layout import index_file, timer_check
 from mqproc.paths import StorePaths
+from mqproc.quantities import counted
 from mqproc.shm.lock import holder_of
 
 if TYPE_CHECKING:
     from mqproc.config import Options
     from mqproc.layout.marks import Mark
+    from mqproc.message import QueueInfo
     from mqproc.store.reads.reader import StoreReader
 
 _FACTS = (
@@ -76,15 +78,16 @@ _INDEX = [
 
 
 @click.command(cls=Command)
-@click.argument("folder", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
 @pass_invocation
 def info(invocation: Invocation, folder: Path | None) -> None:
     """Say what lies in a store: sizes, ends, times, topics, who wrote it, how it was left.
 
     Of any store, running or not; nothing is changed, and damage is told rather than refused.
     """
-    paths = StorePaths(folder.absolute()) if folder else invocation.existing_paths()
-    found = describe_store(StoreIO(), paths, options_for(invocation, StoreIO(), paths))
+    io = StoreIO()
+    paths = store_of(invocation, io, folder)
+    found = describe_store(io, paths, options_for(invocation, io, paths))
     out = invocation.out
     if out.is_json:
         out.document(found)
@@ -183,24 +186,30 @@ class _Reading:
             for topic in sorted({queue.topic for queue in queues})
             if (of_topic := [queue for queue in queues if queue.topic == topic])
         ]
+        messages = sum(queue.max_offset - queue.min_offset for queue in queues)
+        is_lost = messages > 0 and end == reader.visible.begin
         return {
             "log_end": end,
             "first_store_timestamp_ms": _first_ms(reader),
-            "last_store_timestamp_ms": max(
-                (reader.store_time_ms(each.topic, each.queue_id, each.max_offset - 1) for each in queues), default=-1
-            ),
+            "last_store_timestamp_ms": _last_ms(reader, queues),
             "topics": len(by_topic),
             "queues": len(queues),
-            "messages": sum(each["messages"] for each in by_topic),
+            "messages": messages,
             "by_topic": by_topic,
-            "trouble": None,
+            "trouble": f"the log is empty, but its queues have {counted(messages, 'message')}" if is_lost else None,
         }
 
 
-def _first_ms(reader: StoreReader) -> int:
-    """Store time of the log's first record, −1 when there is none that is intact."""
+def _first_ms(reader: StoreReader) -> int | None:
+    """Store time of the log's first record, None when there is none that is intact."""
     first = next(iter(reader.scan(physical_offset=reader.visible.begin)), None)
-    return first.store_timestamp_ms if first is not None else -1
+    return first.store_timestamp_ms if first is not None else None
+
+
+def _last_ms(reader: StoreReader, queues: list[QueueInfo]) -> int | None:
+    """The newest store time among the queues' last messages, None when none has a record."""
+    newest = (reader.store_time_ms(each.topic, each.queue_id, each.max_offset - 1) for each in queues)
+    return max((time_ms for time_ms in newest if time_ms >= 0), default=None)
 
 
 def _written_by(io: StoreIO, paths: StorePaths, segment_bytes: int, log_end: int | None, mark: Mark | None) -> str:
@@ -212,6 +221,8 @@ def _written_by(io: StoreIO, paths: StorePaths, segment_bytes: int, log_end: int
         return "RocketMQ (there is no folder mqproc)"
     if mark is None:
         return "mqproc"
+    if mark.offset and not any(entry.size for entry in io.entries(paths.commit_log)):
+        return f"not known: the log is gone, which mqproc's mark says was durable up to {mark.offset:,}"
     try:
         value = fingerprint(io, LogSegments(io, paths.commit_log, segment_bytes), mark.offset)
     except (CorruptStoreError, FileNotFoundError):

@@ -1,9 +1,10 @@
-"""The options that a tool should go by for a store: what its group ran with, unless the caller says otherwise."""
+"""The store that a tool is asked about, and its options: what its group ran with, unless the caller says otherwise."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mqproc.cli.invocation import Invocation
@@ -11,9 +12,17 @@ from mqproc.config import FIELDS, Options, check_together, parse_option
 from mqproc.errors import ConfigurationError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
+from mqproc.store.existing import check_is_store
 
 if TYPE_CHECKING:
     from typing import Any
+
+
+def store_of(invocation: Invocation, io: StoreIO, folder: Path | None) -> StorePaths:
+    """The store in a command's FOLDER, else the one that --store and the like name. Raises StoreAccessError."""
+    paths = StorePaths(folder.absolute()) if folder else invocation.paths()
+    check_is_store(io, paths)
+    return paths
 
 
 def options_for(invocation: Invocation, io: StoreIO, paths: StorePaths) -> Options:

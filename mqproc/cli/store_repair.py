@@ -13,12 +13,13 @@ import click
 
 from mqproc.cli.commands import Command
 from mqproc.cli.invocation import Invocation, pass_invocation
-from mqproc.cli.output import Column, Output, counted
-from mqproc.cli.store_options import options_for
+from mqproc.cli.output import Column, Output
+from mqproc.cli.store_options import options_for, store_of
 from mqproc.cli.store_verify import print_verified, summary, verify_with_progress
 from mqproc.errors import MqprocError, StoreAccessError, StoreLockedError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
+from mqproc.quantities import counted
 from mqproc.shm.lock import StoreLock, holder_of
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ _CHANGES = [
 @click.command(cls=Command)
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
 @click.option("--execute", is_flag=True, help="Do it; without, only the plan is shown.")
-@click.option("--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes that verify.  [one a processor]")
+@click.option("--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [one for each processor]")
 @pass_invocation
 def repair(invocation: Invocation, folder: Path | None, execute: bool, jobs: int | None) -> int:
     """Plan how a damaged store is brought in order, or do it.
@@ -59,11 +60,10 @@ def repair(invocation: Invocation, folder: Path | None, execute: bool, jobs: int
     again. The exit code is 0 when the store is clean (now), 1 when it is not.
     """
     from mqproc.store.recovery.repair import Repair, read_from_disk
-    from mqproc.store.verify.verifier import check_is_store
 
-    io, paths = StoreIO(), StorePaths(folder.absolute()) if folder else invocation.paths()
+    io = StoreIO()
+    paths = store_of(invocation, io, folder)
     out = invocation.out
-    check_is_store(io, paths)
     with _alone(io, paths, execute=execute):
         options = options_for(invocation, io, paths)
         if io.exists(paths.read_only):
@@ -102,12 +102,11 @@ def recover(invocation: Invocation, folder: Path | None, dry_run: bool, execute:
     no copies. The exit code is 1 when it finds damage or would refuse to start.
     """
     from mqproc.store.recovery.plan import plan_recovery, run_recovery
-    from mqproc.store.verify.verifier import check_is_store
 
     if dry_run and execute:
         raise click.UsageError("--dry-run and --execute contradict each other")
-    io, paths = StoreIO(), StorePaths(folder.absolute()) if folder else invocation.paths()
-    check_is_store(io, paths)
+    io = StoreIO()
+    paths = store_of(invocation, io, folder)
     with _alone(io, paths, execute=execute):
         options = options_for(invocation, io, paths)
         plan = plan_recovery(paths, options)
@@ -115,7 +114,7 @@ def recover(invocation: Invocation, folder: Path | None, dry_run: bool, execute:
         if executed:
             plan.said = run_recovery(io, paths, options)
     _print_recovery(invocation.out, paths, plan, executed=executed)
-    return EXIT_DAMAGE if plan.refused or plan.holes else 0
+    return EXIT_DAMAGE if plan.refused or plan.holes or plan.cuts else 0
 
 
 @contextlib.contextmanager
@@ -219,6 +218,7 @@ def _print_recovery(out: Output, paths: StorePaths, plan: RecoveryPlan, *, execu
                 "log_end": plan.log_end,
                 "cut_bytes": plan.cut_bytes,
                 "holes": [{"start": start, "stop": stop} for start, stop in plan.holes],
+                "lost": [{"end": end, "durable_end": durable_end} for end, durable_end in plan.cuts],
                 "recovery": plan.said,
                 "changes": changes,
             }
@@ -236,4 +236,6 @@ def _print_recovery(out: Output, paths: StorePaths, plan: RecoveryPlan, *, execu
     else:
         holes = f", around {counted(len(plan.holes), 'damaged range')}" if plan.holes else ""
         out.line(f"the log is [{plan.log_begin:,}, {plan.log_end:,}){holes}")
+        for end, durable_end in plan.cuts:
+            out.line(f"lost: the log was durable up to {durable_end:,} and ends at {end:,}")
     out.line("recovered" if executed else "nothing was changed")

@@ -12,6 +12,7 @@ import click
 from mqproc.cli.commands import SECONDS, Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output, format_bytes
+from mqproc.cli.store_options import store_of
 from mqproc.cli.times import format_duration, format_time, now_ms
 from mqproc.config import Options
 from mqproc.control import Control
@@ -20,6 +21,7 @@ from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.process.loop import read_settings
+from mqproc.quantities import counted
 from mqproc.shm.lock import StoreLock, holder_of
 from mqproc.shm.words import Words
 from mqproc.store.groups.corrections import read_unconsumed
@@ -59,7 +61,7 @@ _DELETED = {
 
 
 @click.command(cls=Command)
-@click.argument("folder", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Change nothing and show what would go. The default.")
 @click.option("--execute", "--now", "execute", is_flag=True, help="Delete it now, whatever the hour.")
 @click.option("--older-than", type=SECONDS, metavar="AGE", help="This age instead of file_reserved_time: 90m, 12h.")
@@ -75,11 +77,9 @@ def retention(
     """
     if dry_run and execute:
         raise click.UsageError("--dry-run and --execute exclude each other")
-    paths = StorePaths(folder.absolute()) if folder else invocation.existing_paths()
-    if not paths.commit_log.is_dir():
-        raise click.UsageError(f"{paths.root}: no store, it has no folder commitlog")
-    reserved_ms = None if older_than is None else round(older_than * 1000)
     io = StoreIO()
+    paths = store_of(invocation, io, folder)
+    reserved_ms = None if older_than is None else round(older_than * 1000)
     running = RunningGroup.find(io, paths)
     if running is not None and invocation.set_:
         invocation.out.note("the group goes by the options that it runs with: --set is not heard")
@@ -89,7 +89,7 @@ def retention(
         elif execute:
             _print_deleted(invocation.out, _delete_stopped(io, paths, invocation, reserved_ms), paths)
         else:
-            _show(invocation.out, paths, _survey(io, paths, invocation, running, reserved_ms))
+            _show(invocation.out, _survey(io, paths, invocation, running, reserved_ms))
     finally:
         if running is not None:
             running.close()
@@ -170,12 +170,20 @@ def _delete_stopped(io: StoreIO, paths: StorePaths, invocation: Invocation, rese
     try:
         check_stopped_in_order(io, paths)
         options = _stopped_options(io, paths, invocation)
-        store = StoppedStore(io, paths, options)
+        store = _stopped_store(io, paths, options)
         minimum = store.words[words_of.MIN_PHYSICAL_OFFSET]
         delete_now(io, paths, options, store, reserved_ms, now_ms(), lambda event, **figures: None)
     finally:
         lock.close()
     return _executed({name: store.words[word] for name, word in _DELETED.items()}, minimum, store.words)
+
+
+def _stopped_store(io: StoreIO, paths: StorePaths, options: Options) -> StoppedStore:
+    """Raises CorruptStoreError when the log's end cannot be told: its last segment is short or empty."""
+    try:
+        return StoppedStore(io, paths, options)
+    except CorruptStoreError as error:
+        raise CorruptStoreError(f"{error}; mqproc store repair brings it in order, then ask again") from None
 
 
 def _stopped_options(io: StoreIO, paths: StorePaths, invocation: Invocation) -> Options:
@@ -204,7 +212,7 @@ def _survey(
     if running is not None:
         found = survey(io, paths, options, running.words, running.table, due, time_ms)
     else:
-        stopped = StoppedStore(io, paths, options)
+        stopped = _stopped_store(io, paths, options)
         found = survey(io, paths, options, stopped.words, stopped, due, time_ms)
     by_itself = due_now(options, time_ms, used, free)
     return {
@@ -215,16 +223,16 @@ def _survey(
         "expires_after_ms": due.reserved_ms,
         "due_by_itself": words_of.DUE_NAMES[by_itself.trigger] if by_itself else None,
         "delete_when": options.delete_when,
-        **_described(found, due, time_ms),
+        **_described(found, paths, due, time_ms),
         "unconsumed_since_ever": read_unconsumed(io, paths),
     }
 
 
-def _described(found: Survey, due: Due, time_ms: int) -> dict[str, Any]:
+def _described(found: Survey, paths: StorePaths, due: Due, time_ms: int) -> dict[str, Any]:
     files = [
         {
             "part": file.part,
-            "file": str(file.path),
+            "file": str(file.path.relative_to(paths.root)),
             "bytes": file.bytes,
             "why": _why(file, due, time_ms, found.minimum_after),
             "last_store_timestamp_ms": file.segment.last_ms if file.segment else None,
@@ -256,26 +264,25 @@ def _why(file: Any, due: Due, time_ms: int, minimum: int) -> str:
     return stored if file.segment.expired else f"the disk is too full; {stored}"
 
 
-def _show(out: Output, paths: StorePaths, plan: dict[str, Any]) -> None:
+def _show(out: Output, plan: dict[str, Any]) -> None:
     if out.is_json:
         out.document(plan)
         return
     if out.shape != "table":
         out.rows("files", _FILE_COLUMNS, plan["files"])
         return
-    root = paths.root
-    rows = [file | {"file": str(Path(file["file"]).relative_to(root))} for file in plan["files"]]
-    if rows:
-        out.rows("files", _FILE_COLUMNS, rows)
+    files = plan["files"]
+    if files:
+        out.rows("files", _FILE_COLUMNS, files)
         out.line("")
     for columns, name in ((_QUEUE_COLUMNS, "queues"), (_GROUP_COLUMNS, "groups")):
         if plan[name]:
             out.rows(name, columns, plan[name])
             out.line("")
-    out.line(f"{len(rows)} files with {format_bytes(plan['bytes'])} would go")
+    out.line(f"{counted(len(files), 'file')} with {format_bytes(plan['bytes'])} would go")
     out.line(f"the log would begin at {plan['min_physical_offset']:,}, now {plan['min_physical_offset_before']:,}")
     if plan["unconsumed_messages"]:
-        out.line(f"groups have not consumed {plan['unconsumed_messages']:,} messages of them")
+        out.line(f"groups have not consumed {counted(plan['unconsumed_messages'], 'message')} of them")
     if plan["progress_error"]:
         out.line(f"consumer progress cannot be read: {plan['progress_error']}")
     if plan["held_by"]:
@@ -289,11 +296,11 @@ def _print_deleted(out: Output, done: dict[str, Any], paths: StorePaths) -> None
         out.document({"store": str(paths.root), **done})
         return
     out.line(
-        f"deleted {done['segments']} segments, {done['queue_files']} ConsumeQueue files and {done['index_files']} "
-        f"index files, {format_bytes(done['bytes'])}"
+        f"deleted {counted(done['segments'], 'segment')}, {counted(done['queue_files'], 'ConsumeQueue file')} and "
+        f"{counted(done['index_files'], 'index file')}, {format_bytes(done['bytes'])}"
     )
     out.line(f"the log begins at {done['min_physical_offset']:,}, before {done['min_physical_offset_before']:,}")
     if done["unconsumed_messages"]:
-        out.line(f"groups had not consumed {done['unconsumed_messages']:,} messages of them")
+        out.line(f"groups had not consumed {counted(done['unconsumed_messages'], 'message')} of them")
     if done["held_by"]:
         out.line(f"held back by: {done['held_by']}")

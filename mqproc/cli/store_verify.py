@@ -9,12 +9,13 @@ import click
 
 from mqproc.cli.commands import Command
 from mqproc.cli.invocation import Invocation, pass_invocation
-from mqproc.cli.output import Column, Output, counted, format_bytes
+from mqproc.cli.output import Column, Output, format_bytes
 from mqproc.cli.progress import Progress
-from mqproc.cli.store_options import options_for
+from mqproc.cli.store_options import options_for, store_of
 from mqproc.config import MIB
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
+from mqproc.quantities import counted
 
 if TYPE_CHECKING:
     from mqproc.config import Options
@@ -51,8 +52,9 @@ def verify(invocation: Invocation, folder: Path | None, jobs: int | None, kinds:
     if kinds:
         _print_kinds(out)
         return 0
-    paths = StorePaths(folder.absolute()) if folder else invocation.paths()
-    found = verify_with_progress(paths, options_for(invocation, StoreIO(), paths), out, jobs or 0)
+    io = StoreIO()
+    paths = store_of(invocation, io, folder)
+    found = verify_with_progress(paths, options_for(invocation, io, paths), out, jobs or 0)
     print_verified(out, found)
     return 0 if found.clean else EXIT_DAMAGE
 
@@ -81,7 +83,7 @@ def print_verified(out: Output, found: Verified) -> None:
         out.document({**summary(found), "findings": listed})
         return
     if listed or out.shape != "table":
-        out.rows("findings", FINDING_COLUMNS, listed)
+        out.rows("findings", FINDING_COLUMNS, map(_row, listed) if out.shape == "table" else listed)
     if out.shape != "table":
         return
     explained = {str(row["kind"]): row for row in listed}
@@ -94,6 +96,11 @@ def print_verified(out: Output, found: Verified) -> None:
     if listed:
         out.line("")
     out.line(_verdict(found))
+
+
+def _row(finding: dict[str, Any]) -> dict[str, Any]:
+    """For a table: a size and a count that make no sense are empty places, as offsets are."""
+    return {**finding, "size": finding["size"] or None, "count": finding["count"] or None}
 
 
 def summary(found: Verified) -> dict[str, Any]:

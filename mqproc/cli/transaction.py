@@ -13,10 +13,11 @@ import click
 
 from mqproc.cli.commands import SECONDS, Command, Group
 from mqproc.cli.invocation import Invocation, pass_invocation
-from mqproc.cli.output import Column, counted
+from mqproc.cli.output import Column
 from mqproc.cli.times import format_duration, now_ms
 from mqproc.client import Client
 from mqproc.errors import TransactionEndedError, TransactionNotFoundError
+from mqproc.quantities import counted
 from mqproc.transactions import OpenTransaction
 
 EXIT_NOT_EXECUTED: Final = 1

@@ -10,6 +10,7 @@ import time
 from mqproc.control import Control
 from mqproc.control_words import SUPERVISOR_TIMEOUT_NS
 from mqproc.layout import control as layout
+from mqproc.quantities import counted
 
 
 def alive_problems(control: Control) -> list[str]:
@@ -37,7 +38,8 @@ def ready_problems(control: Control, timeout_ns: int) -> list[str]:
     if control.read_only:
         problems.append(f"the store is read-only: a sync failed with errno {control.sync_errno}")
     if control.damage_read_only:
-        problems.append(f"the store is read-only: {control.damage_holes} damaged ranges, on_damage = read_only")
+        damaged = counted(control.damage_holes, "damaged range")
+        problems.append(f"the store is read-only: {damaged}, on_damage = read_only")
     if control.load(layout.DISK_FULL):
         problems.append("the disk is nearly full: sends are refused")
     return problems

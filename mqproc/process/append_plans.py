@@ -25,7 +25,7 @@ from mqproc.errors import (
     TooManyQueuesError,
     TopicNotFoundError,
 )
-from mqproc.io import StoreIO
+from mqproc.io import FailedSyncError, StoreIO
 from mqproc.layout import properties, record
 from mqproc.names import (
     HALF_TOPIC,
@@ -151,14 +151,15 @@ class OpenTopics:
 
     def save(self, time_ms: int) -> None:
         """Write topics.json when something changed. What cannot be written is logged, stays unsaved and in the journal
-        and is tried again at the next call."""
+        and is tried again at the next call, but after a failed sync, which is final: the journal has it."""
         if not self.unsaved:
             return
         try:
             self.topics.save(time_ms)
         except OSError as error:
             get_logger().error("topics could not be saved yet", error=str(error))
-            return
+            if not isinstance(error, FailedSyncError):
+                return
         self.unsaved = False
 
     def _check_capacity(self, topic: str, queues: int) -> None:

@@ -426,7 +426,8 @@ class Pops:
         """Find out what is open from the revive topic, a bounded part a step."""
         yield from self._open.read(self._reading, begins_of(self._state.progress.of(REVIVE_GROUP)))
         self._tell_received_from()
-        for found in self._open:
+        # In the order of their queues: a loss of power may have taken progress back past several.
+        for found in sorted(self._open, key=lambda found: found.key):
             self._pass(found)
             self._expire_at(found, found.due_ms)
         if len(self._open):

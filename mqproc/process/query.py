@@ -392,9 +392,7 @@ class Query:
             rocketmq_limits=options.rocketmq_limits,
         )
 
-    def _answer_pull(
-        self, connection: Connection, request_id: int, asked: PullRequest, pulled: Pulled
-    ) -> None:
+    def _answer_pull(self, connection: Connection, request_id: int, asked: PullRequest, pulled: Pulled) -> None:
         self._words.add(words_of.PULLS, 1)
         if pulled.count:
             self._delivered.count(asked.topic, asked.queue_id, pulled.count, len(pulled.records))

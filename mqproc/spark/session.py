@@ -5,6 +5,7 @@ A cluster's own sessions need none of this: there the package is installed and `
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mqproc.spark.java import find_java
+from mqproc.spark.wrappers import wrapper
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,11 +40,28 @@ def prepare_environment(*, prefer_pypi_java: bool = False) -> None:
     """
     os.environ["JAVA_HOME"] = str(find_java(prefer_pypi=prefer_pypi_java).home)
     # Workers would take the first python3 on PATH.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_PYTHON", str(_python()))
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(LOOKUP_FOLDER) not in known:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(LOOKUP_FOLDER), *filter(None, known)])
+
+
+def _python() -> Path:
+    """This Python, for Spark's processes: it finds PySpark where it is installed, and so compiled.
+
+    Spark puts an archive of PySpark's sources before that, which each process would compile again, for a second.
+    """
+    import pyspark
+
+    package = Path(pyspark.__file__).parent
+    script = f'#!/bin/sh\nPYTHONPATH="${{0%/*/*}}/packages:$PYTHONPATH" exec "{sys.executable}" "$@"\n'
+    program = wrapper("python", f"{sys.executable} {package}", script)
+    packages = program.parents[1] / "packages"
+    packages.mkdir(exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (packages / "pyspark").symlink_to(package)
+    return program
 
 
 def local_session(

@@ -25,6 +25,7 @@ from mqproc.paths import StorePaths, segment_start
 from mqproc.spark.options import Queue
 from mqproc.spark.segment_bytes import remote
 from mqproc.store.consume_queue import as_units
+from mqproc.store.existing import not_a_store
 from mqproc.store.reads.reader import StoreReader
 from mqproc.store.recovery.resync import Resync
 from mqproc.store.segments import LogSegments
@@ -176,7 +177,7 @@ def _without_records(reader: StoreReader, end: int) -> str:
 def _survey_remote(uri: str) -> Survey:
     files, root = remote(uri)
     if not files.isdir(f"{root}/commitlog"):
-        raise StoreAccessError(f"{uri}: not a store: it has no folder commitlog")
+        raise not_a_store(uri)
     found: dict[int, int] = {}
     for entry in files.ls(f"{root}/commitlog", detail=True):
         start = segment_start(str(entry["name"]).rsplit("/", 1)[-1])

@@ -24,7 +24,7 @@ from mqproc.errors import CorruptStoreError
 from mqproc.io import Entry, Kind, StoreIO
 from mqproc.layout import consume_queue as layout
 from mqproc.names import SCHEDULE_TOPIC
-from mqproc.paths import segment_name, segment_start
+from mqproc.paths import is_text, segment_name, segment_start
 from mqproc.store import queue_extent
 from mqproc.store.clearing import clear_behind
 from mqproc.store.queue_extent import QueueExtent
@@ -92,12 +92,17 @@ def adopted_file_bytes(io: StoreIO, folder: Path, configured: int) -> int:
 def _files_below(io: StoreIO, folder: Path) -> Iterator[tuple[Path, Entry]]:
     """(a queue's folder, file) of every file of a queue."""
     for topic in io.entries(folder):
-        if topic.kind is not Kind.FOLDER:
+        if not is_topic(topic):
             continue
         for queue in io.entries(folder / topic.name):
             if queue.kind is Kind.FOLDER and is_queue_id(queue.name):
                 path = folder / topic.name / queue.name
                 yield from ((path, entry) for entry in io.entries(path) if entry.kind is Kind.FILE)
+
+
+def is_topic(entry: Entry) -> bool:
+    """Whether an entry is a topic's folder: a name that is no UTF-8 is nobody's."""
+    return entry.kind is Kind.FOLDER and is_text(entry.name)
 
 
 def is_queue_id(name: str) -> bool:
@@ -119,7 +124,7 @@ def queues_on_disk(io: StoreIO, folder: Path) -> tuple[list[tuple[str, int]], li
     queues: list[tuple[str, int]] = []
     strays: list[Path] = []
     for topic in io.entries(folder):
-        if topic.kind is not Kind.FOLDER:
+        if not is_topic(topic):
             strays.append(folder / topic.name)
             continue
         for entry in io.entries(folder / topic.name):

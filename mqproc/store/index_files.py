@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from mqproc.config import MIB
 from mqproc.errors import CorruptStoreError
-from mqproc.io import StoreIO
+from mqproc.io import Kind, StoreIO
 from mqproc.kernels import index as kernels
 from mqproc.kernels.intrinsics import load_be32, load_be64, store_be32, store_be64, store_release_be32
 from mqproc.kernels.views import as_kernel_array
@@ -65,8 +65,9 @@ def read_header(view: NDArray[np.uint8]) -> IndexHeader:
 
 
 def index_file_names(io: StoreIO, folder: Path) -> list[str]:
-    """Names of the index files, oldest first; other names in the folder are passed over."""
-    return [name for name in io.names(folder) if index_name_time_ms(name) is not None]
+    """Names of the index files, oldest first; whatever else lies in the folder is passed over."""
+    entries = io.entries(folder)
+    return [entry.name for entry in entries if entry.kind is Kind.FILE and index_name_time_ms(entry.name) is not None]
 
 
 def file_ms(name: str) -> int:

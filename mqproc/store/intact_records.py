@@ -5,6 +5,7 @@ Neither queues nor index are asked, no segment needs to be whole. Of a store tha
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -14,7 +15,9 @@ from numpy.typing import NDArray
 
 from mqproc.io import StoreIO
 from mqproc.kernels import scan
-from mqproc.kernels.record_check import REASON_NAMES, record_size
+from mqproc.kernels.record_check import REASON_NAMES
+from mqproc.store.damage import MISSING_SEGMENT
+from mqproc.store.log_search import find_record_in, scan_piece
 from mqproc.store.verify.inventory import Inventory
 from mqproc.store.verify.log_views import LogViews
 
@@ -35,11 +38,22 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """Log positions [start, stop) where records should be and none are."""
+    """Log positions [start, stop) where records should be and none are.
+
+    Its bytes from `written_stop` on are zeros, so that nothing may be lost when no record follows.
+    """
 
     start: int
     stop: int
     reason: str
+    written_stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blank:
+    """The log goes on in the next segment: a BLANK at this log position says so."""
+
+    position: int
 
 
 class IntactRecords:
@@ -54,60 +68,69 @@ class IntactRecords:
         self._out = np.zeros(scan.SCAN_SIZE, np.int64)
 
     def pieces(self, on_progress: Callable[[int], None] = lambda position: None) -> Iterator[Piece | LostRange]:
-        """Every piece and every lost range, in order. What lies behind the last record is no lost range."""
+        """Every piece and every lost range, in order. Zeros behind the last record are no lost range."""
         lost: list[LostRange] = []
         cursor = self._begin
         for base in sorted(self._inventory.segments):
             if self._end is not None and base >= self._end:
                 break
             if base > cursor:
-                lost.append(LostRange(cursor, base, "missing segment"))
-            for found in self._segment(base, max(0, self._begin - base)):
+                lost.append(LostRange(cursor, base, MISSING_SEGMENT, cursor))
+            for found in self.in_segment(base, max(0, self._begin - base)):
                 if isinstance(found, LostRange):
                     lost.append(found)
                     continue
                 yield from lost
                 lost.clear()
-                yield found
-                on_progress(found.base + found.stop)
+                if isinstance(found, Piece):
+                    yield found
+                    on_progress(found.base + found.stop)
             cursor = base + self._views.segment_size
+        for each in lost:
+            if each.written_stop > each.start:
+                yield dataclasses.replace(each, stop=each.written_stop)
 
-    def close(self) -> None:
-        """Close the segments."""
-        self._views.close()
-
-    def _segment(self, base: int, at: int) -> Iterator[Piece | LostRange]:
+    def in_segment(self, base: int, at: int = 0) -> Iterator[Piece | LostRange | Blank]:
+        """What lies in one segment from its byte `at` on, up to its BLANK or end; nothing when it is not there."""
         view = self._views.view(base)
         if view is None:
             return
+        segment_size = self._views.segment_size
         stop = len(view) if self._end is None else min(len(view), self._end - base)
         let_go = at
         while at < stop:
             self._views.read_ahead(base, at, stop)
-            reason, end, count = self._scan(view, base, at, stop)
+            reason = scan_piece(view, at, stop, base, _PIECE_BYTES, self._out)
+            end = int(self._out[scan.STOPPED_AT])
             if end > at:
-                yield Piece(view, base, at, end, count)
+                yield Piece(view, base, at, end, int(self._out[scan.COUNT]))
                 at = end
             if at - let_go > _LET_GO_BYTES:
                 self._views.let_go(base, let_go, at - let_go)
                 let_go = at
             if reason == scan.BLANK:
+                yield Blank(base + at)
                 break
             if reason != scan.REACHED_STOP:
-                following = int(scan.find_record(view, at + 1, stop, base, self._out))
-                end = following if following >= 0 else self._views.segment_size
-                yield LostRange(base + at, base + end, REASON_NAMES[reason])
-                at = end
+                lost = self._lost(view, base, at, stop, reason)
+                yield lost
+                at = lost.stop - base
         self._views.let_go(base, let_go, at - let_go)
-        if len(view) < self._views.segment_size and at == len(view):
-            yield LostRange(base + at, base + self._views.segment_size, "short segment")
+        if len(view) < segment_size and at == len(view):
+            yield LostRange(base + at, base + segment_size, "short segment", base + at)
 
-    def _scan(self, view: NDArray[np.uint8], base: int, at: int, stop: int) -> tuple[int, int, int]:
-        """(reason, where whole records end, how many) from a position on, of one piece."""
-        out = self._out
-        reason = int(scan.scan_records(view, at, min(at + _PIECE_BYTES, stop), base, scan.VERIFY_ALL, out))
-        if reason == scan.REACHED_STOP and out[scan.STOPPED_AT] == at:
-            # Longer than a piece.
-            size = int(record_size(view, at, len(view)))
-            reason = int(scan.scan_records(view, at, at + size, base, scan.VERIFY_ALL, out))
-        return reason, int(out[scan.STOPPED_AT]), int(out[scan.COUNT])
+    def close(self) -> None:
+        """Close the segments."""
+        self._views.close()
+
+    def _lost(self, view: NDArray[np.uint8], base: int, at: int, stop: int, reason: int) -> LostRange:
+        """No record begins at `at`: from there to the next record or BLANK, else to the segment's end."""
+        following = find_record_in(self._views.written_ranges(base, at + 1, stop), view, base, self._out)
+        if following >= 0:
+            return LostRange(base + at, base + following, REASON_NAMES[reason], base + following)
+        written = at
+        for start, end in self._views.written_ranges(base, at, stop):
+            if data := view[start:end].tobytes().rstrip(b"\0"):
+                written = start + len(data)
+        end = self._views.segment_size if stop == len(view) else stop
+        return LostRange(base + at, base + end, REASON_NAMES[reason], base + written)

@@ -181,3 +181,19 @@ def test_completion_scripts_are_clicks() -> None:
 def test_interruption_inside_a_command_is_130() -> None:
     with mock.patch("mqproc.cli.config.options_from", side_effect=KeyboardInterrupt):
         assert call("config", "check").code == 130
+
+
+def test_ctrl_c_before_there_is_a_command_is_130_without_a_traceback() -> None:
+    """The signal comes while the command line's modules are loaded."""
+    code = (
+        "import signal, sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, *others):\n"
+        "        if name == 'mqproc.cli.output':\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "from mqproc.cli import main\n"
+        "sys.exit(main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment(), check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")

@@ -94,8 +94,27 @@ def test_a_segment_made_ahead_is_no_hole(tmp_path: Path) -> None:
     assert (after.code, after.err, after.out) == (0, "", before.out)
 
 
-def test_a_folder_that_is_no_store_is_a_usage_error(tmp_path: Path) -> None:
-    assert call("store", "dump", tmp_path).code == 2
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["info"],
+        ["verify"],
+        ["retention"],
+        ["repair"],
+        ["recover"],
+        ["export", "--topic", "T", "--to", "new.jsonl"],
+        ["dump"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_path_that_is_no_store_has_one_answer(command: list[str], tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name, said in (("empty", "not a store: it has no folder commitlog"), ("gone", "no such ")):
+        outcome = call("store", *command, tmp_path / name)
+        assert (outcome.code, outcome.out) == (3, "")
+        assert outcome.err.startswith(f"mqproc: {tmp_path / name}: {said}")
+        assert len(outcome.err.splitlines()) == 1
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
 
 
 def test_info_says_what_lies_there(golden: Fixture) -> None:

@@ -101,6 +101,39 @@ def test_damage_in_a_segment_is_a_range_of_its_own(tmp_path: Path) -> None:
     assert [(each["offset"], each["size"], each["help"]) for each in damage] == [
         (rows[5]["offset"], rows[5]["size"], "bad magic")
     ]
+    assert call("store", "dump", segment).code == 1
+    assert call("store", "dump", segment, "--fields").code == 1
+    rows_now = call("store", "dump", segment, "--json").json["rows"]
+    assert rows_now[5] == {
+        **{name: rows[5][name] for name in ("offset", "physical_offset", "size")},
+        "topic": "(bad magic)",
+    }
+    assert rows_now[:5] + rows_now[6:] == rows[:5] + rows[6:]
+
+
+def test_a_torn_end_of_a_segment_is_damage_and_zeros_are_not(tmp_path: Path) -> None:
+    store = load_fixture("a_basic", tmp_path).store
+    segment = store / "commitlog" / f"{8 * 65536:020d}"
+    outcome = call("store", "dump", segment, "--json")
+    assert outcome.code == 0
+    unwritten = outcome.json["layout"][-1]
+    with segment.open("r+b") as file:
+        file.seek(unwritten["offset"])
+        file.write(b"\0\0\1\0\xda\xa3\x20\xa7")
+    outcome = call("store", "dump", segment, "--json")
+    assert outcome.code == 1
+    assert [(each["offset"], each["size"], each["name"]) for each in outcome.json["layout"][1:]] == [
+        (unwritten["offset"], 8, "damage"),
+        (unwritten["offset"] + 8, unwritten["size"] - 8, "unwritten"),
+    ]
+
+
+def test_an_empty_segment_is_explained(tmp_path: Path) -> None:
+    segment = tmp_path / "commitlog" / f"{0:020d}"
+    segment.parent.mkdir()
+    segment.touch()
+    outcome = call("store", "dump", segment, "--json")
+    assert (outcome.code, outcome.json["layout"], outcome.json["rows"]) == (0, [], [])
 
 
 def test_an_indexs_fields_are_its_items(golden: Fixture) -> None:

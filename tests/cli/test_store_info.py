@@ -12,6 +12,7 @@ from mqproc.paths import StorePaths
 from tests.cli.calling import call
 from tests.conftest import Group
 from tests.golden.fixtures import GOLDEN, directories, load_fixture
+from tests.store.stopped_store import StoppedStore
 from tests.store.verify.looking import flip
 
 BY_NAME = {str(each): each for each in directories(GOLDEN)}
@@ -89,3 +90,21 @@ def test_what_cannot_be_opened_is_told_with_the_reason(tmp_path: Path) -> None:
     found = call("store", "info", store, "--json").json
     assert "00000000000000524288: 100 bytes; a segment has 65,536" in found["trouble"]
     assert (found["log_end"], found["topics"], found["segments"]) == (None, None, 9)
+
+
+@pytest.mark.parametrize("emptied", [True, False])
+def test_a_log_that_is_gone_is_no_other_programs_work(tmp_path: Path, emptied: bool) -> None:
+    store = StoppedStore(tmp_path / "store")
+    end = store.end
+    for segment in (store.root / "commitlog").iterdir():
+        if emptied:
+            segment.write_bytes(b"")
+        else:
+            segment.unlink()
+    found = call("store", "info", store.root, "--json").json
+    said = f"not known: the log is gone, which mqproc's mark says was durable up to {end:,}"
+    assert found["written_by"] == said
+    wanted = "0 bytes; a segment has" if emptied else "the log is empty, but its queues have 640 messages"
+    assert wanted in found["trouble"]
+    assert (found["first_store_timestamp_ms"], found["last_store_timestamp_ms"]) == (None, None)
+    assert "first message" not in call("store", "info", store.root).out

@@ -68,7 +68,7 @@ def test_the_plan_changes_nothing_and_says_why(store: Path) -> None:
     assert files(store) == before
     assert parts(told) == {"commitlog": 3, "consumequeue": 2, "index": 2}
     first = told["files"][0]
-    assert first["file"].endswith(f"commitlog/{BEGIN:020d}")
+    assert first["file"] == f"commitlog/{BEGIN:020d}"
     assert first["why"].startswith("last stored 20")
     whys = {file["part"]: file["why"] for file in told["files"]}
     assert whys["consumequeue"] == f"last unit points below {LAST:,}"
@@ -82,7 +82,7 @@ def test_what_is_executed_is_the_plan(store: Path) -> None:
     before = files(store)
     done = retention(store, "--execute", "--older-than", "0s")
     assert done.code == 0, done.err
-    gone = {str(store / name) for name in before - files(store)}
+    gone = before - files(store)
     assert gone == {file["file"] for file in told["files"]}
     assert done.json["executed"] is True
     assert (done.json["segments"], done.json["bytes"]) == (3, told["bytes"])
@@ -192,9 +192,21 @@ def test_plan_and_deed_exclude_each_other(store: Path) -> None:
     assert retention(store, "--execute", "--dry-run").code == 2
 
 
-def test_a_folder_that_is_no_store_is_a_usage_error(tmp_path: Path) -> None:
-    assert retention(tmp_path, "--execute").code == 2
+def test_a_folder_that_is_no_store_is_not_touched(tmp_path: Path) -> None:
+    outcome = retention(tmp_path, "--execute")
+    assert (outcome.code, outcome.err) == (3, f"mqproc: {tmp_path}: not a store: it has no folder commitlog\n")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_log_whose_end_is_cut_off_must_be_repaired_first(store: Path, size: int) -> None:
+    os.truncate(store / "commitlog" / f"{LAST:020d}", size)
+    before = files(store)
+    for arguments in ((), ("--execute", "--older-than", "0s")):
+        outcome = retention(store, *arguments)
+        assert outcome.code == 6
+        assert f"{LAST:020d}: {size} bytes; a segment has 65,536; mqproc store repair" in outcome.err
+    assert files(store) - {"lock", "mqproc/lock"} == before - {"lock", "mqproc/lock"}
 
 
 # A running group
@@ -228,7 +240,7 @@ def test_a_running_group_is_asked_and_does_just_that(group: Group) -> None:
     done = retention(group.store, "--execute", "--older-than", "0s")
     assert done.code == 0, done.err
     assert (done.json["segments"], done.json["min_physical_offset"]) == (full, full * SEGMENT)
-    gone = {str(group.store / name) for name in before - files(group.store)}
+    gone = before - files(group.store)
     assert gone == {file["file"] for file in told["files"]}
     assert retention(group.store, "--execute").json["segments"] == 0
     with group.client() as client:

@@ -251,3 +251,28 @@ def test_a_group_that_keeps_no_index_lacks_none(make_group: Callable[..., Group]
     assert call("store", "verify", group.store, "--json").json["findings"] == []
     outcome = call("store", "verify", group.store, "--json", "--set", "message_index_enable=true")
     assert (outcome.code, [each["kind"] for each in outcome.json["findings"]]) == (1, ["index_missing"])
+
+
+def test_what_makes_no_sense_of_a_finding_is_an_empty_place(damaged: Path) -> None:
+    (damaged / "checkpoint").unlink()
+    listed = {row["kind"]: row for row in call("store", "verify", damaged, "--json").json["findings"]}
+    assert (listed["checkpoint_missing"]["size"], listed["checkpoint_missing"]["count"]) == (0, 0)
+    lines = call("store", "verify", damaged).out.splitlines()
+    row = next(line for line in lines if line.split()[1:2] == ["checkpoint_missing"])
+    assert row.split()[3:7] == ["-"] * 4
+
+
+def test_where_a_lost_log_ended_is_told_by_who_knows_best(tmp_path: Path) -> None:
+    """Units tell where the last record ends, the index only where it begins."""
+    store = BY_NAME["d19_commitlog_gone/clean"].unpack(tmp_path)
+    end = 290_296
+    listed = {row["kind"]: row for row in call("store", "verify", store, "--json").json["findings"]}
+    known = f"consumequeue knows of records up to {end:,}"
+    size = "no segment tells its size: the 1,073,741,824 bytes of the options are used"
+    assert listed["segment_missing"]["text"] == f"{known}; {size}"
+    assert (listed["log_ends_early"]["size"], listed["log_ends_early"]["text"]) == (end, f"the log ends at 0; {known}")
+    shutil.rmtree(store / "consumequeue")
+    found = call("store", "verify", store, "--set", "message_index_enable=true", "--json").json["findings"]
+    early = next(row for row in found if row["kind"] == "log_ends_early")
+    assert early["text"].endswith("knows of a record at 289,916")
+    assert early["size"] == 289_917

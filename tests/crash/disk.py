@@ -348,7 +348,7 @@ class Disk:
             self._folders.add(target + folder[len(source) :])
 
     def _relative(self, path: Path) -> str:
-        return os.path.relpath(path, self.root)
+        return "." if path == self.root else str(path).removeprefix(f"{self.root}/")
 
 
 class _Chooser:

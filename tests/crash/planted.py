@@ -73,15 +73,8 @@ PLANTS = {
         "            kept = self._rebuild_file(name, floor, mark, store_timestamp_ms)",
         "            kept = self._rebuild_file(name, floor, 1 << 62, store_timestamp_ms)",
     ),
-    "a half message is marked before its message is stored": Plant(
-        "mqproc.process.transactions",
-        "        self._writes.store([new], stored, refused)",
-        "        self._marks.add(half.offset); self._writes.store([new], stored, refused)",
-    ),
-    "a start does not look for what was committed": Plant(
-        "mqproc.process.transactions",
-        "        for half in [*start.old, *start.made]:",
-        "        for half in start.old:",
+    "a commit is answered and its message not stored": Plant(
+        "mqproc.process.transactions", "        self._writes.store([new], stored, refused)", "        stored(-1)"
     ),
     "progress passes what is received before its check point": Plant(
         "mqproc.process.pops",
@@ -92,19 +85,6 @@ PLANTS = {
         "mqproc.process.pops",
         "        self._writes.store([_ack_of(found, offsets) for found, offsets in acks], stored, refused)",
         "        stored(-1)",
-    ),
-    "more time for a message is no new check point": Plant(
-        "mqproc.process.pops",
-        "        self._writes.store([_message_of(new), _ack_of(old, [offset])], stored, refused)",
-        "        self._writes.store([_ack_of(old, [offset])], stored, refused)",
-    ),
-    "a member commits what it has lost": Plant(
-        "mqproc.process.group_members",
-        "        return of is not None and (of.member_id, of.epoch) == (member_id, epoch)",
-        "        return True",
-    ),
-    "progress is saved before what it rests on": Plant(
-        "mqproc.store.groups.progress", "        if durable < self._taken.log_end:", "        if False:"
     ),
 }
 

@@ -44,8 +44,8 @@ class Receivers:
     patient: bool = False
     acked: set[int] = field(default_factory=set)
     """Numbers of messages whose acknowledgement was answered; a power loss may take it."""
-    tried: set[int] = field(default_factory=set)
-    """Those that somebody asked to acknowledge, ever."""
+    tried: Counter[int] = field(default_factory=Counter)
+    """How often somebody asked to acknowledge a message, and was not told that it was too late."""
     repeatable: set[int] = field(default_factory=set)
     """Those that may be there twice."""
     deleted: set[str] = field(default_factory=set)
@@ -107,10 +107,12 @@ class Receivers:
 
     def _ack(self, caller: Caller, messages: list[StoredMessage]) -> None:
         numbers = {self.senders.number_of(message) for message in messages}
-        self.tried |= numbers
+        self.tried.update(numbers)
         outcome = caller.call(group_calls.ack(GROUP, messages))
         if outcome.error is None and outcome.value == len(messages):
             self.acked |= numbers
+        elif outcome.error is None and not outcome.value:
+            self.tried.subtract(numbers)
 
     def _ask_for_time(self, caller: Caller, message: StoredMessage) -> list[StoredMessage]:
         number = self.senders.number_of(message)
@@ -132,7 +134,7 @@ class Receivers:
         if power_loss:
             # The group's progress may be from before they were received.
             given = _CheckPoints(found).newest
-            self.repeatable |= self.tried | self._not_before_ms.keys()
+            self.repeatable |= self.tried.keys() | self._not_before_ms.keys()
             self.repeatable |= {
                 self.senders.number_of(placed.message) for place, placed in self._of_topics(found) if place in given
             }
@@ -155,8 +157,10 @@ class Receivers:
             number = sent_of(placed, self.senders).number
             if not checked.is_open(place):
                 again = times[number, placed.message.reconsume_times + 1]
-                expect(number in self.tried or again > 0, f"message {number} at {place} is gone, and nobody was done")
+                expect(self.tried[number] > 0 or again > 0, f"message {number} at {place} is gone, and nobody was done")
                 continue
+            lost = not power_loss and number in self.acked and not self._may_repeat(number)
+            expect(not lost, f"message {number} at {place} is open, though it is done")
             begin = revived.get((REVIVE_TOPIC, point.revive_queue), 0)
             expect(
                 point.revive_offset >= begin,

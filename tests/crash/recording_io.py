@@ -104,6 +104,7 @@ class RecordingIO(StoreIO):
         super().__init__()
         self._machine = machine
         self._disk = machine.disk
+        self._here = f"{os.getcwd()}/"
         self._open_fds: dict[int, int] = {}
         """With the failed syncs of the file that its opener need not be told of."""
         self.dead = False
@@ -153,7 +154,7 @@ class RecordingIO(StoreIO):
             raise Killed
 
     def path_of(self, fd: int) -> str:
-        return os.path.relpath(super().path_of(fd))
+        return super().path_of(fd).removeprefix(self._here)
 
     # What the file system would decide
 

@@ -1,37 +1,41 @@
-"""python -m tests.fuzz files|frames|json FIRST:STOP [--folder DIR]"""
+"""python -m tests.fuzz files|frames|json FIRST:STOP, or --level ci|nightly [--progress FILE]"""
 
 from __future__ import annotations
 
+import os
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import click
 
 from tests.fuzz.kinds import KINDS
+from tests.fuzz.levels import LEVELS, Shard, run_level, run_shard
 
 
 @click.command()
-@click.argument("kind", type=click.Choice(sorted(KINDS)))
-@click.argument("seeds")
-@click.option("--folder", type=click.Path(path_type=Path), help="Where the files lie; a temporary folder else.")
-def main(kind: str, seeds: str, folder: Path | None) -> None:
-    """Go through seeds FIRST:STOP of a kind, or one seed; stop at the first that fails."""
+@click.argument("kind", type=click.Choice(sorted(KINDS)), required=False)
+@click.argument("seeds", required=False)
+@click.option("--level", type=click.Choice(sorted(LEVELS)), help="100,000 frames and 2,000 files, or many more.")
+@click.option("--workers", type=int, default=len(os.sched_getaffinity(0)), show_default=True, help="Of a level.")
+@click.option("--progress", type=click.Path(path_type=Path), help="Of a level: it goes on from what stands here.")
+@click.option("--folder", type=click.Path(path_type=Path), help="Where the files lie; /dev/shm where it is there.")
+def main(
+    kind: str | None, seeds: str | None, level: str | None, workers: int, progress: Path | None, folder: Path | None
+) -> None:
+    """Go through seeds FIRST:STOP of a kind, or one seed, up to the first that fails; or through a level."""
+    if folder is None and os.access("/dev/shm", os.W_OK):
+        folder = Path("/dev/shm")
+    if level:
+        sys.exit(1 if run_level(LEVELS[level], folder, workers, progress) else 0)
+    if not kind or not seeds:
+        raise click.UsageError("give a kind and seeds, or --level")
     first, _, stop = seeds.partition(":")
+    shard = Shard(kind, int(first), int(stop or int(first) + 1))
     begin = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="mqproc-fuzz-", dir=folder) as place:
-        fuzzer = KINDS[kind](Path(place))
-        seed = int(first)
-        try:
-            for seed in range(int(first), int(stop or int(first) + 1)):
-                fuzzer.run(seed)
-            fuzzer.close()
-        except BaseException:
-            print(f"repeat: python -m tests.fuzz {kind} {seed}", file=sys.stderr)
-            raise
-    seconds = time.monotonic() - begin
-    print(f"{kind}: {seed + 1 - int(first):,} seeds, {(seed + 1 - int(first)) / seconds:,.0f} a second")
+    run_shard(shard, folder)
+    count = shard.stop - shard.first
+    print(f"{kind}: {count:,} seeds, {count / (time.monotonic() - begin):,.0f} a second")
 
 
 if __name__ == "__main__":

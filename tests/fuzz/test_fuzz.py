@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.kinds import KINDS
+from tests.fuzz.levels import LEVELS, Shard, run_level, run_shard
 
 SEEDS = dict(
     zip(("files", "frames", "json"), map(int, os.environ.get("MQPROC_FUZZ", "40,3000,3000").split(",")), strict=True)
@@ -17,11 +18,27 @@ SEEDS = dict(
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_damaged_input_breaks_nothing(kind: str, tmp_path: Path) -> None:
-    fuzzer = KINDS[kind](tmp_path)
-    for seed in range(SEEDS[kind]):
-        try:
-            fuzzer.run(seed)
-        except BaseException:
-            print(f"repeat: python -m tests.fuzz {kind} {seed}")
-            raise
-    fuzzer.close()
+    run_shard(Shard(kind, 0, SEEDS[kind]), tmp_path)
+
+
+def test_a_level_goes_through_every_seed_once_and_on_where_it_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for shards in LEVELS.values():
+        for kind in KINDS:
+            own = [shard for shard in shards if shard.kind == kind]
+            assert [shard.stop for shard in own[:-1]] == [shard.first for shard in own[1:]]
+    progress = tmp_path / "progress.json"
+    assert run_level([Shard("json", 0, 50)], tmp_path, 1, progress) == 0
+    assert run_level([Shard("json", 0, 50), Shard("json", 50, 60)], tmp_path, 1, progress) == 0
+    assert [line.partition(",")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "json 0:50: done",
+        "json 50:60: done",
+    ]
+
+
+def test_what_fails_says_how_to_repeat_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KINDS["json"], "run", lambda self, seed: 1 // (seed - 3))
+    with pytest.raises(ZeroDivisionError) as failed:
+        run_shard(Shard("json", 0, 9), tmp_path)
+    assert failed.value.__notes__ == ["repeat: python -m tests.fuzz json 3, or with those before it: json 0:9"]

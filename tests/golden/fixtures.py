@@ -173,10 +173,12 @@ def read_expected(name: str, golden: Path = GOLDEN) -> dict[str, Any]:
 
 
 def options_of(expected: dict[str, Any]) -> Options:
-    """The sizes that a fixture was made with."""
+    """The sizes and delay levels that a fixture was made with."""
     config = expected["config"]
-    sizes: dict[str, Any] = {name: int(config[said]) for name in _SIZES if (said := rocketmq_name(name)) in config}
-    return Options(**sizes)
+    found: dict[str, Any] = {name: int(config[said]) for name in _SIZES if (said := rocketmq_name(name)) in config}
+    if "messageDelayLevel" in config:
+        found["message_delay_level"] = config["messageDelayLevel"]
+    return Options(**found)
 
 
 def load_fixture(name: str, folder: Path, golden: Path = GOLDEN) -> Fixture:

@@ -14,7 +14,6 @@ from typing import Any
 from mqproc.layout import record
 from mqproc.layout.java_hash import index_key_hash_of
 from mqproc.store.consume_queue import as_units
-from mqproc.store.topics import SCHEDULE_TOPIC
 from tests.interop.questions import Answer, ask
 from tests.interop.stores import Store
 
@@ -287,13 +286,6 @@ def _refused(deviation: Deviation) -> bool:
     return (deviation.op, deviation.theirs, deviation.ours) == ("opens", False, True)
 
 
-def _own_delay_levels(deviation: Deviation) -> bool:
-    if deviation.op != "unit" or "messageDelayLevel" not in deviation.store.directory.expected["config"]:
-        return False
-    same_record = bool(deviation.theirs[:2] == deviation.ours[:2])
-    return deviation.asked["topic"] == SCHEDULE_TOPIC and same_record
-
-
 DIFFERENCES = (
     Difference(
         "what lies behind damage is kept",
@@ -366,12 +358,5 @@ DIFFERENCES = (
         _first_file_for_nothing,
         by_chance=True,
         in_golden=False,
-    ),
-    Difference(
-        "delay levels are RocketMQ's own",
-        ("i_*",),
-        "Units of the schedule topic hold the time of delivery; a broker with delay levels of its own made other ones "
-        "than a rebuild makes. Units that are there stay as they are.",
-        _own_delay_levels,
     ),
 )

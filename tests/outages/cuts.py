@@ -90,5 +90,6 @@ class Cuts:
 
     def _stir(self) -> None:
         if self._chance.random() < 0.7:
-            files = sorted(Path(folder, name) for folder, _, names in os.walk(self._group.store) for name in names)
+            found = sorted(Path(folder, name) for folder, _, names in os.walk(self._group.store) for name in names)
+            files = [path for path in found if path.is_file()]
             self._disk.stir(self._chance, self._chance.sample(files, min(len(files), 10)))

@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 import pytest
 
+from mqproc.supervisor import prctl
 from tests.outages import disks
 from tests.outages.cuts import Cuts
 from tests.outages.disk_troubles import FailingDisk, FullDisk
@@ -34,6 +35,7 @@ KINDS: Final[dict[str, Callable[[int, Path], int]]] = {
 """A story of a seed in a folder of its own; it returns how many outages it had, and raises what is wrong."""
 NEED_DISKS: Final = {"cuts", "full", "eio"}
 LEVELS: Final[dict[str, Mapping[str, range]]] = {
+    "brief": {kind: range(1) for kind in KINDS},
     "ci": {"kills": range(10), "cuts": range(4), "faults": range(4), "full": range(1), "eio": range(1)},
     "nightly": {
         "kills": range(1_000, 1_200),
@@ -128,7 +130,8 @@ def _told(left: Iterator[tuple[str, int]], folder: Path, workers: int) -> Iterat
 
 
 def _begin() -> None:
-    """In each worker. Its mounts are its own: they end with it and its groups, however that comes."""
+    """In each worker. It ends with this process, and its groups and its mounts, which are its own, with it."""
+    prctl.die_with_parent()
     if not disks.missing():
         disks.hide_mounts()
     warm()

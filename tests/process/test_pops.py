@@ -11,7 +11,7 @@ from mqproc.errors import BadRequestError, StoreBusyError
 from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC
 from mqproc.store.groups.check_points import CheckPoint
 from mqproc.store.reads import queue_messages
-from mqproc.wire.group_operations import GroupInvisibleRequest
+from mqproc.wire.group_operations import EARLIEST, GroupInvisibleRequest
 from mqproc.wire.operations import Operation
 from tests.process.test_query import Caller, Group
 
@@ -45,5 +45,27 @@ def test_open_check_points_are_read_a_bounded_part_a_step(tmp_path: Path, monkey
             looks += 1
         assert looks >= 3
         assert {found.key[3] for found in group.role._pops._open} == set(range(COUNT))
+    finally:
+        group.close()
+
+
+def test_progress_passes_all_that_is_open_in_whatever_order_it_is_read(tmp_path: Path) -> None:
+    """A loss of power may take progress back past several check points, which lie in any queues of the revive topic."""
+    group = Group(tmp_path / "store")
+    now_ms = time.time_ns() // 1_000_000
+    group.store.engine.append("Orders", [b"%d" % number for number in range(3)], now_ms, queues=1)
+    for number, revive_queue in ((0, 1), (1, 0)):
+        point = CheckPoint("billing", "Orders", 0, (number,), now_ms, 600_000, revive_queue)
+        group.store.engine.append(
+            REVIVE_TOPIC, [point.body()], now_ms, queues=REVIVE_QUEUES, fixed_queue=revive_queue, tags=["ck"]
+        )
+    group.dispatch()
+    try:
+        state = group.role._pops._state
+        state.begin("billing", "Orders", EARLIEST, 0)
+        caller = group.connect()
+        while not is_read(caller):
+            pass
+        assert state.progress.offset("billing", "Orders", 0) == 2
     finally:
         group.close()

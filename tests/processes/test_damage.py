@@ -145,7 +145,7 @@ def test_with_on_damage_read_only_no_message_is_taken_and_all_else_goes_on(make_
     forget_marks(group)
     group.start()
     with group.client() as client:
-        with pytest.raises(StoreReadOnlyError, match=r"1 damaged ranges and on_damage = read_only"):
+        with pytest.raises(StoreReadOnlyError, match=r"1 damaged range and on_damage = read_only"):
             client.send("damage", b"more")
         bodies, told = served(group)
     assert len(bodies) == COUNT - 1

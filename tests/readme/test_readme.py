@@ -21,7 +21,7 @@ PRINTED = {
     'b"hello"': ["b'hello'", "0 0 b'hello'", "1"],
     "shipping": ["bill b'order 0'", "bill b'order 2'", "bill b'order 4'", "dead 3", "again 6"],
     "simple_consumer": ["job b'job 0' 1", "job b'job 1' 1", "job b'job 2' 1"],
-    "reminders": ["now b'to the millisecond'", "now b'by level'"],
+    "reminders": ["now b'to the millisecond'", "now b'first'", "now b'second'", "now b'by level'"],
     "became_of": ["the card was refused", "booked b'paid'", "booked b'paid too'"],
     "SqlFilter": ["11 10", "b'order 7' 70.5", "b'order 8' 80.5", "b'order 9' 90.5", "FOUND", "3 0"],
 }

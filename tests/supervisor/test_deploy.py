@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 import psutil
@@ -24,7 +25,8 @@ from mqproc.paths import StorePaths
 from tests.conftest import SMALL, Group, skip_unless_nobody_can_run, wait_until
 from tests.supervisor.running_group import PROGRAM
 
-DEPLOY = Path(__file__).parents[2] / "supervisor" / "deploy"
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "supervisor" / "deploy"
 UNITS = ["mqproc.service", "mqproc@.service"]
 EXPOSURE_MAX = 2.0
 
@@ -79,6 +81,15 @@ def test_every_exit_code_that_stays_wrong_is_not_restarted() -> None:
 
 
 # The container
+
+
+def test_an_image_gets_all_that_the_package_is_made_of() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    kept = {line[1:] for line in lines if line.startswith("!")}
+    assert "*" in lines
+    assert kept == {"pyproject.toml", project["readme"], *project["license-files"], "mqproc", "supervisor"}
+    assert all((ROOT / name).exists() for name in kept)
 
 
 def entry_point() -> list[str]:

@@ -1,9 +1,10 @@
 """`mqproc bench spark`: reading a store through Spark, beside the bare kernels in two processes, in the same minutes.
 
-    round 1 2 3 …   kernel · all columns · counts · filter · JSON lines · 1 % of the time · nothing       best of each
-
+    round 1 2 3 …   kernel · all columns · counts · filter · the three of JSON lines · 1 % of the time · nothing
+                                                                                                 best of each
 Rates are messages of the store per second; a ratio is that of a query to the kernels'. JSON lines are a part of the
-messages, and compared by rate. A query's fixed cost is that of one whose time range has no message.
+messages, and each query of them is compared with the store's own by rate. A query's fixed cost is that of one whose
+time range has no message.
 """
 
 from __future__ import annotations
@@ -37,6 +38,13 @@ _JSON_SHARE: Final = 8
 """JSON lines are made of one message of so many."""
 # What ratios should be at least; of `range_share`, at most.
 GOALS: Final = {"all_columns": 0.35, "counts": 0.8, "filter": 1.5, "times_json": 10.0, "range_share": 0.05}
+# Queries of JSON lines, and the store's own that do the same.
+_OF_JSON: Final = {
+    "json": "all_columns",
+    "json_inferred": "all_columns",
+    "json_counts": "counts",
+    "json_filter": "filter",
+}
 _ANSWER_S: Final = 600.0
 _NAMES: Final = {
     "kernel": f"kernels, {PROCESSES} processes, all columns",
@@ -44,7 +52,9 @@ _NAMES: Final = {
     "counts": "Spark, groupBy(topic, window).count()",
     "filter": "Spark, one queue of a topic",
     "json": "Spark, JSON lines, a part",
-    "json_inferred": "Spark, the same without a schema",
+    "json_inferred": "Spark, JSON lines without a schema",
+    "json_counts": "Spark, JSON lines, counts",
+    "json_filter": "Spark, JSON lines, one queue",
     "range": "Spark, 1 % of the time",
     "nothing": "Spark, a time without messages",
 }
@@ -191,9 +201,11 @@ def _queries(spark: SparkSession, place: _Place, lines: Path) -> dict[str, Calla
     def everything() -> None:
         _drain(messages(spark, place.store))
 
-    def counts() -> None:
-        found = messages(spark, place.store, columns=["topic", "store_timestamp"])
+    def count(found: DataFrame) -> None:
         found.groupBy("topic", F.window("store_timestamp", "1 second")).count().collect()
+
+    def counts() -> None:
+        count(messages(spark, place.store, columns=["topic", "store_timestamp"]))
 
     def of_queue() -> None:
         _drain(messages(spark, place.store, topic=place.topic, queue_id=place.queue_id))
@@ -203,6 +215,13 @@ def _queries(spark: SparkSession, place: _Place, lines: Path) -> dict[str, Calla
 
     def json_inferred() -> None:
         _drain(spark.read.json(str(lines)))
+
+    def json_counts() -> None:
+        count(spark.read.schema("topic string, store_timestamp timestamp").json(str(lines)))
+
+    def json_filter() -> None:
+        found = spark.read.schema(_JSON_SCHEMA).json(str(lines))
+        _drain(found.where((F.col("topic") == place.topic) & (F.col("queue_id") == place.queue_id)))
 
     def of_time() -> None:
         # The store was made in seconds, by one clock.
@@ -217,6 +236,8 @@ def _queries(spark: SparkSession, place: _Place, lines: Path) -> dict[str, Calla
         "filter": of_queue,
         "json": json_lines,
         "json_inferred": json_inferred,
+        "json_counts": json_counts,
+        "json_filter": json_filter,
         "range": of_time,
         "nothing": nothing,
     }
@@ -248,9 +269,8 @@ def _drain(frame: DataFrame) -> None:
 
 def _figures(place: _Place, lines: int, seconds: dict[str, float]) -> dict[str, Any]:
     ratios = {name: seconds["kernel"] / seconds[name] for name in ("all_columns", "counts", "filter")}
-    rate = place.messages / seconds["all_columns"]
-    ratios["times_json"] = rate * seconds["json"] / lines
-    ratios["times_json_inferred"] = rate * seconds["json_inferred"] / lines
+    for name, ours in _OF_JSON.items():
+        ratios[f"times_{name}"] = (place.messages / seconds[ours]) / (lines / seconds[name])
     ratios["range_share"] = max(0.0, seconds["range"] - seconds["nothing"]) / seconds["all_columns"]
     return {
         "store": str(place.store),
@@ -272,9 +292,6 @@ def _print(out: Output, figures: dict[str, Any]) -> None:
     shown = figures["ratios"]
     for name in ("all_columns", "counts", "filter"):
         out.line(f"{_NAMES[name]}: {shown[name]:.2f} of the kernels' rate (goal {GOALS[name]:g})")
-    inferred = shown["times_json_inferred"]
-    out.line(
-        f"{shown['times_json']:.1f} times the rate of JSON lines (goal {GOALS['times_json']:g}); "
-        f"{inferred:.1f} times without a schema for them, which reads them twice"
-    )
+    for name in _OF_JSON:
+        out.line(f"{shown[f'times_{name}']:.1f} times the rate of: {_NAMES[name]} (goal {GOALS['times_json']:g})")
     out.line(f"1 % of the time: {shown['range_share']:.1%} of a full read beyond the fixed cost (goal 5 %)")

@@ -40,7 +40,7 @@ _REPEATS = 3
 @click.option("--topics", type=click.IntRange(1), default=4, show_default=True, help="Topics, in turns.")
 @click.option("--queues", type=click.IntRange(1), default=8, show_default=True, help="Queues of a topic.")
 @click.option("--keys", type=click.IntRange(0), default=1, show_default=True, help="Keys of a message.")
-@click.option("--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [one a processor]")
+@click.option("--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [one for each processor]")
 @click.option("--cold/--no-cold", default=True, show_default=True, help="Also with the files gone from memory.")
 @pass_invocation
 def verify(

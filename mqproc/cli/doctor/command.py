@@ -20,7 +20,8 @@ from mqproc.cli.doctor.patient import Patient, look_at
 from mqproc.cli.doctor.remains import REMAINS_CHECKS
 from mqproc.cli.doctor.tuning import TUNING_CHECKS
 from mqproc.cli.invocation import Invocation, pass_invocation
-from mqproc.cli.output import Column, Output, counted, format_bytes
+from mqproc.cli.output import Column, Output, format_bytes
+from mqproc.quantities import counted
 
 if TYPE_CHECKING:
     from rich.text import Text

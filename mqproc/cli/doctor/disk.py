@@ -13,7 +13,8 @@ from typing import Final
 
 from mqproc.cli.doctor.finding import Check, Said, error, note, ok, warning
 from mqproc.cli.doctor.patient import Patient
-from mqproc.cli.output import counted, format_bytes
+from mqproc.cli.output import format_bytes
+from mqproc.quantities import counted
 
 INODES_MIN: Final = 1000
 SYNCS: Final = 12

@@ -15,10 +15,10 @@ import msgspec
 from mqproc import control_words
 from mqproc.cli.doctor.finding import Check, Said, error, note, ok, warning
 from mqproc.cli.doctor.patient import Patient
-from mqproc.cli.output import counted
 from mqproc.errors import NotRunningError
 from mqproc.layout import control as layout
 from mqproc.layout import record
+from mqproc.quantities import counted
 from mqproc.wire.address import connect_path
 
 SOCKETS: Final = ("ctl", "writer", "query")

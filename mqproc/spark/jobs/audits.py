@@ -23,9 +23,10 @@ from mqproc.paths import StorePaths
 from mqproc.spark.api import messages
 from mqproc.spark.jobs.folders import local_stores
 from mqproc.spark.jobs.tasks import Row, rows_of_groups, rows_of_tasks
+from mqproc.store.existing import check_is_store
 from mqproc.store.reads.reader import settings_of
 from mqproc.store.verify.picture import IndexFile, Picture, Share
-from mqproc.store.verify.verifier import Verified, check_is_store, compare, picture_of, tasks_of
+from mqproc.store.verify.verifier import Verified, compare, picture_of, tasks_of
 from mqproc.store.verify.workers import QueueGroup, Task, Worker
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from mqproc.errors import CorruptStoreError, OffsetOverflowError, StaleOffsetError
-from mqproc.io import StoreIO
+from mqproc.io import FailedSyncError, StoreIO
 from mqproc.layout import progress as progress_layout
 from mqproc.paths import StorePaths
 from mqproc.store.final_syncs import Syncing
@@ -23,6 +23,7 @@ from mqproc.store.groups.unwritable import NO_ROOM, UnwritableProgress
 
 SAVE_INTERVAL_NS: Final = 5_000_000_000
 SAVE_RETRY_NS: Final = 1_000_000_000
+_NEVER_NS: Final = 1 << 62
 
 
 class Tell(Protocol):
@@ -308,7 +309,7 @@ class GroupProgress:
         try:
             self._write(self._taken)
         except OSError as error:
-            self._due_ns = now_ns + SAVE_RETRY_NS
+            self._due_ns = _NEVER_NS if isinstance(error, FailedSyncError) else now_ns + SAVE_RETRY_NS
             self._tell("progress of consumer groups cannot be saved yet", error=str(error))
         return True
 

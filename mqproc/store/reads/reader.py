@@ -21,13 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.config import FIELDS, Options, parse_option
-from mqproc.errors import ConfigurationError, CorruptStoreError, StoreAccessError
+from mqproc.errors import ConfigurationError, CorruptStoreError
 from mqproc.io import StoreIO
 from mqproc.kernels.gather import TIME_MAX, TIME_MIN
 from mqproc.layout.record_codec import decode_record, decode_records
 from mqproc.message import PullResult, PullStatus, QueueInfo, StoredMessage, TopicInfo
 from mqproc.paths import StorePaths
 from mqproc.store.consume_queue import adopted_file_bytes
+from mqproc.store.existing import check_is_store
 from mqproc.store.index_shape import adopted_index_shape
 from mqproc.store.reads.index_query import IndexAnswer
 from mqproc.store.reads.log_records import Visible
@@ -54,10 +55,7 @@ class StoreReader:
         """
         self.paths = StorePaths(Path(path))
         self._io = StoreIO()
-        if not self._io.exists(self.paths.root):
-            raise StoreAccessError(f"{self.paths.root}: no such folder")
-        if not self._io.exists(self.paths.commit_log) and not self._io.exists(self.paths.own):
-            raise StoreAccessError(f"{self.paths.root}: not a store: it has no folder commitlog")
+        check_is_store(self._io, self.paths)
         self.options = _with_sizes_of_files(self._io, self.paths, options or settings_of(self._io, self.paths))
         view = GroupView.open(self._io, self.paths, self.options)
         self._view: StoreView = view or FilesView(self._io, self.paths, self.options)

@@ -81,9 +81,10 @@ class DryRunIO(StoreIO):
         found = [change for path, shadow in self._shadows.items() for change in self._changes_of(path, shadow)]
         found += [Change(source, "moved", 0, 0, target=target) for source, target in self._moved_folders]
         told = {change.path for change in found} | self._shadows.keys()
-        for path in self._gone - {source for source, _target in self._moved_folders}:
-            files = sorted(path.rglob("*")) if path.is_dir() else [path]
-            found += [self._removed(file) for file in files if file.is_file() and file not in told]
+        gone = self._gone - {source for source, _target in self._moved_folders}
+        # A file may have gone before the folder that it lay in.
+        files = {file for path in gone for file in (path.rglob("*") if path.is_dir() else [path])}
+        found += [self._removed(file) for file in files - told if file.is_file()]
         return sorted(found, key=lambda change: change.path)
 
     def _removed(self, path: Path) -> Change:

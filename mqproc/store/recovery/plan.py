@@ -24,12 +24,14 @@ from mqproc.store.recovery.scan_ahead import usable_scanners
 class RecoveryPlan:
     """`said` is what recovery reports, `changes` what would become of files; `refused` says why no start would come.
 
+    `cuts` are ends of the log, each with the one that had been durable: so much is lost.
     `queues` (the table that every start makes anew) is left out of the changes.
     """
 
     said: list[str] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     holes: list[tuple[int, int]] = field(default_factory=list)
+    cuts: list[tuple[int, int]] = field(default_factory=list)
     log_begin: int = 0
     log_end: int = 0
     cut_bytes: int = 0
@@ -43,7 +45,9 @@ def plan_recovery(paths: StorePaths, options: Options) -> RecoveryPlan:
     with DryRunIO(paths.root) as io:
         try:
             _recover(io, paths, options, words, plan.said.append)
-            plan.holes = [(hole.start, hole.stop) for hole in damage.load(io, paths).holes]
+            known = damage.load(io, paths)
+            plan.holes = [(hole.start, hole.stop) for hole in known.holes]
+            plan.cuts = [(cut.end, cut.durable_end) for cut in known.cuts]
         except CorruptStoreError as error:
             plan.refused = str(error)
         plan.changes = [change for change in io.changes() if change.path not in (paths.queues, paths.next_queues)]

@@ -27,6 +27,7 @@ from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
+from mqproc.quantities import counted
 from mqproc.shm.words import Words
 from mqproc.store import checkpoint_file, deleted_topics
 from mqproc.store.consume_queue import ConsumeQueueFiles, adopted_file_bytes
@@ -199,11 +200,11 @@ class Recovery:
         if found.cut_bytes or found.removed_segments:
             text += f"; cut {found.cut_bytes:,} bytes"
             text += f" ({found.cut_reason or 'unfinished'})" if found.cut_bytes else ""
-            text += f" and {found.removed_segments} segments behind it"
+            text += f" and {counted(found.removed_segments, 'segment')} behind it"
         if log.kept is not None:
             text += f"; another program has held the store, and kept the log up to {log.kept:,}"
         if holes := len(self._ledger.holes):
-            text += f"; {holes} damaged ranges are served around, {len(log.fresh)} of them new"
+            text += f"; {counted(holes, 'damaged range')} served around, {len(log.fresh)} of them new"
         self._end(text)
         self._words[words_of.RECOVERY_CUT_BYTES] = found.cut_bytes
         return log
@@ -302,9 +303,9 @@ class Recovery:
         self._changed |= bool(done.mended_units or done.entries or filled or cleared or mender.lost)
         if queues_at < log.end or done.records or cleared or filled:
             text = f"dispatch: {done.records:,} records and {done.entries:,} index entries from {done.start:,}"
-            text += f"; {done.mended_units:,} units were missing or wrong" if done.mended_units else ""
-            text += f"; {filled:,} units point into damage" if filled else ""
-            text += f"; {cleared:,} queues had units behind the end" if cleared else ""
+            text += f"; {counted(done.mended_units, 'unit')} missing or wrong" if done.mended_units else ""
+            text += f"; {counted(filled, 'unit')} into damage" if filled else ""
+            text += f"; {counted(cleared, 'queue')} with units behind the end" if cleared else ""
             self._end(text)
         if done.no_room is not None:
             self._report(f"recovery: dispatch waits at {done.position:,} for room on the disk: {done.no_room.strerror}")

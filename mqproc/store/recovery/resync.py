@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-from typing import Final
 
 import numpy as np
 
@@ -11,10 +10,8 @@ from mqproc.kernels import scan
 from mqproc.kernels.record_check import REASON_NAMES, checked_size
 from mqproc.layout import record
 from mqproc.store.damage import MISSING_SEGMENT, Hole
+from mqproc.store.log_search import find_record_in, written_ranges
 from mqproc.store.segments import LogSegments
-
-# A record is mostly near. Where written data ends is not asked: the file system may look at every page up to there.
-_LOOK_BYTES: Final = 256 << 10
 
 
 class Resync:
@@ -60,14 +57,10 @@ class Resync:
         io = self._segments.io
         fd = io.open(self._segments.path(base))
         try:
-            while position < limit and (data := io.next_data(fd, position)) is not None:
-                # A size's first bytes are zeros too, and may lie in what was never written.
-                first = max(position, data - record.MAGIC)
-                stop = min(data + _LOOK_BYTES, limit)
-                at = int(scan.find_record(view, first, stop, base, self._out))
-                if at >= 0 and self._out[scan.COUNT] == 1:
+            while (at := find_record_in(written_ranges(io, fd, position, limit), view, base, self._out)) >= 0:
+                if self._out[scan.COUNT] == 1:
                     return at
-                position = stop if at < 0 else at + record.BLANK_SIZE
+                position = at + record.BLANK_SIZE
         finally:
             io.close(fd)
         return None

@@ -3,6 +3,7 @@
     symlink, another owner's           refused: StoreAccessError names it
     a name that is none of ours        left alone, reported
     folder or device named like ours   moved aside, reported
+    file named like a folder of ours   moved aside, where it was consumequeue or index; else refused
     a small file's next version        removed: it was not whole when the power went, or it would have its name
     CommitLog segment   0 bytes        removed: it holds nothing
                         short          completed with zeros; what is missing is looked for as damage
@@ -30,9 +31,9 @@ from mqproc.errors import StoreAccessError
 from mqproc.io import REPLACING_SUFFIX, Entry, Kind, StoreIO
 from mqproc.layout import index_file
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
-from mqproc.paths import StorePaths, index_name_time_ms, segment_start
+from mqproc.paths import StorePaths, index_name_time_ms, segment_start, shown
 from mqproc.store.clearing import dirty_end
-from mqproc.store.consume_queue import as_units, is_queue_id
+from mqproc.store.consume_queue import as_units, is_queue_id, is_topic
 
 Report = Callable[[str], None]
 # More lines of one kind than this are counted instead of told.
@@ -72,6 +73,7 @@ class StoreFiles:
         self.log = LogFiles()
         self.queues: dict[tuple[str, int], QueueFiles] = {}
         self.index_names: list[str] = []
+        self._folders: dict[Path, Entry | None] = {}
 
     def check(self) -> None:
         """Raise StoreAccessError for the first symlink, or file of somebody else; nothing is changed before that.
@@ -79,14 +81,16 @@ class StoreFiles:
         What was seen is kept for the steps that follow.
         """
         paths = self._paths
-        markers = (paths.checkpoint, paths.abort, paths.lock, paths.timer_wheel, paths.timer_check)
+        markers = [paths.checkpoint, paths.abort, paths.lock, paths.timer_wheel, paths.timer_check]
+        markers += [paths.marks / entry.name for entry in self._look(paths.marks)]
         self._top = {path: self._allowed(path) for path in markers}
         self._timer_log = self._allowed(paths.timer_log)
         has_timer_log = self._timer_log is not None and self._timer_log.kind is Kind.FOLDER
         self._timer_entries = self._look(paths.timer_log) if has_timer_log else []
         for folder in (paths.commit_log, paths.consume_queue, paths.index, paths.config):
-            entry = self._allowed(folder)
-            if entry is not None and entry.kind is not Kind.FOLDER:
+            self._folders[folder] = self._allowed(folder)
+        for folder in (paths.commit_log, paths.config):
+            if (found := self._folders[folder]) is not None and found.kind is not Kind.FOLDER:
                 raise StoreAccessError(f"{folder}: not a folder")
         self._log_entries = self._look(paths.commit_log)
         self._index_entries = self._look(paths.index)
@@ -95,7 +99,7 @@ class StoreFiles:
         self._queues_of: dict[str, list[Entry]] = {}
         self._files_of: dict[tuple[str, str], list[Entry]] = {}
         for topic in self._topics:
-            if topic.kind is not Kind.FOLDER:
+            if not is_topic(topic):
                 continue
             folder = paths.consume_queue / topic.name
             self._queues_of[topic.name] = self._look(folder)
@@ -104,7 +108,10 @@ class StoreFiles:
                     self._files_of[topic.name, queue.name] = self._look(folder / queue.name)
 
     def put_markers_in_order(self) -> None:
-        """The checkpoint, `abort`, `lock`, config and the timer's files: a folder in the place of one goes aside."""
+        """What lies in the place of a folder or of a small file goes aside."""
+        for folder, found in self._folders.items():
+            if found is not None and found.kind is not Kind.FOLDER:
+                self._move_aside(folder, found.kind.value)
         if self._timer_log is not None and self._timer_log.kind is not Kind.FOLDER:
             self._move_aside(self._paths.timer_log, self._timer_log.kind.value)
         for filed in self._timer_entries:
@@ -139,7 +146,7 @@ class StoreFiles:
             path = folder / entry.name
             start = segment_start(entry.name)
             if start is None:
-                self._tell(f"{path}: none of the store's files, left alone")
+                self._tell(f"{shown(path)}: none of the store's files, left alone")
             elif entry.kind is not Kind.FILE:
                 self._move_aside(path, entry.kind.value)
             elif start % size:
@@ -209,15 +216,15 @@ class StoreFiles:
         """Every queue that has a folder. Suspect ones lack a file, or had one that was not whole."""
         for topic in self._topics:
             path = self._paths.consume_queue / topic.name
-            if topic.kind is not Kind.FOLDER:
-                self._tell(f"{path}: none of the store's files, left alone")
+            if not is_topic(topic):
+                self._tell(f"{shown(path)}: none of the store's files, left alone")
                 continue
             for entry in self._queues_of[topic.name]:
                 name = entry.name
                 if entry.kind is Kind.FOLDER and is_queue_id(name):
                     self.queues[topic.name, int(name)] = self._queue(topic.name, name)
                 else:
-                    self._tell(f"{path / name}: none of the store's files, left alone")
+                    self._tell(f"{shown(path / name)}: none of the store's files, left alone")
         return self.queues
 
     def _queue(self, topic: str, queue: str) -> QueueFiles:
@@ -234,7 +241,7 @@ class StoreFiles:
                 continue
             path = self._paths.consume_queue / topic / queue / entry.name
             if start is None:
-                self._tell(f"{path}: none of the store's files, left alone")
+                self._tell(f"{shown(path)}: none of the store's files, left alone")
             elif entry.kind is not Kind.FILE or start % self._queue_bytes:
                 misplaced = f"no file of {self._queue_bytes:,} bytes begins there"
                 self._move_aside(path, misplaced if entry.kind is Kind.FILE else entry.kind.value)
@@ -275,7 +282,7 @@ class StoreFiles:
         for entry in self._index_entries:
             path = self._paths.index / entry.name
             if index_name_time_ms(entry.name) is None:
-                self._tell(f"{path}: none of the store's files, left alone")
+                self._tell(f"{shown(path)}: none of the store's files, left alone")
             elif entry.kind is not Kind.FILE:
                 self._move_aside(path, entry.kind.value)
             elif entry.size == 0:

@@ -10,7 +10,8 @@ from mqproc.errors import StoreAccessError
 from mqproc.io import Entry, StoreIO
 from mqproc.io import Kind as EntryKind
 from mqproc.layout import index_file, timer_log
-from mqproc.paths import StorePaths, index_name_time_ms, segment_start
+from mqproc.paths import StorePaths, index_name_time_ms, segment_start, shown
+from mqproc.store.consume_queue import is_queue_id, is_topic
 from mqproc.store.verify.findings import Finding, Kind
 
 Queue = tuple[str, int]
@@ -103,11 +104,11 @@ class _Look:
 
     def _list(self, folder: Path) -> list[Entry]:
         """Entries of a folder but its symlinks, which are told."""
+        own = self._io.entry(folder)
+        if own is not None and own.kind is not EntryKind.FOLDER:
+            self._tell(Kind.MISPLACED_FILE, folder, text="not a folder")
         try:
             entries = self._io.entries(folder)
-        except NotADirectoryError:
-            self._tell(Kind.MISPLACED_FILE, folder, text="not a folder")
-            return []
         except PermissionError as error:
             raise StoreAccessError(f"{folder}: {error.strerror}") from None
         entries = [entry for entry in entries if folder / entry.name != self._paths.guard]
@@ -127,7 +128,7 @@ class _Look:
         text: str = "",
         as_note: bool = False,
     ) -> None:
-        file = str(path.relative_to(self._paths.root))
+        file = shown(path.relative_to(self._paths.root))
         self._found.findings.append(Finding(kind, file, offset, physical_offset, size=size, text=text, as_note=as_note))
 
     # The log
@@ -171,12 +172,12 @@ class _Look:
     # Queues
 
     def _look_at_topic(self, folder: Path, topic: Entry) -> None:
-        if topic.kind is not EntryKind.FOLDER:
+        if not is_topic(topic):
             self._tell(Kind.STRAY_FILE, folder, size=topic.size, text="RocketMQ passes over it", as_note=True)
             return
         for entry in self._list(folder):
             name = entry.name
-            if entry.kind is EntryKind.FOLDER and name.isascii() and name.isdigit() and str(int(name)) == name:
+            if entry.kind is EntryKind.FOLDER and is_queue_id(name):
                 self._look_at_queue((topic.name, int(name)), folder / name)
             else:
                 self._tell(

@@ -24,6 +24,7 @@ from mqproc.kernels.record_check import (
 )
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
+from mqproc.store.log_search import scan_piece
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.verify.index_walk import IndexWalk
 from mqproc.store.verify.inventory import Queue
@@ -264,11 +265,7 @@ class LogPass:
     def _piece(self, found: LogShare, view: NDArray[np.uint8], base: int, at: int, stop: int) -> tuple[int, int]:
         """Check and dispatch one piece, of at least one record; (where it ended, why)."""
         out = self._out
-        reason = int(scan.scan_records(view, at, min(at + PIECE_BYTES, stop), base, scan.VERIFY_ALL, out))
-        if reason == scan.REACHED_STOP and out[scan.STOPPED_AT] == at:
-            # Longer than a piece, or it reaches over the share's stop: records belong to where they begin.
-            size = int(record_size(view, at, len(view)))
-            reason = int(scan.scan_records(view, at, at + size, base, scan.VERIFY_ALL, out))
+        reason = scan_piece(view, at, stop, base, PIECE_BYTES, out)
         stopped = int(out[scan.STOPPED_AT])
         if stopped == at:
             return at, reason

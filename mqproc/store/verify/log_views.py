@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import mmap
 from collections import OrderedDict
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.io import StoreIO
 from mqproc.kernels.views import as_kernel_array
+from mqproc.store.log_search import written_ranges
 from mqproc.store.verify.inventory import Inventory
 
 _MAPPED_MAX = 16
@@ -63,6 +65,15 @@ class LogViews:
             self._asked = position + 2 * AHEAD_BYTES
             if ahead < stop:
                 self._io.will_need(self._maps[start][0], ahead, min(self._asked, stop) - ahead)
+
+    def written_ranges(self, start: int, position: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Small ranges of a segment, whose view was asked for, that hold what was ever written of [position, stop).
+
+        Each is let go of when the next one is asked for.
+        """
+        for first, last in written_ranges(self._io, self._maps[start][0], position, stop):
+            yield first, last
+            self.let_go(start, first, last - first)
 
     def let_go(self, start: int, position: int, size: int) -> None:
         """Let go of pages: present ones count as this process's memory."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -14,9 +15,11 @@ from mqproc.io import StoreIO
 from mqproc.kernels import verify
 from mqproc.layout import checkpoint as checkpoint_layout
 from mqproc.layout import index_file, marks
+from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.names import SCHEDULE_TOPIC
 from mqproc.paths import StorePaths
 from mqproc.store import checkpoint_file, damage
+from mqproc.store.consume_queue import as_units
 from mqproc.store.delays import delay_offsets
 from mqproc.store.groups import offsets_json
 from mqproc.store.groups.progress import all_progress
@@ -47,6 +50,18 @@ def known_holes(io: StoreIO, paths: StorePaths) -> tuple[list[tuple[int, int]], 
     return [(hole.start, hole.stop) for hole in found.holes], []
 
 
+@dataclass(frozen=True, slots=True)
+class _KnownEnd:
+    """Records lie up to `end` at least, because `witness` names that place of the log, or `place` where it differs."""
+
+    end: int
+    witness: str
+    place: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.witness} {self.end if self.place is None else self.place:,}"
+
+
 class StateFindings:
     """Findings about everything that is neither log nor queue nor index."""
 
@@ -56,7 +71,7 @@ class StateFindings:
         self._paths = picture.inventory.paths
         self._log = log
         self._both = both
-        self._known_ends: list[tuple[int, str]] = []
+        self._known_ends: list[_KnownEnd] = []
 
     def run(self) -> list[Finding]:
         """All of them."""
@@ -86,7 +101,7 @@ class StateFindings:
                 continue
             slot = marks.slot_offset(mark.sequence)
             if mark.offset > self._log.end:
-                self._known_ends.append((mark.offset, f"mqproc/marks/{name}"))
+                self._known_ends.append(_KnownEnd(mark.offset, f"mqproc/marks/{name} knows the log up to"))
             elif not self._picture.positions.running and self._is_void(segments, mark):
                 yield Finding(Kind.MARK_VOID, _name(self._paths, path), slot, mark.offset)
         segments.close()
@@ -139,27 +154,25 @@ class StateFindings:
             text = f"confirmed offset is {confirmed:,}; the log ends at {self._log.end:,}"
             place = checkpoint_layout.CONFIRM_PHYSICAL_OFFSET
             yield Finding(Kind.CHECKPOINT_AHEAD, "checkpoint", place, confirmed, text=text)
-            self._known_ends.append((confirmed, "checkpoint"))
+            self._known_ends.append(_KnownEnd(confirmed, "checkpoint knows the log up to"))
 
     def _lost_end(self) -> Iterable[Finding]:
         """Records at the log's end that others know of: the segments that they were in, the place where it ends."""
-        self._known_ends += [(end, "consumequeue") for end in self._ends_by_units()]
-        ends = self._both.states[:, verify.PHYSICAL_END]
-        if len(ends):
-            self._known_ends.append((int(ends.max()), "consumequeue"))
+        self._known_ends += self._ends_by_units()
         self._known_ends += [
-            (file.header.end_physical_offset + 1, f"index/{file.name}")
+            # Of the last record an index file knows only where it begins.
+            _KnownEnd(last + 1, f"index/{file.name} knows of a record at", last)
             for file in self._picture.index
-            if file.header.count > index_file.FIRST_ITEM
+            if file.header.count > index_file.FIRST_ITEM and (last := file.header.end_physical_offset) >= 0
         ]
-        plausible = [each for each in self._known_ends if self._log.end < each[0] < _LOG_BYTES_MAX]
+        plausible = [each for each in self._known_ends if self._log.end < each.end < _LOG_BYTES_MAX]
         if not plausible:
             return
-        known, whence = max(plausible)
+        known = max(plausible, key=lambda each: each.end)
         segment = self._picture.inventory.sizes.segment
         first_missing = -(-max(self._log.end, self._log.begin) // segment) * segment
-        if first_missing < known and first_missing not in self._picture.inventory.segments:
-            size = -(-(known - first_missing) // segment) * segment
+        if first_missing < known.end and first_missing not in self._picture.inventory.segments:
+            size = -(-(known.end - first_missing) // segment) * segment
             yield Finding(
                 Kind.SEGMENT_MISSING,
                 self._picture.inventory.segment_name(first_missing),
@@ -167,24 +180,49 @@ class StateFindings:
                 first_missing,
                 size=size,
                 count=size // segment,
-                text=f"{whence} knows of records up to {known:,}",
+                text=f"{known}{self._assumed_size()}",
             )
         offset = self._log.end % segment
-        text = f"the log ends at {self._log.end:,}; {whence} knows of records up to {known:,}"
+        text = f"the log ends at {self._log.end:,}; {known}"
         file = self._picture.inventory.segment_name(self._log.end)
-        yield Finding(Kind.LOG_ENDS_EARLY, file, offset, self._log.end, size=known - self._log.end, text=text)
+        yield Finding(Kind.LOG_ENDS_EARLY, file, offset, self._log.end, size=known.end - self._log.end, text=text)
 
-    def _ends_by_units(self) -> list[int]:
-        """Where queues end that all lead beyond the log: a unit alone, or one that leads absurdly far, is garbage."""
+    def _assumed_size(self) -> str:
+        """That the size of a segment is the options', when neither a segment's length nor a second name tells it."""
+        segments = LogSegments(self._io, self._paths.commit_log, self._picture.inventory.sizes.segment)
+        if self._picture.inventory.segments or len(segments.starts()) > 1:
+            return ""
+        return f"; no segment tells its size: the {segments.segment_size:,} bytes of the options are used"
+
+    def _ends_by_units(self) -> Iterable[_KnownEnd]:
+        """Where records of units end, in the log or beyond it.
+
+        Beyond it queues count that end there: a unit alone, or one that leads absurdly far, is garbage.
+        """
+        ends = self._both.states[:, verify.PHYSICAL_END]
+        if len(ends):
+            yield _KnownEnd(int(ends.max()), "consumequeue knows of records up to")
         beyond, live = self._both.more[:, BEYOND], self._both.states[:, verify.LAST_LIVE]
-        at_the_end = (beyond[:, verify.COUNT] > 0) & (beyond[:, verify.LAST_OFFSET] == live)
+        last = beyond[:, verify.LAST_PHYSICAL]
         furthest = (
             self._log.end
             + self._picture.inventory.sizes.segment
             + int(beyond[:, verify.COUNT].sum()) * _RECORD_BYTES_MAX
         )
-        ends: list[int] = beyond[at_the_end, verify.LAST_PHYSICAL].tolist()
-        return [end + 1 for end in ends if end < furthest]
+        at_the_end = (beyond[:, verify.COUNT] > 0) & (beyond[:, verify.LAST_OFFSET] == live) & (last + 1 < furthest)
+        for index in at_the_end.nonzero()[0][last[at_the_end].argsort()[-1:]].tolist():
+            size = self._size_of(self._both.queues[index], int(live[index]))
+            yield _KnownEnd(int(last[index]) + size, "consumequeue knows of records up to")
+
+    def _size_of(self, queue: Queue, queue_offset: int) -> int:
+        """How long a unit says that its record is; as much as any record at most, for it may be garbage."""
+        name, place = self._picture.inventory.queue_name(queue, queue_offset, UNIT_SIZE)
+        fd = self._io.open(self._paths.root / name)
+        try:
+            size = int(as_units(self._io.pread(fd, UNIT_SIZE, place))[0]["size"])
+        finally:
+            self._io.close(fd)
+        return size if 0 < size <= _RECORD_BYTES_MAX else 1
 
     # The queue table
 

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from mqproc.config import Options
 from mqproc.errors import StoreAccessError
-from mqproc.io import Kind as EntryKind
 from mqproc.io import StoreIO
 from mqproc.kernels import verify as kernels
 from mqproc.layout import control as words_of
@@ -21,6 +20,7 @@ from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.paths import StorePaths, segment_start
 from mqproc.shm.lock import holder_of
 from mqproc.store.consume_queue import adopted_file_bytes, as_units
+from mqproc.store.existing import check_is_store
 from mqproc.store.index_shape import adopted_index_shape
 from mqproc.store.reads.store_views import RUNNING_STATES, open_control
 from mqproc.store.segments import adopted_segment_size
@@ -153,21 +153,6 @@ def compare(io: StoreIO, paths: StorePaths, options: Options, picture: Picture, 
     """What the tasks of a picture come to; `answers` has their results, and answers what is asked about differences."""
     verifier = _Verifier(io, paths, options, 1, 0, SHARE_BYTES_MIN, lambda done, total: None, is_mine=False)
     return verifier.compare(picture, answers, Findings(), time.perf_counter())
-
-
-def check_is_store(io: StoreIO, paths: StorePaths) -> None:
-    """Raise StoreAccessError unless a store's folder lies there."""
-    try:
-        entry = io.entry(paths.root.resolve())
-        names = io.names(paths.root) if entry is not None and entry.kind is EntryKind.FOLDER else []
-    except (PermissionError, NotADirectoryError) as error:
-        raise StoreAccessError(f"{paths.root}: {error.strerror}") from None
-    if entry is None:
-        raise StoreAccessError(f"{paths.root}: no such folder")
-    if entry.kind is not EntryKind.FOLDER:
-        raise StoreAccessError(f"{paths.root}: a {entry.kind.value}, not a store's folder")
-    if paths.commit_log.name not in names:
-        raise StoreAccessError(f"{paths.root}: not a store: it has no folder commitlog")
 
 
 def sizes_of(io: StoreIO, paths: StorePaths, options: Options) -> Sizes:

@@ -1,4 +1,4 @@
-"""Jobs as a program for spark-submit: what they gave is written to a file as JSON. Arguments: store, folder."""
+"""Jobs as a program for spark-submit: what they gave becomes a file of JSON. Arguments: store, folder, target store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mqproc.spark import jobs
 from mqproc.spark.session import register
 
 
-def main(store: Path, folder: Path) -> None:
+def main(store: Path, folder: Path, target: Path) -> None:
     spark = SparkSession.builder.getOrCreate()
     register(spark)
     built = jobs.rebuild(spark, store, folder / "built", share_bytes=100_000)
@@ -24,6 +24,7 @@ def main(store: Path, folder: Path) -> None:
         "counts": {row.topic: row.messages for row in counted.collect()},
         "exported": jobs.export(spark, store, folder / "parquet", topic="First").messages,
         "keys": jobs.compact(spark, store, columns=["topic"]).count(),
+        "replayed": jobs.replay(spark, store, target, "Replayed", topic="First", streams=2).sent,
         "lag": jobs.lag(spark, store).count(),
     }
     (folder / "found.json").write_text(json.dumps(found))
@@ -31,4 +32,4 @@ def main(store: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(*map(Path, sys.argv[1:]))

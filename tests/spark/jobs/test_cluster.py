@@ -12,9 +12,11 @@ import pytest
 
 from mqproc.cli import spark_script
 from mqproc.spark.session import prepare_environment
+from tests.conftest import Group
 from tests.spark import quick
 from tests.spark.jobs import on_cluster
 from tests.spark.jobs.rebuilt import files_below
+from tests.spark.rows import messages_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -24,12 +26,12 @@ PROJECT = Path(__file__).parents[3]
 def submit(master: str, *arguments: str | Path, local: Path) -> subprocess.CompletedProcess[str]:
     """spark-submit with little memory for the driver, and nothing on the network."""
     prepare_environment()
-    settings = quick.settings() | {
+    settings = quick.SETTINGS | {
         "spark.ui.enabled": "false",
         "spark.log.level": "ERROR",
         "spark.driver.memory": "512m",
         "spark.driver.host": "127.0.0.1",
-        "spark.executor.extraJavaOptions": quick.java_options(),
+        "spark.executor.extraJavaOptions": quick.JAVA_OPTIONS,
         "spark.local.dir": str(local),
     }
     command = [str(Path(sys.executable).with_name("spark-submit")), "--master", master]
@@ -41,8 +43,9 @@ def submit(master: str, *arguments: str | Path, local: Path) -> subprocess.Compl
     )
 
 
-def test_two_workers(rolled_store: Path, tmp_path: Path) -> None:
-    done = submit("local-cluster[2,1,1024]", on_cluster.__file__, rolled_store, tmp_path, local=tmp_path)
+def test_two_workers(rolled_store: Path, running: Group, tmp_path: Path) -> None:
+    arguments = (rolled_store, tmp_path, running.store)
+    done = submit("local-cluster[2,1,1024]", on_cluster.__file__, *arguments, local=tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads((tmp_path / "found.json").read_text())
     assert found == {
@@ -52,10 +55,14 @@ def test_two_workers(rolled_store: Path, tmp_path: Path) -> None:
         "counts": {"First": 224, "Second": 208, "Third": 208},
         "exported": 224,
         "keys": 640,
+        "replayed": 224,
         "lag": 0,
     }
     for folder in ("consumequeue", "index"):
         assert files_below(tmp_path / "built" / folder) == files_below(rolled_store / folder), folder
+    running.wait_dispatched()
+    wanted = sorted(message.body for message in messages_of(rolled_store, topic="First"))
+    assert sorted(message.body for message in messages_of(running.store, topic="Replayed")) == wanted
 
 
 def test_commands_by_the_script(rolled_store: Path, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_killed_in_the_middle_none_is_missed_and_none_is_twice(
     first = messages_of(rolled_store, topic="First")
     command = [sys.executable, "-m", "mqproc", "spark", "replay", str(rolled_store), "--topic", "First", "--rate", "40"]
     command += ["--to", "Killed", "--to-store", str(group.store), "--name", "k", "--master", "local[1]"]
-    command += ["--conf", f"spark.driver.extraJavaOptions={quick.java_options()}"]
+    command += ["--conf", f"spark.driver.extraJavaOptions={quick.JAVA_OPTIONS}"]
     with (
         subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL) as replaying,
         group.client() as client,

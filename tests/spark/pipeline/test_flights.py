@@ -27,7 +27,7 @@ def test_flights_become_tables(tmp_path: Path) -> None:
     pytest.importorskip("grpc")
     flights = first_flights()
     store = make_store(tmp_path / "store", flights)
-    conf = [part for setting in quick.settings().items() for part in ("--conf", "=".join(setting))]
+    conf = [part for setting in quick.SETTINGS.items() for part in ("--conf", "=".join(setting))]
     done = call("spark", "pipeline", "--store", store, "--to", tmp_path / "pipeline", *conf, "--json")
     assert done.code == 0, done.err
     folder = PipelineFolder(tmp_path / "pipeline")

@@ -108,7 +108,7 @@ class Place:
         """What the target holds beside what was sent; and how much of the source is not there any more."""
         self.target.wait_dispatched()
         found = collections.Counter(message.body for message in messages_of(self.target.store, topic=COPIES))
-        wanted = collections.Counter(b"%d " % number * 20 for number in range(sent)) | {b"first": QUEUES}
+        wanted = collections.Counter([b"%d " % number * 20 for number in range(sent)] + [b"first"] * QUEUES)
         with self.source.client() as client:
             deleted = sum(client.min_offset(TOPIC, queue_id) for queue_id in range(QUEUES))
         return {
@@ -142,9 +142,9 @@ def committed(folder: Path) -> int:
     return max((int(each.name) for each in (folder / "checkpoint" / "commits").glob("[0-9]*")), default=-1)
 
 
-def await_committed(folder: Path, number: int) -> bool:
-    """So that a kill comes when the query works, and not while it is started again; False when it takes too long."""
-    deadline = time.monotonic() + COMMITTED_S
+def await_committed(folder: Path) -> bool:
+    """Until a micro-batch is done; False when that takes too long."""
+    number, deadline = committed(folder) + 1, time.monotonic() + COMMITTED_S
     while committed(folder) < number:
         if time.monotonic() > deadline:
             return False
@@ -174,9 +174,13 @@ def kill_python(of: int) -> bool:
     Without its source a query ends. With the workers alone it might go on: what is idle is not missed.
     """
     found = python_processes(of)
-    for process in found["worker"] + found["source"]:
+    killed = found["worker"] + found["source"]
+    for process in killed:
         with contextlib.suppress(psutil.Error):
             process.kill()
+    # Spark hands work to workers that die but are not dead.
+    _gone, alive = psutil.wait_procs(killed, 30)
+    assert not alive, f"{alive} outlive being killed"
     return bool(found["source"])
 
 
@@ -185,7 +189,7 @@ def kill_python(of: int) -> bool:
 
 def live(folder: Path) -> None:
     """A driver's life: the query, started again whenever it has failed."""
-    spark = local_session("local[2]", settings=quick.settings())
+    spark = local_session("local[2]", settings=quick.SETTINGS)
     (folder / "up").write_text("")
     while True:
         # What it is that fails, when Python is killed, is chance: the look-up of the source may be what runs.
@@ -227,7 +231,7 @@ def run(folder: Path, kills: int, per_driver: int, gap_s: float, seed: int) -> d
                 drivers += 1
                 last = min(done + per_driver, kills)
                 while done < last:
-                    worked += await_committed(folder, committed(folder) + 1)
+                    worked += await_committed(folder)
                     time.sleep(chance.uniform(0.0, gap_s))
                     assert process.poll() is None, "the driver has ended"
                     done += 1
@@ -239,7 +243,7 @@ def run(folder: Path, kills: int, per_driver: int, gap_s: float, seed: int) -> d
                 flush=True,
             )
         sent = producer.stop()
-        spark = local_session("local[2]", settings=quick.settings())
+        spark = local_session("local[2]", settings=quick.SETTINGS)
         finish(spark, folder)
         spark.stop()
         failed = (folder / "failed").read_text().count("\n") if (folder / "failed").exists() else 0

@@ -98,7 +98,7 @@ def test_stopped_and_killed_while_messages_come_and_go(spark: SparkSession, plac
             query = restarting.start(spark, folder)
             if kind == "kill" or chance.random() < 0.5:
                 # In the middle of the work; the others come while a query starts.
-                assert restarting.await_committed(folder, restarting.committed(folder) + 1), query.status
+                assert restarting.await_committed(folder), (query.status, query.exception())
             time.sleep(chance.uniform(0.0, 0.5))
             if kind == "kill":
                 wait_until(lambda: restarting.kill_python(driver_pid(spark)), 60, "a query to kill")

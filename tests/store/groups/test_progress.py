@@ -363,6 +363,8 @@ def test_a_failed_sync_is_told_upwards(store: Store) -> None:
     with pytest.raises(FailedSyncError):
         progress.save(NOW_MS)
     assert progress.unsaved
+    assert progress.save_when_due(0, NOW_MS, 0, 0)
+    assert not progress.save_when_due(1 << 50, NOW_MS, 0, 0), "told once: it is final"
     progress.close()
 
 

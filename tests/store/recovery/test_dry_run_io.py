@@ -99,6 +99,18 @@ def test_a_removed_folder_is_gone_and_can_be_made_again(dry: DryRunIO, tmp_path:
     assert (tmp_path / "folder" / "file").read_bytes() == b"x"
 
 
+def test_a_file_that_goes_before_its_folder_is_told_once(dry: DryRunIO, tmp_path: Path) -> None:
+    """A copy of it is kept by its name, and there can be but one."""
+    files = [tmp_path / "topic" / queue / "file" for queue in "01"]
+    for file in files:
+        file.parent.mkdir(parents=True)
+        file.write_bytes(b"x")
+    dry.unlink(files[0])
+    dry.remove_folder(files[1].parent)
+    dry.remove_folder(tmp_path / "topic")
+    assert [(change.path, change.what) for change in dry.changes()] == [(file, "removed") for file in files]
+
+
 def test_a_folder_is_moved_as_a_whole(dry: DryRunIO, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_bytes(b"x")

@@ -1,0 +1,81 @@
+"""Names and kinds of entries that nobody expects in a store: passed over or moved aside, never the end of a tool."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.cli.calling import call
+from tests.cli.repairing import flags_of
+from tests.store.recovery.recovering import contents
+from tests.store.stopped_store import StoppedStore, assert_whole
+
+NO_TEXT = b"consumequeue/\xff\xfe/0"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> StoppedStore:
+    return StoppedStore(tmp_path / "store")
+
+
+@pytest.fixture
+def flags(store: StoppedStore) -> list[str]:
+    return flags_of(store.engine.options)
+
+
+def test_a_folder_whose_name_is_no_text_is_left_alone(store: StoppedStore, flags: list[str]) -> None:
+    os.makedirs(os.fsencode(store.root) + b"/" + NO_TEXT)
+    found = store.recover(clean=False)
+    assert_whole(store, found)
+    assert any(r"consumequeue/\xff\xfe: none of the store's files, left alone" in line for line in found.said)
+    assert os.path.isdir(os.fsencode(store.root) + b"/" + NO_TEXT)
+    for command in (["verify"], ["recover", "--dry-run"], ["repair"], ["info"], ["retention"]):
+        outcome = call("store", command[0], store.root, *command[1:], *flags, "--json")
+        assert (outcome.code, outcome.json != {}) == (0, True), outcome.err
+    (note,) = [each for each in call("store", "verify", store.root, *flags, "--json").json["findings"] if each["file"]]
+    assert note["file"] == r"consumequeue/\xff\xfe"
+
+
+@pytest.mark.parametrize("name", ["consumequeue", "index"])
+def test_a_file_in_a_folders_place_goes_aside(store: StoppedStore, flags: list[str], name: str) -> None:
+    shutil.rmtree(store.root / name)
+    (store.root / name).write_bytes(b"no folder")
+    verified = call("store", "verify", store.root, *flags, "--json")
+    assert verified.code == 1
+    assert (name, "misplaced_file") in {(each["file"], each["kind"]) for each in verified.json["findings"]}
+    assert call("store", "recover", store.root, "--dry-run", *flags).code == 0
+    assert (store.root / name).read_bytes() == b"no folder", "so far nothing has changed"
+    assert_whole(store, store.recover(clean=False))
+    assert (store.root / "mqproc" / "aside" / name).read_bytes() == b"no folder"
+    assert call("store", "verify", store.root, *flags).code == 0
+
+
+@pytest.mark.parametrize("name", ["commitlog", "config"])
+def test_a_file_in_the_place_of_what_cannot_be_made_again_is_refused(
+    store: StoppedStore, flags: list[str], name: str
+) -> None:
+    shutil.rmtree(store.root / name)
+    (store.root / name).write_bytes(b"no folder")
+    before = contents(store.root)
+    for command in ("verify", "recover", "repair"):
+        outcome = call("store", command, store.root, *flags)
+        assert outcome.code == 3
+        assert name in outcome.err
+    assert contents(store.root) == before
+
+
+def test_a_folder_named_as_an_index_file_is_none(store: StoppedStore, flags: list[str]) -> None:
+    (store.root / "index" / "20200101000000000").mkdir()
+    assert call("store", "retention", store.root, "--older-than", "1s", *flags).code == 0
+
+
+def test_durable_messages_that_are_lost_are_damage(store: StoppedStore, flags: list[str]) -> None:
+    assert call("store", "recover", store.root, "--dry-run", *flags).code == 0
+    for path in (store.root / "commitlog").iterdir():
+        os.truncate(path, 0)
+    outcome = call("store", "recover", store.root, "--dry-run", *flags, "--json")
+    assert (outcome.code, outcome.json["lost"][0]["durable_end"]) == (1, store.end)
+    assert f"was durable up to {store.end:,}" in call("store", "recover", store.root, *flags).out

@@ -1,0 +1,46 @@
+"""What a session's processes are started with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from mqproc.errors import ConfigurationError
+from mqproc.spark.session import prepare_environment
+from mqproc.spark.wrappers import wrapper
+
+PACKAGE = Path(pyspark.__file__).parent
+
+
+def test_workers_take_the_installed_pyspark_not_the_archive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    os.environ.pop("PYSPARK_PYTHON", None)
+    prepare_environment()
+    program = [os.environ["PYSPARK_PYTHON"], "-c", "import pyspark; print(pyspark.__file__)"]
+    found = []
+    for path in (PACKAGE / "python" / "lib" / "pyspark.zip", ""):
+        environment = os.environ | {"PYTHONPATH": str(path)}
+        done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60, check=True)
+        found.append(Path(done.stdout.strip()).resolve().parent)
+    assert found == [PACKAGE.resolve()] * 2
+
+
+def test_python_that_was_chosen_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", os.environ | {"PYSPARK_PYTHON": "/opt/python"})
+    prepare_environment()
+    assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another user takes root")
+def test_a_folder_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    program = wrapper("java", "one", "#!/bin/sh\n")
+    assert program.read_text() == "#!/bin/sh\n"
+    os.chown(program.parents[1], 65534, 65534)
+    with pytest.raises(ConfigurationError, match="belongs to another user"):
+        wrapper("java", "one", "#!/bin/sh\n")

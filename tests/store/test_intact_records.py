@@ -1,0 +1,133 @@
+"""A pass over a log gives every whole record, tells what is lost, and touches only what was ever written."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from mqproc.config import Options
+from mqproc.io import StoreIO
+from mqproc.layout import record
+from mqproc.paths import StorePaths
+from mqproc.store.intact_records import IntactRecords, LostRange, Piece
+from mqproc.store.log_search import written_ranges
+from mqproc.store.verify.inventory import take_inventory
+from mqproc.store.verify.verifier import sizes_of
+from tests.golden.fixtures import load_fixture
+from tests.store.engine import Engine
+
+SEGMENT = 65536
+SEGMENTS = 9
+MIB = 1 << 20
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return load_fixture("a_basic", tmp_path).store
+
+
+def path_of(store: Path, number: int) -> Path:
+    return store / "commitlog" / f"{number * SEGMENT:020d}"
+
+
+def taken(store: Path, end: int | None = None) -> tuple[list[tuple[int, int, int]], list[LostRange]]:
+    """(ranges of whole records with how many they are, lost ranges) of a store's log."""
+    io, paths = StoreIO(), StorePaths(store)
+    log = IntactRecords(io, take_inventory(io, paths, sizes_of(io, paths, Options())), 0, end)
+    pieces, lost = [], []
+    try:
+        for each in log.pieces():
+            if isinstance(each, Piece):
+                pieces.append((each.base + each.start, each.base + each.stop, each.records))
+            else:
+                lost.append(each)
+    finally:
+        log.close()
+    return pieces, lost
+
+
+def told(lost: list[LostRange]) -> list[tuple[int, int, str]]:
+    return [(each.start, each.stop, each.reason) for each in lost]
+
+
+def write(path: Path, at: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+def test_a_whole_log_has_nothing_lost(store: Path) -> None:
+    pieces, lost = taken(store)
+    assert [start for start, _stop, _records in pieces] == [number * SEGMENT for number in range(SEGMENTS)]
+    assert lost == []
+
+
+def test_missing_and_short_segments_are_lost_when_the_log_goes_on_behind_them(store: Path) -> None:
+    path_of(store, 2).unlink()
+    cut = next(stop for start, stop, _records in taken(store)[0] if start == 5 * SEGMENT) - 5 * SEGMENT
+    with path_of(store, 5).open("r+b") as file:
+        file.truncate(cut)
+    assert told(taken(store)[1]) == [
+        (2 * SEGMENT, 3 * SEGMENT, "missing segment"),
+        (5 * SEGMENT + cut, 6 * SEGMENT, "short segment"),
+    ]
+
+
+def test_a_last_segment_that_is_short_has_lost_nothing(store: Path) -> None:
+    end = taken(store)[0][-1][1]
+    with path_of(store, SEGMENTS - 1).open("r+b") as file:
+        file.truncate(end - (SEGMENTS - 1) * SEGMENT)
+    assert taken(store)[1] == []
+
+
+def test_a_blank_shows_that_what_lies_before_it_is_lost(store: Path) -> None:
+    """Also when nothing follows: the log went on."""
+    for number in range(1, SEGMENTS):
+        path_of(store, number).unlink()
+    _start, stop, _records = taken(store)[0][0]
+    data = path_of(store, 0).read_bytes()
+    last = max(at for at in range(stop) if data[at + record.PHYSICAL_OFFSET :][:8] == at.to_bytes(8, "big"))
+    write(path_of(store, 0), last, bytes(stop - last))
+    assert told(taken(store)[1]) == [(last, stop, "zeros")]
+
+
+def test_behind_the_last_record_only_what_is_not_zero_is_lost(store: Path) -> None:
+    end = taken(store)[0][-1][1]
+    last = path_of(store, SEGMENTS - 1)
+    at = end - (SEGMENTS - 1) * SEGMENT
+    write(last, at + 100, b"torn")
+    assert told(taken(store)[1]) == [(end, end + 104, "zeros")]
+    assert taken(store, end)[1] == []
+    write(last, at, b"\0\0\1\0\xda\xa3")
+    assert told(taken(store)[1]) == [(end, end + 104, "bad magic")]
+
+
+def test_a_record_longer_than_a_piece_is_one(tmp_path: Path) -> None:
+    engine = Engine(tmp_path, mapped_file_size_commit_log=16 * MIB, max_message_size=8 * MIB)
+    offsets = engine.append("Large", [b"a" * 100, b"b" * (5 * MIB), b"c" * 100], 1_700_000_000_000).tolist()
+    engine.segments.close()
+    pieces, lost = taken(tmp_path)
+    assert [(start, records) for start, _stop, records in pieces] == [(offset, 1) for offset in offsets]
+    assert lost == []
+
+
+def test_only_what_was_written_is_looked_at(tmp_path: Path) -> None:
+    """A file's parts that were never written are in no range; what was written is, in the order of the file."""
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+    write(path, 700 * MIB, b"x" * (1 * MIB))
+    io = StoreIO()
+    fd = io.open(path)
+    try:
+        ranges = list(written_ranges(io, fd, 5, 1 << 30))
+        nothing = list(written_ranges(io, fd, 701 * MIB + 4096, 1 << 30))
+    finally:
+        io.close(fd)
+    assert ranges[0][0] <= 700 * MIB
+    assert ranges[-1][1] >= 701 * MIB
+    assert all(stop >= start for (_begin, stop), (start, _end) in itertools.pairwise(ranges))
+    assert ranges[-1][1] - ranges[0][0] < 2 * MIB
+    assert nothing == []
