@@ -121,7 +121,7 @@ def test_tags_and_keys_are_compared_whole(tmp_path: Path) -> None:
 def test_a_deleted_topics_messages_are_no_rows(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store")
     store.engine.paths.config.mkdir(exist_ok=True)
-    save(store.engine.io, store.engine.paths, {"Second": Deletion(store.end, (10**6,) * 4)})
+    save(store.engine.io, store.engine.io, store.engine.paths, {"Second": Deletion(store.end, (10**6,) * 4)})
     assert offsets_of(store.root) == [
         each.physical_offset for each in messages_of(store.root) if each.topic != "Second"
     ]

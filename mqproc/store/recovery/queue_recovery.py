@@ -68,6 +68,8 @@ class QueueRecovery:
         """By queue number: log position from which on the queue must be built again."""
         self.changed = 0
         self._tops: dict[int, QueueHint] = {}
+        # By queue number: where files without a unit begin, which matters only when the log has nothing of the queue.
+        self._named: dict[int, int] = {}
 
     def look(self, limit: int, hints: Hints) -> None:
         """Put every queue to the table as it is below `limit`; note which are lost there."""
@@ -90,12 +92,19 @@ class QueueRecovery:
                 and self._keeps(topic, queue_id, extent, known)
                 and self._fits(topic, queue_id, extent)
             )
-        number = self._table.create_queue(topic, queue_id, extent.max_offset, extent.first_offset)
+        if extent.max_offset == extent.first_offset > 0 and not extent.last_physical_end:
+            number = self._table.create_queue(topic, queue_id)
+            self._named[number] = extent.max_offset
+        else:
+            number = self._table.create_queue(topic, queue_id, extent.max_offset, extent.first_offset)
         self._table.store(number, table_layout.LAST_PHYSICAL_END, extent.last_physical_end)
         if hint is not None and hint.physical_end == extent.last_physical_end:
             self._table.store(number, table_layout.LAST_STORE_TIMESTAMP_MS, hint.store_timestamp_ms)
         if not fits:
-            self._lose(number, self._back_to_good(number, topic, queue_id, found, extent), known)
+            good = self._log_begin
+            if number not in self._named:
+                good = self._back_to_good(number, topic, queue_id, found, extent)
+            self._lose(number, good, known)
         if hint is not None and found.starts and hint.min_offset < min(found.starts[0] // UNIT_SIZE, hint.max_offset):
             # Its first file is gone, and retention would have moved the minimum before.
             self._lose(number, self._log_begin, known)
@@ -245,6 +254,18 @@ class QueueRecovery:
             self._table.store(number, table_layout.MAX_OFFSET, hint.max_offset)
             count += hint.max_offset - have
         return count
+
+    def keep_names(self, holes: Ranges) -> None:
+        """A queue without a unit goes on where its files' names say, if the log has no record of it.
+
+        Else the log is right: a power loss may take a file's name and leave the next one's, when the records that that
+        was made for are gone too. Unless they are in a hole.
+        """
+        for number, named in self._named.items():
+            have = self._table.max_offset(number)
+            if have < named and (holes or have == 0):
+                self._table.store(number, table_layout.MAX_OFFSET, named)
+                self._table.store(number, table_layout.MIN_OFFSET, named)
 
     def fill(self, gaps: Iterable[Gap], holes: Ranges, *, keep_units: bool = False) -> int:
         """Fillers for queue offsets that no record of the log has; how many units changed.

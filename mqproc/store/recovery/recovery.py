@@ -288,6 +288,7 @@ class Recovery:
             # What is missing lies below the mark, where nothing was looked at yet.
             lost = {gap.number: max(gap.physical_end, log.begin) for gap in done.gaps}
             done.mended_units += step.rebuild(lost, mender.limit).mended_units
+        mender.keep_names(holes)
         mender.fill(done.gaps, holes, keep_units=trusted)
         # Units below the mark were there before the damage was.
         unfilled = [hole for hole in self._ledger.holes if not (trusted and hole.filled)]

@@ -188,12 +188,22 @@ def test_a_queue_whose_records_have_all_expired_goes_on_where_it_was(tmp_path: P
     bounds = store.first.queues()
     for start in (0, SEGMENT):
         store.segment(start).unlink()
-    expired = {number for number, offset in enumerate(store.offsets) if offset < 2 * SEGMENT}
     shutil.rmtree(store.root / "consumequeue" / "First")
     found = store.recover()
     assert found.begin == 2 * SEGMENT
     assert {queue: ends[1] for queue, ends in found.queues().items()} == {q: ends[1] for q, ends in bounds.items()}
-    del expired
+
+
+def test_a_queue_ends_where_the_log_says_and_not_where_a_file_without_units_begins(tmp_path: Path) -> None:
+    """A power loss took the first files' names and left that of a file whose records are gone too."""
+    store = StoppedStore(tmp_path / "store")
+    for name in ("commitlog", "consumequeue", "index"):
+        (store.root / "mqproc" / "marks" / name).unlink()
+    (store.root / "mqproc" / "queues").unlink()
+    for start in (0, QUEUE_FILE_BYTES):
+        store.queue_file("First", 0, start).unlink()
+    store.queue_file("First", 0, 5 * QUEUE_FILE_BYTES).write_bytes(bytes(QUEUE_FILE_BYTES))
+    assert_whole(store, store.recover(clean=False))
 
 
 # The index
