@@ -123,10 +123,15 @@ class StoreIO:
         """Everything in a folder by name, sorted; nothing when there is no such folder."""
         try:
             with os.scandir(folder) as scanned:
-                found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in scanned]
+                found = sorted(scanned, key=lambda entry: entry.name)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return [_entry(name, of) for name, of in sorted(found)]
+        entries = []
+        for entry in found:
+            # One that is deleted meanwhile is not there any more.
+            with contextlib.suppress(FileNotFoundError):
+                entries.append(_entry(entry.name, entry.stat(follow_symlinks=False)))
+        return entries
 
     def entry(self, path: Path) -> Entry | None:
         """One name, None when it is not there."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +117,22 @@ def test_a_file_is_out_of_reach_without_a_name_and_without_another_reader(tmp_pa
     mapping.close()
     assert io.is_out_of_reach(fd)
     io.close(fd)
+
+
+def test_a_file_that_goes_while_a_folder_is_listed_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name).write_bytes(name.encode())
+    scan = os.scandir
+
+    @contextlib.contextmanager
+    def scan_and_delete(folder: Path) -> Iterator[list[os.DirEntry[str]]]:
+        with scan(folder) as scanned:
+            found = list(scanned)
+        (tmp_path / "b").unlink(missing_ok=True)
+        yield found
+
+    monkeypatch.setattr(os, "scandir", scan_and_delete)
+    assert [entry.name for entry in StoreIO().entries(tmp_path)] == ["a", "c"]
+    assert StoreIO().entries(tmp_path / "a") == StoreIO().entries(tmp_path / "none") == []

@@ -123,9 +123,9 @@ def test_ten_thousand_due_at_once_are_delivered_within_a_second(group: Group) ->
         def late_ms() -> int:
             client.send_many(Message(f"burst-{number % 4}", bytes(200), delay_level=1) for number in range(count))
             total = count * next(rounds)
-            stored = client.pull(SCHEDULE_TOPIC, 0, total - 1, 1)
             wait_until(lambda: group.words()["delivered_messages"] == total)
             group.wait_dispatched()
+            stored = client.pull(SCHEDULE_TOPIC, 0, total - 1, 1)
             found = [message for topic in range(4) for message in received(client, f"burst-{topic}")]
             assert len(found) == total
             last_due_ms = stored.messages[0].store_timestamp_ms + LEVEL_MS[1]

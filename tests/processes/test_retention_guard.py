@@ -54,6 +54,8 @@ def test_what_is_received_stays_until_it_is_acknowledged_and_what_comes_again_un
         billing = client.simple_consumer("billing", "T", start="earliest")
         (kept,) = billing.receive(1, 600, timeout=10)
         fill(client, billing)
+        # Until the marks have moved on, they hold it.
+        wait_until(lambda: held_by(group.words()) == "received messages", what="held by what was received")
         words = pass_by(group)
         assert (held_by(words), words["min_physical_offset"]) == ("received messages", 0)
         os.kill(group.pid(QUERY), signal.SIGKILL)

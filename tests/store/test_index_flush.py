@@ -88,8 +88,8 @@ def test_few_new_items_wait_for_the_forced_pass(index: Index) -> None:
 @pytest.mark.parametrize("gone", [0, 1, 2])
 def test_a_file_that_retention_deletes_during_the_pass_is_passed_over(index: Index, gone: int) -> None:
     names = [index.make(number) for number in range(3)]
-    found = index.io.names(index.folder)
-    index.io.names = lambda folder: found  # type: ignore[method-assign]
+    found = index.io.entries(index.folder)
+    index.io.entries = lambda folder: found  # type: ignore[method-assign]
     (index.folder / names[gone]).unlink()
     done = index.flusher().pass_(IndexState(index.time_ms(2), 10), 0, 1)
     assert done.complete
