@@ -117,7 +117,6 @@ class AsyncTransactionProducer:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        self._let_go()
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.ensure_future(self._run())
@@ -129,6 +128,12 @@ class AsyncTransactionProducer:
         await self.close()
 
     async def _run(self) -> None:
+        try:
+            await self._answer_checks()
+        finally:
+            self._let_go()
+
+    async def _answer_checks(self) -> None:
         failures = 0
         while True:
             try:

@@ -177,6 +177,12 @@ class TransactionProducer:
         self.close()
 
     def _run(self) -> None:
+        try:
+            self._answer_checks()
+        finally:
+            self._let_go()
+
+    def _answer_checks(self) -> None:
         failures = 0
         while not self._closing.is_set():
             try:
@@ -196,6 +202,8 @@ class TransactionProducer:
     def _poll(self) -> list[StoredMessage]:
         if self._line is None:
             self._line = self._client.take_line(QUERY)
+            if self._closing.is_set():  # `close` has not seen this line, so it would wait for its answer.
+                return []
         call = transaction_calls.poll(self.group, POLL_S)
         return self._line.ask(call, self._client.deadline_of(call))
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from mqproc import (
@@ -281,6 +282,30 @@ def test_a_producer_of_the_group_is_asked(fast: Group) -> None:
         # An end by the first half message's place finds that its copy was committed.
         handle = Handle("asked", "Asked", sent[b"late"].transaction_id, sent[b"late"].sent.physical_offset)
         client.run(transaction_calls.end(handle, commit=True))
+
+
+def test_a_producer_that_is_closed_while_it_decides_leaves_no_connection(fast: Group) -> None:
+    asked, decided = threading.Event(), threading.Event()
+
+    def checker(message: StoredMessage) -> bool:
+        asked.set()
+        return decided.wait(20)
+
+    before = _connections()
+    with fast.client() as client:
+        left_open(client, "closed", Message("Closed", b"1"))
+        producer = client.transaction_producer("closed", checker)
+        assert asked.wait(20)
+        closing = threading.Thread(target=producer.close)
+        closing.start()
+        wait_until(lambda: producer._closing.is_set(), what="closing")
+        decided.set()
+        closing.join()
+    assert _connections() == before
+
+
+def _connections() -> int:
+    return len(psutil.Process().net_connections("unix"))
 
 
 def test_a_late_end_finds_the_copy_of_its_half_message(fast: Group) -> None:
