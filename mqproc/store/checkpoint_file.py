@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from mqproc.io import StoreIO
@@ -24,7 +25,7 @@ def ensure(io: StoreIO, path: Path) -> None:
     io.write_file_atomically(path, layout.encode(read(io, path)))
 
 
-def store_words(io: StoreIO, path: Path, words: dict[int, int], syncs: Syncing) -> None:
+def store_words(io: StoreIO, path: Path, words: Mapping[int, int], syncs: Syncing) -> None:
     """Store words by their offsets and sync. The caller owns these words."""
     fd = io.open(path, write=True)
     try:

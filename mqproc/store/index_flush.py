@@ -66,17 +66,14 @@ class IndexFlush:
     its FinalSyncs as `syncs`; after any OSError the same files are dirty still.
     """
 
-    def __init__(self, io: StoreIO, syncs: Syncing, folder: Path, now_ns: int) -> None:
+    def __init__(self, io: StoreIO, syncs: Syncing, folder: Path) -> None:
         self._io = io
         self._syncs = syncs
         self._folder = folder
         self._synced = IndexState(_NOTHING_SYNCED, 0)
-        self.forced_ns = now_ns
 
-    def pass_(self, state: IndexState, least_pages: int, now_ns: int) -> IndexPass:
+    def pass_(self, state: IndexState, least_pages: int) -> IndexPass:
         """Sync what is due for a state read before; `least_pages` 0 forces everything. Raises OSError."""
-        if least_pages == 0:
-            self.forced_ns = now_ns
         if state == self._synced or state.file_ms == 0:
             return IndexPass(0, complete=True)
         same_file = state.file_ms == self._synced.file_ms

@@ -51,9 +51,7 @@ class ConsumeQueueFlush:
     any queue. A role gives its FinalSyncs as `syncs`; after any OSError the same queues are dirty still.
     """
 
-    def __init__(
-        self, io: StoreIO, syncs: Syncing, folder: Path, file_bytes: int, table: QueueTable, now_ns: int
-    ) -> None:
+    def __init__(self, io: StoreIO, syncs: Syncing, folder: Path, file_bytes: int, table: QueueTable) -> None:
         self._io = io
         self._syncs = syncs
         self._folder = folder
@@ -61,17 +59,14 @@ class ConsumeQueueFlush:
         self._table = table
         self._synced = np.full(table.capacity, 0, np.int64)
         self._synced[: table.count] = _UNKNOWN
-        self.forced_ns = now_ns
 
     @property
     def synced(self) -> NDArray[np.int64]:
         """int64[queues]: the offset up to which each queue's units are durable, by number; a view."""
         return self._synced[: self._table.count]
 
-    def pass_(self, least_pages: int, now_ns: int) -> FlushPass:
+    def pass_(self, least_pages: int) -> FlushPass:
         """Sync every queue with at least `least_pages` dirty pages; 0 forces everything. Raises OSError."""
-        if least_pages == 0:
-            self.forced_ns = now_ns
         max_offsets = self._table.column(table_layout.MAX_OFFSET)
         synced = self._synced[: len(max_offsets)]
         # A deleted queue has no files any more; what it still had to sync is gone with them.

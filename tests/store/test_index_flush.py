@@ -37,7 +37,7 @@ class Index:
         return FIRST_MS + 1000 * number
 
     def flusher(self) -> IndexFlush:
-        return IndexFlush(self.io, self.io, self.folder, 0)
+        return IndexFlush(self.io, self.io, self.folder)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def index(tmp_path: Path) -> Index:
 def test_the_first_pass_syncs_all_files_that_are_there(index: Index) -> None:
     """Recovery, or a predecessor that was killed, may have written any of them since the mark."""
     names = [index.make(number) for number in range(5)]
-    done = index.flusher().pass_(IndexState(index.time_ms(4), 10), 2, 1)
+    done = index.flusher().pass_(IndexState(index.time_ms(4), 10), 2)
     assert (done.synced_files, done.complete) == (5, True)
     assert done.full_end_ms == index.time_ms(3) + 999
     assert index.io.tried() == [*names, "index/", f"{index.folder.parent.name}/"]
@@ -58,19 +58,19 @@ def test_many_files_at_the_first_pass_are_one_sync_of_the_file_system(index: Ind
     for number in range(65):
         index.make(number)
     flush = index.flusher()
-    assert flush.pass_(IndexState(index.time_ms(64), 10), 2, 1).complete
+    assert flush.pass_(IndexState(index.time_ms(64), 10), 2).complete
     assert index.io.synced == [f"{index.folder}*"]
     index.io.tried()
-    assert flush.pass_(IndexState(index.time_ms(64), 10), 0, 2).synced_files == 0
+    assert flush.pass_(IndexState(index.time_ms(64), 10), 0).synced_files == 0
     assert index.io.tried() == []
 
 
 def test_a_file_newer_than_the_state_waits_for_the_next_pass(index: Index) -> None:
     names = [index.make(number) for number in range(3)]
     flush = index.flusher()
-    flush.pass_(IndexState(index.time_ms(1), 10), 0, 1)
+    flush.pass_(IndexState(index.time_ms(1), 10), 0)
     assert names[2] not in index.io.tried()
-    done = flush.pass_(IndexState(index.time_ms(2), 1), 2, 2)
+    done = flush.pass_(IndexState(index.time_ms(2), 1), 2)
     assert (done.synced_files, done.complete) == (2, True)
     assert index.io.tried()[:2] == names[1:]
 
@@ -78,11 +78,11 @@ def test_a_file_newer_than_the_state_waits_for_the_next_pass(index: Index) -> No
 def test_few_new_items_wait_for_the_forced_pass(index: Index) -> None:
     index.make(0)
     flush = index.flusher()
-    flush.pass_(IndexState(index.time_ms(0), 10), 2, 1)
+    flush.pass_(IndexState(index.time_ms(0), 10), 2)
     more = IndexState(index.time_ms(0), 10 + ITEMS_PER_PAGE)
-    assert not flush.pass_(more, 2, 2).complete
-    done = flush.pass_(more, 0, 3)
-    assert (done.synced_files, done.complete, flush.forced_ns) == (1, True, 3)
+    assert not flush.pass_(more, 2).complete
+    done = flush.pass_(more, 0)
+    assert (done.synced_files, done.complete) == (1, True)
 
 
 @pytest.mark.parametrize("gone", [0, 1, 2])
@@ -91,7 +91,7 @@ def test_a_file_that_retention_deletes_during_the_pass_is_passed_over(index: Ind
     found = index.io.entries(index.folder)
     index.io.entries = lambda folder: found  # type: ignore[method-assign]
     (index.folder / names[gone]).unlink()
-    done = index.flusher().pass_(IndexState(index.time_ms(2), 10), 0, 1)
+    done = index.flusher().pass_(IndexState(index.time_ms(2), 10), 0)
     assert done.complete
     assert done.full_end_ms == (0 if gone == 1 else index.time_ms(1) + 999)
 
@@ -102,10 +102,10 @@ def test_after_an_error_the_same_files_are_dirty_still(index: Index, place: str)
     flush = index.flusher()
     index.io.failing = {place: errno.EIO}
     with pytest.raises(OSError, match="Input/output"):
-        flush.pass_(IndexState(index.time_ms(0), 10), 0, 1)
+        flush.pass_(IndexState(index.time_ms(0), 10), 0)
     index.io.failing = {}
     index.io.tried()
-    assert flush.pass_(IndexState(index.time_ms(0), 10), 0, 2).synced_files == 1
+    assert flush.pass_(IndexState(index.time_ms(0), 10), 0).synced_files == 1
     assert index.io.tried()[0] == name
 
 

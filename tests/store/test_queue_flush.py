@@ -52,7 +52,7 @@ class Queues:
         self.files = ConsumeQueueFiles(StoreIO(), self.folder, FILE_BYTES, write=True)
 
     def flusher(self) -> ConsumeQueueFlush:
-        return ConsumeQueueFlush(self.io, self.io, self.folder, FILE_BYTES, self.table, 0)
+        return ConsumeQueueFlush(self.io, self.io, self.folder, FILE_BYTES, self.table)
 
     def dispatch(self, queue_id: int, count: int) -> None:
         number = self.table.create_queue("T", queue_id)
@@ -76,34 +76,33 @@ def queues(tmp_path: Path) -> Queues:
 def test_one_dirty_page_waits_for_the_forced_pass(queues: Queues) -> None:
     flush = queues.flusher()
     queues.dispatch(0, PAGE_UNITS)
-    done = flush.pass_(2, 5)
+    done = flush.pass_(2)
     assert (done.synced_files, done.synced_queues, done.waiting_queues, done.complete) == (0, 0, 1, False)
     assert queues.synced() == []
-    done = flush.pass_(0, 6)
+    done = flush.pass_(0)
     assert (done.synced_files, done.synced_queues, done.waiting_queues, done.complete) == (1, 1, 0, True)
-    assert flush.forced_ns == 6
-    assert flush.pass_(0, 7).synced_files == 0
+    assert flush.pass_(0).synced_files == 0
 
 
 def test_two_dirty_pages_are_synced(queues: Queues) -> None:
     flush = queues.flusher()
     queues.dispatch(0, 2 * PAGE_UNITS)
     queues.dispatch(1, 1)
-    done = flush.pass_(2, 1)
+    done = flush.pass_(2)
     assert (done.synced_files, done.synced_queues, done.waiting_queues) == (1, 1, 1)
     queues.dispatch(0, 1)
-    assert flush.pass_(2, 2).synced_files == 0
+    assert flush.pass_(2).synced_files == 0
     queues.dispatch(0, 2 * PAGE_UNITS)
-    assert flush.pass_(2, 3).synced_files == 1
+    assert flush.pass_(2).synced_files == 1
 
 
 def test_a_filled_file_is_synced_whatever_the_pages(queues: Queues) -> None:
     flush = queues.flusher()
     queues.dispatch(0, 999)
-    flush.pass_(0, 1)
+    flush.pass_(0)
     queues.synced()
     queues.dispatch(0, 2)
-    assert flush.pass_(2, 2).synced_files == 2
+    assert flush.pass_(2).synced_files == 2
     names = [path for path in queues.synced() if not path.endswith("/")]
     assert names == ["consumequeue/T/0/00000000000000000000", "consumequeue/T/0/00000000000000020000"]
 
@@ -111,17 +110,17 @@ def test_a_filled_file_is_synced_whatever_the_pages(queues: Queues) -> None:
 def test_folders_of_new_files_are_synced_after_them(queues: Queues) -> None:
     flush = queues.flusher()
     queues.dispatch(7, 1)
-    flush.pass_(0, 1)
+    flush.pass_(0)
     file = "consumequeue/T/7/00000000000000000000"
     folders = {"consumequeue/T/7/", "consumequeue/T/", "consumequeue/"}
     synced = queues.synced()
     assert synced[0] == file
     assert folders <= set(synced[1:])
     queues.dispatch(7, 1)
-    flush.pass_(0, 2)
+    flush.pass_(0)
     assert queues.synced() == [file]
     queues.dispatch(7, 1000)
-    flush.pass_(0, 3)
+    flush.pass_(0)
     assert "consumequeue/T/7/" in queues.synced()
 
 
@@ -129,25 +128,25 @@ def test_more_than_64_dirty_files_are_one_sync_of_the_file_system(queues: Queues
     flush = queues.flusher()
     for queue_id in range(64):
         queues.dispatch(queue_id, 1)
-    done = flush.pass_(0, 1)
+    done = flush.pass_(0)
     assert (done.synced_files, done.whole_file_system) == (64, False)
     queues.synced()
     for queue_id in range(65):
         queues.dispatch(queue_id, 1)
-    done = flush.pass_(0, 2)
+    done = flush.pass_(0)
     assert (done.synced_queues, done.whole_file_system, done.complete) == (65, True, True)
     assert queues.synced() == ["*"]
-    assert flush.pass_(0, 3).synced_queues == 0
+    assert flush.pass_(0).synced_queues == 0
 
 
 def test_a_new_flusher_takes_nothing_for_durable(queues: Queues) -> None:
     queues.dispatch(0, 5)
     flush = queues.flusher()
     queues.dispatch(1, 5)
-    done = flush.pass_(2, 1)
+    done = flush.pass_(2)
     assert done.whole_file_system
     assert queues.synced() == ["*"]
-    assert flush.pass_(0, 2).synced_queues == 1
+    assert flush.pass_(0).synced_queues == 1
 
 
 def test_a_queue_that_begins_high_syncs_the_files_it_has(queues: Queues) -> None:
@@ -155,7 +154,7 @@ def test_a_queue_that_begins_high_syncs_the_files_it_has(queues: Queues) -> None
     number = queues.table.create_queue("T", 0, next_offset=10_000_000, min_offset=10_000_000)
     queues.dispatch(0, 5)
     assert queues.table.max_offset(number) == 10_000_005
-    done = flush.pass_(0, 1)
+    done = flush.pass_(0)
     assert (done.synced_files, done.complete) == (1, True)
 
 
@@ -165,7 +164,7 @@ def test_deleted_files_and_queues_are_passed_over(queues: Queues) -> None:
         queues.dispatch(queue_id, 5)
     queues.files.path("T", 0, 0).unlink()
     queues.table.delete_queue(queues.table.find("T", 1))
-    done = flush.pass_(0, 1)
+    done = flush.pass_(0)
     assert done.complete
     assert [path for path in queues.synced() if not path.endswith("/")] == ["consumequeue/T/2/00000000000000000000"]
 
@@ -175,24 +174,24 @@ def test_the_new_file_of_a_queue_made_again_is_synced_with_its_folders(queues: Q
     """Its offsets go on in the file of the same name, of which the flusher has synced an earlier one."""
     flush = queues.flusher()
     queues.dispatch(0, dispatched)
-    flush.pass_(0, 1)
+    flush.pass_(0)
     number = queues.table.find("T", 0)
     queues.table.store(number, table_layout.NEXT_OFFSET, 5)
     queues.table.delete_queue(number)
     queues.files.remove("T", 0)
-    flush.pass_(0, 2)
+    flush.pass_(0)
     queues.table.create_queue("T", 0)
-    flush.pass_(0, 3)
+    flush.pass_(0)
     queues.synced()
     queues.dispatch(0, 2)
-    assert flush.pass_(0, 4).complete
+    assert flush.pass_(0).complete
     file = "consumequeue/T/0/00000000000000000000"
     folders = {"consumequeue/T/0/", "consumequeue/T/", "consumequeue/"}
     synced = queues.synced()
     assert synced[0] == file
     assert folders <= set(synced[1:])
     queues.dispatch(0, 1)
-    flush.pass_(0, 5)
+    flush.pass_(0)
     assert queues.synced() == [file]
 
 
@@ -201,12 +200,12 @@ def test_a_failed_sync_leaves_the_queue_dirty_and_is_raised(queues: Queues) -> N
     queues.dispatch(0, 5)
     queues.io.failing = True
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        flush.pass_(0, 1)
+        flush.pass_(0)
     queues.io.failing = False
-    assert flush.pass_(0, 2).synced_queues == 1
+    assert flush.pass_(0).synced_queues == 1
 
 
 def test_without_any_queue_there_is_nothing_to_do(queues: Queues) -> None:
-    done = queues.flusher().pass_(0, 1)
+    done = queues.flusher().pass_(0)
     assert (done.synced_files, done.complete) == (0, True)
     assert queues.synced() == []
