@@ -116,7 +116,7 @@ class LevelDeliveries:
         done = 0
         for level in self._levels:
             if not level.busy and level.due_ns <= now_ns:
-                done += self._deliver_due(level, now_ns)
+                done += self._deliver_due(level)
         if self.changed and now_ns >= self._save_ns:
             self.save()
         return done
@@ -132,7 +132,7 @@ class LevelDeliveries:
     def _bounds(self, level: _Level) -> QueueBounds | None:
         return self._reading.queues.bounds(SCHEDULE_TOPIC, level.queue_id)
 
-    def _deliver_due(self, level: _Level, now_ns: int) -> int:
+    def _deliver_due(self, level: _Level) -> int:
         bounds = self._bounds(level)
         if bounds is None or level.offset >= bounds.max_offset:
             level.head, level.due_ns, level.caught_up = -1, _NEVER_NS, True
@@ -140,7 +140,7 @@ class LevelDeliveries:
         if level.offset < bounds.min_offset:
             self._lose(level, bounds.min_offset, "the log does not have them any more")
         held = level.head == level.offset
-        due_count = self._due_units(level, bounds, now_ns)
+        due_count = self._due_units(level, bounds)
         if due_count == 0 and held:
             # Held by the monotonic clock until now: the other one may say what it likes.
             due_count = 1
@@ -150,7 +150,7 @@ class LevelDeliveries:
         level.head = -1
         return self._release(level, due_count)
 
-    def _due_units(self, level: _Level, bounds: QueueBounds, now_ns: int) -> int:
+    def _due_units(self, level: _Level, bounds: QueueBounds) -> int:
         """How many units from the head on are due; when none is, `due_ns` is when the head will be."""
         wanted = min(bounds.max_offset - level.offset, BATCH_MESSAGES)
         try:
@@ -165,7 +165,8 @@ class LevelDeliveries:
             late_ms = np.maximum(now_ms - due_ms[:count], 0)
             self._words[words_of.DELIVERY_LATE_MS] = int(late_ms.max())
             return count
-        level.due_ns = now_ns + (int(due_ms[0]) - now_ms) * _MS
+        # This clock after the other one: what passes between the two makes it late, never early.
+        level.due_ns = self._clock.monotonic_ns() + (int(due_ms[0]) - now_ms) * _MS
         return 0
 
     def _release(self, level: _Level, count: int) -> int:
