@@ -41,8 +41,10 @@ def test_a_message_arrives_when_its_level_says(group: Group) -> None:
     with group.client() as client:
         sent = send_slowly(client, 20)
         group.wait_dispatched()
-        assert client.by_key("orders", "k1") == []
+        early = client.by_key("orders", "k1")
+        now_ms = time.time_ns() // 1_000_000
         parked = client.pull(SCHEDULE_TOPIC, 0, 0).messages
+        assert len(early) <= sum(message.store_timestamp_ms + LEVEL_MS[1] <= now_ms for message in parked)
         assert [message.queue_offset for message in parked] == [result.queue_offset for result in sent]
         assert parked[0].properties["REAL_TOPIC"] == "orders"
         assert (parked[0].properties["REAL_QID"], parked[0].properties["DELAY"]) == ("3", "1")
