@@ -99,6 +99,7 @@ class Options:
     )
     broker_ip: str = _option("127.0.0.1", "address stored as each record's store host", rocketmq="brokerIP1")
     listen_port: int = _option(10911, "port stored as each record's store host", "", 0, 65535)
+    broker_name: str = _option("mqproc", "name in what simple consumers have received; RocketMQ's broker must have it")
 
     # Queues
     mapped_file_size_consume_queue: int = _option(

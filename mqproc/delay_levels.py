@@ -10,7 +10,7 @@ from mqproc.errors import ConfigurationError
 
 DELAY_LEVELS: Final = 18
 """As many queues SCHEDULE_TOPIC_XXXX has; a store may have fewer levels."""
-_DELAY_MS_MAX: Final = 40 * 86_400_000
+DELAY_MS_MAX: Final = 40 * 86_400_000
 _UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -19,8 +19,8 @@ def delays_ms_of(text: str) -> tuple[int, ...]:
     """The levels' delays in ms, the first level's first. Raises ConfigurationError."""
     parts = [re.fullmatch(r"([0-9]{1,9})([smhd])", part) for part in text.split()]
     delays = tuple(int(part[1]) * _UNITS_MS[part[2]] for part in parts if part is not None)
-    if not 1 <= len(parts) == len(delays) <= DELAY_LEVELS or max(delays) > _DELAY_MS_MAX:
-        limit = f"from 1 to {DELAY_LEVELS} delays of at most {_DELAY_MS_MAX // _UNITS_MS['d']} d, as in '1s 5s 10m 2h'"
+    if not 1 <= len(parts) == len(delays) <= DELAY_LEVELS or max(delays) > DELAY_MS_MAX:
+        limit = f"from 1 to {DELAY_LEVELS} delays of at most {DELAY_MS_MAX // _UNITS_MS['d']} d, as in '1s 5s 10m 2h'"
         raise ConfigurationError(f"message_delay_level = {text!r} is out of range: {limit}")
     return delays
 

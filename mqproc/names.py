@@ -25,6 +25,10 @@ CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 REVIVE_TOPIC: Final = "rmq_sys_REVIVE_LOG_DefaultCluster"
 """Check points of messages that simple consumers have received."""
 REVIVE_QUEUES: Final = 8
+CHECK_POINT_MESSAGES: Final = 32
+"""Of one check point, at most: RocketMQ's broker keeps what is acknowledged in as many bits."""
+REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
+"""Its progress in the revive topic is where check points begin that may be open."""
 SINGLE_QUEUE_TOPICS: Final = frozenset({TIMER_TOPIC, HALF_TOPIC, OP_HALF_TOPIC, CHECK_MAX_TIME_TOPIC})
 TOPIC_BYTES_MAX: Final = 127
 RETRY_TOPIC_BYTES_MAX: Final = 255

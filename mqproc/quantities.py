@@ -9,8 +9,10 @@ _PREFIXES: Final = ("", "k", "m", "g", "t")
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 finding`, `1,200 findings`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    """`1 finding`, `1,200 findings`, `2 entries`."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun[:-1]}ies" if noun.endswith("ry") else f"{count:,} {noun}s"
 
 
 def parse_size(text: str) -> int:

@@ -26,6 +26,9 @@ from mqproc.paths import StorePaths
 settings.register_profile("repeatable", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("repeatable")
 
+# Here, since a process that only hands tests to others (`-n`) loads no conftest.py further in.
+pytest_plugins = ["tests.interop.ledger"]
+
 ROOT = Path(__file__).parents[1]
 AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 START_TIMEOUT_S = 90.0

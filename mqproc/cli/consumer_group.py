@@ -249,7 +249,7 @@ def _said(name: str, moves: Sequence[Move], execute: bool) -> str:
         return f"{name} stands there already"
     again = sum(max(0, move.messages) for move in moves)
     skipped = sum(max(0, -move.messages) for move in moves)
-    what = f"{counted(len(moves), 'queue')}: {again:,} messages again, {skipped:,} skipped"
+    what = f"{counted(len(moves), 'queue')}: {counted(again, 'message')} again, {skipped:,} skipped"
     return f"{name} goes on from there in {what}" if execute else f"would move {name} in {what}; --execute does it"
 
 

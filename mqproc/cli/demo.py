@@ -25,6 +25,7 @@ from mqproc.cli.times import format_duration, format_time, parse_time_ms
 from mqproc.errors import MqprocError, RequestTimeoutError, StoreAccessError, StoreLockedError
 from mqproc.message import StoredMessage
 from mqproc.paths import StorePaths
+from mqproc.quantities import counted
 
 if TYPE_CHECKING:
     from mqproc.client import Client
@@ -122,7 +123,7 @@ def _import(client: Client, store: Path, source: Path, show: Show) -> dict[str, 
     waited_s = time.monotonic() - started
     size = client.stats()["written"]
     show.step(
-        f"{numbers['records']:,} messages, {format_bytes(size)}, in {numbers['seconds']:.1f} s: "
+        f"{counted(numbers['records'], 'message')}, {format_bytes(size)}, in {numbers['seconds']:.1f} s: "
         f"{numbers['per_second']:,} messages/s; all dispatched {format_duration(waited_s)} later"
     )
     return numbers | {"bytes": size, "dispatch_wait_s": waited_s}

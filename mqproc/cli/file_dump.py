@@ -25,6 +25,7 @@ from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
 from mqproc.layout import checkpoint, consume_queue, control, error_log, index_file, marks, progress, queue_table
 from mqproc.paths import INDEX_NAME_DIGITS, index_name_time_ms, segment_start
+from mqproc.quantities import counted
 from mqproc.store.index_shape import adopted_index_shape
 
 LAYOUT_COLUMNS = [
@@ -247,7 +248,7 @@ def _queue_table(io: StoreIO, path: Path) -> Dump:
     if not 0 <= cells[queue_table.HEADER_COUNT] <= (len(data) - queue_table.HEADER_SIZE) // queue_table.ENTRY_SIZE:
         raise CorruptStoreError(
             f"{path}: byte {queue_table.HEADER_COUNT * queue_table.WORD_SIZE}: a count of "
-            f"{cells[queue_table.HEADER_COUNT]:,} entries, for which the file is too short"
+            f"{counted(cells[queue_table.HEADER_COUNT], 'entry')}, for which the file is too short"
         )
     head = {
         "version": cells[queue_table.HEADER_VERSION],

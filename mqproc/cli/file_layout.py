@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from mqproc.io import StoreIO
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import checkpoint, consume_queue, control, index_file, marks, queue_table, record
+from mqproc.quantities import counted
 from mqproc.store.intact_records import Blank, LostRange, Piece
 
 
@@ -119,7 +120,7 @@ def commit_log_layout(found: Iterable[Piece | LostRange | Blank], base: int, siz
 
 
 def _run(begin: int, end: int, records: int) -> Range:
-    return Range(begin, end - begin, "records", f"{records:,} whole records")
+    return Range(begin, end - begin, "records", f"{counted(records, 'whole record')}")
 
 
 _RECORD_HELP: Final = {
@@ -386,10 +387,10 @@ def queue_table_layout(data: bytes) -> Ranges:
     yield Range(0, queue_table.HEADER_SIZE, "header", "magic, version, capacity, counts")
     first, used = queue_table.entry_offset(0), queue_table.entry_offset(max(0, count))
     if used > first:
-        yield Range(first, used - first, "entries", f"{count:,} queues, 512 bytes each")
+        yield Range(first, used - first, "entries", f"{counted(count, 'queue')}, 512 bytes each")
     end = queue_table.hash_offset(max(0, capacity))
     if end > used:
-        yield Range(used, end - used, "free entries", f"{capacity - count:,} more queues fit")
+        yield Range(used, end - used, "free entries", f"room for {counted(capacity - count, 'more queue')}")
     if len(data) > end:
         yield Range(end, len(data) - end, "hash", "entry number + 1 by topic and queue id")
 

@@ -20,6 +20,7 @@ from mqproc.client import Client
 from mqproc.errors import BadRequestError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
+from mqproc.quantities import counted
 
 _COLUMNS = [
     Column("source"),
@@ -155,7 +156,7 @@ class ImportJob:
             journal.finish(entry, importer_end, now_ms())
             sent = importer_end - first - importer.found
             out.note(
-                f"{title}: {sent:,} records to {self._topic} in {format_duration(progress.seconds)}, "
+                f"{title}: {counted(sent, 'record')} to {self._topic} in {format_duration(progress.seconds)}, "
                 f"{sent / max(progress.seconds, 1e-9):,.0f}/s"
             )
             return self._numbers(sent, importer_end - sent, progress.seconds)

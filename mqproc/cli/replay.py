@@ -21,6 +21,7 @@ from mqproc.cli.times import format_duration, format_time, now_ms
 from mqproc.client import Client
 from mqproc.client.replay import Replay, ReplayPosition, ReplayProgress, ReplaySource
 from mqproc.io import StoreIO
+from mqproc.quantities import counted
 
 _COLUMNS = [
     Column("topic"),
@@ -152,7 +153,7 @@ class _Job:
     def _say(self, out: Output, done: ReplayProgress, seconds: float) -> None:
         rate = done.sent / max(seconds, 1e-9)
         there = f", {done.found:,} were there" if done.found else ""
-        out.note(f"{done.sent:,} messages to {self.to} in {format_duration(seconds)}, {rate:,.0f}/s{there}")
+        out.note(f"{counted(done.sent, 'message')} to {self.to} in {format_duration(seconds)}, {rate:,.0f}/s{there}")
         if out.shape != "table":
             row: dict[str, Any] = {
                 "topic": self.source.topic,

@@ -15,8 +15,7 @@ from mqproc.store.intact_records import Blank, IntactRecords, LostRange, Piece
 from mqproc.store.verify.inventory import Inventory, Sizes
 from mqproc.store.verify.verifier import positions_of
 
-_COLUMNS = [
-    Column("offset", kind="number"),
+RECORD_COLUMNS = [
     Column("physical_offset", kind="number"),
     Column("size", kind="number"),
     Column("topic"),
@@ -36,7 +35,8 @@ def dump_segment(io: StoreIO, path: Path) -> Dump:
     layout = list(whole(commit_log_layout(_found(io, path, start, size), start, size), size))
     is_damaged = any(part.name == DAMAGE for part in layout)
     rows = _records(_found(io, path, start, size), start)
-    return Dump("CommitLog segment", {"start": start, "size": size}, _COLUMNS, rows, layout, is_damaged)
+    columns = [Column("offset", kind="number"), *RECORD_COLUMNS]
+    return Dump("CommitLog segment", {"start": start, "size": size}, columns, rows, layout, is_damaged)
 
 
 def _found(io: StoreIO, path: Path, start: int, size: int) -> Iterator[Piece | LostRange | Blank]:

@@ -24,6 +24,7 @@ from mqproc.client import Client
 from mqproc.delay_levels import DELAY_LEVELS
 from mqproc.errors import MqprocError
 from mqproc.message import Message, SendResult
+from mqproc.quantities import counted
 
 STDIN = "-"
 _COLUMNS = [
@@ -168,9 +169,10 @@ class _Sending:
             for message in messages:
                 producer.send(message, on_done=self._done)
         seconds = time.monotonic() - started_s
-        self._out.note(f"{self._stored:,} messages stored in {seconds:.2f} s, {rate_text(self._stored, seconds)}")
+        stored = counted(self._stored, "message")
+        self._out.note(f"{stored} stored in {seconds:.2f} s, {rate_text(self._stored, seconds)}")
         if self._failed > _FIRST_ERRORS:
-            self._out.note(f"{self._failed:,} messages were not stored")
+            self._out.note(f"not stored: {counted(self._failed, 'message')}")
         return 1 if self._failed else 0
 
     def _done(self, future: Future[SendResult]) -> None:

@@ -26,6 +26,7 @@ import click
 import msgspec
 
 from mqproc.errors import BadMessageError
+from mqproc.quantities import counted
 
 FORMATS = ("csv", "jsonl", "parquet", "lines")
 STDIN = "-"
@@ -143,7 +144,8 @@ class Source:
         archive = self._stack.enter_context(zipfile.ZipFile(path))
         names = [info.filename for info in archive.infolist() if not info.is_dir()]
         if not member and len(names) != 1:
-            raise click.UsageError(f"{path} holds {len(names)} files; choose one with --member: {', '.join(names[:8])}")
+            held = f"{path} holds {counted(len(names), 'file')}"
+            raise click.UsageError(f"{held}; choose one with --member: {', '.join(names[:8])}")
         info = archive.getinfo(member or names[0])
         self.total = info.file_size
         return self._counted(self._stack.enter_context(archive.open(info)))

@@ -10,6 +10,7 @@ from mqproc.cli.commands import SIZE, Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column
 from mqproc.cli.spark_session import session, show, spark_options
+from mqproc.quantities import counted
 
 EXIT_INCOMPLETE = 1
 _QUEUES = [
@@ -57,5 +58,6 @@ def rebuild(
         built.unpersist()
     queues, units, wrong = (int(each or 0) for each in sums or (0, 0, 0))
     names, entries = (int(each or 0) for each in files or (0, 0))
-    invocation.out.note(f"{units:,} units of {queues:,} queues, {entries:,} entries in {names:,} index files: {to}")
+    made = f"{counted(units, 'unit')} of {counted(queues, 'queue')}"
+    invocation.out.note(f"{made}, {counted(entries, 'entry')} in {counted(names, 'index file')}: {to}")
     return EXIT_INCOMPLETE if wrong else 0

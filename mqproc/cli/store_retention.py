@@ -170,20 +170,12 @@ def _delete_stopped(io: StoreIO, paths: StorePaths, invocation: Invocation, rese
     try:
         check_stopped_in_order(io, paths)
         options = _stopped_options(io, paths, invocation)
-        store = _stopped_store(io, paths, options)
+        store = StoppedStore(io, paths, options)
         minimum = store.words[words_of.MIN_PHYSICAL_OFFSET]
         delete_now(io, paths, options, store, reserved_ms, now_ms(), lambda event, **figures: None)
     finally:
         lock.close()
     return _executed({name: store.words[word] for name, word in _DELETED.items()}, minimum, store.words)
-
-
-def _stopped_store(io: StoreIO, paths: StorePaths, options: Options) -> StoppedStore:
-    """Raises CorruptStoreError when the log's end cannot be told: its last segment is short or empty."""
-    try:
-        return StoppedStore(io, paths, options)
-    except CorruptStoreError as error:
-        raise CorruptStoreError(f"{error}; mqproc store repair brings it in order, then ask again") from None
 
 
 def _stopped_options(io: StoreIO, paths: StorePaths, invocation: Invocation) -> Options:
@@ -212,7 +204,7 @@ def _survey(
     if running is not None:
         found = survey(io, paths, options, running.words, running.table, due, time_ms)
     else:
-        stopped = _stopped_store(io, paths, options)
+        stopped = StoppedStore(io, paths, options)
         found = survey(io, paths, options, stopped.words, stopped, due, time_ms)
     by_itself = due_now(options, time_ms, used, free)
     return {

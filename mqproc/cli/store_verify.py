@@ -121,8 +121,8 @@ def _verdict(found: Verified) -> str:
     noted = f", {counted(notes, 'note')}" if notes else ""
     running = " of a running store" if found.running else ""
     looked = (
-        f"{found.records:,} records [{found.log_begin:,}, {found.log_end:,}){running}, "
-        f"{found.units:,} units of {found.queues:,} queues, {found.items:,} index entries"
+        f"{counted(found.records, 'record')} [{found.log_begin:,}, {found.log_end:,}){running}, "
+        f"{counted(found.units, 'unit')} of {counted(found.queues, 'queue')}, {counted(found.items, 'index entry')}"
     )
     rate = f"{format_bytes(found.size)} in {found.seconds:.2f} s, {format_bytes(found.bytes_per_second)}/s"
     return f"{verdict}{noted}: {looked}: {rate}"

@@ -23,6 +23,7 @@ from mqproc.cli.times import EPOCH_MS_MIN, parse_time_ms
 from mqproc.client import Client
 from mqproc.errors import MqprocError, TopicNotFoundError
 from mqproc.message import Filter, PullResult, PullStatus, QueueInfo, StoredMessage
+from mqproc.quantities import counted
 
 # Messages that may be held of all queues together, while their order is found.
 _HELD_MESSAGES = 4096
@@ -168,7 +169,7 @@ class Tail:
             raise TopicNotFoundError(f"no topic {topic!r}; mqproc topic list shows what there is")
         unknown = set(queues) - {info.queue_id for info in found}
         if unknown:
-            raise click.UsageError(f"topic {topic} has {len(found)} queues, none is {min(unknown)}")
+            raise click.UsageError(f"topic {topic} has {counted(len(found), 'queue')}, none is {min(unknown)}")
         self._queues = [info for info in found if not queues or info.queue_id in queues]
 
     def messages(self, start: Position, stop: Position | None, *, follow: bool) -> Iterator[StoredMessage]:

@@ -10,6 +10,7 @@ from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column
 from mqproc.errors import TopicNotFoundError
 from mqproc.message import TopicInfo
+from mqproc.quantities import counted
 
 PERMISSIONS = {"r": 4, "w": 2, "rw": 6}
 _TOPIC_COLUMNS = [
@@ -93,7 +94,7 @@ def info(invocation: Invocation, name: str) -> None:
         out.document(_row(found) | {"queue_offsets": rows})
         return
     if out.shape == "table":
-        out.line(f"{name}: {found.queues} queues, {found.message_count:,} messages")
+        out.line(f"{name}: {counted(found.queues, 'queue')}, {counted(found.message_count, 'message')}")
     out.rows("queue_offsets", _QUEUE_COLUMNS, rows)
 
 
@@ -115,5 +116,6 @@ def delete(invocation: Invocation, name: str, yes: bool) -> int:
     elif yes:
         out.note(f"topic {name} is deleted")
     else:
-        out.note(f"would delete {name} with {found.queues} queues and {found.message_count:,} messages; --yes does it")
+        held = f"{counted(found.queues, 'queue')} and {counted(found.message_count, 'message')}"
+        out.note(f"would delete {name} with {held}; --yes does it")
     return 0 if yes else 1

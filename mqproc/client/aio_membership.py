@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from mqproc.client.core import QUERY, Call
 from mqproc.client.membership import FINAL, Member, joins_again
@@ -18,8 +18,6 @@ from mqproc.wire.group_operations import GroupAssignment
 if TYPE_CHECKING:
     from mqproc.client.aio import AsyncClient
     from mqproc.client.aio_lines import Line
-
-T = TypeVar("T")
 
 
 class AsyncMembership(Member):

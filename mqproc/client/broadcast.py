@@ -15,11 +15,13 @@ import msgspec
 
 from mqproc.client import core
 from mqproc.client.assignment import Cursor
+from mqproc.client.driving import drive
+from mqproc.client.group_steps import Steps
 from mqproc.client.subscription import Subscription
 from mqproc.errors import CorruptStoreError, MqprocError
 from mqproc.io import StoreIO
 from mqproc.message import QueueInfo
-from mqproc.wire.group_operations import EARLIEST, LATEST, GroupAssignment
+from mqproc.wire.group_operations import EARLIEST, LATEST, Assigned, GroupAssignment
 
 if TYPE_CHECKING:
     from mqproc.client.sync import Client
@@ -109,18 +111,38 @@ class OwnProgress:
         """Write the file. Raises OSError."""
         self._progress.save()
 
-    def _are_known(self, found: Sequence[QueueInfo]) -> bool:
-        return _names(found) == self._known
+    def looking(self) -> Steps[None]:
+        """Find the queues; when they are others than before, assign all of them."""
+        found: list[QueueInfo] = []
+        for topic in self._subscription.topics:
+            found += yield core.queues(topic)
+        known = sorted((info.topic, info.queue_id) for info in found)
+        if known != self._known:
+            rows: list[Assigned] = []
+            for info in found:
+                rows.append((info.topic, info.queue_id, 0, (yield from self._offset_of(info))))
+            self._known = known
+            self._generation += 1
+            self._on_assignment(GroupAssignment(self._subscription.name, self._generation, True, rows))
+        for topic in self._subscription.topics:
+            self._progress.begin(topic)
 
-    def _assign(self, found: Sequence[QueueInfo], offsets: Sequence[int]) -> None:
-        self._known = _names(found)
-        self._generation += 1
-        rows = [(info.topic, info.queue_id, 0, offset) for info, offset in zip(found, offsets, strict=True)]
-        self._on_assignment(GroupAssignment(self._subscription.name, self._generation, True, rows))
+    def _offset_of(self, info: QueueInfo) -> Steps[int]:
+        offset = self._progress.offset(info.topic, info.queue_id)
+        if offset is None:
+            offset = yield from self._start_in(info)
+            self._progress.put(info.topic, info.queue_id, offset)
+        return offset
 
-
-def _names(found: Sequence[QueueInfo]) -> list[tuple[str, int]]:
-    return sorted((info.topic, info.queue_id) for info in found)
+    def _start_in(self, info: QueueInfo) -> Steps[int]:
+        """Where this consumer begins in a queue that it has never read."""
+        start = EARLIEST if self._progress.reads(info.topic) else self._subscription.start
+        if start == EARLIEST:
+            return info.min_offset
+        if start == LATEST:
+            return info.max_offset
+        offset: int = yield core.offset_at(info.topic, info.queue_id, self._subscription.start_ms, False)
+        return offset
 
 
 class Broadcast(OwnProgress):
@@ -141,9 +163,7 @@ class Broadcast(OwnProgress):
 
     def start(self) -> None:
         """Find the queues, and go on in the thread. Raises what looking for them raises."""
-        self._look()
-        for topic in self._subscription.topics:
-            self._progress.begin(topic)
+        drive(self._client.run, self.looking())
         self._thread.start()
 
     def leave(self) -> None:
@@ -156,33 +176,10 @@ class Broadcast(OwnProgress):
     def _run(self) -> None:
         while not self._closing.wait(LOOK_S):
             try:
-                self._look()
+                drive(self._client.run, self.looking())
                 self.save()
             except OSError as error:
                 self._on_end(error)
                 return
             except MqprocError:
                 continue  # The group is away; what is fetched then says so.
-
-    def _look(self) -> None:
-        found = [info for topic in self._subscription.topics for info in self._client.run(core.queues(topic))]
-        if not self._are_known(found):
-            self._assign(found, [self._offset_of(info) for info in found])
-
-    def _offset_of(self, info: QueueInfo) -> int:
-        offset = self._progress.offset(info.topic, info.queue_id)
-        if offset is None:
-            start = start_in(info, self._subscription, self._progress)
-            offset = start if isinstance(start, int) else self._client.run(start)
-            self._progress.put(info.topic, info.queue_id, offset)
-        return offset
-
-
-def start_in(info: QueueInfo, subscription: Subscription, progress: LocalProgress) -> int | core.Call[int]:
-    """Where a consumer begins in a queue that it has never read, or the call that tells it."""
-    start = EARLIEST if progress.reads(info.topic) else subscription.start
-    if start == EARLIEST:
-        return info.min_offset
-    if start == LATEST:
-        return info.max_offset
-    return core.offset_at(info.topic, info.queue_id, subscription.start_ms, False)

@@ -11,6 +11,7 @@ from mqproc.errors import ERROR_BY_CODE, BadRequestError, GroupNotFoundError, In
 from mqproc.groups import GroupInfo, GroupMember, GroupQueue, GroupSummary
 from mqproc.layout.record_codec import decode_records
 from mqproc.message import StoredMessage
+from mqproc.names import CHECK_POINT_MESSAGES
 from mqproc.wire.group_operations import (
     AT_TIME,
     EARLIEST,
@@ -119,7 +120,10 @@ def receive(request: GroupReceiveRequest) -> Call[list[StoredMessage]]:
 
     def parse(answer: Any, payload: memoryview) -> list[StoredMessage]:
         found = decode_records(bytes(payload)) if answer.count else []
-        return [_with_handle(message, f"{answer.handle} {message.queue_offset}") for message in found]
+        return [
+            _with_handle(message, f"{answer.handles[number // CHECK_POINT_MESSAGES]} {message.queue_offset}")
+            for number, message in enumerate(found)
+        ]
 
     call: Call[list[StoredMessage]] = call_of(Operation.GROUP_RECEIVE, request, parse)
     call.wait_s = request.timeout_ms / 1000

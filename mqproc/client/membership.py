@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from mqproc.client import group_calls
 from mqproc.client.core import QUERY, Call
@@ -21,7 +21,6 @@ from mqproc.errors import (
     BadRequestError,
     GroupNotFoundError,
     MqprocError,
-    NotAMemberError,
     NotRunningError,
     PermissionDeniedError,
 )
@@ -30,7 +29,6 @@ from mqproc.wire.group_operations import GroupAssignment
 if TYPE_CHECKING:
     from mqproc.client.sync import Client
 
-T = TypeVar("T")
 FINAL = (BadRequestError, GroupNotFoundError, PermissionDeniedError)
 """After these joining again cannot help."""
 
@@ -133,24 +131,21 @@ class Membership(Member):
             self._thread.join(self._heartbeat_s + self._client.timeout_s)
 
     def _run(self) -> None:
-        policy: RetryPolicy = self._client.retry
         failures = 0
         try:
             while not self._closing.is_set():
                 try:
                     self._ask(self._line, self._beating()) if self._line is not None else self._join()
                     failures = 0
-                except (NotAMemberError, ConnectionLost):
-                    self._let_go()
-                    self._closing.wait(policy.pause_s(failures))
-                    failures += 1
+                    continue
                 except FINAL as error:
                     self._on_end(error)
                     return
-                except MqprocError as error:
-                    self._let_go()
-                    self._closing.wait(policy.pause_s(failures, error.hint_ms))
-                    failures += 1
+                except (MqprocError, ConnectionLost) as error:
+                    hint_ms = error.hint_ms if isinstance(error, MqprocError) else 0
+                self._let_go()
+                self._closing.wait(self._client.retry.pause_s(failures, hint_ms))
+                failures += 1
         finally:
             self._let_go()
 

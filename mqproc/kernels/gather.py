@@ -85,6 +85,7 @@ _UNIT_SIZE = consume_queue.UNIT_SIZE
 _SIZE = consume_queue.SIZE
 _TAGS_CODE = consume_queue.TAGS_CODE
 _LOW_CODE = _TAGS_CODE + 4
+_EXTENSION_ADDRESS_MAX = consume_queue.EXTENSION_ADDRESS_MAX
 _FILLER_SIZE = consume_queue.FILLER_SIZE
 
 
@@ -123,6 +124,17 @@ def _has_code(codes: Words, code: int) -> bool:
     for i in range(codes.size):
         found |= codes[i] == code
     return found
+
+
+@kernel
+def _may_pass(units: Bytes, at: int, codes: Words) -> bool:
+    """Whether the record of the unit at byte `at` may have one of the tags: its hash says so, or it says nothing.
+
+    The address of a ConsumeQueue extension stands in the place of a hash; RocketMQ without the extension passes it too.
+    """
+    # Both are asked: nothing can predict a branch on the first.
+    by_hash = _has_code(codes, load_be32(units, at + _LOW_CODE))
+    return by_hash | (load_be64(units, at + _TAGS_CODE) <= _EXTENSION_ADDRESS_MAX)
 
 
 @kernel
@@ -207,7 +219,7 @@ def gather(
         if state[COUNT] > 0 and state[BYTES] + size > state[BYTES_LIMIT]:
             reason = BYTES_REACHED
             break
-        if physical < state[SKIP_BELOW] or not _has_code(codes, load_be32(units, unit_at + _LOW_CODE)):
+        if physical < state[SKIP_BELOW] or not _may_pass(units, unit_at, codes):
             state[LAST_FILTERED] = 1 if physical >= state[SKIP_BELOW] else state[LAST_FILTERED]
             unit += 1
             continue
@@ -252,7 +264,7 @@ def gather(
 
 @kernel
 def match_units(units: Bytes, first: int, stop: int, codes: Words, matches: Words) -> int:
-    """Indices of the units in [first, stop) whose tag hash is one of `codes`, into `matches`; returns how many.
+    """Indices of the units in [first, stop) that may have one of the tags, into `matches`; returns how many.
 
     `units` uint8[20 × n], `codes` int64[k] not empty, `matches` int64[≥ stop − first]. Fillers never match.
     """
@@ -264,13 +276,16 @@ def match_units(units: Bytes, first: int, stop: int, codes: Words, matches: Word
             at = _UNIT_SIZE * unit
             matches[found] = unit
             filler = load_be32(units, at + _SIZE) == _FILLER_SIZE
-            found += int(load_be32(units, at + _LOW_CODE) == only) & int(not filler)
+            found += (
+                int(load_be32(units, at + _LOW_CODE) == only)
+                | int(load_be64(units, at + _TAGS_CODE) <= _EXTENSION_ADDRESS_MAX)
+            ) & int(not filler)
         return found
     for unit in range(first, stop):
         at = _UNIT_SIZE * unit
         matches[found] = unit
         filler = load_be32(units, at + _SIZE) == _FILLER_SIZE
-        found += int(_has_code(codes, load_be32(units, at + _LOW_CODE))) & int(not filler)
+        found += int(_may_pass(units, at, codes)) & int(not filler)
     return found
 
 

@@ -66,7 +66,6 @@ UNITS_SIZE = 8
 
 _UNIT = layout.UNIT_SIZE
 _FILLER = layout.FILLER_SIZE
-_INT32_MAX = 2**31 - 1
 _MASK_64 = (1 << 64) - 1
 _MULTIPLIER = 0x9E3779B97F4A7C15
 _SEED = 0x243F6A8885A308D3 >> 1
@@ -87,10 +86,8 @@ def _(builder: Any, value: Any, word: Any) -> Any:
 
 
 @kernel
-def _unit_value(queue_offset: int, physical_offset: int, size: int, tags_code: int, shift: int) -> int:
-    """What a unit comes to. `shift` is added to a time in the place of a tag's hash."""
-    if tags_code > _INT32_MAX:
-        tags_code += shift
+def _unit_value(queue_offset: int, physical_offset: int, size: int, tags_code: int) -> int:
+    """What a unit comes to."""
     return mixed(mixed(mixed(mixed(_SEED, physical_offset), tags_code), size), queue_offset)
 
 
@@ -106,16 +103,15 @@ def _add(totals: Words, column: int, value: int, queue_offset: int, physical_off
 
 
 @kernel
-def sum_runs(units: Bytes, runs: Runs, shifts: Words, totals: Words, gaps: Words) -> int:
+def sum_runs(units: Bytes, runs: Runs, totals: Words, gaps: Words) -> int:
     """Add a dispatch scan's units to the totals of their queues; how many gaps were met.
 
-    `units` uint8 and `runs` int64[n, RUN_COLUMNS] are what the scan said; `shifts` int64[queues] is what to add to
-    times in the place of tags codes; `totals` int64[queues × TOTAL_COLUMNS]; `gaps` int64[≥ n × GAP_COLUMNS].
+    `units` uint8 and `runs` int64[n, RUN_COLUMNS] are what the scan said; `totals` int64[queues × TOTAL_COLUMNS];
+    `gaps` int64[≥ n × GAP_COLUMNS].
     """
     found = 0
     for run in range(len(runs)):
         number = runs[run, RUN_QUEUE]
-        shift = int(shifts[number])
         column = number * TOTAL_COLUMNS
         first = runs[run, RUN_FIRST_OFFSET]
         at = int(runs[run, RUN_BYTE_OFFSET])
@@ -131,7 +127,7 @@ def sum_runs(units: Bytes, runs: Runs, shifts: Words, totals: Words, gaps: Words
             physical_offset = load_be64(units, at + layout.PHYSICAL_OFFSET)
             size = load_be32(units, at + layout.SIZE)
             tags_code = load_be64(units, at + layout.TAGS_CODE)
-            value = _unit_value(queue_offset, physical_offset, size, tags_code, shift)
+            value = _unit_value(queue_offset, physical_offset, size, tags_code)
             _add(totals, column, value, queue_offset, physical_offset)
             at += _UNIT
     return found
@@ -201,7 +197,7 @@ def sum_units(units: Bytes, count: int, borders: Words, totals: Words, state: Wo
                         high = int(borders[bucket + 1])
                 if bucket < ranges:
                     state[PHYSICAL_END] = max(int(state[PHYSICAL_END]), physical_offset + size)
-                value = _unit_value(queue_offset, physical_offset, size, tags_code, 0)
+                value = _unit_value(queue_offset, physical_offset, size, tags_code)
                 _add(totals, bucket * TOTAL_COLUMNS, value, queue_offset, physical_offset)
         queue_offset += 1
         at += _UNIT
@@ -212,5 +208,5 @@ def warm() -> None:
     """Compile or load these kernels."""
     nothing = np.zeros(0, np.uint8)
     words: NDArray[np.int64] = np.zeros(8 * TOTAL_COLUMNS, np.int64)
-    sum_runs(nothing, np.zeros((0, RUN_COLUMNS), np.int64), words, words, words)
+    sum_runs(nothing, np.zeros((0, RUN_COLUMNS), np.int64), words, words)
     sum_units(nothing, 0, words[:2], words, np.zeros(UNITS_SIZE, np.int64))

@@ -29,7 +29,7 @@ from mqproc.metrics.groups import GroupLag, GroupLags
 from mqproc.metrics.processes import ProcessFigures, figures_of
 from mqproc.metrics.topics import TableFigures, TopicTable
 from mqproc.paths import StorePaths
-from mqproc.store.index_files import index_file_names
+from mqproc.store.index_headers import index_file_names
 from mqproc.store.queue_table import QueueTable
 
 PROCESSES_EVERY_S: Final = 2.0

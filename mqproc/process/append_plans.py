@@ -39,9 +39,9 @@ from mqproc.paths import StorePaths, segment_start
 from mqproc.process.log import get_logger
 from mqproc.process.parking import parked, real_queue, waits
 from mqproc.store.append import AppendPlan, topic_fields
-from mqproc.store.consume_queue import remove_tree
 from mqproc.store.deleted_topics import Deletion
 from mqproc.store.final_syncs import Syncing
+from mqproc.store.queue_folders import remove_tree
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.topics import QUEUES_OF_A_TOPIC_MAX, TopicConfig, Topics, check_sendable
 from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_COLUMN, AppendRequest

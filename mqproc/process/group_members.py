@@ -45,9 +45,14 @@ class Giving:
 
 @dataclass(slots=True)
 class GroupMembers:
-    """One group. `take_epoch(above)` gives a number larger than all before it and than `above`."""
+    """One group. `take_epoch(above)` gives a number larger than all before it and than `above`.
+
+    `newest`: the epoch of each queue's last giving or reset, which outlives the group's members. Who comes back with an
+    older one does not get the queue by it: others may have had it since.
+    """
 
     take_epoch: Callable[[int], int]
+    newest: dict[Queue, int] = field(default_factory=dict)
     members: dict[str, Member] = field(default_factory=dict)
     givings: dict[Queue, Giving] = field(default_factory=dict)
     generation: int = 0
@@ -58,18 +63,26 @@ class GroupMembers:
         """What any member wants, sorted."""
         return sorted({topic for member in self.members.values() for topic in member.topics})
 
-    def join(self, member: Member, holding: Iterable[tuple[str, int, int]] = ()) -> None:
-        """Take a member in, or the same one anew. `holding`: queues with epochs that it has from an earlier life."""
+    def join(self, member: Member, holding: Iterable[tuple[str, int, int]] = ()) -> bool:
+        """Take a member in, or the same one anew; whether another has lost a queue to it.
+
+        `holding`: queues with epochs that it has from an earlier life. Of two that hold a queue the newer one has it.
+        """
         before = self.members.get(member.member_id)
         if before is not None:
             member.generation = before.generation
         self.members[member.member_id] = member
+        losers: set[str] = set()
         for topic, queue_id, epoch in holding:
-            queue = topic, queue_id
-            if topic in member.topics and queue not in self.givings:
+            queue, newest = (topic, queue_id), self.newest.get((topic, queue_id), 0)
+            if topic in member.topics and (epoch > newest or (epoch == newest and queue not in self.givings)):
+                if queue in self.givings:
+                    losers.add(self.givings[queue].member_id)
                 self.take_epoch(epoch)
+                self.newest[queue] = epoch
                 self.givings[queue] = Giving(member.member_id, epoch)
                 self._plan[queue] = member.member_id
+        return self._change(losers)
 
     def leave(self, member_id: str) -> None:
         """Let a member go; its queues are nobody's."""
@@ -116,19 +129,24 @@ class GroupMembers:
                 changed.add(of.member_id)
         for queue, member_id in self._plan.items():
             if queue not in self.givings:
-                self.givings[queue] = Giving(member_id, self.take_epoch(0))
+                self.givings[queue] = Giving(member_id, self._new_epoch(queue))
                 changed.add(member_id)
         return self._change(changed)
 
     def renew(self, queues: Iterable[Queue]) -> bool:
-        """Let the members of these queues begin anew at their progress; whether any has one of them."""
+        """Let who has, or had, these queues begin anew at their progress; whether any member has one of them."""
         changed: set[str] = set()
         for queue in queues:
+            epoch = self._new_epoch(queue)
             of = self.givings.get(queue)
             if of is not None and of.given_up == NOT_GIVEN_UP:
-                of.epoch = self.take_epoch(0)
+                of.epoch = epoch
                 changed.add(of.member_id)
         return self._change(changed)
+
+    def _new_epoch(self, queue: Queue) -> int:
+        self.newest[queue] = epoch = self.take_epoch(0)
+        return epoch
 
     def _change(self, changed: set[str]) -> bool:
         if changed:

@@ -26,8 +26,10 @@ from mqproc.errors import (
 from mqproc.layout import control as words_of
 from mqproc.names import check_topic
 from mqproc.process.group_members import GroupMembers, Member
+from mqproc.process.group_sharing import Queue
 from mqproc.process.group_state import GroupState
 from mqproc.process.log import get_logger
+from mqproc.quantities import counted
 from mqproc.store.groups.settings import retry_topic
 from mqproc.store.groups.unwritable import NO_ROOM
 from mqproc.wire.address import peer_pid
@@ -115,6 +117,8 @@ class Groups:
         self._table = table
         self._answer = answer
         self._groups: dict[str, GroupMembers] = {}
+        self._epochs: dict[str, dict[Queue, int]] = {}
+        """The newest of the groups' queues, also of those that have no members now."""
         self._held: dict[MemberKey, _Held] = {}
         self._of_connection: dict[Connection, set[MemberKey]] = {}
         self._deadlines: list[tuple[int, int, MemberKey]] = []
@@ -240,7 +244,7 @@ class Groups:
         start = EARLIEST if options.member_id else options.start
         for topic in topics:
             self.state.begin(group, topic, start, options.start_ms)
-        members = self._groups.setdefault(group, GroupMembers(self.state.progress.take_epoch))
+        members = self._groups.setdefault(group, self._without_members(group))
         if len(members.members) >= MEMBERS_OF_A_GROUP_MAX and options.member_id not in members.members:
             raise BadRequestError(f"group {group} has {MEMBERS_OF_A_GROUP_MAX:,} members already")
         member_id = options.member_id or secrets.token_hex(8)
@@ -250,12 +254,17 @@ class Groups:
         member = Member(member_id, options.name, topics, session_ms * 1_000_000, now_ns, asked.connection, pid)
         if member_id in members.members:
             self._forget_connection(group, members.members[member_id])
-        members.join(member, options.holding)
+        took = members.join(member, options.holding)
         self._of_connection.setdefault(asked.connection, set()).add((group, member_id))
         self._set_deadline(group, member)
         self._log.info("joined", group=group, member=member_id, name=options.name, pid=pid)
+        if took:
+            self._tell_members(group)
         self._rebalance(group)
         self._answer(asked, self._assignment(group, member))
+
+    def _without_members(self, group: str) -> GroupMembers:
+        return GroupMembers(self.state.progress.take_epoch, self._epochs.setdefault(group, {}))
 
     def _check_is_gone(self, asked: Asked, options: GroupJoinRequest) -> None:
         """Raise StoreBusyError while the member that comes back has its old connection: two would have its queues."""
@@ -420,8 +429,8 @@ class Groups:
     def _reset(self, asked: Asked, options: GroupResetRequest) -> None:
         self.state.known(options.group)
         self.state.reset(options.group, options.offsets)
-        members = self._groups.get(options.group)
-        if members is not None and members.renew((topic, queue_id) for topic, queue_id, _ in options.offsets):
+        members = self._groups.get(options.group) or self._without_members(options.group)
+        if members.renew((topic, queue_id) for topic, queue_id, _ in options.offsets):
             self._tell_members(options.group)
         self._answer(asked, Empty())
 
@@ -432,8 +441,9 @@ class Groups:
     def _delete(self, asked: Asked, options: GroupRequest) -> None:
         group = options.group
         if group in self._groups:
-            raise GroupInUseError(f"group {group} has {len(self._groups[group].members)} members now")
+            raise GroupInUseError(f"group {group} has {counted(len(self._groups[group].members), 'member')} now")
         self.state.delete(group)
+        self._epochs.pop(group, None)
         self._answer(asked, Empty())
 
 

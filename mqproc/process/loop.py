@@ -13,6 +13,7 @@ from __future__ import annotations
 import bdb
 import contextlib
 import enum
+import errno
 import faulthandler
 import json
 import os
@@ -325,8 +326,7 @@ def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool
     debugger is entered when the role has been made.
     """
     faulthandler.enable(trace_fd, all_threads=True)
-    errors = ErrorLog.open(context.io, context.paths, spec.name)
-    log.configure(spec.name, errors=errors, log_format=context.options.log_format)
+    _configure_log(context)
     signals = RoleSignals(context.bell)
     signals.install()
     context.heart.enter(layout.STATE_STARTING)
@@ -345,11 +345,26 @@ def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool
         context.heart.failed()
         log.get_logger().error(str(error), code=error.code)
         return error.exit_code if error.exit_code in BOOT_EXIT_CODES else EXIT_FAILED
-    except Exception:
+    except Exception as error:
         context.heart.failed()
-        log.get_logger().exception("unexpected error")
+        if isinstance(error, OSError) and error.errno == errno.EROFS:
+            log.get_logger().error("the store's file system is read-only", error=str(error))
+        else:
+            log.get_logger().exception("unexpected error")
         return EXIT_FAILED
     return 0
+
+
+def _configure_log(context: RoleContext) -> None:
+    """Errors are kept in the store too, as far as that can be written: a disk may fail, or be read-only by now."""
+    log_format = context.options.log_format
+    try:
+        errors = ErrorLog.open(context.io, context.paths, context.name)
+    except OSError as error:
+        log.configure(context.name, log_format=log_format)
+        log.get_logger().error("errors are not kept in the store", error=str(error))
+    else:
+        log.configure(context.name, errors=errors, log_format=log_format)
 
 
 def write_settings(io: StoreIO, paths: StorePaths, options: Options) -> None:

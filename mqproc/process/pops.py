@@ -10,7 +10,7 @@ The table of open check points is in memory; a successor reads it from the reviv
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from mqproc.errors import (
@@ -22,22 +22,29 @@ from mqproc.errors import (
 )
 from mqproc.layout import control as words_of
 from mqproc.layout.record_codec import decode_records
-from mqproc.message import PullStatus, StoredMessage
-from mqproc.names import RETRY_PREFIX, REVIVE_QUEUES, REVIVE_TOPIC, check_topic
+from mqproc.message import PullStatus
+from mqproc.names import (
+    CHECK_POINT_MESSAGES,
+    RETRY_PREFIX,
+    REVIVE_GROUP,
+    REVIVE_QUEUES,
+    REVIVE_TOPIC,
+    check_topic,
+)
 from mqproc.process.appender import Appender, NewMessage
 from mqproc.process.delivered import Delivered
-from mqproc.process.group_retries import ORIGIN, copy_of, count_copies, identity
+from mqproc.process.group_retries import ORIGIN, Identity, copy_of, count_copies, identity
 from mqproc.process.held_receives import HeldReceives
 from mqproc.process.log import get_logger
 from mqproc.process.writes import Writes
+from mqproc.store.delays.timer_waiting import saved_check
 from mqproc.store.groups import check_points
-from mqproc.store.groups.check_points import REVIVE_GROUP, CheckPoint, Key, pop_retry_topic
+from mqproc.store.groups.check_points import NEVER, CheckPoint, Key, pop_retry_topic
 from mqproc.store.groups.open_check_points import OpenCheckPoints, begins_of
-from mqproc.store.groups.settings import dead_letter_topic
 from mqproc.store.groups.unwritable import NO_ROOM
 from mqproc.store.reads.passing import passing
 from mqproc.store.reads.queue_messages import batches
-from mqproc.store.slices import Slices
+from mqproc.store.slices import Slices, finish
 from mqproc.wire.group_operations import (
     EARLIEST,
     GroupAckAnswer,
@@ -63,8 +70,6 @@ WAIT_MS_MAX: Final = 60_000
 HELD_MAX: Final = 16_384
 AGAIN_NS: Final = 200_000_000
 LOOK_NS: Final = 1_000_000_000
-COPY_SLACK_MS: Final = 2_000
-"""Store times of copies may be so much before the moment they were due at."""
 EMPTY_PULLS_MAX: Final = 8
 """A receive looks so many times at what its filter lets none pass of, and goes on in the next step."""
 STEP_NS: Final = 5_000_000
@@ -86,6 +91,8 @@ class Pops:
         refuse: Callable[[Asked, MqprocError], None],
     ) -> None:
         self._clock = context.clock
+        self._io, self._paths = context.io, context.paths
+        self._broker = context.options.broker_name
         self._words = context.control.words
         self._max_bytes = context.options.max_pull_bytes
         self._log = get_logger()
@@ -97,6 +104,8 @@ class Pops:
         self._answer = answer
         self._refuse = refuse
         self._open = OpenCheckPoints()
+        self._made: dict[Identity, int] = {}
+        """Where in the log copies were found that may be of messages which are open."""
         self._due: list[tuple[int, int, CheckPoint]] = []
         self._busy: set[Place] = set()
         self._held = HeldReceives(
@@ -153,8 +162,10 @@ class Pops:
         return max(0.0, min(left_s, (self._held.due_ns - now_ns) / 1e9))
 
     def let_go(self) -> None:
-        """Answer held receives: there is nothing."""
+        """Answer held receives: there is nothing. The next start, or RocketMQ, begins at what is open now."""
         self._held.let_go()
+        if self._reading_open is None:
+            self._move_revive_progress()
 
     # Receiving
 
@@ -231,24 +242,30 @@ class Pops:
         offsets = tuple(message.queue_offset for message in messages)
         if offset < offsets[0]:
             self._state.progress.set(*place, offsets[0])
-        revive_queue = self._turn % REVIVE_QUEUES
-        found = CheckPoint(*place, offsets, self._clock.time_ms(), options.invisible_ms, revive_queue)
-        found.physical_offset = messages[0].physical_offset
+        now_ms, revive_queue = self._clock.time_ms(), self._turn % REVIVE_QUEUES
+        points = []
+        for begin in range(0, len(messages), CHECK_POINT_MESSAGES):
+            of = offsets[begin : begin + CHECK_POINT_MESSAGES]
+            found = CheckPoint(*place, of[0], of, now_ms, options.invisible_ms, revive_queue, self._broker)
+            found.physical_offset, found.log_begin = messages[begin].physical_offset, self._words[words_of.WRITTEN]
+            points.append(found)
         self._busy.add(place)
 
         def stored(revive_offset: int) -> None:
             self._busy.discard(place)
-            self._add(found, revive_offset)
-            self._pass(found)
-            self._delivered.count(found.topic, found.queue_id, len(offsets), len(records))
-            self._answer(asked, GroupReceiveAnswer(len(offsets), found.handle()), (memoryview(records),))
+            for found in points:
+                self._add(found, revive_offset)
+                self._pass(found)
+            self._delivered.count(place[1], place[2], len(offsets), len(records))
+            handles = [found.handle() for found in points]
+            self._answer(asked, GroupReceiveAnswer(len(offsets), handles), (memoryview(records),))
 
         def refused(error: MqprocError) -> None:
             self._busy.discard(place)
             self._changes += 1
             self._refuse(asked, error)
 
-        self._writes.store([_message_of(found)], stored, refused)
+        self._writes.store([_message_of(found) for found in points], stored, refused)
 
     def _add(self, found: CheckPoint, revive_offset: int) -> None:
         found.revive_offset = revive_offset
@@ -297,7 +314,7 @@ class Pops:
 
         for found, offsets in acks:
             found.acking.update(offsets)
-        self._writes.store([_ack_of(found, offsets) for found, offsets in acks], stored, refused)
+        self._writes.store([self._ack_of(found, offsets) for found, offsets in acks], stored, refused)
 
     def _is_open(self, key: Key, offset: int) -> bool:
         found = self._open.get(key)
@@ -312,8 +329,8 @@ class Pops:
         # Another time than the old one's, or both would be the same check point.
         time_ms = max(self._clock.time_ms(), old.pop_time_ms + 1)
         place = old.group, old.topic, old.queue_id
-        new = CheckPoint(*place, (offset,), time_ms, options.invisible_ms, old.revive_queue)
-        new.physical_offset = old.physical_offset
+        new = CheckPoint(*place, offset, (offset,), time_ms, options.invisible_ms, old.revive_queue, self._broker)
+        new.physical_offset, new.log_begin = old.physical_offset, self._words[words_of.WRITTEN]
 
         def stored(revive_offset: int) -> None:
             self._add(new, revive_offset)
@@ -325,7 +342,11 @@ class Pops:
             self._refuse(asked, error)
 
         old.acking.add(offset)
-        self._writes.store([_message_of(new), _ack_of(old, [offset])], stored, refused)
+        self._writes.store([_message_of(new), self._ack_of(old, [offset])], stored, refused)
+
+    def _ack_of(self, found: CheckPoint, offsets: Sequence[int]) -> NewMessage:
+        properties = found.ack_properties(offsets, self._clock.time_ms())
+        return NewMessage(REVIVE_TOPIC, found.ack_body(offsets), properties, found.revive_queue)
 
     # Coming again
 
@@ -336,7 +357,7 @@ class Pops:
             _, _, found = heapq.heappop(self._due)
             if self._open.get(found.key) is not found:
                 continue
-            undispatched = found.inherited and self._words[words_of.DISPATCHED] < self._writes.stored_end
+            undispatched = found.tried_from < NEVER and self._words[words_of.DISPATCHED] < self._writes.stored_end
             if found.acking or undispatched:
                 self._expire_at(found, now_ms + AGAIN_NS // 1_000_000)
                 continue
@@ -349,13 +370,14 @@ class Pops:
         found.reviving = True
         offsets = sorted(found.open)
         copies = [copy for offset in offsets if (copy := self._copy(found, offset)) is not None]
-        if found.inherited and copies:
-            made = {identity(message) for message in self._copies_since(found)}
-            copies = [copy for copy in copies if identity(copy) not in made]
+        if found.tried_from < NEVER:
+            finish(self._find_copies(found.copied_to, found.tried_from))
+        copies = [copy for copy in copies if self._made.get(identity(copy), -1) < found.log_begin]
+        begin = self._words[words_of.WRITTEN]
 
         def again(_error: MqprocError) -> None:
-            # Some may be stored: `inherited` has the others found out.
-            found.reviving, found.inherited = False, True
+            # Some may be stored, and are found before the others are sent.
+            found.reviving, found.tried_from = False, min(found.tried_from, begin)
             self._expire_at(found, self._clock.time_ms() + AGAIN_NS // 1_000_000)
 
         def close(_revive_offset: int) -> None:
@@ -364,7 +386,7 @@ class Pops:
 
         def acknowledge(_revive_offset: int = -1) -> None:
             count_copies(self._words, copies)
-            self._writes.store([_ack_of(found, offsets)], close, again)
+            self._writes.store([self._ack_of(found, offsets)], close, again)
 
         if not copies:
             acknowledge()
@@ -393,21 +415,23 @@ class Pops:
         message = decode_records(pulled.records.tobytes())[0]
         if message.queue_offset != offset:
             return None
-        origin = message.properties.get("RETRY_TOPIC", found.topic)
+        origin = found.first_topic
         own = {"RETRY_TOPIC": origin, ORIGIN: message.properties.get(ORIGIN, message.message_id), "WAIT": "false"}
         times = message.reconsume_times
         dead = times >= settings.retry_max_times
-        topic = dead_letter_topic(found.group) if dead else pop_retry_topic(found.group, origin)
-        return copy_of(message, topic, 0, own, times + 1)
+        return copy_of(message, found.copied_to[dead], 0, own, times + 1)
 
-    def _copies_since(self, found: CheckPoint) -> Iterator[StoredMessage]:
-        origin = found.topic
-        retry = origin if origin.startswith(pop_retry_topic(found.group, "")) else pop_retry_topic(found.group, origin)
-        for topic in (retry, dead_letter_topic(found.group)):
-            if self._reading.queues.ids(topic):
-                begin = self._reading.offset_at(topic, 0, found.due_ms - COPY_SLACK_MS)
-                for messages, _next in batches(self._reading, topic, 0, begin):
-                    yield from messages
+    def _find_copies(self, topics: Iterable[str], begin: int) -> Slices[None]:
+        """Find out which copies lie at or behind a position of the log."""
+        for topic in topics:
+            bounds = self._reading.queues.bounds(topic, 0)
+            if bounds is None:
+                continue
+            span = bounds.min_offset, bounds.max_offset
+            first = self._reading.files.first_at_or_above(topic, 0, *span, begin, bounds.number)
+            for messages, _next in batches(self._reading, topic, 0, first):
+                self._made |= {identity(message): message.physical_offset for message in messages}
+                yield
 
     # The revive topic
 
@@ -424,8 +448,12 @@ class Pops:
 
     def _read_open(self) -> Slices[None]:
         """Find out what is open from the revive topic, a bounded part a step."""
-        yield from self._open.read(self._reading, begins_of(self._state.progress.of(REVIVE_GROUP)))
+        begins = begins_of(self._state.progress.of(REVIVE_GROUP))
+        yield from self._open.read(self._reading, begins, saved_check(self._io, self._paths).read_ms)
         self._tell_received_from()
+        topics = {topic for found in self._open for topic in found.copied_to}
+        # A killed predecessor may have begun to send messages again.
+        yield from self._find_copies(topics, min((found.log_begin for found in self._open), default=NEVER))
         # In the order of their queues: a loss of power may have taken progress back past several.
         for found in sorted(self._open, key=lambda found: found.key):
             self._pass(found)
@@ -438,7 +466,7 @@ class Pops:
 
     def _move_revive_progress(self) -> None:
         """Let the next start begin to read at the first check point that is open."""
-        if self._writes.under_way or not self._state.progress.writable:
+        if self._writes.under_way or not self._state.progress.writable or not self._is_delivered():
             return
         first = self._open.revive_begins()
         for queue_id in self._reading.queues.ids(REVIVE_TOPIC):
@@ -454,13 +482,15 @@ class Pops:
                     # The next start reads more than it needs to.
                     return
 
+    def _is_delivered(self) -> bool:
+        """Whether the revive topic has what was parked at the start: a check point may come behind its ack."""
+        if self._open.parked_until_ms >= 0 and saved_check(self._io, self._paths).read_ms > self._open.parked_until_ms:
+            self._open.parked_until_ms = -1
+        return self._open.parked_until_ms < 0
+
 
 def _message_of(found: CheckPoint) -> NewMessage:
     return NewMessage(REVIVE_TOPIC, found.body(), found.properties(), found.revive_queue)
-
-
-def _ack_of(found: CheckPoint, offsets: Sequence[int]) -> NewMessage:
-    return NewMessage(REVIVE_TOPIC, found.ack_body(offsets), found.ack_properties(offsets), found.revive_queue)
 
 
 def _check_invisible(invisible_ms: int) -> None:

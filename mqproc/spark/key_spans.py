@@ -20,7 +20,7 @@ from mqproc.paths import StorePaths
 from mqproc.spark.options import Selection
 from mqproc.spark.stores import Survey
 from mqproc.store.damage import merged
-from mqproc.store.index_files import index_file_names, read_header
+from mqproc.store.index_headers import index_file_names, read_header
 from mqproc.store.reads.index_query import IndexReader
 from mqproc.store.segments import LogSegments
 

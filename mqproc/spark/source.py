@@ -75,14 +75,18 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         from mqproc.spark.planning import plan
+        from mqproc.spark.worker import keep_loaded
 
-        return list(plan(self.read_options))
+        planned: list[InputPartition] = list(plan(self.read_options))
+        keep_loaded()
+        return planned
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from mqproc.spark.tasks import read_partition
+        from mqproc.spark.worker import as_task
 
         found: LogPartition = partition  # type: ignore[assignment]
-        return read_partition(self.read_options, self.names, found)
+        return as_task(read_partition(self.read_options, self.names, found))
 
 
 def columns_of(schema: StructType, naming: str) -> list[str]:

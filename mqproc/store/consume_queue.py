@@ -10,8 +10,8 @@ Nothing is synced here: `queue_flush` does that.
 from __future__ import annotations
 
 import errno
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,13 +21,14 @@ from numpy.typing import NDArray
 
 from mqproc.config import KIB, PAGE_BYTES
 from mqproc.errors import CorruptStoreError
-from mqproc.io import Entry, Kind, StoreIO
+from mqproc.io import StoreIO
 from mqproc.layout import consume_queue as layout
 from mqproc.names import SCHEDULE_TOPIC
-from mqproc.paths import is_text, segment_name, segment_start
+from mqproc.paths import segment_name, segment_start
 from mqproc.store import queue_extent
 from mqproc.store.clearing import clear_behind
 from mqproc.store.queue_extent import QueueExtent
+from mqproc.store.queue_folders import REMOVE_TRIES, remove_tree
 from mqproc.store.unsynced import Unsynced
 
 UNIT_SIZE: Final = layout.UNIT_SIZE
@@ -43,7 +44,6 @@ UNIT_DTYPE: Final = np.dtype(
 # Descriptors that one process keeps open for its queues.
 OPEN_FILES_MAX: Final = 512
 ALLOCATION_STEP_MAX: Final = 256 * KIB
-REMOVE_TRIES: Final = 3
 
 
 def as_units(data: bytes | NDArray[np.uint8]) -> NDArray[np.void]:
@@ -66,89 +66,6 @@ def allocation_end(end: int, file_bytes: int) -> int:
     else:
         wanted = -(-end // ALLOCATION_STEP_MAX) * ALLOCATION_STEP_MAX
     return min(wanted, file_bytes)
-
-
-def adopted_file_bytes(io: StoreIO, folder: Path, configured: int) -> int:
-    """The size that most ConsumeQueue files below `folder` have, the configured one where any has that.
-
-    Lengths that are no whole units, or that a file's name contradicts, say nothing, nor does a file of our own that
-    a crash left short: it ends with a filler.
-    """
-    sizes: Counter[int] = Counter()
-    starts: set[int] = set()
-    for queue, entry in _files_below(io, folder):
-        start = segment_start(entry.name)
-        if start is None:
-            continue
-        if entry.size == configured:
-            return configured
-        starts.add(start)
-        if not _ends_with_filler(io, queue / entry.name, entry.size):
-            sizes[entry.size] += 1
-    fitting = [size for size in sizes if size > 0 and size % UNIT_SIZE == 0 and not any(s % size for s in starts)]
-    return max(fitting, key=lambda size: (sizes[size], size)) if fitting else configured
-
-
-def _files_below(io: StoreIO, folder: Path) -> Iterator[tuple[Path, Entry]]:
-    """(a queue's folder, file) of every file of a queue."""
-    for topic in io.entries(folder):
-        if not is_topic(topic):
-            continue
-        for queue in io.entries(folder / topic.name):
-            if queue.kind is Kind.FOLDER and is_queue_id(queue.name):
-                path = folder / topic.name / queue.name
-                yield from ((path, entry) for entry in io.entries(path) if entry.kind is Kind.FILE)
-
-
-def is_topic(entry: Entry) -> bool:
-    """Whether an entry is a topic's folder: a name that is no UTF-8 is nobody's."""
-    return entry.kind is Kind.FOLDER and is_text(entry.name)
-
-
-def is_queue_id(name: str) -> bool:
-    """Whether a folder's name is a queue's id, written as RocketMQ writes it."""
-    return name.isascii() and name.isdigit() and str(int(name)) == name
-
-
-def _ends_with_filler(io: StoreIO, path: Path, size: int) -> bool:
-    fd = io.open(path)
-    try:
-        last = as_units(io.pread(fd, UNIT_SIZE, max(0, size - UNIT_SIZE)))
-    finally:
-        io.close(fd)
-    return len(last) > 0 and int(last[0]["size"]) == layout.FILLER_SIZE
-
-
-def queues_on_disk(io: StoreIO, folder: Path) -> tuple[list[tuple[str, int]], list[Path]]:
-    """(topic, queue id) of every folder of a queue below `folder`, and what else lies there and is passed over."""
-    queues: list[tuple[str, int]] = []
-    strays: list[Path] = []
-    for topic in io.entries(folder):
-        if not is_topic(topic):
-            strays.append(folder / topic.name)
-            continue
-        for entry in io.entries(folder / topic.name):
-            name = entry.name
-            if entry.kind is Kind.FOLDER and is_queue_id(name):
-                queues.append((topic.name, int(name)))
-            else:
-                strays.append(folder / topic.name / name)
-    return queues, strays
-
-
-def remove_tree(io: StoreIO, folder: Path) -> None:
-    """Remove a folder of ConsumeQueues with all that is in it, if it is there, though others may touch it meanwhile.
-
-    Raises OSError when it cannot be done, or something new comes to lie there each time.
-    """
-    for tries_left in reversed(range(REMOVE_TRIES)):
-        try:
-            io.remove_folder(folder)
-        except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY) or not tries_left:
-                raise
-        else:
-            return
 
 
 @dataclass(slots=True)

@@ -27,9 +27,9 @@ from mqproc.layout import record
 from mqproc.layout.record_codec import encode_blank
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
-from mqproc.store.consume_queue import queues_on_disk
 from mqproc.store.intact_records import LostRange, Piece
 from mqproc.store.log_flush import make_segment
+from mqproc.store.queue_folders import queues_on_disk
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.recovery.recovery import Recovery
 from mqproc.store.recovery.scan_ahead import usable_scanners

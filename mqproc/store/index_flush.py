@@ -17,7 +17,7 @@ from mqproc.layout import control as words_of
 from mqproc.layout import index_file as layout
 from mqproc.shm.words import Words
 from mqproc.store.final_syncs import SINGLE_SYNCS_MAX, Syncing
-from mqproc.store.index_files import file_ms, index_file_names
+from mqproc.store.index_headers import file_ms, index_file_names
 
 ITEMS_PER_PAGE: Final = PAGE_BYTES // layout.ITEM_SIZE
 # A dispatcher that commits a step in the midst of each of so many looks would be faster than any.

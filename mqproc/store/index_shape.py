@@ -17,7 +17,7 @@ from mqproc.io import Kind, StoreIO
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import index_file as layout
 from mqproc.paths import index_name_time_ms
-from mqproc.store.index_files import IndexHeader, read_header
+from mqproc.store.index_headers import IndexHeader, read_header
 
 # RocketMQ's defaults are four items a slot, and so are most settings.
 _USUAL_ITEMS_PER_SLOT: Final = 4

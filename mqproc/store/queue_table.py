@@ -21,6 +21,7 @@ from mqproc.kernels.intrinsics import store_release
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import queue_table as layout
 from mqproc.layout.java_hash import java_hash
+from mqproc.quantities import counted
 from mqproc.shm.words import Words
 
 POSITION_UNKNOWN: Final = (1 << 63) - 1
@@ -234,7 +235,8 @@ class QueueTable:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise NoRoomForQueuesError(f"no room on the disk for {queues:,} more queues", hint_ms=1000) from error
+            text = f"no room on the disk for {counted(queues, 'more queue')}"
+            raise NoRoomForQueuesError(text, hint_ms=1000) from error
         finally:
             self._io.close(fd)
         self._room = room

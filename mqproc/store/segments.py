@@ -32,11 +32,21 @@ PAGES_AROUND_BYTES = 64 << 10
 class LogSegments:
     """The segments below one folder. Raises FileNotFoundError where a file has been deleted by retention."""
 
-    def __init__(self, io: StoreIO, folder: Path, segment_size: int, mapped_max: int = MAPPED_SEGMENTS_MAX) -> None:
+    def __init__(
+        self,
+        io: StoreIO,
+        folder: Path,
+        segment_size: int,
+        mapped_max: int = MAPPED_SEGMENTS_MAX,
+        *,
+        whole: bool = True,
+    ) -> None:
+        """With `whole` false a file may be shorter than a segment: its view ends where it does."""
         self.io = io
         self.folder = folder
         self.segment_size = segment_size
         self._mapped_max = mapped_max
+        self._whole = whole
         self._maps: OrderedDict[int, tuple[mmap.mmap, NDArray[np.uint8]]] = OrderedDict()
         self._present_bytes = 0
         self._asked_to = 0
@@ -54,7 +64,7 @@ class LogSegments:
         return self.folder / segment_name(start)
 
     def view(self, start: int) -> NDArray[np.uint8]:
-        """uint8[segment size], mapped read-only. The file must be whole."""
+        """uint8[segment size], mapped read-only. Raises CorruptStoreError when the file is short, if it may not be."""
         found = self._maps.get(start)
         if found is None:
             found = self._map(start)
@@ -115,14 +125,16 @@ class LogSegments:
         fd = self.io.open(self.path(start))
         try:
             # What lies behind a file's end is a SIGBUS when it is read.
-            if (size := self.io.size(fd)) < self.segment_size:
+            size = min(self.io.size(fd), self.segment_size)
+            if size < self.segment_size and self._whole:
                 raise CorruptStoreError(f"{self.path(start)}: {size:,} bytes; a segment has {self.segment_size:,}")
-            mapping = self.io.map(fd, self.segment_size)
+            # Of no bytes there is no map.
+            mapping = self.io.map(fd, size) if size else self.io.shared_memory(mmap.PAGESIZE)
         finally:
             self.io.close(fd)
         while len(self._maps) >= self._mapped_max:
             self._maps.popitem(last=False)
-        self._maps[start] = mapping, as_kernel_array(mapping)
+        self._maps[start] = mapping, as_kernel_array(mapping, size)
         return self._maps[start]
 
 

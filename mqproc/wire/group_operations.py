@@ -182,10 +182,13 @@ class GroupReceiveRequest(Options, frozen=True):
 
 
 class GroupReceiveAnswer(Options, frozen=True):
-    """`count` records in the payload. A message's handle is `handle`, a space, and its queue offset."""
+    """`count` records in the payload. A handle is one of `handles`, a space, and the message's queue offset.
+
+    The first one is for the first CHECK_POINT_MESSAGES of the messages, and so on.
+    """
 
     count: int
-    handle: str = ""
+    handles: list[str] = []
 
 
 class GroupAckRequest(Options, frozen=True):

@@ -156,7 +156,7 @@ def test_a_group_skips_is_cloned_and_deleted(group: Group, client: Client) -> No
     with client.consumer("copy", TOPIC):
         assert "it has 1 member;" in ask(group, "delete", "copy").err
         refused = ask(group, "delete", "copy", "--execute")
-        assert (refused.code, "has 1 members now" in refused.err) == (1, True)
+        assert (refused.code, "has 1 member now" in refused.err) == (1, True)
     assert ask(group, "delete", "copy", "--execute", "--json").json["deleted"] is True
     assert ask(group, "info", "copy").code == 5
     assert ask(group, "delete", "copy", "--execute").code == 5

@@ -199,14 +199,26 @@ def test_a_folder_that_is_no_store_is_not_touched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 100])
-def test_a_log_whose_end_is_cut_off_must_be_repaired_first(store: Path, size: int) -> None:
+def test_a_log_whose_end_is_cut_off_loses_what_is_old(store: Path, size: int) -> None:
+    """The last segment that holds a record stays: here it is the one before."""
     os.truncate(store / "commitlog" / f"{LAST:020d}", size)
+    told = plan(store, "--older-than", "0s")
+    assert (parts(told)["commitlog"], told["min_physical_offset"]) == (2, LAST - SEGMENT)
     before = files(store)
-    for arguments in ((), ("--execute", "--older-than", "0s")):
-        outcome = retention(store, *arguments)
-        assert outcome.code == 6
-        assert f"{LAST:020d}: {size} bytes; a segment has 65,536; mqproc store repair" in outcome.err
-    assert files(store) - {"lock", "mqproc/lock"} == before - {"lock", "mqproc/lock"}
+    done = retention(store, "--execute", "--older-than", "0s")
+    assert (done.code, done.json["segments"], done.json["min_physical_offset"]) == (0, 2, LAST - SEGMENT)
+    assert before - files(store) == {file["file"] for file in told["files"]}
+    # What is short is left to the next start.
+    assert (store / "commitlog" / f"{LAST:020d}").stat().st_size == size
+
+
+def test_a_short_segment_is_as_old_as_what_is_left_of_it(store: Path) -> None:
+    middle = LAST - SEGMENT
+    whole = plan(store, "--older-than", "0s")
+    os.truncate(store / "commitlog" / f"{middle:020d}", 0)
+    told = plan(store, "--older-than", "0s")
+    assert [file["file"] for file in told["files"]] == [file["file"] for file in whole["files"]]
+    assert retention(store, "--execute", "--older-than", "0s").json["min_physical_offset"] == LAST
 
 
 # A running group

@@ -21,10 +21,17 @@ from mqproc import (
     OffsetOverflowError,
     SqlFilter,
     StaleOffsetError,
+    StoreBusyError,
     StoredMessage,
 )
+from mqproc.client.broadcast import OwnProgress, load_offsets
 from mqproc.client.consumer import Consumer
+from mqproc.client.core import Call
+from mqproc.client.driving import drive
 from mqproc.client.group_steps import ResetTo
+from mqproc.client.subscription import subscription
+from mqproc.wire.group_operations import GroupAssignment
+from mqproc.wire.operations import Operation
 from tests.conftest import Group, wait_until
 
 QUIET_S = 1.0
@@ -455,3 +462,40 @@ def test_every_broadcast_consumer_reads_everything_and_keeps_its_own_progress(cl
         assert [message.body for message in consumer.receive(10, timeout=5)] == [b"100"]
     with pytest.raises(GroupNotFoundError):
         client.groups.info("cast")
+
+
+def test_a_broadcast_consumer_that_could_not_learn_where_to_begin_begins_there_later(
+    client: Client, tmp_path: Path
+) -> None:
+    """Its first look fails at the second queue: nothing is assigned, and the next look assigns all from that time."""
+    fill(client, "CastLate", 10, queues=2)
+    middle_ms = time.time_ns() // 1_000_000 + 1
+    wait_until(lambda: time.time_ns() // 1_000_000 > middle_ms, what="another millisecond")
+    client.send_batch("CastLate", [b"%d" % number for number in range(10, 20)], queue_ids=[0, 1] * 5)
+    client.wait_dispatched()
+    assigned: list[GroupAssignment] = []
+    path = tmp_path / "offsets.json"
+    wanted = subscription("cast-late", "CastLate", "me", 10.0, middle_ms)
+    own = OwnProgress(wanted, str(path), assigned.append, pytest.fail)
+    asked = 0
+
+    def failing(call: Call[Any]) -> Any:
+        nonlocal asked
+        asked += call.operation == Operation.OFFSET_AT
+        if call.operation == Operation.OFFSET_AT and asked == 2:
+            raise StoreBusyError("not now")
+        return client.run(call)
+
+    with pytest.raises(StoreBusyError):
+        drive(failing, own.looking())
+    assert assigned == []
+    drive(failing, own.looking())
+    assert [each.queues for each in assigned] == [[("CastLate", 0, 0, 5), ("CastLate", 1, 0, 5)]]
+    drive(failing, own.looking())
+    assert (len(assigned), asked) == (1, 3)
+    # A queue that comes later is read from its beginning, though the consumer's start is a time.
+    client.create_topic("CastLate", 3)
+    drive(failing, own.looking())
+    assert assigned[1].queues[2] == ("CastLate", 2, 0, 0)
+    own.save()
+    assert load_offsets(path) == {"CastLate": {0: 5, 1: 5, 2: 0}}

@@ -59,7 +59,7 @@ def run_level(arguments: argparse.Namespace, folder: Path) -> int:
     from tests.crash import levels
 
     progress = levels.run_level(levels.LEVELS[arguments.level], folder, arguments.workers, arguments.progress)
-    print(progress.summary())
+    print(progress.summary(levels.LEVELS[arguments.level]))
     for repeat in progress.failed:
         print(f"repeat: {repeat}")
     return len(progress.failed)
@@ -69,21 +69,15 @@ def sweep(arguments: argparse.Namespace, folder: Path) -> int:
     """The sweep in both ways to flush, or one of them, or one case of it; how many runs failed."""
     from mqproc.config import FlushDiskType
     from tests.crash import levels
-    from tests.crash.sweep import Program, case_of
+    from tests.crash.sweep import Whole, case_of
 
     flushes = [flush for flush in FlushDiskType if arguments.sweep in (BOTH, flush.value)]
     if arguments.case:
-        program = Program(folder / "none", flushes[0])
-        program.run()
-        Program(folder / "case", flushes[0], case_of(arguments.case, program.calls)).run()
+        whole = Whole(folder / "whole", flushes[0])
+        whole.run(folder / "case", case_of(arguments.case, whole.calls))
         return 0
-    failed = 0
-    for flush in flushes:
-        started = time.perf_counter()
-        runs, wrong = levels.run_sweep(flush, folder, arguments.workers)
-        failed += wrong
-        print(f"{flush.value}: {runs:,} failures, {wrong} runs went wrong, {time.perf_counter() - started:.1f} s")
-    return failed
+    done = [levels.run_sweep(flush, folder, arguments.workers, arguments.progress) for flush in flushes]
+    return len({repeat for swept in done for repeat in swept.failed})
 
 
 def main() -> int:
@@ -97,7 +91,9 @@ def main() -> int:
     parser.add_argument(
         "--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes of level and sweep"
     )
-    parser.add_argument("--progress", type=Path, help="of a level: what is done stands here, and it goes on from there")
+    parser.add_argument(
+        "--progress", type=Path, help="of a level or the sweep: what is done stands here, and it goes on"
+    )
     parser.add_argument("--images", type=int, default=10, help="images looked at in each crash (default 10)")
     parser.add_argument("--folder", type=Path, help="where stores are made (default /dev/shm, where it is there)")
     parser.add_argument("--plant", choices=sorted(PLANTS), help="plant this bug, which some story should notice")

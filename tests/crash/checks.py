@@ -15,7 +15,7 @@ from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
 from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
 from mqproc.store.damage import load
-from mqproc.store.index_files import index_file_names
+from mqproc.store.index_headers import index_file_names
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.index_query import IndexReader
 from mqproc.store.recovery.recovery import Recovery, adopt_sizes
@@ -57,9 +57,9 @@ class Recovered:
 
 
 def recover(root: Path, options: Options, machine: Machine | None = None, now_ms: int = 0) -> Recovered:
-    """Recover the store at `root` as a supervisor would before it starts roles."""
+    """Recover the store at `root` as a supervisor would before it starts roles. Without a machine no power is lost."""
     paths, said = StorePaths(root), list[str]()
-    machine = machine or Machine(Disk.of(root))
+    machine = machine or Machine(Disk(root))
     io = RecordingIO(machine)
     options = adopt_sizes(io, paths, options, said.append)
     words = Words(bytearray(words_of.FILE_SIZE))

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from tests.crash.journal import Journal
 from tests.crash.placed import expect
+from tests.store.recovery.recovering import PAGE, written_ranges
 
-PAGE = 4096
 SECTOR = 512
 _ZERO_PAGE = bytes(PAGE)
 # A socket whose path is too long leaves a file in its place, which depends on the folder that the store lies in.
@@ -99,6 +99,8 @@ class Disk:
         self._links: dict[str, str] = {}
         self._changes: list[_Change] = []
         self._mapped: dict[int, int] = {}
+        self._seen: dict[int, bytes] = {}
+        """What mapped files had when they were looked at last."""
 
     @classmethod
     def of(cls, root: Path) -> Disk:
@@ -116,7 +118,7 @@ class Disk:
                 node.size = path.stat().st_size
                 disk._names[name] = number
                 with path.open("rb") as file:
-                    for start, stop in _written(file.fileno(), node.size):
+                    for start, stop in written_ranges(file.fileno(), node.size):
                         node.pages.update(_pages(file.fileno(), start, stop - start))
         return disk
 
@@ -194,14 +196,23 @@ class Disk:
 
     def observe(self) -> None:
         """Note what was stored through maps."""
-        for fd in self._mapped.values():
-            self.stored(fd, 0, os.fstat(fd).st_size)
+        for number in self._mapped:
+            self._observe(number)
+
+    def _observe(self, number: int) -> None:
+        fd = self._mapped[number]
+        size = os.fstat(fd).st_size
+        now = os.pread(fd, size, 0)
+        if now != self._seen.get(number):
+            self._seen[number] = now
+            self.stored(fd, 0, size)
 
     def let_go(self) -> None:
         """Nothing is mapped any more."""
         for fd in self._mapped.values():
             os.close(fd)
         self._mapped.clear()
+        self._seen.clear()
 
     def synced(self, fd: int) -> None:
         """A file's data and length are durable."""
@@ -209,7 +220,7 @@ class Disk:
         node = self._node(number)
         expect(not node.failed_syncs, f"file {number} is synced once more after its sync has failed")
         if number in self._mapped:
-            self.stored(fd, 0, os.fstat(fd).st_size)
+            self._observe(number)
         for page, versions in node.pending.items():
             node.pages[page] = versions[-1]
         node.pending.clear()
@@ -223,9 +234,11 @@ class Disk:
     def sync_failed(self, fd: int) -> None:
         """The file's pages count as clean now, though what they hold never reached the disk."""
         self.observe()
-        node = self._node(self._number_of(fd))
+        number = self._number_of(fd)
+        node = self._node(number)
         node.pending.clear()
         node.failed_syncs += 1
+        self._seen.pop(number, None)
 
     def sync_of_all_failed(self) -> None:
         """The same for every file."""
@@ -233,6 +246,7 @@ class Disk:
         for node in self._nodes.values():
             node.pending.clear()
             node.failed_syncs += 1
+        self._seen.clear()
 
     def synced_folder(self, folder: Path) -> None:
         """The names in a folder are durable; a rename is when its new name is."""
@@ -382,22 +396,12 @@ class _Chooser:
 
 def _pages(fd: int, offset: int, size: int, *, holes: bool = False) -> Iterator[tuple[int, bytes]]:
     """Pages that hold a range, each filled up to its length with zeros; those of zeros only with `holes`."""
-    for page in range(offset // PAGE, -(-(offset + size) // PAGE)):
-        data = os.pread(fd, PAGE, page * PAGE).ljust(PAGE, b"\0")
+    first, stop = offset // PAGE, -(-(offset + size) // PAGE)
+    read = os.pread(fd, (stop - first) * PAGE, first * PAGE).ljust((stop - first) * PAGE, b"\0")
+    for page in range(first, stop):
+        data = read[(page - first) * PAGE : (page - first + 1) * PAGE]
         if holes or data != _ZERO_PAGE:
             yield page, data
-
-
-def _written(fd: int, size: int) -> Iterator[tuple[int, int]]:
-    """Ranges outside of holes, where every byte is zero: a timer's wheel is mostly that."""
-    at = 0
-    while at < size:
-        try:
-            start = os.lseek(fd, at, os.SEEK_DATA)
-        except OSError:
-            return
-        at = os.lseek(fd, start, os.SEEK_HOLE)
-        yield start, at
 
 
 def _fingerprint(size: int, pages: dict[int, bytes]) -> int:

@@ -14,7 +14,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,13 +22,15 @@ import msgspec
 
 from mqproc.config import FlushDiskType
 from tests.crash.program import Story
-from tests.crash.sweep import Case, Program, cases
+from tests.crash.sweep import Case, Whole, cases
 
 T = TypeVar("T")
 STORY_TIMEOUT_S = 1_800
 # A worker's compiled kernels and maps grow a little with each story.
 STORIES_PER_WORKER = 50
+CASES_PER_WORKER = 1_000
 AHEAD_PER_WORKER = 2
+LARGE_BYTES = 256 << 10
 TELL_EVERY_S = 30
 
 
@@ -65,25 +67,18 @@ class Progress:
     took_s: float = 0.0
     failed: list[str] = field(default_factory=list)
 
-    @classmethod
-    def read(cls, path: Path | None, first_seed: int) -> Progress:
-        """As `path` has it, or nothing done yet."""
-        if path is None or not path.exists():
-            return cls(first_seed)
-        return msgspec.json.decode(path.read_bytes(), type=cls)
-
-    def write(self, path: Path | None) -> None:
-        """Replace what `path` has."""
-        if path is not None:
-            temporary = path.with_name(path.name + ".tmp")
-            temporary.write_bytes(msgspec.json.encode(asdict(self)))
-            temporary.replace(path)
-
-    def summary(self) -> str:
+    def summary(self, level: Level) -> str:
         """One line."""
         rate = self.images / self.took_s if self.took_s else 0.0
-        text = f"{self.images:,} images, {rate:,.0f} images/s, {self.stories:,} stories, {self.messages:,} messages"
-        return f"{text}, {len(self.failed)} stories failed, {self.took_s:,.1f} s; next seed {self.next_seed}"
+        parts = (
+            f"{self.images:,} of {level.images:,} images",
+            f"{rate:,.0f} images/s",
+            f"{self.stories:,} stories",
+            f"{self.messages:,} messages",
+            f"{len(self.failed)} stories failed",
+            f"{self.took_s:,.1f} s; next seed {self.next_seed}",
+        )
+        return ", ".join(parts)
 
 
 def tell_story(seed: int, images: int, folder: Path) -> Told:
@@ -99,12 +94,12 @@ def tell_story(seed: int, images: int, folder: Path) -> Told:
     return Told(repeat, tally.images, tally.messages)
 
 
-def run_case(case: Case, flush: FlushDiskType, folder: Path) -> Told:
+def run_case(whole: Whole, case: Case, flush: FlushDiskType, folder: Path) -> Told:
     """One run of the sweep's program in a folder of its own."""
     repeat = f"python -m tests.crash --sweep {flush.value} --case {case}"
     place = folder / f"case{case}"
     try:
-        Program(place, flush, case).run()
+        whole.run(place, case)
     except Exception:
         return Told(repeat, failure=traceback.format_exc())
     finally:
@@ -114,13 +109,14 @@ def run_case(case: Case, flush: FlushDiskType, folder: Path) -> Told:
 
 def run_level(level: Level, folder: Path, workers: int, progress_path: Path | None = None) -> Progress:
     """Tell stories until the level's images are reached; what failed is printed with the line that repeats it."""
-    progress = Progress.read(progress_path, level.first_seed)
+    progress = _read(progress_path, Progress(level.first_seed))
     if progress.images >= level.images:
         return progress
     before_s, started = progress.took_s, time.perf_counter()
     seeds = itertools.count(progress.next_seed)
     told_s = started
-    for told in _in_order(tell_story, ((seed, level.images_per_crash, folder) for seed in seeds), workers):
+    stories = ((seed, level.images_per_crash, folder) for seed in seeds)
+    for told in _in_order(tell_story, stories, workers, STORIES_PER_WORKER):
         progress.next_seed += 1
         progress.images += told.images
         progress.stories += 1
@@ -129,35 +125,68 @@ def run_level(level: Level, folder: Path, workers: int, progress_path: Path | No
         if told.failure:
             progress.failed.append(told.repeat)
             print(f"{told.failure}repeat: {told.repeat}", flush=True)
-        progress.write(progress_path)
+        _write(progress_path, progress)
         if progress.images >= level.images:
             break
         if time.perf_counter() - told_s > TELL_EVERY_S:
             told_s = time.perf_counter()
-            print(progress.summary(), flush=True)
+            print(progress.summary(level), flush=True)
     return progress
 
 
-def run_sweep(flush: FlushDiskType, folder: Path, workers: int, *, every: int = 1, first: int = 0) -> tuple[int, int]:
-    """Every case, or each of `every` from `first` on: (runs, failed). What failed is printed."""
-    place = folder / "none"
-    program = Program(place, flush)
-    program.run()
-    shutil.rmtree(place)
-    chosen = list(cases(program.calls))[first::every]
-    failed = 0
-    for told in _in_order(run_case, ((case, flush, folder) for case in chosen), workers):
+@dataclass(slots=True)
+class Swept:
+    """What has been done of a sweep: so many of its cases, in order, and those of them that failed, by way to flush."""
+
+    runs: dict[str, int] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
+
+
+def run_sweep(flush: FlushDiskType, folder: Path, workers: int, progress_path: Path | None = None) -> Swept:
+    """Every case in one way to flush that is not done yet. What failed is printed."""
+    progress = _read(progress_path, Swept())
+    whole = Whole(folder / f"whole-{flush.value}", flush)
+    chosen = list(cases(whole.calls))
+    done = progress.runs.get(flush.value, 0)
+    left = ((whole, case, flush, folder) for case in chosen[done:])
+    told_s = time.perf_counter()
+    for told in _in_order(run_case, left, workers, CASES_PER_WORKER):
+        done += 1
+        progress.runs[flush.value] = done
         if told.failure:
-            failed += 1
+            progress.failed.append(told.repeat)
             print(f"{told.failure}repeat: {told.repeat}", flush=True)
-    return len(chosen), failed
+        _write(progress_path, progress)
+        if time.perf_counter() - told_s > TELL_EVERY_S or done == len(chosen):
+            told_s = time.perf_counter()
+            print(
+                f"{flush.value}: {done:,} of {len(chosen):,} failures, {len(progress.failed)} runs failed", flush=True
+            )
+    return progress
 
 
-def _in_order(work: Callable[..., T], arguments: Iterator[tuple[object, ...]], workers: int) -> Iterator[T]:
+def _read(path: Path | None, none_yet: T) -> T:
+    """What stands in a file of progress, or nothing done yet."""
+    return msgspec.json.decode(path.read_bytes(), type=type(none_yet)) if path and path.exists() else none_yet
+
+
+def _write(path: Path | None, progress: object) -> None:
+    """Replace what a file of progress has."""
+    if path is not None:
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_bytes(msgspec.json.encode(progress))
+        temporary.replace(path)
+
+
+def _in_order(
+    work: Callable[..., T], arguments: Iterator[tuple[object, ...]], workers: int, tasks_per_worker: int
+) -> Iterator[T]:
     """Results of `work`, one for each tuple of arguments, by so many processes, a few of them ahead."""
     context = multiprocessing.get_context("spawn")
+    # A worker's large buffers of zeros are pages that nobody touches, not memory that is filled anew for each recovery.
+    os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(LARGE_BYTES))
     ahead: deque[Future[T]] = deque()
-    with ProcessPoolExecutor(workers, context, initializer=_be_quiet, max_tasks_per_child=STORIES_PER_WORKER) as pool:
+    with ProcessPoolExecutor(workers, context, initializer=_be_quiet, max_tasks_per_child=tasks_per_worker) as pool:
         try:
             while True:
                 for each in itertools.islice(arguments, AHEAD_PER_WORKER * workers - len(ahead)):

@@ -76,14 +76,19 @@ PLANTS = {
     "a commit is answered and its message not stored": Plant(
         "mqproc.process.transactions", "        self._writes.store([new], stored, refused)", "        stored(-1)"
     ),
+    "progress of a member that has lost the queue is taken": Plant(
+        "mqproc.process.group_members",
+        "        return of is not None and (of.member_id, of.epoch) == (member_id, epoch)",
+        "        return of is not None",
+    ),
     "progress passes what is received before its check point": Plant(
         "mqproc.process.pops",
-        "        self._writes.store([_message_of(found)], stored, refused)",
-        "        self._pass(found); self._writes.store([_message_of(found)], stored, refused)",
+        "        self._writes.store([_message_of(found) for found in points], stored, refused)",
+        "        self._pass(found); self._writes.store([_message_of(found) for found in points], stored, refused)",
     ),
     "an acknowledgement is answered and not stored": Plant(
         "mqproc.process.pops",
-        "        self._writes.store([_ack_of(found, offsets) for found, offsets in acks], stored, refused)",
+        "        self._writes.store([self._ack_of(found, offsets) for found, offsets in acks], stored, refused)",
         "        stored(-1)",
     ),
 }

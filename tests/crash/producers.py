@@ -22,7 +22,7 @@ from tests.crash.parties import Found
 from tests.crash.placed import Placed, expect
 from tests.crash.schedule import Schedule, SimulatedClock
 from tests.crash.senders import Fate, Senders
-from tests.crash.tasks import Caller
+from tests.crash.tasks import Caller, tries
 
 GROUP = "producers"
 TRANSACTIONS_MAX = 15
@@ -51,7 +51,7 @@ class Producers:
                 chance = self.rng.random()
                 if left and chance < 0.3 and not self.patient:
                     left -= 1
-                    begun += self._begin(writer)
+                    begun += self._begin(writer, commit=self.rng.random() < COMMIT_CHANCE)
                 elif begun and chance < 0.5:
                     number, handle = begun.pop(self.rng.randrange(len(begun)))
                     if self.rng.random() < 0.7:
@@ -62,9 +62,23 @@ class Producers:
             writer.close()
             query.close()
 
-    def _begin(self, writer: Caller) -> list[tuple[int, Handle]]:
+    def run_once(self, paths: StorePaths, schedule: Schedule) -> None:
+        """A short life: one transaction that is committed, and one that is rolled back."""
+        writer, query = Caller(paths.socket("writer"), schedule), Caller(paths.socket("query"), schedule)
+        try:
+            for commit in (True, False):
+                for number, handle in self._begin(writer, commit=commit):
+                    for _ in tries(schedule):
+                        self._end(query, number, handle)
+                        if number in self.ended:
+                            break
+        finally:
+            writer.close()
+            query.close()
+
+    def _begin(self, writer: Caller, *, commit: bool) -> list[tuple[int, Handle]]:
         (sent,) = self.senders.make(1, at_once=True)
-        self.decided[sent.number] = self.rng.random() < COMMIT_CHANCE
+        self.decided[sent.number] = commit
         half = transaction_calls.half_message(GROUP, self.senders.message_of(sent), self.rng.choice((None, None, 2)))
         outcome = writer.call(transaction_calls.send_half(half, wait=sent.waited))
         self.senders.settle([sent], outcome, [outcome.value])

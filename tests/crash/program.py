@@ -116,10 +116,10 @@ def small_options(rng: random.Random) -> Options:
 
 
 @contextlib.contextmanager
-def simulated_ids() -> Iterator[None]:
+def simulated_ids(ids: SimulatedIds) -> Iterator[None]:
     """This process's clients make the same unique ids in every run."""
     before = unique_id._process_ids
-    unique_id._process_ids = SimulatedIds()
+    unique_id._process_ids = ids
     try:
         yield
     finally:
@@ -127,14 +127,19 @@ def simulated_ids() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _simulated_boots() -> Iterator[None]:
-    """Which run of the machine it is says the file BOOT_ID."""
+def simulated_boots() -> Iterator[None]:
+    """Which run of the machine it is says the file that `boot` writes."""
     before = progress_file._BOOT_ID
     progress_file._BOOT_ID = BOOT_ID  # type: ignore[misc]
     try:
         yield
     finally:
         progress_file._BOOT_ID = before  # type: ignore[misc]
+
+
+def boot(number: int) -> None:
+    """From now on it is this run of the machine; a kill of all processes does not end it, a power loss does."""
+    BOOT_ID.write_text(f"{number:032x}")
 
 
 @dataclass(slots=True)
@@ -184,7 +189,7 @@ class Story:
     def run(self) -> Tally:
         """Tell it to its end; raises Broken, or whatever the product raised."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.chdir(self._folder), simulated_ids(), _simulated_boots():
+        with contextlib.chdir(self._folder), simulated_ids(SimulatedIds()), simulated_boots():
             self._boot(0)
             self._root.mkdir()
             self._tell()
@@ -339,9 +344,8 @@ class Story:
         return Loss(rng.choice(list(Metadata)), rng.choice(list(Grain)), rng.choice(PICKS))
 
     def _boot(self, number: int) -> None:
-        """From now on it is this run of the machine; a kill of all processes does not end it, a power loss does."""
         self._boots = number
-        BOOT_ID.write_text(f"{number:032x}")
+        boot(number)
 
     def _copy(self) -> Path:
         self._copies += 1
@@ -364,14 +368,14 @@ class Story:
 
     def _look_at_images(self, group: Group, machine: Machine, now_ms: int) -> None:
         truth = self._truth(group)
-        boot = self._boots
+        before = self._boots
         for _ in range(self._images):
             shared = self._root if self._rng.random() < 0.5 else None
             image = self._image(machine.disk, shared)
             image = self._crash_recovery(image, now_ms)
             self._check_image(image, truth, now_ms)
             shutil.rmtree(image)
-        self._boot(boot)
+        self._boot(before)
 
     def _crash_recovery(self, image: Path, now_ms: int) -> Path:
         """Now and then recovery itself loses its power, up to three times."""

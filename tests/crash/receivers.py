@@ -14,17 +14,17 @@ from dataclasses import dataclass, field
 
 from mqproc.client import group_calls
 from mqproc.message import StoredMessage
-from mqproc.names import REVIVE_TOPIC
+from mqproc.names import REVIVE_GROUP, REVIVE_TOPIC
 from mqproc.paths import StorePaths
 from mqproc.store.groups import check_points
-from mqproc.store.groups.check_points import REVIVE_GROUP, Acknowledged, CheckPoint, pop_retry_topic
+from mqproc.store.groups.check_points import Acknowledged, CheckPoint, pop_retry_topic
 from mqproc.wire.group_operations import EARLIEST, GroupReceiveRequest
 from tests.crash.copies import is_for_group, sent_of
 from tests.crash.parties import Found
 from tests.crash.placed import Placed, expect
 from tests.crash.schedule import Schedule, SimulatedClock
 from tests.crash.senders import TOPICS, Senders
-from tests.crash.tasks import Caller
+from tests.crash.tasks import Caller, tries
 
 GROUP = "receivers"
 OWN_TOPICS = (*TOPICS, *(pop_retry_topic(GROUP, topic) for topic in TOPICS))
@@ -64,6 +64,17 @@ class Receivers:
             while True:
                 self._act(caller, hand, clock)
                 schedule.pause()
+        finally:
+            caller.close()
+
+    def run_once(self, paths: StorePaths, schedule: Schedule, clock: SimulatedClock) -> None:
+        """A short life: some messages are received, the first of them acknowledged, and the others forgotten."""
+        caller = Caller(paths.socket("query"), schedule)
+        try:
+            for _ in tries(schedule):
+                if hand := self._receive(caller, clock):
+                    self._ack(caller, hand[:1])
+                    break
         finally:
             caller.close()
 

@@ -107,6 +107,7 @@ class RecordingIO(StoreIO):
         self._here = f"{os.getcwd()}/"
         self._open_fds: dict[int, int] = {}
         """With the failed syncs of the file that its opener need not be told of."""
+        self._tracked_fds: set[int] = set()
         self.dead = False
 
     # One call
@@ -142,9 +143,6 @@ class RecordingIO(StoreIO):
 
     def _tracked(self, path: Path | str) -> bool:
         return not str(path).endswith(SHARED_ONLY)
-
-    def _tracked_fd(self, fd: int) -> bool:
-        return self._tracked(self.path_of(fd))
 
     def crash_point(self, name: str) -> None:
         self._let_others_run()
@@ -231,14 +229,18 @@ class RecordingIO(StoreIO):
         self._begin("create" if create else "open", path)
         new = create and not path.exists()
         fd = super().open(path, write=write, create=create, mode=mode)
-        if new and self._tracked(path):
-            self._disk.made(path, fd)
-        self._open_fds[fd] = self._disk.failed_syncs(fd) if self._tracked(path) else 0
+        self._open_fds[fd] = 0
+        if self._tracked(path):
+            self._tracked_fds.add(fd)
+            if new:
+                self._disk.made(path, fd)
+            self._open_fds[fd] = self._disk.failed_syncs(fd)
         return fd
 
     def close(self, fd: int) -> None:
         super().close(fd)
         self._open_fds.pop(fd, None)
+        self._tracked_fds.discard(fd)
 
     def close_all(self) -> None:
         """The process has ended, and with it its descriptors."""
@@ -294,14 +296,14 @@ class RecordingIO(StoreIO):
             self._changed(fd, 0, 0)
 
     def _changed(self, fd: int, offset: int, size: int) -> None:
-        if self._tracked_fd(fd):
+        if fd in self._tracked_fds:
             self._disk.sized(fd)
             self._disk.stored(fd, offset, size)
 
     # Syncs
 
     def sync(self, fd: int) -> None:
-        tracked = self._tracked_fd(fd)
+        tracked = fd in self._tracked_fds
         try:
             self._begin("sync", self.path_of(fd))
         except OSError as error:
@@ -340,7 +342,7 @@ class RecordingIO(StoreIO):
     def map(self, fd: int, size: int, *, write: bool = False) -> mmap.mmap:
         self._begin("map", self.path_of(fd))
         mapping = super().map(fd, size, write=write)
-        if write and self._tracked_fd(fd):
+        if write and fd in self._tracked_fds:
             self._disk.mapped(fd)
         return mapping
 

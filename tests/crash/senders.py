@@ -59,13 +59,14 @@ class Sent:
 class SimulatedIds(unique_id.UniqueIds):
     """Unique ids that are the same in every run."""
 
-    def __init__(self) -> None:
+    def __init__(self, frames: int = 0) -> None:
+        """So many have been taken before."""
         super().__init__()
-        self._frames = 0
+        self.frames = frames
 
     def reserve(self, count: int) -> tuple[str, int]:
-        self._frames += 1
-        return f"{self._frames:0{unique_id.PREFIX_CHARACTERS}X}", 0
+        self.frames += 1
+        return f"{self.frames:0{unique_id.PREFIX_CHARACTERS}X}", 0
 
 
 class Senders:

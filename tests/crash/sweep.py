@@ -1,20 +1,25 @@
 """The n-th failure: in a fixed program every storage call fails once, in each way in which it can.
 
-    first life    sends, a killed dispatcher, a killed writer, more sends; images; all are killed
-    second life   recovery, sends, a stop in order; the store is looked at
+    first life     sends, a killed dispatcher, a killed writer, more sends; images; all are killed
+    second life    recovery, sends beside transactions and simple consumers, a killed query; images; all are killed
+                   (under SYNC_FLUSH: these wait for what is durable)
+    last life      recovery, sends, a stop in order; the store is looked at
 
-A start that meets the failure may fail; the next one must go well. A role that it ends is started again, as a
-supervisor does. Whatever the failure, what was acknowledged is there, nothing is twice, and the group takes messages
-again, unless a failed sync has made the store read-only.
+A call of a life fails in that life, as it begins in every run, and the last life follows. A start that meets the
+failure may fail; the next one must go well. A role that it ends is started again, as a supervisor does. Whatever the
+failure, what was acknowledged is there, nothing is twice, transactions and what simple consumers have received hold,
+and the group takes messages again, unless a failed sync has made the store read-only.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import pickle
 import random
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mqproc.config import FlushDiskType, Options
@@ -26,16 +31,17 @@ from tests.crash.deletions import Deletions
 from tests.crash.disk import Disk, Grain, Loss, Metadata, Pick
 from tests.crash.group import Group
 from tests.crash.journal import Journal
+from tests.crash.parties import Party, found_in
 from tests.crash.placed import Broken, walk_log
-from tests.crash.program import FIRST_MS, simulated_ids
+from tests.crash.producers import Producers
+from tests.crash.program import FIRST_MS, boot, simulated_boots, simulated_ids
+from tests.crash.receivers import Receivers
 from tests.crash.recording_io import Fault, Machine
 from tests.crash.schedule import Schedule, SimulatedClock
-from tests.crash.senders import Fate, Senders
+from tests.crash.senders import Fate, Senders, SimulatedIds
 
-FRAMES = (6, 3)
 TURNS_MAX = 4_000
 TURN_MS = 5
-KILLS = {40: words_of.DISPATCHER, 80: words_of.WRITER}
 LOSSES = (
     Loss(Metadata.ORDERED, Grain.PAGE, Pick.NONE),
     Loss(Metadata.FREE, Grain.SECTOR, Pick.RANDOM),
@@ -43,6 +49,22 @@ LOSSES = (
 TAKES_SPACE = frozenset(
     {"create", "mkdir", "rename", "link", "symlink", "pwrite", "zero", "allocate", "set_size", "sync", "sync_folder"}
 )
+ROOT, IMAGE = Path("store"), Path("image")
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """What happens in one life: frames sent, roles killed by turn, and whether the other parties do their work once."""
+
+    frames: int
+    kills: Mapping[int, str] = field(default_factory=dict)
+    parties: bool = False
+
+
+FIRST = Life(6, {40: words_of.DISPATCHER, 80: words_of.WRITER})
+OF_PARTIES = Life(1, {150: words_of.QUERY}, parties=True)
+LAST = Life(2)
+LIVES = {FlushDiskType.ASYNC_FLUSH: (FIRST, LAST), FlushDiskType.SYNC_FLUSH: (FIRST, OF_PARTIES, LAST)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,61 +111,108 @@ def options_of(flush: FlushDiskType) -> Options:
         flush_interval_consume_queue=100,
         flush_commit_log_least_pages=0,
         flush_consume_queue_least_pages=0,
+        transaction_timeout=200,
+        transaction_check_interval=500,
     )
 
 
-class Program:
-    """One run of the program in a folder of its own, with one failure or none."""
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """How a life begins in every run: the calls before it, the program so far, and a copy of the store."""
 
-    def __init__(self, folder: Path, flush: FlushDiskType, case: Case | None = None) -> None:
-        self._root = folder / "store"
-        self._image = folder / "image"
+    life: Life
+    calls: int
+    program: bytes
+    store: Path
+
+
+class Whole:
+    """The program without a failure: all of its calls, and how each of its lives begins. `folder` keeps the latter."""
+
+    def __init__(self, folder: Path, flush: FlushDiskType) -> None:
+        self.program = Program(flush)
+        self._begins: list[Begin] = []
+        folder.mkdir(parents=True)
+        with contextlib.chdir(folder):
+            ROOT.mkdir()
+            for number, life in enumerate(LIVES[flush]):
+                store = folder / f"begin{number}"
+                copy_store(ROOT, store)
+                self._begins.append(Begin(life, len(self.program.calls), pickle.dumps(self.program), store))
+                self.program.live(life)
+
+    @property
+    def calls(self) -> list[str]:
+        """The storage calls that were made, by kind."""
+        return self.program.calls
+
+    def run(self, folder: Path, case: Case) -> None:
+        """The life in which the case's call is made, which fails, and the last life. Raises Broken."""
+        begin = max((each for each in self._begins if each.calls < case.nth), key=lambda each: each.calls)
+        program: Program = pickle.loads(begin.program)
+        folder.mkdir(parents=True)
+        with contextlib.chdir(folder):
+            copy_store(begin.store, ROOT)
+            program.fault = Fault("", case.nth, case.errno, short=case.short)
+            program.live(begin.life)
+            if begin.life != LAST:
+                program.live(LAST)
+
+
+def copy_store(source: Path, target: Path) -> None:
+    """Copy a store; sockets that lie there are of nobody."""
+    shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("*.sock"))
+
+
+class Program:
+    """What has happened to the store in the folder ROOT below the current one, and who has sent what."""
+
+    def __init__(self, flush: FlushDiskType) -> None:
         self._options = options_of(flush)
         self._rng = random.Random(0)
+        self._ids = 0
         self._senders = Senders(self._rng)
+        self.producers = Producers(self._rng, self._senders)
+        self.receivers = Receivers(self._rng, self._senders)
+        self._parties: tuple[Party, ...] = (self.producers, self.receivers)
         self._deletions = Deletions(self._rng, self._senders)
-        self._fault = Fault("", case.nth, case.errno, short=case.short) if case is not None else None
-        self._calls = 0
         self._clock_ms = FIRST_MS
+        self.fault: Fault | None = None
+        """What shall fail, counted from the first call of the first life on."""
         self.calls: list[str] = []
-        """The storage calls that were made, by kind."""
 
-    def run(self) -> None:
-        """Run it; raises Broken."""
-        self._root.mkdir(parents=True)
-        with simulated_ids():
-            for life, frames in enumerate(FRAMES):
-                self._live(frames, last=life == len(FRAMES) - 1)
-
-    def _live(self, frames: int, *, last: bool) -> None:
-        machine, group, schedule, clock = self._start()
-        try:
-            self._send(group, schedule, clock, frames, KILLS)
-            self._send_one(group, schedule, clock)
-            truth = self._truth(group)
-            if last:
-                group.stop(self._rng)
+    def live(self, life: Life) -> None:
+        """One life; all are killed at its end, in the last one stopped in order. Raises Broken."""
+        boot(0)
+        ids = SimulatedIds(self._ids)
+        with simulated_ids(ids), simulated_boots():
+            machine, group, schedule, clock = self._start()
+            try:
+                self._work(life, group, schedule, clock)
+                self._send_one(group, schedule, clock)
                 truth = self._truth(group)
-            else:
-                self._look_at_images(machine, truth)
-                group.kill_all()
-            self._note_calls(machine)
-            self._check(self._root, truth, power_loss=False)
-        finally:
-            machine.over = True
-            machine.disk.let_go()
-            schedule.end_all()
-            self._clock_ms = clock.time_ms()
+                if life == LAST:
+                    group.stop(self._rng)
+                    truth = self._truth(group)
+                else:
+                    self._look_at_images(machine, truth)
+                    group.kill_all()
+                self._check(ROOT, truth, power_loss=False)
+            finally:
+                machine.over = True
+                machine.disk.let_go()
+                schedule.end_all()
+                self._clock_ms, self._ids = clock.time_ms(), ids.frames
 
     def _start(self) -> tuple[Machine, Group, Schedule, SimulatedClock]:
         """A group, at the second try if the first one met the failure."""
         for _try in range(2):
-            machine = Machine(Disk.of(self._root), calls=self._calls, fault=self._fault, history=self.calls)
+            machine = Machine(Disk.of(ROOT), calls=len(self.calls), fault=self.fault, history=self.calls)
             schedule = Schedule(self._rng, Journal())
             machine.between = schedule.pause
             clock = SimulatedClock(schedule, self._clock_ms)
             try:
-                return machine, Group(self._root, self._options, machine, schedule, clock), schedule, clock
+                return machine, Group(ROOT, self._options, machine, schedule, clock), schedule, clock
             except (Broken, OSError, MqprocError) as error:
                 cause = error.__cause__ if isinstance(error, Broken) else error
                 if not machine.failed or not isinstance(cause, OSError | MqprocError):
@@ -151,37 +220,47 @@ class Program:
                 machine.over = True
                 machine.disk.let_go()
                 schedule.end_all()
-                self._note_calls(machine)
         raise Broken("a start that met no failure failed")
-
-    def _note_calls(self, machine: Machine) -> None:
-        self._calls = machine.calls
 
     def _send_one(self, group: Group, schedule: Schedule, clock: SimulatedClock) -> None:
         """The failure has passed at the latest when the second try has begun."""
         for _try in range(3):
             if group.read_only:
                 return
-            self._send(group, schedule, clock, 1, {})
-            if self._senders.sent[-1].fate is Fate.STORED:
+            self._work(Life(1), group, schedule, clock)
+            if (fate := self._sent_last()) is Fate.STORED:
                 return
-        raise Broken(f"a message was not taken: {self._senders.sent[-1].fate.value}")
+        raise Broken(f"a message was not taken: {fate.value}")
 
-    def _send(
-        self, group: Group, schedule: Schedule, clock: SimulatedClock, frames: int, kills: Mapping[int, str]
-    ) -> None:
-        schedule.add("sender", lambda: self._senders.run(group.paths, schedule, frames))
+    def _sent_last(self) -> Fate:
+        """What the sender was told of its last message; producers make their own."""
+        decided = self.producers.decided
+        return next(sent.fate for sent in reversed(self._senders.sent) if sent.number not in decided)
+
+    def _work(self, life: Life, group: Group, schedule: Schedule, clock: SimulatedClock) -> None:
+        tasks = {"sender": lambda: self._senders.run(group.paths, schedule, life.frames)}
+        if life.parties:
+            tasks["producer"] = lambda: self.producers.run_once(group.paths, schedule)
+            tasks["receiver"] = lambda: self.receivers.run_once(group.paths, schedule, clock)
+        for name, task in tasks.items():
+            schedule.add(name, task)
         for turn in range(TURNS_MAX):
-            if "sender" not in schedule.names and turn > max(kills, default=0):
+            if turn > max(life.kills, default=0) and not tasks.keys() & set(schedule.names):
                 return
             schedule.turn()
             group.restart_fallen()
             clock.advance(TURN_MS)
             self._senders.time_ms = clock.time_ms()
-            if (name := kills.get(turn)) and name in group.names:
+            if (name := life.kills.get(turn)) and name in group.names:
                 group.kill(name)
                 group.start(name)
-        raise Broken(f"not all sends were answered within {TURNS_MAX:,} turns")
+        raise Broken(f"not all clients were answered within {TURNS_MAX:,} turns")
+
+    @property
+    def have_worked(self) -> bool:
+        """A transaction was committed and one rolled back, and a simple consumer has received and acknowledged."""
+        ended = {self.producers.decided[number] for number in self.producers.ended}
+        return ended == {True, False} and bool(self.receivers.acked)
 
     def _truth(self, group: Group) -> Truth:
         records = walk_log(group.paths.commit_log)
@@ -189,15 +268,22 @@ class Program:
         return Truth(records, group.synced, written, 0, set(), group.read_only)
 
     def _look_at_images(self, machine: Machine, truth: Truth) -> None:
+        boot(1)
         for loss in LOSSES:
             machine.disk.observe()
-            machine.disk.image(self._image, loss, self._rng, Journal())
-            (self._image / "mqproc").mkdir(exist_ok=True)
-            (self._image / "mqproc").chmod(0o700)
-            self._check(self._image, truth, power_loss=True)
-            shutil.rmtree(self._image)
+            machine.disk.image(IMAGE, loss, self._rng, Journal())
+            (IMAGE / "mqproc").mkdir(exist_ok=True)
+            (IMAGE / "mqproc").chmod(0o700)
+            self._check(IMAGE, truth, power_loss=True)
+            shutil.rmtree(IMAGE)
+        boot(0)
 
     def _check(self, root: Path, truth: Truth, *, power_loss: bool) -> None:
         found = checks.recover(root, self._options, now_ms=self._clock_ms)
-        checks.check_all(found, truth, self._senders, self._deletions, power_loss=power_loss)
+        records = checks.check_all(found, truth, self._senders, self._deletions, power_loss=power_loss)
+        checks.check_parties(found, records, self._parties, power_loss=power_loss)
         checks.check_again(found, self._options)
+        if root == ROOT:
+            stands = found_in(found.paths, records, sync_flush=self._options.sync_flush)
+            for party in self._parties:
+                party.go_on(stands, power_loss=power_loss)

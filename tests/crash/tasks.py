@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from mqproc.client.retry import ConnectionLost
 from mqproc.errors import NotRunningError, StoreBusyError
 from tests.crash.schedule import Schedule
 
+TRIES = 50
+
 
 def connect(path: Path) -> Connection | None:
     """None while nobody listens."""
@@ -18,6 +21,13 @@ def connect(path: Path) -> Connection | None:
         return Connection(open_socket(path))
     except (NotRunningError, StoreBusyError):
         return None
+
+
+def tries(schedule: Schedule) -> Iterator[None]:
+    """Now, and a few times more when others have gone on."""
+    for _ in range(TRIES):
+        yield
+        schedule.pause()
 
 
 class Caller:

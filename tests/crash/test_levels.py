@@ -8,7 +8,7 @@ import pytest
 
 from mqproc.config import FlushDiskType
 from tests.crash.levels import Level, run_level
-from tests.crash.sweep import Program, case_of, cases
+from tests.crash.sweep import Whole, case_of, cases
 
 # Prime to the three ways in which a call can fail, so that a sample has all of them.
 EVERY = 29
@@ -30,20 +30,17 @@ def test_a_level_goes_on_where_it_ended(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("flush", list(FlushDiskType), ids=lambda flush: flush.value)
 def test_a_sample_of_single_failures_loses_nothing(flush: FlushDiskType, tmp_path: Path) -> None:
-    whole = Program(tmp_path / "none", flush)
-    whole.run()
+    whole = Whole(tmp_path / "whole", flush)
     of_all = list(cases(whole.calls))
+    assert all(case_of(str(case), whole.calls) == case for case in of_all)
     for is_short in (False, True):
         sample = [case for case in of_all if case.short is is_short][::EVERY]
         assert sample
         for case in sample:
-            Program(tmp_path / str(case), flush, case).run()
+            whole.run(tmp_path / str(case), case)
 
 
-def test_a_case_is_found_again_by_its_text(tmp_path: Path) -> None:
-    program = Program(tmp_path / "none", FlushDiskType.SYNC_FLUSH)
-    program.run()
-    again = Program(tmp_path / "again", FlushDiskType.SYNC_FLUSH)
-    again.run()
-    assert again.calls == program.calls
-    assert all(case_of(str(case), program.calls) == case for case in cases(program.calls))
+def test_the_swept_program_is_the_same_in_every_run_and_has_all_parties_at_work(tmp_path: Path) -> None:
+    whole, again = (Whole(tmp_path / name, FlushDiskType.SYNC_FLUSH) for name in ("whole", "again"))
+    assert again.calls == whole.calls
+    assert whole.program.have_worked

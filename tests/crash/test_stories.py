@@ -28,6 +28,7 @@ NOTICED_AT = {
     "flushed is published without a sync": 3,
     "index entries twice after a restart": 6,
     "names are not synced": 4,
+    "progress of a member that has lost the queue is taken": 23,
     "progress passes what is received before its check point": 2,
     "segments behind the end stay": 3,
     "the queues' mark moves though files are dirty": 11,

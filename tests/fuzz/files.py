@@ -7,7 +7,6 @@ files of every kind that have rolled.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 from pathlib import Path
@@ -27,7 +26,7 @@ from mqproc.store.delays.delay_offsets import DelayOffsets
 from mqproc.store.groups.settings import check_file
 from tests.conftest import Group, wait_until
 from tests.fuzz.mutations import damage
-from tests.store.recovery.recovering import RecordingIO, Recovered, contents, recover
+from tests.store.recovery.recovering import RecordingIO, Recovered, contents, recover, written_ranges
 
 # What no start looks at, or makes anew whatever it is.
 UNTOUCHED = ("lock", "mqproc/control", "mqproc/errors", "log.jsonl")
@@ -216,14 +215,6 @@ def _copy_sparse(source: str, target: str) -> None:
     with open(source, "rb") as old, open(target, "wb") as new:
         size = os.fstat(old.fileno()).st_size
         new.truncate(size)
-        at = 0
-        while at < size:
-            try:
-                start = os.lseek(old.fileno(), at, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno != errno.ENXIO:
-                    raise
-                break
-            at = os.lseek(old.fileno(), start, os.SEEK_HOLE)
-            os.pwrite(new.fileno(), os.pread(old.fileno(), at - start, start), start)
+        for start, stop in written_ranges(old.fileno(), size):
+            os.pwrite(new.fileno(), os.pread(old.fileno(), stop - start, start), start)
     shutil.copystat(source, target)

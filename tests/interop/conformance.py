@@ -57,10 +57,6 @@ class Outcome:
         return f"{self.directory}: {len(self.wrong)} things are wrong:\n" + "\n".join(self.wrong[:_SHOWN_MAX])
 
 
-LEDGER: list[Outcome] = []
-"""Every outcome so far, for the summary at the end."""
-
-
 class Comparison:
     """One store against its fixture's expected file."""
 
@@ -334,8 +330,6 @@ class Way(enum.Enum):
 
 @functools.cache
 def outcome_of(way: Way, directory: Directory) -> Outcome:
-    """The comparison, made once and put to the ledger."""
+    """The comparison, made once."""
     compare: Callable[[Directory], Outcome] = way.value
-    outcome = compare(directory)
-    LEDGER.append(outcome)
-    return outcome
+    return compare(directory)

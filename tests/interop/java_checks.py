@@ -8,6 +8,7 @@ import ipaddress
 from mqproc.message import StoredMessage
 from tests.interop.java_stores import Sent
 from tests.interop.java_story import Story
+from tests.interop.questions import fields_of
 from tests.interop.rocketmq import Dump, Line
 
 
@@ -55,24 +56,15 @@ def assert_delivered(story: Story, behind: dict[tuple[str, int], list[StoredMess
 def as_line(message: StoredMessage) -> Line:
     """Our message with the names and forms of StoreDump.java."""
     return {
+        **fields_of(message),
         "offset": message.physical_offset,
         "physicalOffset": message.physical_offset,
         "size": message.size,
         "messageId": message.message_id,
-        "topic": message.topic,
-        "queueId": message.queue_id,
-        "queueOffset": message.queue_offset,
-        "flag": message.flag,
-        "sysFlag": message.sys_flag,
-        "bornTimestamp": message.born_timestamp_ms,
         "bornHost": _host(message.born_host),
-        "storeTimestamp": message.store_timestamp_ms,
         "storeHost": _host(message.store_host),
-        "reconsumeTimes": message.reconsume_times,
-        "preparedTransactionOffset": message.prepared_transaction_offset,
         "bodyCrc": message.body_crc,
         "body": base64.b64encode(message.body).decode(),
-        "properties": dict(message.properties),
     }
 
 

@@ -137,32 +137,39 @@ def _record(raw: bytes, tags_codes: dict[int, int]) -> Answer:
     message = decode_record(raw)
     properties = message.properties
     return {
+        **fields_of(message),
         "phyOffset": message.physical_offset,
         "size": len(raw),
         "magic": int.from_bytes(raw[4:8], "big", signed=True),
         "recordSha256": hashlib.sha256(raw).hexdigest(),
-        "topic": message.topic,
-        "queueId": message.queue_id,
-        "queueOffset": message.queue_offset,
         "commitLogOffset": message.physical_offset,
-        "flag": message.flag,
-        "sysFlag": message.sys_flag,
         "bodyCRC": message.body_crc,
-        "bornTimestamp": message.born_timestamp_ms,
         "bornHost": _host(message.born_host),
-        "storeTimestamp": message.store_timestamp_ms,
         "storeHost": _host(message.store_host),
-        "reconsumeTimes": message.reconsume_times,
-        "preparedTransactionOffset": message.prepared_transaction_offset,
         "bodyLen": len(message.body),
         "bodySha256": hashlib.sha256(message.body).hexdigest(),
         "msgId": message.message_id,
         "tags": properties.get("TAGS"),
         "keys": properties.get("KEYS"),
         "uniqKey": properties.get("UNIQ_KEY"),
-        "properties": dict(properties),
         # Prepared and rolled back messages have no unit that would tell.
         "dispatchTagsCode": tags_codes.get(message.physical_offset, java_hash(message.tag)),
+    }
+
+
+def fields_of(message: StoredMessage) -> Answer:
+    """What of a message has one form wherever RocketMQ tells of it."""
+    return {
+        "topic": message.topic,
+        "queueId": message.queue_id,
+        "queueOffset": message.queue_offset,
+        "flag": message.flag,
+        "sysFlag": message.sys_flag,
+        "bornTimestamp": message.born_timestamp_ms,
+        "storeTimestamp": message.store_timestamp_ms,
+        "reconsumeTimes": message.reconsume_times,
+        "preparedTransactionOffset": message.prepared_transaction_offset,
+        "properties": dict(message.properties),
     }
 
 

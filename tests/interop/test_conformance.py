@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,23 +27,39 @@ from tests.golden.fixtures import (
 )
 from tests.interop.conformance import Way, compare_files, outcome_of
 from tests.interop.differences import DIFFERENCES
+from tests.interop.ledger import Record, note
 
 STORES = directories(fixtures_folder())
 
 
+@pytest.fixture
+def compared(record_property: Record) -> Callable[[Way, Directory], str]:
+    """Compare a store in one way; what is wrong with it."""
+
+    def compare(way: Way, store: Directory) -> str:
+        outcome = outcome_of(way, store)
+        note(record_property, str(store), outcome.answers, set(outcome.named))
+        return outcome.report()
+
+    return compare
+
+
+Compared = Callable[[Way, Directory], str]
+
+
 @pytest.mark.parametrize("store", Way.RECOVERED.stores(STORES), ids=str)
-def test_a_recovered_store_answers_as_rocketmqs(store: Directory) -> None:
-    assert not outcome_of(Way.RECOVERED, store).report()
+def test_a_recovered_store_answers_as_rocketmqs(store: Directory, compared: Compared) -> None:
+    assert not compared(Way.RECOVERED, store)
 
 
 @pytest.mark.parametrize("store", Way.REBUILT.stores(STORES), ids=str)
-def test_a_log_alone_makes_the_same_queues(store: Directory) -> None:
-    assert not outcome_of(Way.REBUILT, store).report()
+def test_a_log_alone_makes_the_same_queues(store: Directory, compared: Compared) -> None:
+    assert not compared(Way.REBUILT, store)
 
 
 @pytest.mark.parametrize("store", Way.FILES.stores(STORES), ids=str)
-def test_files_read_directly_answer_as_rocketmqs(store: Directory) -> None:
-    assert not outcome_of(Way.FILES, store).report()
+def test_files_read_directly_answer_as_rocketmqs(store: Directory, compared: Compared) -> None:
+    assert not compared(Way.FILES, store)
 
 
 def test_stores_and_answers_were_compared() -> None:
@@ -71,6 +88,18 @@ def test_every_named_difference_is_met() -> None:
     assert not golden or not [each.name for each in DIFFERENCES if met[each.name] and not each.in_golden]
 
 
+@pytest.mark.skipif(fixtures_folder() != GOLDEN, reason="figures of the golden stores")
+def test_undamaged_stores_differ_in_three_answers_about_keys() -> None:
+    """Of stores that were closed, and of those that were killed, all else is equal."""
+    undamaged = [store for store in STORES if not store.damaged]
+    met = {str(store): dict(outcome_of(Way.RECOVERED, store).named) for store in undamaged}
+    once = "the index holds each entry once"
+    assert {store: named for store, named in met.items() if named} == {
+        "c1_killed/before": {once: 2},
+        "c4_killed_settled/before": {once: 1},
+    }
+
+
 # Folders that are none
 
 
@@ -95,12 +124,24 @@ def test_a_damaged_fixture_without_its_base_is_refused(tmp_path: Path) -> None:
         directories(tmp_path)
 
 
+# The last line of a run
+
+
 def run_suite(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """This very file, on another folder."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, *flags]
-    environment = os.environ | {FOLDER_VARIABLE: str(folder)}
+    return run_pytest(__file__, *flags, environment={FOLDER_VARIABLE: str(folder)})
+
+
+def run_pytest(*arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     return subprocess.run(
-        command, cwd=GOLDEN.parents[1], env=environment, capture_output=True, text=True, timeout=60, check=False
+        command,
+        cwd=GOLDEN.parents[1],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
 
 
@@ -109,6 +150,7 @@ def test_the_suite_fails_on_a_wrong_folder(tmp_path: Path) -> None:
     done = run_suite(tmp_path)
     assert done.returncode not in (0, 5)
     assert f"{FOLDER_VARIABLE}={tmp_path}: no fixtures there" in done.stdout
+    assert "0 stores, 0 answers compared, 0 named differences" in done.stdout
 
 
 def test_a_run_on_another_folder_tells_what_it_compared(tmp_path: Path) -> None:
@@ -119,6 +161,43 @@ def test_a_run_on_another_folder_tells_what_it_compared(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     answers = 2 * len(store.expected["answers"])
     assert f"{len(directories(tmp_path))} stores, {answers:,} answers compared, " in done.stdout
+
+
+COMPARING = """
+from tests.interop.ledger import note
+
+def test_first(record_property):
+    note(record_property, "one/store", {answers}, {{"a difference"}})
+
+def test_second(record_property):
+    note(record_property, "two/store", {answers}, {{"a difference", "another"}})
+"""
+
+
+@pytest.mark.parametrize("processes", [(), ("-n", "2")], ids=["one", "two"])
+@pytest.mark.parametrize(
+    ("suite", "told", "passes"),
+    [
+        (COMPARING.format(answers=700), "2 stores, 1,400 answers compared, 2 named", True),
+        (COMPARING.format(answers=0), "2 stores, 0 answers compared, 2 named", False),
+        ("raise RuntimeError", "0 stores, 0 answers compared, 0 named", False),
+    ],
+    ids=["answers", "no answer", "no store"],
+)
+def test_one_process_tells_of_all_and_fails_without_any(
+    tmp_path: Path, suite: str, told: str, passes: bool, processes: tuple[str, ...]
+) -> None:
+    """Of a suite whose tests pass by themselves, and with `-n` run in two processes that tell nothing."""
+    file = tmp_path / "interop" / "test_conformance.py"
+    file.parent.mkdir()
+    file.write_text(suite)
+    plugins = ("-p", "xdist.plugin", "-p", "tests.interop.ledger")
+    done = run_pytest(
+        *(*plugins, "-c", os.devnull, f"--rootdir={tmp_path}", str(file), *processes),
+        environment={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+    )
+    assert f"{told} differences" in done.stdout, done.stdout + done.stderr
+    assert (done.returncode == pytest.ExitCode.OK) is passes
 
 
 def test_a_wrong_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

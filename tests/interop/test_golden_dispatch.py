@@ -15,9 +15,10 @@ import pytest
 from mqproc.config import Options
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths, index_name_time_ms
-from mqproc.store.consume_queue import ConsumeQueueFiles, adopted_file_bytes
+from mqproc.store.consume_queue import ConsumeQueueFiles
 from mqproc.store.dispatcher import Dispatch
 from mqproc.store.index_files import IndexFiles
+from mqproc.store.queue_folders import adopted_file_bytes
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.index_query import IndexReader
 from mqproc.store.segments import LogSegments, adopted_segment_size

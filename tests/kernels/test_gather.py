@@ -16,6 +16,7 @@ from mqproc.filters.sql import compiled
 from mqproc.kernels import gather
 from mqproc.kernels.jit import plain
 from mqproc.layout import consume_queue
+from mqproc.layout.consume_queue import EXTENSION_ADDRESS_MAX
 from mqproc.layout.java_hash import java_hash
 from mqproc.layout.record_codec import decode_record, decode_records
 from tests.records import BASE, SmallLog, kernel_bytes, mutated, outcomes_uncompiled, small_log
@@ -176,14 +177,22 @@ def test_only_intact_records_ever_go_out(seed: int) -> None:
     assert at == len(records)
 
 
+ADDRESS = "(address)"
+
+
 @settings(deadline=None)
 @given(
-    st.lists(st.sampled_from(("Aa", "BB", "C#", "other", "")), max_size=60), st.sampled_from((("Aa",), ("Aa", "other")))
+    st.lists(st.sampled_from(("Aa", "BB", "C#", "other", "", ADDRESS)), max_size=60),
+    st.sampled_from((("Aa",), ("Aa", "other"))),
 )
 def test_matching_units_by_hash(tags: list[str], wanted: tuple[str, ...]) -> None:
-    units = b"".join(struct.pack(">qiq", 0, 0x7FFFFFFF if not tag else 1, java_hash(tag)) for tag in tags)
+    """What has the address of a ConsumeQueue extension in its place may match."""
+    hashes = [EXTENSION_ADDRESS_MAX if tag == ADDRESS else java_hash(tag) for tag in tags]
+    units = b"".join(
+        struct.pack(">qiq", 0, 0x7FFFFFFF if not tag else 1, code) for tag, code in zip(tags, hashes, strict=True)
+    )
     codes = filtered(wanted)[0]
-    expected = [i for i, tag in enumerate(tags) if tag and java_hash(tag) in codes]
+    expected = [i for i, tag in enumerate(tags) if tag == ADDRESS or (tag and java_hash(tag) in codes)]
     for kernel in (gather.match_units, plain(gather.match_units)):
         matches = np.zeros(len(tags), np.int64)
         count = kernel(kernel_bytes(units), 0, len(tags), codes, matches)

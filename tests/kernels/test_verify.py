@@ -39,7 +39,7 @@ def summed_units(units: list[Unit], first: int = 0) -> tuple[list[list[int]], li
     return found[0]
 
 
-def summed_runs(units: list[Unit], runs: list[tuple[int, int, int]], shift: int = 0) -> tuple[list[list[int]], list]:
+def summed_runs(units: list[Unit], runs: list[tuple[int, int, int]]) -> tuple[list[list[int]], list]:
     """(totals by queue, gaps) of runs (queue, first offset, count) that lie one after the other in `units`."""
     rows = np.zeros((len(runs), RUN_COLUMNS), np.int64)
     at = 0
@@ -50,8 +50,7 @@ def summed_runs(units: list[Unit], runs: list[tuple[int, int, int]], shift: int 
     for kernel in (verify.sum_runs, plain(verify.sum_runs)):
         totals = np.zeros(4 * verify.TOTAL_COLUMNS, np.int64)
         gaps = np.zeros(len(runs) * verify.GAP_COLUMNS + 1, np.int64)
-        shifts = np.full(4, shift, np.int64)
-        count = kernel(unit_bytes(units), rows, shifts, totals, gaps)
+        count = kernel(unit_bytes(units), rows, totals, gaps)
         found.append(
             (
                 totals.reshape(-1, verify.TOTAL_COLUMNS).tolist(),
@@ -131,12 +130,6 @@ def test_random_units_sum_up_alike_compiled_and_plain() -> None:
 def test_gaps_and_repetitions_are_told_with_their_places() -> None:
     _totals, gaps = summed_runs(UNITS, [(1, 5, 3), (3, 0, 2), (1, 9, 4), (1, 12, 5)])
     assert gaps == [[1, 8, 9, 100 + 7 * 2, 100 + 7 * 5], [1, 13, 12, 100 + 7 * 8, 100 + 7 * 9]]
-
-
-def test_times_are_shifted_and_hashes_are_not() -> None:
-    late: list[Unit] = [(100, 91, 1_700_000_001_000), (191, 91, 77)]
-    later: list[Unit] = [(100, 91, 1_700_000_003_000), (191, 91, 77)]
-    assert summed_runs(late, [(0, 0, 2)], 2000)[0] == summed_runs(later, [(0, 0, 2)])[0]
 
 
 @pytest.mark.parametrize(("offset", "bucket"), [(99, 3), (100, 0), (199, 0), (200, 1), (999, 2), (1000, 4)])

@@ -103,6 +103,54 @@ def test_members_that_come_back_keep_what_they_hold() -> None:
     assert epochs.next > 81
 
 
+def test_who_comes_back_behind_others_gets_its_queues_by_new_epochs() -> None:
+    """Its old one was of before: the other may have gone back in the queue, and nobody may commit past that."""
+    group = GroupMembers(Epochs().take)
+    group.join(member("a"))
+    group.rebalance({"T": range(2)}, 0)
+    old = dict(group.queues_of("a"))
+    group.leave("a")
+    group.join(member("b"), [("T", 0, old["T", 0])])
+    group.rebalance({"T": range(2)}, 0)
+    between = dict(group.queues_of("b"))
+    assert between["T", 0] == old["T", 0], "who holds it by the newest one keeps it"
+    assert between["T", 1] > old["T", 1]
+    group.leave("b")
+    group.join(member("a"), [("T", queue_id, old["T", queue_id]) for queue_id in range(2)])
+    group.rebalance({"T": range(2)}, 0)
+    after = dict(group.queues_of("a"))
+    assert after["T", 1] > between["T", 1]
+    assert not group.may_commit("a", ("T", 1), old["T", 1])
+    assert group.may_commit("a", ("T", 1), after["T", 1])
+
+
+def test_of_two_that_hold_a_queue_the_newer_one_has_it() -> None:
+    """After a restart of who shares them they come in any order."""
+    group = GroupMembers(Epochs().take)
+    assert not group.join(member("late"), [("T", 0, 70), ("T", 1, 71)])
+    before = group.members["late"].generation
+    assert group.join(member("new"), [("T", 0, 90)])
+    assert group.members["late"].generation > before, "it is told"
+    group.rebalance({"T": range(2)}, 0)
+    assert (group.queues_of("late"), group.queues_of("new")) == ([(("T", 1), 71)], [(("T", 0), 90)])
+    assert not group.may_commit("late", ("T", 0), 70)
+    assert not group.join(member("late"), [("T", 0, 70), ("T", 1, 71)])
+    assert group.member_of(("T", 0)) == "new"
+
+
+def test_a_reset_while_nobody_has_the_queue_counts_for_who_comes_back() -> None:
+    epochs, newest = Epochs(), dict[tuple[str, int], int]()
+    group = GroupMembers(epochs.take, newest)
+    group.join(member("a"))
+    group.rebalance({"T": range(2)}, 0)
+    old = dict(group.queues_of("a"))
+    group.leave("a")
+    assert not GroupMembers(epochs.take, newest).renew([("T", 1)])
+    group = GroupMembers(epochs.take, newest)
+    group.join(member("a"), [("T", queue_id, epoch) for (_, queue_id), epoch in old.items()])
+    assert dict(group.queues_of("a")) == {("T", 0): old["T", 0]}
+
+
 def test_a_reset_gives_the_queue_a_new_epoch() -> None:
     group = GroupMembers(Epochs().take)
     group.join(member("a"))

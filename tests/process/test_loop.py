@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from mqproc.armed_io import ArmedIO
 from mqproc.config import Options
 from mqproc.control import Control
 from mqproc.errors import BadRequestError, ConfigurationError, CorruptStoreError
@@ -192,6 +193,28 @@ def test_errors_are_logged_and_give_the_exit_code(
     line = json.loads(capfd.readouterr().err.splitlines()[0])
     assert (line["level"], line["role"], line["pid"]) == ("error", NAME, os.getpid())
     assert str(error) in line["event"] + line.get("exception", "")
+
+
+def test_on_a_file_system_that_is_read_only_by_now_a_role_says_so_in_a_line(
+    context: RoleContext, capfd: pytest.CaptureFixture[str]
+) -> None:
+    context.paths.own.mkdir(exist_ok=True)
+    context = dataclasses.replace(context, io=ArmedIO(fault="open:1:EROFS:sticky"))
+
+    def factory(context: RoleContext) -> Scripted:
+        context.io.open(context.paths.progress, write=True)
+        raise AssertionError("it can be written")
+
+    assert run(context, factory) == 1
+    told = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert [line["event"] for line in told] == [
+        "errors are not kept in the store",
+        "the store's file system is read-only",
+    ]
+    for line in told:
+        assert (line["level"], line["role"]) == ("error", NAME)
+        assert "Read-only file system" in line["error"]
+        assert "exception" not in line
 
 
 def test_busy_is_a_state_for_a_while(context: RoleContext) -> None:

@@ -34,7 +34,9 @@ def test_open_check_points_are_read_a_bounded_part_a_step(tmp_path: Path, monkey
     monkeypatch.setattr(queue_messages, "BATCH_MESSAGES", 4)
     group = Group(tmp_path / "store")
     now_ms = time.time_ns() // 1_000_000
-    found = [CheckPoint("billing", "Orders", 0, (number,), now_ms, 600_000, 0) for number in range(COUNT)]
+    found = [
+        CheckPoint("billing", "Orders", 0, number, (number,), now_ms, 600_000, 0, "mqproc") for number in range(COUNT)
+    ]
     bodies = [point.body() for point in found]
     group.store.engine.append(REVIVE_TOPIC, bodies, now_ms, queues=REVIVE_QUEUES, tags=["ck"] * COUNT)
     group.dispatch()
@@ -55,7 +57,7 @@ def test_progress_passes_all_that_is_open_in_whatever_order_it_is_read(tmp_path:
     now_ms = time.time_ns() // 1_000_000
     group.store.engine.append("Orders", [b"%d" % number for number in range(3)], now_ms, queues=1)
     for number, revive_queue in ((0, 1), (1, 0)):
-        point = CheckPoint("billing", "Orders", 0, (number,), now_ms, 600_000, revive_queue)
+        point = CheckPoint("billing", "Orders", 0, number, (number,), now_ms, 600_000, revive_queue, "mqproc")
         group.store.engine.append(
             REVIVE_TOPIC, [point.body()], now_ms, queues=REVIVE_QUEUES, fixed_queue=revive_queue, tags=["ck"]
         )
@@ -67,5 +69,39 @@ def test_progress_passes_all_that_is_open_in_whatever_order_it_is_read(tmp_path:
         while not is_read(caller):
             pass
         assert state.progress.offset("billing", "Orders", 0) == 2
+    finally:
+        group.close()
+
+
+def test_copies_of_a_killed_role_are_found_though_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Message 0's copy bears a time an hour before its check point; what lies before that is no copy for it."""
+    group = Group(tmp_path / "store")
+    engine, now_ms = group.store.engine, time.time_ns() // 1_000_000
+
+    def copied(number: int, time_ms: int) -> None:
+        host = engine.appender.store_host.hex().upper()
+        origin = f"ORIGIN_MESSAGE_ID\x01{host}{places[number]:016X}\x02".encode()
+        gaps = (b"", b"", b"", origin)
+        engine.append("%RETRY%billing_Orders", [b"again"], time_ms, queues=1, reconsume_times=1, parts=gaps)
+
+    places = engine.append("Orders", [b"0", b"1"], now_ms, queues=1).tolist()
+    copied(1, now_ms)
+    point = CheckPoint("billing", "Orders", 0, 0, (0, 1), now_ms - 9_000, 1_000, 0, "mqproc")
+    engine.append(REVIVE_TOPIC, [point.body()], now_ms, queues=REVIVE_QUEUES, fixed_queue=0, tags=["ck"])
+    copied(0, now_ms - 3_600_000)
+    group.dispatch()
+    sent: list[list[bytes]] = []
+    try:
+        pops = group.role._pops
+        monkeypatch.setattr(pops._writes, "store", lambda messages, *_: sent.append([bytes(m.body) for m in messages]))
+        pops._state.known("billing")
+        caller = group.connect()
+        while not is_read(caller):
+            pass
+        while not sent:
+            group.step()
+        assert sent == [[b"1"]]
     finally:
         group.close()

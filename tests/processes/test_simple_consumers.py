@@ -18,7 +18,7 @@ from mqproc.client.simple_consumer import SimpleConsumer
 from mqproc.io import StoreIO
 from mqproc.layout.control import QUERY, WRITER
 from mqproc.message import StoredMessage
-from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC
+from mqproc.names import REVIVE_GROUP, REVIVE_QUEUES, REVIVE_TOPIC
 from mqproc.store.groups import check_points, offsets_json
 from tests.conftest import Group, wait_until
 
@@ -137,11 +137,12 @@ def test_what_was_not_received_cannot_be_acknowledged(client: Client) -> None:
 
 
 def test_the_revive_topic_says_what_rocketmq_would(client: Client) -> None:
-    fill(client, "Said", 3, queues=1)
+    fill(client, "Said", 35, queues=1)
     consumer = client.simple_consumer("said", "Said", start="earliest")
-    messages = received(consumer, 3)
-    consumer.ack(messages[1])
-    consumer.ack(messages[0], messages[2])
+    messages = received(consumer, 35)
+    assert consumer.ack(messages[1]) == 1
+    assert consumer.ack(messages[0], messages[2]) == 2
+    assert consumer.ack(messages[33]) == 1
     client.wait_dispatched()
     said = [
         message
@@ -149,11 +150,17 @@ def test_the_revive_topic_says_what_rocketmq_would(client: Client) -> None:
         for message in client.pull(REVIVE_TOPIC, queue_id, 0, 1000).messages
         if b'"c":"said"' in message.body
     ]
-    assert [message.tag for message in said] == ["ck", "ack", "bAck"]
-    found = check_points.read(said[0])
-    assert isinstance(found, check_points.CheckPoint)
-    assert (found.topic, found.queue_id, found.offsets, found.invisible_ms) == ("Said", 0, (0, 1, 2), 60_000)
-    assert [check_points.read(each).offsets for each in said[1:]] == [(1,), (0, 2)]
+    assert [message.tag for message in said] == ["ck", "ck", "ack", "bAck", "ack"]
+    points = [check_points.read(each) for each in said[:2]]
+    for found, offsets in zip(points, (range(32), range(32, 35)), strict=True):
+        assert isinstance(found, check_points.CheckPoint)
+        assert (found.topic, found.queue_id, found.invisible_ms) == ("Said", 0, 60_000)
+        assert (found.start, found.offsets) == (offsets[0], tuple(offsets))
+    assert [check_points.read(each).offsets for each in said[2:]] == [(1,), (0, 2), (33,)]
+    # RocketMQ takes the newest of these as the time that it is.
+    times = [int(each.properties["TIMER_DELIVER_MS"]) for each in said]
+    assert times == sorted(times)
+    assert times[-1] <= time.time() * 1000
 
 
 def test_progress_is_saved_while_messages_are_received_and_acknowledged_all_the_time(
@@ -297,6 +304,6 @@ def test_a_query_role_killed_while_messages_come_again_sends_none_of_them_twice(
 
         def unread() -> int | None:
             """How much of the revive topic the next start would read."""
-            return next((each.lag for each in client.groups.all() if each.group == check_points.REVIVE_GROUP), None)
+            return next((each.lag for each in client.groups.all() if each.group == REVIVE_GROUP), None)
 
         wait_until(lambda: unread() == 0, what="no check point open")

@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 
 from mqproc.io import StoreIO
+from mqproc.layout.record_codec import decode_records, host_bytes
 from mqproc.message import PullStatus
 from mqproc.store.consume_queue import UNIT_DTYPE, ConsumeQueueFiles, as_units
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.reader import StoreReader
 from mqproc.store.retention.expired_files import ExpiredQueueFiles
 from tests.process.flusher_rig import Rig
+from tests.store.engine import BORN_HOST
 from tests.store.live_store import EVERYTHING, LiveStore
+from tests.store.recovery.recovering import recover
 
 
 @pytest.fixture
@@ -104,6 +107,31 @@ def test_a_queues_minimum_follows_the_logs(
     expired = ExpiredQueueFiles(StoreIO(), tmp_path / "consumequeue", files.file_bytes, table)
     assert expired.first_readable(number, "T", 0, log_minimum) == first
     expired.close()
+
+
+@pytest.mark.parametrize("aborted", [False, True], ids=["clean", "abort"])
+def test_units_of_a_queue_with_an_extension_stay_and_hide_no_message(tmp_path: Path, aborted: bool) -> None:
+    """200 units with addresses in the place of hashes: RocketMQ resolves them to tags codes, here the records tell."""
+    store = LiveStore(tmp_path)
+    tags = ["even", "odd"] * 100
+    hosts = (BORN_HOST, host_bytes("2001:db8::7", 5000))
+    for number, tag in enumerate(tags):
+        store.append("T", [b"%3d" % number], tags=[tag], queues=1, born_host=hosts[number % 2])
+    store.dispatch()
+    units = as_units(store.files.read_units("T", 0, 0, 200)).copy()
+    units["tags_code"] = [-(1 << 63) + 32 * number for number in range(200)]
+    store.files.write_run("T", 0, 0, units.view(np.uint8))
+    if aborted:
+        store.engine.paths.abort.write_text("1")
+    options = store.options
+    store.close()
+    recover(tmp_path, options)
+    with StoreReader(tmp_path, options) as reader:
+        assert reader.reading.files.read_units("T", 0, 0, 200) == units.tobytes()
+        for tag, wanted in (("even", range(0, 200, 2)), ("odd", range(1, 200, 2)), ("none", range(0))):
+            pulled = reader.reading.pull("T", 0, 0, 200, 1 << 20, (tag,))
+            assert [message.queue_offset for message in decode_records(pulled.records.data)] == list(wanted)
+            assert reader.reading.first_candidate("T", 0, 7, [tag]) == 7
 
 
 @pytest.mark.parametrize("aborted", [False, True], ids=["clean", "abort"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -48,6 +49,13 @@ def test_a_hundred_sends_that_are_carried_out_at_once_are_all_ok(group: Group) -
     found = asyncio.run(send_all())
     assert [result.status for result in found] == [SendStatus.PUT_OK] * 100
     assert len({result.physical_offset for result in found}) == 100
+    # Whoever came first has made the topic; all have their places in the queues of that one.
+    with group.client() as client:
+        group.wait_dispatched()
+        queues = client.queues("hundred")
+        assert sorted(queue.queue_id for queue in queues) == list(range(len(queues)))
+        places = [(result.queue_id, result.queue_offset) for result in found]
+        assert sorted(places) == [(queue.queue_id, n) for queue in queues for n in range(queue.max_offset)]
 
 
 def test_a_hundred_sends_beyond_their_deadline_stay_unknown_even_if_they_are_answered_later(tmp_path: Path) -> None:
@@ -99,6 +107,11 @@ def test_of_ten_topics_the_two_that_are_kept_stay(group: Group) -> None:
         folders = {path.name for path in group.paths.consume_queue.iterdir()}
         assert folders & set(topics) == set(kept)
         assert {topic.topic for topic in client.topics()} == before - (set(topics) - set(kept))
+        port = wait_until(lambda: group.words()["monitor_port"], what="the monitor listens")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as told:
+            counted = told.read().decode()
+        assert [topic for topic in topics if f'mqproc_messages_appended_total{{topic="{topic}"}} 1' in counted] == kept
+        assert [topic for topic in topics if f'"{topic}"' in counted] == kept
         for topic in kept:
             assert [message.body for message in client.pull(topic, 1, 0).messages] == [topic.encode()]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,6 +80,21 @@ def test_quantiles_are_upper_bounds_of_buckets() -> None:
     assert buckets.quantile(0.999) == float("inf")
     assert Buckets((1.0,), (0, 0), 0.0).quantile(0.5) == 0.0
     assert buckets.minus(Buckets((1.0, 2.0, 4.0), (50, 0, 0, 1), 0.0)).quantile(0.5) == 2.0
+
+
+def test_quantiles_of_a_thousand_times_are_right_to_a_bucket() -> None:
+    """n samples of n ms for n from 1 to 1,000, as RocketMQ's own statistics are tested."""
+    cells = words()
+    histogram = Histogram(cells, figures.APPENDS)
+    for number in range(1, 1001):
+        histogram.observe(number * 1_000_000, number)
+    found = read_buckets(cells, figures.APPENDS)
+    assert sum(found.counts) == 500_500
+    assert found.total == pytest.approx(333_833.5)
+    exact_s = {0.01: 0.1, 0.1: 0.316, 0.25: 0.5, 0.5: 0.707, 0.9: 0.949, 0.99: 0.995, 0.999: 1.0}
+    for share, exact in exact_s.items():
+        assert found.quantile(share) == min(bound for bound in found.bounds if bound >= exact)
+    assert [found.quantile(share) for share in exact_s] == [0.1, 0.5, 0.5, 1.0, 1.0, 1.0, 1.0]
 
 
 def test_every_error_code_has_a_count() -> None:

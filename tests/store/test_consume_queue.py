@@ -14,17 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
 from mqproc.layout.consume_queue import FILLER_SIZE
-from mqproc.store.consume_queue import (
-    ConsumeQueueFiles,
-    adopted_file_bytes,
-    allocation_end,
-    as_units,
-    fillers,
-    queues_on_disk,
-)
+from mqproc.store.consume_queue import ConsumeQueueFiles, allocation_end, as_units, fillers
 
 FILE_BYTES = 400  # 20 units
 UNITS_PER_FILE = FILE_BYTES // 20
@@ -275,41 +267,3 @@ def test_extent_of_many_units(tmp_path: Path) -> None:
     extent = files.extent("T", 3)
     assert (extent.first_offset, extent.max_offset, extent.last_physical_end) == (0, 10_000, 1_000_000)
     assert files.extent("T", 4).max_offset == 0
-
-
-def test_queues_are_found_on_disk_and_strays_named(tmp_path: Path) -> None:
-    files = open_files(tmp_path)
-    files.write_run("T", 0, 0, units(0, 1))
-    files.write_run("%RETRY%g", 12, 0, units(0, 1))
-    folder = tmp_path / "consumequeue"
-    (folder / "notes.txt").write_text("stray")
-    (folder / "T" / "x1").mkdir()
-    (folder / "T" / "01").mkdir()
-    queues, strays = queues_on_disk(StoreIO(), folder)
-    assert queues == [("%RETRY%g", 12), ("T", 0)]
-    assert [path.name for path in strays] == ["01", "x1", "notes.txt"]
-    assert queues_on_disk(StoreIO(), tmp_path / "none") == ([], [])
-
-
-def test_a_file_that_a_crash_left_short_tells_no_size(tmp_path: Path) -> None:
-    """A queue that begins at offset 7: fillers were written, the length was not set yet."""
-    path = tmp_path / "consumequeue" / "T" / "0" / f"{0:020d}"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(fillers(7).tobytes())
-    assert adopted_file_bytes(StoreIO(), tmp_path / "consumequeue", 400) == 400
-
-
-def test_another_uniform_file_size_is_adopted(tmp_path: Path) -> None:
-    folder = tmp_path / "consumequeue"
-    assert adopted_file_bytes(StoreIO(), folder, 6_000_000) == 6_000_000
-    files = open_files(tmp_path)
-    files.write_run("T", 0, 0, units(0, 50))
-    assert adopted_file_bytes(StoreIO(), folder, 6_000_000) == FILE_BYTES
-    files.path("T", 1, 0).parent.mkdir()
-    files.path("T", 1, 0).write_bytes(b"")
-    assert adopted_file_bytes(StoreIO(), folder, 6_000_000) == FILE_BYTES
-    files.path("T", 1, 0).write_bytes(bytes(800))
-    assert adopted_file_bytes(StoreIO(), folder, FILE_BYTES) == FILE_BYTES
-    assert adopted_file_bytes(StoreIO(), folder, 6_000_000) == FILE_BYTES
-    with pytest.raises(CorruptStoreError, match="expected 400"):
-        files.write_run("T", 1, 0, units(0, 1))

@@ -14,9 +14,10 @@ import pytest
 
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
-from mqproc.store.consume_queue import ConsumeQueueFiles, remove_tree
+from mqproc.store.consume_queue import ConsumeQueueFiles
 from mqproc.store.dispatcher import Dispatch
 from mqproc.store.index_files import IndexFiles
+from mqproc.store.queue_folders import remove_tree
 from tests.store.test_deleted_topics import QUEUE_FILE_BYTES, Store
 
 CALLS_MAX = 60

@@ -19,7 +19,8 @@ from mqproc.layout import index_file as layout
 from mqproc.layout.java_hash import index_key_hash_of
 from mqproc.paths import index_name, index_name_time_ms
 from mqproc.store import index_files
-from mqproc.store.index_files import IndexCommit, IndexFiles, next_name, read_header
+from mqproc.store.index_files import IndexCommit, IndexFiles
+from mqproc.store.index_headers import next_name, read_header
 from mqproc.store.reads.index_query import IndexReader
 
 T0 = 1_700_000_000_000

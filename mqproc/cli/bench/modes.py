@@ -20,6 +20,7 @@ from mqproc.errors import BadRequestError, NotRunningError
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.layout.control import DISPATCHER
 from mqproc.layout.index_file import ITEM_SIZE
+from mqproc.quantities import counted
 
 # Loads that are only read later are built in frames of this size, whatever is measured then.
 LOAD_BATCH = 1000
@@ -124,7 +125,7 @@ def dispatch(bench: Bench, settings: Settings) -> dict[str, Any]:
     rates = [_catch_up(bench, settings) for _ in range(3)]
     best = max(rates, key=lambda rate: float(rate["messages_per_second"]))
     settings.say(
-        f"dispatch: {best['messages']:,} records caught up in {best['seconds']:.3f} s, "
+        f"dispatch: {counted(best['messages'], 'record')} caught up in {best['seconds']:.3f} s, "
         f"{best['messages_per_second']:,} records/sec"
     )
     return {"dispatch": best, "rounds": rates}

@@ -33,6 +33,7 @@ from mqproc.io import StoreIO
 from mqproc.kernels.dispatch_buffers import DispatchBuffers
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
+from mqproc.quantities import counted
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.step_scan import GOING_ON, STEP_BYTES_MAX, STEP_ENTRIES_MAX, STEP_RECORDS_MAX
 
@@ -173,7 +174,7 @@ def _measure(
         leaving.start()
         messages = leaving.fill(shape, log_bytes)
         size = leaving.words()["written"]
-        out.note(f"{messages:,} messages, {format_bytes(size)} of log")
+        out.note(f"{counted(messages, 'message')}, {format_bytes(size)} of log")
         for name, leave in ways:
             leave(leaving)
             found[name] = leaving.start() | {"messages": messages, "log_bytes": size}

@@ -23,6 +23,7 @@ from mqproc.cli.store_verify import summary
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
+from mqproc.quantities import counted
 
 if TYPE_CHECKING:
     from mqproc.config import Options
@@ -190,7 +191,8 @@ def _print(out: Output, found: dict[str, Any]) -> None:
                 f"{figures['records_per_second']:,} records/s, {format_bytes(figures['bytes'])} "
                 f"in {figures['seconds']:.2f} s"
             )
-    out.line(f"{found['records']:,} records, {found['units']:,} units, {found['index_entries']:,} index entries")
+    parts = (("records", "record"), ("units", "unit"), ("index_entries", "index entry"))
+    out.line(", ".join(counted(found[name], noun) for name, noun in parts))
     out.line("this machine:")
     for name, value in found["machine"].items():
         out.line(f"  {name.removesuffix('_bytes_per_s').replace('_', ' ')}: {value / 1e9:.2f} GB/s")

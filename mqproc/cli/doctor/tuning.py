@@ -11,6 +11,7 @@ from mqproc.cli.doctor.patient import Patient
 from mqproc.cli.output import format_bytes
 from mqproc.cli.times import format_duration
 from mqproc.config import FIELDS
+from mqproc.quantities import counted
 
 ENTRIES_PER_SLOT_MAX: Final = 8
 """RocketMQ's defaults make 4 of a full file."""
@@ -228,9 +229,9 @@ def _queue_count(patient: Patient) -> Said | None:
         return None
     count, most = len(patient.inventory.queues), patient.options.max_queues
     if count <= QUEUES_RATIO_MAX * most:
-        return ok(f"{count:,} queues of {most:,}")
+        return ok(f"{counted(count, 'queue')} of {most:,}")
     return warning(
-        f"{count:,} queues, and max_queues = {most:,}",
+        f"{counted(count, 'queue')}, and max_queues = {most:,}",
         "beyond it topics cannot be made: TOO_MANY_QUEUES",
         patient.set_options(max_queues=min(1 << 20, 2 * most)),
     )

@@ -24,6 +24,7 @@ from mqproc.cli.top.figures import (
     shown_rows,
 )
 from mqproc.cli.top.state import HELP, State
+from mqproc.quantities import counted
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _GAP: Final = "  "
@@ -91,7 +92,7 @@ class Screen:
             (f" {words} ", f"{_STYLES[how]} reverse"),
             (
                 f"  {format_bytes(path['dispatch_behind_bytes'])} behind, "
-                f"{path['dispatch_behind_messages']:,} messages, {_seconds(path['dispatch_behind_s'])}",
+                f"{counted(path['dispatch_behind_messages'], 'message')}, {_seconds(path['dispatch_behind_s'])}",
                 "bold" if how == "well" else _STYLES[how],
             ),
         )

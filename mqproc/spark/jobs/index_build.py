@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from mqproc.io import StoreIO
 from mqproc.layout.index_file import FIRST_ITEM
-from mqproc.store.index_files import IndexFiles, IndexHeader
+from mqproc.store.index_files import IndexFiles
+from mqproc.store.index_headers import IndexHeader
 from mqproc.store.verify.log_pass import LogShare, Scanner
 from mqproc.store.verify.picture import Picture
 

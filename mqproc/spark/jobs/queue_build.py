@@ -15,14 +15,12 @@ from mqproc.kernels.dispatch_buffers import ScanResult
 from mqproc.kernels.intrinsics import load_be64
 from mqproc.layout.consume_queue import PHYSICAL_OFFSET, UNIT_SIZE
 from mqproc.spark.jobs.tasks import Row
-from mqproc.store.consume_queue import ConsumeQueueFiles, as_units, fillers
+from mqproc.store.consume_queue import ConsumeQueueFiles, fillers
 from mqproc.store.queue_extent import explained_by
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.verify.inventory import Queue
 from mqproc.store.verify.log_findings import WholeLog
 from mqproc.store.verify.picture import Picture
-
-_INT32_MAX = 2**31 - 1
 
 
 @dataclass(slots=True)
@@ -41,7 +39,6 @@ class UnitWriter:
     def __init__(self, io: StoreIO, folder: Path, picture: Picture) -> None:
         self._io = io
         self._files = ConsumeQueueFiles(io, folder, picture.inventory.sizes.queue_file, write=True)
-        self._shifts = picture.shifts
         self._made: set[Path] = set()
         self.runs: dict[Queue, list[Run]] = {}
 
@@ -50,7 +47,7 @@ class UnitWriter:
         for number, first, count, at, physical_end, _time in result.runs.tolist():
             units = result.units[at : at + count * UNIT_SIZE]
             queue = table.name(number)
-            self.write(queue, first, self._shifted(queue, units))
+            self.write(queue, first, units)
             self._note(queue, Run(first, first + count, load_be64(units, PHYSICAL_OFFSET), physical_end))
 
     def write(self, queue: Queue, first: int, units: NDArray[np.uint8]) -> None:
@@ -81,16 +78,6 @@ class UnitWriter:
         finally:
             self._io.close(fd)
         self._made.add(path)
-
-    def _shifted(self, queue: Queue, units: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Units of a delay level whose length is not RocketMQ's default, with times to deliver at that are right."""
-        shift = self._shifts.get(queue, 0)
-        if not shift:
-            return units
-        changed = as_units(units).copy()
-        timed = changed["tags_code"] > _INT32_MAX
-        changed["tags_code"][timed] += shift
-        return changed.view(np.uint8)
 
     def _note(self, queue: Queue, run: Run) -> None:
         runs = self.runs.setdefault(queue, [])

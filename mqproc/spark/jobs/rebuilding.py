@@ -31,7 +31,7 @@ from mqproc.spark.jobs.index_build import IndexBuild, Piece, pieces_of_files
 from mqproc.spark.jobs.queue_build import QueueRuns, UnitWriter
 from mqproc.spark.jobs.tasks import Row, rows_of_each, rows_of_groups, rows_of_tasks
 from mqproc.store.existing import check_is_store
-from mqproc.store.index_files import next_name
+from mqproc.store.index_headers import next_name
 from mqproc.store.reads.reader import settings_of
 from mqproc.store.verify.log_findings import WholeLog, join_shares
 from mqproc.store.verify.log_pass import LogPass, LogShare

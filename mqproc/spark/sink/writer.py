@@ -90,8 +90,10 @@ def _write(
     options: WriteOptions, write: str, partition: int, batches: Iterator[pa.RecordBatch], *, looks: bool
 ) -> Sent:
     from mqproc.spark.sink.sending import RowSender
+    from mqproc.spark.worker import keep_loaded
 
     with RowSender(options, f"{write}\0{partition}", partition, looks=looks) as sender:
         for batch in batches:
             sender.send(batch)
+        keep_loaded()
         return Sent(sender.sent, sender.found)

@@ -217,9 +217,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from mqproc.spark.tasks import read_partition
+        from mqproc.spark.worker import as_task
 
         found: LogPartition = partition  # type: ignore[assignment]
-        return read_partition(self.options.read, self.names, found)
+        return as_task(read_partition(self.options.read, self.names, found))
 
     def commit(self, end: dict[str, Any]) -> None:
         """Say in the stores how far the query is, when a consumer group was named."""

@@ -26,6 +26,7 @@ from mqproc.layout.timer_check import NO_LOG_POSITION, TimerCheck
 from mqproc.layout.timer_log import NO_POSITION
 from mqproc.paths import StorePaths
 from mqproc.store.delays.timer_log import TimerLog
+from mqproc.store.delays.timer_waiting import saved_check
 from mqproc.store.delays.timer_wheel import Slot, TimerWheel
 from mqproc.store.final_syncs import Syncing
 
@@ -91,10 +92,7 @@ class TimerStore:
 
         `queue_offset_of` is the queue offset of the timer topic's record at a physical offset, None when none is there.
         """
-        try:
-            self._check = timer_check.decode(self._io.read_file(self._paths.timer_check))
-        except FileNotFoundError:
-            self._check = TimerCheck(read_ms=now_ms)
+        self._check = saved_check(self._io, self._paths)
         self.read_ms = self.slot_of(self._check.read_ms or now_ms)
         self.queue_offset = self._check.queue_offset
         end = self._check.timer_log_flushed

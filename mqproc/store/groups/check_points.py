@@ -4,8 +4,11 @@
     tag ack    {"ao":121,"so":120,"c":"billing","t":"orders","q":3,"pt":…,"bn":"mqproc"}
     tag bAck   the same with "aol":[120,121] in place of "ao"
 
-so: first queue offset, d: offsets from it. pt: when they were received, in ms; it: how many ms nobody else gets them.
-Which check point an acknowledgement is for is told by c, t, q, so and pt.
+so: the queue offset that was looked from, d: the messages' offsets from it. pt: when they were received, in ms; it: how
+many ms nobody else gets them. Which check point an acknowledgement is for is told by c, t, q, so, pt and bn, the name
+of the broker, which RocketMQ's broker must have to go on with it. It counts n in a signed byte and acknowledgements in
+32 bits, so a check point has 32 messages at most. How late it is RocketMQ takes from the newest TIMER_DELIVER_MS that
+it finds in a queue of the revive topic, so ours have it: the time when they are stored.
 """
 
 from __future__ import annotations
@@ -21,18 +24,19 @@ from mqproc.errors import BadRequestError
 from mqproc.layout import properties
 from mqproc.message import StoredMessage
 from mqproc.names import RETRY_PREFIX
+from mqproc.store.groups.settings import dead_letter_topic
 
-REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
-"""Its progress in the revive topic is where check points begin that may be open."""
 HANDLE: Final = "POP_CK"
 """The property that a received message bears its handle in."""
-BROKER: Final = "mqproc"
-_CHECK_POINT, _ACK, _ACKS = "ck", "ack", "bAck"
+TAGS: Final = "ck", "ack", "bAck"
+_CHECK_POINT, _ACK, _ACKS = TAGS
 _HANDLE_PARTS: Final = 8
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 
+NEVER: Final = 1 << 62
+"""Above every position of a log."""
 Key = tuple[str, str, int, int, int]
-"""Group, topic, queue id, first queue offset, time of the receive in ms."""
+"""Group, topic, queue id, `start`, time of the receive in ms."""
 
 
 def pop_retry_topic(group: str, topic: str) -> str:
@@ -42,15 +46,17 @@ def pop_retry_topic(group: str, topic: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class CheckPoint:
-    """Messages of one receive. `open`: queue offsets that are not acknowledged."""
+    """Messages of one receive. `open`: queue offsets that are not acknowledged; `start`: what `so` says."""
 
     group: str
     topic: str
     queue_id: int
+    start: int
     offsets: tuple[int, ...]
     pop_time_ms: int
     invisible_ms: int
     revive_queue: int
+    broker: str
     revive_offset: int = -1
     physical_offset: int = 0
     """None of its messages that are open lies below this position of the log."""
@@ -58,12 +64,24 @@ class CheckPoint:
     acking: set[int] = field(default_factory=set)
     """Those of them whose acknowledgement is on its way."""
     reviving: bool = False
-    inherited: bool = False
-    """It is of an earlier process, which may have begun to send its messages again."""
+    log_begin: int = 0
+    """Neither it nor copies of its messages, which are sent again, lie below this position of the log."""
+    tried_from: int = NEVER
+    """There may be copies of this process behind this position which it does not know."""
 
     @property
     def key(self) -> Key:
-        return self.group, self.topic, self.queue_id, self.offsets[0], self.pop_time_ms
+        return self.group, self.topic, self.queue_id, self.start, self.pop_time_ms
+
+    @property
+    def first_topic(self) -> str:
+        """Where its messages were for the first time: `topic` may be where they came again."""
+        return self.topic.removeprefix(pop_retry_topic(self.group, ""))
+
+    @property
+    def copied_to(self) -> tuple[str, str]:
+        """Where its messages come again, and where they are dead letters."""
+        return pop_retry_topic(self.group, self.first_topic), dead_letter_topic(self.group)
 
     @property
     def due_ms(self) -> int:
@@ -77,32 +95,32 @@ class CheckPoint:
     def handle(self) -> str:
         """What its messages' handles begin with; a space and the message's queue offset follow."""
         retry = int(self.topic.startswith(RETRY_PREFIX))
-        parts = self.offsets[0], self.pop_time_ms, self.invisible_ms, self.revive_queue, retry, BROKER, self.queue_id
+        parts = self.start, self.pop_time_ms, self.invisible_ms, self.revive_queue, retry, self.broker, self.queue_id
         return " ".join(map(str, parts))
 
     def body(self) -> bytes:
-        first = self.offsets[0]
-        value: dict[str, Any] = {"so": first, "pt": self.pop_time_ms, "it": self.invisible_ms, "bm": 0}
+        value: dict[str, Any] = {"so": self.start, "pt": self.pop_time_ms, "it": self.invisible_ms, "bm": 0}
         value |= {"n": len(self.offsets), "q": self.queue_id, "t": self.topic, "c": self.group, "ro": 0}
-        value |= {"d": [offset - first for offset in self.offsets], "bn": BROKER}
+        value |= {"d": [offset - self.start for offset in self.offsets], "bn": self.broker}
         return msgspec.json.encode(value)
 
     def properties(self) -> bytes:
-        return _properties(_CHECK_POINT)
+        return _properties(_CHECK_POINT, self.pop_time_ms)
 
     def ack_body(self, offsets: Sequence[int]) -> bytes:
         """The acknowledgement of some of its messages."""
         what: dict[str, Any] = {"ao": offsets[0]} if len(offsets) == 1 else {"aol": list(offsets)}
-        group, topic, queue_id, first, pop_time_ms = self.key
-        ours = {"so": first, "c": group, "t": topic, "q": queue_id, "pt": pop_time_ms, "bn": BROKER}
+        group, topic, queue_id, start, pop_time_ms = self.key
+        ours = {"so": start, "c": group, "t": topic, "q": queue_id, "pt": pop_time_ms, "bn": self.broker}
         return msgspec.json.encode(what | ours)
 
-    def ack_properties(self, offsets: Sequence[int]) -> bytes:
-        return _properties(_ACK if len(offsets) == 1 else _ACKS)
+    def ack_properties(self, offsets: Sequence[int], time_ms: int) -> bytes:
+        return _properties(_ACK if len(offsets) == 1 else _ACKS, time_ms)
 
 
-def _properties(tag: str) -> bytes:
-    return properties.encode({properties.TAGS: tag, properties.WAIT: "false"}).encode()
+def _properties(tag: str, time_ms: int) -> bytes:
+    pairs = {properties.TAGS: tag, properties.WAIT: "false", properties.TIMER_DELIVER_MS: str(time_ms)}
+    return properties.encode(pairs).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,20 +135,21 @@ def read(message: StoredMessage) -> CheckPoint | Acknowledged | None:
     """What a message of the revive topic says; None when nobody can read it."""
     try:
         value = msgspec.json.decode(message.body)
-        group, topic, queue_id, first = str(value["c"]), str(value["t"]), int(value["q"]), int(value["so"])
+        group, topic, queue_id, start = str(value["c"]), str(value["t"]), int(value["q"]), int(value["so"])
         pop_time_ms = int(value["pt"])
         if message.tag != _CHECK_POINT:
             done = value["aol"] if "aol" in value else [value["ao"]]
-            return Acknowledged((group, topic, queue_id, first, pop_time_ms), tuple(map(int, done)))
+            return Acknowledged((group, topic, queue_id, start, pop_time_ms), tuple(map(int, done)))
         deltas = value.get("d") or range(int(value["n"]))
         acked = int(value.get("bm", 0))
-        offsets = tuple(first + int(delta) for delta in deltas)
-        found = CheckPoint(group, topic, queue_id, offsets, pop_time_ms, int(value["it"]), message.queue_id)
+        offsets = tuple(start + int(delta) for delta in deltas)
+        invisible_ms, broker = int(value["it"]), str(value.get("bn", ""))
+        found = CheckPoint(group, topic, queue_id, start, offsets, pop_time_ms, invisible_ms, message.queue_id, broker)
     except (msgspec.DecodeError, KeyError, TypeError, ValueError):
         return None
     found.revive_offset = message.queue_offset
     found.open = {offset for place, offset in enumerate(offsets) if not acked >> place & 1}
-    found.inherited = True
+    found.log_begin = message.physical_offset
     return found if offsets else None
 
 

@@ -2,7 +2,8 @@
 
     {"dataVersion": …, "groupTopicMap": {"GROUP": ["TOPIC"]}, "offsetTable": {"TOPIC@GROUP": {0:24,1:16}}}
 
-The offset is that of the next message to consume. It is written as RocketMQ's fastjson writes it, with unquoted integer
+The offset is that of the next message to consume; of the revive service in the revive topic that of the last one that
+it is done with, and nothing before the first. It is written as RocketMQ's fastjson writes it, with unquoted integer
 keys, and replaced atomically; the one before it stays as `.bak`.
 """
 
@@ -19,6 +20,7 @@ import msgspec
 
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
+from mqproc.names import REVIVE_GROUP, REVIVE_TOPIC
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
 from mqproc.store.final_syncs import Syncing
@@ -139,14 +141,16 @@ def _progress_in(table: Mapping[str, Any], path: Path) -> Iterator[Progress]:
             if not _INTEGER.fullmatch(queue_id) or type(offset) is not int:
                 place = f"{path}: {_TABLE}: {name!r}"
                 raise CorruptStoreError(f"{place}: {queue_id!r}: {offset!r}; expected queue id and offset")
-            yield Progress(group, topic, int(queue_id), offset)
+            yield Progress(group, topic, int(queue_id), offset + _consumed_last(group, topic))
 
 
 def encode(progress: Iterable[Progress], version: int, time_ms: int, other: Mapping[str, Any]) -> bytes:
     """The file's text, entries in order of group and topic."""
     tables: dict[tuple[str, str], dict[int, int]] = {}
     for at in progress:
-        tables.setdefault((at.group, at.topic), {})[at.queue_id] = at.offset
+        offset = at.offset - _consumed_last(at.group, at.topic)
+        if offset >= 0:
+            tables.setdefault((at.group, at.topic), {})[at.queue_id] = offset
     topics: dict[str, list[str]] = {}
     lines = []
     for (group, topic), offsets in sorted(tables.items()):
@@ -162,6 +166,11 @@ def encode(progress: Iterable[Progress], version: int, time_ms: int, other: Mapp
     parts |= {name: msgspec.json.encode(value).decode() for name, value in other.items()}
     body = ",\n".join(f"\t{_text(name)}:{parts[name]}" for name in sorted(parts))
     return f"{{\n{body}\n}}".encode()
+
+
+def _consumed_last(group: str, topic: str) -> int:
+    """How far what the file says of a queue lies below the next message to consume."""
+    return int((group, topic) == (REVIVE_GROUP, REVIVE_TOPIC))
 
 
 def _object(lines: list[str]) -> str:

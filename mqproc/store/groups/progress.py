@@ -331,7 +331,7 @@ class GroupProgress:
         # One that waits for the log is older than what is written here.
         file, self._taken = taken.file, None
         fingerprint = offsets_json.fingerprint(taken.text)
-        file.begin_save(fingerprint)
+        file.begin_save(self._json_fingerprint(), fingerprint)
         file.sync(self._syncs)
         offsets_json.replace(self._io, self._syncs, self._paths, taken.text)
         file.end_save(fingerprint, taken.changes)

@@ -110,7 +110,9 @@ class ProgressFile:
     def changes(self) -> int:
         return self._words[layout.HEADER_CHANGES]
 
-    def begin_save(self, fingerprint: int) -> None:
+    def begin_save(self, lies_there: int, fingerprint: int) -> None:
+        """A rename is next, from one fingerprint to another. An earlier one may have been made and not been ended."""
+        self._words[layout.HEADER_SAVED] = lies_there
         self._words[layout.HEADER_SAVING] = fingerprint
 
     def end_save(self, fingerprint: int, changes: int) -> None:

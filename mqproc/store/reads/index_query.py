@@ -21,7 +21,7 @@ from mqproc.kernels import index as kernels
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import index_file as layout
 from mqproc.layout.java_hash import index_key_hash_of
-from mqproc.store.index_files import IndexHeader, index_file_names, read_header
+from mqproc.store.index_headers import IndexHeader, index_file_names, read_header
 
 MAPPED_FILES_MAX: Final = 32
 # A reader lets go of its mapped pages when it may have this many bytes of them present.

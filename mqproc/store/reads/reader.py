@@ -27,9 +27,9 @@ from mqproc.kernels.gather import TIME_MAX, TIME_MIN
 from mqproc.layout.record_codec import decode_record, decode_records
 from mqproc.message import PullResult, PullStatus, QueueInfo, StoredMessage, TopicInfo
 from mqproc.paths import StorePaths
-from mqproc.store.consume_queue import adopted_file_bytes
 from mqproc.store.existing import check_is_store
 from mqproc.store.index_shape import adopted_index_shape
+from mqproc.store.queue_folders import adopted_file_bytes
 from mqproc.store.reads.index_query import IndexAnswer
 from mqproc.store.reads.log_records import Visible
 from mqproc.store.reads.log_scan import Conditions

@@ -18,9 +18,10 @@ from mqproc.paths import StorePaths
 from mqproc.shm.lock import holder_of
 from mqproc.shm.words import Words
 from mqproc.store import damage
-from mqproc.store.consume_queue import ConsumeQueueFiles, as_units, queues_on_disk
+from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
 from mqproc.store.damage import merged
 from mqproc.store.deleted_topics import Deletion
+from mqproc.store.queue_folders import queues_on_disk
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.log_records import LogRecords, Visible
 from mqproc.store.reads.queue_bounds import Deletions, FoundQueues, QueueBounds, Queues, TableQueues, each_queue
@@ -121,10 +122,13 @@ def open_control(io: StoreIO, path: Path) -> Words | None:
 
 
 class FilesView:
-    """What the files of a store say, looked at once."""
+    """What the files of a store say, looked at once.
 
-    def __init__(self, io: StoreIO, paths: StorePaths, options: Options) -> None:
-        segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
+    With `whole` false a segment that is short holds what is there; else it raises CorruptStoreError.
+    """
+
+    def __init__(self, io: StoreIO, paths: StorePaths, options: Options, *, whole: bool = True) -> None:
+        segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log, whole=whole)
         files = ConsumeQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes)
         try:
             starts = segments.starts()
@@ -206,7 +210,7 @@ def _log_end(segments: LogSegments, starts: list[int], reached: int, holes: list
         view = segments.view(start)
         reason = scan.scan_records(view, end - start, len(view), start, 0, out)
         segments.let_go(start, 0, len(view))
-        if reason in (scan.BLANK, scan.REACHED_STOP):
+        if reason in (scan.BLANK, scan.REACHED_STOP) and len(view) == segments.segment_size:
             end = start + segments.segment_size
             continue
         end = start + int(out[scan.STOPPED_AT])

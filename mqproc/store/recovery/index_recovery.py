@@ -23,7 +23,7 @@ from mqproc.kernels.record_check import record_size
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import index_file as layout
 from mqproc.paths import StorePaths
-from mqproc.store.index_files import IndexHeader, read_header
+from mqproc.store.index_headers import IndexHeader, read_header
 from mqproc.store.segments import LogSegments
 
 # Of a longer range between two files only so much of its beginning and of its end is looked at: a store whose records

@@ -5,8 +5,10 @@ from __future__ import annotations
 from mqproc.config import Options
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
+from mqproc.quantities import counted
 from mqproc.store.damage import DamageLedger
-from mqproc.store.index_files import IndexFiles, index_file_names, last_offset
+from mqproc.store.index_files import IndexFiles
+from mqproc.store.index_headers import index_file_names, last_offset
 from mqproc.store.reads.log_records import LogRecords, Visible
 from mqproc.store.recovery.index_recovery import IndexCheck
 from mqproc.store.recovery.log_step import LogState
@@ -52,7 +54,7 @@ class IndexStep:
         at = self._check().complete_up_to(self._names(), log.begin, limit)
         if at < limit:
             self.cut(at)
-        text = f"index: {len(names):,} files"
+        text = f"index: {counted(len(names), 'file')}"
         if log.end > log.begin:
             text += f", whole up to {at:,}" if at > log.begin else ", to be made again"
         if at < limit:

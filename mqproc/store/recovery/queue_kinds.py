@@ -16,8 +16,9 @@ from typing import Final
 from mqproc.errors import CorruptStoreError, StartError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
+from mqproc.quantities import counted
 from mqproc.store import rocketmq_json
-from mqproc.store.consume_queue import queues_on_disk
+from mqproc.store.queue_folders import queues_on_disk
 
 SIMPLE: Final = "SimpleCQ"
 BATCH: Final = "BatchCQ"
@@ -41,7 +42,7 @@ def check_queue_kinds(io: StoreIO, paths: StorePaths) -> None:
     if batch:
         raise StartError(
             f"{paths.topics}: topic {batch[0]!r} has {ATTRIBUTE} = {BATCH}, which mqproc does not have; "
-            f"{len(batch):,} such topics, nothing was changed"
+            f"{counted(len(batch), 'such topic')}, nothing was changed"
         )
 
 

@@ -30,12 +30,14 @@ from mqproc.paths import StorePaths
 from mqproc.quantities import counted
 from mqproc.shm.words import Words
 from mqproc.store import checkpoint_file, deleted_topics
-from mqproc.store.consume_queue import ConsumeQueueFiles, adopted_file_bytes
+from mqproc.store.consume_queue import ConsumeQueueFiles
 from mqproc.store.damage import DamageLedger
 from mqproc.store.deleted_topics import tell_table
-from mqproc.store.index_files import IndexFiles, last_offset
+from mqproc.store.index_files import IndexFiles
+from mqproc.store.index_headers import last_offset
 from mqproc.store.index_shape import adopted_index_shape
 from mqproc.store.marks import DistrustedMark, DurableMark
+from mqproc.store.queue_folders import adopted_file_bytes
 from mqproc.store.queue_hints import Hints, read_hints
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.recovery.dispatch_step import DispatchStep
@@ -196,7 +198,7 @@ class Recovery:
         )
         log = step.run(self._known_end)
         found = log.found
-        text = f"log: {found.records:,} records from the {log.whence} {found.start:,} to the end {log.end:,}"
+        text = f"log: {counted(found.records, 'record')} from the {log.whence} {found.start:,} to the end {log.end:,}"
         if found.cut_bytes or found.removed_segments:
             text += f"; cut {found.cut_bytes:,} bytes"
             text += f" ({found.cut_reason or 'unfinished'})" if found.cut_bytes else ""
@@ -240,7 +242,7 @@ class Recovery:
         elif log.end > log.begin:
             text += ", each to be compared with the log"
         if mender.lost:
-            text += f"; {len(mender.lost):,} had lost units"
+            text += f"; {counted(len(mender.lost), 'queue')} with lost units"
         self._end(text)
 
     def _hints(self) -> Hints | None:
@@ -303,7 +305,8 @@ class Recovery:
         self._io.crash_point("recover.cq_cut")
         self._changed |= bool(done.mended_units or done.entries or filled or cleared or mender.lost)
         if queues_at < log.end or done.records or cleared or filled:
-            text = f"dispatch: {done.records:,} records and {done.entries:,} index entries from {done.start:,}"
+            entries = counted(done.entries, "index entry")
+            text = f"dispatch: {counted(done.records, 'record')} and {entries} from {done.start:,}"
             text += f"; {counted(done.mended_units, 'unit')} missing or wrong" if done.mended_units else ""
             text += f"; {counted(filled, 'unit')} into damage" if filled else ""
             text += f"; {counted(cleared, 'queue')} with units behind the end" if cleared else ""

@@ -33,7 +33,8 @@ from mqproc.layout import index_file
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
 from mqproc.paths import StorePaths, index_name_time_ms, segment_start, shown
 from mqproc.store.clearing import dirty_end
-from mqproc.store.consume_queue import as_units, is_queue_id, is_topic
+from mqproc.store.consume_queue import as_units
+from mqproc.store.queue_folders import is_queue_id, is_topic
 
 Report = Callable[[str], None]
 # More lines of one kind than this are counted instead of told.

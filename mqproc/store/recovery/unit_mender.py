@@ -25,14 +25,13 @@ from mqproc.store import damage
 from mqproc.store.consume_queue import UNIT_DTYPE, UNIT_SIZE, ConsumeQueueFiles, as_units, fillers
 from mqproc.store.damage import merged
 from mqproc.store.queue_extent import filler_position
-from mqproc.store.verify.delays import learned_shifts
+from mqproc.store.verify.delays import delays_of
 from mqproc.store.verify.deletions import read_deleted
 from mqproc.store.verify.inventory import Queue, take_inventory
 from mqproc.store.verify.log_pass import Scanner
 from mqproc.store.verify.picture import Picture, Positions
 from mqproc.store.verify.verifier import sizes_of
 
-_INT32_MAX: Final = 2**31 - 1
 _CHUNK_UNITS: Final = 1 << 16
 
 
@@ -46,10 +45,9 @@ class UnitMender:
         sizes = sizes_of(io, paths, options)
         self._segment_size = sizes.segment
         self._files = ConsumeQueueFiles(io, paths.consume_queue, sizes.queue_file, write=True)
-        picture = Picture(take_inventory(io, paths, sizes), Positions(begin, end))
+        inventory = take_inventory(io, paths, sizes)
+        picture = Picture(inventory, Positions(begin, end), delays_of(io, inventory, options.message_delay_level))
         picture.deleted = read_deleted(io, paths, running=False)
-        picture.shifts = learned_shifts(io, picture)
-        self._picture = picture
         self._scanner = Scanner(io, picture)
 
     def run(self, queues: Collection[Queue]) -> int:
@@ -62,7 +60,7 @@ class UnitMender:
             for number, first, count, offset, _end, _time in result.runs.tolist():
                 queue = self._scanner.table.name(number)
                 if queue in chosen:
-                    wanted = self._wanted(queue, result.units[offset : offset + count * UNIT_SIZE])
+                    wanted = as_units(result.units[offset : offset + count * UNIT_SIZE])
                     changed += self._write_if_other(queue, first, wanted)
                     records[queue].append((first, first + count))
                     places.setdefault(queue, int(wanted["physical_offset"][0]))
@@ -78,14 +76,6 @@ class UnitMender:
         self._files.sync()
         self._files.close()
         self._scanner.views.close()
-
-    def _wanted(self, queue: Queue, units: NDArray[np.uint8]) -> NDArray[np.void]:
-        """What dispatch makes of records, with the delays that the store's own units tell."""
-        wanted = as_units(units).copy()
-        shift = self._picture.shifts.get(queue, 0)
-        if shift:
-            wanted["tags_code"][wanted["tags_code"] > _INT32_MAX] += shift
-        return wanted
 
     def _write_if_other(self, queue: Queue, first: int, wanted: NDArray[np.void]) -> int:
         there = self._read(queue, first, len(wanted))

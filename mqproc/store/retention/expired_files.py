@@ -8,7 +8,7 @@ from typing import Protocol
 
 from mqproc.io import StoreIO
 from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles
-from mqproc.store.index_files import file_ms, index_file_names, last_offset
+from mqproc.store.index_headers import file_ms, index_file_names, last_offset
 
 
 class QueueWords(Protocol):

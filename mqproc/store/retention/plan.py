@@ -14,7 +14,7 @@ from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
-from mqproc.store.delays import delay_offsets
+from mqproc.store.delays import delay_offsets, timer_waiting
 from mqproc.store.groups.progress import all_progress
 from mqproc.store.retention.expired_files import ExpiredQueueFiles, QueueWords
 from mqproc.store.retention.request import MS_PER_HOUR
@@ -92,11 +92,12 @@ def durable_limits(words: Words, segments: LogSegments, options: Options) -> lis
 def group_limits(
     io: StoreIO, paths: StorePaths, words: Words, options: Options, queues: QueueWords, files: ExpiredQueueFiles
 ) -> Slices[list[Limit]]:
-    """What groups have not consumed, when that is to be kept: the lowest of it. So is what waits in a delay level."""
+    """What groups have not consumed, when that is to be kept: the lowest of it. So is what waits for its time."""
     if options.retention_guard is not RetentionGuard.GROUPS:
         return []
     try:
-        known = [*all_progress(io, paths), *delay_offsets.waiting(io, paths)]
+        check = timer_waiting.saved_check(io, paths)
+        known = [*all_progress(io, paths), *delay_offsets.waiting(io, paths), timer_waiting.filed(check)]
     except (CorruptStoreError, OSError) as error:
         return [Limit(0, words_of.HELD_PROGRESS, str(error))]
     # Read behind progress: it is lowered before progress passes a message that is received.
@@ -114,6 +115,9 @@ def group_limits(
         if position is not None and position < lowest.position:
             where = f"group {at.group} stands at {at.offset:,} of {at.topic}/{at.queue_id}"
             lowest = Limit(position, words_of.HELD_GROUP, where)
+    timed = yield from timer_waiting.first_waiting(io, paths, check, words[words_of.MIN_PHYSICAL_OFFSET])
+    if timed is not None and timed < lowest.position:
+        lowest = Limit(timed, words_of.HELD_GROUP, f"the message at {timed:,} waits in the timer")
     return [lowest]
 
 

@@ -105,7 +105,7 @@ class Retention:
         self._queues = queues
         self._syncs = syncs
         self._tell = tell
-        self._segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
+        self._segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log, whole=False)
         self._planner = LogPlanner(self._segments)
         self._files = ExpiredQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes, queues)
         self._deleted = DeletedFiles(io)

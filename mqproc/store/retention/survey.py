@@ -13,12 +13,13 @@ from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
+from mqproc.store.delays.timer_waiting import saved_check
 from mqproc.store.groups.corrections import Corrections
 from mqproc.store.groups.offsets_json import Progress, Skipped, skipped
 from mqproc.store.groups.open_check_points import OpenCheckPoints, begins_of
 from mqproc.store.groups.progress import GroupProgress, Tell, all_progress
-from mqproc.store.index_files import file_ms, index_file_names
 from mqproc.store.index_flush import committed_state
+from mqproc.store.index_headers import file_ms, index_file_names
 from mqproc.store.marks import DurableMark
 from mqproc.store.reads.queue_bounds import QueueBounds, each_queue
 from mqproc.store.reads.reading import StoreReading
@@ -78,7 +79,7 @@ def survey(
     io: StoreIO, paths: StorePaths, options: Options, words: Words, queues: QueueWords, due: Due, now_ms: int
 ) -> Survey:
     """Look at what is due. Changes nothing. `words` and `queues` are a group's, or a `StoppedStore`'s."""
-    segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
+    segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log, whole=False)
     files = ExpiredQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes, queues)
     try:
         limits = durable_limits(words, segments, options)
@@ -116,10 +117,13 @@ def _unconsumed(
 
 
 class StoppedStore:
-    """A store that nobody runs, in the shape that retention knows: control words, and queues with their offsets."""
+    """A store that nobody runs, in the shape that retention knows: control words, and queues with their offsets.
+
+    A segment that is short counts with the records that are in it; one without any ends the log where it begins.
+    """
 
     def __init__(self, io: StoreIO, paths: StorePaths, options: Options) -> None:
-        view = FilesView(io, paths, options)
+        view = FilesView(io, paths, options, whole=False)
         self._queues = [(topic, queue_id, bounds) for topic, queue_id, bounds in each_queue(view.queues)]
         self._numbers = {(topic, queue_id): number for number, (topic, queue_id, _) in enumerate(self._queues)}
         self._minima = [bounds.min_offset for _topic, _queue_id, bounds in self._queues]
@@ -169,7 +173,7 @@ def _received_from(io: StoreIO, paths: StorePaths, options: Options, view: Files
     reading = StoreReading(io, paths, options, view.queues, view.visible, view.newest_index_ms)
     try:
         found = OpenCheckPoints()
-        finish(found.read(reading, begins_of(all_progress(io, paths))))
+        finish(found.read(reading, begins_of(all_progress(io, paths)), saved_check(io, paths).read_ms))
         return found.log_begin
     except CorruptStoreError:
         return 0  # Progress cannot be read: that holds everything back.

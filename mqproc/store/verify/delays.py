@@ -1,15 +1,16 @@
-"""How long a store's delay levels are: units of the schedule topic hold times that follow from them.
+"""The delay levels that a store's units were made with: units of the schedule topic hold times that follow from them.
 
 RocketMQ's `messageDelayLevel` may say other delays than its defaults, and no file of a store tells them; units do.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 import numpy as np
 
-from mqproc.delay_levels import DELAY_LEVELS, DELAYS_MS
+from mqproc.delay_levels import DELAY_LEVELS, DELAY_MS_MAX, delays_ms_of
 from mqproc.io import StoreIO
 from mqproc.kernels.record_check import stored_at_ms
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
@@ -17,31 +18,34 @@ from mqproc.names import SCHEDULE_TOPIC
 from mqproc.store.consume_queue import as_units
 from mqproc.store.verify.inventory import Inventory, Queue
 from mqproc.store.verify.log_views import LogViews
-from mqproc.store.verify.picture import Picture
 from mqproc.store.verify.queue_pass import read_queue
 
 _INT32_MAX: Final = 2**31 - 1
 _SAMPLE_UNITS: Final = 7
 
 
-def learned_shifts(io: StoreIO, picture: Picture) -> dict[Queue, int]:
-    """By how much the delays of a store's levels differ from RocketMQ's defaults, by queue: as its own units tell."""
-    shifts: dict[Queue, int] = {}
-    views = LogViews(io, picture.inventory)
-    for queue in picture.inventory.queues:
-        if queue[0] != SCHEDULE_TOPIC:
+def delays_of(io: StoreIO, inventory: Inventory, configured: str) -> tuple[int, ...]:
+    """The levels' delays in ms: the configured ones, but of a level that has none of its units the one that most have.
+
+    A delay that no configuration could say, since it has no whole seconds, is one unit's damage.
+    """
+    delays = list(delays_ms_of(configured))
+    views = LogViews(io, inventory)
+    for topic, queue_id in sorted(inventory.queues):
+        if topic != SCHEDULE_TOPIC or queue_id >= DELAY_LEVELS:
             continue
-        delays = _sampled_delays(io, picture.inventory, views, queue)
-        if delays:
-            usual = DELAYS_MS[min(queue[1], DELAY_LEVELS - 1)]
-            shifts[queue] = max(set(delays), key=delays.count) - usual
+        found = _sampled_delays(io, inventory, views, (topic, queue_id))
+        usual = delays[min(queue_id, len(delays) - 1)]
+        if found and usual not in found:
+            delays += [delays[-1]] * (queue_id + 1 - len(delays))
+            delays[queue_id] = found.most_common(1)[0][0]
     views.close()
-    return shifts
+    return tuple(delays)
 
 
-def _sampled_delays(io: StoreIO, inventory: Inventory, views: LogViews, queue: Queue) -> list[int]:
-    """Delays of some units spread over a queue, in ms."""
-    delays: list[int] = []
+def _sampled_delays(io: StoreIO, inventory: Inventory, views: LogViews, queue: Queue) -> Counter[int]:
+    """Delays in ms of some units spread over a queue, and how many have each."""
+    delays: Counter[int] = Counter()
     for _first, data, count in read_queue(io, inventory, queue):
         if data is None:
             continue
@@ -53,8 +57,9 @@ def _sampled_delays(io: StoreIO, inventory: Inventory, views: LogViews, queue: Q
             view = views.view(base)
             if view is not None:
                 stored = int(stored_at_ms(view, physical_offset - base, len(view), physical_offset))
-                if stored >= 0:
-                    delays.append(int(timed[index]["tags_code"]) - stored)
+                delay = int(timed[index]["tags_code"]) - stored
+                if stored >= 0 and 0 <= delay <= DELAY_MS_MAX and delay % 1000 == 0:
+                    delays[delay] += 1
         if delays:
             break
     return delays

@@ -11,7 +11,7 @@ from mqproc.io import Entry, StoreIO
 from mqproc.io import Kind as EntryKind
 from mqproc.layout import index_file, timer_log
 from mqproc.paths import StorePaths, index_name_time_ms, segment_start, shown
-from mqproc.store.consume_queue import is_queue_id, is_topic
+from mqproc.store.queue_folders import is_queue_id, is_topic
 from mqproc.store.verify.findings import Finding, Kind
 
 Queue = tuple[str, int]

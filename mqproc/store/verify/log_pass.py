@@ -105,7 +105,7 @@ class Scanner:
             self.table.create_queue(*queue)
         for queue, deletion in picture.deleted.items():
             self.table.remember_deletion(*queue, *deletion)
-        self.buffers = DispatchBuffers(self.table.capacity, _RECORDS_MAX, _ENTRIES_MAX)
+        self.buffers = DispatchBuffers(self.table.capacity, _RECORDS_MAX, _ENTRIES_MAX, delays_ms=picture.delays_ms)
 
     @property
     def more_queues(self) -> list[Queue]:
@@ -189,9 +189,6 @@ class LogPass:
         self._out = np.zeros(scan.SCAN_SIZE, np.int64)
         self._totals = np.zeros(capacity * verify.TOTAL_COLUMNS, np.int64)
         self._gaps = np.zeros(_RECORDS_MAX * verify.GAP_COLUMNS, np.int64)
-        self._shifts = np.zeros(capacity, np.int64)
-        for number, queue in enumerate(self._scanner.queues):
-            self._shifts[number] = picture.shifts.get(queue, 0)
 
     def run(self, share: Share) -> LogShare:
         """Walk a share from its first record to where one begins at or behind its stop."""
@@ -280,7 +277,7 @@ class LogPass:
     def _dispatch(self, found: LogShare, view: NDArray[np.uint8], base: int, at: int, stop: int) -> None:
         while at < stop:
             result, bad_queue = self._scanner.scan(view, at, stop, base)
-            gaps = int(verify.sum_runs(result.units, result.runs, self._shifts, self._totals, self._gaps))
+            gaps = int(verify.sum_runs(result.units, result.runs, self._totals, self._gaps))
             if gaps and len(found.gaps) < _GAPS_MAX:
                 self._note_gaps(found, gaps)
             found.entries += result.entries

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from mqproc.io import StoreIO
 from mqproc.kernels.views import as_kernel_array
-from mqproc.store.index_files import IndexHeader, read_header
+from mqproc.store.index_headers import IndexHeader, read_header
 from mqproc.store.verify.deletions import Deleted
 from mqproc.store.verify.inventory import Inventory, Queue
 
@@ -56,16 +57,16 @@ class IndexFile:
 
 @dataclass(slots=True)
 class Picture:
-    """One store at one moment. `shifts` are what to add to times in the place of tags codes, by queue.
+    """One store at one moment. `delays_ms` are those of its delay levels, the first level's first.
 
     `deleted` tells records of deleted queues from those of queues that have their names now.
     """
 
     inventory: Inventory
     positions: Positions
+    delays_ms: Sequence[int]
     shares: list[Share] = field(default_factory=list)
     index: list[IndexFile] = field(default_factory=list)
-    shifts: dict[Queue, int] = field(default_factory=dict)
     deleted: Deleted = field(default_factory=dict)
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,6 @@ from mqproc.store.verify.picture import Picture
 from mqproc.store.verify.queue_pass import read_queue
 
 Ranges = list[tuple[int, int]]
-_INT32_MAX: Final = 2**31 - 1
 
 
 class Found(enum.IntEnum):
@@ -111,10 +109,7 @@ class QueueDetails:
             ranges = found.get(queue)
             if ranges is None:
                 continue
-            expected = as_units(result.units[offset : offset + count * UNIT_SIZE]).copy()
-            shift = self._picture.shifts.get(queue, 0)
-            if shift:
-                expected["tags_code"][expected["tags_code"] > _INT32_MAX] += shift
+            expected = as_units(result.units[offset : offset + count * UNIT_SIZE])
             physical = expected["physical_offset"].astype(np.int64)
             codes = _codes(expected, self._units(queue, first, count))
             for start, stop in _same_runs(codes, int(np.searchsorted(physical, dispatched))):

@@ -18,13 +18,15 @@ from mqproc.layout import control as words_of
 from mqproc.layout import index_file
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.paths import StorePaths, segment_start
+from mqproc.quantities import counted
 from mqproc.shm.lock import holder_of
-from mqproc.store.consume_queue import adopted_file_bytes, as_units
+from mqproc.store.consume_queue import as_units
 from mqproc.store.existing import check_is_store
 from mqproc.store.index_shape import adopted_index_shape
+from mqproc.store.queue_folders import adopted_file_bytes
 from mqproc.store.reads.store_views import RUNNING_STATES, open_control
 from mqproc.store.segments import adopted_segment_size
-from mqproc.store.verify.delays import learned_shifts
+from mqproc.store.verify.delays import delays_of
 from mqproc.store.verify.deletions import known_topics, read_deleted
 from mqproc.store.verify.findings import Finding, Findings, Kind
 from mqproc.store.verify.index_findings import IndexFindings
@@ -277,11 +279,11 @@ class _Verifier:
 
     def _picture(self, inventory: Inventory, positions: Positions) -> Picture:
         shares = cut_into_shares(self._io, inventory, positions, self._shares, self._share_bytes)
-        picture = Picture(inventory, positions, shares)
+        delays_ms = delays_of(self._io, inventory, self._options.message_delay_level)
+        picture = Picture(inventory, positions, delays_ms, shares)
         picture.deleted = read_deleted(self._io, self._paths, running=positions.end is not None)
         if self._options.message_index_enable:
             picture.index = read_index_headers(self._io, inventory)
-        picture.shifts = learned_shifts(self._io, picture)
         return picture
 
     # Tasks
@@ -318,7 +320,8 @@ class _Verifier:
         if not begin or not units:
             return
         last = inventory.segment_name(begin - 1)
-        yield Finding(Kind.SEGMENTS_EXPIRED, last, 0, begin, size=begin, text=f"{units:,} units lead below {begin:,}")
+        text = f"{counted(units, 'unit')} of records below {begin:,}"
+        yield Finding(Kind.SEGMENTS_EXPIRED, last, 0, begin, size=begin, text=text)
         for queue, files in sorted(inventory.queues.items()):
             first = min(files, default=None)
             if first is None or len(files) < 2 or files[first] < inventory.sizes.queue_file:

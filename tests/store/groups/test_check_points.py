@@ -13,7 +13,7 @@ from mqproc.message import StoredMessage
 from mqproc.names import REVIVE_TOPIC
 from mqproc.store.groups.check_points import Acknowledged, CheckPoint, key_of, read
 
-POINT = CheckPoint("billing", "orders", 3, (120, 121, 125), 1_700_000_000_000, 30_000, 5)
+POINT = CheckPoint("billing", "orders", 3, 120, (120, 121, 125), 1_700_000_000_000, 30_000, 5, "mqproc")
 
 
 def said(body: bytes, tag: str = "ck") -> StoredMessage:

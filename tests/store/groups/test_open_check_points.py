@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC
-from mqproc.store.groups.check_points import CheckPoint
+from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC, TIMER_TOPIC
+from mqproc.store.groups.check_points import NEVER, CheckPoint
 from mqproc.store.groups.offsets_json import Progress
-from mqproc.store.groups.open_check_points import NOWHERE, OpenCheckPoints, begins_of
+from mqproc.store.groups.open_check_points import OpenCheckPoints, begins_of
 from mqproc.store.slices import finish
 from tests.store.live_store import FIRST_MS, LiveStore
 
@@ -23,7 +23,7 @@ def store(tmp_path: Path) -> Iterator[LiveStore]:
 
 
 def point(*offsets: int, queue_id: int = 0, time_ms: int = FIRST_MS, revive_queue: int = 0) -> CheckPoint:
-    return CheckPoint("g", "T", queue_id, offsets, time_ms, 60_000, revive_queue)
+    return CheckPoint("g", "T", queue_id, offsets[0], offsets, time_ms, 60_000, revive_queue, "mqproc")
 
 
 def put(store: LiveStore, body: bytes, tag: str, queue_id: int = 0) -> None:
@@ -38,10 +38,17 @@ def ack(store: LiveStore, of: CheckPoint, *offsets: int) -> None:
     put(store, of.ack_body(offsets), "ack" if len(offsets) == 1 else "bAck", of.revive_queue)
 
 
-def opened(store: LiveStore, begins: dict[int, int] | None = None) -> OpenCheckPoints:
+def park(store: LiveStore, body: bytes, tag: str, slot_ms: int, queue_id: int = 0) -> None:
+    """As RocketMQ's broker puts it into its timer."""
+    pairs = {"REAL_TOPIC": REVIVE_TOPIC, "REAL_QID": str(queue_id), "TIMER_OUT_MS": str(slot_ms)}
+    text = "".join(f"{name}\x01{value}\x02" for name, value in pairs.items()).encode()
+    store.append(TIMER_TOPIC, [body], queues=1, tags=[tag], parts=(b"", b"", b"", text))
+
+
+def opened(store: LiveStore, begins: dict[int, int] | None = None, read_ms: int = 0) -> OpenCheckPoints:
     store.dispatch()
     found = OpenCheckPoints()
-    finish(found.read(store.reading, begins or {}))
+    finish(found.read(store.reading, begins or {}, read_ms))
     return found
 
 
@@ -51,7 +58,7 @@ def offsets_of(found: OpenCheckPoints) -> list[tuple[int, set[int]]]:
 
 def test_nothing_is_open_where_nobody_ever_received(store: LiveStore) -> None:
     found = opened(store)
-    assert (len(found), found.log_begin, found.revive_begins()) == (0, NOWHERE, {})
+    assert (len(found), found.log_begin, found.revive_begins()) == (0, NEVER, {})
 
 
 def test_what_is_not_acknowledged_is_open_and_the_first_of_it_is_where_the_log_begins(store: LiveStore) -> None:
@@ -91,6 +98,33 @@ def test_a_message_is_its_newest_check_points(store: LiveStore) -> None:
     assert sorted((each.pop_time_ms - FIRST_MS, each.open) for each in found) == [(0, {0}), (5_000, {1})]
 
 
+def test_what_rocketmq_has_parked_counts_while_it_is_not_delivered(store: LiveStore) -> None:
+    """Here the timer has delivered a check point, and not yet its acknowledgement, nor another check point."""
+    of, other, early = point(7, 8), point(3, queue_id=1, revive_queue=5), point(9, queue_id=2)
+    park(store, of.body(), "ck", FIRST_MS)
+    check(store, of)
+    ack(store, of, 8)
+    park(store, of.ack_body((7,)), "ack", FIRST_MS + 1_000)
+    park(store, early.ack_body((9,)), "ack", FIRST_MS + 1_000)
+    park(store, early.body(), "ck", FIRST_MS + 2_000)
+    park(store, other.body(), "ck", FIRST_MS + 3_000, queue_id=5)
+    store.append(TIMER_TOPIC, [b"{}"], queues=1, tags=["ck"])
+    found = opened(store, {5: 4}, FIRST_MS + 1_000)
+    assert offsets_of(found) == [(1, {3})]
+    assert (found.parked_until_ms, found.revive_begins()) == (FIRST_MS + 3_000, {5: 4})
+    assert offsets_of(opened(store, {}, FIRST_MS)) == [(1, {3})], "one that is found twice is the same"
+    delivered = opened(store, {}, FIRST_MS + 4_000)
+    assert (offsets_of(delivered), delivered.parked_until_ms) == ([(0, {7})], -1)
+
+
+def test_acknowledgements_name_the_offset_that_was_looked_from(store: LiveStore) -> None:
+    """RocketMQ's check points begin before their first message where a filter has left some out."""
+    of = CheckPoint("g", "T", 0, 2, (5, 6), FIRST_MS, 60_000, 0, "b")
+    check(store, of)
+    ack(store, of, 5)
+    assert offsets_of(opened(store)) == [(0, {6})]
+
+
 def test_reading_begins_at_the_groups_progress_and_gone_messages_hold_nothing(store: LiveStore) -> None:
     check(store, point(0))
     check(store, point(1, time_ms=FIRST_MS + 1))
@@ -102,4 +136,4 @@ def test_reading_begins_at_the_groups_progress_and_gone_messages_hold_nothing(st
     ]
     found = opened(store, begins_of(progress))
     assert offsets_of(found) == [(0, {1})]
-    assert found.log_begin == NOWHERE, "there is no such queue any more"
+    assert found.log_begin == NEVER, "there is no such queue any more"

@@ -180,6 +180,36 @@ def test_a_kill_while_the_file_is_saved_loses_nothing(store: Store, point: str) 
     after.close()
 
 
+@pytest.mark.parametrize("successor", [False, True])
+def test_a_save_that_was_not_ended_and_another_that_failed_lose_nothing(store: Store, successor: bool) -> None:
+    """The file in config is that of the first one then, and the words are beside it all the same."""
+
+    class EndsAt(StoreIO):
+        point = "offsets.renamed"
+
+        def crash_point(self, name: str) -> None:
+            if name == self.point:
+                raise OSError(5, "Input/output error")
+
+    io = EndsAt()
+    progress = store.open(io=io)
+    progress.set("g", "T", 0, 5)
+    with pytest.raises(OSError, match="Input/output"):
+        progress.save(NOW_MS)
+    if successor:
+        progress.close()
+        progress = store.open(io=io, successor=True)
+    io.point = "offsets.tmp"
+    progress.set("g", "T", 0, 7)
+    with pytest.raises(OSError, match="Input/output"):
+        progress.save(NOW_MS)
+    progress.close()
+    for again in (True, False):
+        after = store.open(successor=again)
+        assert as_dict(after, "g") == {("T", 0): 7}
+        after.close()
+
+
 # The machine goes down, another program comes
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from mqproc.store.recovery.recovery import Recovery, adopt_sizes
 from mqproc.store.recovery.scan_ahead import NO_SCANNERS, Scanners
 
 NOW_MS = 1_800_000_000_000
+PAGE = 4096
 Unit = tuple[int, int, int]
 
 
@@ -176,7 +179,35 @@ def recover(
 _MADE_ANEW = ("mqproc/queues", "mqproc/queues.next", "mqproc/queues.next.tmp", "mqproc/control")
 
 
-def contents(root: Path) -> dict[str, bytes]:
-    """Every file of a store but those that each start makes anew."""
+def contents(root: Path) -> dict[str, tuple[int, bytes]]:
+    """Of every file of a store but those that each start makes anew: its length, and its pages that are not zeros."""
     found = {str(path.relative_to(root)): path for path in sorted(root.rglob("*")) if path.is_file()}
-    return {name: path.read_bytes() for name, path in found.items() if name not in _MADE_ANEW}
+    return {name: _what_is_in(path) for name, path in found.items() if name not in _MADE_ANEW}
+
+
+def _what_is_in(path: Path) -> tuple[int, bytes]:
+    """Pages have their places before them. Holes are not read: a timer's wheel is mostly that."""
+    pages = []
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        for start, stop in written_ranges(file.fileno(), size):
+            data = os.pread(file.fileno(), stop - start, start)
+            for at in range(0, len(data), PAGE):
+                page = data[at : at + PAGE]
+                if page.count(0) != len(page):
+                    pages += [(start + at).to_bytes(8, "little"), page]
+    return size, b"".join(pages)
+
+
+def written_ranges(fd: int, size: int) -> Iterator[tuple[int, int]]:
+    """Ranges of a file outside of its holes."""
+    at = 0
+    while at < size:
+        try:
+            start = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return
+        at = os.lseek(fd, start, os.SEEK_HOLE)
+        yield start, at

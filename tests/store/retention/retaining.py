@@ -10,7 +10,8 @@ from mqproc.layout import control as words_of
 from mqproc.paths import segment_start
 from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
 from mqproc.store.dispatcher import Dispatch
-from mqproc.store.index_files import IndexFiles, index_file_names
+from mqproc.store.index_files import IndexFiles
+from mqproc.store.index_headers import index_file_names
 from mqproc.store.reads.reading import StoreReading
 from mqproc.store.reads.store_views import WordsView
 from mqproc.store.retention.plan import local_hour

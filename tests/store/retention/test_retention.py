@@ -12,7 +12,7 @@ from mqproc.errors import MessageNotFoundError
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.message import PullStatus
-from mqproc.store.index_files import file_ms
+from mqproc.store.index_headers import file_ms
 from mqproc.store.retention import deleted_files, retention
 from mqproc.store.retention import request as retention_request
 from mqproc.store.slices import finish

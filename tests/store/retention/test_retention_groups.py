@@ -11,8 +11,9 @@ import pytest
 from mqproc.config import RetentionGuard
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
-from mqproc.names import SCHEDULE_TOPIC
+from mqproc.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.store import rocketmq_json
+from mqproc.store.delays.timer_store import TimerStore
 from mqproc.store.groups import offsets_json
 from mqproc.store.groups.corrections import read_unconsumed
 from mqproc.store.groups.offsets_json import Progress
@@ -127,6 +128,31 @@ def test_the_guard_keeps_what_waits_in_a_delay_level(tmp_path: Path) -> None:
         assert store.segments()[0] == first
     told = [figures["detail"] for event, figures in store.told if event.endswith("held back")]
     assert told == ["group of the delay levels stands at 0 of SCHEDULE_TOPIC_XXXX/2"]
+
+
+def test_the_guard_keeps_what_waits_in_the_timer(tmp_path: Path) -> None:
+    """What is not filed yet, then the first that is filed and not delivered."""
+    store = Aged(tmp_path, retention_guard=RetentionGuard.GROUPS)
+    store.fill(2, OLD)
+    places = store.fill(4, OLD, TIMER_TOPIC)
+    store.fill(3, OLD)
+    store.fill(1, YOUNG)
+    write_progress(store, {"T@all": {0: 6}})
+    store.pass_by(3)
+    assert store.segments()[0] == 2
+    timer = TimerStore(store.io, store.io, store.paths, 1000, 1024)
+    timer.open(store.now_ms, lambda _: None)
+    for number, place in enumerate(places):
+        timer.put(timer.slot_of(store.now_ms) + 60_000 * number, store.now_ms, place, 100)
+    timer.queue_offset = len(places)
+    for delivered, first in ((0, 2), (1, 3), (3, 5), (4, 9)):
+        timer.read_ms = timer.slot_of(store.now_ms) + 60_000 * delivered - 30_000
+        timer.write(timer.snapshot(0, 0, store.now_ms))
+        store.pass_by(3)
+        assert store.segments()[0] == first
+    timer.close()
+    told = [figures["detail"] for event, figures in store.told if event.endswith("held back")]
+    assert told == ["group of the timer stands at 0 of rmq_sys_wheel_timer/0"]
 
 
 @pytest.mark.parametrize("guarded", [True, False])

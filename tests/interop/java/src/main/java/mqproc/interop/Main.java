@@ -27,6 +27,13 @@ import java.util.concurrent.Executors;
  * {"id": 5, "op": "deliver", "store": "/path", "topic": "t", "messages": 7}
  *                                                    -> queueOffset, delivered, messages: the timer has run
  * {"id": 6, "op": "close", "store": "/path"}                      -> clean: whether abort is gone
+ * {"id": 7, "op": "broker", "store": "/path", "options": {}, "topic": "t", "group": "g"}     -> a StoreBroker works
+ * {"id": 8, "op": "send", "store": "/path", "topic": "t", "bodies": ["a"], "tag": "x"}
+ * {"id": 9, "op": "pop", "store": "/path", "topic": "t", "group": "g", "messages": 8, "invisibleMs": 1, "waitMs": 1}
+ *                                                    -> body, times, handle a message
+ * {"id": 10, "op": "ack", "store": "/path", "topic": "t", "group": "g", "handle": "..."}
+ * {"id": 11, "op": "change", (the same), "invisibleMs": 1}        -> the new handle
+ * {"id": 12, "op": "stop", "store": "/path"}                      -> clean: whether abort is gone
  * </pre>
  *
  * An answer is {"id", "result"} or {"id", "error"}. Requests run at the same time; for one store the asker waits for
@@ -34,6 +41,7 @@ import java.util.concurrent.Executors;
  */
 public final class Main {
     private static final Map<Path, OpenStore> STORES = new ConcurrentHashMap<>();
+    private static final Map<Path, StoreBroker> BROKERS = new ConcurrentHashMap<>();
 
     private Main() {
     }
@@ -82,9 +90,33 @@ public final class Main {
                 return STORES.get(path).timer.run(request.getString("topic"), request.getLongValue("messages"));
             case "close":
                 return STORES.remove(path).close();
+            case "broker":
+                return start(path, request);
+            case "send":
+                BROKERS.get(path).send(request.getString("topic"), request.getJSONArray("bodies"),
+                    request.getString("tag"));
+                return true;
+            case "pop":
+                return BROKERS.get(path).pop(request);
+            case "ack":
+                BROKERS.get(path).ack(request.getString("group"), request.getString("topic"),
+                    request.getString("handle"));
+                return true;
+            case "change":
+                return BROKERS.get(path).change(request.getString("group"), request.getString("topic"),
+                    request.getString("handle"), request.getLongValue("invisibleMs"));
+            case "stop":
+                return BROKERS.remove(path).stop();
             default:
                 throw new IllegalArgumentException("no such operation: " + request.getString("op"));
         }
+    }
+
+    private static synchronized boolean start(Path path, JSONObject request) throws Exception {
+        StoreBroker broker = new StoreBroker(path, request.getJSONObject("options"));
+        broker.make(request.getString("topic"), request.getString("group"));
+        BROKERS.put(path, broker);
+        return true;
     }
 
     /** One after the other: RocketMQ's stores share statistics that are no matter of several threads. */

@@ -1,0 +1,98 @@
+"""Folders of ConsumeQueues: which queues there are, how long their files are, and removing them."""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from mqproc.io import Entry, Kind, StoreIO
+from mqproc.layout.consume_queue import FILLER_SIZE, SIZE, TAGS_CODE, UNIT_SIZE
+from mqproc.paths import is_text, segment_start
+
+REMOVE_TRIES: Final = 3
+
+
+def queues_on_disk(io: StoreIO, folder: Path) -> tuple[list[tuple[str, int]], list[Path]]:
+    """(topic, queue id) of every folder of a queue below `folder`, and what else lies there and is passed over."""
+    queues: list[tuple[str, int]] = []
+    strays: list[Path] = []
+    for topic in io.entries(folder):
+        if not is_topic(topic):
+            strays.append(folder / topic.name)
+            continue
+        for entry in io.entries(folder / topic.name):
+            name = entry.name
+            if entry.kind is Kind.FOLDER and is_queue_id(name):
+                queues.append((topic.name, int(name)))
+            else:
+                strays.append(folder / topic.name / name)
+    return queues, strays
+
+
+def is_topic(entry: Entry) -> bool:
+    """Whether an entry is a topic's folder: a name that is no UTF-8 is nobody's."""
+    return entry.kind is Kind.FOLDER and is_text(entry.name)
+
+
+def is_queue_id(name: str) -> bool:
+    """Whether a folder's name is a queue's id, written as RocketMQ writes it."""
+    return name.isascii() and name.isdigit() and str(int(name)) == name
+
+
+def adopted_file_bytes(io: StoreIO, folder: Path, configured: int) -> int:
+    """The size that most ConsumeQueue files below `folder` have, the configured one where any has that.
+
+    Lengths that are no whole units, or that a file's name contradicts, say nothing, nor does a file of our own that
+    a crash left short: it ends with a filler.
+    """
+    sizes: Counter[int] = Counter()
+    starts: set[int] = set()
+    for queue, entry in _files_below(io, folder):
+        start = segment_start(entry.name)
+        if start is None:
+            continue
+        if entry.size == configured:
+            return configured
+        starts.add(start)
+        if not _ends_with_filler(io, queue / entry.name, entry.size):
+            sizes[entry.size] += 1
+    fitting = [size for size in sizes if size > 0 and size % UNIT_SIZE == 0 and not any(s % size for s in starts)]
+    return max(fitting, key=lambda size: (sizes[size], size)) if fitting else configured
+
+
+def _files_below(io: StoreIO, folder: Path) -> Iterator[tuple[Path, Entry]]:
+    """(a queue's folder, file) of every file of a queue."""
+    for topic in io.entries(folder):
+        if not is_topic(topic):
+            continue
+        for queue in io.entries(folder / topic.name):
+            if queue.kind is Kind.FOLDER and is_queue_id(queue.name):
+                path = folder / topic.name / queue.name
+                yield from ((path, entry) for entry in io.entries(path) if entry.kind is Kind.FILE)
+
+
+def _ends_with_filler(io: StoreIO, path: Path, size: int) -> bool:
+    fd = io.open(path)
+    try:
+        last = io.pread(fd, UNIT_SIZE, max(0, size - UNIT_SIZE))
+    finally:
+        io.close(fd)
+    return int.from_bytes(last[SIZE:TAGS_CODE], "big") == FILLER_SIZE
+
+
+def remove_tree(io: StoreIO, folder: Path) -> None:
+    """Remove a folder of ConsumeQueues with all that is in it, if it is there, though others may touch it meanwhile.
+
+    Raises OSError when it cannot be done, or something new comes to lie there each time.
+    """
+    for tries_left in reversed(range(REMOVE_TRIES)):
+        try:
+            io.remove_folder(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY) or not tries_left:
+                raise
+        else:
+            return

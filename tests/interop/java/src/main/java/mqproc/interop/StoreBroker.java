@@ -1,0 +1,194 @@
+package mqproc.interop;
+
+import com.alibaba.fastjson2.JSONArray;
+import com.alibaba.fastjson2.JSONObject;
+import java.io.IOException;
+import java.net.ServerSocket;
+import java.nio.ByteBuffer;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.Map;
+import java.util.Properties;
+import org.apache.rocketmq.broker.BrokerController;
+import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.MixAll;
+import org.apache.rocketmq.common.TopicConfig;
+import org.apache.rocketmq.common.filter.ExpressionType;
+import org.apache.rocketmq.common.message.MessageDecoder;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.remoting.CommandCustomHeader;
+import org.apache.rocketmq.remoting.netty.NettyClientConfig;
+import org.apache.rocketmq.remoting.netty.NettyRemotingClient;
+import org.apache.rocketmq.remoting.netty.NettyServerConfig;
+import org.apache.rocketmq.remoting.protocol.RemotingCommand;
+import org.apache.rocketmq.remoting.protocol.RequestCode;
+import org.apache.rocketmq.remoting.protocol.ResponseCode;
+import org.apache.rocketmq.remoting.protocol.header.AckMessageRequestHeader;
+import org.apache.rocketmq.remoting.protocol.header.ChangeInvisibleTimeRequestHeader;
+import org.apache.rocketmq.remoting.protocol.header.ChangeInvisibleTimeResponseHeader;
+import org.apache.rocketmq.remoting.protocol.header.ExtraInfoUtil;
+import org.apache.rocketmq.remoting.protocol.header.PopMessageRequestHeader;
+import org.apache.rocketmq.remoting.protocol.header.PopMessageResponseHeader;
+import org.apache.rocketmq.remoting.protocol.header.SendMessageRequestHeader;
+import org.apache.rocketmq.remoting.protocol.subscription.SubscriptionGroupConfig;
+import org.apache.rocketmq.store.config.MessageStoreConfig;
+
+/** A whole broker on a store, without a name server, and one client of it that receives messages by POP requests. */
+final class StoreBroker {
+    private static final int TIMEOUT_MS = 10_000;
+    /** Just above the ports of well-known services; the broker takes the one two below, too. */
+    private static final int LOWEST_PORT = 1026;
+
+    static {
+        System.setProperty("tls.server.mode", "disabled");  // Making a certificate takes seconds.
+    }
+
+    private final Path root;
+    private final BrokerConfig config = new BrokerConfig();
+    private final BrokerController broker;
+    private final NettyRemotingClient client = new NettyRemotingClient(new NettyClientConfig());
+    private final String address;
+
+    StoreBroker(Path root, JSONObject options) throws Exception {
+        this.root = root;
+        var store = new MessageStoreConfig();
+        store.setStorePathRootDir(root.toString());
+        store.setStorePathCommitLog(root.resolve("commitlog").toString());
+        store.setEnableCompaction(false);
+        config.setBrokerIP1("127.0.0.1");
+        Properties properties = new Properties();
+        options.forEach((name, value) -> properties.setProperty(name, value.toString()));
+        MixAll.properties2Object(properties, store);
+        MixAll.properties2Object(properties, config);
+        var server = new NettyServerConfig();
+        server.setListenPort(freePort());
+        address = "127.0.0.1:" + server.getListenPort();
+        broker = new BrokerController(config, server, new NettyClientConfig(), store);
+        if (!broker.initialize()) {
+            throw new IllegalStateException(root + ": the broker does not load it");
+        }
+        broker.start();
+        client.start();
+    }
+
+    private static int freePort() throws IOException {
+        int port = 0;
+        while (port < LOWEST_PORT) {
+            try (var socket = new ServerSocket(0)) {
+                port = socket.getLocalPort();
+            }
+        }
+        return port;
+    }
+
+    /** Makes a topic of one queue, and a group. */
+    void make(String topic, String group) {
+        broker.getTopicConfigManager().updateTopicConfig(new TopicConfig(topic, 1, 1));
+        var settings = new SubscriptionGroupConfig();
+        settings.setGroupName(group);
+        broker.getSubscriptionGroupManager().updateSubscriptionGroupConfig(settings);
+    }
+
+    void send(String topic, JSONArray bodies, String tag) throws Exception {
+        for (Object body : bodies) {
+            var header = new SendMessageRequestHeader();
+            header.setProducerGroup("interop");
+            header.setTopic(topic);
+            header.setDefaultTopic(topic);
+            header.setDefaultTopicQueueNums(1);
+            header.setQueueId(0);
+            header.setSysFlag(0);
+            header.setBornTimestamp(System.currentTimeMillis());
+            header.setFlag(0);
+            header.setReconsumeTimes(0);
+            header.setProperties(tag == null ? "" : MessageDecoder.messageProperties2String(Map.of("TAGS", tag)));
+            call(RequestCode.SEND_MESSAGE, header, ((String) body).getBytes(StandardCharsets.UTF_8));
+        }
+    }
+
+    /** Messages of a topic's queue, or of its retry topic's: body, times, handle. None within `waitMs`: an empty list. */
+    JSONArray pop(JSONObject request) throws Exception {
+        var header = new PopMessageRequestHeader();
+        header.setConsumerGroup(request.getString("group"));
+        header.setTopic(request.getString("topic"));
+        header.setQueueId(0);
+        header.setMaxMsgNums(request.getIntValue("messages"));
+        header.setInvisibleTime(request.getLongValue("invisibleMs"));
+        header.setPollTime(request.getLongValue("waitMs"));
+        header.setBornTime(System.currentTimeMillis());
+        header.setInitMode(0);
+        if (request.containsKey("tag")) {
+            header.setExpType(ExpressionType.TAG);
+            header.setExp(request.getString("tag"));
+        }
+        RemotingCommand answer = client.invokeSync(address, RemotingCommand.createRequestCommand(
+            RequestCode.POP_MESSAGE, header), TIMEOUT_MS + request.getLongValue("waitMs"));
+        if (answer.getCode() == ResponseCode.POLLING_TIMEOUT || answer.getCode() == ResponseCode.PULL_NOT_FOUND) {
+            return new JSONArray();
+        }
+        checked(answer);
+        var told = (PopMessageResponseHeader) answer.decodeCommandCustomHeader(PopMessageResponseHeader.class);
+        var starts = ExtraInfoUtil.parseStartOffsetInfo(told.getStartOffsetInfo());
+        JSONArray messages = new JSONArray();
+        for (MessageExt message : MessageDecoder.decodes(ByteBuffer.wrap(answer.getBody()))) {
+            String handle = message.getProperty("POP_CK");
+            if (handle == null) {
+                long start = starts.get(ExtraInfoUtil.getStartOffsetInfoMapKey(message.getTopic(), 0));
+                handle = ExtraInfoUtil.buildExtraInfo(start, told.getPopTime(), told.getInvisibleTime(),
+                    told.getReviveQid(), message.getTopic(), config.getBrokerName(), 0, message.getQueueOffset());
+            }
+            messages.add(JSONObject.of("body", new String(message.getBody(), StandardCharsets.UTF_8),
+                "times", message.getReconsumeTimes(), "handle", handle));
+        }
+        return messages;
+    }
+
+    void ack(String group, String topic, String handle) throws Exception {
+        String[] parts = ExtraInfoUtil.split(handle);
+        var header = new AckMessageRequestHeader();
+        header.setConsumerGroup(group);
+        header.setTopic(topic);
+        header.setQueueId(ExtraInfoUtil.getQueueId(parts));
+        header.setOffset(ExtraInfoUtil.getQueueOffset(parts));
+        header.setExtraInfo(handle);
+        call(RequestCode.ACK_MESSAGE, header, null);
+    }
+
+    /** The message's new handle. */
+    String change(String group, String topic, String handle, long invisibleMs) throws Exception {
+        String[] parts = ExtraInfoUtil.split(handle);
+        var header = new ChangeInvisibleTimeRequestHeader();
+        header.setConsumerGroup(group);
+        header.setTopic(topic);
+        header.setQueueId(ExtraInfoUtil.getQueueId(parts));
+        header.setOffset(ExtraInfoUtil.getQueueOffset(parts));
+        header.setExtraInfo(handle);
+        header.setInvisibleTime(invisibleMs);
+        RemotingCommand answer = call(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header, null);
+        var told = (ChangeInvisibleTimeResponseHeader) answer.decodeCommandCustomHeader(
+            ChangeInvisibleTimeResponseHeader.class);
+        long offset = ExtraInfoUtil.getQueueOffset(parts);
+        return ExtraInfoUtil.buildExtraInfo(offset, told.getPopTime(), told.getInvisibleTime(), told.getReviveQid(),
+            topic, config.getBrokerName(), ExtraInfoUtil.getQueueId(parts), offset);
+    }
+
+    private RemotingCommand call(int code, CommandCustomHeader header, byte[] body) throws Exception {
+        RemotingCommand request = RemotingCommand.createRequestCommand(code, header);
+        request.setBody(body);
+        return checked(client.invokeSync(address, request, TIMEOUT_MS));
+    }
+
+    private static RemotingCommand checked(RemotingCommand answer) {
+        if (answer.getCode() != ResponseCode.SUCCESS) {
+            throw new IllegalStateException("code " + answer.getCode() + ": " + answer.getRemark());
+        }
+        return answer;
+    }
+
+    JSONObject stop() {
+        client.shutdown();
+        broker.shutdown();
+        return JSONObject.of("clean", !Files.exists(root.resolve("abort")));
+    }
+}

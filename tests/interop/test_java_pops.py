@@ -1,0 +1,135 @@
+"""A whole RocketMQ broker 5.3.3 goes on with what our simple consumers have received, and we with what its have.
+
+One store: ours is stopped with messages received, some of them acknowledged. The broker opens it and sends again what
+was not, when it is due; some of that is received and acknowledged there. It is shut down, and our group goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from mqproc.client.simple_consumer import SimpleConsumer
+from mqproc.message import StoredMessage
+from mqproc.names import REVIVE_GROUP, REVIVE_TOPIC
+from mqproc.store import rocketmq_json
+from tests.conftest import Group, wait_until
+from tests.interop.java_stores import SIZES
+from tests.interop.pop_store import GROUP, TAG, TOPIC, ack, all_popped, popped
+from tests.interop.rocketmq import RocketMq, rocketmq_options
+
+pytestmark = pytest.mark.timeout(1000)
+
+OPTIONS = SIZES | {"mapped_file_size_timer_log": 1024, "broker_name": "ours-and-theirs"}
+SENT = 40
+LEFT = [0, 31, 32, 38, 39]
+"""Not acknowledged; they are in several check points of one receive."""
+INVISIBLE_S = 6
+# The broker is shut down meanwhile, which takes a dozen seconds.
+THEIRS_S = 16
+
+
+@dataclass
+class Told:
+    """What came, in order."""
+
+    theirs: list[tuple[str, int]] = field(default_factory=list)
+    """(body, times) of what the broker has sent again."""
+    theirs_after: list[str] = field(default_factory=list)
+    ours: list[tuple[str, int]] = field(default_factory=list)
+    ours_after: list[str] = field(default_factory=list)
+    early_by_s: float = 0.0
+    progress: dict[str, int] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+    folder = tmp_path_factory.mktemp("java_pops")
+    group = Group(folder / "popped", **OPTIONS)
+    try:
+        with RocketMq(folder) as rocketmq:
+            told = Told()
+            _receive(group)
+            popped_at = _go_on_with_ours(rocketmq, group.store, told)
+            _go_on_with_theirs(group, told, popped_at)
+            yield told
+    finally:
+        group.close()
+
+
+def _all(consumer: SimpleConsumer, count: int, invisible_s: float) -> list[StoredMessage]:
+    found: list[StoredMessage] = []
+
+    def came() -> bool:
+        found.extend(consumer.receive(count - len(found), invisible_s, timeout=1))
+        return len(found) >= count
+
+    wait_until(came, what=f"{count} messages")
+    return found
+
+
+def _receive(group: Group) -> None:
+    group.start()
+    with group.client() as client:
+        client.create_topic(TOPIC, 1)
+        consumer = client.simple_consumer(GROUP, TOPIC, start="earliest")
+        client.send(TOPIC, b"done", tag=TAG)
+        # Progress in the revive topic is that of whoever has check points done.
+        assert len(_all(consumer, 1, 1)) == 1
+        (again,) = _all(consumer, 1, 60)
+        assert (again.reconsume_times, consumer.ack(again)) == (1, 1)
+        client.send_batch(TOPIC, [b"%d" % number for number in range(SENT)], tags=[TAG] * SENT)
+        group.wait_dispatched()
+        found = consumer.receive(SENT, INVISIBLE_S, timeout=10)
+        assert len(found) == SENT
+        done = [message for message in found if int(message.body) not in LEFT]
+        assert consumer.ack(*done) == len(done)
+        consumer.change_invisible_duration(found[LEFT[-1]], INVISIBLE_S + 1)
+        due = time.monotonic() + INVISIBLE_S + 1
+    assert group.stop() == 0
+    assert time.monotonic() < due
+
+
+def _go_on_with_ours(rocketmq: RocketMq, store: Path, told: Told) -> float:
+    """When the broker's clients have received what it sent again."""
+    rocketmq.ask("broker", store, options=rocketmq_options(OPTIONS), topic=TOPIC, group=GROUP)
+    found = all_popped(rocketmq, store, len(LEFT), THEIRS_S * 1000)
+    popped_at = time.monotonic()
+    told.theirs = sorted((each["body"], each["times"]) for each in found)
+    for message in found:
+        if message["body"] in ("0", "32"):
+            ack(rocketmq, store, message)
+    told.theirs_after = [each["body"] for each in popped(rocketmq, store, 32, 60_000)]
+    assert rocketmq.ask("stop", store) == {"clean": True}
+    return popped_at
+
+
+def _go_on_with_theirs(group: Group, told: Told, popped_at: float) -> None:
+    group.start()
+    with group.client() as client:
+        consumer = client.simple_consumer(GROUP, TOPIC)
+        found = _all(consumer, 3, 60)
+        told.early_by_s = popped_at + THEIRS_S - time.monotonic()
+        told.ours = sorted((message.body.decode(), message.reconsume_times) for message in found)
+        assert consumer.ack(*found) == len(found)
+        told.ours_after = [message.body.decode() for message in consumer.receive(32, timeout=3)]
+    assert group.stop() == 0
+    saved = rocketmq_json.parse(group.paths.consumer_offsets.read_text())["offsetTable"]
+    told.progress = saved[f"{TOPIC}@{GROUP}"]
+    assert f"{REVIVE_TOPIC}@{REVIVE_GROUP}" in saved
+
+
+def test_the_broker_sends_again_what_we_have_left_open(told: Told) -> None:
+    assert told.theirs == [(str(number), 1) for number in sorted(LEFT, key=str)]
+    assert told.theirs_after == []
+    assert told.progress == {"0": SENT + 1}
+
+
+def test_we_send_again_what_the_broker_has_left_open_and_not_before_it_is_due(told: Told) -> None:
+    assert told.ours == [("31", 2), ("38", 2), ("39", 2)]
+    assert told.ours_after == []
+    assert told.early_by_s <= 1.0

@@ -1,0 +1,23 @@
+"""What a Python process of Spark's keeps."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+_TASK = """
+import gc
+from mqproc.spark.worker import as_task
+task = as_task(iter("ab"))
+print(next(task), gc.get_freeze_count() > 0)
+print(next(task), next(task, None), gc.get_freeze_count() > 0)
+before = gc.get_freeze_count()
+later = [[] for _ in range(1000)]
+print(list(as_task(iter("c"))), gc.get_freeze_count() <= before)
+"""
+
+
+def test_what_the_first_task_loaded_is_left_out_of_garbage_collections() -> None:
+    # In a process of its own: it is for good.
+    done = subprocess.run([sys.executable, "-c", _TASK], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.splitlines() == ["a False", "b None True", "['c'] True"], done.stderr

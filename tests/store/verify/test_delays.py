@@ -1,0 +1,95 @@
+"""Stores whose delay levels are others than RocketMQ's: units are right by the store's own, told or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mqproc.delay_levels import DELAYS
+from mqproc.io import StoreIO
+from mqproc.names import SCHEDULE_TOPIC
+from mqproc.store.consume_queue import UNIT_SIZE, as_units
+from mqproc.store.recovery.unit_mender import UnitMender
+from mqproc.store.verify.delays import delays_of
+from mqproc.store.verify.inventory import take_inventory
+from mqproc.store.verify.verifier import sizes_of
+from tests.store.engine import Engine
+from tests.store.recovery.recovering import recover
+from tests.store.verify.looking import damage_of, looked_at, overwrite
+
+LEVELS = "7s 90s"
+STORED_MS = 1_700_000_000_000
+COUNT = 9
+# What verify is told: the store's own levels, RocketMQ's, and others.
+TOLD = pytest.mark.parametrize("levels", [LEVELS, DELAYS, "1s 2s 3s"])
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    """A stopped store with messages of both levels."""
+    engine = Engine(tmp_path / "store", message_delay_level=LEVELS)
+    for level in (1, 2):
+        for number in range(COUNT):
+            place = {"fixed_queue": level - 1, "parts": (b"DELAY\x01%d\x02" % level, b"", b"", b"")}
+            engine.append(SCHEDULE_TOPIC, [b"later"], STORED_MS + number, queues=2, **place)
+    engine.segments.close()
+    recover(engine.paths.root, engine.options)
+    return engine
+
+
+def queue_file(engine: Engine, level: int) -> Path:
+    return engine.paths.queue(SCHEDULE_TOPIC, level - 1) / f"{0:020d}"
+
+
+def times(engine: Engine, level: int) -> list[int]:
+    """When the units of a level say that their messages are due."""
+    units = as_units(queue_file(engine, level).read_bytes()[: COUNT * UNIT_SIZE])
+    return [int(unit["tags_code"]) for unit in units]
+
+
+def set_time(engine: Engine, level: int, place: int, time_ms: int) -> None:
+    overwrite(queue_file(engine, level), place * UNIT_SIZE + 12, time_ms.to_bytes(8, "big"))
+
+
+@TOLD
+def test_units_of_a_stores_own_levels_are_no_damage(engine: Engine, levels: str) -> None:
+    assert times(engine, 2) == [STORED_MS + number + 90_000 for number in range(COUNT)]
+    assert damage_of(looked_at(engine.paths.root, message_delay_level=levels)) == []
+
+
+@TOLD
+@pytest.mark.parametrize("wrong_by_ms", [1, 1000])
+def test_a_unit_with_another_time_than_its_levels_is_found_and_mended(
+    engine: Engine, levels: str, wrong_by_ms: int
+) -> None:
+    right = times(engine, 2)
+    set_time(engine, 2, 4, right[4] + wrong_by_ms)
+    found = damage_of(looked_at(engine.paths.root, message_delay_level=levels))
+    name = str(queue_file(engine, 2).relative_to(engine.paths.root))
+    assert [(row.kind, row.file, row.offset) for row in found] == [("unit_wrong", name, 4 * UNIT_SIZE)]
+
+    options = type(engine.options)(message_delay_level=levels)
+    mender = UnitMender(StoreIO(), engine.paths, options, 0, engine.written)
+    assert mender.run([(SCHEDULE_TOPIC, 1)]) == 1
+    mender.close()
+    assert times(engine, 2) == right
+
+
+def test_one_unit_of_a_level_is_no_measure_when_no_levels_could_say_its_delay(engine: Engine) -> None:
+    paths = engine.paths
+
+    def found(levels: str) -> tuple[int, ...]:
+        inventory = take_inventory(StoreIO(), paths, sizes_of(StoreIO(), paths, engine.options))
+        return delays_of(StoreIO(), inventory, levels)
+
+    assert found("1s") == found("7s 2s") == (7_000, 90_000)
+    for place in range(COUNT):
+        set_time(engine, 2, place, STORED_MS + place + 90_001)
+    assert found("1s 5s") == (7_000, 5_000)
+    for place in range(COUNT):
+        set_time(engine, 2, place, STORED_MS + place + 3_000)
+    assert found("1s 5s") == (7_000, 3_000)
+    # One that has the configured delay is enough: the others may be of a time with other levels.
+    set_time(engine, 2, 0, STORED_MS + 5_000)
+    assert found("1s 5s") == (7_000, 5_000)
