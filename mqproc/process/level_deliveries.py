@@ -134,11 +134,11 @@ class LevelDeliveries:
 
     def _deliver_due(self, level: _Level) -> int:
         bounds = self._bounds(level)
+        if bounds is not None and level.offset < bounds.min_offset:
+            self._lose(level, bounds.min_offset, "the log does not have them any more")
         if bounds is None or level.offset >= bounds.max_offset:
             level.head, level.due_ns, level.caught_up = -1, _NEVER_NS, True
             return 0
-        if level.offset < bounds.min_offset:
-            self._lose(level, bounds.min_offset, "the log does not have them any more")
         held = level.head == level.offset
         due_count = self._due_units(level, bounds)
         if due_count == 0 and held:

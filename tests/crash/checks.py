@@ -30,6 +30,8 @@ from tests.store.recovery.recovering import contents
 
 FOREVER_MS = 1 << 60
 KEYS_LOOKED_UP = 30
+# A message that comes again and again has its key in each of its copies.
+KEY_RECORDS_MAX = 4_096
 
 
 @dataclass(slots=True)
@@ -210,15 +212,15 @@ def check_index(found: Recovered, records: list[Placed]) -> None:
         keys = len(placed.message.keys) + bool(placed.message.unique_id)
         there = entries[placed.offset]
         expect(there == keys, f"the record at {placed.offset} has {keys} keys, and {there} entries in the index")
-    options = found.options
-    reader = IndexReader(StoreIO(), found.paths.index, options.max_hash_slot_num, options.max_index_num, 64)
+    slots, items = found.options.max_hash_slot_num, found.options.max_index_num
+    reader = IndexReader(StoreIO(), found.paths.index, slots, items, KEY_RECORDS_MAX)
     try:
         reader.refresh(1)
         with_keys = [placed for placed in records if placed.message.keys]
         step = max(1, len(with_keys) // KEYS_LOOKED_UP)
         for placed in with_keys[::-step]:
             topic, key = placed.message.topic, placed.message.keys[0]
-            offsets = list(reader.query_offset(topic, key, 64, 0, FOREVER_MS).offsets)
+            offsets = list(reader.query_offset(topic, key, KEY_RECORDS_MAX, 0, FOREVER_MS).offsets)
             expect(offsets.count(placed.offset) == 1, f"key {key} leads to {offsets}, not to {placed.offset} once")
     finally:
         reader.close()

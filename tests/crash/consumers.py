@@ -108,8 +108,7 @@ class Consumers:
 
     def go_on(self, found: Found, *, power_loss: bool) -> None:
         """What the group stands before comes again, and may be consumed then, whatever became of its copy."""
-        if power_loss:
-            self.commits.committed.clear()
+        self.commits.go_on(power_loss=power_loss)
         progress = found.of_group(GROUP)
         for number, (topic, queue_id, offset) in list(self.given_back.items()):
             if progress.get((topic, queue_id), 0) <= offset:

@@ -142,8 +142,8 @@ class Members:
         self.commits.forget(topic)
 
     def go_on(self, found: Found, *, power_loss: bool) -> None:
+        self.commits.go_on(power_loss=power_loss)
         if power_loss:
-            self.commits.committed.clear()
             self._given.clear()
 
     def check(self, found: Found, *, power_loss: bool) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.store.groups.progress import all_progress
+from mqproc.store.queue_table import QueueTable
 from tests.crash.placed import Placed, expect
 from tests.crash.schedule import Schedule, SimulatedClock
 
@@ -23,6 +24,8 @@ class Found:
     progress: Mapping[str, Mapping[Queue, int]]
     """By group."""
     sync_flush: bool
+    minima: Mapping[Queue, int]
+    """Each queue's first offset: of a topic that was deleted and made again it lies behind what went."""
 
     def of_group(self, group: str) -> Mapping[Queue, int]:
         return self.progress.get(group, {})
@@ -33,7 +36,12 @@ def found_in(paths: StorePaths, records: Sequence[Placed], *, sync_flush: bool) 
     progress: dict[str, dict[Queue, int]] = {}
     for at in all_progress(StoreIO(), paths):
         progress.setdefault(at.group, {})[at.topic, at.queue_id] = at.offset
-    return Found(records, progress, sync_flush)
+    table = QueueTable(StoreIO(), paths.queues)
+    try:
+        minima = {(topic, queue_id): table.min_offset(number) for number, topic, queue_id in table.live()}
+    finally:
+        table.close()
+    return Found(records, progress, sync_flush, minima)
 
 
 class Party(Protocol):
@@ -84,12 +92,18 @@ class Commits:
         for queue in [queue for queue in self.committed if queue[0] == topic]:
             del self.committed[queue]
 
+    def go_on(self, *, power_loss: bool) -> None:
+        """The next life begins; a power loss may have taken what was answered."""
+        if power_loss:
+            self.committed.clear()
+
     def check(self, found: Found, *, power_loss: bool) -> None:
         """Progress is neither lost nor invented."""
         progress = found.of_group(self.group)
         for queue, offset in progress.items():
             asked = self.asked.get(queue, 0)
-            expect(offset <= asked or offset <= _minimum(queue, found), f"{queue}: {offset} is beyond {asked}")
+            raised_to = max(_minimum(queue, found), found.minima.get(queue, 0))
+            expect(offset <= max(asked, raised_to), f"{queue}: {offset} is beyond {asked}")
         for queue, offset in {} if power_loss else self.committed.items():
             expect(progress.get(queue, 0) >= offset, f"{queue}: {progress.get(queue)} is below the commit of {offset}")
 
