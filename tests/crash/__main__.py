@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tests.crash.journal import Journal
 from tests.crash.planted import PLANTS, plant
+from tests.workers import EXIT_INTERRUPTED
 
 BOTH = "both"
 
@@ -106,8 +107,11 @@ def main() -> int:
         plant(arguments.plant)
     where = arguments.folder or (Path("/dev/shm") if Path("/dev/shm").is_dir() else None)
     work = tell_seeds if arguments.seeds else run_level if arguments.level else sweep
-    with tempfile.TemporaryDirectory(dir=where) as folder:
-        return 1 if work(arguments, Path(folder)) else 0
+    try:
+        with tempfile.TemporaryDirectory(dir=where) as folder:
+            return 1 if work(arguments, Path(folder)) else 0
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
 
 
 if __name__ == "__main__":

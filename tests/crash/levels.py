@@ -6,14 +6,13 @@ A level goes over the seeds in order. What it has done stands in a file, where o
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import shutil
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +22,7 @@ import msgspec
 from mqproc.config import FlushDiskType
 from tests.crash.program import Story
 from tests.crash.sweep import Case, Whole, cases
+from tests.workers import worker_pool
 
 T = TypeVar("T")
 STORY_TIMEOUT_S = 1_800
@@ -182,21 +182,16 @@ def _in_order(
     work: Callable[..., T], arguments: Iterator[tuple[object, ...]], workers: int, tasks_per_worker: int
 ) -> Iterator[T]:
     """Results of `work`, one for each tuple of arguments, by so many processes, a few of them ahead."""
-    context = multiprocessing.get_context("spawn")
     # A worker's large buffers of zeros are pages that nobody touches, not memory that is filled anew for each recovery.
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(LARGE_BYTES))
     ahead: deque[Future[T]] = deque()
-    with ProcessPoolExecutor(workers, context, initializer=_be_quiet, max_tasks_per_child=tasks_per_worker) as pool:
-        try:
-            while True:
-                for each in itertools.islice(arguments, AHEAD_PER_WORKER * workers - len(ahead)):
-                    ahead.append(pool.submit(work, *each))
-                if not ahead:
-                    return
-                yield ahead.popleft().result(STORY_TIMEOUT_S)
-        finally:
-            for future in ahead:
-                future.cancel()
+    with worker_pool(workers, tasks_per_worker, _be_quiet) as pool:
+        while True:
+            for each in itertools.islice(arguments, AHEAD_PER_WORKER * workers - len(ahead)):
+                ahead.append(pool.submit(work, *each))
+            if not ahead:
+                return
+            yield ahead.popleft().result(STORY_TIMEOUT_S)
 
 
 def _be_quiet() -> None:

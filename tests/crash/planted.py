@@ -55,8 +55,8 @@ PLANTS = {
         "                index.roll_back(committed(self._words))",
         "                committed(self._words)",
     ),
-    "the queues' mark runs ahead of the log's": Plant(
-        "mqproc.process.cq_flusher",
+    "queues' and index's marks run ahead of the log's": Plant(
+        "mqproc.process.dispatched_flusher",
         "        position = min(dispatched, self._context.control.flushed)",
         "        position = dispatched",
     ),

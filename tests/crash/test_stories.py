@@ -32,7 +32,7 @@ NOTICED_AT = {
     "progress passes what is received before its check point": 2,
     "segments behind the end stay": 3,
     "the queues' mark moves though files are dirty": 11,
-    "the queues' mark runs ahead of the log's": 3,
+    "queues' and index's marks run ahead of the log's": 3,
 }
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import tempfile
 import time
 import traceback
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,6 +15,9 @@ from typing import Final
 import pytest
 
 from tests.fuzz.kinds import KINDS
+from tests.workers import worker_pool
+
+SHARDS_PER_WORKER: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def run_level(shards: list[Shard], folder: Path | None, workers: int, progress: 
     """Go through the shards that `progress` does not have yet; how many failed. Each is told when it ends."""
     done: list[str] = json.loads(progress.read_text()) if progress and progress.exists() else []
     begin, failed = time.monotonic(), 0
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), max_tasks_per_child=4) as pool:
+    with worker_pool(workers, SHARDS_PER_WORKER) as pool:
         running = [pool.submit(_run, shard, folder) for shard in shards if str(shard) not in done]
         for future in as_completed(running):
             shard, failure = future.result()

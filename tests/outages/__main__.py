@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from tests.outages.levels import KINDS, LEVELS, Progress, run
+from tests.workers import EXIT_INTERRUPTED
 
 
 def main() -> int:
@@ -36,8 +37,11 @@ def main() -> int:
         first, _, stop = arguments.seeds.partition(":")
         seeds = {arguments.kind: range(int(first), int(stop or int(first) + 1))}
     where = arguments.folder or (Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else None)
-    with tempfile.TemporaryDirectory(prefix="mqproc-outages-", dir=where) as folder:
-        progress = run(seeds, Path(folder), arguments.workers, Progress(arguments.progress))
+    try:
+        with tempfile.TemporaryDirectory(prefix="mqproc-outages-", dir=where) as folder:
+            progress = run(seeds, Path(folder), arguments.workers, Progress(arguments.progress))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     print(progress.summary())
     return 1 if progress.failed else 0
 

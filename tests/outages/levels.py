@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import shutil
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,6 +23,7 @@ from tests.outages.disk_troubles import FailingDisk, FullDisk
 from tests.outages.faults import Faults
 from tests.outages.kills import Kills
 from tests.outages.warm_group import warm
+from tests.workers import worker_pool
 
 KINDS: Final[dict[str, Callable[[int, Path], int]]] = {
     "kills": lambda seed, folder: Kills(seed, folder).run(),
@@ -117,8 +117,7 @@ def run(seeds: Mapping[str, range], folder: Path, workers: int, progress: Progre
 
 def _told(left: Iterator[tuple[str, int]], folder: Path, workers: int) -> Iterator[Told]:
     """What the stories came to, by so many processes, in the order in which they end."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=_begin, max_tasks_per_child=SEEDS_PER_WORKER) as pool:
+    with worker_pool(workers, SEEDS_PER_WORKER, _begin) as pool:
         running: set[Future[Told]] = set()
         while True:
             running |= {pool.submit(_tell, *each, folder) for each in itertools.islice(left, workers - len(running))}

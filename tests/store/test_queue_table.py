@@ -176,7 +176,7 @@ def test_a_full_disk_is_an_error_before_anything_is_changed(tmp_path: Path) -> N
     """A store into a part of the file that the disk has no room for would be a SIGBUS."""
     io = ArmedIO(fault="allocate:3:ENOSPC")
     table = QueueTable.create(io, tmp_path / "queues", 1000)
-    with pytest.raises(NoRoomForQueuesError, match="no room on the disk for 1 more queues"):
+    with pytest.raises(NoRoomForQueuesError, match="no room on the disk for 1 more queue"):
         [table.create_queue("T", queue_id) for queue_id in range(1000)]
     made = table.count
     assert 1 < made < 1000

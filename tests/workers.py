@@ -1,0 +1,28 @@
+"""Worker processes for work that takes long: stories of crashes and outages, fuzzing."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+
+EXIT_INTERRUPTED = 130
+
+
+@contextmanager
+def worker_pool(
+    count: int, tasks_per_worker: int, initializer: Callable[[], None] | None = None
+) -> Iterator[ProcessPoolExecutor]:
+    """So many processes at the same time, each of which ends after so many tasks.
+
+    What ends the block early ends them at once: an executor that is interrupted may wait for its idle workers for ever.
+    """
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, context, initializer, max_tasks_per_child=tasks_per_worker) as pool:
+        try:
+            yield pool
+        except BaseException:
+            for worker in multiprocessing.active_children():
+                worker.kill()
+            raise
