@@ -176,6 +176,22 @@ def test_without_the_table_of_the_last_run_every_unit_is_compared(store: Stopped
     assert_whole(store, found)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["queues", "opened.json", "damage.json", "progress", "topics.journal", "retention.json", "unconsumed.json"],
+)
+def test_a_folder_in_the_place_of_one_of_our_own_files_goes_aside(name: str, store: StoppedStore) -> None:
+    path = store.root / "mqproc" / name
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    (path / "precious").write_text("kept")
+    found = store.recover()
+    assert not path.is_dir()
+    assert (store.root / "mqproc" / "aside" / f"mqproc.{name}" / "precious").read_text() == "kept"
+    assert any(f"{path}: folder, moved to" in line for line in found.said)
+    assert_whole(store, found)
+
+
 def test_a_garbled_table_of_the_last_run_is_not_believed(store: StoppedStore) -> None:
     write_at(store.root / "mqproc" / "queues", 2 * 8, (1 << 40).to_bytes(8, "little"))
     remove_folder(store)
