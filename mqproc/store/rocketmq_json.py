@@ -46,6 +46,8 @@ def load(io: StoreIO, path: Path) -> tuple[Any, str]:
             if text.strip():
                 return parse(text), "; ".join(remarks)
             remarks.append(f"{candidate.name} is empty")
+        except IsADirectoryError:
+            remarks.append(f"{candidate.name} is a folder")
         except (UnicodeDecodeError, msgspec.DecodeError) as error:
             remarks.append(f"{candidate.name}: {error}")
     if any("is empty" not in remark for remark in remarks):

@@ -30,3 +30,12 @@ def test_the_copy_is_read_when_the_file_is_damaged(tmp_path: Path) -> None:
     value, remark = rocketmq_json.load(StoreIO(), path)
     assert value == {"a": {"1": 2}}
     assert "topics.json" in remark
+
+
+def test_a_folder_in_its_place_is_damage_and_the_copy_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "delayOffset.json"
+    path.mkdir()
+    with pytest.raises(CorruptStoreError, match=r"delayOffset.json is a folder"):
+        rocketmq_json.load(StoreIO(), path)
+    path.with_name("delayOffset.json.bak").write_text('{"a":{1:2}}')
+    assert rocketmq_json.load(StoreIO(), path) == ({"a": {"1": 2}}, "delayOffset.json is a folder")
