@@ -43,15 +43,15 @@ def assert_equals_rebuild(group: Group) -> None:
 
 def assert_same_files(ours: dict[str, bytes], theirs: dict[str, bytes]) -> None:
     """Byte for byte. What differs is named by file and offset: the bytes themselves would fill screens."""
-    assert sorted(ours) == sorted(theirs)
-    different = {
-        name: int(np.argmax(np.frombuffer(ours[name], np.uint8) != np.frombuffer(theirs[name], np.uint8)))
-        if len(ours[name]) == len(theirs[name])
-        else f"{len(ours[name])} and {len(theirs[name])} bytes"
-        for name in ours
-        if ours[name] != theirs[name]
-    }
-    assert not different
+    alone = {name: len((ours | theirs)[name]) for name in sorted(ours.keys() ^ theirs.keys())}
+    assert not alone, f"only in {'ours' if ours.keys() - theirs.keys() else 'the rebuilt ones'}: {alone}"
+    different = {name: _first_difference(ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]}
+    assert not different, f"different from these bytes on: {different}"
+
+
+def _first_difference(one: bytes, two: bytes) -> int:
+    pairs = zip(one, two, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(two)))
 
 
 def queue_files(paths: StorePaths) -> dict[str, bytes]:
