@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mqproc.config import Options
 from mqproc.layout import control as words_of
 from mqproc.layout import figures
 from mqproc.process.flush_errors import FlushErrors
@@ -53,6 +54,11 @@ class CommitLogFlusher:
             self._flush.move_mark(self._clock.monotonic_ns(), at_once=True)
             self._flush.delete_unused_segments()
         return True
+
+    def reload(self, options: Options) -> None:
+        """`flush_interval_commit_log` may change while running."""
+        self._interval_ns = options.flush_interval_commit_log * NS_PER_MS
+        self._due_ns = 0
 
     def close(self) -> None:
         """Nothing is kept open between steps."""

@@ -6,6 +6,7 @@ at stop; a filled index file at once. The roles run here step by step with a clo
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from mqproc.config import PAGE_BYTES
 from mqproc.layout import control as words_of
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.layout.index_file import ITEM_SIZE
+from mqproc.process.commitlog_flusher import CommitLogFlusher
 from mqproc.process.cq_flusher import CqFlusher
 from mqproc.process.index_flusher import IndexFlusher
 from tests.process.flusher_rig import Rig
@@ -92,3 +94,17 @@ def test_a_filled_index_file_is_forced_at_once(rig: Rig) -> None:
     assert flusher.do_work() > 0
     assert rig.taken("index") == 2
     assert rig.control.load(words_of.INDEX_SYNCED) == rig.control.load(words_of.DISPATCHED)
+
+
+def test_the_logs_interval_may_change_while_running(rig: Rig) -> None:
+    flusher = CommitLogFlusher(rig.context(words_of.COMMITLOG_FLUSHER))
+    passes = words_of.COMMITLOG_PASSES
+    flusher.do_work()
+    rig.pass_seconds(0.2)
+    flusher.do_work()
+    assert rig.control.load(passes) == 1
+    flusher.reload(replace(rig.options, flush_interval_commit_log=100))
+    flusher.do_work()
+    rig.pass_seconds(0.2)
+    flusher.do_work()
+    assert rig.control.load(passes) == 3
