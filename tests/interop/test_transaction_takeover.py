@@ -38,7 +38,9 @@ def test_a_brokers_transactions_go_on_where_they_stood(tmp_path: Path) -> None:
             written = group.words()["written"]
             with client.transaction_producer(PRODUCERS, checker):
                 # Nothing is stored to ask: the broker's last copies are those to be asked about.
-                wait_until(lambda: len(client.transactions.open(PRODUCERS)) == 1, what="two decided")
+                wait_until(
+                    lambda: len(asked) == 3 and len(client.transactions.open(PRODUCERS)) == 1, what="two decided"
+                )
             assert sorted(each.body for each in asked) == [b"tx 2", b"tx 5", b"tx 8"]
             assert {(each.topic, each.keys) for each in asked} == {("LifeTopic", (f"tx{n}",)) for n in (2, 5, 8)}
             client.wait_dispatched()

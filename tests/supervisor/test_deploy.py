@@ -150,6 +150,15 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
+def _children(process: psutil.Process) -> list[tuple[str, str]]:
+    """Names and states of those that do not end while they are looked at."""
+    found: list[tuple[str, str]] = []
+    for child in process.children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append((child.name(), child.status()))
+    return found
+
+
 def test_the_entry_point_starts_reaps_stops_is_killed_and_recovers(store: Path) -> None:
     container = Container(store)
     try:
@@ -158,11 +167,10 @@ def test_the_entry_point_starts_reaps_stops_is_killed_and_recovers(store: Path) 
             client.send_batch("orders", [b"kept"] * 100)
         container.run("(sleep 0.1; exit 3) & (exec sleep 0.2) & exit 0")
         names = {"sleep", "sh"}
-        wait_until(lambda: any(child.name() in names for child in container.first.children()), 10, "an orphan")
+        wait_until(lambda: any(name in names for name, _ in _children(container.first)), 10, "an orphan")
         wait_until(
             lambda: (
-                not any(child.status() == psutil.STATUS_ZOMBIE for child in container.first.children())
-                and not any(child.name() in names for child in container.first.children())
+                not any(name in names or status == psutil.STATUS_ZOMBIE for name, status in _children(container.first))
             ),
             10,
             "orphans waited for",
