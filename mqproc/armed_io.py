@@ -1,12 +1,13 @@
-"""A StoreIO that ends its process at a named point or fails a call, as the environment asks: for tests of real groups.
+"""A StoreIO that ends or hangs its process at a named point, or fails a call, as the environment asks: for tests.
 
     MQPROC_CRASH=flush.before_mark        kill -9 of the process that comes to this point first
     MQPROC_CRASH=flush.before_mark:5      of the one that comes there as the fifth
+    MQPROC_HANG=flush.before_msync:5      the one that comes there as the fifth sleeps there for good
     MQPROC_FAULT=sync:20:EIO              the 20th call of `sync` fails
     MQPROC_FAULT=pwrite:7:ENOSPC:sticky   the 7th and all later calls of `pwrite`
 
-Passages and calls are counted over all processes of a group, from 1, and a crash comes once: a role that was started
-again goes on. A command without the variables has a plain StoreIO, which knows nothing of this.
+Passages and calls are counted over all processes of a group, from 1, and a crash or a hang comes once: a role that was
+started again goes on. A command without the variables has a plain StoreIO, which knows nothing of this.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import errno
 import functools
 import os
 import signal
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -23,12 +25,14 @@ from mqproc.errors import ConfigurationError
 from mqproc.io import FailedSyncError, StoreIO
 
 CRASH_VARIABLE: Final = "MQPROC_CRASH"
+HANG_VARIABLE: Final = "MQPROC_HANG"
 FAULT_VARIABLE: Final = "MQPROC_FAULT"
 
 CRASH_POINTS: Final = {
     "append.reserved": "writer: the next part of the log is reserved, nothing of it is written",
     "append.before_publish": "writer: bytes are in the log, `written` does not cover them",
     "append.after_publish": "writer: `written` covers them, the queues' next offsets do not, the sender was not told",
+    "delay.delivered": "keeper: messages of a level are delivered, it counts them still as waiting",
     "dispatch.units_written": "dispatcher: units are in their queues, index entries are not",
     "dispatch.entries_put": "dispatcher: units and entries are there, nothing is published",
     "dispatch.queues_published": "dispatcher: queues show the units, `dispatched` does not",
@@ -50,6 +54,7 @@ CRASH_POINTS: Final = {
     "retention.log_unlinked": "keeper: a segment is deleted",
     "retention.cq_unlinked": "keeper: a ConsumeQueue file is deleted",
     "retention.index_unlinked": "keeper: an index file is deleted",
+    "retry.copied": "query: copies of nacked messages are stored, nobody was told",
     "roll.blank": "writer: a segment's end is marked, the next one is not begun",
     "roll.fallocated": "commitlog-flusher: the next segment has its room under its temporary name",
     "roll.renamed": "commitlog-flusher: the next segment has its name",
@@ -57,8 +62,12 @@ CRASH_POINTS: Final = {
     "supervisor.recovered": "supervisor: recovery is done, no role runs",
     "supervisor.forked": "supervisor: a role was forked",
     "supervisor.stopped": "supervisor: all roles have ended, `abort` is still there",
+    "timer.delivered": "keeper: messages are delivered whose time has come, it counts them still as waiting",
+    "timer.filed": "keeper: messages are in the timer's log and wheel, how far it has read is not noted",
     "topic.deletion_durable": "writer: a topic's deletion is durable, its queues are still there",
     "topic.queues_deleted": "writer: its queues are tombstones, its files are still there",
+    "transaction.committed": "query: a committed message is stored, its half message is not marked, nobody was told",
+    "transaction.rolled_back": "query: a half message is marked, nobody was told that it is rolled back",
 }
 """Every name that `crash_point` is called with, by whom, and what is done by then."""
 
@@ -83,24 +92,30 @@ FAILING_CALLS: Final = (
 """Methods of StoreIO that can be told to fail. Those that others are made of count there too."""
 
 
+_NAP_S: Final = 3600.0
+
+
 class ArmedIO(StoreIO):
     """The storage calls of a group's processes: made before the first fork, so that all of them count together.
 
-    `crash` and `fault` are what the variables say, empty for nothing. Raises ConfigurationError.
+    `crash`, `fault` and `hang` are what the variables say, empty for nothing. Raises ConfigurationError.
     """
 
-    def __init__(self, crash: str = "", fault: str = "") -> None:
+    def __init__(self, crash: str = "", fault: str = "", hang: str = "") -> None:
         super().__init__()
-        self._point, self._crash_nth = _parse_crash(crash) if crash else ("", 0)
+        self._crash_point, self._crash_nth = _parse_point(CRASH_VARIABLE, crash)
+        self._hang_point, self._hang_nth = _parse_point(HANG_VARIABLE, hang)
         self._call, self._fault_nth, self._errno, self._sticky = _parse_fault(fault) if fault else ("", 0, 0, False)
         # Shared by fork. Two processes that count at the very same moment may count as one.
-        self._passed, self._called = (memoryview(self.shared_memory(8)).cast("Q") for _ in range(2))
+        self._crashing, self._hanging, self._called = (memoryview(self.shared_memory(8)).cast("Q") for _ in range(3))
 
     def crash_point(self, name: str) -> None:
-        if name == self._point:
-            self._passed[0] += 1
-            if self._passed[0] == self._crash_nth:
-                os.kill(os.getpid(), signal.SIGKILL)
+        if name == self._crash_point and _counted(self._crashing) == self._crash_nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if name == self._hang_point:
+            passage = _counted(self._hanging)
+            while passage == self._hang_nth:
+                time.sleep(_NAP_S)
 
     def _about_to(self, call: str) -> None:
         if call != self._call:
@@ -129,14 +144,21 @@ for _name in FAILING_CALLS:
 
 def store_io(environment: Mapping[str, str]) -> StoreIO:
     """The StoreIO that the environment asks for. Raises ConfigurationError naming variable and value."""
-    crash, fault = environment.get(CRASH_VARIABLE, ""), environment.get(FAULT_VARIABLE, "")
-    return ArmedIO(crash, fault) if crash or fault else StoreIO()
+    said = [environment.get(name, "") for name in (CRASH_VARIABLE, FAULT_VARIABLE, HANG_VARIABLE)]
+    return ArmedIO(*said) if any(said) else StoreIO()
 
 
-def _parse_crash(text: str) -> tuple[str, int]:
+def _counted(passages: memoryview) -> int:
+    passages[0] = passage = int(passages[0]) + 1
+    return passage
+
+
+def _parse_point(variable: str, text: str) -> tuple[str, int]:
+    if not text:
+        return "", 0
     name, _, nth = text.partition(":")
-    _check_name(CRASH_VARIABLE, text, "point", name, CRASH_POINTS)
-    return name, _number(CRASH_VARIABLE, text, nth or "1")
+    _check_name(variable, text, "point", name, CRASH_POINTS)
+    return name, _number(variable, text, nth or "1")
 
 
 def _parse_fault(text: str) -> tuple[str, int, int, bool]:

@@ -15,6 +15,7 @@ import pytest
 from mqproc.armed_io import CRASH_POINTS, FAILING_CALLS, ArmedIO, store_io
 from mqproc.errors import ConfigurationError
 from mqproc.io import FailedSyncError, StoreIO
+from tests.conftest import wait_until
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,6 +39,19 @@ def test_passages_are_counted_over_all_processes_and_one_of_them_ends() -> None:
     assert in_a_child(io, "flush.before_mark", 2) == 0
     assert in_a_child(io, "flush.before_mark", 1) == signal.SIGKILL
     assert in_a_child(io, "flush.before_mark", 5) == 0
+
+
+def test_one_process_hangs_at_a_point_until_it_is_killed() -> None:
+    io = store_io({"MQPROC_HANG": "flush.before_mark:2"})
+    assert in_a_child(io, "flush.before_mark", 1) == 0
+    if (pid := os.fork()) == 0:
+        io.crash_point("flush.before_mark")
+        os._exit(0)
+    wait_until(lambda: Path(f"/proc/{pid}/wchan").read_text() == "hrtimer_nanosleep", what="it sleeps")
+    assert os.waitpid(pid, os.WNOHANG) == (0, 0)
+    os.kill(pid, signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+    assert in_a_child(io, "flush.before_mark", 3) == 0
 
 
 def test_a_call_fails_once(tmp_path: Path) -> None:
@@ -71,6 +85,7 @@ def test_a_sticky_one_fails_from_then_on_and_a_failed_sync_is_called_so(tmp_path
             "no point is called 'flush.before_marks'; did you mean flush.before_mark",
         ),
         ("MQPROC_CRASH", "flush.before_mark:0", "'0' is not a number from 1 on"),
+        ("MQPROC_HANG", "flush.before", "no point is called 'flush.before'; did you mean"),
         ("MQPROC_FAULT", "sink:1:EIO", "no call is called 'sink'; did you mean"),
         ("MQPROC_FAULT", "sync:1:EBAD", "no errno is called 'EBAD'"),
         ("MQPROC_FAULT", "sync:x:EIO", "'x' is not a number"),

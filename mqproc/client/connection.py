@@ -13,8 +13,10 @@ from mqproc.errors import (
     MqprocError,
     NotRunningError,
     PermissionDeniedError,
+    ProtocolError,
     StoreBusyError,
     TooManyConnectionsError,
+    UnknownCommandError,
     UnsupportedVersionError,
 )
 from mqproc.wire.address import connect_path
@@ -56,6 +58,11 @@ def open_socket(path: Path) -> socket.socket:
         sock.close()
         raise NotRunningError(f"{path}: {error.strerror or error}") from None
     return sock
+
+
+def _ends_connection(refusal: MqprocError | None) -> bool:
+    """Whether the server cannot read on behind what it refused so."""
+    return isinstance(refusal, ProtocolError) and not isinstance(refusal, UnknownCommandError)
 
 
 class Outcome:
@@ -153,8 +160,11 @@ class Connection:
             return True
         reader.received(count)
         try:
-            while (answer := self._protocol.next_answer()) is not None:
+            while not self.closed and (answer := self._protocol.next_answer()) is not None:
                 self._record(answer)
+                if _ends_connection(answer.error):
+                    # The server is about to close: what would be sent now could not be known to be refused.
+                    self.lose(str(answer.error))
         except MqprocError as error:
             self._fail(error)
         return True

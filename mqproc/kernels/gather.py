@@ -1,12 +1,14 @@
 """Answering a pull: ConsumeQueue units × a mapped segment → whole records, one after the other, in an answer's buffer.
 
     gather(units, view, codes, tags, tag_ends, program, texts, scratch, out, state)
-                                                           until a limit, a bad record, or another segment
+                                                               until a limit, a bad record, or another segment
     match_units(units, first, stop, codes, matches)            the tag filter alone
 
 A unit is looked at in this order: filler, limits, filter by tag hash, segment, record, filter by tag, time and
 properties, copy.
 So a unit that is not taken is the next pull's first. A record goes out only when magic, size, own offset and CRCs hold.
+What goes to a client is counted here, in the control file and for its queue: another call, or two more arrays, would
+cost more than the counting, so the state holds their addresses.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ import numpy as np
 from llvmlite import ir
 
 from mqproc.kernels.fields import PLACES_SIZE, TAG_AT, TAG_SIZE, find_tags_and_keys, properties_at, properties_end
-from mqproc.kernels.intrinsics import copy_bytes, load_be32, load_be64
+from mqproc.kernels.intrinsics import add_at, copy_bytes, load_be32, load_be64
 from mqproc.kernels.jit import kernel
 from mqproc.kernels.primitive import Bytes, Words, lowering
 from mqproc.kernels.queue_lookup import same_bytes
 from mqproc.kernels.record_check import BAD_SIZE, VERIFY_CRCS, checked_size, store_timestamp_at
 from mqproc.kernels.sql import FAILS, PASSES, verdict
 from mqproc.kernels.sql import UNDECIDED as LEFT_TO_PYTHON
-from mqproc.layout import consume_queue, record
+from mqproc.layout import consume_queue, control, queue_table, record
 
 # Indices into the state, int64[STATE_SIZE].
 (
@@ -41,6 +43,9 @@ from mqproc.layout import consume_queue, record
     BORN_END_MS,
     STORE_BEGIN_MS,  # the same for the store time
     STORE_END_MS,
+    QUEUE,  # number in the queue table, perhaps with its generation; only looked at where it is counted
+    COUNTS,  # address of the control file when what is copied is counted, 0 when not
+    TABLE,  # then that of the queue table
     # moved
     OUT_AT,
     COUNT,
@@ -53,7 +58,7 @@ from mqproc.layout import consume_queue, record
     # said
     DAMAGE,  # record_check's reason for DAMAGED
     PLACES,  # of the record in hand
-) = range(22)
+) = range(25)
 STATE_SIZE = PLACES + PLACES_SIZE
 
 # Why a gather stopped; the unit at UNIT is not consumed.
@@ -85,6 +90,7 @@ _UNIT_SIZE = consume_queue.UNIT_SIZE
 _SIZE = consume_queue.SIZE
 _TAGS_CODE = consume_queue.TAGS_CODE
 _LOW_CODE = _TAGS_CODE + 4
+_MASK_32 = 0xFFFFFFFF
 _EXTENSION_ADDRESS_MAX = consume_queue.EXTENSION_ADDRESS_MAX
 _FILLER_SIZE = consume_queue.FILLER_SIZE
 
@@ -176,6 +182,26 @@ def _verdict(
 
 
 @kernel
+def _count(state: Words, messages: int, size: int, pulls: int) -> None:
+    """Count messages that are handed out, and so many pulls, where the state says."""
+    counts = int(state[COUNTS])
+    add_at(counts, control.PULLED_MESSAGES, messages)
+    add_at(counts, control.PULLED_BYTES, size)
+    add_at(counts, control.PULLS, pulls)
+    add_at(counts, control.QUERY_REQUESTS, pulls)
+    number = int(state[QUEUE]) & _MASK_32
+    delivered = queue_table.HEADER_WORDS + number * queue_table.ENTRY_WORDS + queue_table.DELIVERED
+    add_at(int(state[TABLE]), delivered, messages)
+
+
+@kernel
+def uncount(state: Words) -> None:
+    """Take back what was counted of a walk whose records are not handed out after all."""
+    if state[COUNTS] != 0 and state[COUNT] != 0:
+        _count(state, -int(state[COUNT]), -int(state[BYTES]), -1)
+
+
+@kernel
 def gather(
     units: Bytes,
     view: Bytes,
@@ -193,7 +219,8 @@ def gather(
     `units` uint8[20 × n], `view` uint8 the segment at BASE, `codes` int64[k] the tag hashes that pass (i32 values,
     empty = all), `tags` uint8 and `tag_ends` int64[m] the tags that pass themselves (end of each in `tags`, empty =
     go by the hash alone), `program` int64, `texts` uint8 and `scratch` int64 a filter by properties (kernels/sql.py, an
-    empty program = all), `out` uint8. Moves UNIT, OUT_AT, COUNT, BYTES, LAST_FILTERED and LOOK_BYTES_LEFT in `state`.
+    empty program = all), `out` uint8. Moves UNIT, OUT_AT, COUNT, BYTES, LAST_FILTERED and LOOK_BYTES_LEFT in `state`,
+    and counts what is copied where that says; the caller keeps that memory alive.
     """
     unit = int(state[UNIT])
     unit_stop = int(state[UNIT_STOP])
@@ -205,6 +232,8 @@ def gather(
         or state[STORE_BEGIN_MS] > TIME_MIN
         or state[STORE_END_MS] < TIME_MAX
     )
+    gathered = int(state[COUNT])
+    gathered_bytes = int(state[BYTES])
     reason = UNITS_DONE
     while unit < unit_stop:
         unit_at = _UNIT_SIZE * unit
@@ -259,6 +288,8 @@ def gather(
         state[LAST_FILTERED] = 0
         unit += 1
     state[UNIT] = unit
+    if state[COUNTS] != 0 and state[COUNT] > gathered and state[COPY] != 0:
+        _count(state, int(state[COUNT]) - gathered, int(state[BYTES]) - gathered_bytes, int(gathered == 0))
     return reason
 
 
@@ -314,7 +345,9 @@ def warm() -> None:
     empty = np.zeros(0, np.uint8)
     sum_of_sizes(empty, 0, 0)
     words = np.zeros(0, np.int64)
-    gather(empty, empty, words, empty, words, words, empty, words, empty, np.zeros(STATE_SIZE, np.int64))
+    state = np.zeros(STATE_SIZE, np.int64)
+    gather(empty, empty, words, empty, words, words, empty, words, empty, state)
+    uncount(state)
     match_units(empty, 0, 0, words, words)
     first_at_or_above(empty, 0, 0, 0)
 
@@ -336,5 +369,6 @@ __all__ = [
     "gather",
     "match_units",
     "sum_of_sizes",
+    "uncount",
     "warm",
 ]

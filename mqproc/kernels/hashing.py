@@ -116,8 +116,12 @@ def java_hash_utf8(buf: Bytes, start: int, stop: int, seed: int) -> int:
 
 index_key_hash = kernel(java_hash.index_key_hash)
 """`mqproc.layout.java_hash.index_key_hash`, compiled."""
+queue_of_hash = kernel(java_hash.queue_of_hash)
+"""`mqproc.layout.java_hash.queue_of_hash`, compiled."""
 
 
 def warm() -> None:
     """Compile or load these kernels."""
-    index_key_hash(java_hash_utf8(np.zeros(1, np.uint8), 0, 1, 0))
+    hashed = java_hash_utf8(np.zeros(1, np.uint8), 0, 1, 0)
+    index_key_hash(hashed)
+    queue_of_hash(hashed, 1)

@@ -14,6 +14,7 @@ import functools
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 import numba
@@ -52,6 +53,15 @@ def _without_literals(get_call_template: Callable[..., Any]) -> Callable[..., An
     return resolve
 
 
+def _load_compiled(cache: Any, signature: Any, target_context: Any) -> Any:
+    """What numba does, without first importing all that it knows of types: only its compiler needs that, and gets it.
+
+    It is a third of the time that loading every kernel takes, at each start of a group.
+    """
+    with cache._guard_against_spurious_io_errors():
+        return cache._load_overload(signature, target_context)
+
+
 def kernel(function: F) -> F:
     """Compile a function at its first call: no GIL, C arithmetic, no bounds checks, cached on disk.
 
@@ -63,11 +73,25 @@ def kernel(function: F) -> F:
     dispatcher = _numba.njit(function, nogil=True, error_model="numpy", boundscheck=False, _nrt=False)
     with contextlib.suppress(RuntimeError):  # No folder can be written to: each process compiles for itself.
         dispatcher.enable_caching()
-        # numba has no public way for this and the next; tests show that they are honoured.
+        # numba has no public way for what follows; tests show that it is honoured.
+        dispatcher._cache.load_overload = functools.partial(_load_compiled, dispatcher._cache)
         files = dispatcher._cache._cache_file
         files._source_stamp = (files._source_stamp, sources_fingerprint())
     dispatcher.get_call_template = _without_literals(dispatcher.get_call_template)
     return cast(F, dispatcher)
+
+
+def variant(function: F, **others: Callable[..., Any]) -> F:
+    """A kernel as it would be if it called `others` by the names of some of its own, for this process alone.
+
+    A benchmark takes parts out of a kernel so, to see what they cost.
+    """
+    source = plain(function)
+    changed = FunctionType(source.__code__, source.__globals__ | others, source.__name__)
+    if not COMPILED:
+        return cast(F, changed)
+    # Not cached: by name and file it would be taken for the kernel itself.
+    return cast(F, _numba.njit(changed, nogil=True, error_model="numpy", boundscheck=False, _nrt=False))
 
 
 def plain(function: F) -> F:

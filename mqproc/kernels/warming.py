@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Final
+
 from mqproc.kernels import (
     append,
+    append_counts,
+    append_frame,
     crc,
     decode,
     dispatch_buffers,
+    dispatched,
     fences,
     gather,
     hashing,
@@ -25,10 +31,35 @@ from mqproc.kernels import (
     verify,
 )
 
+WARMED: Final[tuple[ModuleType, ...]] = (
+    record_check,
+    append,
+    gather,
+    append_frame,
+    sql,
+    dispatch_buffers,
+    scan,
+    index_verify,
+    decode,
+    numbers,
+    repeats,
+    match,
+    crc,
+    hashing,
+    index,
+    verify,
+    select,
+    keyed,
+    publish,
+    append_counts,
+    dispatched,
+    fences,
+    made_from,
+)
+"""Every module with kernels, those first that take longest to compile."""
+
 
 def warm_all() -> None:
     """Call every kernel once. The first time on a machine this compiles, later it loads the cache."""
-    writing = (crc, hashing, record_check, fences, append, scan, dispatch_buffers, publish, index, keyed, repeats)
-    reading = (numbers, sql, gather, match, decode, made_from)
-    for module in (*writing, *reading, verify, index_verify, select):
+    for module in WARMED:
         module.warm()

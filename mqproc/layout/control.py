@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 MAGIC = 0x3130434F5250514D  # "MQPROC01", little-endian
-VERSION = 2
+VERSION = 3
 PAGE_SIZE = 4096
 LINE_SIZE = 64
 WORD_SIZE = 8
@@ -168,6 +168,7 @@ WRITER_SLOWED_MS = _word(WRITER, "writer_slowed_ms", "ms", "held back because di
 WRITTEN_NS = _word(WRITER, "written_ns", "ns", "monotonic clock when `written` was stored")
 DROPPED_REPEATS = _word(WRITER, "dropped_repeats", "messages", "not stored again, by their unique ids")
 WRITER_SEGMENT_WAIT_US = _word(WRITER, "writer_segment_wait_us", "µs", "waited for segments")
+WRITER_PARTIAL_FRAMES = _word(WRITER, "writer_partial_frames", "frames", "whose clients hung up amid them")
 
 # CommitLog flusher
 FLUSHER_SYNCED = _word(COMMITLOG_FLUSHER, "flusher_synced", "bytes", "synced by the flusher")
@@ -255,6 +256,7 @@ TRANSACTION_CHECKS = _word(QUERY, "transaction_checks", "", "copies stored to as
 TRANSACTION_COMMITS = _word(QUERY, "transaction_commits", "transactions", "committed since the group started")
 TRANSACTION_ROLLBACKS = _word(QUERY, "transaction_rollbacks", "transactions", "rolled back since the group started")
 TRANSACTION_DISCARDS = _word(QUERY, "transaction_discards", "transactions", "given up since the group started")
+QUERY_PARTIAL_FRAMES = _word(QUERY, "query_partial_frames", "frames", "whose clients hung up amid them")
 
 # Keeper
 MIN_PHYSICAL_OFFSET = _word(KEEPER, "min_physical_offset", "bytes", "the log's first readable position")

@@ -1,11 +1,11 @@
 """Histograms and counts by error code, at the end of the control file: a page for each role, which alone stores there.
 
-    page   │ histograms of the role, one behind the other, then counts by error code
+    page   │ histograms of the role, one behind the other, counts by error code, the state of a kernel that counts
     histogram, n bounds:   n + 1 counts, each of what was above the bound before and not above its own; the last one
                            of what was above all of them
-                           1 sum, a float64 in base units (seconds, bytes)
+                           1 sum, in the unit of the bounds
 
-Words are packed, since a page has one owner. Bounds are whole nanoseconds or bytes.
+Words are packed, since a page has one owner. Bounds and sums are whole nanoseconds or bytes, so kernels add to them.
 """
 
 from __future__ import annotations
@@ -92,3 +92,11 @@ OTHER_REQUESTS = _histogram("request", control.QUERY, REQUEST_BOUNDS_NS, "other"
 
 REJECTS = {role: _take(role, len(CODES)) for role in (control.WRITER, control.QUERY)}
 """For each role with a socket: the first of its counts of refusals, in the order of CODES."""
+
+# A kernel whose state lies here reaches its role's counts without a further argument.
+APPEND_STATE_WORDS = 64
+APPEND_STATE = _take(control.WRITER, APPEND_STATE_WORDS)
+"""First word of the state of `kernels.append`: the frame in hand, and what was counted but not published yet."""
+DISPATCH_STATE_WORDS = 16
+DISPATCH_STATE = _take(control.DISPATCHER, DISPATCH_STATE_WORDS)
+"""First word of the state of `kernels.dispatched`: the step in hand."""

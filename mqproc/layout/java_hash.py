@@ -25,6 +25,11 @@ def index_key_hash(hashed: int) -> int:
     return 0 if hashed == -0x80000000 else abs(hashed)
 
 
+def queue_of_hash(hashed: int, queues: int) -> int:
+    """The queue that a sharding key of this hash goes to, as RocketMQ's SelectMessageQueueByHash: |hash mod queues|."""
+    return abs(hashed) % queues
+
+
 def index_key_hash_of(topic: str, key: str) -> int:
     """The index key hash of `topic#key`; modulo the number of slots it is the key's slot."""
     return index_key_hash(java_hash(f"{topic}{KEY_TOPIC_SEPARATOR}{key}"))

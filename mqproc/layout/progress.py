@@ -7,11 +7,14 @@
              8  u32 first queue id │ u32 number of queues
             16  u16 bytes of the group's name │ u16 bytes of the topic's │ u32 zero
             24  group, topic, zeros up to a multiple of 8
-                i64 state
+                i64 state: bit 0 = deleted, above it the oldest epoch that a member may come back with
                 i64 a queue: the queue offset to consume next, plus one; 0 says that nothing is known
 
 A block is complete before `end` moves past it, and never moves; a topic that gets more queues gets another block. A
 group that is deleted leaves its blocks with another state, and the next start of the group leaves them out.
+
+An epoch that was given before its block was made, or before a reset of a queue of the block, is nobody's any more: who
+comes back with it after a restart gets another one, and begins at the progress that is there.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ HEADER_EPOCH = 32  # the next assignment of a queue to a member gets this number
 HEADER_CHANGES = 40  # words stored since the file was made
 HEADER_SAVED_CHANGES = 41  # those among them that consumerOffset.json has
 
-STATE_LIVE, STATE_DELETED = range(2)
+STATE_DELETED: Final = 1
 
 QUEUES_MIN: Final = 7
 """A block has room for at least so many queues: with its state they fill a cache line."""
@@ -67,6 +70,16 @@ class Block:
     def first_offset(self) -> int:
         """The word of queue `first_queue`."""
         return self.state + 1
+
+
+def state_of(oldest_epoch: int) -> int:
+    """The state of a block that is live."""
+    return oldest_epoch << 1
+
+
+def oldest_epoch_of(state: int) -> int:
+    """What members may come back with, at least."""
+    return state >> 1
 
 
 def encode_block(group: str, topic: str, first_queue: int, queues: int) -> bytes:

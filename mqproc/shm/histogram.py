@@ -4,62 +4,26 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Final
 
 from mqproc.layout.figures import Place
 from mqproc.shm.words import Words
 
-PER_SAMPLE: Final = 16
-LIGHT: Final = 128
-"""An observation is some 0.4 µs: for so many messages at once a few ns each."""
-
 
 class Histogram:
-    """Counts values by bucket: an addition or two, no call into numpy, cheap enough for every step of a role."""
+    """Counts values by bucket. For what happens at each message a kernel counts instead, into the same words."""
 
-    __slots__ = ("_bounds", "_counts", "_first", "_sum", "_sums", "_unit")
+    __slots__ = ("_bounds", "_counts", "_first", "_sum")
 
     def __init__(self, words: Words, place: Place) -> None:
         self._bounds = place.bounds
         self._counts = words.cells
-        self._sums = words.floats
         self._first = place.index
         self._sum = place.sum_index
-        self._unit = place.unit
 
     def observe(self, value: int, weight: int = 1) -> None:
         """Count a value, in the unit of the bounds, `weight` times."""
         self._counts[self._first + bisect_left(self._bounds, value)] += weight
-        self._sums[self._sum] += value * self._unit * weight
-
-
-class SampledHistogram:
-    """A histogram for what happens so often, and is so small, that counting all of it would be felt.
-
-    Of values that stand for fewer than LIGHT things one in PER_SAMPLE is counted, for all since the one before, so
-    counts and sums stay right on the average. Values from `exact_from` on are counted one by one, for themselves: what
-    is slow is rare, and it is what one looks for.
-    """
-
-    __slots__ = ("_exact_from", "_held", "_histogram", "_left")
-
-    def __init__(self, histogram: Histogram, exact_from: float = float("inf")) -> None:
-        self._histogram = histogram
-        self._exact_from = exact_from
-        self._held = 0
-        self._left = 0
-
-    def observe(self, value: int, weight: int) -> None:
-        """Count a value, or hold its weight for the next one that is counted."""
-        if value >= self._exact_from:
-            self._histogram.observe(value, weight)
-        elif self._left and weight < LIGHT:
-            self._left -= 1
-            self._held += weight
-        else:
-            self._left = PER_SAMPLE - 1
-            self._histogram.observe(value, weight + self._held)
-            self._held = 0
+        self._counts[self._sum] += value * weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,4 +60,4 @@ def read_buckets(words: Words, place: Place) -> Buckets:
     """A histogram's content now."""
     counts = words.cells[place.index : place.sum_index].tolist()
     bounds = tuple(float(f"{bound * place.unit:.6g}") for bound in place.bounds)
-    return Buckets(bounds, tuple(counts), words.floats[place.sum_index])
+    return Buckets(bounds, tuple(counts), words.cells[place.sum_index] * place.unit)

@@ -12,13 +12,11 @@ import mmap
 class Words:
     """An int64 view of a shared map: `words[index]` loads, `words[index] = value` stores in one go."""
 
-    __slots__ = ("_cells", "floats", "mapping")
+    __slots__ = ("_cells", "mapping")
 
     def __init__(self, mapping: mmap.mmap | bytearray | memoryview) -> None:
         self.mapping = mapping
         self._cells = memoryview(mapping).cast("q")
-        self.floats = memoryview(mapping).cast("d")
-        """The same words as float64: sums of histograms."""
 
     def __getitem__(self, index: int) -> int:
         return self._cells[index]
@@ -41,4 +39,3 @@ class Words:
     def close(self) -> None:
         """Release the view; the map belongs to whoever made it."""
         self._cells.release()
-        self.floats.release()

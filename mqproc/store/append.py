@@ -2,7 +2,8 @@
 
 Frames are encoded by the kernel into one hot staging buffer, which is given to `pwrite` when it is full, when a
 segment ends, or at `write_out`. Nothing is visible before `publish`, which stores the shared words in this order:
-`written`, the touched queues' `next_offset`, `table_at`. `reserved_end` is stored before the bytes, so that a
+`written`, the touched queues' `next_offset`, `table_at`. What is counted is counted by the kernel, and taken back with
+what is not published. `reserved_end` is stored before the bytes, so that a
 successor knows what may lie behind `written` and zeroes it.
 """
 
@@ -30,6 +31,7 @@ from mqproc.errors import (
 )
 from mqproc.io import StoreIO
 from mqproc.kernels import append as kernel
+from mqproc.kernels import append_frame as frame
 from mqproc.layout import control as words_of
 from mqproc.layout import properties, record
 from mqproc.layout import queue_table as table_layout
@@ -41,7 +43,8 @@ from mqproc.store.segments import LogSegments
 from mqproc.store.succession import clear_unpublished
 
 # What `_prepare` sets of the kernel's state: COUNT … NEXT_MESSAGE.
-_STATE = struct.Struct(f"={kernel.NEXT_MESSAGE + 1}q")
+_STATE = struct.Struct(f"={frame.NEXT_MESSAGE - frame.COUNT + 1}q")
+_STATE_AT = frame.COUNT * words_of.WORD_SIZE
 STAGING_BYTES_MIN = 1 << 20
 # Rendered record heads that are kept: one for each kind of frame that clients send.
 HEADS_MAX = 256
@@ -53,7 +56,7 @@ class AppendPlan:
 
     `columns` are the positions of the payload's columns in the kernel's order, −1 for an absent one.
     `magic` and `topic_block` are `topic_fields` of the topic; `queue_numbers` int64[queues of the topic]. The parts are
-    constant properties: see `kernels.append`.
+    constant properties; `sharding_at` is where in the first one a sharding key stands: see `kernels.append`.
     """
 
     payload: NDArray[np.uint8]
@@ -73,6 +76,7 @@ class AppendPlan:
     reconsume_times: int
     prepared_transaction_offset: int
     batch: bool
+    sharding_at: int = 0
 
 
 class CommitLogAppender:
@@ -105,7 +109,7 @@ class CommitLogAppender:
         record_max = options.max_message_size + record.RECORD_OVERHEAD_MAX
         self._staging = np.zeros(max(STAGING_BYTES_MIN, min(record_max, self.segment_size)), np.uint8)
         self._record_size_max = self._largest_record()
-        self._state = np.zeros(kernel.STATE_SIZE, np.int64)
+        self._state = np.frombuffer(words.mapping, np.int64)
         self._next_offsets = np.zeros(table.capacity, np.int64)
         self._touched: set[int] = set()
         self._heads: dict[tuple[int | bytes, ...], NDArray[np.uint8]] = {}
@@ -168,7 +172,7 @@ class CommitLogAppender:
             self.take_back()
             raise
         self.last_store_timestamp_ms = store_timestamp_ms
-        plan.rotation = int(state[kernel.ROTATION])
+        plan.rotation = int(state[frame.ROTATION])
         self._touch(plan, answer)
         return answer
 
@@ -233,8 +237,8 @@ class CommitLogAppender:
         store_extra = len(self.store_host) - record.HOST_V4_SIZE
         first, second, third, fourth = map(len, plan.parts)
         _STATE.pack_into(
-            self._state.data,
-            0,
+            self._words.mapping,
+            _STATE_AT,
             plan.count,
             *plan.columns,
             len(plan.payload),
@@ -254,6 +258,7 @@ class CommitLogAppender:
             first + second,
             first + second + third,
             first + second + third + fourth,
+            plan.sharding_at,
             0,
         )
         return self._state
@@ -285,24 +290,24 @@ class CommitLogAppender:
         return fixed + plan.born_host + bytes(8) + self.store_host + tail
 
     def _check(self, plan: AppendPlan, state: NDArray[np.int64], topic_block_size: int) -> None:
-        found = kernel.check_frame(plan.payload, state, topic_block_size)
-        if found == kernel.FRAME_OK:
+        found = frame.check_frame(plan.payload, state, topic_block_size)
+        if found == frame.FRAME_OK:
             return
-        message, value = int(state[kernel.FAILED_MESSAGE]), int(state[kernel.FAILED_VALUE])
-        if found == kernel.BODY_TOO_LARGE:
+        message, value = int(state[frame.FAILED_MESSAGE]), int(state[frame.FAILED_VALUE])
+        if found == frame.BODY_TOO_LARGE:
             limit = self._options.max_message_size
             raise MessageTooLargeError(f"message {message}: body of {value:,} bytes; max_message_size is {limit:,}")
-        if found == kernel.PROPERTIES_TOO_LARGE:
+        if found == frame.PROPERTIES_TOO_LARGE:
             limit = record.PROPERTIES_SIZE_MAX
             raise PropertiesTooLargeError(f"message {message}: properties of {value:,} bytes; the limit is {limit:,}")
-        if found == kernel.RECORD_TOO_LARGE:
-            limit = int(state[kernel.RECORD_SIZE_MAX])
+        if found == frame.RECORD_TOO_LARGE:
+            limit = int(state[frame.RECORD_SIZE_MAX])
             raise MessageTooLargeError(f"message {message}: record of {value:,} bytes; a segment takes {limit:,}")
-        if found == kernel.QUEUE_OUT_OF_RANGE:
+        if found == frame.QUEUE_OUT_OF_RANGE:
             queues = len(plan.queue_numbers)
             raise NoSuchQueueError(f"message {message}: queue id {value}; topic has {queues} queues")
-        if found == kernel.SEPARATOR_BYTE:
-            name = properties.KEYS if value == 0 else properties.TAGS
+        if found == frame.SEPARATOR_BYTE:
+            name = (properties.KEYS, properties.TAGS, properties.SHARDING_KEY)[value]
             raise BadPropertyError(f"property {name}: a value has a separator byte (1 or 2)")
         raise BadMessageError("the frame's columns do not have the sizes that their lengths add up to")
 
@@ -318,7 +323,7 @@ class CommitLogAppender:
         if bodies > self._options.max_message_size:
             limit = self._options.max_message_size
             raise MessageTooLargeError(f"batch with bodies of {bodies:,} bytes; max_message_size is {limit:,}")
-        size = int(state[kernel.TOTAL_SIZE])
+        size = int(state[frame.TOTAL_SIZE])
         if size + record.BLANK_SIZE > self.segment_size:
             raise MessageTooLargeError(f"batch of {size:,} bytes; a segment takes {self.segment_size:,}")
         return size
@@ -333,9 +338,9 @@ class CommitLogAppender:
         answer: NDArray[np.uint8],
     ) -> None:
         while True:
-            state[kernel.STAGING_AT] = self._staged
-            state[kernel.PHYSICAL_AT] = self._end
-            state[kernel.SEGMENT_END] = self._segments.start_of(self._end) + self.segment_size
+            state[frame.STAGING_AT] = self._staged
+            state[frame.PHYSICAL_AT] = self._end
+            state[frame.SEGMENT_END] = self._segments.start_of(self._end) + self.segment_size
             reason = kernel.encode_frame(
                 plan.payload,
                 state,
@@ -347,8 +352,8 @@ class CommitLogAppender:
                 self._staging,
                 answer,
             )
-            self._staged = int(state[kernel.STAGING_AT])
-            self._end = int(state[kernel.PHYSICAL_AT])
+            self._staged = int(state[frame.STAGING_AT])
+            self._end = int(state[frame.PHYSICAL_AT])
             if reason == kernel.OK:
                 return
             if reason == kernel.SEGMENT_FULL:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.config import KIB, PAGE_BYTES
+from mqproc.delay_levels import DELAY_MS_MAX
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
 from mqproc.layout import consume_queue as layout
@@ -145,7 +146,7 @@ class ConsumeQueueFiles:
 
     def starts(self, topic: str, queue_id: int) -> list[int]:
         """Where the files of a queue begin, ascending; other names are passed over."""
-        found = (segment_start(name) for name in self._io.names(self._folder / topic / str(queue_id)))
+        found = (segment_start(name) for name in self._io.names(self._folder / f"{topic}/{queue_id}"))
         return [start for start in found if start is not None]
 
     # Writing
@@ -192,7 +193,11 @@ class ConsumeQueueFiles:
         theirs = wanted[: len(there)]
         same = (there["physical_offset"] == theirs["physical_offset"]) & (there["size"] == theirs["size"])
         codes = there["tags_code"]
-        untold = (codes > 0) if topic == SCHEDULE_TOPIC else (codes <= layout.EXTENSION_ADDRESS_MAX)
+        if topic == SCHEDULE_TOPIC:
+            # Further off than any delay is no time: the code's sector was being written when the power went.
+            untold = (codes > 0) & (np.abs(codes - theirs["tags_code"]) <= DELAY_MS_MAX)
+        else:
+            untold = codes <= layout.EXTENSION_ADDRESS_MAX
         same &= (codes == theirs["tags_code"]) | untold
         differing = count - int(np.count_nonzero(same))
         if differing:
@@ -380,6 +385,14 @@ class ConsumeQueueFiles:
         remove_tree(self._io, self._folder / topic / str(queue_id))
         if not self._io.names(self._folder / topic):
             remove_tree(self._io, self._folder / topic)
+
+    def remove_unused(self, topic: str, queue_id: int) -> bool:
+        """Remove a queue's files, and its folder when nothing else lies there; whether that is so."""
+        folder = self._folder / topic / str(queue_id)
+        if any(segment_start(name) is None for name in self._io.names(folder)):
+            return False
+        self.remove(topic, queue_id)
+        return True
 
     # Open files
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,9 @@ from mqproc.kernels.intrinsics import load_be64
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import index_file as layout
 from mqproc.paths import index_name, index_name_time_ms
+
+# The year 9999, whatever the time zone.
+_NAMED_UNTIL_MS: Final = 253_402_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +70,10 @@ def next_name(store_timestamp_ms: int, previous: str) -> str:
     """Name for a file whose first entry has this store time; it sorts behind `previous` ('' = none).
 
     That is the later of the store time and one millisecond after the previous name. Local time may be set back an
-    hour; then the previous name counts on as it reads.
+    hour; then the previous name counts on as it reads. A store time that no calendar has, as a damaged record without a
+    CRC of its own may tell, counts as the earliest.
     """
-    name = index_name(store_timestamp_ms)
+    name = index_name(store_timestamp_ms if 0 <= store_timestamp_ms < _NAMED_UNTIL_MS else 1)
     if name > previous:
         return name
     moment = datetime.strptime(previous[:14], "%Y%m%d%H%M%S") + timedelta(milliseconds=int(previous[14:]) + 1)

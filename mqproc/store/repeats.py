@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from mqproc.errors import BadMessageError
 from mqproc.kernels import repeats as kernel
 from mqproc.kernels.append import ANSWER_BYTES_PER_MESSAGE
+from mqproc.kernels.append_counts import UNPUBLISHED_FRAMES
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import control as words_of
 from mqproc.shm.words import Words
@@ -27,8 +28,8 @@ from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
 
 # Where the columns stand in a plan, with a message's bytes in those of one width; the data columns' lengths.
-_WIDTHS = {0: 4, 2: 2, 4: 2, 6: 2, 8: 8, 9: 4, 10: 4, 11: 8}
-_LENGTHS = {1: 0, 3: 2, 5: 4, 7: 6}
+_WIDTHS = {0: 4, 2: 2, 4: 2, 6: 2, 8: 8, 9: 4, 10: 4, 11: 8, 12: 2}
+_LENGTHS = {1: 0, 3: 2, 5: 4, 7: 6, 13: 12}
 _PROPERTY_LENGTHS, _PROPERTIES = 6, 7
 _PREFIX_DIGITS = 28
 _COUNTERS = 1 << 16
@@ -170,12 +171,20 @@ class RepeatWindow:
         if plan.batch and not dropped.all():
             raise BadMessageError(f"{int(dropped.sum())} of the batch's {plan.count} messages are stored already")
         self._appender.check(plan, store_timestamp_ms)
+        frames = self._words[words_of.APPENDED_FRAMES]
         for start, stop in _runs(~dropped):
             part = part_of(plan, start, stop)
             found = self._appender.add(part, store_timestamp_ms)
             plan.rotation = part.rotation
             _copy_rows(found, answer, plan.count, start, stop)
             self._remember(ids.hashes[start:stop], found[: 8 * (stop - start)].view(np.int64))
+        self._count_as_one(self._words[words_of.APPENDED_FRAMES] - frames)
+
+    def _count_as_one(self, runs: int) -> None:
+        """The kernel has counted a frame for each run. All are one request; without any it is carried out as well."""
+        self._words.add(words_of.APPENDED_FRAMES, 1 - runs)
+        if runs:
+            self._words.add(UNPUBLISHED_FRAMES, 1 - runs)
 
     def _read_log(self) -> None:
         """Fill the window from the tail of the log: as many whole segments as hold so many ids, the oldest first."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,9 @@ _INTEGER = re.compile(rb"-?\d+")
 
 def parse(text: str) -> Any:
     """The value of a RocketMQ config file. Raises msgspec.DecodeError when it is none."""
+    with contextlib.suppress(msgspec.DecodeError, RecursionError):
+        # Most have no such keys.
+        return msgspec.json.decode(text)
     try:
         return msgspec.json.decode(_STRING_OR_KEY.sub(_quoted, text))
     except RecursionError:
@@ -61,12 +66,19 @@ def save(io: StoreIO, syncs: Syncing, path: Path, value: Any, *, integer_keys: b
     `syncs` makes it durable; a role gives its FinalSyncs.
     `integer_keys`: keys that are integers are written unquoted, as RocketMQ does in maps by queue id.
     """
+    for _ in save_steps(io, syncs, path, value, integer_keys=integer_keys):
+        pass
+
+
+def save_steps(io: StoreIO, syncs: Syncing, path: Path, value: Any, *, integer_keys: bool = False) -> Iterator[None]:
+    """The same in two steps, so that others have a turn in between; `value` is of the first one."""
     text = msgspec.json.format(msgspec.json.encode(value), indent=1)
     if integer_keys:
         text = _STRING.sub(_unquoted, text)
     io.make_folder(path.parent)
     if io.exists(path):
         syncs.write_file_atomically(path.with_name(path.name + ".bak"), io.read_file(path))
+        yield
     syncs.write_file_atomically(path, text)
 
 

@@ -16,8 +16,9 @@ from mqproc.store.segments import LogSegments
 
 STEP_BYTES_MAX: Final = 8 * MIB
 STEP_RECORDS_MAX: Final = 65_536
-# Two entries a record and some more; a step with more of them just ends earlier.
-STEP_ENTRIES_MAX: Final = 4 * STEP_RECORDS_MAX
+# Two and some more; a step with more of them just ends earlier.
+ENTRIES_PER_RECORD: Final = 4
+STEP_ENTRIES_MAX: Final = ENTRIES_PER_RECORD * STEP_RECORDS_MAX
 
 # After these the log goes on where the scan ended.
 GOING_ON: Final = frozenset({StopReason.LIMIT, StopReason.RECORDS, StopReason.BLANK, StopReason.ENTRIES_FULL})
@@ -53,7 +54,8 @@ class StepScan:
         self._segments = segments
         self._with_entries = with_entries
         self._step_bytes = step_bytes
-        self._buffers = DispatchBuffers(table.capacity, step_records, STEP_ENTRIES_MAX, zeros, delays_ms)
+        entries = min(STEP_ENTRIES_MAX, ENTRIES_PER_RECORD * step_records)
+        self._buffers = DispatchBuffers(table.capacity, step_records, entries, zeros, delays_ms)
 
     def scan(self, start: int, stop: int) -> ScanResult:
         return self.scan_below(start, start + self._step_bytes, stop)

@@ -11,6 +11,7 @@ import contextlib
 import numpy as np
 
 from mqproc.io import FailedSyncError, StoreIO
+from mqproc.kernels.append_counts import uncount
 from mqproc.kernels.scan import MAX_STORE_TIMESTAMP_MS, SCAN_SIZE, update_next_offsets
 from mqproc.layout import control as words_of
 from mqproc.layout import queue_table as table_layout
@@ -25,10 +26,11 @@ class TailNotClearedError(RuntimeError):
 
 
 def clear_unpublished(io: StoreIO, syncs: Syncing, words: Words, segments: LogSegments) -> None:
-    """Zero and sync [WRITTEN, RESERVED_END) of the log, then lower RESERVED_END.
+    """Take back what was counted behind WRITTEN, zero and sync [WRITTEN, RESERVED_END), then lower RESERVED_END.
 
     Raises TailNotClearedError, and FailedSyncError: then the store is read-only and nothing is appended there.
     """
+    uncount(np.frombuffer(words.mapping, np.int64))
     written, reserved_end = words[words_of.WRITTEN], words[words_of.RESERVED_END]
     if reserved_end > written:
         try:

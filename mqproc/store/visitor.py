@@ -41,18 +41,36 @@ def has_been_held(io: StoreIO, paths: StorePaths) -> bool:
     """
     if _is_our_checkpoint(io, paths):
         return False
-    try:
-        seen = msgspec.json.decode(io.read_file(paths.opened), type=dict[str, int])
-    except (FileNotFoundError, msgspec.MsgspecError):
-        return False
-    return seen.get("lock_mtime_ns") != _lock_time(io, paths)
+    noted = _noted(io, paths)
+    return "lock_mtime_ns" in noted and noted["lock_mtime_ns"] != _lock_time(io, paths)
 
 
 def remember(io: StoreIO, paths: StorePaths) -> None:
     """Note which lock file is ours."""
-    data = msgspec.json.encode({"lock_mtime_ns": _lock_time(io, paths)})
-    if not io.exists(paths.opened) or io.read_file(paths.opened) != data:
-        io.write_file_atomically(paths.opened, data, mode=0o600)
+    _note(io, paths, "lock_mtime_ns", _lock_time(io, paths))
+
+
+def remember_record_crcs(io: StoreIO, paths: StorePaths, *, written: bool) -> None:
+    """Note whether each record that is appended from now on has a CRC over all of it."""
+    _note(io, paths, "record_crcs", int(written))
+
+
+def are_record_crcs_written(io: StoreIO, paths: StorePaths) -> bool:
+    """What the last one noted of the records above the log's mark."""
+    return bool(_noted(io, paths).get("record_crcs"))
+
+
+def _noted(io: StoreIO, paths: StorePaths) -> dict[str, int]:
+    try:
+        return msgspec.json.decode(io.read_file(paths.opened), type=dict[str, int])
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return {}
+
+
+def _note(io: StoreIO, paths: StorePaths, name: str, value: int) -> None:
+    noted = _noted(io, paths)
+    if noted.get(name) != value:
+        io.write_file_atomically(paths.opened, msgspec.json.encode(noted | {name: value}), mode=0o600)
 
 
 def visit_of(io: StoreIO, paths: StorePaths, segments: LogSegments, mark: Mark | None) -> Visit:

@@ -9,6 +9,8 @@ import numpy as np
 from mqproc.layout import properties
 from mqproc.wire.operations import COLUMN_ABSENT, AppendRequest
 
+SHARDING_BUCKET = properties.bucket("__SHARDINGKEY")
+
 
 @dataclass
 class Row:
@@ -19,6 +21,7 @@ class Row:
     queue_id: int
     flag: int
     born_timestamp_ms: int
+    sharding_key: str = ""
 
     @property
     def pairs(self) -> dict[str, str]:
@@ -59,9 +62,11 @@ def read_append(options: AppendRequest, payload: bytes) -> list[Row]:
     born = columns.numbers("<i8") if options.has_born else [options.born_timestamp_ms] * options.count
     queues = columns.numbers("<i4") if options.has_queues else [options.queue_id] * options.count
     flags = columns.numbers("<i4") if options.has_flags else [options.flag] * options.count
+    sharding = columns.texts(options.sharding_bytes, "<u2") if options.sharding_bytes != COLUMN_ABSENT else None
     columns.end()
     rows = []
     for index in range(options.count):
+        sharding_key = sharding[index].decode() if sharding is not None else ""
         text = (
             whole[index].decode()
             if whole is not None
@@ -70,20 +75,27 @@ def read_append(options: AppendRequest, payload: bytes) -> list[Row]:
                 index,
                 tags[index].decode() if tags is not None else options.tag,
                 keys[index].decode() if keys is not None else "",
+                sharding_key,
             )
         )
-        rows.append(Row(bodies[index], text, queues[index], flags[index], born[index]))
+        rows.append(Row(bodies[index], text, queues[index], flags[index], born[index], sharding_key))
     return rows
 
 
-def _properties(options: AppendRequest, index: int, tag: str, keys: str) -> str:
+def _properties(options: AppendRequest, index: int, tag: str, keys: str, sharding_key: str) -> str:
     def pair(name: str, value: str) -> str:
         return f"{name}\x01{value}\x02" if value else ""
 
     unique = f"{options.unique_prefix}{(options.unique_counter + index) % 65536:04X}" if options.unique_prefix else ""
+    before = options.gap_before_unique.decode()
+    if sharding_key:
+        pairs = before.split("\x02")[:-1]
+        earlier = [each for each in pairs if properties.bucket(each.partition("\x01")[0]) < SHARDING_BUCKET]
+        later = pairs[len(earlier) :]
+        before = "".join(f"{each}\x02" for each in (*earlier, f"__SHARDINGKEY\x01{sharding_key}", *later))
     return "".join(
         (
-            options.gap_before_unique.decode(),
+            before,
             pair("UNIQ_KEY", unique),
             options.gap_before_tag.decode(),
             pair("TAGS", tag),

@@ -7,6 +7,7 @@ import pytest
 
 from mqproc.client.sync import Client
 from tests.client.memory_roles import MemoryRoles
+from tests.conftest import PATIENCE_S
 
 
 @pytest.fixture
@@ -18,5 +19,5 @@ def roles(tmp_path: Path) -> Iterator[MemoryRoles]:
 
 @pytest.fixture
 def client(roles: MemoryRoles) -> Iterator[Client]:
-    with Client(roles.store, timeout=5.0) as client:
+    with Client(roles.store, timeout=PATIENCE_S) as client:
         yield client

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from mqproc.errors import MessageNotFoundError, MessageTooLargeError, MqprocError, NoSuchQueueError, TopicNotFoundError
+from mqproc.layout.java_hash import java_hash, queue_of_hash
 from mqproc.layout.record_codec import decode_message_id, decode_record, encode_record, host_bytes
 from mqproc.message import StoredMessage
 from mqproc.wire.address import listen, remove
@@ -47,6 +48,8 @@ from mqproc.wire.operations import (
 )
 from mqproc.wire.server import Limits, SocketServer
 from tests.client.append_frame import read_append
+
+APPENDS = int(Operation.APPEND)
 
 STORE_HOST = host_bytes("192.168.1.2", 10911)
 BODY_MAX = 4 << 20
@@ -153,7 +156,9 @@ class MemoryRoles:
         answers = []
         for row in rows:
             queue_id = row.queue_id
-            if queue_id == QUEUE_ANY:
+            if row.sharding_key:
+                queue_id = queue_of_hash(java_hash(row.sharding_key), len(queues))
+            elif queue_id == QUEUE_ANY:
                 queue_id = self._rotation = (self._rotation + 1) % len(queues)
             record = encode_record(
                 topic=options.topic,
@@ -301,3 +306,17 @@ class MemoryRoles:
 
     def _health(self, request: Request, options: object) -> None:
         request.answer(HealthAnswer(False, True, 12, ["dispatcher does not run"]))
+
+
+def first(count: int, act: Callable[[Request], None], operation: int = APPENDS) -> Callable[[Request], bool]:
+    """A behaviour for the first `count` requests of an operation."""
+    left = [count]
+
+    def behave(request: Request) -> bool:
+        if request.operation != operation or left[0] == 0:
+            return False
+        left[0] -= 1
+        act(request)
+        return True
+
+    return behave

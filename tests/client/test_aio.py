@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mqproc.client.aio import AsyncClient
-from mqproc.client.encoding import Batch
+from mqproc.client.batch import Batch
 from mqproc.client.sync import Client
 from mqproc.errors import (
     NoSuchQueueError,
@@ -26,9 +26,8 @@ from mqproc.message import Message, PullStatus
 from mqproc.wire.connection import Request
 from mqproc.wire.operations import Operation
 from mqproc.wire.server import Limits
-from tests.client.memory_roles import MemoryRoles
+from tests.client.memory_roles import MemoryRoles, first
 from tests.client.test_aio_consumer import reached
-from tests.client.test_client import first
 
 
 def run(steps: Coroutine[Any, Any, None]) -> None:
@@ -53,7 +52,7 @@ def test_both_clients_have_the_same_calls() -> None:
 
 def test_every_call_gives_what_the_synchronous_one_gives(roles: MemoryRoles) -> None:
     async def go() -> None:
-        async with AsyncClient(roles.store, timeout=5) as client:
+        async with AsyncClient(roles.store, timeout=60) as client:
             await client.create_topic("orders", 4)
             result = await client.send("orders", b"hello", tag="new", keys="k1")
             await client.send_batch("orders", [b"a", b"b"], keys=["k2", "k3"], queue_id=0)
@@ -87,7 +86,7 @@ def test_every_call_gives_what_the_synchronous_one_gives(roles: MemoryRoles) -> 
 
 def test_many_calls_at_once_share_a_connection(roles: MemoryRoles) -> None:
     async def go() -> None:
-        async with AsyncClient(roles.store, timeout=20) as client:
+        async with AsyncClient(roles.store, timeout=60) as client:
             results = await asyncio.gather(*(client.send("orders", b"%d" % index) for index in range(1000)))
             assert len({result.physical_offset for result in results}) == 1000
             bodies = await asyncio.gather(*(client.get(result.message_id) for result in results[::50]))
@@ -99,7 +98,7 @@ def test_many_calls_at_once_share_a_connection(roles: MemoryRoles) -> None:
 
 def test_batches_are_pipelined_in_order(roles: MemoryRoles) -> None:
     async def go() -> None:
-        async with AsyncClient(roles.store, timeout=20) as client:
+        async with AsyncClient(roles.store, timeout=60) as client:
             batches = (Batch("orders", [os.urandom(100_000)] * 10, queue_id=0) for _ in range(30))
             offsets = [result.queue_offsets[0] async for result in client.send_batches(batches, in_flight=5)]
             assert offsets == list(range(0, 300, 10))
@@ -109,10 +108,10 @@ def test_batches_are_pipelined_in_order(roles: MemoryRoles) -> None:
 
 def test_a_long_poll_does_not_keep_others_waiting(roles: MemoryRoles) -> None:
     async def go() -> None:
-        async with AsyncClient(roles.store, timeout=0.5) as client:
+        async with AsyncClient(roles.store, timeout=1.0) as client:
             await client.create_topic("orders", 1)
-            poll = asyncio.ensure_future(client.pull("orders", 0, 0, timeout=10))
-            await asyncio.sleep(0.8)
+            poll = asyncio.ensure_future(client.pull("orders", 0, 0, timeout=60))
+            await asyncio.sleep(1.5)  # More than the client's timeout.
             assert len(await client.topics()) == 1
             await client.send("orders", b"x", queue_id=0)
             assert [message.body for message in (await poll).messages] == [b"x"]
@@ -124,7 +123,7 @@ def test_a_long_poll_does_not_keep_others_waiting(roles: MemoryRoles) -> None:
 
 def test_what_is_tried_again_and_what_is_not(roles: MemoryRoles) -> None:
     async def go() -> None:
-        async with AsyncClient(roles.store, timeout=5) as client:
+        async with AsyncClient(roles.store, timeout=60) as client:
             roles.behaviour = first(2, lambda request: request.refuse(StoreBusyError("busy", hint_ms=5)))
             await client.send("orders", b"a")
             roles.behaviour = first(1, lambda request: request.connection.close())
@@ -145,7 +144,7 @@ def test_no_answer_in_time_and_nobody_there(roles: MemoryRoles) -> None:
         async with AsyncClient(roles.store / "elsewhere") as nowhere:
             with pytest.raises(NotRunningError):
                 await nowhere.send("orders", b"x")
-        async with AsyncClient(roles.store, timeout=0.1) as client:
+        async with AsyncClient(roles.store, timeout=1.0) as client:
             roles.behaviour = lambda request: True
             with pytest.raises(RequestTimeoutError):
                 await client.count("orders")
@@ -159,9 +158,9 @@ def test_no_answer_in_time_and_nobody_there(roles: MemoryRoles) -> None:
 
 def test_a_cancelled_call_leaves_the_connection_usable(roles: MemoryRoles) -> None:
     async def go() -> None:
-        async with AsyncClient(roles.store, timeout=5) as client:
+        async with AsyncClient(roles.store, timeout=60) as client:
             await client.create_topic("orders", 1)
-            poll = asyncio.ensure_future(client.pull("orders", 0, 0, timeout=0.2))
+            poll = asyncio.ensure_future(client.pull("orders", 0, 0, timeout=2.0))
             await reached(lambda: roles.held_pulls == 1, "the poll is held")
             poll.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -191,7 +190,7 @@ def test_closing_ends_calls_under_way(roles: MemoryRoles) -> None:
 
 def test_a_full_server_turns_away(tmp_path: Any) -> None:
     async def go(roles: MemoryRoles) -> None:
-        async with AsyncClient(roles.store) as only, AsyncClient(roles.store, timeout=0.2) as other:
+        async with AsyncClient(roles.store) as only, AsyncClient(roles.store, timeout=1.0) as other:
             await only.send("orders", b"x")
             with pytest.raises(TooManyConnectionsError):
                 await other.send("orders", b"y")
@@ -202,7 +201,7 @@ def test_a_full_server_turns_away(tmp_path: Any) -> None:
 
 
 def test_another_event_loop_gets_a_connection_of_its_own(roles: MemoryRoles) -> None:
-    client = AsyncClient(roles.store, timeout=5)
+    client = AsyncClient(roles.store, timeout=60)
     for _ in range(2):
         run(client.ping())
     run(client.close())

@@ -10,8 +10,8 @@ import pytest
 
 from mqproc import AsyncClient, AsyncConsumer, BadRequestError, GroupNotFoundError, StaleOffsetError, StoredMessage
 from mqproc.client.group_steps import ResetTo
-from tests.client.test_consumer import QUIET_S
-from tests.conftest import Group
+from tests.client.consuming import all_batches_of_async, all_of_async
+from tests.conftest import PATIENCE_S, Group
 
 Program = Callable[[AsyncClient], Awaitable[None]]
 
@@ -29,7 +29,7 @@ def run(shared: Group) -> Callable[[Program], None]:
 
     def run(program: Program) -> None:
         async def main() -> None:
-            async with asyncio.timeout(60), AsyncClient(shared.store) as client:
+            async with asyncio.timeout(200), AsyncClient(shared.store) as client:
                 await program(client)
 
         asyncio.run(main())
@@ -52,7 +52,7 @@ async def offsets(client: AsyncClient, group: str) -> list[int | None]:
 
 async def reached(condition: Callable[[], bool], what: str) -> None:
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not condition():
                 await asyncio.sleep(0.005)
     except TimeoutError:
@@ -63,7 +63,7 @@ def test_every_message_comes_once_in_order_and_is_committed(run: Callable[[Progr
     async def program(client: AsyncClient) -> None:
         sent = await fill(client, "Once", 2000)
         async with await client.consumer("once", "Once", start="earliest", pull_messages=100) as consumer:
-            found = [message async for message in consumer.messages(timeout=QUIET_S)]
+            found = await all_of_async(consumer, len(sent))
             assert len(consumer.queues) == 4
             assert await consumer.lag() == 0
         assert sorted((message.body for message in found), key=int) == sent
@@ -84,7 +84,7 @@ def test_a_loop_that_is_left_commits_what_is_done(run: Callable[[Program], None]
                     break
         assert await offsets(client, "left") == [8]
         async with await client.consumer("left", "Left") as consumer:
-            assert [message.body async for message in consumer.messages(timeout=QUIET_S)] == sent[8:]
+            assert [message.body for message in await all_of_async(consumer, 12)] == sent[8:]
 
     run(program)
 
@@ -107,7 +107,7 @@ def test_batches_are_arrow(run: Callable[[Program], None]) -> None:
     async def program(client: AsyncClient) -> None:
         sent = await fill(client, "Arrow", 300)
         async with await client.consumer("arrow", "Arrow", start="earliest") as consumer:
-            batches = [batch async for batch in consumer.batches(["body"], timeout=QUIET_S)]
+            batches = await all_batches_of_async(consumer, ["body"], len(sent))
             with pytest.raises(BadRequestError, match="either"):
                 await consumer.receive()
         assert sorted((body for batch in batches for body in batch["body"].to_pylist()), key=int) == sent
@@ -147,6 +147,28 @@ def test_handlers_run_as_tasks(run: Callable[[Program], None], ordered: bool) ->
     run(program)
 
 
+def test_what_is_nacked_comes_again_and_ends_among_the_dead_letters(run: Callable[[Program], None]) -> None:
+    async def program(client: AsyncClient) -> None:
+        await fill(client, "NackedAsync", 4, queues=1)
+        async with await client.consumer("nacked-async", "NackedAsync", start="earliest") as consumer:
+            first = await consumer.receive(4, timeout=PATIENCE_S)
+            assert len(first) == 4
+            consumer.ack(first[0], first[2])
+            await consumer.nack(first[1], delay_level=1)
+            await consumer.nack(first[3], delay_level=-1)
+            (again,) = await consumer.receive(4, timeout=PATIENCE_S)
+            assert (again.topic, again.body, again.reconsume_times) == ("%RETRY%nacked-async", b"1", 1)
+            assert again.properties["RETRY_TOPIC"] == "NackedAsync"
+            consumer.ack(again)
+        await client.wait_dispatched()
+        dead = [letter.body async for letter in client.groups.dead_letters("nacked-async")]
+        assert dead == [b"3"]
+        info = await client.groups.info("nacked-async")
+        assert (info.lag, [queue.offset for queue in info.queues if queue.topic == "NackedAsync"]) == (0, [4])
+
+    run(program)
+
+
 def test_broadcast_keeps_its_own_progress(run: Callable[[Program], None], tmp_path: Path) -> None:
     async def program(client: AsyncClient) -> None:
         sent = await fill(client, "Cast", 50)
@@ -155,7 +177,7 @@ def test_broadcast_keeps_its_own_progress(run: Callable[[Program], None], tmp_pa
                 "cast", "Cast", start="earliest", broadcast=True, offsets_path=tmp_path / "offsets.json"
             )
             async with consumer:
-                found = [message.body async for message in consumer.messages(timeout=QUIET_S)]
+                found = [message.body for message in await all_of_async(consumer, len(expected))]
             assert sorted(found, key=int) == expected
 
     run(program)
@@ -180,20 +202,20 @@ def test_progress_by_hand(run: Callable[[Program], None]) -> None:
 
 
 def test_a_consumer_goes_on_from_where_it_seeks(run: Callable[[Program], None], tmp_path: Path) -> None:
-    async def bodies(consumer: AsyncConsumer) -> list[bytes]:
-        return sorted([message.body async for message in consumer.messages(timeout=QUIET_S)], key=int)
+    async def bodies(consumer: AsyncConsumer, count: int) -> list[bytes]:
+        return sorted([message.body for message in await all_of_async(consumer, count)], key=int)
 
     async def program(client: AsyncClient) -> None:
         sent = await fill(client, "AioSought", 20, queues=2)
         async with await client.consumer("aio-sought", "AioSought") as consumer:
             await consumer.seek(ResetTo(offset=7))
-            assert await bodies(consumer) == sent[14:]
+            assert await bodies(consumer, 6) == sent[14:]
             await consumer.seek(ResetTo(shift=-1))
-            assert await bodies(consumer) == sent[18:]
+            assert await bodies(consumer, 2) == sent[18:]
             assert consumer.positions() == {("AioSought", 0): 10, ("AioSought", 1): 10}
         path = tmp_path / "offsets.json"
         async with await client.consumer("aio-sought", "AioSought", broadcast=True, offsets_path=path) as consumer:
             await consumer.seek(ResetTo(earliest=True))
-            assert await bodies(consumer) == sent
+            assert await bodies(consumer, len(sent)) == sent
 
     run(program)

@@ -7,8 +7,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,21 +19,12 @@ from mqproc import (
     OffsetOverflowError,
     SqlFilter,
     StaleOffsetError,
-    StoreBusyError,
     StoredMessage,
 )
-from mqproc.client.broadcast import OwnProgress, load_offsets
 from mqproc.client.consumer import Consumer
-from mqproc.client.core import Call
-from mqproc.client.driving import drive
 from mqproc.client.group_steps import ResetTo
-from mqproc.client.subscription import subscription
-from mqproc.wire.group_operations import GroupAssignment
-from mqproc.wire.operations import Operation
-from tests.conftest import Group, wait_until
-
-QUIET_S = 1.0
-"""When nothing has come for so long, on a busy machine too, nothing will."""
+from tests.client.consuming import all_batches_of, all_of, bodies_of, fill, offsets
+from tests.conftest import PATIENCE_S, Group, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -52,24 +41,6 @@ def client(shared: Group) -> Iterator[Client]:
         yield client
 
 
-def fill(client: Client, topic: str, count: int, queues: int = 4) -> list[bytes]:
-    """A topic with so many messages, round its queues."""
-    client.create_topic(topic, queues)
-    bodies = [b"%d" % number for number in range(count)]
-    if bodies:
-        client.send_batch(topic, bodies, queue_ids=[number % queues for number in range(count)])
-    client.wait_dispatched()
-    return bodies
-
-
-def bodies_of(messages: Any) -> list[bytes]:
-    return sorted((message.body for message in messages), key=lambda body: int(body))
-
-
-def offsets(client: Client, group: str, topic: str) -> list[int | None]:
-    return [queue.offset for queue in client.groups.info(group).queues if queue.topic == topic]
-
-
 # One consumer
 
 
@@ -77,7 +48,7 @@ def test_every_message_comes_once_in_the_order_of_its_queue(client: Client) -> N
     sent = fill(client, "Once", 4000)
     with client.consumer("once", "Once", start="earliest", pull_messages=100) as consumer:
         assert consumer.queues == [("Once", queue_id) for queue_id in range(4)]
-        found = list(itertools.islice(consumer.messages(timeout=20), len(sent)))
+        found = list(itertools.islice(consumer.messages(timeout=PATIENCE_S), len(sent)))
     assert bodies_of(found) == sent
     for queue_id in range(4):
         assert [message.queue_offset for message in found if message.queue_id == queue_id] == list(range(1000))
@@ -104,7 +75,7 @@ def test_what_is_done_is_committed_and_the_rest_comes_again(client: Client) -> N
     # Left without an error, the last message is done too.
     assert offsets(client, "again", "Again") == [61]
     with client.consumer("again", "Again") as consumer:
-        assert [message.body for message in consumer.messages(timeout=QUIET_S)] == sent[61:]
+        assert [message.body for message in all_of(consumer, len(sent[61:]))] == sent[61:]
 
 
 def test_a_loop_may_be_left_and_entered_again(client: Client) -> None:
@@ -112,7 +83,7 @@ def test_a_loop_may_be_left_and_entered_again(client: Client) -> None:
     with client.consumer("twice", "Twice", start="earliest") as consumer:
         first = [next(iter(consumer)).body for _ in range(1)]
         assert first == [sent[0]]
-        assert [message.body for message in consumer.messages(timeout=QUIET_S)] == sent
+        assert [message.body for message in all_of(consumer, len(sent))] == sent
 
 
 def test_a_group_begins_at_the_end_the_beginning_or_a_time(client: Client) -> None:
@@ -123,10 +94,10 @@ def test_a_group_begins_at_the_end_the_beginning_or_a_time(client: Client) -> No
     client.wait_dispatched()
     with client.consumer("latest", "Where") as late, client.consumer("time", "Where", start=moment) as timed:
         client.send("Where", b"11")
-        assert [message.body for message in late.receive(10, timeout=5)] == [b"11"]
-        assert [message.body for message in timed.receive(10, timeout=5)][:1] == [b"10"]
+        assert [message.body for message in late.receive(10, timeout=PATIENCE_S)] == [b"11"]
+        assert [message.body for message in timed.receive(10, timeout=PATIENCE_S)][:1] == [b"10"]
     with client.consumer("earliest", "Where", start="earliest") as early:
-        assert [message.body for message in early.receive(3, timeout=5)] == [b"0", b"1", b"2"]
+        assert [message.body for message in early.receive(3, timeout=PATIENCE_S)] == [b"0", b"1", b"2"]
     with pytest.raises(BadRequestError, match="ISO 8601"):
         client.consumer("never", "Where", start="whenever")
 
@@ -135,7 +106,7 @@ def test_a_topic_that_comes_later_is_read_from_its_beginning(client: Client) -> 
     with client.consumer("later", "Later") as consumer:
         assert consumer.queues == []
         client.send("Later", b"0", queue_id=None)
-        assert [message.body for message in consumer.receive(1, timeout=5)] == [b"0"]
+        assert [message.body for message in consumer.receive(1, timeout=PATIENCE_S)] == [b"0"]
 
 
 def test_filters_pass_what_matches_and_progress_passes_the_rest(client: Client) -> None:
@@ -143,16 +114,16 @@ def test_filters_pass_what_matches_and_progress_passes_the_rest(client: Client) 
     client.send_batch("Filtered", [b"%d" % n for n in range(100)], tags=["a" if n % 10 else "b" for n in range(100)])
     client.wait_dispatched()
     with client.consumer("filtered", "Filtered", filter="b || c", start="earliest") as consumer:
-        assert bodies_of(consumer.messages(timeout=QUIET_S)) == [b"%d" % n for n in range(0, 100, 10)]
+        assert bodies_of(all_of(consumer, 10)) == [b"%d" % n for n in range(0, 100, 10)]
     assert offsets(client, "filtered", "Filtered") == [100]
     with client.consumer("sql", "Filtered", filter=SqlFilter("TAGS = 'b'"), start="earliest") as consumer:
-        assert len(list(itertools.islice(consumer.messages(timeout=20), 10))) == 10
+        assert len(list(itertools.islice(consumer.messages(timeout=PATIENCE_S), 10))) == 10
 
 
 def test_acknowledged_messages_are_committed_in_order(client: Client) -> None:
     fill(client, "Acks", 10, queues=1)
     with client.consumer("acks", "Acks", start="earliest") as consumer:
-        messages = consumer.receive(10, timeout=5)
+        messages = consumer.receive(10, timeout=PATIENCE_S)
         assert len(messages) == 10
         consumer.ack(*messages[5:], messages[1])
         consumer.commit()
@@ -168,7 +139,7 @@ def test_acknowledged_messages_are_committed_in_order(client: Client) -> None:
 def test_batches_are_arrow(client: Client) -> None:
     sent = fill(client, "Arrow", 1000)
     with client.consumer("arrow", "Arrow", start="earliest") as consumer:
-        batches = list(consumer.batches(["body", "queue_offset"], timeout=QUIET_S))
+        batches = all_batches_of(consumer, ["body", "queue_offset"], len(sent))
     assert sorted((body for batch in batches for body in batch["body"].to_pylist()), key=int) == sent
     assert offsets(client, "arrow", "Arrow") == [250] * 4
 
@@ -228,10 +199,10 @@ def test_members_share_queues_evenly_and_hand_over(client: Client) -> None:
 
 def test_a_queue_is_not_taken_from_who_has_messages_of_it(client: Client) -> None:
     fill(client, "Held", 10, queues=1)
-    first = client.consumer("held", "Held", start="earliest", session_timeout=20)
-    messages = first.receive(10, timeout=5)
+    first = client.consumer("held", "Held", start="earliest", session_timeout=PATIENCE_S)
+    messages = first.receive(10, timeout=PATIENCE_S)
     # Both want the retry topic and this one queue; the plan may move it only when it is released.
-    second = client.consumer("held", ["Held"], session_timeout=20)
+    second = client.consumer("held", ["Held"], session_timeout=PATIENCE_S)
     first_has = ("Held", 0) in first.queues
     assert second.receive(10, timeout=0.2) == []
     first.ack(*messages)
@@ -247,7 +218,7 @@ def test_a_queue_is_not_taken_from_who_has_messages_of_it(client: Client) -> Non
 def test_new_queues_of_a_topic_are_shared(client: Client) -> None:
     fill(client, "Wider", 4, queues=2)
     with client.consumer("wider", "Wider", start="earliest") as consumer:
-        assert len(consumer.receive(10, timeout=5)) >= 1
+        assert len(consumer.receive(10, timeout=PATIENCE_S)) >= 1
         client.create_topic("Wider", 6)
         client.send("Wider", b"new", queue_id=5)
         wait_until(lambda: len(consumer.queues) == 6, what="six queues")
@@ -293,13 +264,13 @@ def test_progress_is_monotone_unless_reset(client: Client) -> None:
 def test_a_member_goes_on_from_where_it_is_reset_to(client: Client) -> None:
     sent = fill(client, "Rewound", 20, queues=1)
     with client.consumer("rewound", "Rewound", start="earliest") as consumer:
-        assert len(list(consumer.messages(timeout=QUIET_S))) == 20
+        assert len(all_of(consumer, 20)) == 20
         with pytest.raises(GroupInUseError):
             client.groups.commit("rewound", "Rewound", 0, 20)
         with pytest.raises(GroupInUseError):
             client.groups.delete("rewound")
         client.groups.execute("rewound", client.groups.plan_reset("rewound", ResetTo(offset=15)))
-        assert [message.body for message in consumer.messages(timeout=QUIET_S)] == sent[15:]
+        assert [message.body for message in all_of(consumer, 5)] == sent[15:]
 
 
 def test_a_group_is_cloned_and_deleted(client: Client) -> None:
@@ -334,36 +305,25 @@ def test_a_group_that_may_not_consume_is_refused(client: Client) -> None:
 def test_a_consumer_goes_on_from_where_it_seeks(client: Client) -> None:
     sent = fill(client, "Sought", 40, queues=2)
     with client.consumer("sought", "Sought", start="earliest") as consumer:
-        held = consumer.receive(40, timeout=5)
+        held = consumer.receive(40, timeout=PATIENCE_S)
         consumer.ack(*(message for message in held if message.queue_offset < 3))
         consumer.seek(ResetTo(offset=15))
         # What it had in hands does not count any more, and progress is where it went.
         consumer.ack(*held)
         consumer.commit()
         assert offsets(client, "sought", "Sought") == [15, 15]
-        assert bodies_of(consumer.messages(timeout=QUIET_S)) == sent[30:]
+        assert bodies_of(all_of(consumer, 10)) == sent[30:]
         consumer.seek(ResetTo(shift=-2))
-        assert bodies_of(consumer.messages(timeout=QUIET_S)) == sent[36:]
+        assert bodies_of(all_of(consumer, 4)) == sent[36:]
         consumer.seek(ResetTo(latest=True))
         assert consumer.receive(10, timeout=0.1) == []
         consumer.seek(ResetTo(earliest=True), ["Sought"])
-        assert bodies_of(consumer.messages(timeout=QUIET_S)) == sent
+        assert bodies_of(all_of(consumer, 40)) == sent
         consumer.seek(ResetTo(offset=0), ["Other"])
         assert consumer.receive(10, timeout=0.1) == []
         with pytest.raises(BadRequestError, match="exactly one"):
             consumer.seek(ResetTo())
     assert offsets(client, "sought", "Sought") == [20, 20]
-
-
-def test_a_broadcast_consumer_seeks_for_itself(client: Client, tmp_path: Path) -> None:
-    sent = fill(client, "CastSought", 20, queues=2)
-    path = tmp_path / "offsets.json"
-    with client.consumer("cast-sought", "CastSought", broadcast=True, offsets_path=path) as consumer:
-        consumer.seek(ResetTo(offset=4))
-        assert bodies_of(consumer.messages(timeout=QUIET_S)) == sent[8:]
-        consumer.seek(ResetTo(offset=9))
-    with client.consumer("cast-sought", "CastSought", broadcast=True, offsets_path=path) as consumer:
-        assert bodies_of(consumer.messages(timeout=QUIET_S)) == sent[18:]
 
 
 # Retries
@@ -374,7 +334,7 @@ def test_a_nacked_message_waits_in_its_delay_level_as_rocketmq_puts_it(client: C
     client.send("Nacked", b"poison", tag="t", keys=["k1"], properties={"n": "4"})
     client.wait_dispatched()
     with client.consumer("nacked", "Nacked", start="earliest") as consumer:
-        (message,) = consumer.receive(1, timeout=5)
+        (message,) = consumer.receive(1, timeout=PATIENCE_S)
         consumer.nack(message)
         consumer.commit()
     assert offsets(client, "nacked", "Nacked") == [1]
@@ -407,7 +367,7 @@ def test_too_many_failures_end_among_the_dead_letters(client: Client) -> None:
     client.send("Dying", b"1")
     client.wait_dispatched()
     with client.consumer("dying", "Dying", start="earliest") as consumer:
-        for message in consumer.messages(timeout=QUIET_S):
+        for message in itertools.islice(consumer.messages(timeout=PATIENCE_S), 2):
             consumer.nack(message)
     client.wait_dispatched()
     dead = list(client.groups.dead_letters("dying"))
@@ -418,7 +378,7 @@ def test_too_many_failures_end_among_the_dead_letters(client: Client) -> None:
     assert dead[0].properties["RETRY_TOPIC"] == "Dying"
     assert client.groups.resend("dying", *dead) == 2
     with client.consumer("dying", "Dying") as consumer:
-        again = list(consumer.messages(timeout=QUIET_S))
+        again = all_of(consumer, 2)
     assert [(message.topic, message.body, message.reconsume_times) for message in again] == [
         ("%RETRY%dying", b"0", 0),
         ("%RETRY%dying", b"1", 0),
@@ -444,58 +404,3 @@ def test_a_handler_that_fails_nacks_and_in_order_tries_again(client: Client, cap
     client.wait_dispatched()
     assert [letter.body for letter in client.groups.dead_letters("failing")] == [b"1"]
     assert offsets(client, "failing", "Failing") == [4]
-
-
-# Broadcast
-
-
-def test_every_broadcast_consumer_reads_everything_and_keeps_its_own_progress(client: Client, tmp_path: Path) -> None:
-    sent = fill(client, "Cast", 100)
-    paths = [tmp_path / f"{number}.json" for number in range(2)]
-    for path in paths:
-        with client.consumer("cast", "Cast", start="earliest", broadcast=True, offsets_path=path) as consumer:
-            assert bodies_of(consumer.messages(timeout=QUIET_S)) == sent
-            with pytest.raises(BadRequestError, match="broadcast"):
-                consumer.nack()
-    with client.consumer("cast", "Cast", broadcast=True, offsets_path=paths[0]) as consumer:
-        client.send("Cast", b"100")
-        assert [message.body for message in consumer.receive(10, timeout=5)] == [b"100"]
-    with pytest.raises(GroupNotFoundError):
-        client.groups.info("cast")
-
-
-def test_a_broadcast_consumer_that_could_not_learn_where_to_begin_begins_there_later(
-    client: Client, tmp_path: Path
-) -> None:
-    """Its first look fails at the second queue: nothing is assigned, and the next look assigns all from that time."""
-    fill(client, "CastLate", 10, queues=2)
-    middle_ms = time.time_ns() // 1_000_000 + 1
-    wait_until(lambda: time.time_ns() // 1_000_000 > middle_ms, what="another millisecond")
-    client.send_batch("CastLate", [b"%d" % number for number in range(10, 20)], queue_ids=[0, 1] * 5)
-    client.wait_dispatched()
-    assigned: list[GroupAssignment] = []
-    path = tmp_path / "offsets.json"
-    wanted = subscription("cast-late", "CastLate", "me", 10.0, middle_ms)
-    own = OwnProgress(wanted, str(path), assigned.append, pytest.fail)
-    asked = 0
-
-    def failing(call: Call[Any]) -> Any:
-        nonlocal asked
-        asked += call.operation == Operation.OFFSET_AT
-        if call.operation == Operation.OFFSET_AT and asked == 2:
-            raise StoreBusyError("not now")
-        return client.run(call)
-
-    with pytest.raises(StoreBusyError):
-        drive(failing, own.looking())
-    assert assigned == []
-    drive(failing, own.looking())
-    assert [each.queues for each in assigned] == [[("CastLate", 0, 0, 5), ("CastLate", 1, 0, 5)]]
-    drive(failing, own.looking())
-    assert (len(assigned), asked) == (1, 3)
-    # A queue that comes later is read from its beginning, though the consumer's start is a time.
-    client.create_topic("CastLate", 3)
-    drive(failing, own.looking())
-    assert assigned[1].queues[2] == ("CastLate", 2, 0, 0)
-    own.save()
-    assert load_offsets(path) == {"CastLate": {0: 5, 1: 5, 2: 0}}

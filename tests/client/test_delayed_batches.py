@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from mqproc.client.batch import Batch
 from mqproc.client.delayed_batches import by_time, deliver_at_ms
-from mqproc.client.encoding import Batch, encode_batch
+from mqproc.client.encoding import encode_batch
 from mqproc.client.sending import joined
 from mqproc.errors import BadLevelError, BadMessageError, BadRequestError
 from mqproc.message import BatchResult

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mqproc.client.batch import Batch
 from mqproc.client.encoding import (
     FRAME_MESSAGES_MAX,
     AppendFrame,
-    Batch,
     check_message,
     encode_batch,
     encode_message,

@@ -20,8 +20,8 @@ from mqproc.errors import (
     StoreBusyError,
 )
 from mqproc.message import Message
-from tests.client.memory_roles import MemoryRoles
-from tests.client.test_client import first
+from tests.client.memory_roles import MemoryRoles, first
+from tests.conftest import PATIENCE_S
 
 
 def batcher(**limits: float) -> Batcher[int]:
@@ -94,7 +94,7 @@ def test_flush_sends_at_once(client: Client, roles: MemoryRoles) -> None:
     with client.producer(linger_ms=60_000) as producer:
         done = []
         future = producer.send("orders", b"x", on_done=done.append)
-        producer.flush(5)
+        producer.flush(PATIENCE_S)
         assert done == [future]
         assert len(roles.messages) == 1
         roles.behaviour = lambda request: True
@@ -113,7 +113,7 @@ def test_threads_share_a_producer(client: Client, roles: MemoryRoles) -> None:
 
         def work(number: int) -> None:
             futures = [producer.send("orders", b"%d" % number) for _ in range(500)]
-            assert [future.result(10).queue_offset for future in futures]
+            assert [future.result(PATIENCE_S).queue_offset for future in futures]
 
         threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
         for thread in threads:
@@ -137,10 +137,10 @@ def test_one_bad_message_does_not_spoil_the_others(client: Client, roles: Memory
 def test_refusals_for_now_are_tried_again_and_losses_are_told(client: Client, roles: MemoryRoles) -> None:
     roles.behaviour = first(2, lambda request: request.refuse(StoreBusyError("busy", hint_ms=1)))
     with client.producer(linger_ms=1) as producer:
-        producer.send("orders", b"x").result(5)
+        producer.send("orders", b"x").result(PATIENCE_S)
         roles.behaviour = first(1, lambda request: request.connection.close())
-        assert isinstance(producer.send("orders", b"y").exception(5), SendOutcomeUnknownError)
-        producer.send("orders", b"z").result(5)
+        assert isinstance(producer.send("orders", b"y").exception(PATIENCE_S), SendOutcomeUnknownError)
+        producer.send("orders", b"z").result(PATIENCE_S)
     assert [message.body for message in roles.messages] == [b"x", b"z"]
 
 
@@ -154,9 +154,9 @@ def test_memory_is_bounded(client: Client, roles: MemoryRoles) -> None:
     roles.behaviour = lambda request: False
     roles.start()
     for future in futures:
-        assert isinstance(future.exception(10), SendOutcomeUnknownError)
-    producer.send("orders", bytes(4000), timeout=5).result(5)
-    producer.close(5)
+        assert isinstance(future.exception(PATIENCE_S), SendOutcomeUnknownError)
+    producer.send("orders", bytes(4000), timeout=PATIENCE_S).result(PATIENCE_S)
+    producer.close(PATIENCE_S)
     with pytest.raises(BadRequestError, match="closed"):
         producer.send("orders", b"")
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mqproc.filters.sql import compiled
 from mqproc.kernels import gather
 from mqproc.kernels.jit import plain
-from mqproc.layout import consume_queue
+from mqproc.layout import consume_queue, control, queue_table
 from mqproc.layout.consume_queue import EXTENSION_ADDRESS_MAX
 from mqproc.layout.java_hash import java_hash
 from mqproc.layout.record_codec import decode_record, decode_records
@@ -114,6 +114,40 @@ def test_tags_are_compared_themselves(log: SmallLog, tags: tuple[str, ...]) -> N
     ]
     assert state[gather.UNIT] == len(messages)
     assert state[gather.LAST_FILTERED] == int(messages[-1].tag not in tags)
+
+
+def test_what_goes_out_is_counted_where_the_state_says(log: SmallLog) -> None:
+    """The pull with its first records, each queue for itself; nothing where nothing is copied."""
+    number, generation = 3, 7 << 32
+    place = queue_table.HEADER_WORDS + number * queue_table.ENTRY_WORDS + queue_table.DELIVERED
+    for kernel, take_back in ((gather.gather, gather.uncount), (plain(gather.gather), plain(gather.uncount))):
+        words = np.zeros(control.FILE_SIZE // 8, np.int64)
+        table = np.zeros(queue_table.HEADER_WORDS + 8 * queue_table.ENTRY_WORDS, np.int64)
+
+        def counted(words: NDArray[np.int64] = words) -> list[int]:
+            places = (control.PULLED_MESSAGES, control.PULLED_BYTES, control.PULLS, control.QUERY_REQUESTS)
+            return [int(words[place]) for place in places]
+
+        arguments = (kernel_bytes(log.units), kernel_bytes(log.segment), *filtered(()), *by_properties(""))
+        state = new_state(log, COUNT_LIMIT=2, QUEUE=generation + number)
+        state[gather.COUNTS], state[gather.TABLE] = words.ctypes.data, table.ctypes.data
+        out = np.zeros(1 << 16, np.uint8)
+        assert kernel(*arguments, out, state) == gather.COUNT_REACHED
+        assert counted() == [2, log.places[2][0], 1, 1]
+        state[gather.COUNT_LIMIT] = 5
+        kernel(*arguments, out, state)
+        assert counted() == [5, log.places[5][0], 1, 1]
+        assert (table[place], np.count_nonzero(table)) == (5, 1)
+        take_back(state)
+        assert counted() == [0, 0, 0, 0]
+        assert not words.any()
+        assert not table.any()
+
+        state = new_state(log, COPY=0)
+        state[gather.COUNTS], state[gather.TABLE] = words.ctypes.data, table.ctypes.data
+        assert kernel(*arguments, out, state) == gather.UNITS_DONE
+        assert not words.any()
+        assert not table.any()
 
 
 def test_a_colliding_hash_is_no_match(log: SmallLog) -> None:

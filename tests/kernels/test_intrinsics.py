@@ -15,7 +15,7 @@ from numba import njit
 from numba.core.errors import TypingError
 
 from mqproc.kernels import intrinsics
-from mqproc.kernels.jit import COMPILED, kernel
+from mqproc.kernels.jit import COMPILED, kernel, plain
 from mqproc.kernels.primitive import Bytes, Words
 
 LOADS = {
@@ -273,3 +273,20 @@ def test_the_byte_order_of_shared_words_is_the_machines() -> None:
     words = np.zeros(1, np.int64)
     intrinsics.store_release(words, 0, 1)
     assert words.tobytes() == (1).to_bytes(8, sys.byteorder)
+
+
+@kernel
+def add_to(state: Words, i: int, v: int) -> None:
+    intrinsics.add_at(int(state[0]), i, v)
+
+
+@settings(deadline=None)
+@given(st.lists(INT64, min_size=8, max_size=8), st.integers(0, 7), st.integers(-(2**31), 2**31))
+def test_a_word_at_an_address_is_added_to_and_no_other(before: list[int], i: int, v: int) -> None:
+    for add in (add_to, plain(add_to)):
+        words = np.array(before, np.int64)
+        add(np.array([words.ctypes.data], np.int64), i, v)
+        expected = np.array(before, np.int64)
+        with np.errstate(over="ignore"):
+            expected[i] += np.int64(v)
+        assert words.tolist() == expected.tolist()

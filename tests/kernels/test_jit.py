@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 from numba import config
 
-from mqproc.kernels import jit
+from mqproc.kernels import crc, jit
 from mqproc.kernels.intrinsics import load_be32
 from mqproc.kernels.jit import COMPILED, kernel, plain, sources_fingerprint
 from mqproc.kernels.primitive import Bytes
@@ -66,6 +68,27 @@ def test_cached_code_is_used_again_until_a_source_changes(tmp_path: Path, monkey
     assert [compile_again(), compile_again()] == [0, 1]
     monkeypatch.setattr(jit, "sources_fingerprint", lambda: "of other sources")
     assert [compile_again(), compile_again()] == [0, 1]
+
+
+def test_loading_imports_no_compiler_and_a_kernel_that_is_compiled_then_has_it() -> None:
+    """In a process of its own: this one has compiled."""
+    program = """
+import sys
+import numpy as np
+from mqproc.kernels import crc
+from mqproc.kernels.intrinsics import load_be32
+from mqproc.kernels.jit import kernel
+
+def compiles():
+    return "numba.np.arrayobj" in sys.modules
+
+crc.warm()
+assert not compiles(), "loading imports what only the compiler needs"
+assert kernel(lambda buf: load_be32(buf, 0))(np.full(4, 1, np.uint8)) == 0x01010101
+assert compiles()
+"""
+    crc.warm()
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
 def test_without_a_folder_to_write_to_a_kernel_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def test_store_is_seen_before_the_look() -> None:
 
     def run(side: int, results: NDArray[np.int64]) -> None:
         while True:
-            together.wait(30)
+            together.wait(200)
             if not more:
                 return
             store_and_look(words, side, first - ROUNDS, results)

@@ -10,7 +10,7 @@ from mqproc.errors import ERROR_BY_CODE
 from mqproc.layout import control as layout
 from mqproc.layout import figures
 from mqproc.shm.code_counts import code_counter, read_code_counts
-from mqproc.shm.histogram import LIGHT, PER_SAMPLE, Buckets, Histogram, SampledHistogram, read_buckets
+from mqproc.shm.histogram import Buckets, Histogram, read_buckets
 from mqproc.shm.words import Words
 
 
@@ -31,40 +31,12 @@ def test_each_value_is_counted_in_the_first_bucket_that_holds_it(values: list[tu
     assert abs(found.total - sum(value * weight for value, weight in values) * 1e-9) <= 1e-6 * (1 + found.total)
 
 
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=200))
-def test_sampled_counts_are_right_but_for_what_is_held(weights: list[int]) -> None:
-    cells = words()
-    histogram = SampledHistogram(Histogram(cells, figures.APPENDS))
-    counted = 0
-    for number, weight in enumerate(weights):
-        histogram.observe(1000, weight)
-        found = sum(read_buckets(cells, figures.APPENDS).counts)
-        assert found == sum(weights[: number + 1]) or found == counted
-        counted = found
-    held = sum(weights) - counted
-    assert held < PER_SAMPLE * LIGHT
-    for _ in range(PER_SAMPLE):
-        histogram.observe(1000, 1)
-    assert sum(read_buckets(cells, figures.APPENDS).counts) > counted
-
-
-def test_what_is_slow_is_counted_each_time_and_for_itself() -> None:
-    cells = words()
-    histogram = SampledHistogram(Histogram(cells, figures.APPENDS), 10_000_000)
-    for _ in range(100):
-        histogram.observe(1000, 1)
-    for _ in range(3):
-        histogram.observe(2_000_000_000, 1)
-    buckets = read_buckets(cells, figures.APPENDS)
-    slow = sum(count for bound, count in zip((*buckets.bounds, 99.0), buckets.counts, strict=True) if bound > 1)
-    assert slow == 3
-    assert 100 - PER_SAMPLE < sum(buckets.counts) - slow <= 100
-
-
 def test_places_lie_in_their_owners_page_and_do_not_overlap() -> None:
     taken: set[int] = set()
     spans = [(place.owner, place.index, place.sum_index + 1) for place in figures.HISTOGRAMS]
     spans += [(role, first, first + len(figures.CODES)) for role, first in figures.REJECTS.items()]
+    spans.append((layout.WRITER, figures.APPEND_STATE, figures.APPEND_STATE + figures.APPEND_STATE_WORDS))
+    spans.append((layout.DISPATCHER, figures.DISPATCH_STATE, figures.DISPATCH_STATE + figures.DISPATCH_STATE_WORDS))
     for owner, first, stop in spans:
         page = (layout.FIGURES_START + layout.ROLES.index(owner) * layout.PAGE_SIZE) // layout.WORD_SIZE
         assert page <= first < stop <= page + layout.PAGE_SIZE // layout.WORD_SIZE

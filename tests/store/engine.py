@@ -62,6 +62,13 @@ class Engine:
         make_segment(self.io, self.paths, start, size)
         self.words[words_of.SEGMENTS_READY_END] = start + size
 
+    def use_words(self, words: Words) -> None:
+        """Go on with the words of a control file."""
+        self.words = words
+        self.appender = CommitLogAppender(
+            self.io, self.syncs, self.options, words, self.table, self.segments, STORE_HOST, self.make_segment
+        )
+
     def plan(
         self,
         topic: str,
@@ -84,7 +91,7 @@ class Engine:
             at = sum(map(len, parts))
             parts += [struct.pack(f"<{len(encoded)}H", *map(len, encoded)), b"".join(encoded)]
             columns += [at, at + 2 * len(encoded)]
-        columns += [-1, -1, -1, -1, -1, -1]
+        columns += [-1, -1, -1, -1, -1, -1, -1, -1]
         magic, topic_block = topic_fields(topic)
         values: dict[str, Any] = {
             "payload": np.frombuffer(bytearray(b"".join(parts)), np.uint8),

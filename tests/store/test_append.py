@@ -114,7 +114,7 @@ def test_what_is_wrong_with_a_frame_is_said_and_nothing_changes(tmp_path: Path) 
     queue_column = np.frombuffer(bytearray((9).to_bytes(4, "little")), np.uint8)
     at = len(bad_queue.payload)
     bad_queue.payload = np.concatenate([bad_queue.payload, queue_column])
-    bad_queue.columns = (*bad_queue.columns[:9], at, -1, -1)
+    bad_queue.columns = (*bad_queue.columns[:9], at, *bad_queue.columns[10:])
     with pytest.raises(NoSuchQueueError, match="queue id 9; topic has 4 queues"):
         engine.appender.add(bad_queue, 1)
     assert engine.appender.end == engine.written == 0

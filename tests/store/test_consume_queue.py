@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from mqproc.io import StoreIO
 from mqproc.layout.consume_queue import FILLER_SIZE
+from mqproc.names import SCHEDULE_TOPIC
 from mqproc.store.consume_queue import ConsumeQueueFiles, allocation_end, as_units, fillers
 
 FILE_BYTES = 400  # 20 units
@@ -157,6 +158,21 @@ def test_what_was_made_here_is_not_read_before_it_is_written(tmp_path: Path) -> 
     again.close()
 
 
+def test_a_time_that_no_delay_reaches_is_mended_and_one_of_other_delays_stays(tmp_path: Path) -> None:
+    """A unit whose second sector was being written when the power went has the right record, and any time."""
+    stored_ms, hour_ms, day_ms = 1_700_000_000_000, 3_600_000, 86_400_000
+    wanted = as_units(units(0, 6)).copy()
+    wanted["tags_code"] = stored_ms + hour_ms
+    there = wanted.copy()
+    there["tags_code"][:5] = [stored_ms + 1, stored_ms + 39 * day_ms, stored_ms + 42 * day_ms, 196_298_010_517_775, -1]
+    files = open_files(tmp_path)
+    files.write_run(SCHEDULE_TOPIC, 2, 0, there.view(np.uint8))
+    assert files.mend_run(SCHEDULE_TOPIC, 2, 0, wanted.view(np.uint8)) == 3
+    found = as_units(files.read_units(SCHEDULE_TOPIC, 2, 0, 6))["tags_code"].tolist()
+    assert found == [*there["tags_code"][:2].tolist(), *[stored_ms + hour_ms] * 4]
+    files.close()
+
+
 def test_open_files_are_bounded(tmp_path: Path) -> None:
     files = open_files(tmp_path, open_max=3)
     before = len(os.listdir("/proc/self/fd"))
@@ -189,6 +205,22 @@ def test_what_is_read_is_what_was_written(tmp_path_factory: pytest.TempPathFacto
     written = units(0, 60).tobytes()
     assert found == written[20 * first : 20 * (first + count)]
     files.close()
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_a_folder_in_a_files_place_is_a_missing_file(tmp_path: Path, write: bool) -> None:
+    files = open_files(tmp_path)
+    files.write_run("T", 0, 0, units(0, 50))
+    place = files.path("T", 0, FILE_BYTES)
+    files.close()
+    place.unlink()
+    place.mkdir()
+    reading = ConsumeQueueFiles(StoreIO(), tmp_path / "consumequeue", FILE_BYTES, write=write)
+    assert reading.read_units("T", 0, 10, 30) == units(10, 10).tobytes()
+    with pytest.raises(FileNotFoundError, match=str(place)):
+        reading.read_units("T", 0, 20, 5)
+    assert reading.read_units("T", 0, 40, 10) == units(40, 10).tobytes()
+    reading.close()
 
 
 def test_reading_what_is_not_there_says_so(tmp_path: Path) -> None:

@@ -124,6 +124,15 @@ def test_names_ascend_whatever_the_store_times_do(tmp_path: Path) -> None:
     assert next_name(T0, "") == index_name(T0)
 
 
+@pytest.mark.parametrize("time_ms", [-1, -(1 << 63), 253_402_300_800_000, (1 << 63) - 1])
+def test_a_store_time_that_no_calendar_has_names_a_file_too(tmp_path: Path, time_ms: int) -> None:
+    """A record without a CRC of its own, damaged in its store time, ended each start."""
+    index = IndexFiles(StoreIO(), tmp_path, 1, 2)
+    for each in (time_ms, T0, time_ms):
+        put(index, [(0, 0, each)])
+    assert [index_name_time_ms(name) for name in contents(tmp_path)] == [1, T0, T0 + 1]
+
+
 def test_a_file_is_sparse_beyond_what_was_allocated(tmp_path: Path) -> None:
     """RocketMQ's default file: slots at once, items step by step."""
     index = IndexFiles(StoreIO(), tmp_path, 5_000_000, 20_000_000)

@@ -9,7 +9,7 @@ on tells which of them were made. It is missing when RocketMQ wrote the file las
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,13 +55,18 @@ class DelayOffsets:
 
     def save(self, io: StoreIO, syncs: Syncing, paths: StorePaths, time_ms: int) -> None:
         """Replace the file. Raises OSError, FailedSyncError."""
+        for _ in self.save_steps(io, syncs, paths, time_ms):
+            pass
+
+    def save_steps(self, io: StoreIO, syncs: Syncing, paths: StorePaths, time_ms: int) -> Iterator[None]:
+        """The same in steps, so that others have a turn in between; what is saved is of the first one."""
         self.version += 1
         value: dict[str, Any] = {
             "dataVersion": {"counter": self.version, "stateVersion": 0, "timestamp": time_ms},
             _TABLE: {str(level): offset for level, offset in sorted(self.offsets.items())},
             "mqproc": {"log": self.log},
         }
-        rocketmq_json.save(io, syncs, paths.delay_offsets, value, integer_keys=True)
+        yield from rocketmq_json.save_steps(io, syncs, paths.delay_offsets, value, integer_keys=True)
 
 
 def levels(io: StoreIO, paths: StorePaths) -> dict[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mqproc.kernels import made_from as kernel
 from mqproc.kernels.record_check import BLANK, REACHED_STOP
@@ -21,6 +22,11 @@ def mark_of(physical_offset: int) -> int:
     0 says nothing, so the log's very first record is named by 1, where no record begins.
     """
     return physical_offset or 1
+
+
+def marks_of(physical_offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The same of many records."""
+    return np.maximum(physical_offsets, 1)
 
 
 class MadeFrom:

@@ -71,20 +71,30 @@ class TimerLog:
                 self._io.set_size(fd, self.file_size)
 
     def append(self, unit: bytes) -> int:
-        """Add a unit, or any other bytes; returns its position. It is in its file after `write_out`.
+        """Add a unit, several that fit into one file, or any other bytes; returns their position.
 
+        They are in their file after `write_out`.
         Raises OSError when a file is full and what is left of it cannot be written; then nothing is added.
         """
-        start = self.end - self.end % self.file_size
-        if self.end + len(unit) + layout.END_SIZE > start + self.file_size:
-            self.write_out()
-            rest = start + self.file_size - self.end
-            self._io.pwrite(self._fd(start), layout.END.pack(rest, 0, layout.END_MAGIC)[:rest], self.end - start)
-            self.end = start + self.file_size
+        self._turn_for(len(unit))
         at = self.end
         self._buffer += unit
         self.end = at + len(unit)
         return at
+
+    def room(self) -> int:
+        """How many units go into the file that the next one goes to. Raises OSError, as `append` does."""
+        self._turn_for(layout.UNIT_SIZE)
+        return (self.file_size - self.end % self.file_size - layout.END_SIZE) // layout.UNIT_SIZE
+
+    def _turn_for(self, size: int) -> None:
+        """Go on in the next file where so many bytes and the end mark do not fit into this one."""
+        start = self.end - self.end % self.file_size
+        if self.end + size + layout.END_SIZE > start + self.file_size:
+            self.write_out()
+            rest = start + self.file_size - self.end
+            self._io.pwrite(self._fd(start), layout.END.pack(rest, 0, layout.END_MAGIC)[:rest], self.end - start)
+            self.end = start + self.file_size
 
     def write_out(self) -> None:
         """Give all units to their file. Raises OSError; then they are kept for the next call."""

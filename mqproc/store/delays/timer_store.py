@@ -12,9 +12,10 @@ cuts the log where the check says and makes the wheel anew; a kill, or a loss of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from mqproc.layout import timer_check, timer_log
 from mqproc.layout.timer_check import NO_LOG_POSITION, TimerCheck
 from mqproc.layout.timer_log import NO_POSITION
 from mqproc.paths import StorePaths
+from mqproc.store.delays.filed import Filed
 from mqproc.store.delays.timer_log import TimerLog
 from mqproc.store.delays.timer_waiting import saved_check
 from mqproc.store.delays.timer_wheel import Slot, TimerWheel
@@ -32,16 +34,6 @@ from mqproc.store.final_syncs import Syncing
 
 # A slot's units are read together with what lies between them, if that is no more than this.
 SPAN_BYTES_MAX: Final = 16 << 20
-
-
-class Filed(NamedTuple):
-    """A unit of the timer log; `due_ms` 0 where only the record knows the exact time."""
-
-    slot_ms: int
-    magic: int
-    physical_offset: int
-    size: int
-    due_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,38 +116,49 @@ class TimerStore:
         """The slot that holds a time."""
         return time_ms // self._precision_ms * self._precision_ms
 
-    def put(
-        self,
-        slot_ms: int,
-        now_ms: int,
-        physical_offset: int,
-        size: int,
-        topic_hash: int = 0,
-        magic: int = timer_log.MAGIC_DEFAULT,
-        due_ms: int = 0,
-    ) -> None:
-        """File a message; it is in the files after `write_out`. Raises OSError; then it is not filed."""
-        slot = self._touched.get(slot_ms) or self._wheel.slot(slot_ms)
-        enqueued_ms = min(self.slot_of(now_ms), slot_ms)
-        unit = timer_log.UNIT.pack(
-            timer_log.UNIT_SIZE,
-            slot.last,
-            magic,
-            enqueued_ms,
-            slot_ms - enqueued_ms,
-            physical_offset,
-            size,
-            topic_hash,
-            due_ms,
-        )
-        at = self._log.append(unit)
-        start = at - at % self._log.file_size
-        if slot_ms > self._latest_slots.get(start, 0):
-            self._latest_slots[start] = slot_ms
-        step = -1 if magic & timer_log.MAGIC_DELETE else 1
-        first = at if slot.first == NO_POSITION else slot.first
-        self._touched[slot_ms] = Slot(slot_ms, first, at, slot.messages + step)
-        self.pending += 1
+    def put(self, filed: Filed, now_ms: int, topic_hashes: NDArray[np.int32]) -> int:
+        """File the first of these messages, up to the end of a file; returns how many.
+
+        They are in the files after `write_out`. Raises OSError; then none is filed.
+        """
+        count = min(self._log.room(), len(filed))
+        filed = filed.chosen(slice(0, count))
+        positions = self._log.end + timer_log.UNIT_SIZE * np.arange(count, dtype=np.int64)
+        enqueued_ms = np.minimum(self.slot_of(now_ms), filed.slots_ms)
+        units = np.empty(count, timer_log.UNIT_DTYPE)
+        units["size"] = timer_log.UNIT_SIZE
+        units["magic"] = filed.magics
+        units["enqueued_ms"] = enqueued_ms
+        units["delay_ms"] = filed.slots_ms - enqueued_ms
+        units["physical_offset"] = filed.physical_offsets
+        units["message_size"] = filed.sizes
+        units["topic_hash"] = topic_hashes[:count]
+        units["due_ms"] = filed.due_ms
+        touched = self._chain(filed, positions, units)
+        start = self._log.end - self._log.end % self._log.file_size
+        self._log.append(units.tobytes())
+        self._touched.update(touched)
+        self._latest_slots[start] = max(int(filed.slots_ms.max()), self._latest_slots.get(start, 0))
+        self.pending += count
+        return count
+
+    def _chain(self, filed: Filed, positions: NDArray[np.int64], units: NDArray[np.void]) -> dict[int, Slot]:
+        """Set each unit's previous one of its slot; returns what the slots say with them."""
+        order = np.argsort(filed.slots_ms, kind="stable")
+        slots_ms, positions = filed.slots_ms[order], positions[order]
+        steps = np.where(filed.magics[order] & timer_log.MAGIC_DELETE, -1, 1)
+        previous = np.append(np.int64(NO_POSITION), positions[:-1])
+        edges = [0, *(np.flatnonzero(slots_ms[1:] != slots_ms[:-1]) + 1).tolist(), len(order)]
+        touched: dict[int, Slot] = {}
+        for first, stop in itertools.pairwise(edges):
+            slot_ms = int(slots_ms[first])
+            slot = self._touched.get(slot_ms) or self._wheel.slot(slot_ms)
+            previous[first] = slot.last
+            begin = int(positions[first]) if slot.first == NO_POSITION else slot.first
+            messages = slot.messages + int(steps[first:stop].sum())
+            touched[slot_ms] = Slot(slot_ms, begin, int(positions[stop - 1]), messages)
+        units["previous"][order] = previous
+        return touched
 
     def write_out(self) -> None:
         """Give everything that was filed to the files. Raises OSError; then the rest is kept for the next call."""
@@ -175,56 +178,78 @@ class TimerStore:
             from_ms = until_ms
         return found
 
-    def filed(self, slot_ms: int) -> list[Filed]:
-        """The messages of a slot, in the order in which they were filed; all is written out.
+    def filed(self, slot_ms: int, part_messages: int) -> Iterator[Filed]:
+        """The messages of a slot as it is now, in any order, so many at a time; all is written out.
 
-        Raises CorruptStoreError.
+        Raises CorruptStoreError while they are gone through.
         """
         slot = self._wheel.slot(slot_ms)
         if slot.last == NO_POSITION:
-            return []
+            return iter(())
         if slot.last - slot.first <= SPAN_BYTES_MAX:
-            return self._filed_between(slot)
-        return self._filed_along(slot)
+            return self._filed_between(slot, part_messages)
+        return self._filed_along(slot, part_messages)
 
-    def _filed_between(self, slot: Slot) -> list[Filed]:
+    def _filed_between(self, slot: Slot, part_messages: int) -> Iterator[Filed]:
         """All units of the slot between its first and its last one: most of what lies there is the slot's own."""
-        found: list[Filed] = []
         for units in self._log.between(max(slot.first, self._log.begin), slot.last):
             times = (units["enqueued_ms"].astype(np.int64) + units["delay_ms"]) // self._precision_ms
             own = units[times == slot.time_ms // self._precision_ms]
-            columns = (own[name].tolist() for name in ("magic", "physical_offset", "message_size", "due_ms"))
-            found += [Filed(slot.time_ms, *fields) for fields in zip(*columns, strict=True)]
-        return found
+            for first in range(0, len(own), part_messages):
+                part = own[first : first + part_messages]
+                names = ("magic", "physical_offset", "message_size", "due_ms")
+                columns = (part[name].astype(np.int64) for name in names)
+                yield Filed(np.full(len(part), slot.time_ms, np.int64), *columns)
 
-    def _filed_along(self, slot: Slot) -> list[Filed]:
-        """The units of the slot's chain, one by one."""
-        found: list[Filed] = []
+    def _filed_along(self, slot: Slot, part_messages: int) -> Iterator[Filed]:
+        """The units of the slot's chain, one by one, the last one first."""
+        rows: list[tuple[int, ...]] = []
         position = slot.last
-        while position != NO_POSITION and position >= self._log.begin:
-            _, previous, magic, enqueued_ms, delay_ms, physical_offset, size, _, due_ms = self._log.read(position)
-            if previous >= position or self.slot_of(enqueued_ms + delay_ms) != slot.time_ms:
-                raise CorruptStoreError(f"timer log: the unit at {position} is not one of slot {slot.time_ms}")
-            found.append(Filed(slot.time_ms, magic, physical_offset, size, due_ms))
-            position = previous
-        found.reverse()
-        return found
+        try:
+            while position != NO_POSITION and position >= self._log.begin:
+                _, previous, magic, enqueued_ms, delay_ms, physical_offset, size, _, due_ms = self._log.read(position)
+                if previous >= position or self.slot_of(enqueued_ms + delay_ms) != slot.time_ms:
+                    raise CorruptStoreError(f"timer log: the unit at {position} is not one of slot {slot.time_ms}")
+                rows.append((slot.time_ms, magic, physical_offset, size, due_ms))
+                position = previous
+                if len(rows) == part_messages:
+                    yield _rows(rows)
+                    rows = []
+        except CorruptStoreError as error:
+            # What was found before it counts.
+            if rows:
+                yield _rows(rows)
+            raise error
+        if rows:
+            yield _rows(rows)
 
     def sync(self) -> None:
         """Make log and wheel durable. Raises OSError, FailedSyncError."""
+        for _ in self.sync_steps():
+            pass
+
+    def sync_steps(self) -> Iterator[None]:
+        """The same a sync at a time, so that others have a turn in between."""
         self.write_out()
         self._log.sync()
+        yield
         self._wheel.sync()
 
-    def snapshot(self, log: int, log_end: int, now_ms: int) -> TimerSnapshot:
-        """Make the timer's own files durable; what the check is to say of them. Raises FailedSyncError.
+    def picture(self, log: int, log_end: int, now_ms: int) -> TimerSnapshot:
+        """What the check is to say of now, once all that is filed by now is synced. Raises OSError.
 
         `log` is where the log is to be walked from for deliveries that are not counted.
         """
-        self.sync()
+        self.write_out()
         counter = self._check.counter + 1
-        check = TimerCheck(self.read_ms, self._log.synced, self.queue_offset, now_ms, counter, log)
+        check = TimerCheck(self.read_ms, self._log.end, self.queue_offset, now_ms, counter, log)
         return TimerSnapshot(check, log_end)
+
+    def snapshot(self, log: int, log_end: int, now_ms: int) -> TimerSnapshot:
+        """The same with the timer's own files made durable. Raises OSError, FailedSyncError."""
+        found = self.picture(log, log_end, now_ms)
+        self.sync()
+        return found
 
     def write(self, snapshot: TimerSnapshot) -> None:
         """Replace the check; the log must be durable up to `snapshot.log_end`. Raises OSError, FailedSyncError."""
@@ -288,3 +313,7 @@ class TimerStore:
         for index, number in enumerate(found.tolist()):
             first, _last, count = slots.get(number, (int(positions[firsts[index]]), 0, 0))
             slots[number] = (first, int(lasts[index]), count + int(counts[index]))
+
+
+def _rows(rows: list[tuple[int, ...]]) -> Filed:
+    return Filed(*np.array(rows, np.int64).T)

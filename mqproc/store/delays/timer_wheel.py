@@ -31,6 +31,30 @@ class Slot(NamedTuple):
 EMPTY = Slot(-1, NO_POSITION, NO_POSITION, 0)
 
 
+def messages_in_slot(io: StoreIO, paths: StorePaths, time_ms: int, precision_ms: int) -> int:
+    """How many messages the file has in the slot of a time, for those who do not keep it; 0 without a file.
+
+    A message is there some ms after it was stored. Raises OSError.
+    """
+    try:
+        fd = io.open(paths.timer_wheel)
+    except FileNotFoundError:
+        return 0
+    try:
+        slots = io.size(fd) // layout.SLOT_SIZE
+        number = time_ms // precision_ms
+        data = io.pread(fd, layout.SLOT_SIZE, number % slots * layout.SLOT_SIZE) if slots else b""
+    finally:
+        io.close(fd)
+    return _slot_of(data, number, precision_ms).messages if len(data) == layout.SLOT_SIZE else 0
+
+
+def _slot_of(data: bytes, number: int, precision_ms: int) -> Slot:
+    """The slot with this number from its bytes; EMPTY when they hold another time's."""
+    time, first, last, count, magic = layout.SLOT.unpack(data)
+    return Slot(time * precision_ms, first, last, count, magic) if time == number else EMPTY
+
+
 class TimerWheel:
     """Slots by time. One object in one process: the keeper."""
 
@@ -56,8 +80,7 @@ class TimerWheel:
         """The slot of a time; EMPTY when it holds nothing of that time."""
         number = time_ms // self.precision_ms
         data = self._io.pread(self._fd, layout.SLOT_SIZE, number % self.slots * layout.SLOT_SIZE)
-        time, first, last, count, magic = layout.SLOT.unpack(data)
-        return Slot(time * self.precision_ms, first, last, count, magic) if time == number else EMPTY
+        return _slot_of(data, number, self.precision_ms)
 
     def put(self, time_ms: int, first: int, last: int, count: int, magic: int = 0) -> None:
         """Set the slot of a time. Raises OSError."""

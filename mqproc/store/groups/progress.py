@@ -261,6 +261,10 @@ class GroupProgress:
         """Begin at `offset`, whatever was before; `save` when this must outlive the machine."""
         self._file.put(group, topic, queue_id, offset)
 
+    def begin_anew(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """The same as `set`; who comes back by an epoch of before, also after a restart, has lost the queue."""
+        self._file.begin_anew(group, topic, queue_id, offset)
+
     def forget(self, group: str) -> None:
         """Let a group have no progress; `save` when this must outlive the machine."""
         if group in self._file.groups():
@@ -269,6 +273,10 @@ class GroupProgress:
     def take_epoch(self, above: int = 0) -> int:
         """A number for an assignment of a queue, larger than all before it."""
         return self._file.take_epoch(above)
+
+    def oldest_epoch(self, group: str, topic: str, queue_id: int) -> int:
+        """What a member may come back with, at least: older ones were given before a reset."""
+        return self._file.oldest_epoch(group, topic, queue_id)
 
     def raise_to_minima(self, minimum_of: MinimumOf) -> list[Skipped]:
         """Raise what lies below a queue's minimum to it; what was raised."""

@@ -7,6 +7,7 @@ nobody can say which of its pages are how old: then `consumerOffset.json` counts
 from __future__ import annotations
 
 import mmap
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -158,6 +159,23 @@ class ProgressFile:
         self._words[index] = offset + 1
         self.touch()
 
+    def begin_anew(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """The same as `put`; no epoch that was given counts any more for who comes back to a queue of this block."""
+        index = self._places.get(group, {}).get(topic, {}).get(queue_id)
+        if index is not None:
+            self._words[self._state_at(group, index)] = layout.state_of(self.next_epoch)
+        self.put(group, topic, queue_id, offset)
+
+    def oldest_epoch(self, group: str, topic: str, queue_id: int) -> int:
+        """What a member may come back with, at least."""
+        index = self._places.get(group, {}).get(topic, {}).get(queue_id)
+        return layout.oldest_epoch_of(self._words[self._state_at(group, index)]) if index is not None else 0
+
+    def _state_at(self, group: str, index: int) -> int:
+        """The state's word of the block that has a queue's: the last one before it."""
+        states = self._states[group]
+        return states[bisect_left(states, index) - 1]
+
     def forget(self, group: str) -> None:
         """Let a group's progress be unknown."""
         for index in self._states.pop(group, ()):
@@ -188,7 +206,7 @@ class ProgressFile:
     def deleted(self) -> set[tuple[str, str]]:
         """(group, topic) that were forgotten since the file was made; something may be known of them anew."""
         blocks = self._blocks(layout.HEADER_SIZE)
-        return {(at.group, at.topic) for at in blocks if self._words[at.state] == layout.STATE_DELETED}
+        return {(at.group, at.topic) for at in blocks if self._words[at.state] & layout.STATE_DELETED}
 
     # Blocks
 
@@ -205,7 +223,7 @@ class ProgressFile:
     def _read_blocks(self) -> None:
         for block in self._blocks(self._read):
             self._read = block.end
-            if self._words[block.state] == layout.STATE_LIVE:
+            if not self._words[block.state] & layout.STATE_DELETED:
                 self._states.setdefault(block.group, []).append(block.state)
                 queues = self._places.setdefault(block.group, {}).setdefault(block.topic, {})
                 for place in range(block.queues):
@@ -223,6 +241,9 @@ class ProgressFile:
         if at + len(data) > len(self._map):
             self._grow(at + len(data))
         self._map[at : at + len(data)] = data
+        block = layout.decode_block(data, 0, len(data))
+        assert block is not None
+        self._words[at // layout.WORD_SIZE + block.state] = layout.state_of(self.next_epoch)
         self._words[layout.HEADER_END] = at + len(data)
         self._read_blocks()
         return self._places[group][topic][queue_id]

@@ -46,6 +46,12 @@ class UnwritableProgress:
     def put(self, _group: str, _topic: str, _queue_id: int, _offset: int) -> NoReturn:
         self.refuse()
 
+    def begin_anew(self, _group: str, _topic: str, _queue_id: int, _offset: int) -> NoReturn:
+        self.refuse()
+
+    def oldest_epoch(self, _group: str, _topic: str, _queue_id: int) -> int:
+        return 0
+
     def forget(self, _group: str) -> NoReturn:
         self.refuse()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -9,11 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.errors import CorruptStoreError
+from mqproc.kernels import gather
 from mqproc.kernels.record_check import BLANK, REASON_NAMES, VERIFY_CRCS, checked_size, stored_at_ms
+from mqproc.layout import record
+from mqproc.store.consume_queue import UNIT_DTYPE
 from mqproc.store.damage import Hole, KnownHoles
 from mqproc.store.segments import LogSegments
 
 _NO_BYTES = np.zeros(0, np.uint8)
+_NO_WORDS = np.zeros(0, np.int64)
 
 
 class Visible(NamedTuple):
@@ -82,6 +87,52 @@ class LogRecords:
             found.append(view[at : at + size].tobytes() if size > 0 else None)
             segments.touched(max(size, 0))
         return found
+
+    def gathered(self, places: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+        """The records at several offsets, one after the other, and which of the offsets these are, bool[n].
+
+        Left out is one that is not in the log any more, or whose CRC does not hold.
+        """
+        begin, end = self.visible()
+        found = (places >= begin) & (places < end)
+        starts = places - places % self.segments.segment_size
+        edges = [0, *(np.flatnonzero(starts[1:] != starts[:-1]) + 1).tolist(), len(places)]
+        parts = [_NO_BYTES]
+        for first, stop in itertools.pairwise(edges):
+            entered = self.segment(int(places[first])) if found[first:stop].any() else None
+            if entered is None:
+                found[first:stop] = False
+            else:
+                parts.append(self._gather(*entered, end, places[first:stop], found[first:stop]))
+        return np.concatenate(parts), found
+
+    def _gather(
+        self, start: int, view: NDArray[np.uint8], end: int, places: NDArray[np.int64], found: NDArray[np.bool_]
+    ) -> NDArray[np.uint8]:
+        """The records of one segment; `found` is set to False where there is none."""
+        limit = min(len(view), end - start)
+        found &= places - start + record.FIXED_SIZE_V4 <= limit
+        rows = np.flatnonzero(found)
+        ats = places[rows] - start
+        units = np.zeros(len(rows), UNIT_DTYPE)
+        units["physical_offset"] = places[rows]
+        units["size"] = view[ats[:, None] + np.arange(record.TOTAL_SIZE, record.TOTAL_SIZE + 4)].view(">i4")[:, 0]
+        sizes = units["size"].astype(np.int64)
+        out = np.empty(int(sizes[(sizes > 0) & (ats + sizes <= limit)].sum()), np.uint8)
+        state = np.zeros(gather.STATE_SIZE, np.int64)
+        state[gather.UNIT_STOP], state[gather.BASE], state[gather.LOG_STOP] = len(rows), start, end
+        state[gather.VERIFY], state[gather.COPY] = VERIFY_CRCS, 1
+        state[gather.COUNT_LIMIT] = state[gather.BYTES_LIMIT] = state[gather.LOOK_BYTES_LEFT] = 1 << 62
+        state[gather.BORN_END_MS] = state[gather.STORE_END_MS] = gather.TIME_MAX
+        codes, tags, ends, program, texts, scratch = _NO_WORDS, _NO_BYTES, _NO_WORDS, _NO_WORDS, _NO_BYTES, _NO_WORDS
+        cells = units.view(np.uint8)
+        walk = (cells, view, codes, tags, ends, program, texts, scratch, out, state)
+        while gather.gather(*walk) != gather.UNITS_DONE:
+            found[rows[state[gather.UNIT]]] = False
+            state[gather.UNIT] += 1
+        if len(rows):
+            self.segments.touched(int(ats.max() - ats.min()), reads=len(rows))
+        return out[: int(state[gather.OUT_AT])]
 
     def store_timestamp_ms(self, physical_offset: int) -> int:
         """Store time of the record at an offset, −1 when there is none."""

@@ -23,7 +23,7 @@ from mqproc.store.consume_queue import ConsumeQueueFiles
 from mqproc.store.reads.log_records import LogRecords
 from mqproc.store.reads.passing import Passing, passing, subscribed
 from mqproc.store.reads.queue_bounds import QueueBounds, Queues, RocketmqQueues
-from mqproc.store.reads.unit_walk import Halt, Limits, Miss, Walk
+from mqproc.store.reads.unit_walk import NOT_COUNTED, Counts, Halt, Limits, Miss, Walk
 
 UNITS_MAX = 1 << 20
 """Units that one pull looks at; a filter that matches nothing costs some milliseconds."""
@@ -70,15 +70,16 @@ class QueuePulls:
         *,
         sql: str = "",
         rocketmq_limits: bool = False,
+        counts: Counts = NOT_COUNTED,
     ) -> Pulled:
         """Records of a queue from `offset` on. The first record is handed out whatever its size.
 
-        With `rocketmq_limits` this is `get_message`.
+        With `rocketmq_limits` this is `get_message`. `counts` gets pulls with records, and what they hand out.
         """
         if rocketmq_limits and sql:
             raise BadRequestError("RocketMQ's limits go with tags, not with a filter by properties")
         if rocketmq_limits:
-            return self.get_message(topic, queue_id, offset, max_messages, max_bytes, "||".join(tags))
+            return self.get_message(topic, queue_id, offset, max_messages, max_bytes, "||".join(tags), counts)
         chosen = passing(topic, tuple(tags), sql)
         bounds = self._queues.bounds(topic, queue_id)
         if bounds is None:
@@ -91,23 +92,39 @@ class QueuePulls:
             bytes=min(max(max_bytes, 1), self._options.max_pull_bytes),
             look_bytes=LOOK_BYTES_MAX,
         )
-        walk = self._walk((topic, queue_id), bounds, offset, chosen, limits)
+        walk = self._walk((topic, queue_id), bounds, offset, chosen, limits, counts)
+        try:
+            return self._pulled(walk, (topic, queue_id), bounds, offset, limits, filtered=bool(tags or sql))
+        except BaseException:
+            walk.uncount()
+            raise
+
+    def _pulled(
+        self, walk: Walk, queue: tuple[str, int], bounds: QueueBounds, offset: int, limits: Limits, *, filtered: bool
+    ) -> Pulled:
         # Without a filter more units than messages are never needed.
-        stop = min(bounds.max_offset, offset + (UNITS_MAX if tags or sql else min(UNITS_MAX, limits.messages)))
+        stop = min(bounds.max_offset, offset + (UNITS_MAX if filtered else min(UNITS_MAX, limits.messages)))
         halt = walk.run(stop)
         if walk.miss is Miss.REMOVED and not walk.count:
             # Retention may just have moved the minimum.
-            outside = out_of_bounds(offset, self._queues.bounds(topic, queue_id) or bounds)
+            outside = out_of_bounds(offset, self._queues.bounds(*queue) or bounds)
             if outside is not None:
                 return outside
         if halt is Halt.DONE and walk.miss is Miss.REMOVED and not walk.count:
             # Units of removed segments cost nothing: go on to the first one that has a record.
             stop = min(bounds.max_offset, offset + UNITS_MAX)
             halt = walk.run(stop)
-        return self._answer(walk, halt, (topic, queue_id), bounds, stop)
+        return self._answer(walk, halt, queue, bounds, stop)
 
     def get_message(
-        self, topic: str, queue_id: int, offset: int, max_messages: int, max_bytes: int, expression: str = "*"
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        expression: str = "*",
+        counts: Counts = NOT_COUNTED,
     ) -> Pulled:
         """RocketMQ's own answer. `expression` is its subscription: `a || b`, or `*` for all."""
         bounds = self._rocketmq_queues.bounds(topic, queue_id)
@@ -121,18 +138,30 @@ class QueuePulls:
             verify=VERIFY_NOTHING,
             segment_by_segment=True,
         )
-        walk = self._walk((topic, queue_id), bounds, offset, subscribed(expression), limits)
+        walk = self._walk((topic, queue_id), bounds, offset, subscribed(expression), limits, counts)
         scan_units = -(-max(options.max_filter_message_size, max_messages * UNIT_SIZE) // UNIT_SIZE)
         units_per_file = self._files.units_per_file
         stop = min(bounds.max_offset, offset + scan_units, offset - offset % units_per_file + units_per_file)
-        halt = walk.run(stop)
-        while halt is Halt.DAMAGE:
-            walk.pass_over_as_removed()
+        try:
             halt = walk.run(stop)
-        return self._answer(walk, halt, (topic, queue_id), bounds, stop)
+            while halt is Halt.DAMAGE:
+                walk.pass_over_as_removed()
+                halt = walk.run(stop)
+            return self._answer(walk, halt, (topic, queue_id), bounds, stop)
+        except BaseException:
+            walk.uncount()
+            raise
 
-    def _walk(self, queue: tuple[str, int], bounds: QueueBounds, offset: int, chosen: Passing, limits: Limits) -> Walk:
-        return Walk(self._records, self._files, queue, bounds.number, offset, chosen, limits)
+    def _walk(
+        self,
+        queue: tuple[str, int],
+        bounds: QueueBounds,
+        offset: int,
+        chosen: Passing,
+        limits: Limits,
+        counts: Counts,
+    ) -> Walk:
+        return Walk(self._records, self._files, queue, bounds.number, offset, chosen, limits, counts)
 
     def _answer(self, walk: Walk, halt: Halt, queue: tuple[str, int], bounds: QueueBounds, stop: int) -> Pulled:
         count = walk.count

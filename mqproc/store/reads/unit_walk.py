@@ -9,6 +9,7 @@ The kernel does all that is done per message; this module feeds it chunks of uni
 from __future__ import annotations
 
 import enum
+import struct
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +30,9 @@ CHUNK_UNITS_MAX = 8192
 # Damaged records that one answer steps over; fillers cost nothing and are passed over a chunk at a time.
 DAMAGED_RUN_MAX = 1024
 _NOTHING = np.empty(0, np.uint8)
+_NO_WORDS = np.zeros(0, np.int64)
+# What a walk tells the kernel at its beginning: UNIT … QUEUE.
+_STATE = struct.Struct(f"={kernel.QUEUE + 1}q")
 
 
 class Halt(enum.Enum):
@@ -67,6 +71,23 @@ class Limits:
     """Removed segments are passed over one at a time, as RocketMQ does: the filter is asked about each one's units."""
 
 
+class Counts:
+    """Where walks count what they hand out. The kernel counts in memory that this keeps alive."""
+
+    __slots__ = ("_kept", "state")
+
+    def __init__(self, words: NDArray[np.int64] = _NO_WORDS, table: NDArray[np.int64] = _NO_WORDS) -> None:
+        """`words` int64 is the control file, `table` int64 the queue table; both empty where nothing is counted."""
+        self._kept = words, table
+        self.state = np.zeros(kernel.STATE_SIZE, np.int64)
+        """A walk's state before its beginning: a copy of it costs no more than an empty one."""
+        if len(words):
+            self.state[kernel.COUNTS], self.state[kernel.TABLE] = words.ctypes.data, table.ctypes.data
+
+
+NOT_COUNTED = Counts()
+
+
 @dataclass(slots=True)
 class Damage:
     """Queue offsets [first, stop) without intact records; the log positions that they name; what is wrong."""
@@ -86,6 +107,7 @@ class Walk:
     """One walk over units of one queue; `run` can be told to go on. `next_offset` is the first unit not consumed."""
 
     __slots__ = (
+        "_counts",
         "_files",
         "_filter",
         "_limits",
@@ -110,8 +132,10 @@ class Walk:
         next_offset: int,
         passing: Passing,
         limits: Limits,
+        counts: Counts = NOT_COUNTED,
     ) -> None:
         """`queue` is (topic, queue id), `number` its number in the queue table."""
+        self._counts = counts  # Kept: the state has addresses of its memory.
         self._records = records
         self._files = files
         self._queue = queue
@@ -124,15 +148,21 @@ class Walk:
         self._out = _NOTHING
         self._view = _NOTHING
         self._units = _NOTHING
-        state = self._state = np.zeros(kernel.STATE_SIZE, np.int64)
-        state[kernel.COUNT_LIMIT] = limits.messages
-        state[kernel.BYTES_LIMIT] = limits.bytes
-        state[kernel.BORN_BEGIN_MS] = limits.born_begin_ms
-        state[kernel.BORN_END_MS] = limits.born_end_ms
-        state[kernel.STORE_BEGIN_MS] = limits.store_begin_ms
-        state[kernel.STORE_END_MS] = limits.store_end_ms
-        state[kernel.VERIFY] = limits.verify
-        state[kernel.COPY] = int(limits.copy)
+        state = self._state = counts.state.copy()
+        _STATE.pack_into(
+            state.data,
+            0,
+            *(0, 0, 0, 0, 0),
+            limits.verify,
+            limits.copy,
+            limits.messages,
+            limits.bytes,
+            limits.born_begin_ms,
+            limits.born_end_ms,
+            limits.store_begin_ms,
+            limits.store_end_ms,
+            number,
+        )
 
     @property
     def count(self) -> int:
@@ -162,6 +192,10 @@ class Walk:
                 return halt
             chunk = min(4 * chunk, CHUNK_UNITS_MAX)
         return Halt.DONE
+
+    def uncount(self) -> None:
+        """Take back what was counted: the records are not handed out."""
+        kernel.uncount(self._state)
 
     def _account(self) -> None:
         """Tell how much of the log was read: no more than lies between the first and the last record."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from mqproc.io import StoreIO
 from mqproc.kernels import scan
-from mqproc.kernels.record_check import record_size, stored_at_ms
+from mqproc.kernels.record_check import has_crc_tail, record_size, stored_at_ms
 from mqproc.layout import record
 from mqproc.layout.marks import Mark
 from mqproc.store.clearing import clear_behind
@@ -29,6 +29,7 @@ from mqproc.store.visitor import Visit
 
 # The walk asks for pages ahead, and lets go of those behind, in steps of this size.
 WALK_BYTES = 8 << 20
+_CRC_PAIR = record.CRC_NAME + b"\x01"
 _NOTHING_WRITTEN = scan.REASON_NAMES[scan.ZERO]
 
 
@@ -60,12 +61,20 @@ class LogRecovery:
         self._resync = Resync(segments)
         self._out = np.zeros(scan.SCAN_SIZE, np.int64)
 
-    def find_end(self, mark: Mark | None, known_holes: Collection[int] = (), visit: Visit | None = None) -> LogEnd:
+    def find_end(
+        self,
+        mark: Mark | None,
+        known_holes: Collection[int] = (),
+        visit: Visit | None = None,
+        *,
+        record_crcs: bool = False,
+    ) -> LogEnd:
         """Walk the log from the mark on and say where it ends. Changes nothing.
 
         `known_holes` are starts of damage that was seen before: there the log goes on also above the mark. With a
         `visit` what lies above the mark was written by another program, and whole records behind its end may be ours
-        that it has cut.
+        that it has cut. `record_crcs`: all records above the mark were written with a CRC over all of each; one that
+        has none was torn there, and what it says beside its body is anything.
         """
         starts = self._segments.starts()
         if not starts:
@@ -75,7 +84,8 @@ class LogRecovery:
         if mark is not None:
             found.last_store_timestamp_ms = mark.store_timestamp_ms
         limit = starts[-1] + self._segments.segment_size
-        while (fault := self._walk(found, limit)) is not None:
+        whole_only = record_crcs and mark is not None
+        while (fault := self._walk(found, limit, whole_only=whole_only)) is not None:
             following = None
             goes_on = visit is None or not self._may_be_cut(found.end, limit, visit)
             if goes_on and (mark is None or visit is not None or found.end in known_holes):
@@ -179,15 +189,18 @@ class LogRecovery:
                 finally:
                     self._io.close(fd)
 
-    def _walk(self, found: LogEnd, limit: int) -> str | None:
-        """Walk whole records from `found.end` on, over segments; what is wrong where they end, None at `limit`."""
+    def _walk(self, found: LogEnd, limit: int, *, whole_only: bool = False) -> str | None:
+        """Walk whole records from `found.end` on, over segments; what is wrong where they end, None at `limit`.
+
+        With `whole_only` a record without a CRC of its own ends them too.
+        """
         while found.end < limit:
             base = self._segments.start_of(found.end)
             try:
                 view = self._segments.view(base)
             except FileNotFoundError:
                 return MISSING_SEGMENT
-            reason = self._walk_segment(found, base, view, min(len(view), limit - base))
+            reason = self._walk_segment(found, base, view, min(len(view), limit - base), whole_only=whole_only)
             if reason == scan.BLANK:
                 found.end = base + len(view)
             elif reason != scan.REACHED_STOP:
@@ -197,7 +210,7 @@ class LogRecovery:
                 return scan.REASON_NAMES[scan.BAD_SIZE]
         return None
 
-    def _walk_segment(self, found: LogEnd, base: int, view: np.ndarray, limit: int) -> int:
+    def _walk_segment(self, found: LogEnd, base: int, view: np.ndarray, limit: int, *, whole_only: bool) -> int:
         """Walk to `limit` in a segment at most; the kernel's reason."""
         position = found.end - base
         reason, step = scan.REACHED_STOP, WALK_BYTES
@@ -205,6 +218,9 @@ class LogRecovery:
             stop = min(limit, position + step)
             self._segments.read_ahead(base + position, base + limit)
             reason = scan.scan_records(view, position, stop, base, scan.VERIFY_ALL, self._out)
+            if whole_only and (bare := self._without_crc(view, position)) is not None:
+                scan.scan_records(view, position, bare, base, scan.VERIFY_ALL, self._out)
+                reason = scan.BAD_PROPERTY_CRC
             stopped = int(self._out[scan.STOPPED_AT])
             found.scanned_bytes += stopped - position
             found.records += int(self._out[scan.COUNT])
@@ -220,6 +236,20 @@ class LogRecovery:
             position = stopped
         found.end = base + position
         return reason
+
+    def _without_crc(self, view: np.ndarray, start: int) -> int | None:
+        """Where the first record without a CRC of its own lies among those that were just scanned from `start` on."""
+        stop = int(self._out[scan.STOPPED_AT])
+        if view[start:stop].tobytes().count(_CRC_PAIR) == int(self._out[scan.COUNT]):
+            # As many as there are records. One by one only where that is not so.
+            return None
+        at = start
+        while at < stop:
+            size = record_size(view, at, stop)
+            if not has_crc_tail(view, at, size):
+                return at
+            at += size
+        return None
 
     def _zero_tail(self, base: int, position: int) -> int:
         """Zero a segment from a position on; how far behind it anything else lay."""

@@ -25,7 +25,7 @@ from mqproc.store.recovery.log_recovery import LogEnd, LogRecovery
 from mqproc.store.recovery.queue_recovery import LOG_BYTES_MAX
 from mqproc.store.recovery.store_files import LogFiles, StoreFiles
 from mqproc.store.segments import LogSegments
-from mqproc.store.visitor import has_been_held, visit_of
+from mqproc.store.visitor import are_record_crcs_written, has_been_held, visit_of
 
 Ranges = list[tuple[int, int]]
 
@@ -90,7 +90,8 @@ class LogStep:
         if has_been_held(self._io, self._paths):
             visit = visit_of(self._io, self._paths, self._segments, self._mark.mark)
             mark = mark if mark is not None and mark.offset <= visit.kept else None
-        found = self._recovery.find_end(mark, {start for start, _stop in known}, visit)
+        crcs = visit is None and are_record_crcs_written(self._io, self._paths)
+        found = self._recovery.find_end(mark, {start for start, _stop in known}, visit, record_crcs=crcs)
         if mark is not None:
             ranges = merged([*known, *((start, stop) for start, stop, _kind in suspects)])
             found.holes = self._recovery.examine(_within(ranges, starts[0], found.start)) + found.holes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -18,6 +17,7 @@ from mqproc.store.final_syncs import remember_failed_sync
 from mqproc.store.recovery.dry_run_io import Change, DryRunIO
 from mqproc.store.recovery.recovery import Recovery, Report, adopt_sizes
 from mqproc.store.recovery.scan_ahead import usable_scanners
+from mqproc.store.recovery.store_files import mark_open
 
 
 @dataclass(slots=True)
@@ -67,9 +67,12 @@ def run_recovery(io: StoreIO, paths: StorePaths, options: Options) -> list[str]:
 
 
 def _recover(io: StoreIO, paths: StorePaths, options: Options, words: Words, report: Report) -> None:
-    with opened(io, paths) as opening:
-        adopted = adopt_sizes(io, paths, options, report)
-        Recovery(io, paths, adopted, words, report, clean=opening.was_closed, scanners=usable_scanners()).run()
+    adopted = adopt_sizes(io, paths, options, report)
+    clean = not io.exists(paths.abort)
+    recovery = Recovery(io, paths, adopted, words, report, clean=clean, scanners=usable_scanners())
+    recovery.check()
+    with opened(io, paths, report) as opening:
+        recovery.run()
         opening.is_complete = words[words_of.DISPATCHED] == words[words_of.WRITTEN]
 
 
@@ -82,7 +85,7 @@ class Opening:
 
 
 @contextlib.contextmanager
-def opened(io: StoreIO, paths: StorePaths) -> Iterator[Opening]:
+def opened(io: StoreIO, paths: StorePaths, report: Report) -> Iterator[Opening]:
     """`abort` lies in a store while it is changed, so whoever comes after a kill knows; it goes when all is complete.
 
     A sync that fails is final: what memory shows need not be on the disk. Raises StoreReadOnlyError then, OSError.
@@ -90,7 +93,7 @@ def opened(io: StoreIO, paths: StorePaths) -> Iterator[Opening]:
     io.make_folder(paths.own, mode=0o700)
     opening = Opening(was_closed=not io.exists(paths.abort))
     try:
-        io.write_file_atomically(paths.abort, str(os.getpid()).encode())
+        mark_open(io, paths, report)
         yield opening
         if opening.is_complete:
             io.unlink(paths.abort)

@@ -60,8 +60,11 @@ class ProgressStep:
         return end is not None and at.offset > end
 
     def _end_of(self, topic: str, queue_id: int) -> int | None:
-        """A queue's next offset; what cannot be dispatched yet counts too. None for a queue that is not there."""
-        number = self._table.find(topic, queue_id)
+        """A queue's next offset; what cannot be dispatched yet counts too, and where one that is gone would go on.
+
+        None for a queue of which the table has nothing.
+        """
+        number = self._table.entry(topic, queue_id)
         return self._table.next_offset(number) if number >= 0 else None
 
     def _tell(self, event: str, **figures: Any) -> None:

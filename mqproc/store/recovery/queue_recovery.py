@@ -8,6 +8,7 @@ limit on every unit is compared with the log by dispatch. Without a mark the lim
     rebuild    lost queues, from their last unit that fits
     fill       fillers where the log has no record for a queue offset: holes, gaps
     clear      what lies behind each queue's end
+    remove     files without any unit, and topics of which nothing else is there
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ LOG_BYTES_MAX: Final = 1 << 50
 
 
 class QueueRecovery:
-    """Recovery of one store's queues. `holes` are all damaged ranges of the log that are known by now."""
+    """Recovery of one store's queues, whose files are `on_disk`, by a log that begins at `log_begin`."""
 
     def __init__(
         self,
@@ -329,6 +330,9 @@ class QueueRecovery:
                 if stop > end:
                     self._table.store(number, table_layout.MAX_OFFSET, stop)
                     end = stop
+        if filled:
+            # The next start looks for the last unit that is none of these.
+            self._table.store(number, table_layout.LAST_PHYSICAL_END, self._files.last_end(topic, queue_id, end))
         return filled
 
     def _behind_end(self, topic: str, queue_id: int, end: int, hole: tuple[int, int], place: int) -> int:
@@ -378,6 +382,26 @@ class QueueRecovery:
                 cleared += self._files.clear_from(topic, queue_id, self._table.max_offset(number))
         self.changed += cleared
         return cleared
+
+    def remove_unused(self, topics: Iterable[str]) -> list[str]:
+        """Remove the files of queues that have never had a record; the topics that go with theirs.
+
+        A power loss may keep files, whose names any sync of the file system makes durable, and take both the records
+        that they were made for and the line that their topic was made. `topics` are those of topics.json and its
+        journal; others stay while any of their queues has had a record.
+        """
+        live = [
+            (number, topic, queue_id, self._table.max_offset(number)) for number, topic, queue_id in self._table.live()
+        ]
+        known = {*topics, *(topic for _number, topic, _queue_id, end in live if end > 0)}
+        unknown = set()
+        for number, topic, queue_id, end in live:
+            if end == 0 and (topic, queue_id) in self._on_disk and self._files.remove_unused(topic, queue_id):
+                del self._on_disk[topic, queue_id]
+            if topic not in known:
+                self._table.delete_queue(number, 0)
+                unknown.add(topic)
+        return sorted(unknown)
 
     def _mend(self, number: int, topic: str, queue_id: int, first: int, units: NDArray[np.uint8]) -> int:
         changed = self._files.mend_run(topic, queue_id, first, units, generation=number)

@@ -55,6 +55,8 @@ from mqproc.store.segments import LogSegments, adopted_segment_size
 from mqproc.store.topics import Topics
 
 Report = Callable[[str], None]
+# Of more topics than these only the first are named.
+TOPICS_TOLD: Final = 5
 _MARKS: Final = ("commitlog", "consumequeue", "index")
 
 
@@ -108,12 +110,20 @@ class Recovery:
         self._now_ms = now_ms
         self._began = 0.0
         self._segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
+        self._files = StoreFiles(io, paths, options, report)
+        self._is_checked = False
+
+    def check(self) -> None:
+        """Raise StoreAccessError for files that are never touched. Nothing has been changed by then, so whoever marks
+        the store as open does it between this and `run`."""
+        self._files.check()
+        self._is_checked = True
 
     def run(self) -> None:
         """Recover and set all positions. Raises StoreAccessError, CorruptStoreError, OSError."""
         started = time.perf_counter()
-        self._files = StoreFiles(self._io, self._paths, self._options, self._report)
-        self._files.check()
+        if not self._is_checked:
+            self.check()
         self._files.put_markers_in_order()
         check_queue_kinds(self._io, self._paths)
         self._make_folders()
@@ -302,6 +312,8 @@ class Recovery:
             # It was closed in order, so the log had what its queues knew.
             self._ledger.note_cut(log.end, beyond, self._now_ms())
         cleared = mender.clear(mender.lost if untouched else None)
+        if not untouched and done.no_room is None:
+            self._remove_unused(mender)
         self._io.crash_point("recover.cq_cut")
         self._changed |= bool(done.mended_units or done.entries or filled or cleared or mender.lost)
         if queues_at < log.end or done.records or cleared or filled:
@@ -313,6 +325,15 @@ class Recovery:
             self._end(text)
         if done.no_room is not None:
             self._report(f"recovery: dispatch waits at {done.position:,} for room on the disk: {done.no_room.strerror}")
+
+    def _remove_unused(self, mender: QueueRecovery) -> None:
+        """Queues that have never had a record lose their files, and their topic where nothing else knows of it."""
+        there = len(self._files.queues)
+        unknown = mender.remove_unused(self._topics.names())
+        self._changed |= len(self._files.queues) < there
+        if unknown:
+            names = ", ".join(unknown[:TOPICS_TOLD]) + ", …" * (len(unknown) > TOPICS_TOLD)
+            self._report(f"recovery: queues of {counted(len(unknown), 'topic')} without a record removed: {names}")
 
     # Topics
 

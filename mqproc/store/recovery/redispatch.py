@@ -33,7 +33,7 @@ from mqproc.store.queue_table import QueueTable
 from mqproc.store.recovery.resync import Resync
 from mqproc.store.recovery.scan_ahead import ScanAhead, Scanners
 from mqproc.store.segments import LogSegments
-from mqproc.store.step_scan import Scans, StepScan
+from mqproc.store.step_scan import STEP_RECORDS_MAX, Scans, StepScan
 
 # A folder's name has no slash and no NUL, and these two are other folders.
 _NO_FOLDER: Final = re.compile(rb"[/\x00]|\A\.\.?\Z")
@@ -119,8 +119,15 @@ class Redispatch:
 
     def _scans(self, stack: contextlib.ExitStack, start: int, stop: int, *, with_entries: bool) -> Scans:
         delays_ms = delays_ms_of(self._options.message_delay_level)
+        # A short range's arrays are small: to make and to free large ones takes longer than such a range.
         if not self._scanners.count or stop - start < self._scanners.range_bytes_min:
-            return StepScan(self._table, self._segments, with_entries=with_entries, delays_ms=delays_ms)
+            return StepScan(
+                self._table,
+                self._segments,
+                with_entries=with_entries,
+                step_records=min(STEP_RECORDS_MAX, (stop - start) // record.BODY + 1),
+                delays_ms=delays_ms,
+            )
         ahead = ScanAhead(
             self._table,
             self._segments,

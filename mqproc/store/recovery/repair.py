@@ -139,7 +139,7 @@ class Repair:
         self._carry_out(io, plan.actions, report)
 
     def _carry_out(self, io: StoreIO, actions: Iterable[Action], report: Report) -> None:
-        with opened(io, self._paths) as opening:
+        with opened(io, self._paths, report) as opening:
             for action in actions:
                 action.step(io)
             words = self._recover(io, report, clean=opening.was_closed and not self._counts.keys() & _INDEX_DAMAGE)

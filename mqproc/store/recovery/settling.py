@@ -42,6 +42,7 @@ class Settling:
         self._log = log
         self._dispatched = dispatched
         self._vouched = vouched
+        self._writes_record_crcs = options.enabled_append_prop_crc
         self._ends = {"commitlog": log.end, "consumequeue": dispatched}
         if options.message_index_enable:
             self._ends["index"] = dispatched
@@ -63,6 +64,9 @@ class Settling:
         visitor.remember(self._io, self._paths)
         for name in behind:
             self._marks[name].move(self._ends[name], self._log.found.last_store_timestamp_ms)
+        # Not before: above the mark lay records of the run that has ended.
+        written = self._writes_record_crcs and self._marks["commitlog"].stands_at(self._log.end)
+        visitor.remember_record_crcs(self._io, self._paths, written=written)
         self._io.crash_point("recover.marked")
         self._store_checkpoint()
         self._io.crash_point("recover.ckpt")

@@ -82,7 +82,7 @@ class StoreFiles:
         What was seen is kept for the steps that follow.
         """
         paths = self._paths
-        markers = [paths.checkpoint, paths.abort, paths.lock, paths.timer_wheel, paths.timer_check]
+        markers = [paths.checkpoint, paths.lock, paths.timer_wheel, paths.timer_check]
         markers += [paths.queues, paths.opened, paths.damage, paths.progress, paths.topics_journal]
         markers += [paths.retention_report, paths.unconsumed]
         markers += [paths.marks / entry.name for entry in self._look(paths.marks)]
@@ -306,7 +306,9 @@ class StoreFiles:
     # Each name
 
     def _look(self, folder: Path) -> list[Entry]:
-        found = [entry for entry in self._io.entries(folder) if folder / entry.name != self._paths.guard]
+        found = self._io.entries(folder)
+        if folder == self._paths.commit_log:
+            found = [entry for entry in found if entry.name != self._paths.guard.name]
         for entry in found:
             if entry.kind is Kind.SYMLINK or entry.uid != self._uid:
                 self._refuse_foreign(folder / entry.name, entry)
@@ -351,6 +353,15 @@ def move_aside(io: StoreIO, paths: StorePaths, path: Path) -> Path:
     target = _free_place(io, paths, f"{path.parent.name}.{path.name}" if path.parent != paths.root else path.name)
     io.rename(path, target)
     return target
+
+
+def mark_open(io: StoreIO, paths: StorePaths, report: Report) -> None:
+    """Write `abort`: until it is gone again, a crash is a crash. What else lies in its place goes aside."""
+    entry = io.entry(paths.abort)
+    if entry is not None and entry.kind is not Kind.FILE:
+        place = move_aside(io, paths, paths.abort)
+        report(f"{paths.abort}: {entry.kind.value}, moved to {place}")
+    io.write_file_atomically(paths.abort, str(os.getpid()).encode())
 
 
 def _free_place(io: StoreIO, paths: StorePaths, name: str) -> Path:

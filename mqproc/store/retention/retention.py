@@ -70,6 +70,10 @@ class _Task:
     def begin(self, work: Work, now_ns: int) -> None:
         self._work, self.due_ns = work, now_ns
 
+    def hurry(self, now_ns: int) -> None:
+        """End the pause that it is in."""
+        self.due_ns = min(self.due_ns, now_ns) if self._work is not None else _NEVER
+
     def step(self, now_ns: int) -> bool:
         """A slice, if it is time for one. Raises what the work raises; then there is none any more."""
         if self._work is None or now_ns < self.due_ns:
@@ -120,12 +124,31 @@ class Retention:
         self._give_ns = now_ns
         self._gone_below = self._followed = _NOT_KNOWN
         self._oldest_of = _NOT_KNOWN
+        self._ends = False
         self._log.begin(self._finish_log(now_ns), now_ns)
 
     def reload(self, options: Options, now_ns: int) -> None:
-        """Use these options from the next look on."""
+        """Use these options from now on: a pause that is under way ends, or it would last as the old ones say."""
         self._options = options
+        self._log.hurry(now_ns)
+        self._follow.hurry(now_ns)
         self._look_ns = min(self._look_ns, now_ns + options.clean_resource_interval * NS_PER_MS)
+
+    def finish(self, now_ns: int) -> bool:
+        """A piece of what a stop does not leave: segments below minima that have moved on go, without pauses.
+
+        Else the table of queues would tell of a store whose segments are gone already. Returns whether that is done;
+        `step` is not called any more.
+        """
+        if not self._ends:
+            self._ends = True
+            self._log.begin(self._finish_log(now_ns), now_ns)
+        self._log.hurry(now_ns)
+        try:
+            self._log.step(now_ns)
+        except (OSError, CorruptStoreError) as error:
+            self._failed(error, now_ns)
+        return self._log.idle
 
     def close(self) -> None:
         """Let go of files and maps; the space of deleted files goes at once."""
@@ -315,7 +338,7 @@ class Retention:
         for start in self._segments.starts():
             if start >= minimum:
                 break
-            while len(self._deleted) >= PENDING_FILES_MAX:
+            while len(self._deleted) >= PENDING_FILES_MAX and not self._ends:
                 yield GIVE_PAUSE_NS
             size = self._deleted.delete(self._segments.path(start), now_ns)
             self._syncs.sync_folder(self._paths.commit_log)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from mqproc.errors import CorruptStoreError
@@ -16,8 +18,9 @@ from mqproc.layout import timer_check, timer_log, timer_wheel
 from mqproc.layout.timer_check import NO_LOG_POSITION, TimerCheck
 from mqproc.paths import StorePaths
 from mqproc.store.delays import timer_store
+from mqproc.store.delays.filed import Filed
 from mqproc.store.delays.timer_log import TimerLog
-from mqproc.store.delays.timer_store import Filed, TimerStore
+from mqproc.store.delays.timer_store import TimerStore
 from mqproc.store.delays.timer_wheel import EMPTY, TimerWheel
 
 IO = StoreIO()
@@ -146,6 +149,30 @@ def test_the_check_has_rocketmqs_words_and_ours(paths: StorePaths) -> None:
     assert timer_check.decode(b"") == TimerCheck()
 
 
+class Unit(NamedTuple):
+    """One filed message."""
+
+    slot_ms: int
+    magic: int
+    physical_offset: int
+    size: int
+    due_ms: int = 0
+
+
+def put(store: TimerStore, slot_ms: int, now_ms: int, physical_offset: int, *rest: int) -> None:
+    """File one message: its size, topic hash, magic and due time may follow."""
+    size, topic_hash, magic, due_ms = (*rest, *(100, 7, timer_log.MAGIC_DEFAULT, 0)[len(rest) :])
+    unit = Filed(*np.array([[slot_ms], [magic], [physical_offset], [size], [due_ms]], np.int64))
+    assert store.put(unit, now_ms, np.array([topic_hash], np.int32)) == 1
+
+
+def filed(store: TimerStore, slot_ms: int, part_messages: int = 7) -> Iterator[Unit]:
+    for part in store.filed(slot_ms, part_messages):
+        assert 0 < len(part) <= part_messages
+        columns = part.slots_ms, part.magics, part.physical_offsets, part.sizes, part.due_ms
+        yield from map(Unit._make, zip(*(column.tolist() for column in columns), strict=True))
+
+
 def opened(paths: StorePaths) -> TimerStore:
     store = TimerStore(IO, IO, paths, SECOND, 1024)
     store.open(NOW, lambda physical_offset: None)
@@ -155,11 +182,11 @@ def opened(paths: StorePaths) -> TimerStore:
 def test_slots_chain_their_messages_in_order(paths: StorePaths) -> None:
     store = opened(paths)
     for number in range(40):
-        store.put(NOW + number % 2 * SECOND, NOW, number, 100, 7, 1, NOW + 5)
+        put(store, NOW + number % 2 * SECOND, NOW, number, 100, 7, 1, NOW + 5)
     store.write_out()
     assert store.occupied(NOW - 5 * SECOND, NOW + 5 * SECOND) == [NOW, NOW + SECOND]
-    assert store.filed(NOW) == [Filed(NOW, 1, number, 100, NOW + 5) for number in range(0, 40, 2)]
-    assert (store.filed(NOW + 2 * SECOND), store.pending) == ([], 40)
+    assert list(filed(store, NOW)) == [Unit(NOW, 1, number, 100, NOW + 5) for number in range(0, 40, 2)]
+    assert (list(filed(store, NOW + 2 * SECOND)), store.pending) == ([], 40)
     store.close()
 
 
@@ -168,11 +195,11 @@ def test_a_chain_over_much_of_the_log_is_followed_unit_by_unit(
 ) -> None:
     store = opened(paths)
     for number in range(100):
-        store.put(NOW + number % 7 * SECOND, NOW, number, 100)
+        put(store, NOW + number % 7 * SECOND, NOW, number, 100)
     store.write_out()
-    together = [store.filed(NOW + second * SECOND) for second in range(7)]
+    together = [list(filed(store, NOW + second * SECOND)) for second in range(7)]
     monkeypatch.setattr(timer_store, "SPAN_BYTES_MAX", 0)
-    assert [store.filed(NOW + second * SECOND) for second in range(7)] == together
+    assert [sorted(filed(store, NOW + second * SECOND)) for second in range(7)] == together
     assert [one.physical_offset for one in together[3]] == list(range(3, 100, 7))
     store.close()
 
@@ -182,16 +209,16 @@ def test_what_cannot_be_written_now_is_written_later(paths: StorePaths) -> None:
     io = FullDisk()
     store = TimerStore(io, io, paths, SECOND, 1024)
     store.open(NOW, lambda physical_offset: None)
-    store.put(NOW, NOW, 1, 100)
+    put(store, NOW, NOW, 1, 100)
     store.write_out()
     for part in ("timerlog", "timerwheel"):
         io.full = part
-        store.put(NOW, NOW, 2 if part == "timerlog" else 3, 100)
+        put(store, NOW, NOW, 2 if part == "timerlog" else 3, 100)
         with pytest.raises(OSError, match="No space"):
             store.write_out()
         io.full = ""
         store.write_out()
-    assert [one.physical_offset for one in store.filed(NOW)] == [1, 2, 3]
+    assert [one.physical_offset for one in filed(store, NOW)] == [1, 2, 3]
     store.close()
 
 
@@ -200,20 +227,20 @@ def test_what_the_check_counts_comes_back_and_the_rest_does_not(paths: StorePath
     store = opened(paths)
     store.read_ms = NOW + SECOND
     for number in range(50):
-        store.put(NOW + number % 3 * SECOND, NOW, number, 100, 7, 1)
+        put(store, NOW + number % 3 * SECOND, NOW, number, 100, 7, 1)
     store.queue_offset = 50
     store.write(store.snapshot(log=123, log_end=0, now_ms=NOW))
-    store.put(NOW + SECOND, NOW, 99, 100, 7, 1)
+    put(store, NOW + SECOND, NOW, 99, 100, 7, 1)
     store.write_out()
     store.close()
     paths.timer_wheel.write_bytes(b"\x01" * timer_wheel.FILE_SIZE)
     again = opened(paths)
     assert (again.read_ms, again.queue_offset, again.log_position) == (NOW + SECOND, 50, 123)
-    assert again.filed(NOW + SECOND) == [Filed(NOW + SECOND, 1, number, 100) for number in range(1, 50, 3)]
+    assert list(filed(again, NOW + SECOND)) == [Unit(NOW + SECOND, 1, number, 100) for number in range(1, 50, 3)]
     assert again.pending == sum(number % 3 > 0 for number in range(50))
-    again.put(NOW + SECOND, NOW, 200, 100, 7, 1)
+    put(again, NOW + SECOND, NOW, 200, 100, 7, 1)
     again.write_out()
-    assert again.filed(NOW + SECOND)[-1].physical_offset == 200
+    assert list(filed(again, NOW + SECOND))[-1].physical_offset == 200
     again.close()
 
 
@@ -221,7 +248,7 @@ def test_what_rocketmq_filed_behind_its_check_counts(paths: StorePaths) -> None:
     """It syncs the check before what the check counts: the last whole unit tells how far it came."""
     store = opened(paths)
     for number in range(30):
-        store.put(NOW + SECOND, NOW, 1000 + number, 100, 7, 1)
+        put(store, NOW + SECOND, NOW, 1000 + number, 100, 7, 1)
     store.queue_offset = 30
     snapshot = store.snapshot(log=0, log_end=0, now_ms=NOW)
     store.close()
@@ -238,13 +265,13 @@ def test_what_rocketmq_filed_behind_its_check_counts(paths: StorePaths) -> None:
 def test_files_of_delivered_messages_go(paths: StorePaths) -> None:
     store = opened(paths)
     for number in range(100):
-        store.put(NOW + number * SECOND, NOW, number, 100, 7, 1)
+        put(store, NOW + number * SECOND, NOW, number, 100, 7, 1)
     store.write_out()
     assert len(list(paths.timer_log.iterdir())) == 6
     store.read_ms = NOW + 60 * SECOND
     store.write(store.snapshot(log=0, log_end=0, now_ms=NOW))
     assert len(list(paths.timer_log.iterdir())) == 3
-    assert store.filed(NOW + 60 * SECOND)[0].physical_offset == 60
+    assert next(filed(store, NOW + 60 * SECOND)).physical_offset == 60
     store.close()
     again = opened(paths)
     assert again.pending == 40
@@ -269,7 +296,7 @@ def test_a_damaged_timer_log_is_made_anew_from_the_queue(paths: StorePaths, dama
     """Nothing that waits is left out because a unit before it cannot be read."""
     store = opened(paths)
     for number in range(60):
-        store.put(NOW + SECOND, NOW, number, 100, 7, 1)
+        put(store, NOW + SECOND, NOW, number, 100, 7, 1)
     store.queue_offset = 60
     store.write(store.snapshot(log=0, log_end=0, now_ms=NOW))
     store.close()
@@ -278,9 +305,9 @@ def test_a_damaged_timer_log_is_made_anew_from_the_queue(paths: StorePaths, dama
     assert "timerlog" in again.remark
     assert (again.queue_offset, again.pending, again.log_position, again.read_ms) == (0, 0, 0, NOW)
     for number in range(60):
-        again.put(NOW + SECOND, NOW, number, 100, 7, 1)
+        put(again, NOW + SECOND, NOW, number, 100, 7, 1)
     again.write_out()
-    assert [filed.physical_offset for filed in again.filed(NOW + SECOND)] == list(range(60))
+    assert [filed.physical_offset for filed in filed(again, NOW + SECOND)] == list(range(60))
     assert {path.stat().st_size for path in paths.timer_log.iterdir()} == {1024}
     again.close()
 

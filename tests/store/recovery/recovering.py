@@ -181,21 +181,43 @@ _MADE_ANEW = ("mqproc/queues", "mqproc/queues.next", "mqproc/queues.next.tmp", "
 
 def contents(root: Path) -> dict[str, tuple[int, bytes]]:
     """Of every file of a store but those that each start makes anew: its length, and its pages that are not zeros."""
-    found = {str(path.relative_to(root)): path for path in sorted(root.rglob("*")) if path.is_file()}
+    found = {name: entry.path for name, entry in everything_below(root) if entry.is_file()}
     return {name: _what_is_in(path) for name, path in found.items() if name not in _MADE_ANEW}
 
 
-def _what_is_in(path: Path) -> tuple[int, bytes]:
+def everything_below(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """What is in a folder and those below it, by its path relative to `root`, in the order of these paths' parts."""
+    return _below(str(root), "")
+
+
+def _below(folder: str, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    with os.scandir(folder) as scanned:
+        entries = sorted(scanned, key=_name)
+    for entry in entries:
+        name = prefix + entry.name
+        yield name, entry
+        if entry.is_dir(follow_symlinks=False):
+            yield from _below(entry.path, f"{name}/")
+
+
+def _name(entry: os.DirEntry[str]) -> str:
+    return entry.name
+
+
+def _what_is_in(path: str) -> tuple[int, bytes]:
     """Pages have their places before them. Holes are not read: a timer's wheel is mostly that."""
     pages = []
-    with path.open("rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        for start, stop in written_ranges(file.fileno(), size):
-            data = os.pread(file.fileno(), stop - start, start)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        for start, stop in written_ranges(fd, size):
+            data = os.pread(fd, stop - start, start)
             for at in range(0, len(data), PAGE):
                 page = data[at : at + PAGE]
                 if page.count(0) != len(page):
                     pages += [(start + at).to_bytes(8, "little"), page]
+    finally:
+        os.close(fd)
     return size, b"".join(pages)
 
 

@@ -307,3 +307,40 @@ def test_the_index_files_tell_their_own_shape(store: StoppedStore) -> None:
     assert (found.options.max_hash_slot_num, found.options.max_index_num) == (SLOTS, 400)
     assert any("max_hash_slot_num: the store's files have 50" in line for line in found.said)
     assert_whole(store, found)
+
+
+# Records that have lost their own CRC
+
+
+def lose_crc(store: StoppedStore) -> None:
+    """The last record's properties are torn from their middle on, and with them the CRC over all of it."""
+    store.overwrite(store.end - 30, b"?" * 30)
+
+
+def test_above_the_mark_a_record_that_has_lost_its_crc_is_torn(store: StoppedStore) -> None:
+    """Its body is whole, so it reads as a record that never had a CRC of its own, with properties that nobody sent."""
+    store.put()
+    lose_crc(store)
+    found = store.recover(clean=False)
+    assert found.end == store.offsets[-1]
+    assert "bad property CRC" in found.said_of("log")
+    store.offsets.pop()
+    assert_whole(store, found)
+
+
+def test_where_the_last_run_wrote_no_such_crcs_records_without_stay(tmp_path: Path) -> None:
+    """Whatever this run is told to write."""
+    store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
+    store.put()
+    found = store.recover(clean=False, enabled_append_prop_crc=True)
+    assert found.end == store.end
+    assert f"{PER_FRAME} records from the durable mark" in found.said_of("log")
+    assert found.dispatched == found.end
+
+
+def test_crcs_are_demanded_from_when_they_are_written(tmp_path: Path) -> None:
+    store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
+    store.recover(enabled_append_prop_crc=True)
+    store.put()
+    found = store.recover(clean=False, enabled_append_prop_crc=True)
+    assert found.end == store.offsets[-PER_FRAME], "records that no run has written so"

@@ -55,6 +55,21 @@ def test_a_pause_lies_between_two_segments(tmp_path: Path, interval_ms: int) -> 
     keeper.close()
 
 
+@pytest.mark.parametrize("gone", [0, 1, 3])
+def test_a_stop_ends_with_the_segments_that_are_being_deleted(tmp_path: Path, gone: int) -> None:
+    """However long the pause between two of them; what had not begun does not begin."""
+    store = aged(tmp_path, delete_commit_log_files_interval=60_000)
+    keeper = store.retention()
+    while store.segments()[0] < gone:
+        store.run(keeper, 1000)
+    assert store.segments()[0] == gone
+    while not keeper.finish(store.now_ns):
+        pass
+    keeper.close()
+    assert store.minimum() == (10 if gone else 0)
+    check_minima(store)
+
+
 def test_another_hour_deletes_nothing_until_the_disk_wants_it(tmp_path: Path) -> None:
     store = aged(tmp_path, delete_when=another_hour())
     store.pass_by(3)

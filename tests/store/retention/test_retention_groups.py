@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mqproc.config import RetentionGuard
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
+from mqproc.layout import timer_log
 from mqproc.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.store import rocketmq_json
+from mqproc.store.delays.filed import Filed
 from mqproc.store.delays.timer_store import TimerStore
 from mqproc.store.groups import offsets_json
 from mqproc.store.groups.corrections import read_unconsumed
@@ -142,8 +145,10 @@ def test_the_guard_keeps_what_waits_in_the_timer(tmp_path: Path) -> None:
     assert store.segments()[0] == 2
     timer = TimerStore(store.io, store.io, store.paths, 1000, 1024)
     timer.open(store.now_ms, lambda _: None)
-    for number, place in enumerate(places):
-        timer.put(timer.slot_of(store.now_ms) + 60_000 * number, store.now_ms, place, 100)
+    waiting, none = len(places), np.zeros(len(places), np.int64)
+    slots_ms = timer.slot_of(store.now_ms) + 60_000 * np.arange(waiting)
+    filed = Filed(slots_ms, none + timer_log.MAGIC_DEFAULT, np.array(places), none + 100, none)
+    assert timer.put(filed, store.now_ms, np.zeros(waiting, np.int32)) == waiting
     timer.queue_offset = len(places)
     for delivered, first in ((0, 2), (1, 3), (3, 5), (4, 9)):
         timer.read_ms = timer.slot_of(store.now_ms) + 60_000 * delivered - 30_000

@@ -1,0 +1,200 @@
+"""An append frame as kernels see it: its state, and the check of every length and bound before anything is changed.
+
+The frame's payload is read in place. The state lies in the control file, so that `encode_frame` (append.py) reaches the
+words in which it counts what it encodes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mqproc.kernels.append_counts import UNPUBLISHED_FROM
+from mqproc.kernels.intrinsics import load_le16, load_le32
+from mqproc.kernels.jit import kernel
+from mqproc.kernels.primitive import Bytes, Words
+from mqproc.layout import control, figures, record
+from mqproc.layout.properties import NAME_END, SHARDING_KEY
+
+# Indices into the control file's words: the frame's state.
+# Offsets are byte positions in the payload, −1 = no such column.
+(
+    COUNT,
+    BODY_LENGTHS,
+    BODIES,
+    KEY_LENGTHS,
+    KEYS,
+    TAG_LENGTHS,
+    TAGS,
+    PROPERTY_LENGTHS,
+    PROPERTIES,
+    BORN,
+    QUEUES,
+    FLAGS,
+    PREPARED,
+    SHARDING_LENGTHS,
+    SHARDING_KEYS,
+    PAYLOAD_SIZE,
+    UNIQUE_COUNTER,  # −1 = no unique ids
+    FIXED_QUEUE,  # −1 = go round, −2 = column
+    QUEUE_COUNT,
+    ROTATION,  # next queue of the round, kept across frames
+    TAKES_QUEUE_OFFSET,  # 0 for prepared and rollback records
+    BODY_SIZE_MAX,
+    RECORD_SIZE_MAX,
+    PROPERTY_CRC,
+    HEAD_SIZE,
+    STORE_TIMESTAMP_AT,
+    STORE_TIMESTAMP_MS,
+    BORN_TIMESTAMP_MS,  # of all messages when there is no column
+    PART_0_END,
+    PART_1_END,
+    PART_2_END,
+    PART_3_END,
+    SHARDING_AT,  # where in the first part a sharding key stands
+    # moved by encode_frame
+    NEXT_MESSAGE,
+    STAGING_AT,
+    PHYSICAL_AT,
+    SEGMENT_END,
+    # said by check_frame
+    TOTAL_SIZE,
+    FAILED_MESSAGE,
+    FAILED_VALUE,
+) = range(figures.APPEND_STATE, figures.APPEND_STATE + 40)
+assert FAILED_VALUE < UNPUBLISHED_FROM
+STATE_WORDS = control.FILE_SIZE // control.WORD_SIZE
+"""The state's array is the whole control file, as int64."""
+
+(
+    FRAME_OK,
+    COLUMNS_MISMATCH,
+    BODY_TOO_LARGE,
+    PROPERTIES_TOO_LARGE,
+    RECORD_TOO_LARGE,
+    QUEUE_OUT_OF_RANGE,
+    SEPARATOR_BYTE,
+) = range(7)
+
+# Of properties that are composed: "TAGS" and "KEYS" with the byte behind them, a pair's overhead with its end.
+NAME_SIZE = 5
+PAIR_OVERHEAD = NAME_SIZE + 1
+SHARDING_NAME = np.frombuffer(f"{SHARDING_KEY}{NAME_END}".encode(), np.uint8).copy()
+SHARDING_NAME_SIZE = len(SHARDING_NAME)
+SHARDING_OVERHEAD = SHARDING_NAME_SIZE + 1
+UNIQUE_DIGITS = 4
+TAIL_SIZE = record.CRC_TAIL_SIZE
+
+
+@kernel
+def length16(payload: Bytes, column: int, message: int) -> int:
+    if column < 0:
+        return 0
+    return load_le16(payload, column + 2 * message)
+
+
+@kernel
+def _properties_size(payload: Bytes, state: Words, message: int, key_size: int, tag_size: int) -> int:
+    """Size of a message's properties without the CRC tail."""
+    size = state[PART_3_END]
+    if state[PROPERTY_LENGTHS] >= 0:
+        return int(size + length16(payload, state[PROPERTY_LENGTHS], message))
+    if state[UNIQUE_COUNTER] >= 0:
+        size += UNIQUE_DIGITS
+    if tag_size > 0:
+        size += PAIR_OVERHEAD + tag_size
+    if key_size > 0:
+        size += PAIR_OVERHEAD + key_size
+    sharding_size = length16(payload, state[SHARDING_LENGTHS], message)
+    if sharding_size > 0:
+        size += SHARDING_OVERHEAD + sharding_size
+    return int(size)
+
+
+@kernel
+def check_frame(payload: Bytes, state: Words, topic_block_size: int) -> int:
+    """Check every length of a frame; FRAME_OK or what is wrong, with FAILED_MESSAGE and FAILED_VALUE in `state`.
+
+    `payload` uint8[n], `state` int64[STATE_WORDS]. TOTAL_SIZE becomes the bytes that all records need.
+    """
+    count = state[COUNT]
+    bodies = 0
+    keys = 0
+    tags = 0
+    properties = 0
+    sharding_keys = 0
+    total = 0
+    tail = TAIL_SIZE if state[PROPERTY_CRC] != 0 else 0
+    for message in range(count):
+        body_size = load_le32(payload, state[BODY_LENGTHS] + 4 * message)
+        key_size = length16(payload, state[KEY_LENGTHS], message)
+        tag_size = length16(payload, state[TAG_LENGTHS], message)
+        size = _properties_size(payload, state, message, key_size, tag_size)
+        bodies += body_size
+        keys += key_size
+        tags += tag_size
+        properties += length16(payload, state[PROPERTY_LENGTHS], message)
+        sharding_keys += length16(payload, state[SHARDING_LENGTHS], message)
+        # One byte more when the last pair of a given string must be closed before what follows.
+        closing = 1 if tail + state[PART_3_END] != 0 and state[PROPERTY_LENGTHS] >= 0 else 0
+        record_size = state[HEAD_SIZE] + body_size + topic_block_size + 2 + size + tail + closing
+        total += record_size
+        state[FAILED_MESSAGE] = message
+        if body_size > state[BODY_SIZE_MAX]:
+            state[FAILED_VALUE] = body_size
+            return BODY_TOO_LARGE
+        if size + tail > record.PROPERTIES_SIZE_MAX:
+            state[FAILED_VALUE] = size + tail
+            return PROPERTIES_TOO_LARGE
+        if record_size > state[RECORD_SIZE_MAX]:
+            state[FAILED_VALUE] = record_size
+            return RECORD_TOO_LARGE
+        if state[QUEUES] >= 0:
+            queue_id = load_le32(payload, state[QUEUES] + 4 * message)
+            if queue_id >= state[QUEUE_COUNT]:
+                state[FAILED_VALUE] = queue_id
+                return QUEUE_OUT_OF_RANGE
+    state[TOTAL_SIZE] = total
+    state[FAILED_MESSAGE] = -1
+    if bodies != _column_size(state, BODIES) or keys != _column_size(state, KEYS):
+        return COLUMNS_MISMATCH
+    if tags != _column_size(state, TAGS) or properties != _column_size(state, PROPERTIES):
+        return COLUMNS_MISMATCH
+    if sharding_keys != _column_size(state, SHARDING_KEYS):
+        return COLUMNS_MISMATCH
+    if state[KEYS] >= 0 and _has_separator(payload, state[KEYS], state[KEYS] + keys):
+        state[FAILED_VALUE] = 0
+        return SEPARATOR_BYTE
+    if state[TAGS] >= 0 and _has_separator(payload, state[TAGS], state[TAGS] + tags):
+        state[FAILED_VALUE] = 1
+        return SEPARATOR_BYTE
+    sharding_at = state[SHARDING_KEYS]
+    if sharding_at >= 0 and _has_separator(payload, sharding_at, sharding_at + sharding_keys):
+        state[FAILED_VALUE] = 2
+        return SEPARATOR_BYTE
+    return FRAME_OK
+
+
+@kernel
+def _has_separator(payload: Bytes, start: int, stop: int) -> bool:
+    """Whether a byte 1 or 2 stands in [start, stop): it would end a property early."""
+    found = 0
+    for at in range(start, stop):
+        found |= int(payload[at] == 1) | int(payload[at] == 2)
+    return found != 0
+
+
+@kernel
+def _column_size(state: Words, column: int) -> int:
+    """Bytes of a data column: up to the start of the next column that is there, or the payload's end."""
+    start = state[column]
+    if start < 0:
+        return 0
+    for later in range(column + 1, PAYLOAD_SIZE + 1):
+        if state[later] >= 0:
+            return int(state[later] - start)
+    return 0
+
+
+def warm() -> None:
+    """Compile or load this kernel."""
+    check_frame(np.zeros(1, np.uint8), np.zeros(STATE_WORDS, np.int64), 0)

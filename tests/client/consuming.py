@@ -1,0 +1,82 @@
+"""Topics to consume and what was consumed, for the tests of consumers against a real group."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Any
+
+from mqproc import Client
+from tests.conftest import PATIENCE_S
+
+QUIET_S = 1.0
+"""When nothing has come for so long, on a busy machine too, nothing will."""
+
+
+def fill(client: Client, topic: str, count: int, queues: int = 4) -> list[bytes]:
+    """A topic with so many messages, round its queues."""
+    client.create_topic(topic, queues)
+    bodies = [b"%d" % number for number in range(count)]
+    if bodies:
+        client.send_batch(topic, bodies, queue_ids=[number % queues for number in range(count)])
+    client.wait_dispatched()
+    return bodies
+
+
+def all_of(consumer: Any, count: int) -> list[Any]:
+    """What a consumer gives: so many messages are waited for, and behind the last one whether more come."""
+    return _all(lambda timeout: consumer.messages(timeout=timeout), count, lambda message: 1)
+
+
+def all_batches_of(consumer: Any, columns: list[str], rows: int) -> list[Any]:
+    """The same in Arrow batches, of so many rows together."""
+    return _all(lambda timeout: consumer.batches(columns, timeout=timeout), rows, lambda batch: batch.num_rows)
+
+
+def _all(looped: Callable[[float], Iterator[Any]], count: int, counts: Callable[[Any], int]) -> list[Any]:
+    found: list[Any] = []
+    for each in looped(PATIENCE_S) if count else ():
+        found.append(each)
+        if sum(map(counts, found)) >= count:
+            break
+    return found + _without_last(found, list(looped(QUIET_S)))
+
+
+async def all_of_async(consumer: Any, count: int) -> list[Any]:
+    """`all_of` of a consumer of asyncio's client."""
+    return await _all_async(lambda timeout: consumer.messages(timeout=timeout), count, lambda message: 1)
+
+
+async def all_batches_of_async(consumer: Any, columns: list[str], rows: int) -> list[Any]:
+    """`all_batches_of` of a consumer of asyncio's client."""
+    return await _all_async(
+        lambda timeout: consumer.batches(columns, timeout=timeout), rows, lambda batch: batch.num_rows
+    )
+
+
+async def _all_async(
+    looped: Callable[[float], AsyncGenerator[Any]], count: int, counts: Callable[[Any], int]
+) -> list[Any]:
+    found: list[Any] = []
+    if count:
+        async with contextlib.aclosing(looped(PATIENCE_S)) as loop:
+            async for each in loop:
+                found.append(each)
+                if sum(map(counts, found)) >= count:
+                    break
+    return found + _without_last(found, [each async for each in looped(QUIET_S)])
+
+
+def _without_last(found: list[Any], more: list[Any]) -> list[Any]:
+    """A loop that is left leaves undone what it was left at, so that comes again."""
+    if found:
+        more.remove(found[-1])
+    return more
+
+
+def bodies_of(messages: Any) -> list[bytes]:
+    return sorted((message.body for message in messages), key=lambda body: int(body))
+
+
+def offsets(client: Client, group: str, topic: str) -> list[int | None]:
+    return [queue.offset for queue in client.groups.info(group).queues if queue.topic == topic]

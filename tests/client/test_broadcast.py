@@ -1,0 +1,132 @@
+"""Broadcast consumers against a real group: everything for everyone, with progress of their own."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqproc import (
+    BadRequestError,
+    Client,
+    GroupNotFoundError,
+    StoreBusyError,
+)
+from mqproc.client.broadcast import OwnProgress, load_offsets
+from mqproc.client.core import Call
+from mqproc.client.driving import drive
+from mqproc.client.group_steps import ResetTo
+from mqproc.client.subscription import subscription
+from mqproc.wire.group_operations import GroupAssignment
+from mqproc.wire.operations import Operation
+from tests.client.consuming import all_of, bodies_of, fill
+from tests.conftest import PATIENCE_S, Group, wait_until
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    """One group for all tests that kill nothing; each has topics and groups of its own."""
+    group = Group(tmp_path_factory.mktemp("consumers") / "store").start()
+    yield group
+    group.close()
+
+
+@pytest.fixture
+def client(shared: Group) -> Iterator[Client]:
+    with shared.client() as client:
+        yield client
+
+
+def test_every_broadcast_consumer_reads_everything_and_keeps_its_own_progress(client: Client, tmp_path: Path) -> None:
+    sent = fill(client, "Cast", 100)
+    paths = [tmp_path / f"{number}.json" for number in range(2)]
+    for path in paths:
+        with client.consumer("cast", "Cast", start="earliest", broadcast=True, offsets_path=path) as consumer:
+            assert bodies_of(all_of(consumer, len(sent))) == sent
+            with pytest.raises(BadRequestError, match="broadcast"):
+                consumer.nack()
+    with client.consumer("cast", "Cast", broadcast=True, offsets_path=paths[0]) as consumer:
+        client.send("Cast", b"100")
+        assert [message.body for message in consumer.receive(10, timeout=PATIENCE_S)] == [b"100"]
+    with pytest.raises(GroupNotFoundError):
+        client.groups.info("cast")
+
+
+def test_a_broadcast_consumer_that_could_not_learn_where_to_begin_begins_there_later(
+    client: Client, tmp_path: Path
+) -> None:
+    """Its first look fails at the second queue: nothing is assigned, and the next look assigns all from that time."""
+    fill(client, "CastLate", 10, queues=2)
+    middle_ms = time.time_ns() // 1_000_000 + 1
+    wait_until(lambda: time.time_ns() // 1_000_000 > middle_ms, what="another millisecond")
+    client.send_batch("CastLate", [b"%d" % number for number in range(10, 20)], queue_ids=[0, 1] * 5)
+    client.wait_dispatched()
+    assigned: list[GroupAssignment] = []
+    path = tmp_path / "offsets.json"
+    wanted = subscription("cast-late", "CastLate", "me", 10.0, middle_ms)
+    own = OwnProgress(wanted, str(path), assigned.append, pytest.fail)
+    asked = 0
+
+    def failing(call: Call[Any]) -> Any:
+        nonlocal asked
+        asked += call.operation == Operation.OFFSET_AT
+        if call.operation == Operation.OFFSET_AT and asked == 2:
+            raise StoreBusyError("not now")
+        return client.run(call)
+
+    with pytest.raises(StoreBusyError):
+        drive(failing, own.looking())
+    assert assigned == []
+    drive(failing, own.looking())
+    assert [each.queues for each in assigned] == [[("CastLate", 0, 0, 5), ("CastLate", 1, 0, 5)]]
+    drive(failing, own.looking())
+    assert (len(assigned), asked) == (1, 3)
+    # A queue that comes later is read from its beginning, though the consumer's start is a time.
+    client.create_topic("CastLate", 3)
+    drive(failing, own.looking())
+    assert assigned[1].queues[2] == ("CastLate", 2, 0, 0)
+    own.save()
+    assert load_offsets(path) == {"CastLate": {0: 5, 1: 5, 2: 0}}
+
+
+def test_a_broadcast_consumer_seeks_for_itself(client: Client, tmp_path: Path) -> None:
+    sent = fill(client, "CastSought", 20, queues=2)
+    path = tmp_path / "offsets.json"
+    with client.consumer("cast-sought", "CastSought", broadcast=True, offsets_path=path) as consumer:
+        consumer.seek(ResetTo(offset=4))
+        assert bodies_of(all_of(consumer, 12)) == sent[8:]
+        consumer.seek(ResetTo(offset=9))
+    with client.consumer("cast-sought", "CastSought", broadcast=True, offsets_path=path) as consumer:
+        assert bodies_of(all_of(consumer, 2)) == sent[18:]
+
+
+def test_a_topic_that_comes_after_the_start_is_read_from_its_beginning(client: Client, tmp_path: Path) -> None:
+    """Whatever was sent before the consumer found the topic's queues was sent after it had begun at "latest"."""
+    path = tmp_path / "offsets.json"
+    with client.consumer("cast-new", "CastNew", broadcast=True, offsets_path=path) as consumer:
+        assert consumer.queues == []
+        client.create_topic("CastNew", 2)
+        client.send_batch("CastNew", [b"0", b"1", b"2"], queue_ids=[0, 1, 0])
+        found = [message.body for message in itertools.islice(consumer.messages(timeout=PATIENCE_S), 3)]
+        assert sorted(found) == [b"0", b"1", b"2"]
+    # It goes on from there, and reads queues that came while it was away from their beginning too.
+    client.create_topic("CastNew", 3)
+    client.send_batch("CastNew", [b"3", b"4"], queue_ids=[0, 2])
+    client.wait_dispatched()
+    with client.consumer("cast-new", "CastNew", broadcast=True, offsets_path=path) as consumer:
+        assert bodies_of(itertools.islice(consumer.messages(timeout=PATIENCE_S), 2)) == [b"3", b"4"]
+
+
+def test_a_topic_that_came_while_nobody_looked_begins_where_the_start_says(client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "offsets.json"
+    with client.consumer("cast-away", "CastAway", broadcast=True, offsets_path=path) as consumer:
+        assert consumer.queues == []
+    fill(client, "CastAway", 4, queues=1)
+    with client.consumer("cast-away", "CastAway", broadcast=True, offsets_path=path) as consumer:
+        assert consumer.queues == [("CastAway", 0)]
+        client.send("CastAway", b"4", queue_id=0)
+        assert [message.body for message in itertools.islice(consumer.messages(timeout=PATIENCE_S), 1)] == [b"4"]

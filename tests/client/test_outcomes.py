@@ -1,0 +1,290 @@
+"""The synchronous client when answers are late, lost or refused: what is tried again, and what is told.
+
+Against roles that keep their messages in memory, over real sockets.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from mqproc.client.batch import Batch
+from mqproc.client.retry import NO_RETRY, RESTART_MS, RetryPolicy
+from mqproc.client.sync import Client
+from mqproc.errors import (
+    FrameTooLargeError,
+    NoSuchQueueError,
+    NotRunningError,
+    PermissionDeniedError,
+    ProtocolError,
+    RequestTimeoutError,
+    RetryLaterError,
+    SendOutcomeUnknownError,
+    StoreBusyError,
+    StoreReadOnlyError,
+    TooManyConnectionsError,
+    UnknownCommandError,
+)
+from mqproc.message import Message
+from mqproc.wire.connection import Connection, Request
+from mqproc.wire.operations import Operation
+from mqproc.wire.server import Limits
+from tests.client.memory_roles import MemoryRoles, first
+from tests.conftest import PATIENCE_S, wait_until
+
+# What is tried again
+
+
+def test_nothing_running_is_told_at_once(tmp_path: Path) -> None:
+    start = time.monotonic()
+    with Client(tmp_path, timeout=60) as client, pytest.raises(NotRunningError, match=r"writer\.sock"):
+        client.send("orders", b"x")
+    assert time.monotonic() - start < 30
+
+
+def test_a_refusal_for_now_is_tried_again(client: Client, roles: MemoryRoles) -> None:
+    roles.behaviour = first(3, lambda request: request.refuse(StoreBusyError("busy", hint_ms=20)))
+    start = time.monotonic()
+    client.send("orders", b"x")
+    assert time.monotonic() - start >= 0.06, "the hints were not waited for"
+    assert len(roles.messages) == 1
+
+
+def test_a_refusal_for_now_lasts_until_the_timeout(roles: MemoryRoles) -> None:
+    roles.behaviour = first(10_000, lambda request: request.refuse(RetryLaterError("restarting")))
+    with Client(roles.store, timeout=0.3) as client, pytest.raises(RetryLaterError):
+        client.send("orders", b"x")
+    roles.behaviour = first(1, lambda request: request.refuse(RetryLaterError("restarting")))
+    with Client(roles.store, retry=NO_RETRY) as client, pytest.raises(RetryLaterError):
+        client.send("orders", b"x")
+
+
+def test_a_request_that_found_its_connection_gone_may_come_back_later(roles: MemoryRoles) -> None:
+    """Nothing of it was taken; the role may be there again, which who does not wait cannot know."""
+    with Client(roles.store, retry=NO_RETRY) as client:
+        client.send("orders", b"a")
+        roles.stop()
+        with pytest.raises(RetryLaterError, match="restarted") as failed:
+            client.send("orders", b"b")
+        assert (failed.value.retryable, failed.value.hint_ms) == (True, RESTART_MS)
+        with pytest.raises(NotRunningError):
+            client.send("orders", b"c")
+        roles.start()
+        client.send("orders", b"d")
+        assert [message.body for message in roles.messages] == [b"a", b"d"]
+
+
+def test_other_refusals_are_not_tried_again(client: Client, roles: MemoryRoles) -> None:
+    roles.behaviour = first(1, lambda request: request.refuse(StoreReadOnlyError("sync failed")))
+    with pytest.raises(StoreReadOnlyError):
+        client.send("orders", b"x")
+    assert roles.frames == 0
+
+
+def test_a_lost_answer_to_a_send_is_an_unknown_outcome(client: Client, roles: MemoryRoles) -> None:
+    client.send("orders", b"before")
+    roles.behaviour = first(1, lambda request: request.connection.close())
+    with pytest.raises(SendOutcomeUnknownError):
+        client.send("orders", b"x")
+    assert client.send("orders", b"after").physical_offset > 0
+    assert [message.body for message in roles.messages] == [b"before", b"after"]
+
+
+def test_a_lost_answer_to_a_send_is_sent_again_when_repeats_are_dropped(roles: MemoryRoles) -> None:
+    """The same frame with the same unique ids; when the time is over it is still not known what became of it."""
+    with Client(roles.store, timeout=PATIENCE_S, retry=RetryPolicy(repeat_sends=True)) as client:
+        client.send("orders", b"before")
+        roles.behaviour = first(2, lambda request: request.connection.close())
+        assert client.send("orders", b"x").physical_offset > 0
+        assert [message.body for message in roles.messages] == [b"before", b"x"]
+    with Client(roles.store, timeout=1.0, retry=RetryPolicy(repeat_sends=True)) as client:
+        client.send("orders", b"after")
+        roles.behaviour = lambda request: request.connection.close() or True
+        with pytest.raises(SendOutcomeUnknownError):
+            client.send("orders", b"y")
+
+
+def test_a_lost_answer_to_a_read_is_asked_for_again(client: Client, roles: MemoryRoles) -> None:
+    client.send("orders", b"x")
+    roles.behaviour = first(2, lambda request: request.connection.close(), Operation.COUNT)
+    assert client.count("orders") == 1
+
+
+def test_a_connection_lost_while_idle_is_made_anew(client: Client, roles: MemoryRoles) -> None:
+    client.send("orders", b"a")
+    roles.stop()
+    roles.start()
+    client.send("orders", b"b")
+    assert [message.body for message in roles.messages] == [b"a", b"b"]
+
+
+def test_a_client_waits_for_a_group_that_starts_again(client: Client, roles: MemoryRoles) -> None:
+    client.send("orders", b"a")
+    roles.stop()
+    timer = threading.Timer(0.3, roles.start)
+    timer.start()
+    client.send("orders", b"b")
+    assert client.count("orders") == 2
+    timer.join()
+
+
+def test_a_group_that_stays_away_is_told_at_the_timeout(roles: MemoryRoles) -> None:
+    with Client(roles.store, timeout=1.0) as client:
+        client.send("orders", b"a")
+        roles.stop()
+        with pytest.raises(NotRunningError):
+            client.send("orders", b"b")
+        with pytest.raises(NotRunningError):
+            client.count("orders")
+
+
+def test_no_answer_in_time(roles: MemoryRoles) -> None:
+    roles.behaviour = lambda request: True
+    with Client(roles.store, timeout=0.1) as client:
+        with pytest.raises(RequestTimeoutError):
+            client.count("orders")
+        with pytest.raises(SendOutcomeUnknownError):
+            client.send("orders", b"x")
+
+
+def test_a_late_answer_is_not_taken_for_the_next(roles: MemoryRoles) -> None:
+    held: list[Request] = []
+    roles.behaviour = first(1, held.append, Operation.COUNT)
+    with Client(roles.store, timeout=1.0) as client:
+        client.send("orders", b"x")
+        with pytest.raises(RequestTimeoutError):
+            client.count("orders")
+        held[0].connection.answer(held[0].request_id, Operation.COUNT, b"\x91\x63")
+        assert client.count("orders") == 1
+
+
+def test_an_answer_that_cannot_be_read_is_a_protocol_error(client: Client, roles: MemoryRoles) -> None:
+    for answer in (b"\xc1", b"\x91\xa1x", b"\x90"):
+        roles.behaviour = first(1, lambda request, answer=answer: request.answer(answer), Operation.COUNT)
+        with pytest.raises(ProtocolError):
+            client.count("orders")
+    roles.behaviour = first(1, lambda request: request.answer(b"\x92\x01\xc4\x00", [b"abc"]))
+    with pytest.raises(ProtocolError):
+        client.send("orders", b"x")
+
+
+def test_a_frame_larger_than_the_server_takes_is_refused(tmp_path: Path) -> None:
+    with MemoryRoles(tmp_path, Limits(frame_bytes=1 << 20)) as roles, Client(roles.store) as client:
+        with pytest.raises(FrameTooLargeError, match="1,048,576"):
+            client.send("orders", bytes(3 << 20))
+        client.send("orders", b"x")
+
+
+@pytest.mark.parametrize(("refusal", "connections"), [(FrameTooLargeError, 2), (UnknownCommandError, 1)])
+def test_a_connection_whose_stream_is_refused_is_not_used_again(
+    client: Client, roles: MemoryRoles, refusal: type[ProtocolError], connections: int
+) -> None:
+    seen: list[Connection] = []
+    refuse = first(1, lambda request: request.refuse(refusal("not this")), Operation.COUNT)
+
+    def behave(request: Request) -> bool:
+        seen.append(request.connection)
+        return refuse(request)
+
+    client.send("orders", b"x")
+    roles.behaviour = behave
+    with pytest.raises(refusal):
+        client.count("orders")
+    client.count("orders")
+    assert len(set(map(id, seen))) == connections
+
+
+def test_a_full_server_is_asked_again(tmp_path: Path) -> None:
+    with MemoryRoles(tmp_path, Limits(connections=1)) as roles:
+        with Client(roles.store) as only, Client(roles.store, timeout=1.0) as other:
+            only.send("orders", b"x")
+            with pytest.raises(TooManyConnectionsError):
+                other.send("orders", b"y")
+        with Client(roles.store) as later:
+            later.send("orders", b"z")
+    assert [message.body for message in roles.messages] == [b"x", b"z"]
+
+
+def test_another_users_client_is_turned_away(client: Client, roles: MemoryRoles) -> None:
+    for server in roles.servers:
+        server._door._allowed_uids = set()
+    with pytest.raises(PermissionDeniedError):
+        client.send("orders", b"x")
+
+
+# Several at once
+
+
+def test_a_pipeline_goes_on_over_refusals(client: Client, roles: MemoryRoles) -> None:
+    roles.behaviour = first(2, lambda request: request.refuse(StoreBusyError("busy", hint_ms=1)))
+    batches = [Batch("orders", [b"%d" % index], queue_id=0) for index in range(20)]
+    results = list(client.send_batches(batches, in_flight=5))
+    assert sorted(int(result.queue_offsets[0]) for result in results) == list(range(20))
+
+
+def test_a_pipeline_over_a_lost_connection_tells_what_is_unknown(client: Client, roles: MemoryRoles) -> None:
+    roles.behaviour = first(1, lambda request: request.connection.close())
+    batches = [Batch("orders", [b"%d" % index], queue_id=0) for index in range(20)]
+    with pytest.raises(SendOutcomeUnknownError):
+        list(client.send_batches(batches, in_flight=5))
+    client.send("orders", b"after")
+
+
+def test_send_many_tells_how_many_were_stored(client: Client, roles: MemoryRoles) -> None:
+    messages = [Message("orders", b"x") for _ in range(1500)] + [Message("bad", b"x", queue_id=99)]
+    with pytest.raises(NoSuchQueueError) as caught:
+        client.send_many(messages)
+    assert caught.value.__notes__ == ["1,500 messages were stored"]
+    assert len(roles.messages) == 1500
+
+
+def test_threads_share_a_client(client: Client, roles: MemoryRoles) -> None:
+    def work(number: int) -> None:
+        for index in range(50):
+            result = client.send("orders", b"%d-%d" % (number, index))
+            assert client.get(result.message_id).body == b"%d-%d" % (number, index)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(roles.messages) == 300
+    assert all(len(server.connections) <= 6 for server in roles.servers)
+
+
+def test_a_long_poll_does_not_keep_others_waiting(client: Client, roles: MemoryRoles) -> None:
+    client.create_topic("orders", 1)
+    poll = threading.Thread(target=lambda: client.pull("orders", 0, 0, timeout=60))
+    poll.start()
+    wait_until(lambda: roles.held_pulls == 1, what="the poll is held")
+    client.topics()
+    assert roles.held_pulls == 1
+    client.send("orders", b"x", queue_id=0)
+    poll.join()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_makes_connections_of_its_own(client: Client, roles: MemoryRoles) -> None:
+    client.send("orders", b"parent")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            client.send("orders", b"child")
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    client.send("orders", b"parent")
+    assert [message.body for message in roles.messages] == [b"parent", b"child", b"parent"]
+
+
+def test_the_pauses_grow_and_keep_to_hints() -> None:
+    policy = RetryPolicy(base_ms=1, max_ms=100, jitter=0.5)
+    for attempt in range(40):
+        longest = min(100.0, 2.0**attempt) / 1000
+        assert longest / 2 <= policy.pause_s(attempt) <= longest
+    assert policy.pause_s(0, hint_ms=500) == 0.5
