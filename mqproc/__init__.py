@@ -80,8 +80,8 @@ if TYPE_CHECKING:
     from mqproc.client.aio_groups import AsyncGroups
     from mqproc.client.aio_producer import AsyncProducer
     from mqproc.client.aio_transactions import AsyncTransaction, AsyncTransactionProducer
+    from mqproc.client.batch import Batch
     from mqproc.client.consumer import Consumer
-    from mqproc.client.encoding import Batch
     from mqproc.client.group_steps import Move, ResetTo
     from mqproc.client.groups import Groups
     from mqproc.client.producer import Producer

@@ -27,6 +27,7 @@ from mqproc.quantities import parse_size
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+SLOT_MESSAGES_MAX = (1 << 31) - 1
 PAGE_BYTES = 4096
 ENVIRONMENT_PREFIX = "MQPROC_"
 CONFIG_FILE_NAMES = ("mqproc.toml",)
@@ -180,6 +181,10 @@ class Options:
     timer_roll_window_slot: int = _option(
         172_800, "a message due later than so many slots is parked again in between", "slots", 2, 600_000
     )
+    timer_congest_num_each_slot: int = _option(
+        SLOT_MESSAGES_MAX, "messages that wait in one slot of the timer; sends for a fuller one are refused", "", 1,
+        SLOT_MESSAGES_MAX,
+    )  # fmt: skip
     mapped_file_size_timer_log: int = _option(100 * MIB, "size of a file of the timer's log", "bytes", 1024, GIB)
 
     # Transactions
@@ -404,8 +409,10 @@ def check_together(options: Options) -> None:
     """Combinations that cannot work. Raises ConfigurationError."""
     segment = options.mapped_file_size_commit_log
     if segment % PAGE_BYTES:
+        bounds = FIELDS["mapped_file_size_commit_log"].metadata
         raise ConfigurationError(
-            f"mapped_file_size_commit_log = {segment:,} is not a multiple of the page size {PAGE_BYTES:,}"
+            f"mapped_file_size_commit_log = {segment:,} is out of range: "
+            f"from {bounds['low']:,} to {bounds['high']:,} bytes, in whole pages of {PAGE_BYTES:,}"
         )
     delete_hours(options.delete_when)
     delays_ms_of(options.message_delay_level)

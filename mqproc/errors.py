@@ -287,7 +287,7 @@ class StoreBusyError(MqprocError):
 
 
 class RetryLaterError(StoreBusyError):
-    """The role that would answer is being restarted."""
+    """The role that would answer is being restarted; nothing was changed; come back after `hint_ms`."""
 
     code = "RETRY_LATER"
 

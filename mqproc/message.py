@@ -18,7 +18,8 @@ class Message:
     """A message to send.
 
     `keys` are what `by_key` finds it by; `tag` is what consumers filter by; `properties` are further name-value
-    pairs. `queue_id` None lets the writer choose; `born_timestamp_ms` None means now. With `delay_level` (1 to 18:
+    pairs. `queue_id` None lets the writer choose: messages with the same `sharding_key` go to the same queue, the
+    others take turns at the queues. `born_timestamp_ms` None means now. With `delay_level` (1 to 18:
     1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h) or `deliver_at_ms` (Unix time) the message is delivered
     when its time has come.
     """
@@ -34,6 +35,7 @@ class Message:
     unique_id: str = ""
     delay_level: int = 0
     deliver_at_ms: int = 0
+    sharding_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,11 @@ class StoredMessage(LazyFields):
     def unique_id(self) -> str:
         """The id that the producer gave it (property UNIQ_KEY), empty when it gave none."""
         return self.properties.get("UNIQ_KEY", "")
+
+    @property
+    def sharding_key(self) -> str:
+        """What picked its queue (property __SHARDINGKEY), empty when nothing did."""
+        return self.properties.get("__SHARDINGKEY", "")
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name, the body as base64: what every `--json` prints for a message."""

@@ -12,12 +12,15 @@ The names outside `mqproc/` are RocketMQ 5.3's.
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 SEGMENT_NAME_DIGITS = 20
 INDEX_NAME_DIGITS = 17
+# A calendar is slow, and a folder's names are asked again and again.
+INDEX_NAMES_KEPT = 4_096
 
 
 def segment_name(start_offset: int) -> str:
@@ -38,6 +41,7 @@ def index_name(time_ms: int) -> str:
     return f"{moment:%Y%m%d%H%M%S}{time_ms % 1000:03d}"
 
 
+@functools.lru_cache(INDEX_NAMES_KEPT)
 def index_name_time_ms(name: str) -> int | None:
     """The time that an index file's name tells, or None when it is no index file's name."""
     if len(name) != INDEX_NAME_DIGITS or not (name.isascii() and name.isdigit()):
@@ -59,110 +63,110 @@ def shown(path: Path) -> str:
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StorePaths:
     """The files of one store, by name. `root` need not exist."""
 
     root: Path
 
-    @property
+    @functools.cached_property
     def commit_log(self) -> Path:
         return self.root / "commitlog"
 
-    @property
+    @functools.cached_property
     def guard(self) -> Path:
         """There while a group runs; it sorts behind every segment. See `store.guard`."""
         return self.commit_log / "~mqproc-is-running"
 
-    @property
+    @functools.cached_property
     def consume_queue(self) -> Path:
         return self.root / "consumequeue"
 
     def queue(self, topic: str, queue_id: int) -> Path:
         return self.consume_queue / topic / str(queue_id)
 
-    @property
+    @functools.cached_property
     def index(self) -> Path:
         return self.root / "index"
 
-    @property
+    @functools.cached_property
     def checkpoint(self) -> Path:
         return self.root / "checkpoint"
 
-    @property
+    @functools.cached_property
     def abort(self) -> Path:
         return self.root / "abort"
 
-    @property
+    @functools.cached_property
     def lock(self) -> Path:
         return self.root / "lock"
 
-    @property
+    @functools.cached_property
     def config(self) -> Path:
         return self.root / "config"
 
-    @property
+    @functools.cached_property
     def topics(self) -> Path:
         return self.config / "topics.json"
 
-    @property
+    @functools.cached_property
     def deleted_topics(self) -> Path:
         """Ours, but beside RocketMQ's files: it must outlive `mqproc/`."""
         return self.config / "deletedTopics.json"
 
-    @property
+    @functools.cached_property
     def topics_journal(self) -> Path:
         """Changes of topics since topics.json was written."""
         return self.own / "topics.journal"
 
-    @property
+    @functools.cached_property
     def own(self) -> Path:
         return self.root / "mqproc"
 
-    @property
+    @functools.cached_property
     def control(self) -> Path:
         return self.own / "control"
 
-    @property
+    @functools.cached_property
     def queues(self) -> Path:
         return self.own / "queues"
 
-    @property
+    @functools.cached_property
     def next_queues(self) -> Path:
         """The queue table that recovery builds; it replaces `queues` when it is complete."""
         return self.own / "queues.next"
 
-    @property
+    @functools.cached_property
     def opened(self) -> Path:
         """Which lock file was ours when we had the store."""
         return self.own / "opened.json"
 
-    @property
+    @functools.cached_property
     def aside(self) -> Path:
         """What lay in the place of one of the store's files and was none."""
         return self.own / "aside"
 
-    @property
+    @functools.cached_property
     def repaired(self) -> Path:
         """Copies of what repairs have changed, a folder each."""
         return self.own / "repaired"
 
-    @property
+    @functools.cached_property
     def marks(self) -> Path:
         return self.own / "marks"
 
     def mark(self, name: str) -> Path:
         return self.marks / name
 
-    @property
+    @functools.cached_property
     def damage(self) -> Path:
         return self.own / "damage.json"
 
-    @property
+    @functools.cached_property
     def read_only(self) -> Path:
         return self.own / "read_only"
 
-    @property
+    @functools.cached_property
     def next_segment(self) -> Path:
         return self.own / "segment.tmp"
 
@@ -170,60 +174,60 @@ class StorePaths:
         """What somebody asks of retention, until the keeper has carried it out."""
         return self.own / f"retention.request.{name}"
 
-    @property
+    @functools.cached_property
     def retention_report(self) -> Path:
         """What retention did last, and what went before groups had consumed it."""
         return self.own / "retention.json"
 
-    @property
+    @functools.cached_property
     def timer_wheel(self) -> Path:
         return self.root / "timerwheel"
 
-    @property
+    @functools.cached_property
     def timer_log(self) -> Path:
         return self.root / "timerlog"
 
-    @property
+    @functools.cached_property
     def timer_check(self) -> Path:
         return self.config / "timercheck"
 
-    @property
+    @functools.cached_property
     def delay_offsets(self) -> Path:
         return self.config / "delayOffset.json"
 
-    @property
+    @functools.cached_property
     def consumer_offsets(self) -> Path:
         return self.config / "consumerOffset.json"
 
-    @property
+    @functools.cached_property
     def subscription_groups(self) -> Path:
         return self.config / "subscriptionGroup.json"
 
-    @property
+    @functools.cached_property
     def progress(self) -> Path:
         """How far consumer groups have come, a word a queue."""
         return self.own / "progress"
 
-    @property
+    @functools.cached_property
     def unconsumed(self) -> Path:
         """How many messages retention has deleted before groups had consumed them."""
         return self.own / "unconsumed.json"
 
-    @property
+    @functools.cached_property
     def settings(self) -> Path:
         """TOML of the options that the group runs with, for tools."""
         return self.own / "settings.json"
 
-    @property
+    @functools.cached_property
     def errors(self) -> Path:
         """Distinct errors, with how often, first and last."""
         return self.own / "errors"
 
-    @property
+    @functools.cached_property
     def log(self) -> Path:
         return self.own / "log.jsonl"
 
-    @property
+    @functools.cached_property
     def spark_lock(self) -> Path:
         """Its bytes are locked by tasks that write to the store."""
         return self.own / "spark.lock"

@@ -48,6 +48,9 @@ class Hooks:
     warm: Callable[[GroupContext], None] = _nothing
     """Load and call everything compiled, so that forked roles find it ready. Before the template is forked."""
 
+    check: Callable[[GroupContext], None] = _nothing
+    """Raise for what a start refuses at first sight. It changes nothing; `abort` is not written yet."""
+
     recover: Callable[[GroupContext], None] = _nothing
     """Make files, control words and queue table agree. After the template is forked, before any role starts."""
 

@@ -1,7 +1,8 @@
 """Telling systemd (sd_notify): READY, RELOADING, STOPPING, a line of STATUS, and WATCHDOG while the loop turns.
 
 A datagram a message, to the socket that NOTIFY_SOCKET names; without one nothing is told. The variables are taken out
-of the environment, so that no role speaks for the group.
+of the environment, so that no role speaks for the group. The socket holds some ten messages that the manager has not
+read: a change of state waits for room, since nobody tells of it again; the others are made anew all the time.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import MutableMapping
 from typing import Final
 
@@ -30,6 +32,7 @@ class ServiceManager:
         self._watchdog_due_ns = 0
         self._status_due_ns = 0
         self._status = ""
+        self._waiting: deque[str] = deque()
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str]) -> ServiceManager:
@@ -50,15 +53,15 @@ class ServiceManager:
             text = f"READY=1\n{text}"
         elif state == layout.GROUP_STOPPING:
             text = f"STOPPING=1\n{text}"
-        self._say(text)
+        self._say_surely(text)
 
     def say_reloading(self) -> None:
         """Options are being read anew; `say_state` ends that."""
-        self._say(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self._say_surely(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def tick(self, now_ns: int, control: Control) -> None:
         """Called by the supervisor's loop: that it turns is what WATCHDOG tells."""
-        if not self._address:
+        if not self._address or not self._has_said_all():
             return
         if self._watchdog_ns and now_ns >= self._watchdog_due_ns:
             self._watchdog_due_ns = now_ns + self._watchdog_ns
@@ -66,19 +69,31 @@ class ServiceManager:
         if now_ns >= self._status_due_ns:
             self._status_due_ns = now_ns + STATUS_NS
             status = _status(control)
-            if status != self._status:
+            if status != self._status and self._say(f"STATUS={status}"):
                 self._status = status
-                self._say(f"STATUS={status}")
 
-    def _say(self, text: str) -> None:
-        """A manager that does not listen any more costs nothing but the message."""
-        if not self._address:
-            return
+    def _say_surely(self, text: str) -> None:
+        """Now, or at a tick to come."""
+        if self._address:
+            self._waiting.append(text)
+            self._has_said_all()
+
+    def _has_said_all(self) -> bool:
+        """Say what waits, in order."""
+        while self._waiting and self._say(self._waiting[0]):
+            self._waiting.popleft()
+        return not self._waiting
+
+    def _say(self, text: str) -> bool:
+        """Whether there was room for it. A manager that does not listen any more costs nothing but the message."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as sock:
             try:
                 sock.sendto(text.encode(), self._address)
+            except BlockingIOError:
+                return False
             except OSError:
-                return
+                pass
+            return True
 
 
 def _status(control: Control) -> str:

@@ -23,7 +23,7 @@ from mqproc.armed_io import store_io
 from mqproc.config import FIELDS, Options
 from mqproc.control import Control
 from mqproc.errors import BadRequestError, MqprocError, StoreBusyError, StoreReadOnlyError
-from mqproc.io import FailedSyncError, Kind, StoreIO
+from mqproc.io import FailedSyncError, StoreIO
 from mqproc.layout import control as layout
 from mqproc.metrics.error_log import ErrorLog
 from mqproc.paths import StorePaths
@@ -33,7 +33,7 @@ from mqproc.process.title import set_title
 from mqproc.shm import bell
 from mqproc.shm.clock import Clock
 from mqproc.shm.lock import StoreLock
-from mqproc.store.recovery.store_files import move_aside
+from mqproc.store.recovery.store_files import mark_open
 from mqproc.supervisor import prctl
 from mqproc.supervisor.control_socket import ControlSocket, Done, GiveBack, Lent
 from mqproc.supervisor.group import Group, Member
@@ -209,14 +209,11 @@ class Supervisor:
 
     def _recover(self) -> None:
         context = self._context
-        entry = context.io.entry(context.paths.abort)
-        if entry is not None and entry.kind is not Kind.FILE:
-            place = move_aside(context.io, context.paths, context.paths.abort)
-            context.report(f"{context.paths.abort}: {entry.kind.value}, moved to {place}")
-        # Before anything is changed: a crash in recovery is a crash.
-        context.io.write_file_atomically(context.paths.abort, str(os.getpid()).encode())
         began_ns = self._clock.monotonic_ns()
         with self._signals.interrupting():
+            self._hooks.check(context)
+            # Before anything is changed: a crash in recovery is a crash.
+            mark_open(context.io, context.paths, context.report)
             try:
                 self._hooks.recover(context)
             except FailedSyncError as error:

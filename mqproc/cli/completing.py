@@ -30,6 +30,11 @@ def complete_setting(ctx: click.Context, param: click.Parameter, incomplete: str
     return [f"{name}=" for name in FIELDS if name.startswith(incomplete)]
 
 
+def complete_option(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of the engine's options."""
+    return [name for name in FIELDS if name.startswith(incomplete)]
+
+
 def _names_in(ctx: click.Context, incomplete: str, table: str) -> list[str]:
     from mqproc.store import rocketmq_json
 

@@ -21,7 +21,7 @@ def completion(shell: str) -> None:
 
     \b
     bash:  eval "$(mqproc completion bash)"                    in ~/.bashrc
-    zsh:   eval "$(mqproc completion zsh)"                     in ~/.zshrc
+    zsh:   eval "$(mqproc completion zsh)"                     in ~/.zshrc, behind compinit
     fish:  mqproc completion fish > ~/.config/fish/completions/mqproc.fish
     """
     kind = get_completion_class(shell)

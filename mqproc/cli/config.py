@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from mqproc.cli.commands import Command, Group
+from mqproc.cli.completing import complete_option
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column
 from mqproc.config import FIELDS, options_from, rocketmq_name
@@ -34,7 +35,7 @@ def config() -> None:
 
 @config.command(cls=Command)
 @click.option("--changed", is_flag=True, help="Only what differs from the default.")
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, shell_complete=complete_option)
 @pass_invocation
 def show(invocation: Invocation, changed: bool, names: tuple[str, ...]) -> None:
     """Show options with their values and where each was set."""
@@ -66,7 +67,7 @@ def check(invocation: Invocation) -> None:
 
 
 @config.command(cls=Command)
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, shell_complete=complete_option)
 @pass_invocation
 def doc(invocation: Invocation, names: tuple[str, ...]) -> None:
     """Explain options: default, unit, bounds, RocketMQ's spelling, and which change without a restart."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 
 from mqproc.cli.commands import MOMENT, SECONDS, Command, Group
-from mqproc.cli.completing import complete_group
+from mqproc.cli.completing import complete_group, complete_topic
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output
 from mqproc.cli.times import format_duration, now_ms
@@ -75,11 +75,13 @@ def group() -> None:
 
 
 _execute = click.option("--execute", is_flag=True, help="Really do it; without it only the plan is shown.")
-_topics = click.option("--topic", "topics", multiple=True, help="Only this topic; may be repeated.  [all]")
+_topics = click.option(
+    "--topic", "topics", multiple=True, shell_complete=complete_topic, help="Only this topic; may be repeated.  [all]"
+)
 
 
 @group.command("list", cls=Command)
-@click.option("--prefix", default="", help="Only names that begin so.")
+@click.option("--prefix", default="", shell_complete=complete_group, help="Only names that begin so.")
 @pass_invocation
 def list_(invocation: Invocation, prefix: str) -> None:
     """List groups with their members, and what they have not consumed."""

@@ -48,6 +48,7 @@ def engine_hooks() -> Hooks:
     """The engine's part, for one group's life."""
     active = ActiveSegments()
     guards: list[Guard] = []
+    checked: list[Recovery] = []
 
     def warm(context: GroupContext) -> None:
         context.report("kernels: loading (the first start on a machine compiles them)")
@@ -56,24 +57,34 @@ def engine_hooks() -> Hooks:
         if (took_s := time.perf_counter() - started) > WARM_REPORT_S:
             context.report(f"kernels: compiled in {took_s:.0f} s")
 
-    def recover(context: GroupContext) -> None:
-        words = context.control.words
-        context.io.make_folder(context.paths.commit_log)
-        guards.append(Guard(context.io, context.paths))
+    def check(context: GroupContext) -> None:
         recovery = Recovery(
             context.io,
             context.paths,
             context.options,
-            words,
+            context.control.words,
             context.report,
             clean=context.clean,
             scanners=usable_scanners(),
         )
-        recovery.run()
-        active.open(context.io, context.paths, context.options, words)
+        recovery.check()
+        checked.append(recovery)
+
+    def recover(context: GroupContext) -> None:
+        context.io.make_folder(context.paths.commit_log)
+        guards.append(Guard(context.io, context.paths))
+        checked.pop().run()
+        active.open(context.io, context.paths, context.options, context.control.words)
 
     def finish(_context: GroupContext, _clean: bool) -> None:
         while guards:
             guards.pop().remove()
 
-    return Hooks(warm=warm, recover=recover, sync_active_segments=active.sync, watch=active.follow, finish=finish)
+    return Hooks(
+        warm=warm,
+        check=check,
+        recover=recover,
+        sync_active_segments=active.sync,
+        watch=active.follow,
+        finish=finish,
+    )

@@ -28,8 +28,9 @@ from mqproc.cli.columns import ColumnMaker, part, without
 from mqproc.cli.import_journal import Entry, Journal, unique_id_of, unique_id_prefix
 from mqproc.cli.sources import Chunk
 from mqproc.client import Client, core
+from mqproc.client.batch import Batch
 from mqproc.client.connection import FRAME_BYTES_MAX
-from mqproc.client.encoding import AppendFrame, Batch, encode_batch
+from mqproc.client.encoding import AppendFrame, encode_batch
 from mqproc.client.settling import PATIENCE_S, UNSETTLED, settle
 from mqproc.errors import BadRequestError, MqprocError
 from mqproc.wire.operations import AppendRequest, Operation

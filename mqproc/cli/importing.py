@@ -9,6 +9,7 @@ import click
 
 from mqproc.cli.columns import TIME_FORMATS, ColumnMaker, FieldNames
 from mqproc.cli.commands import Command
+from mqproc.cli.completing import complete_topic
 from mqproc.cli.import_journal import Entry, Fingerprint, Journal
 from mqproc.cli.importer import CHUNK_ROWS, Importer
 from mqproc.cli.invocation import Invocation, pass_invocation
@@ -33,7 +34,7 @@ _COLUMNS = [
 
 @click.command("import", cls=Command)
 @click.argument("files", nargs=-1, required=True, metavar="FILE…")
-@click.option("--topic", required=True, help="Topic to send to; made when missing.")
+@click.option("--topic", required=True, shell_complete=complete_topic, help="Topic to send to; made when missing.")
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="Format; else by the file's name, else lines.")
 @click.option("--key-field", "keys", multiple=True, metavar="FIELD", help="Field that is a key; may be repeated.")
 @click.option("--tag-field", "tag", default="", metavar="FIELD", help="Field that is the tag.")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mqproc.cli.output import Output
-from mqproc.errors import ConfigurationError
+from mqproc.errors import ConfigurationError, StoreAccessError
 from mqproc.paths import StorePaths
 
 if TYPE_CHECKING:
@@ -88,10 +88,10 @@ class Invocation:
         return StorePaths(self.store_path())
 
     def existing_paths(self) -> StorePaths:
-        """The same; raises a usage error when there is no such folder."""
+        """The same; raises StoreAccessError when there is no such folder."""
         paths = self.paths()
         if not paths.root.is_dir():
-            raise click.UsageError(f"{paths.root}: no such folder; mqproc up --store {paths.root} makes a store there")
+            raise StoreAccessError(f"{paths.root}: no such folder; mqproc up --store {paths.root} makes a store there")
         return paths
 
     def settings(self) -> dict[str, Setting]:

@@ -31,6 +31,7 @@ _time = click.option(
     "--time", type=click.Choice(["store", "born"]), default="store", show_default=True, help="Which time is meant."
 )
 _MAX = click.IntRange(1)
+_KEY_MAX = click.IntRange(1, core.KEY_MESSAGES_MAX)
 
 
 _LAZY = {
@@ -48,7 +49,7 @@ def message() -> None:
 
 @message.command(cls=Command)
 @click.argument("message_id", metavar="ID")
-@click.option("--topic", default="", help="Topic of a unique id.")
+@click.option("--topic", default="", shell_complete=complete_topic, help="Topic of a unique id.")
 @_body
 @pass_invocation
 def get(invocation: Invocation, message_id: str, topic: str, body: str | None) -> None:
@@ -63,7 +64,7 @@ def get(invocation: Invocation, message_id: str, topic: str, body: str | None) -
 @_begin
 @_end
 @_time
-@click.option("--max", "most", type=_MAX, default=64, show_default=True, help="Stop after so many.")
+@click.option("--max", "most", type=_KEY_MAX, default=64, show_default=True, help="Stop after so many.")
 @click.option("--unique", is_flag=True, help="KEY is a unique id.")
 @_body
 @pass_invocation
@@ -149,7 +150,7 @@ def _print_count(out: Output, topic: str, count: int) -> None:
 
 
 @message.command(cls=Command)
-@click.option("--topic", default="", help="Only this topic.")
+@click.option("--topic", default="", shell_complete=complete_topic, help="Only this topic.")
 @click.option(
     "--property", "wanted", type=PROPERTY, metavar="NAME=VALUE", help="Only with this property; also KEYS, TAGS."
 )

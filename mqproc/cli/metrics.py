@@ -10,6 +10,7 @@ import click
 from mqproc.cli.commands import Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column
+from mqproc.cli.store_options import options_for
 from mqproc.control import Control
 from mqproc.errors import NotRunningError
 from mqproc.io import StoreIO
@@ -35,10 +36,11 @@ def metrics(invocation: Invocation, check: bool) -> int:
 
 
 def _check(invocation: Invocation) -> int:
-    control = Control.open(StoreIO(), invocation.existing_paths())
+    io, paths = StoreIO(), invocation.existing_paths()
+    control = Control.open(io, paths)
     port = control.load(layout.MONITOR_PORT)
     control.close()
-    address = f"http://127.0.0.1:{port}/metrics"
+    address = f"http://{_reached_at(options_for(invocation, io, paths).metrics_host)}:{port}/metrics"
     try:
         with urllib.request.urlopen(address, timeout=invocation.timeout) as answer:
             text = answer.read().decode()
@@ -56,3 +58,9 @@ def _check(invocation: Invocation) -> int:
                 out.line(f"{name}: {text}")
         out.line(f"{len(found & expected)} of {len(expected)} metrics of the catalogue at {address}")
     return 1 if missing or unknown else 0
+
+
+def _reached_at(host: str) -> str:
+    """The host of a URL for a monitor that listens at `host`: this machine for one that listens at every address."""
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]" if ":" in host else host

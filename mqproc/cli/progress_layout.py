@@ -93,7 +93,9 @@ def _block_fields(data: bytes, at: int, block: progress.Block) -> Ranges:
             yield Range(place, size, name, "", value)
             place += size
     state = block.state * WORD_SIZE
-    yield Range(state, WORD_SIZE, "state", "0 live, 1 deleted", word_at(data, state))
+    yield Range(
+        state, WORD_SIZE, "state", "bit 0: deleted; above: oldest epoch to come back with", word_at(data, state)
+    )
     for number in range(block.queues):
         place = (block.first_offset + number) * WORD_SIZE
         text = "next offset to consume, plus one; 0 = nothing known"
@@ -103,7 +105,7 @@ def _block_fields(data: bytes, at: int, block: progress.Block) -> Ranges:
 def progress_rows(data: bytes) -> Iterator[dict[str, Any]]:
     """Each queue of which something is known."""
     for _at, block in blocks(data):
-        is_deleted = word_at(data, block.state * WORD_SIZE) == progress.STATE_DELETED
+        is_deleted = bool(word_at(data, block.state * WORD_SIZE) & progress.STATE_DELETED)
         for number in range(block.queues):
             word = word_at(data, (block.first_offset + number) * WORD_SIZE)
             if word:

@@ -12,11 +12,13 @@ from typing import Any, Final
 import click
 
 from mqproc.cli.commands import MOMENT, Command
+from mqproc.cli.completing import complete_topic
 from mqproc.cli.filters import filter_of, filter_options
 from mqproc.cli.import_journal import Entry, Fingerprint, Journal
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output
 from mqproc.cli.progress import Progress
+from mqproc.cli.replay_options import replay_options
 from mqproc.cli.times import format_duration, format_time, now_ms
 from mqproc.client import Client
 from mqproc.client.replay import Replay, ReplayPosition, ReplayProgress, ReplaySource
@@ -36,14 +38,13 @@ _OFFSET_BITS: Final = 48
 
 
 @click.command(cls=Command)
-@click.option("--topic", required=True, help="Topic whose messages are sent once more.")
-@click.option("--to", required=True, metavar="TOPIC", help="Topic to send them to; made when missing.")
+@click.option("--topic", required=True, shell_complete=complete_topic, help="Topic whose messages are sent once more.")
+@replay_options
 @click.option("--begin", type=MOMENT, metavar="TIME", help="From this time on: ISO 8601, epoch ms, or 15m ago.")
 @click.option("--end", type=MOMENT, metavar="TIME", help="Up to this time.  [default: when the replay began]")
 @click.option("--key", default="", help="Only messages with this key.")
 @filter_options
 @click.option("--queues", type=click.IntRange(1, 65535), help="Queues of a topic that is made.  [as many]")
-@click.option("--rate", type=click.FloatRange(0), default=0.0, metavar="N", help="Messages a second.  [no limit]")
 @click.option("--restart", is_flag=True, help="Send all of them, though it was done before.")
 @pass_invocation
 def replay(

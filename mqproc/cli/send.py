@@ -84,6 +84,7 @@ AHEAD = Ahead()
 @click.option("--delay-level", type=click.IntRange(1, DELAY_LEVELS), help="Deliver after this level's delay: 1s … 2h.")
 @click.option("--deliver-at", type=AHEAD, metavar="TIME", help="Deliver then: 2h from now, or a moment.")
 @click.option("--queue", type=click.IntRange(0), help="Queue id; else the queues take turns.")
+@click.option("--sharding-key", default="", metavar="TEXT", help="What has one goes to one queue, in its order.")
 @click.option("--count", type=click.IntRange(1), default=1, help="Send the body so often.  [default: 1]")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), metavar="N", help="At most so many a second.")
 @click.option("--no-wait", is_flag=True, help="One message: answer before the sync of a SYNC_FLUSH store.")
@@ -100,6 +101,7 @@ def send(
     delay_level: int | None,
     deliver_at: int | None,
     queue: int | None,
+    sharding_key: str,
     count: int,
     rate: float | None,
     no_wait: bool,
@@ -110,7 +112,15 @@ def send(
     Prints where each went. Exit code 1 when one was not stored.
     """
     template = Message(
-        topic, b"", tag, keys, dict(properties), queue, delay_level=delay_level or 0, deliver_at_ms=deliver_at or 0
+        topic,
+        b"",
+        tag,
+        keys,
+        dict(properties),
+        queue,
+        delay_level=delay_level or 0,
+        deliver_at_ms=deliver_at or 0,
+        sharding_key=sharding_key,
     )
     with ExitStack() as stack:
         client = stack.enter_context(invocation.client())

@@ -11,6 +11,7 @@ import click
 from mqproc.cli.commands import Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column
+from mqproc.cli.replay_options import replay_options
 from mqproc.cli.spark_session import paths_of, selection_of, selection_options, session, spark_options
 
 _COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "none")
@@ -115,9 +116,8 @@ def compact(
 @spark_options
 @selection_options
 @click.option("--to-store", type=click.Path(path_type=Path), metavar="DIR", help="A running store.  [--store]")
-@click.option("--to", required=True, metavar="TOPIC", help="Topic to send them to; made when missing.")
+@replay_options
 @click.option("--name", default="", help="With the same name again, a replay goes on where it stopped.")
-@click.option("--rate", type=click.FloatRange(0), default=0.0, metavar="N", help="Messages a second.  [no limit]")
 @click.option("--streams", type=click.IntRange(1, 1024), default=1, show_default=True, help="So many send at once.")
 @click.option("--queues", type=click.IntRange(1, 65535), default=8, show_default=True, help="Of a topic that is made.")
 @pass_invocation

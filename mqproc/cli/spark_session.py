@@ -13,6 +13,7 @@ import click
 
 from mqproc import errors
 from mqproc.cli.commands import MOMENT, Command
+from mqproc.cli.completing import complete_topic
 from mqproc.cli.invocation import Invocation
 from mqproc.cli.output import Column, Output
 from mqproc.errors import ConfigurationError, InternalError, MqprocError
@@ -45,7 +46,13 @@ def selection_options(function: F) -> F:
         click.option("--tag", "tags", multiple=True, help="Only messages with this tag; may be repeated."),
         click.option("--end", type=MOMENT, metavar="TIME", help="Only messages stored before then."),
         click.option("--begin", type=MOMENT, metavar="TIME", help="Only messages stored from then on."),
-        click.option("--topic", "topics", multiple=True, help="Only messages of this topic; may be repeated."),
+        click.option(
+            "--topic",
+            "topics",
+            multiple=True,
+            shell_complete=complete_topic,
+            help="Only messages of this topic; may be repeated.",
+        ),
         click.option("--skip-damage", is_flag=True, help="Pass over damage of the log; otherwise it is an error."),
     ):
         function = option(function)

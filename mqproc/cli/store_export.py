@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.cli.commands import MOMENT, Command
+from mqproc.cli.completing import complete_topic
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output, format_bytes
 from mqproc.cli.progress import Progress
@@ -35,7 +36,15 @@ _COLUMNS = [Column("topic"), Column("messages", kind="count")]
 
 @click.command(cls=Command)
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
-@click.option("--topic", "topics", multiple=True, required=True, metavar="TOPIC", help="A topic; may be repeated.")
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    required=True,
+    metavar="TOPIC",
+    shell_complete=complete_topic,
+    help="A topic; may be repeated.",
+)
 @click.option(
     "--to",
     "target",

@@ -48,7 +48,7 @@ def create(invocation: Invocation, name: str, queues: int, perm: str) -> None:
 
 
 @topic.command("list", cls=Command)
-@click.option("--prefix", default="", help="Only names that begin so.")
+@click.option("--prefix", default="", shell_complete=complete_topic, help="Only names that begin so.")
 @pass_invocation
 def list_(invocation: Invocation, prefix: str) -> None:
     """List topics with their queues and messages."""

@@ -7,6 +7,7 @@ from dataclasses import asdict
 import click
 
 from mqproc.cli.commands import Command
+from mqproc.cli.completing import complete_topic
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.message_format import FIELD_COLUMNS, to_row
 from mqproc.cli.output import Column, Output
@@ -34,7 +35,7 @@ _COPIES = [
 
 @click.command(cls=Command)
 @click.argument("message_id", metavar="ID")
-@click.option("--topic", default="", help="Topic of a unique id.")
+@click.option("--topic", default="", shell_complete=complete_topic, help="Topic of a unique id.")
 @pass_invocation
 def trace(invocation: Invocation, message_id: str, topic: str) -> None:
     """Show where a message is: record, queue unit, index entries, groups that are past it, copies of it.

@@ -104,10 +104,11 @@ def _decide(
     act: Callable[[Client, OpenTransaction], object],
 ) -> int:
     with invocation.client() as client:
-        found = client.transactions.open(ids=list(ids))
-        known = {each.transaction_id for each in found} | {each.message_id for each in found}
-        if missing := [each for each in dict.fromkeys(ids) if each not in known]:
+        # One by one: by the id that a half message had before its checks it is found, and has another one by now.
+        asked = {each: client.transactions.open(ids=[each]) for each in ids}
+        if missing := [each for each, named in asked.items() if not named]:
             raise TransactionNotFoundError(f"no open transaction {', '.join(missing)}")
+        found = list({each.message_id: each for named in asked.values() for each in named}.values())
         done = [each for each in found if execute and _acted(client, each, act)]
     out = invocation.out
     rows = [_row(each) for each in found]

@@ -1,7 +1,8 @@
-"""Kernels made ready before roles are forked: compiled once, in a process of its own, and from then on only loaded.
+"""Kernels made ready before roles are forked: compiled once, in processes of their own, and from then on only loaded.
 
-What compiling leaves in memory would stay in every role's. So a child fills the compiler's cache, and leaves a note
-beside it that it is full; while the note is there nobody is forked for nothing.
+What compiling leaves in memory would stay in every role's. So children fill the compiler's cache, a module after the
+other between them, and a note beside it tells that it is full; while the note is there nobody is forked for nothing.
+Groups that start at the same time let one of them compile, and wait for it.
 """
 
 # mypy: allow-untyped-calls
@@ -9,8 +10,12 @@ beside it that it is full; while the note is there nobody is forked for nothing.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
+import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,17 +23,32 @@ import numba
 from numba.core.registry import cpu_target
 
 from mqproc.kernels import crc, jit
-from mqproc.kernels.warming import warm_all
+from mqproc.kernels.warming import WARMED, warm_all
+from mqproc.supervisor import prctl
 
 _NOTE: Final = "mqproc-warmed-"
+_LOCK: Final = "mqproc-warming.lock"
+_CHILDREN_MAX: Final = 4
+# Longer than one takes that compiles; then a second one does no harm.
+_LOCK_WAIT_S: Final = 300.0
+_LOCK_POLL_S: Final = 0.1
 
 
 def make_ready() -> None:
     """Load every kernel; what the cache lacks is compiled first."""
-    note = _note_of_full_cache()
-    if note is None or not note.exists():
-        _compile_in_a_child(note)
+    fill_cache()
     warm_all()
+
+
+def fill_cache() -> None:
+    """Have every kernel compiled that the cache lacks, by other processes."""
+    note = _note_of_full_cache()
+    if note is None:
+        _compile_in_children()
+    elif not note.exists():
+        with _only_one(note.with_name(_LOCK)):
+            if not note.exists() and _compile_in_children():
+                _leave(note)
 
 
 def _note_of_full_cache() -> Path | None:
@@ -45,16 +65,67 @@ def _note_of_full_cache() -> Path | None:
     return Path(folder) / (_NOTE + hashlib.sha256(said.encode()).hexdigest()[:32])
 
 
-def _compile_in_a_child(note: Path | None) -> None:
+@contextlib.contextmanager
+def _only_one(lock: Path) -> Iterator[None]:
+    """Hold a lock that is free once its holder has ended, however it did; nobody is waited for without end."""
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        # Two that compile do no harm.
+        yield
+        return
+    try:
+        until = time.monotonic() + _LOCK_WAIT_S
+        while not _locked(fd) and time.monotonic() < until:
+            time.sleep(_LOCK_POLL_S)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _compile_in_children() -> bool:
+    """Have all modules compiled, by a child for each processor; whether none of them failed."""
+    work_fd, tell_fd = os.pipe()
+    os.write(tell_fd, bytes(range(len(WARMED))))
+    os.close(tell_fd)
+    children: list[int] = []
+    statuses: list[int] = []
+    try:
+        for _ in range(min(len(os.sched_getaffinity(0)), _CHILDREN_MAX)):
+            children.append(_begin_child(work_fd))
+        while children:
+            statuses.append(os.waitpid(children[-1], 0)[1])
+            children.pop()
+    finally:
+        os.close(work_fd)
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    return not any(statuses)
+
+
+def _begin_child(work_fd: int) -> int:
     child = os.fork()
-    if child == 0:
-        try:
-            warm_all()
-            if note is not None:
-                _leave(note)
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
+    if child:
+        return child
+    status = 1
+    try:
+        prctl.die_with_parent()
+        while taken := os.read(work_fd, 1):
+            WARMED[taken[0]].warm()
+        status = 0
+    finally:
+        # What failed fails again in the parent, which tells it.
+        os._exit(status)
 
 
 def _leave(note: Path) -> None:

@@ -3,9 +3,9 @@
 import importlib
 from typing import TYPE_CHECKING
 
+from mqproc.client.batch import Batch
 from mqproc.client.consumer import Consumer
 from mqproc.client.core import Page, QueryMessageResult
-from mqproc.client.encoding import Batch
 from mqproc.client.group_steps import Move, ResetTo
 from mqproc.client.groups import Groups
 from mqproc.client.producer import Producer

@@ -14,10 +14,10 @@ from mqproc.client.aio_groups import AsyncGroups
 from mqproc.client.aio_producer import AsyncProducer
 from mqproc.client.aio_replay import AsyncReplays
 from mqproc.client.aio_transactions import AsyncTransactionCalls
+from mqproc.client.batch import Batch
 from mqproc.client.core import IN_FLIGHT, PULL_BYTES, PULL_MESSAGES, Call, Time, TimeKind
 from mqproc.client.delayed_batches import Times, deliver_at_ms
 from mqproc.client.driving import drive_async
-from mqproc.client.encoding import Batch
 from mqproc.client.simple_consumer import AsyncSimpleConsumer
 from mqproc.client.subscription import (
     CONSUMER_PULL_MESSAGES,
@@ -69,6 +69,7 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
         queue_id: int | None = None,
         flag: int = 0,
         born_timestamp_ms: int | None = None,
+        sharding_key: str = "",
         delay_level: int = 0,
         deliver_at: Time = None,
         delay: float | None = None,
@@ -87,6 +88,7 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
             delay_level=delay_level,
             deliver_at=deliver_at,
             delay=delay,
+            sharding_key=sharding_key,
         )
         return await self.run(sending.send(message, wait=wait))
 
@@ -139,12 +141,15 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
         delay_level: Any = 0,
         deliver_at: Times = None,
         delay: Any = None,
+        sharding_keys: Any = None,
     ) -> BatchResult:
         """Store columns of messages for one topic; see `Client.send_batch`."""
         columns = topic, bodies, keys, tags, queue_id, queue_ids, born_timestamps_ms, properties, flags, batch, wait
         times = {"delay_level": delay_level, "deliver_at_ms": deliver_at_ms(deliver_at, delay)}
-        calls, places = sending.send_delayed(Batch(*columns, **times), self._frame_bytes_max)
-        return sending.joined(topic, [result async for result in self.run_all(calls, IN_FLIGHT)], places)
+        batched = Batch(*columns, **times, sharding_keys=sharding_keys)
+        calls, places = sending.send_delayed(batched, self._frame_bytes_max)
+        results = [result async for result in self.run_all(calls, sending.in_flight_of(batched))]
+        return sending.joined(topic, results, places)
 
     def send_batches(self, batches: Iterable[Batch], *, in_flight: int = IN_FLIGHT) -> AsyncIterator[BatchResult]:
         """Store many batches with up to `in_flight` frames under way; see `Client.send_batches`."""
@@ -162,9 +167,12 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
         queue_id: int | None = None,
         flag: int = 0,
         born_timestamp_ms: int | None = None,
+        sharding_key: str = "",
     ) -> None:
         """Hand one message to the writer and do not ask what became of it."""
-        message = sending.message_of(topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms)
+        message = sending.message_of(
+            topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms, sharding_key=sharding_key
+        )
         await self.run(sending.send_oneway(message))
 
     def producer(
@@ -314,7 +322,10 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
         unique: bool = False,
         time: TimeKind = "store",
     ) -> list[StoredMessage]:
-        """Messages that have the key, begin ≤ time ≤ end, none twice; `unique` looks for a unique id."""
+        """Messages that have the key, begin ≤ time ≤ end, none twice; `unique` looks for a unique id.
+
+        The newest of them when there are more than `max_messages`, of which there may be 65,536.
+        """
         return await self.run(core.by_key(topic, key, begin, end, max_messages, unique, time))
 
     async def query_message(

@@ -18,7 +18,7 @@ from mqproc.client.aio_lines import Line
 from mqproc.client.connection import FRAME_BYTES_MAX, Connection, open_socket
 from mqproc.client.core import Call
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
-from mqproc.errors import MqprocError, NotRunningError, StoreBusyError
+from mqproc.errors import BadRequestError, MqprocError, NotRunningError, StoreBusyError
 
 T = TypeVar("T")
 
@@ -43,6 +43,7 @@ class AsyncCalls:
         self._paths = core.socket_paths(store_or_socket)
         self._lines: dict[str, Line] = {}
         self._ever_connected: set[str] = set()
+        self._closings = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -53,7 +54,11 @@ class AsyncCalls:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections; calls under way end. The client can still be used: it connects again."""
+        """Close the connections; calls under way end, with BadRequestError where nothing else is to be told.
+
+        The client can still be used: it connects again.
+        """
+        self._closings += 1
         while self._lines:
             self._lines.popitem()[1].close()
 
@@ -62,6 +67,7 @@ class AsyncCalls:
     async def run(self, call: Call[T]) -> T:
         """Make a call, again when that is safe, and return its value or raise its error."""
         deadline = _clock() + self.timeout_s + call.wait_s
+        closings = self._closings
         attempts: Attempts | None = None
         while True:
             try:
@@ -69,7 +75,11 @@ class AsyncCalls:
             except (MqprocError, ConnectionLost) as error:
                 attempts = attempts or Attempts(self.retry, deadline, repeatable=call.repeatable, is_send=call.is_send)
                 pause_s = attempts.pause_after(error, _clock())
-            await asyncio.sleep(pause_s)
+            if self._closings == closings:
+                await asyncio.sleep(pause_s)
+            if self._closings != closings:
+                # Made again, it would open a connection that nobody closes.
+                raise BadRequestError("the client was closed")
 
     async def _run_once(self, call: Call[T], deadline: float) -> T:
         line = self._line(call.role)
@@ -97,7 +107,9 @@ class AsyncCalls:
         try:
             sock = open_socket(self._paths[role])
         except NotRunningError as error:
-            raise ConnectionLost(str(error), taken=False, ever_connected=role in self._ever_connected) from None
+            raise ConnectionLost(
+                str(error), taken=False, connected=False, ever_connected=role in self._ever_connected
+            ) from None
         self._ever_connected.add(role)
         return Line(Connection(sock, self._frame_bytes_max))
 

@@ -70,9 +70,12 @@ class AsyncProducer:
         queue_id: int | None = None,
         flag: int = 0,
         born_timestamp_ms: int | None = None,
+        sharding_key: str = "",
     ) -> Results:
         """Put a message in line, waiting while the buffer is full; the future gets the SendResult or the error."""
-        message = sending.message_of(topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms)
+        message = sending.message_of(
+            topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms, sharding_key=sharding_key
+        )
         check_message(message)
         while not self._closing and not self._batcher.has_room(message):
             await self._next_resolved()

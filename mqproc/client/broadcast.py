@@ -52,6 +52,7 @@ class LocalProgress:
         self._known_topics = set(self._offsets)
         self._changed = False
         self._lock = threading.Lock()
+        self._saving = threading.Lock()
 
     def offset(self, topic: str, queue_id: int) -> int | None:
         """None for a queue that this consumer has never read."""
@@ -63,7 +64,12 @@ class LocalProgress:
         return topic in self._known_topics
 
     def begin(self, topic: str) -> None:
-        """From now on queues that come to the topic are read from their beginning."""
+        """From now on queues that come to the topic are read from their beginning, though it has none so far.
+
+        What is in them was sent after this consumer had begun, so "latest" includes it. RocketMQ's broker tells a group
+        the same of a queue whose first message is still there; its own broadcast consumers begin at the end that such a
+        queue has when they find it, up to 30 s later, and never see what was sent before.
+        """
         self._known_topics.add(topic)
 
     def put(self, topic: str, queue_id: int, offset: int) -> None:
@@ -74,13 +80,15 @@ class LocalProgress:
 
     def save(self) -> None:
         """Write the file when something changed. Raises OSError."""
-        with self._lock:
-            if not self._changed:
-                return
-            text = msgspec.json.encode(self._offsets)
-            self._changed = False
-        self._io.make_folder(self._path.parent, mode=0o700)
-        self._io.write_file_atomically(self._path, text, 0o600)
+        # A consumer's commit and its thread may both save: the file beside it that is renamed is one.
+        with self._saving:
+            with self._lock:
+                if not self._changed:
+                    return
+                text = msgspec.json.encode(self._offsets)
+                self._changed = False
+            self._io.make_folder(self._path.parent, mode=0o700)
+            self._io.write_file_atomically(self._path, text, 0o600)
 
 
 class OwnProgress:

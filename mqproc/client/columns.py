@@ -171,6 +171,14 @@ def encode_tags(tags: Texts, count: int) -> Column:
     return column
 
 
+def encode_sharding_keys(keys: Texts, count: int) -> Column | None:
+    """The column of sharding keys; None and "" are none, and no column when no message has one."""
+    texts = [keys] * count if isinstance(keys, str) else keys
+    column = encode_texts(texts, count, "sharding keys")
+    _refuse_bytes(column, "sharding keys", NAME_END + PAIR_END)
+    return column if column.size else None
+
+
 def encode_texts(texts: Texts, count: int, name: str) -> Column:
     """A column of short texts, one for each message; None and "" are none."""
     values = as_list(texts, name)

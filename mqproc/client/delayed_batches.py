@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mqproc.client.batch import Batch
 from mqproc.client.columns import is_arrow, numbers
 from mqproc.client.core import time_ms
-from mqproc.client.encoding import Batch
 from mqproc.errors import BadMessageError, BadRequestError
 
 Times = Any
@@ -59,6 +59,8 @@ def by_time(batch: Batch) -> tuple[list[Batch], NDArray[np.int64] | None]:
         raise BadMessageError("an all-or-nothing batch, and one with ids of its own, waits for one time")
     (name,) = names
     times, of_each = np.unique(numbers(getattr(batch, name), "i8", len(batch), name), return_inverse=True)
+    if times.any() and not isinstance(batch.sharding_keys, str | None):
+        raise BadMessageError("messages that wait for their time have one sharding key for all")
     order = np.argsort(of_each, kind="stable")
     places = np.split(order, np.flatnonzero(np.diff(of_each[order])) + 1)
     parts = [batch.taken(of_time) for of_time in places] if len(batch) else []

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from mqproc.client.batch import Batch
 from mqproc.client.columns import (
     Column,
     Texts,
@@ -24,6 +25,7 @@ from mqproc.client.columns import (
     check_queue_id,
     encode_bodies,
     encode_keys,
+    encode_sharding_keys,
     encode_tags,
     encode_texts,
     is_arrow,
@@ -35,8 +37,10 @@ from mqproc.client.columns import (
 from mqproc.client.properties import (
     FIXED_PAIRS_BYTES,
     NO_GAPS,
+    SHARDING_PAIR_BYTES,
     Gaps,
     check_keys,
+    check_sharding_key,
     check_tag,
     check_unique_id,
     split_at_gaps,
@@ -44,7 +48,13 @@ from mqproc.client.properties import (
 )
 from mqproc.client.unique_id import COUNTERS, ID_CHARACTERS, reserve, unique_id
 from mqproc.delay_levels import DELAY_LEVELS
-from mqproc.errors import BadLevelError, BadMessageError, FrameTooLargeError, PropertiesTooLargeError
+from mqproc.errors import (
+    BadLevelError,
+    BadMessageError,
+    BadRequestError,
+    FrameTooLargeError,
+    PropertiesTooLargeError,
+)
 from mqproc.layout.properties import KEY_SEPARATOR
 from mqproc.layout.record import PROPERTIES_SIZE_MAX
 from mqproc.message import Message
@@ -65,65 +75,6 @@ _TOPICS_REMEMBERED_MAX: Final = 65_536
 _encode_options = msgspec.msgpack.Encoder().encode
 _pack_length = struct.Struct("<I").pack
 _pack_short_length = struct.Struct("<H").pack
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Messages for one topic, column by column.
-
-    bodies: list of bytes, 2-D uint8 array, 'S' array, or Arrow binary or string array.
-    keys: None, one key for all, a list with one key or a list of keys for each, or an Arrow string array.
-    tags: None, one tag for all, a list, or an Arrow string array.
-    queue_id: one queue for all; queue_ids: one for each; neither: the writer goes round the topic's queues.
-    properties: pairs for all messages, or a list with a mapping for each.
-    batch: RocketMQ's all-or-nothing batch; its bodies are together no larger than one body may be.
-    wait: False answers before the sync of a SYNC_FLUSH store.
-    unique: unique ids of one's own: their prefix of 28 characters, and the first counter of at most 65,536.
-    delay_level, deliver_at_ms: what all messages wait for; their queue is one for all then. `send_batch` alone takes
-    an array with one for each.
-    """
-
-    topic: str
-    bodies: Any
-    keys: Texts = None
-    tags: Texts = None
-    queue_id: int | None = None
-    queue_ids: Any = None
-    born_timestamps_ms: Any = None
-    properties: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None
-    flags: Any = None
-    batch: bool = False
-    wait: bool = True
-    unique: tuple[str, int] | None = None
-    delay_level: Any = 0
-    deliver_at_ms: Any = 0
-
-    def __len__(self) -> int:
-        return len(self.bodies)
-
-    def part(self, start: int, stop: int) -> Batch:
-        """Messages [start, stop) as a batch."""
-        unique = None if self.unique is None else (self.unique[0], self.unique[1] + start)
-        return replace(self, unique=unique, **self._columns(lambda column: column[start:stop]))
-
-    def taken(self, places: NDArray[np.int64]) -> Batch:
-        """The messages at some places as a batch; it has no unique ids of its own."""
-        return replace(self, **self._columns(lambda column: _at(column, places)))
-
-    def _columns(self, change: Callable[[Any], Any]) -> dict[str, Any]:
-        """What there is one of for each message, changed."""
-        names = ("bodies", "keys", "tags", "queue_ids", "born_timestamps_ms", "properties", "flags")
-        columns = {name: getattr(self, name) for name in names}
-        return {
-            name: column if column is None or isinstance(column, str | Mapping) else change(column)
-            for name, column in columns.items()
-        }
-
-
-def _at(column: Any, places: NDArray[np.int64]) -> Any:
-    if isinstance(column, np.ndarray) or is_arrow(column):
-        return column.take(places) if is_arrow(column) else column[places]
-    return list(map(column.__getitem__, places.tolist()))
 
 
 @dataclass(slots=True)
@@ -171,6 +122,7 @@ class _Columns:
     born: NDArray[np.int64] | None = None
     queues: NDArray[np.int32] | None = None
     flags: NDArray[np.int32] | None = None
+    sharding_keys: Column | None = None
     queue_id: int = QUEUE_ANY
     tag: str = ""
     gaps: Gaps = NO_GAPS
@@ -214,13 +166,15 @@ def _frame(columns: _Columns, *, wait: bool, batch: bool = False, oneway: bool =
         delay_level=columns.delay_level,
         deliver_at_ms=columns.deliver_at_ms,
         transaction=columns.transaction,
+        sharding_bytes=COLUMN_ABSENT if columns.sharding_keys is None else columns.sharding_keys.size,
     )
     payload: list[ReadableBuffer] = []
     for column in (columns.bodies, columns.keys, columns.tags, whole):
         if column is not None:
-            payload.append(column.lengths.data)
-            payload.extend(column.data)
+            payload += (column.lengths.data, *column.data)
     payload.extend(numbers.data for numbers in (columns.born, columns.queues, columns.flags) if numbers is not None)
+    if columns.sharding_keys is not None:
+        payload += (columns.sharding_keys.lengths.data, *columns.sharding_keys.data)
     return AppendFrame(
         columns.topic, count, _encode_options(options), payload, columns.unique_prefix, columns.unique_counter
     )
@@ -231,16 +185,15 @@ def _check_property_sizes(columns: _Columns) -> None:
     if columns.properties is not None:
         return
     constant = FIXED_PAIRS_BYTES + len(columns.tag.encode()) + sum(map(len, columns.gaps))
-    largest = constant
-    for column in (columns.keys, columns.tags):
-        if column is not None and len(column.lengths):
-            largest += int(column.lengths.max())
+    if columns.sharding_keys is not None:
+        constant += SHARDING_PAIR_BYTES
+    texts = [column for column in (columns.keys, columns.tags, columns.sharding_keys) if column is not None]
+    largest = constant + sum(int(column.lengths.max(initial=0)) for column in texts)
     if largest <= PROPERTIES_SIZE_MAX:
         return
     sizes = np.full(len(columns.bodies.lengths), constant, np.int64)
-    for column in (columns.keys, columns.tags):
-        if column is not None:
-            sizes += column.lengths
+    for column in texts:
+        sizes += column.lengths
     if int(sizes.max()) > PROPERTIES_SIZE_MAX:
         raise PropertiesTooLargeError(f"properties of {int(sizes.max()):,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
 
@@ -255,7 +208,7 @@ def encode_message(message: Message, *, wait: bool = True, oneway: bool = False)
     _check_topic(topic)
     if type(body) is not bytes:
         body = _as_bytes(body)
-    if message.properties or message.unique_id:
+    if message.properties or message.unique_id or message.sharding_key:
         return encode_messages([message], wait=wait, oneway=oneway)
     if tag:
         check_tag(tag)
@@ -305,12 +258,14 @@ def check_message(message: Message) -> None:
     _as_bytes(message.body)
     check_tag(message.tag)
     check_unique_id(message.unique_id)
+    check_sharding_key(message.sharding_key, message.properties, names_queue=message.queue_id is not None)
     keys = _keys_of(message)
     if message.queue_id is not None:
         check_queue_id(message.queue_id)
     check_flag(message.flag)
     _check_delay(message.delay_level, message.deliver_at_ms)
-    whole = whole_properties(message.tag, keys, message.properties, message.unique_id or "0" * ID_CHARACTERS)
+    unique = message.unique_id or "0" * ID_CHARACTERS
+    whole = whole_properties(message.tag, keys, message.properties, unique, message.sharding_key)
     size = len(whole.encode())
     if size > PROPERTIES_SIZE_MAX:
         raise PropertiesTooLargeError(f"properties of {size:,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
@@ -331,7 +286,7 @@ def _check_delay(delay_level: Any, deliver_at_ms: Any) -> None:
 def frame_key(message: Message) -> tuple[Hashable, ...]:
     """What messages of one frame have in common: for those that wait for their time, all that decides where."""
     if message.delay_level or message.deliver_at_ms:
-        return message.topic, message.queue_id, message.delay_level, message.deliver_at_ms
+        return message.topic, message.queue_id, message.delay_level, message.deliver_at_ms, message.sharding_key
     return message.topic, message.queue_id is None
 
 
@@ -373,6 +328,8 @@ def encode_messages(
         columns.queue_id = QUEUE_ANY if first.queue_id is None else first.queue_id
     elif first.queue_id is not None:
         columns.queues = queue_numbers([message.queue_id for message in messages], count)
+    if any(message.sharding_key for message in messages):
+        columns.sharding_keys = _sharding_column(messages)
     keys = [_keys_of(message) for message in messages]
     if any(message.properties or message.unique_id for message in messages):
         columns.properties = _whole_column(messages, keys, prefix, counter)
@@ -389,13 +346,19 @@ def _keys_of(message: Message) -> str:
     return KEY_SEPARATOR.join(message.keys)
 
 
+def _sharding_column(messages: Sequence[Message]) -> Column | None:
+    for message in messages:
+        check_sharding_key(message.sharding_key, message.properties, names_queue=message.queue_id is not None)
+    return encode_sharding_keys([message.sharding_key for message in messages], len(messages))
+
+
 def _whole_column(messages: Sequence[Message], keys: Sequence[str], prefix: str, counter: int) -> Column:
     texts = []
     for index, message in enumerate(messages):
         check_tag(message.tag)
         check_unique_id(message.unique_id)
         unique = message.unique_id or unique_id(prefix, counter + index)
-        texts.append(whole_properties(message.tag, keys[index], message.properties, unique))
+        texts.append(whole_properties(message.tag, keys[index], message.properties, unique, message.sharding_key))
     return encode_texts(texts, len(texts), "properties")
 
 
@@ -430,6 +393,8 @@ def _encode_whole(batch: Batch) -> AppendFrame:
         columns.queue_id = batch.queue_id
     elif batch.queue_ids is not None:
         columns.queues = queue_numbers(batch.queue_ids, count)
+    if batch.sharding_keys is not None:
+        columns.sharding_keys = _batch_sharding_keys(batch)
     if batch.born_timestamps_ms is None:
         columns.born_timestamp_ms = _now_ms()
     else:
@@ -441,6 +406,15 @@ def _encode_whole(batch: Batch) -> AppendFrame:
     else:
         _add_columns(batch, columns)
     return _frame(columns, wait=batch.wait, batch=batch.batch)
+
+
+def _batch_sharding_keys(batch: Batch) -> Column | None:
+    """The column of a batch's sharding keys. Raises BadRequestError when they cannot pick the queues."""
+    if batch.queue_id is not None or batch.queue_ids is not None:
+        raise BadRequestError("a batch has sharding keys, which pick the queues, or queue ids, not both")
+    if (batch.delay_level or batch.deliver_at_ms) and not isinstance(batch.sharding_keys, str):
+        raise BadMessageError("messages that wait for their time have one sharding key for all")
+    return encode_sharding_keys(batch.sharding_keys, len(batch))
 
 
 def _add_columns(batch: Batch, columns: _Columns) -> None:
@@ -455,6 +429,8 @@ def _add_columns(batch: Batch, columns: _Columns) -> None:
         columns.tags = encode_tags(batch.tags, count)
     if batch.properties:
         assert isinstance(batch.properties, Mapping)
+        if columns.sharding_keys is not None:
+            check_sharding_key("any", batch.properties, names_queue=False)
         columns.gaps = split_at_gaps(batch.properties)
 
 
@@ -463,13 +439,16 @@ def _own_properties(batch: Batch, columns: _Columns) -> Column:
     assert isinstance(batch.properties, Sequence)
     keys = _per_message(batch.keys, len(batch), "keys")
     tags = _per_message(batch.tags, len(batch), "tags")
+    sharding_keys = _per_message(batch.sharding_keys, len(batch), "sharding keys")
     if len(batch.properties) != len(batch):
         raise BadMessageError(f"{len(batch.properties):,} properties for {len(batch):,} bodies")
     texts = []
-    for index, (tag, key, properties) in enumerate(zip(tags, keys, batch.properties, strict=True)):
+    rows = zip(tags, keys, sharding_keys, batch.properties, strict=True)
+    for index, (tag, key, sharding_key, properties) in enumerate(rows):
         check_tag(tag or "")
+        check_sharding_key(sharding_key or "", properties, names_queue=False)
         unique = unique_id(columns.unique_prefix, columns.unique_counter + index)
-        texts.append(whole_properties(tag or "", joined_keys(key), properties, unique))
+        texts.append(whole_properties(tag or "", joined_keys(key), properties, unique, sharding_key or ""))
     return encode_texts(texts, len(texts), "properties")
 
 

@@ -132,7 +132,9 @@ class Lines:
         try:
             sock = open_socket(self._path)
         except NotRunningError as error:
-            raise ConnectionLost(str(error), taken=False, ever_connected=self._ever_connected) from None
+            raise ConnectionLost(
+                str(error), taken=False, connected=False, ever_connected=self._ever_connected
+            ) from None
         self._ever_connected = True
         return Line(Connection(sock, self._frame_bytes_max), self._spin_s)
 

@@ -21,7 +21,6 @@ from mqproc.errors import (
     BadRequestError,
     GroupNotFoundError,
     MqprocError,
-    NotRunningError,
     PermissionDeniedError,
 )
 from mqproc.wire.group_operations import GroupAssignment
@@ -39,7 +38,7 @@ def joins_again(error: MqprocError | ConnectionLost, policy: RetryPolicy, failur
     final = isinstance(error, FINAL) or time.monotonic() + pause_s >= deadline
     if isinstance(error, ConnectionLost):
         if final or not error.ever_connected:
-            raise NotRunningError(str(error)) from None
+            raise error.told() from None
     elif final or not error.retryable:
         raise error
     return pause_s

@@ -36,7 +36,8 @@ class Producer:
         print(future.result().queue_offset)
 
     A message waits at most `linger_ms` for others of its topic. With several frames in flight a frame that the store
-    refused for now is sent again after later ones. `close`, and the end of the `with` block, send what is left.
+    refused for now is sent again after later ones; with `max_in_flight=1` messages of one sharding key stay in their
+    order then too. `close`, and the end of the `with` block, send what is left.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Producer:
         queue_id: int | None = None,
         flag: int = 0,
         born_timestamp_ms: int | None = None,
+        sharding_key: str = "",
         on_done: Callable[[Results], object] | None = None,
         timeout: float | None = None,
     ) -> Results:
@@ -86,7 +88,9 @@ class Producer:
         Waits while the buffer is full, at most `timeout` seconds, then raises StoreBusyError. Raises BadRequestError
         at once for a message that cannot be sent.
         """
-        message = sending.message_of(topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms)
+        message = sending.message_of(
+            topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms, sharding_key=sharding_key
+        )
         check_message(message)
         future: Results = Future()
         if on_done is not None:

@@ -12,8 +12,18 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from mqproc.client.unique_id import ID_CHARACTERS
-from mqproc.errors import BadPropertyError
-from mqproc.layout.properties import KEY_SEPARATOR, KEYS, NAME_END, PAIR_END, RESERVED, TAGS, UNIQ_KEY, bucket
+from mqproc.errors import BadPropertyError, BadRequestError
+from mqproc.layout.properties import (
+    KEY_SEPARATOR,
+    KEYS,
+    NAME_END,
+    PAIR_END,
+    RESERVED,
+    SHARDING_KEY,
+    TAGS,
+    UNIQ_KEY,
+    bucket,
+)
 
 # Names with this beginning are for RocketMQ's clients alone and must not be stored.
 TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."
@@ -26,6 +36,8 @@ _UNIQUE_BUCKET, _TAG_BUCKET, _KEYS_BUCKET = bucket(UNIQ_KEY), bucket(TAGS), buck
 assert _UNIQUE_BUCKET < _TAG_BUCKET < _KEYS_BUCKET
 # Bytes of those three pairs, without the values of tag and keys.
 FIXED_PAIRS_BYTES: Final = len(UNIQ_KEY) + ID_CHARACTERS + len(TAGS) + len(KEYS) + 6
+# Bytes of the pair of a sharding key, without its value.
+SHARDING_PAIR_BYTES: Final = len(SHARDING_KEY) + 2
 
 _bucket = functools.lru_cache(4096)(bucket)
 
@@ -65,6 +77,18 @@ def check_unique_id(unique: str) -> None:
         raise BadPropertyError(f"unique id {unique[:64]!r} holds the separator byte 0x{ord(found[0]):02X}")
 
 
+def check_sharding_key(sharding_key: str, properties: Mapping[str, str], *, names_queue: bool) -> None:
+    """Raise BadRequestError or BadPropertyError when a key cannot pick a queue: there is another one, or a queue."""
+    if not isinstance(sharding_key, str):
+        raise BadPropertyError(f"sharding key {sharding_key!r} is no text")
+    if found := _SEPARATOR.search(sharding_key):
+        raise BadPropertyError(f"sharding key {sharding_key[:64]!r} holds the separator byte 0x{ord(found[0]):02X}")
+    if sharding_key and names_queue:
+        raise BadRequestError("a message has a sharding key, which picks its queue, or a queue id, not both")
+    if sharding_key and SHARDING_KEY in properties:
+        raise BadPropertyError(f"property {SHARDING_KEY!r} is given beside the sharding key that it would hold")
+
+
 class Gaps(NamedTuple):
     """Properties of all messages of a frame, encoded, by where they stand among the three that the writer fills in."""
 
@@ -88,9 +112,11 @@ def split_at_gaps(properties: Mapping[str, str]) -> Gaps:
     return Gaps(*("".join(part).encode() for part in parts))
 
 
-def whole_properties(tag: str, keys: str, properties: Mapping[str, str], unique: str) -> str:
+def whole_properties(tag: str, keys: str, properties: Mapping[str, str], unique: str, sharding_key: str = "") -> str:
     """One message's whole property string, in RocketMQ's order."""
     pairs = {}
+    if sharding_key:
+        pairs[SHARDING_KEY] = sharding_key
     if tag:
         pairs[TAGS] = tag
     if keys:

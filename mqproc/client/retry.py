@@ -6,8 +6,18 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Final
 
-from mqproc.errors import MqprocError, NotRunningError, RequestTimeoutError, SendOutcomeUnknownError
+from mqproc.errors import (
+    MqprocError,
+    NotRunningError,
+    RequestTimeoutError,
+    RetryLaterError,
+    SendOutcomeUnknownError,
+)
+
+RESTART_MS: Final = 100
+"""A role that has died is there again about so long later, if its group runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +48,22 @@ NO_RETRY = RetryPolicy(enabled=False)
 
 
 class ConnectionLost(Exception):
-    """A connection broke or could not be made. `taken`: the server may have carried the request out."""
+    """A connection broke, or could not be made where `connected` is False.
 
-    def __init__(self, reason: str, *, taken: bool, ever_connected: bool = True) -> None:
+    `taken`: the server may have carried the request out. `ever_connected`: the role was there once.
+    """
+
+    def __init__(self, reason: str, *, taken: bool, connected: bool = True, ever_connected: bool = True) -> None:
         super().__init__(reason)
         self.taken = taken
+        self.connected = connected
         self.ever_connected = ever_connected
+
+    def told(self) -> MqprocError:
+        """What a user sees whose request may be made again: the role is being restarted, or nobody is there."""
+        if self.connected:
+            return RetryLaterError(f"{self}; the role is being restarted, or has ended", hint_ms=RESTART_MS)
+        return NotRunningError(str(self))
 
 
 class Attempts:
@@ -81,7 +101,7 @@ class Attempts:
     def _seen_after_loss(self, error: ConnectionLost) -> MqprocError:
         if self._taken:
             return SendOutcomeUnknownError(f"{error}; the request may have been carried out")
-        return NotRunningError(str(error))
+        return error.told()
 
     def _seen_after_timeout(self, error: RequestTimeoutError) -> MqprocError:
         return error if self._repeatable else SendOutcomeUnknownError(f"{error}; the request may be carried out yet")

@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.client.core import WRITER, Call, Time, nothing
+from mqproc.client.batch import Batch
+from mqproc.client.core import IN_FLIGHT, WRITER, Call, Time, nothing
 from mqproc.client.delayed_batches import by_time, deliver_at_ms
 from mqproc.client.encoding import (
     FRAME_MESSAGES_MAX,
     AppendFrame,
-    Batch,
     encode_batch,
     encode_message,
     encode_messages,
@@ -51,10 +51,11 @@ def message_of(
     delay_level: int = 0,
     deliver_at: Time = None,
     delay: float | None = None,
+    sharding_key: str = "",
 ) -> Message:
     """The message that `send` was given, whole or in parts; `delay` in seconds is a `deliver_at` from now on."""
     if isinstance(topic, Message):
-        if body is not None or delay_level or deliver_at is not None or delay is not None:
+        if body is not None or delay_level or deliver_at is not None or delay is not None or sharding_key:
             raise BadRequestError("give a Message, or a topic and its parts, not both")
         return topic
     if body is None:
@@ -71,6 +72,7 @@ def message_of(
         born_timestamp_ms,
         delay_level=delay_level,
         deliver_at_ms=deliver_at_ms(deliver_at, delay),
+        sharding_key=sharding_key,
     )
 
 
@@ -176,6 +178,12 @@ def send_delayed(batch: Batch, frame_bytes_max: int) -> tuple[Iterator[Call[Batc
     """As `send_batch`, of messages that may wait for a time each; and what `joined` needs to know of it."""
     parts, places = by_time(batch)
     return (call for part in parts for call in send_batch(part, frame_bytes_max)), places
+
+
+def in_flight_of(batch: Batch) -> int:
+    """How many of a batch's frames are under way at once; none overtakes one that was refused for now where keys order
+    their messages."""
+    return IN_FLIGHT if batch.sharding_keys is None else 1
 
 
 def joined(topic: str, results: Sequence[BatchResult], places: NDArray[np.int64] | None = None) -> BatchResult:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mqproc.client import core, sending, tracing
+from mqproc.client.batch import Batch
 from mqproc.client.calls import Calls
 from mqproc.client.consumer import Consumer
 from mqproc.client.core import (
@@ -24,7 +25,6 @@ from mqproc.client.core import (
 )
 from mqproc.client.delayed_batches import Times, deliver_at_ms
 from mqproc.client.driving import drive
-from mqproc.client.encoding import Batch
 from mqproc.client.groups import Groups
 from mqproc.client.many import send_many
 from mqproc.client.producer import Producer
@@ -81,6 +81,7 @@ class Client(Calls):
         queue_id: int | None = None,
         flag: int = 0,
         born_timestamp_ms: int | None = None,
+        sharding_key: str = "",
         delay_level: int = 0,
         deliver_at: Time = None,
         delay: float | None = None,
@@ -89,8 +90,8 @@ class Client(Calls):
         """Store one message, given as a Message or as topic and body.
 
         `wait` False is answered before the sync of a SYNC_FLUSH store. With `delay_level` (1 to 18), `deliver_at` or
-        `delay` in seconds the message waits first, and the result tells where. Raises SendOutcomeUnknownError when the
-        answer was lost.
+        `delay` in seconds the message waits first, and the result tells where. What has one `sharding_key` goes to one
+        queue, in its order. Raises SendOutcomeUnknownError when the answer was lost.
         """
         message = sending.message_of(
             topic,
@@ -104,6 +105,7 @@ class Client(Calls):
             delay_level=delay_level,
             deliver_at=deliver_at,
             delay=delay,
+            sharding_key=sharding_key,
         )
         return self.run(sending.send(message, wait=wait))
 
@@ -113,6 +115,7 @@ class Client(Calls):
         """Store messages of any topics, grouped into frames by topic; the results are in the order of the messages.
 
         At an error the frames under way are finished first; the error's notes tell how many messages were stored.
+        `in_flight=1` keeps the order of what has one sharding key when the store refuses a frame for now.
         """
         return send_many(self, messages, in_flight=in_flight, wait=wait)
 
@@ -133,6 +136,7 @@ class Client(Calls):
         delay_level: Any = 0,
         deliver_at: Times = None,
         delay: Any = None,
+        sharding_keys: Any = None,
     ) -> BatchResult:
         """Store columns of messages for one topic; see `Batch` for what columns may be.
 
@@ -142,8 +146,9 @@ class Client(Calls):
         """
         columns = topic, bodies, keys, tags, queue_id, queue_ids, born_timestamps_ms, properties, flags, batch, wait
         times = {"delay_level": delay_level, "deliver_at_ms": deliver_at_ms(deliver_at, delay)}
-        calls, places = sending.send_delayed(Batch(*columns, **times), self._frame_bytes_max)
-        return sending.joined(topic, list(self.run_all(calls, WRITER, IN_FLIGHT)), places)
+        batched = Batch(*columns, **times, sharding_keys=sharding_keys)
+        calls, places = sending.send_delayed(batched, self._frame_bytes_max)
+        return sending.joined(topic, list(self.run_all(calls, WRITER, sending.in_flight_of(batched))), places)
 
     def send_batches(self, batches: Iterable[Batch], *, in_flight: int = IN_FLIGHT) -> Iterator[BatchResult]:
         """Store many batches with up to `in_flight` frames under way; iterate to send, results come in order.
@@ -164,9 +169,12 @@ class Client(Calls):
         queue_id: int | None = None,
         flag: int = 0,
         born_timestamp_ms: int | None = None,
+        sharding_key: str = "",
     ) -> None:
         """Hand one message to the writer and do not ask what became of it."""
-        message = sending.message_of(topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms)
+        message = sending.message_of(
+            topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms, sharding_key=sharding_key
+        )
         self.run(sending.send_oneway(message))
 
     def producer(
@@ -343,7 +351,10 @@ class Client(Calls):
         unique: bool = False,
         time: TimeKind = "store",
     ) -> list[StoredMessage]:
-        """Messages that have the key, begin ≤ time ≤ end, none twice; `unique` looks for a unique id."""
+        """Messages that have the key, begin ≤ time ≤ end, none twice; `unique` looks for a unique id.
+
+        The newest of them when there are more than `max_messages`, of which there may be 65,536.
+        """
         return self.run(core.by_key(topic, key, begin, end, max_messages, unique, time))
 
     def query_message(

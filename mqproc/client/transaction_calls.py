@@ -15,6 +15,7 @@ from mqproc.errors import (
     BadRequestError,
     NotRunningError,
     RequestTimeoutError,
+    RetryLaterError,
     SendOutcomeUnknownError,
 )
 from mqproc.layout import properties
@@ -106,7 +107,7 @@ def telling_unknown(handle: Handle, *, commit: bool) -> Iterator[None]:
     """Around an end: without an answer nobody knows whether it was carried out."""
     try:
         yield
-    except (RequestTimeoutError, NotRunningError) as error:
+    except (RequestTimeoutError, RetryLaterError, NotRunningError) as error:
         what = f"the {'commit' if commit else 'rollback'} of transaction {handle.transaction_id}"
         raise SendOutcomeUnknownError(f"{error}; {what} may have been carried out, else its check decides") from error
 

@@ -47,7 +47,7 @@ METRICS: tuple[Metric, ...] = (
     _gauge("mqproc_role_heartbeat_timestamp_seconds", "seconds", "Unix time of the role's last heartbeat.", "role"),
     _counter("mqproc_role_restarts_total", "", "Times that the role died unasked in this run of the group.", "role"),
     _counter("mqproc_role_cycles_total", "", "Steps of the role that did work.", "role"),
-    _histogram("mqproc_role_cycle_seconds", "seconds", "Length of steps that did work; one in 16 is timed.", "role"),
+    _histogram("mqproc_role_cycle_seconds", "seconds", "Length of steps that did work, sampled.", "role"),
     _counter("mqproc_errors_total", "", "Errors that the role logged.", "role"),
     _counter("mqproc_process_cpu_seconds_total", "seconds", "Processor time of the role's process.", "role"),
     _gauge("mqproc_process_resident_memory_bytes", "bytes", "Memory of the process, shared pages in full.", "role"),
@@ -61,8 +61,12 @@ METRICS: tuple[Metric, ...] = (
     _counter("mqproc_repeats_dropped_total", "", "Messages not stored again, since their unique ids were known."),
     _counter("mqproc_append_failures_total", "", "Requests that the writer refused with an error."),
     _counter("mqproc_appended_bytes_total", "bytes", "Bytes of records appended to the CommitLog, ever."),
-    _histogram("mqproc_append_duration_seconds", "seconds", "From taking an append request to having stored it."),
-    _histogram("mqproc_message_size_bytes", "bytes", "Size of records, by the mean of what was appended together."),
+    _histogram(
+        "mqproc_append_duration_seconds",
+        "seconds",
+        "Duration of the step that stored and answered it.",
+    ),
+    _histogram("mqproc_message_size_bytes", "bytes", "Size of records."),
     _gauge("mqproc_commit_log_min_offset_bytes", "bytes", "Physical offset of the first record that can be read."),
     _gauge("mqproc_commit_log_max_offset_bytes", "bytes", "Physical offset behind the last record."),
     _gauge("mqproc_last_append_timestamp_seconds", "seconds", "Store time of the last record."),
@@ -102,6 +106,7 @@ METRICS: tuple[Metric, ...] = (
     _counter("mqproc_requests_total", "", "Requests answered by the query role since the group started."),
     _counter("mqproc_request_failures_total", "", "Requests that the query role answered with an error."),
     _counter("mqproc_rejected_total", "", "Refusals of a role by error code.", "role", "code"),
+    _counter("mqproc_partial_frames_total", "", "Requests whose clients hung up before they were whole.", "role"),
     _histogram(
         "mqproc_request_duration_seconds", "seconds", "From taking a request to its answer; held pulls not.", "request"
     ),
@@ -127,7 +132,13 @@ METRICS: tuple[Metric, ...] = (
     _gauge("mqproc_last_message_timestamp_seconds", "seconds", "Store time of the topic's last message.", "topic"),
     _gauge("mqproc_consumer_groups", "", "Consumer groups with progress."),
     _gauge("mqproc_consumer_lag_messages", "", "Messages that the group has not consumed yet.", "group", "topic"),
-    _gauge("mqproc_consumer_lag_seconds", "seconds", "Age of the oldest message not consumed yet.", "group", "topic"),
+    _gauge(
+        "mqproc_consumer_lag_seconds",
+        "seconds",
+        "Age of the oldest message not consumed yet; none while it is not known. Of 256 queues at a scrape.",
+        "group",
+        "topic",
+    ),
     _counter(
         "mqproc_messages_consumed_total", "", "Messages that the group has consumed, by its progress.", "group", "topic"
     ),

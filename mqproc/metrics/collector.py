@@ -158,16 +158,16 @@ def _of_processes(processes: Mapping[str, ProcessFigures]) -> dict[str, Samples]
 def _of_topics(table: TableFigures | None) -> dict[str, Samples]:
     if table is None:
         return {name: [((), 0)] for name in ("mqproc_topics", "mqproc_queues", "mqproc_queue_table_used_ratio")}
+    # The labels' tuples are made once: there may be thousands.
+    topics = [((of.topic,), of) for of in table.topics]
     return {
         "mqproc_topics": [((), table.topic_count)],
         "mqproc_queues": [((), table.queue_count)],
         "mqproc_queue_table_used_ratio": [((), table.used_ratio)],
-        "mqproc_messages_appended_total": [((of.topic,), of.appended) for of in table.topics],
-        "mqproc_messages_delivered_total": [((of.topic,), of.delivered) for of in table.topics],
-        "mqproc_stored_messages": [((of.topic,), of.stored) for of in table.topics],
-        "mqproc_last_message_timestamp_seconds": [
-            ((of.topic,), of.last_store_timestamp_ms / 1000) for of in table.topics
-        ],
+        "mqproc_messages_appended_total": [(labels, of.appended) for labels, of in topics],
+        "mqproc_messages_delivered_total": [(labels, of.delivered) for labels, of in topics],
+        "mqproc_stored_messages": [(labels, of.stored) for labels, of in topics],
+        "mqproc_last_message_timestamp_seconds": [(labels, of.last_store_timestamp_ms / 1000) for labels, of in topics],
     }
 
 
@@ -175,6 +175,8 @@ def _of_groups(lags: list[GroupLag]) -> dict[str, Samples]:
     return {
         "mqproc_consumer_groups": [((), len({lag.group for lag in lags}))],
         "mqproc_consumer_lag_messages": [((lag.group, lag.topic), lag.messages) for lag in lags],
-        "mqproc_consumer_lag_seconds": [((lag.group, lag.topic), lag.seconds) for lag in lags],
+        "mqproc_consumer_lag_seconds": [
+            ((lag.group, lag.topic), lag.seconds) for lag in lags if lag.seconds is not None
+        ],
         "mqproc_messages_consumed_total": [((lag.group, lag.topic), lag.consumed) for lag in lags],
     }

@@ -7,8 +7,9 @@ several strings for each sample, five times as long as this. Its parser reads wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
-from mqproc.metrics.catalogue import METRICS, Metric
+from mqproc.metrics.catalogue import HISTOGRAM, METRICS, Metric
 from mqproc.shm.histogram import Buckets
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -26,20 +27,38 @@ def render(samples: Mapping[str, Samples]) -> bytes:
     parts: list[str] = []
     for metric in METRICS:
         parts.append(f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.kind}\n")
-        parts += _lines(metric, samples.get(metric.name, ()))
+        found = samples.get(metric.name, ())
+        if len(metric.labels) == 1 and metric.kind != HISTOGRAM:
+            parts += _lines_of_one_label(metric, found)
+        else:
+            parts += _lines(metric, found)
     return "".join(parts).encode()
+
+
+def _lines_of_one_label(metric: Metric, samples: Samples) -> Iterable[str]:
+    """What there are thousands of."""
+    head = f'{metric.name}{{{metric.labels[0]}="'
+    return [
+        f'{head}{_escaped(values[0])}"}} {value if type(value) is int else number(cast("float", value))}\n'
+        for values, value in samples
+    ]
 
 
 def _lines(metric: Metric, samples: Samples) -> Iterable[str]:
     name, keys = metric.name, metric.labels
     for values, value in samples:
-        labels = ",".join([f'{key}="{text.translate(_ESCAPED)}"' for key, text in zip(keys, values, strict=True)])
+        labels = ",".join([f'{key}="{_escaped(text)}"' for key, text in zip(keys, values, strict=True)])
         if isinstance(value, Buckets):
             yield from _histogram_lines(name, labels, value)
         elif labels:
             yield f"{name}{{{labels}}} {number(value)}\n"
         else:
             yield f"{name} {number(value)}\n"
+
+
+def _escaped(text: str) -> str:
+    """Few have anything to escape, and to look is several times quicker."""
+    return text.translate(_ESCAPED) if "\\" in text or '"' in text or "\n" in text else text
 
 
 def _histogram_lines(name: str, labels: str, buckets: Buckets) -> Iterable[str]:
@@ -56,5 +75,7 @@ def _histogram_lines(name: str, labels: str, buckets: Buckets) -> Iterable[str]:
 
 def number(value: float) -> str:
     """A sample's value: whole numbers without a point, as exact as they are."""
+    if type(value) is int:
+        return str(value)
     whole = int(value)
     return str(whole) if whole == value else repr(float(value))

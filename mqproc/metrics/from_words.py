@@ -27,6 +27,7 @@ _DELETED = {
 }
 _DELAYED = {"level": "delayed_messages", "time": "timed_messages"}
 _CONNECTIONS = {layout.WRITER: "writer_connections", layout.QUERY: "query_connections"}
+_PARTIAL_FRAMES = {layout.WRITER: "writer_partial_frames", layout.QUERY: "query_partial_frames"}
 _HISTOGRAMS = {
     "append": "mqproc_append_duration_seconds",
     "message_size": "mqproc_message_size_bytes",
@@ -38,8 +39,7 @@ _HISTOGRAMS = {
 
 _SYNC_ERRNOS = tuple(word.name for word in layout.WORDS.values() if word.index in layout.SYNC_ERRNO_WORDS)
 
-# Metrics that are one word, perhaps in another unit: name → (word, factor).
-_PLAIN: dict[str, tuple[str, float]] = {
+PLAIN: Final[Mapping[str, tuple[str, float]]] = {
     "mqproc_group_started_timestamp_seconds": ("group_started_ms", 1e-3),
     "mqproc_append_frames_total": ("appended_frames", 1),
     "mqproc_append_failures_total": ("append_rejects", 1),
@@ -99,6 +99,7 @@ _PLAIN: dict[str, tuple[str, float]] = {
     "mqproc_recovery_cut_bytes": ("recovery_cut_bytes", 1),
     "mqproc_scrapes_total": ("scrapes", 1),
 }
+"""Metrics that are one word, perhaps in another unit: name → (word, factor)."""
 
 
 def samples_of_words(control: Control, options: Options, words: Mapping[str, int]) -> dict[str, Samples]:
@@ -110,7 +111,7 @@ def samples_of_words(control: Control, options: Options, words: Mapping[str, int
         """Unix seconds; 0 for what has never happened."""
         return (monotonic_ns + unix_offset_ns) / NS if monotonic_ns else 0.0
 
-    plain: dict[str, Samples] = {name: [((), words[word] * factor)] for name, (word, factor) in _PLAIN.items()}
+    plain: dict[str, Samples] = {name: [((), words[word] * factor)] for name, (word, factor) in PLAIN.items()}
     single = _derived(control, options, words, now_ns)
     return {
         **plain,
@@ -172,6 +173,7 @@ def _by_role(control: Control, words: Mapping[str, int], to_unix: Callable[[int]
         "mqproc_role_cycles_total": of("cycles"),
         "mqproc_errors_total": of("errors"),
         "mqproc_client_connections": [((role,), words[word]) for role, word in _CONNECTIONS.items()],
+        "mqproc_partial_frames_total": [((role,), words[word]) for role, word in _PARTIAL_FRAMES.items()],
         "mqproc_sync_errno": [((layout.WORDS[name].owner,), words[name]) for name in _SYNC_ERRNOS],
         "mqproc_delayed_messages": [((by,), words[word]) for by, word in _DELAYED.items()],
         "mqproc_rejected_total": [

@@ -1,7 +1,9 @@
 """How far consumer groups are behind, in messages and in seconds.
 
 A group's progress is what `store.groups` keeps; what it has still to consume ends at the queue's maximum offset. The
-age of the oldest such message is its record's store time, so it is looked up for a bounded number of queues.
+age of the oldest such message is its record's store time, which must be looked up. A message's store time never
+changes, so it is looked up once, and a group that stands still costs nothing. Those that move are looked up anew, so
+many queues in turn at each look; a queue that has to wait keeps what was last found of it.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from mqproc.store.reads.store_views import WordsView
 from mqproc.store.segments import LogSegments
 
 TIMES_MAX: Final = 256
-"""The ages of so many queues' oldest messages are looked up for one answer: those with the largest lag."""
+"""The store times of so many queues' oldest messages are looked up for one answer."""
 
 REST_FACTOR: Final = 20
 """After an answer the same one is given for so many times as long as it took: a look costs 5 % of the time at most."""
@@ -40,18 +42,38 @@ class GroupLag:
     group: str
     topic: str
     messages: int
-    seconds: float
-    """Age of the oldest message not consumed; 0 when there is none, or when it could not be looked up."""
+    seconds: float | None
+    """Age of the oldest message not consumed; 0 when there is none, None when it is not known.
+
+    Unknown is what has not had its turn, and a message that cannot be read.
+    """
     consumed: int = 0
     """Messages that the group has gone past in the topic's queues, ever: its offsets, added up."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Behind:
+    """A group in a queue: where it stands, and what it has before it."""
+
+    group: str
     topic: str
     queue_id: int
     offset: int
     messages: int
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.group, self.topic, self.queue_id
+
+
+@dataclass(frozen=True, slots=True)
+class _Age:
+    """What was last found: the message's place and store time, −1 when it cannot be read; its age then; which look."""
+
+    offset: int
+    stored_ms: int
+    seconds: float
+    look: int
 
 
 class GroupLags:
@@ -63,6 +85,8 @@ class GroupLags:
         self._options = options
         self._view = WordsView(words, table, sync_flush=options.sync_flush)
         self._found: list[GroupLag] = []
+        self._ages: dict[tuple[str, str, int], _Age] = {}
+        self._looks = 0
         self._fresh_until = 0.0
 
     def figures(self) -> list[GroupLag]:
@@ -87,41 +111,62 @@ class GroupLags:
                 continue
             offset = max(at.offset, bounds.min_offset)
             left = max(0, bounds.max_offset - offset)
-            behind.setdefault((at.group, at.topic), []).append(_Behind(at.topic, at.queue_id, offset, left))
-        ages = self._ages(queue for queues in behind.values() for queue in queues)
+            behind.setdefault((at.group, at.topic), []).append(_Behind(at.group, at.topic, at.queue_id, offset, left))
+        self._look_up([queue for queues in behind.values() for queue in queues if queue.messages])
+        now_ms = time.time() * 1000
         return [
             GroupLag(
                 group,
                 topic,
                 sum(queue.messages for queue in queues),
-                max((ages.get((topic, queue.queue_id, queue.offset), 0.0) for queue in queues), default=0.0),
+                self._seconds([queue for queue in queues if queue.messages], now_ms),
                 sum(queue.offset for queue in queues),
             )
             for (group, topic), queues in sorted(behind.items())
         ]
 
-    def _ages(self, queues: Iterable[_Behind]) -> dict[tuple[str, int, int], float]:
-        """Age of the first message of each, by topic, queue and offset; of those furthest behind."""
-        lagging = sorted((queue for queue in queues if queue.messages), key=lambda queue: -queue.messages)
-        if not lagging:
-            return {}
+    def _seconds(self, lagging: list[_Behind], now_ms: float) -> float | None:
+        """The oldest of these queues' messages; None while one of them has not had its turn."""
+        ages = []
+        for queue in lagging:
+            age = self._ages.get(queue.key)
+            if age is None:
+                return None
+            if age.offset == queue.offset and age.stored_ms >= 0:
+                ages.append(max(0.0, (now_ms - age.stored_ms) / 1000))
+            else:
+                ages.append(age.seconds)
+        oldest = max(ages, default=0.0)
+        return oldest if oldest >= 0 else None
+
+    def _look_up(self, lagging: list[_Behind]) -> None:
+        """Find the store times of messages that are not known: of queues that were never looked at, then in turn."""
+        self._looks += 1
+        known = self._ages
+        self._ages = {queue.key: known[queue.key] for queue in lagging if queue.key in known}
+        wanted = [queue for queue in lagging if not self._is_known(queue)]
+        wanted.sort(key=lambda queue: (self._ages[queue.key].look if queue.key in self._ages else -1, -queue.messages))
+        if not wanted:
+            return
         io, paths, options = self._io, self._paths, self._options
         segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
         records = LogRecords(segments, self._view.visible, KnownHoles(io, paths, segments.segment_size))
         files = ConsumeQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes)
         times = QueueTimes(self._view.queues, files, records)
         now_ms = time.time() * 1000
-        found = {}
         try:
-            for queue in lagging[:TIMES_MAX]:
+            for queue in wanted[:TIMES_MAX]:
                 stored_ms = times.store_time_ms(queue.topic, queue.queue_id, queue.offset)
-                if stored_ms >= 0:
-                    found[queue.topic, queue.queue_id, queue.offset] = max(0.0, (now_ms - stored_ms) / 1000)
+                seconds = max(0.0, (now_ms - stored_ms) / 1000) if stored_ms >= 0 else -1.0
+                self._ages[queue.key] = _Age(queue.offset, stored_ms, seconds, self._looks)
         finally:
             # An open file would keep the space of one that retention deletes.
             files.close()
             segments.close()
-        return found
+
+    def _is_known(self, queue: _Behind) -> bool:
+        age = self._ages.get(queue.key)
+        return age is not None and age.offset == queue.offset and age.stored_ms >= 0
 
     def _bounded(self, lags: list[GroupLag]) -> list[GroupLag]:
         most = self._options.metrics_series_max
@@ -132,7 +177,12 @@ class GroupLags:
             OTHERS,
             OTHERS,
             sum(lag.messages for lag in others),
-            max(lag.seconds for lag in others),
+            _oldest(lag.seconds for lag in others),
             sum(lag.consumed for lag in others),
         )
         return [*lags[:most], together]
+
+
+def _oldest(ages: Iterable[float | None]) -> float | None:
+    """The greatest of those that are known; None when none is."""
+    return max((age for age in ages if age is not None), default=None)

@@ -64,7 +64,8 @@ class AsgiServer:
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         """Raises OSError when the port cannot be had."""
-        listener = socket.create_server((host, port), backlog=_BACKLOG)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         self.port: int = listener.getsockname()[1]
         config = Config(
             application,

@@ -17,7 +17,7 @@ from mqproc.layout import figures
 from mqproc.metrics.collector import Collector, Picture
 from mqproc.metrics.error_log import seen_errors
 from mqproc.metrics.from_words import takes_nothing, unflushed_seconds
-from mqproc.metrics.health import ready_problems
+from mqproc.metrics.health import ready_problems, warnings_of
 from mqproc.paths import StorePaths
 from mqproc.shm.histogram import Buckets, read_buckets
 
@@ -48,6 +48,7 @@ def snapshot(collector: Collector, io: StoreIO, paths: StorePaths, *, rows_max: 
         "group": layout.GROUP_NAMES[words["group_state"]],
         "ready": not problems,
         "problems": problems,
+        "warnings": warnings_of(words, time.monotonic_ns()),
         "started_ms": words["group_started_ms"],
         "sync_flush": collector.options.sync_flush,
         "path": {**_path(picture), "read_only": takes_nothing(control)},

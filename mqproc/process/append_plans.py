@@ -26,6 +26,7 @@ from mqproc.errors import (
     TopicNotFoundError,
 )
 from mqproc.io import FailedSyncError, StoreIO
+from mqproc.kernels.hashing import java_hash_utf8, queue_of_hash
 from mqproc.layout import properties, record
 from mqproc.names import (
     HALF_TOPIC,
@@ -37,21 +38,24 @@ from mqproc.names import (
 )
 from mqproc.paths import StorePaths, segment_start
 from mqproc.process.log import get_logger
-from mqproc.process.parking import parked, real_queue, waits
+from mqproc.process.parking import check_slot, parked, real_queue, waits
 from mqproc.store.append import AppendPlan, topic_fields
+from mqproc.store.delays.timer_wheel import messages_in_slot
 from mqproc.store.deleted_topics import Deletion
 from mqproc.store.final_syncs import Syncing
 from mqproc.store.queue_folders import remove_tree
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.topics import QUEUES_OF_A_TOPIC_MAX, TopicConfig, Topics, check_sendable
-from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_COLUMN, AppendRequest
+from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_ANY, QUEUE_COLUMN, AppendRequest
 
 UNIQUE_PREFIX_DIGITS = 28
 MESSAGES_PER_FRAME_MAX = 1 << 20
 _UNIQUE_NAME = f"{properties.UNIQ_KEY}{properties.NAME_END}".encode()
+_NAME_END = properties.NAME_END.encode()
 _PAIR_END = properties.PAIR_END.encode()
-# Where the queue ids stand among the columns.
-_QUEUES = 9
+# Where these stand among the columns.
+_QUEUES, _SHARDING_LENGTHS, _SHARDING_KEYS = 9, 12, 13
+_SHARDING_BUCKET = properties.bucket(properties.SHARDING_KEY)
 _SEPARATORS = (properties.NAME_END, properties.PAIR_END)
 _is_unique_prefix = re.compile(rf"[0-9A-F]{{{UNIQUE_PREFIX_DIGITS}}}").fullmatch
 _are_pairs = re.compile(rb"(?:[^\x01\x02]+\x01[^\x01\x02]*\x02)+").fullmatch
@@ -88,6 +92,10 @@ class OpenTopics:
         self._adopt_queues_of_table()
         if self.topics.forget_deletions(self._log_begin()):
             self.unsaved = True
+
+    def waiting_in(self, slot_ms: int) -> int:
+        """How many messages wait in the slot of a time."""
+        return messages_in_slot(self._io, self._paths, slot_ms, self.options.timer_precision_ms)
 
     def find(self, topic: str) -> OpenTopic:
         """The topic, made when it may be. Raises TopicNotFoundError, BadTopicError, TooManyQueuesError."""
@@ -258,8 +266,10 @@ def plan_append(
         raise NoSuchQueueError(f"queue id {request.queue_id}; topic has {queues} queues")
     rotation = topic.rotation
     if not own and waits(request, payload, now_ms):
-        real_queue_id, rotation = real_queue(request, queues, rotation)
+        sharded = _sharded_queue(request, columns, payload, queues)
+        real_queue_id, rotation = (sharded, rotation) if sharded >= 0 else real_queue(request, queues, rotation)
         request = parked(request, real_queue_id, topics.options, now_ms)
+        check_slot(request, payload, topics.options, now_ms, topics.waiting_in)
         topic = topics.find_own(request.topic)
     return AppendPlan(
         payload=np.frombuffer(payload, np.uint8),
@@ -279,7 +289,33 @@ def plan_append(
         reconsume_times=request.reconsume_times if own else 0,
         prepared_transaction_offset=request.prepared_transaction_offset if own else 0,
         batch=request.batch,
+        sharding_at=_sharding_at(request),
     )
+
+
+def _sharded_queue(request: AppendRequest, columns: tuple[int, ...], payload: memoryview, queues: int) -> int:
+    """The queue of the one sharding key that messages have which wait, −1 without a key. Raises BadMessageError."""
+    if request.sharding_bytes <= 0:
+        return -1
+    lengths_at, keys_at = columns[_SHARDING_LENGTHS], columns[_SHARDING_KEYS]
+    lengths = np.frombuffer(payload, "<u2", request.count, lengths_at)
+    size = int(lengths[0])
+    keys = payload[keys_at : keys_at + request.sharding_bytes]
+    if (lengths != size).any() or bytes(keys) != bytes(keys[:size]) * request.count:
+        raise BadMessageError("messages of a frame that wait for their time have one sharding key")
+    return int(queue_of_hash(java_hash_utf8(np.frombuffer(keys, np.uint8), 0, size, 0), queues))
+
+
+def _sharding_at(request: AppendRequest) -> int:
+    """Where a sharding key stands in RocketMQ's order: so many bytes of the first constant properties come before."""
+    if request.sharding_bytes <= 0 or not request.gap_before_unique:
+        return 0
+    pairs = request.gap_before_unique.split(_PAIR_END)[:-1]
+    return sum(len(pair) + 1 for pair in pairs if properties.bucket(_name_of(pair)) < _SHARDING_BUCKET)
+
+
+def _name_of(pair: bytes) -> str:
+    return pair.partition(_NAME_END)[0].decode("utf-8", "replace")
 
 
 def _queues_named(request: AppendRequest, columns: tuple[int, ...], payload: memoryview) -> int:
@@ -292,12 +328,20 @@ def _queues_named(request: AppendRequest, columns: tuple[int, ...], payload: mem
 def _columns(request: AppendRequest, payload_size: int) -> tuple[int, ...]:
     """Where each column begins, in the kernel's order. Raises BadMessageError when they do not fill the payload."""
     count = request.count
-    sizes = request.bodies_bytes, request.keys_bytes, request.tags_bytes, request.properties_bytes
+    sizes = (
+        request.bodies_bytes,
+        request.keys_bytes,
+        request.tags_bytes,
+        request.properties_bytes,
+        request.sharding_bytes,
+    )
     if min(sizes) < COLUMN_ABSENT or max(sizes) > payload_size or request.bodies_bytes < 0:
         raise BadMessageError(f"columns of {sizes} bytes in a payload of {payload_size:,}")
+    if request.sharding_bytes >= 0 and request.queue_id != QUEUE_ANY:
+        raise BadMessageError("messages have a sharding key or a queue, not both")
     at = 4 * count + request.bodies_bytes
     key_lengths = keys = tag_lengths = tags = property_lengths = properties_at = -1
-    born = queues = flags = prepared = -1
+    born = queues = flags = prepared = sharding_lengths = sharding_keys = -1
     if request.keys_bytes >= 0:
         key_lengths, keys = at, at + 2 * count
         at = keys + request.keys_bytes
@@ -315,6 +359,9 @@ def _columns(request: AppendRequest, payload_size: int) -> tuple[int, ...]:
         flags, at = at, at + 4 * count
     if request.has_prepared:
         prepared, at = at, at + 8 * count
+    if request.sharding_bytes >= 0:
+        sharding_lengths, sharding_keys = at, at + 2 * count
+        at = sharding_keys + request.sharding_bytes
     if at != payload_size or request.has_queues != (request.queue_id == QUEUE_COLUMN):
         raise BadMessageError(f"the columns take {at:,} bytes, the payload has {payload_size:,}")
     return (
@@ -330,6 +377,8 @@ def _columns(request: AppendRequest, payload_size: int) -> tuple[int, ...]:
         queues,
         flags,
         prepared,
+        sharding_lengths,
+        sharding_keys,
     )
 
 

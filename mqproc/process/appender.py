@@ -28,6 +28,7 @@ which ends the connection; to leave a living writer would leave open what it doe
 
 from __future__ import annotations
 
+import functools
 import select
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -44,6 +45,7 @@ from mqproc.client.connection import Connection, open_socket
 from mqproc.client.retry import ConnectionLost
 from mqproc.errors import MqprocError, NotRunningError, ProtocolError, StoreBusyError
 from mqproc.layout import control as words_of
+from mqproc.process.message_columns import FRAME_BYTES_MAX, FRAME_MESSAGES_MAX, MessageColumns
 from mqproc.shm.clock import Clock
 from mqproc.shm.words import Words
 from mqproc.wire.operations import QUEUE_ANY, QUEUE_COLUMN, AppendAnswer, AppendRequest, Operation
@@ -53,8 +55,6 @@ if TYPE_CHECKING:
 
 BYTES_MAX: Final = 32 << 20
 FRAMES_MAX: Final = 4096
-FRAME_BYTES_MAX: Final = 4 << 20
-FRAME_MESSAGES_MAX: Final = 4096
 RECONNECT_NS: Final = 20_000_000
 LOCAL_HOST: Final = b"\x7f\0\0\x01\0\0\0\0"
 
@@ -112,12 +112,13 @@ class Unknown:
 
 Outcome = Stored | Refused | Unknown
 OnDone = Callable[[Sequence[NewMessage], Outcome], None]
+OnColumnsDone = Callable[[MessageColumns, Outcome], None]
 
 
 @dataclass(slots=True, eq=False)
 class _Frame:
-    messages: Sequence[NewMessage]
-    on_done: OnDone
+    columns: MessageColumns
+    on_done: Callable[[Outcome], None]
     size: int
     begin: int = 0
     reason: str = ""
@@ -174,7 +175,14 @@ class Appender:
 
     def append(self, messages: Iterable[NewMessage], on_done: OnDone) -> None:
         """Add messages. Raises StoreBusyError when too many are under way; then none is taken."""
-        frames = [_Frame(group, on_done, _size(group)) for group in _groups(messages)]
+        groups = [(group, _columns(group)) for group in _groups(messages)]
+        self._add([_Frame(columns, functools.partial(on_done, group), columns.size) for group, columns in groups])
+
+    def append_columns(self, columns: MessageColumns, on_done: OnColumnsDone) -> None:
+        """Add messages that are columns already, in as many frames as that takes; as `append`."""
+        self._add([_Frame(part, functools.partial(on_done, part), part.size) for part in columns.frames()])
+
+    def _add(self, frames: list[_Frame]) -> None:
         size = sum(frame.size for frame in frames)
         if self.in_flight and (self._bytes + size > BYTES_MAX or self.in_flight + len(frames) > FRAMES_MAX):
             raise StoreBusyError(f"{self._bytes:,} bytes wait for the writer already", hint_ms=10)
@@ -256,7 +264,7 @@ class Appender:
         while self._waiting and not connection.closed:
             frame = self._waiting.popleft()
             frame.begin = self._words[words_of.WRITTEN]
-            self._sent[connection.submit(_call(frame))] = frame
+            self._sent[connection.submit(_call(frame.columns))] = frame
         self._listen_unless_closed()
 
     def _take_outcomes(self, connection: Connection) -> None:
@@ -304,7 +312,7 @@ class Appender:
 
     def _finish(self, frame: _Frame, outcome: Outcome) -> None:
         self._bytes -= frame.size
-        frame.on_done(frame.messages, outcome)
+        frame.on_done(outcome)
 
 
 def _groups(messages: Iterable[NewMessage]) -> list[list[NewMessage]]:
@@ -331,41 +339,55 @@ def _groups(messages: Iterable[NewMessage]) -> list[list[NewMessage]]:
     return found
 
 
-def _size(messages: Sequence[NewMessage]) -> int:
-    return sum(len(message.body) + len(message.properties) for message in messages)
-
-
-def _call(frame: _Frame) -> core.Call[Stored]:
-    """The request of a frame: columns of what differs between its messages."""
-    messages = frame.messages
+def _columns(messages: Sequence[NewMessage]) -> MessageColumns:
+    """Messages of one frame as columns."""
     first = messages[0]
     count = len(messages)
-    body_lengths = np.fromiter((len(message.body) for message in messages), "<u4", count)
-    property_lengths = np.fromiter((len(message.properties) for message in messages), "<u2", count)
+    return MessageColumns(
+        first.topic,
+        first.sys_flag,
+        first.reconsume_times,
+        first.born_host,
+        np.fromiter((len(message.body) for message in messages), np.uint32, count),
+        np.frombuffer(b"".join([message.body for message in messages]), np.uint8),
+        np.fromiter((len(message.properties) for message in messages), np.uint16, count),
+        np.frombuffer(b"".join([message.properties for message in messages]), np.uint8),
+        np.fromiter((message.born_timestamp_ms for message in messages), np.int64, count),
+        None
+        if first.queue_id == QUEUE_ANY
+        else np.fromiter((message.queue_id for message in messages), np.int32, count),
+        np.fromiter((message.flag for message in messages), np.int32, count),
+        np.fromiter((message.prepared_transaction_offset for message in messages), np.int64, count),
+    )
+
+
+def _call(columns: MessageColumns) -> core.Call[Stored]:
+    """The request of a frame."""
+    queue_ids = columns.queue_ids
     payload: list[ReadableBuffer] = [
-        body_lengths.data,
-        b"".join([message.body for message in messages]),
-        property_lengths.data,
-        b"".join([message.properties for message in messages]),
-        np.fromiter((message.born_timestamp_ms for message in messages), "<i8", count).data,
+        columns.body_lengths.astype("<u4", copy=False).data,
+        columns.bodies.data,
+        columns.property_lengths.astype("<u2", copy=False).data,
+        columns.properties.data,
+        columns.born_timestamps_ms.astype("<i8", copy=False).data,
     ]
-    if first.queue_id != QUEUE_ANY:
-        payload.append(np.fromiter((message.queue_id for message in messages), "<i4", count).data)
-    payload.append(np.fromiter((message.flag for message in messages), "<i4", count).data)
-    payload.append(np.fromiter((message.prepared_transaction_offset for message in messages), "<i8", count).data)
+    if queue_ids is not None:
+        payload.append(queue_ids.astype("<i4", copy=False).data)
+    payload.append(columns.flags.astype("<i4", copy=False).data)
+    payload.append(columns.prepared_transaction_offsets.astype("<i8", copy=False).data)
     options = AppendRequest(
-        topic=first.topic,
-        count=count,
-        queue_id=QUEUE_ANY if first.queue_id == QUEUE_ANY else QUEUE_COLUMN,
-        bodies_bytes=int(body_lengths.sum()),
-        properties_bytes=int(property_lengths.sum()),
+        topic=columns.topic,
+        count=len(columns),
+        queue_id=QUEUE_ANY if queue_ids is None else QUEUE_COLUMN,
+        bodies_bytes=len(columns.bodies),
+        properties_bytes=len(columns.properties),
         has_born=True,
-        has_queues=first.queue_id != QUEUE_ANY,
+        has_queues=queue_ids is not None,
         has_flags=True,
         has_prepared=True,
-        born_host=first.born_host,
-        sys_flag=first.sys_flag,
-        reconsume_times=first.reconsume_times,
+        born_host=columns.born_host,
+        sys_flag=columns.sys_flag,
+        reconsume_times=columns.reconsume_times,
     )
     return core.Call(core.WRITER, int(Operation.APPEND_OWN), _encode(options), payload, _parse, repeatable=False)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import struct
 
 from mqproc.kernels.dispatch import StopReason
-from mqproc.kernels.fences import publish_and_peek
+from mqproc.kernels.dispatched import POSITION, RECORDS, publish_step
 from mqproc.layout import control as words_of
 from mqproc.layout import figures
 from mqproc.process.log import get_logger
@@ -26,6 +27,9 @@ RETRY_NS = 100_000_000
 TELL_AGAIN_NS = 60_000_000_000
 STOP_WAIT_S = 0.001
 NS_PER_MS = 1_000_000
+# What the kernel is told of a step: POSITION … INDEX_END.
+_SAID = struct.Struct("=9q")
+_SAID_AT = POSITION * words_of.WORD_SIZE
 # Store times are whole milliseconds: a delay that is hardly longer is told by the writer's last publication.
 BACKLOG_MS = 2
 # Far below what a reader that does not wait could see, and several wake-ups of a busy writer's time.
@@ -60,6 +64,7 @@ class Dispatcher:
         self._minimum = self._words[words_of.MIN_PHYSICAL_OFFSET]
         self._told_ns = -TELL_AGAIN_NS
         self._delays = Histogram(self._words, figures.DISPATCH_DELAYS)
+        self._delays_of = self._words[words_of.DISPATCHED_MESSAGES]
 
     def do_work(self) -> int:
         words = self._words
@@ -106,51 +111,44 @@ class Dispatcher:
         self._table.close()
 
     def _publish(self, step: DispatchStep) -> None:
-        words = self._words
-        messages = words[words_of.DISPATCHED_MESSAGES] + step.records
-        self._commit(step.position, messages)
-        words[words_of.DISPATCHED_MESSAGES] = messages
-        words.add(words_of.DISPATCHED_ENTRIES, step.entries)
-        words[words_of.DISPATCH_ERRNO] = 0
+        index = self._dispatch.index_commit
+        _SAID.pack_into(
+            self._words.mapping,
+            _SAID_AT,
+            step.position,
+            step.records,
+            step.entries,
+            step.store_timestamp_ms,
+            index.file_ms,
+            index.count,
+            index.slots_used,
+            index.end_timestamp_ms,
+            index.end_physical_offset,
+        )
         # Nobody need be woken while no pull is held; query stores the count before it fences and looks once more.
-        cells = self._context.control.cells
-        waiting_pulls = publish_and_peek(cells, words_of.DISPATCHED, step.position, words_of.WAITING_PULLS)
-        # Position first, then its time: who reads the time first never takes it for an earlier position's.
-        if step.store_timestamp_ms:
-            words[words_of.DISPATCHED_STORE_TIMESTAMP_MS] = step.store_timestamp_ms
-        if waiting_pulls:
+        if publish_step(self._context.control.cells):
             self._query_bell.ring()
-        if step.records:
-            self._delays.observe(self._delay_ns(step), step.records)
         if self._dispatch.index.full_files != self._full_files:
             self._full_files = self._dispatch.index.full_files
-            words[words_of.INDEX_FULL_FILES] = self._full_files
+            self._words[words_of.INDEX_FULL_FILES] = self._full_files
             self._index_bell.ring()
 
-    def _delay_ns(self, step: DispatchStep) -> int:
-        """From the append of a step's last record to now."""
-        words = self._words
-        delay_ms = self._clock.time_ms() - step.store_timestamp_ms
-        if delay_ms > BACKLOG_MS or step.position < words[words_of.WRITTEN]:
-            return max(0, delay_ms) * NS_PER_MS
-        return max(0, self._clock.monotonic_ns() - words[words_of.WRITTEN_NS])
+    def timed(self, began_ns: int, ended_ns: int, *, alone: bool) -> None:
+        """Count the delay of the newest record for all since the last time, or `alone` for those of this step."""
+        messages = self._words[words_of.DISPATCHED_MESSAGES] - self._delays_of
+        if alone:
+            messages = min(messages, self._words[RECORDS])
+        if messages:
+            self._delays.observe(self._delay_ns(ended_ns), messages)
+            self._delays_of += messages
 
-    def _commit(self, position: int, messages: int) -> None:
-        """Write down where the index stands at this position: the slot first, then its number."""
+    def _delay_ns(self, now_ns: int) -> int:
+        """From the append of the newest record that is dispatched to now."""
         words = self._words
-        index = self._dispatch.index_commit
-        sequence = words[words_of.COMMIT_SEQUENCE] + 1
-        slot = sequence & 1
-        words[words_of.COMMIT_DISPATCHED[slot]] = position
-        words[words_of.COMMIT_INDEX_MS[slot]] = index.file_ms
-        words[words_of.COMMIT_INDEX_ITEMS[slot]] = index.count
-        words[words_of.COMMIT_INDEX_SLOTS[slot]] = index.slots_used
-        words[words_of.COMMIT_INDEX_END_MS[slot]] = index.end_timestamp_ms
-        words[words_of.COMMIT_INDEX_END[slot]] = index.end_physical_offset
-        words[words_of.COMMIT_MESSAGES[slot]] = messages
-        words[words_of.COMMIT_SEQUENCE] = sequence
-        words[words_of.INDEX_FILE_MS] = index.file_ms
-        words[words_of.INDEX_ITEMS] = index.count
+        delay_ms = self._clock.time_ms() - words[words_of.DISPATCHED_STORE_TIMESTAMP_MS]
+        if delay_ms > BACKLOG_MS or words[words_of.DISPATCHED] < words[words_of.WRITTEN]:
+            return max(0, delay_ms) * NS_PER_MS
+        return max(0, now_ns - words[words_of.WRITTEN_NS])
 
     def _hold_up(self, error: OSError) -> None:
         """Nothing is skipped: the same step is tried again until it goes well."""
@@ -185,6 +183,8 @@ class Dispatcher:
         self._ledger.add(hole, self._context.clock.time_ms())
         self._dispatch.add_hole(hole.start, hole.stop)
         words.add(words_of.DISPATCH_HOLES, 1)
+        # This step dispatched nothing: its time is no message's.
+        words[RECORDS] = 0
         words[words_of.DISPATCH_READ_ONLY] = int(self._ledger.read_only)
 
     def _jump_to_minimum(self, dispatched: int) -> int:

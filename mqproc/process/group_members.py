@@ -48,11 +48,13 @@ class GroupMembers:
     """One group. `take_epoch(above)` gives a number larger than all before it and than `above`.
 
     `newest`: the epoch of each queue's last giving or reset, which outlives the group's members. Who comes back with an
-    older one does not get the queue by it: others may have had it since.
+    older one does not get the queue by it: others may have had it since. `oldest_of(topic, queue_id)` says the same of
+    queues that nothing is known of yet, as after a restart.
     """
 
     take_epoch: Callable[[int], int]
     newest: dict[Queue, int] = field(default_factory=dict)
+    oldest_of: Callable[[str, int], int] = lambda _topic, _queue_id: 0
     members: dict[str, Member] = field(default_factory=dict)
     givings: dict[Queue, Giving] = field(default_factory=dict)
     generation: int = 0
@@ -74,7 +76,8 @@ class GroupMembers:
         self.members[member.member_id] = member
         losers: set[str] = set()
         for topic, queue_id, epoch in holding:
-            queue, newest = (topic, queue_id), self.newest.get((topic, queue_id), 0)
+            queue = topic, queue_id
+            newest = self.newest.get(queue) or self.oldest_of(topic, queue_id)
             if topic in member.topics and (epoch > newest or (epoch == newest and queue not in self.givings)):
                 if queue in self.givings:
                     losers.add(self.givings[queue].member_id)

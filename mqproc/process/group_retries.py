@@ -73,6 +73,7 @@ class Retries:
         answer: Callable[[Asked, Options], None],
         refuse: Callable[[Asked, MqprocError], None],
     ) -> None:
+        self._io = context.io
         self._words = context.control.words
         self._max_bytes = context.options.max_pull_bytes
         self._levels = len(delays_ms_of(context.options.message_delay_level))
@@ -201,6 +202,8 @@ class Retries:
             copies.error = outcome.error
         else:
             stored = self._in_log(some, outcome)
+        if stored:
+            self._io.crash_point("retry.copied")
         count_copies(self._words, stored)
         told = set(map(id, stored))
         for copy in some:

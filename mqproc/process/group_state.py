@@ -171,7 +171,7 @@ class GroupState:
                     max_offset=bounds.max_offset,
                 )
         for topic, queue_id, offset in offsets:
-            self.progress.set(group, topic, queue_id, offset)
+            self.progress.begin_anew(group, topic, queue_id, offset)
         self._save_now()
 
     def bounds(self, topic: str, queue_id: int) -> QueueBounds:

@@ -9,6 +9,7 @@ What must outlive the role lies in `store.groups`; members are forgotten with it
 
 from __future__ import annotations
 
+import functools
 import heapq
 import secrets
 from collections.abc import Callable, Mapping
@@ -30,6 +31,7 @@ from mqproc.process.group_sharing import Queue
 from mqproc.process.group_state import GroupState
 from mqproc.process.log import get_logger
 from mqproc.quantities import counted
+from mqproc.shm.code_counts import code_counter
 from mqproc.store.groups.settings import retry_topic
 from mqproc.store.groups.unwritable import NO_ROOM
 from mqproc.wire.address import peer_pid
@@ -111,6 +113,7 @@ class Groups:
         """`answer` answers a request."""
         self._clock = context.clock
         self._words = context.control.words
+        self._count_refusal = code_counter(self._words, words_of.QUERY)
         self._log = get_logger()
         self.state = state
         self._queues = queues
@@ -264,7 +267,9 @@ class Groups:
         self._answer(asked, self._assignment(group, member))
 
     def _without_members(self, group: str) -> GroupMembers:
-        return GroupMembers(self.state.progress.take_epoch, self._epochs.setdefault(group, {}))
+        progress = self.state.progress
+        oldest_of = functools.partial(progress.oldest_epoch, group)
+        return GroupMembers(progress.take_epoch, self._epochs.setdefault(group, {}), oldest_of)
 
     def _check_is_gone(self, asked: Asked, options: GroupJoinRequest) -> None:
         """Raise StoreBusyError while the member that comes back has its old connection: two would have its queues."""
@@ -413,6 +418,7 @@ class Groups:
                 self._commit_one(options.group, options.member_id, entry)
             except MqprocError as error:
                 refused.append((entry[0], entry[1], error.code, str(error)))
+                self._count_refusal(error.code)
         self._words.add(words_of.GROUP_COMMITS, len(options.offsets) - len(refused))
         self._answer(asked, GroupCommitAnswer(refused))
 

@@ -99,9 +99,12 @@ class Keeper:
     def on_stop(self) -> bool:
         """Wait for what is under way, then write down how far deliveries have come.
 
-        Retention's work is left: the next start goes on from the files that are there.
+        Retention ends with the segments that it has begun to delete; the next start deletes what points into them.
         """
-        self._stop_by_ns = self._stop_by_ns or self._clock.monotonic_ns() + STOP_WAIT_NS
+        now_ns = self._clock.monotonic_ns()
+        if not self._retention.finish(now_ns):
+            return False
+        self._stop_by_ns = self._stop_by_ns or now_ns + STOP_WAIT_NS
         self._releases.step()
         if self._releases.under_way and self._clock.monotonic_ns() < self._stop_by_ns:
             self._releases.appender.wait(STOP_STEP_S)

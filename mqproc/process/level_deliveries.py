@@ -13,6 +13,7 @@ makes deliveries again and loses none.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +26,8 @@ from mqproc.message import PullStatus
 from mqproc.names import SCHEDULE_TOPIC
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
-from mqproc.process.released import parked_records
+from mqproc.process.parted_save import PartedSave
+from mqproc.process.released import ParkedRecords
 from mqproc.process.releases import Releases
 from mqproc.store.consume_queue import as_units
 from mqproc.store.delays.delay_offsets import NO_LOG_POSITION, DelayOffsets
@@ -34,9 +36,9 @@ from mqproc.store.final_syncs import FinalSyncs
 from mqproc.store.reads.queue_bounds import QueueBounds
 from mqproc.store.reads.reading import StoreReading
 
-BATCH_MESSAGES: Final = 2048
+# So many are on their way to the writer some ms after they are due.
+BATCH_MESSAGES: Final = 512
 BATCH_BYTES: Final = 4 << 20
-SAVE_INTERVAL_NS: Final = 1_000_000_000
 _NEVER_NS: Final = 1 << 62
 _MS: Final = 1_000_000
 
@@ -81,7 +83,7 @@ class LevelDeliveries:
         self._saved_offsets: dict[int, int] = {}
         self._inherited = 0  # no delivery of a predecessor's that the file does not count lies below this position
         self._snapshot: tuple[dict[int, int], int, int] | None = None
-        self._save_ns = 0
+        self._save = PartedSave(self._clock, self._save_steps, self._save_failed)
         self._file = DelayOffsets()
         # RocketMQ may have had more levels than this store has: what waits there is delivered too.
         delays_ms = delays_ms_of(context.options.message_delay_level)
@@ -98,7 +100,9 @@ class LevelDeliveries:
         if not self._loaded:
             return _NEVER_NS
         due_ns = min((level.due_ns for level in self._levels if not level.busy), default=_NEVER_NS)
-        return min(due_ns, self._save_ns) if self.changed else due_ns
+        if self._save.under_way:
+            return self._clock.monotonic_ns()
+        return min(due_ns, self._save.due_ns) if self.changed else due_ns
 
     def look_again(self) -> None:
         """Look at every level in the next step: something may have come."""
@@ -117,8 +121,8 @@ class LevelDeliveries:
         for level in self._levels:
             if not level.busy and level.due_ns <= now_ns:
                 done += self._deliver_due(level)
-        if self.changed and now_ns >= self._save_ns:
-            self.save()
+        if self._save.under_way or (self.changed and now_ns >= self._save.due_ns):
+            self._save.go_on()
         return done
 
     def count_pending(self) -> int:
@@ -175,17 +179,19 @@ class LevelDeliveries:
             self._lose(level, max(pulled.next_offset, level.offset), f"{pulled.status} {pulled.detail}".strip())
             level.due_ns = 0
             return 1
-        found = list(parked_records(pulled.records.tobytes()))
-        messages = [parked.released(keeps_real=True) for parked in found if parked.real_topic]
-        if len(messages) < len(found):
-            self._count_lost(level, len(found) - len(messages), "they name no topic to go to")
+        found = ParkedRecords(pulled.records, pulled.count)
+        named = found.names_topic
+        if not named.all():
+            self._count_lost(level, int((~named).sum()), "they name no topic to go to")
         if (gone := pulled.next_offset - level.offset - pulled.count) > 0:
             self._count_lost(level, gone, "the log does not have them any more")
         level.busy = True
+        messages = found.released(named, keeps_real=True)
         self._releases.start(messages, lambda: self._delivered(level, pulled.next_offset))
         return len(found)
 
     def _delivered(self, level: _Level, offset: int) -> None:
+        self._io.crash_point("delay.delivered")
         level.offset = offset
         level.busy = False
         level.due_ns = 0
@@ -239,33 +245,36 @@ class LevelDeliveries:
     @property
     def changed(self) -> bool:
         """Whether the file does not say yet what was delivered."""
-        return self._snapshot is not None or self._offsets() != self._saved_offsets
+        return self._save.under_way or self._snapshot is not None or self._offsets() != self._saved_offsets
 
     def _begin(self) -> int:
         """No delivery that the offsets do not count lies below this position of the log."""
         begin = self._releases.begin
         return begin if all(level.caught_up for level in self._levels) else min(begin, self._inherited)
 
-    def save(self, durable: int = 0) -> None:
+    def save(self, durable: int) -> None:
+        """Write the offsets as of now; `durable` is a position that the caller has made the log durable up to."""
+        self._snapshot = None
+        self._save.whole(durable)
+
+    def _save_failed(self, error: OSError) -> None:
+        self._context.heart.failed()
+        self._log.error("delayOffset.json could not be saved yet", error=str(error))
+
+    def _save_steps(self, durable: int) -> Iterator[None]:
         """Write the offsets as they were when the log had the part of it that is durable now.
 
-        `durable` is a position that the caller has made the log durable up to; else it is what the flushers say.
+        With `durable` 0 the flushers say up to where it is.
         """
-        self._save_ns = self._clock.monotonic_ns() + SAVE_INTERVAL_NS
         if self._syncs.ended():
             return  # Once a sync has failed the log tells a next run what was delivered.
-        if self._snapshot is None or durable:
+        if self._snapshot is None:
             self._snapshot = (self._offsets(), self._begin(), self._words[words_of.WRITTEN])
         offsets, log, end = self._snapshot
         if max(durable, self._context.control.flushed) < end:
             return
         self._file.offsets = self._file.offsets | offsets
         self._file.log = log
-        try:
-            self._file.save(self._io, self._syncs, self._paths, self._clock.time_ms())
-        except OSError as error:
-            self._context.heart.failed()
-            self._log.error("delayOffset.json could not be saved yet", error=str(error))
-            return
+        yield from self._file.save_steps(self._io, self._syncs, self._paths, self._clock.time_ms())
         self._snapshot = None
         self._saved_offsets = dict(offsets)

@@ -47,8 +47,11 @@ SPIN_WORK_MAX: Final = 64
 BEATS_PER_TIMEOUT: Final = 4
 """An idle role wakes this often within the time after which it counts as silent."""
 
-STEPS_PER_SAMPLE: Final = 16
-"""Of so many steps that did work one is timed, and counts for all of them."""
+SAMPLE_NS: Final = 10_000_000
+"""After so long the next step that does work is timed, and counts for all that were not."""
+
+SLOW_STEP_NS: Final = 10_000_000
+"""A step that takes longer is timed in any case, and counts for itself: slow ones are rare, and what one looks for."""
 
 EXIT_FAILED: Final = 1
 BOOT_EXIT_CODES: Final = frozenset({3, 6, 7, 8})
@@ -90,6 +93,15 @@ class Reloadable(Protocol):
 
 
 @runtime_checkable
+class Timed(Protocol):
+    """A role that counts how long things take by the steps that the loop times, not by looking at a clock at each."""
+
+    def timed(self, began_ns: int, ended_ns: int, *, alone: bool) -> None:
+        """A step that did work has ended. It stands for all steps since the last one told, or `alone` for itself."""
+        ...
+
+
+@runtime_checkable
 class Lingering(Protocol):
     """A role that lies low after work before it asks to be woken: a wake-up costs its ringer more than a step does."""
 
@@ -119,19 +131,17 @@ class Heart:
         self._errors = layout.role_word(role, "errors")
         self._beaten_ns = 0
         self._steps = Histogram(control.words, STEPS[role])
-        self._until_sample = STEPS_PER_SAMPLE - 1
 
-    def beat(self) -> None:
-        """Say "alive". Long work without `busy` calls this between its parts."""
+    def beat(self) -> int:
+        """Say "alive". Long work without `busy` calls this between its parts. Returns the clock's time."""
         self._beaten_ns = self._clock.monotonic_ns()
         self._control.store(self._heartbeat, self._beaten_ns)
+        return self._beaten_ns
 
-    def beat_if_due(self) -> int:
-        """The same, cheap enough for every step; returns the clock's time."""
-        now_ns = self._clock.monotonic_ns()
-        if now_ns - self._beaten_ns >= BEAT_NS:
+    def beat_if_due(self) -> None:
+        """The same, cheap enough to be called often."""
+        if self._clock.monotonic_ns() - self._beaten_ns >= BEAT_NS:
             self.beat()
-        return now_ns
 
     def enter(self, state: int) -> None:
         """Change the state: since when first, then what."""
@@ -155,14 +165,13 @@ class Heart:
             self._control.store(self._since, self._beaten_ns)
             self._control.store(self._state, before)
 
-    def worked(self, began_ns: int) -> None:
-        """Count a step that did something, and time one in STEPS_PER_SAMPLE."""
-        self._control.add(self._cycles, 1)
-        if self._until_sample:
-            self._until_sample -= 1
-            return
-        self._until_sample = STEPS_PER_SAMPLE - 1
-        self._steps.observe(self._clock.monotonic_ns() - began_ns, STEPS_PER_SAMPLE)
+    def worked(self, steps: int) -> None:
+        """Count steps that did something."""
+        self._control.add(self._cycles, steps)
+
+    def timed(self, took_ns: int, steps: int) -> None:
+        """One step took so long, and counts for so many."""
+        self._steps.observe(took_ns, steps)
 
     def failed(self) -> None:
         """Count a logged error."""
@@ -237,13 +246,19 @@ class RoleSignals:
 
 
 class Loop:
-    """Runs one role until it is asked to stop."""
+    """Runs one role until it is asked to stop.
+
+    The clock is read once a step, behind it: that is the next step's beginning, and the end of waiting for more work.
+    Steps are counted in local variables; shared words get the sum when a step is timed and before each wait.
+    """
 
     def __init__(self, role: Role, context: RoleContext, signals: RoleSignals) -> None:
         self._role = role
+        self._do_work = role.do_work
+        self._timed = role.timed if isinstance(role, Timed) else None
         self._bell = context.bell
         self._heart = context.heart
-        self._clock = context.clock
+        self._monotonic_ns = context.clock.monotonic_ns
         self._context = context
         self._signals = signals
         # A client waits for the roles with sockets; another one that spins would take the processor from them.
@@ -251,16 +266,33 @@ class Loop:
         self._spin_ns = context.options.max_spin_us * 1000 if context.sockets else 0
         timeout_s = context.options.heartbeat_timeout_ms / 1000
         self._idle_wait_s = min(MAX_WAIT_S, timeout_s / BEATS_PER_TIMEOUT)
+        self._now_ns = 0
+        self._sample_ns = 0
+        # Steps that did work: not in the shared word yet; not timed yet.
+        self._uncounted = 0
+        self._untimed = 0
 
     def run(self) -> None:
         """Until SIGTERM, then the role's own end."""
         self._heart.enter(layout.STATE_RUNNING)
+        self._now_ns = self._heart.beat()
+        try:
+            self._work()
+        finally:
+            self._count()
+        self._heart.enter(layout.STATE_STOPPING)
+        while not self._role.on_stop():
+            self._heart.beat_if_due()
+
+    def _work(self) -> None:
         worked = False
         while not self._signals.stop_asked:
             if self._signals.reload_asked:
                 self._reload()
-            done = self._step()
-            worked = worked or done > 0
+            done = self._sampled_step() if self._now_ns >= self._sample_ns else self._step()
+            if done:
+                worked = True
+                self._uncounted += 1
             if done > SPIN_WORK_MAX:
                 continue
             if worked and self._lingered():
@@ -270,30 +302,65 @@ class Loop:
                 self._go_on()
             self._rest()
             worked = False
-        self._heart.enter(layout.STATE_STOPPING)
-        while not self._role.on_stop():
-            self._heart.beat_if_due()
 
     def _step(self) -> int:
-        began_ns = self._heart.beat_if_due()
-        done = self._role.do_work()
-        if done:
-            self._heart.worked(began_ns)
+        began_ns = self._now_ns
+        done = self._do_work()
+        now_ns = self._now_ns = self._monotonic_ns()
+        if now_ns - began_ns >= SLOW_STEP_NS and done:
+            self._time(began_ns, 1, alone=True)
+            self._untimed -= 1
         return done
+
+    def _sampled_step(self) -> int:
+        """Now and then: say "alive", time a step for those before it, count them."""
+        self._heart.beat_if_due()
+        began_ns = self._now_ns
+        done = self._step()
+        if done:
+            self._count()
+            if self._now_ns - began_ns < SLOW_STEP_NS:
+                self._time(began_ns, self._untimed + 1, alone=False)
+                self._untimed = -1
+                self._sample_ns = self._now_ns + SAMPLE_NS
+        return done
+
+    def _time(self, began_ns: int, steps: int, *, alone: bool) -> None:
+        self._heart.timed(self._now_ns - began_ns, steps)
+        if self._timed is not None:
+            self._timed(began_ns, self._now_ns, alone=alone)
+
+    def _count(self) -> None:
+        """Have the shared word say how many steps did work."""
+        if self._uncounted:
+            self._heart.worked(self._uncounted)
+            self._untimed += self._uncounted
+            self._uncounted = 0
 
     def _go_on(self) -> None:
         """There was a little work, so more may come: look for it before sleeping, letting others run in between."""
-        deadline = self._clock.monotonic_ns() + self._spin_ns
-        while not self._signals.any_asked:
-            done = self._step()
-            if done > SPIN_WORK_MAX:
-                return
-            if done:
-                deadline = self._clock.monotonic_ns() + self._spin_ns
-            elif self._clock.monotonic_ns() >= deadline:
-                return
-            else:
-                os.sched_yield()
+        deadline = self._now_ns + self._spin_ns
+        steps = 0
+        try:
+            while not self._signals.any_asked:
+                if self._now_ns < self._sample_ns:
+                    done = self._step()
+                else:
+                    self._uncounted += steps
+                    steps = 0
+                    done = self._sampled_step()
+                if done:
+                    steps += 1
+                    deadline = self._now_ns + self._spin_ns
+                    if done > SPIN_WORK_MAX:
+                        return
+                elif self._now_ns >= deadline:
+                    return
+                else:
+                    os.sched_yield()
+                    self._now_ns = self._monotonic_ns()
+        finally:
+            self._uncounted += steps
 
     def _lingered(self) -> bool:
         """Sleep a moment without asking to be woken; what comes meanwhile is found afterwards."""
@@ -301,22 +368,27 @@ class Loop:
         if pause_s <= 0 or self._signals.any_asked:
             return False
         time.sleep(pause_s)
+        self._now_ns = self._monotonic_ns()
         return True
 
     def _rest(self) -> None:
+        self._count()
         self._bell.announce()
         try:
-            if not self._step() and not self._signals.any_asked:
+            if self._step():
+                self._uncounted += 1
+            elif not self._signals.any_asked:
                 self._heart.beat()
                 self._role.wait(self._idle_wait_s)
         finally:
             self._bell.awake()
-            self._heart.beat()
+            self._now_ns = self._heart.beat()
 
     def _reload(self) -> None:
         self._signals.reload_asked = False
         if isinstance(self._role, Reloadable):
             self._role.reload(read_settings(self._context.io, self._context.paths))
+            self._now_ns = self._monotonic_ns()
 
 
 def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool = False) -> int:

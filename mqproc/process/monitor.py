@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
+from mqproc.config import Options
 from mqproc.layout import control as words_of
 from mqproc.metrics.app import make_app
 from mqproc.metrics.collector import Collector
@@ -44,6 +45,10 @@ class Monitor:
             self._context.bell.wait(timeout_s)
         else:
             self._poll(timeout_s)
+
+    def reload(self, options: Options) -> None:
+        """What pages show of options may change while running."""
+        self._collector.options = options
 
     def on_stop(self) -> bool:
         return True

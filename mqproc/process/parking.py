@@ -2,7 +2,8 @@
 
 As RocketMQ's broker does it: `REAL_TOPIC` and `REAL_QID` say where the message goes when its time has come, and
 
-    delay_level     SCHEDULE_TOPIC_XXXX, queue level − 1, property DELAY; a level above the last one counts as that
+    delay_level     SCHEDULE_TOPIC_XXXX, queue level − 1, property DELAY; where the store has fewer levels than 18, one
+                    above its last counts as that, and above 18 there is none
     deliver_at_ms   rmq_sys_wheel_timer, queue 0, TIMER_DELIVER_MS and, down to a second that is over by then,
                     TIMER_OUT_MS; a time that has come already is no reason to wait
     transaction     RMQ_SYS_TRANS_HALF_TOPIC, queue 0: until its producer has decided
@@ -12,9 +13,11 @@ Messages of one frame go to the same queue of their topic: the named one, or the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
-from mqproc.config import Options
+from mqproc.config import SLOT_MESSAGES_MAX, Options
 from mqproc.delay_levels import DELAY_LEVELS, delays_ms_of
 from mqproc.errors import BadLevelError, BadMessageError
 from mqproc.layout import properties
@@ -29,7 +32,7 @@ _DELETES = f"{properties.TIMER_DEL_UNIQKEY}{properties.NAME_END}".encode()
 
 def waits(request: AppendRequest, payload: memoryview, now_ms: int) -> bool:
     """Whether the messages are not for now. Raises BadLevelError, also when one comes too late to cancel another."""
-    if request.delay_level < 0:
+    if not 0 <= request.delay_level <= DELAY_LEVELS:
         raise BadLevelError(f"delay level {request.delay_level} is out of range: from 0 to {DELAY_LEVELS}")
     if request.deliver_at_ms < 0:
         raise BadLevelError(f"deliver_at_ms = {request.deliver_at_ms} is no time")
@@ -66,6 +69,24 @@ def parked(request: AppendRequest, real_queue_id: int, options: Options, now_ms:
     pairs[properties.TIMER_DELIVER_MS] = str(request.deliver_at_ms)
     pairs[properties.TIMER_OUT_MS] = str(_timer_slot_ms(request.deliver_at_ms, options, now_ms))
     return _moved(request, TIMER_TOPIC, 0, pairs)
+
+
+def check_slot(
+    request: AppendRequest, payload: memoryview, options: Options, now_ms: int, waiting_in: Callable[[int], int]
+) -> None:
+    """Raise BadLevelError for messages that the slot of the time to deliver at has no room for.
+
+    `waiting_in` tells how many wait in the slot of a time, in ms; it is asked where there is a limit only. What cancels
+    another message is let through.
+    """
+    limit = options.timer_congest_num_each_slot
+    if limit == SLOT_MESSAGES_MAX or request.topic != TIMER_TOPIC:
+        return
+    slot_ms = _timer_slot_ms(request.deliver_at_ms, options, now_ms)
+    waiting = waiting_in(slot_ms)
+    if waiting + request.count > limit and not _cancels(request, payload):
+        slot = f"the slot of {request.deliver_at_ms} ({options.timer_precision_ms:,} ms wide)"
+        raise BadLevelError(f"{slot} holds {waiting:,} messages; timer_congest_num_each_slot = {limit:,}")
 
 
 def real_queue(request: AppendRequest, queues: int, rotation: int) -> tuple[int, int]:

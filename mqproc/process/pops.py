@@ -10,7 +10,7 @@ The table of open check points is in memory; a successor reads it from the reviv
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from mqproc.errors import (
@@ -33,9 +33,10 @@ from mqproc.names import (
 )
 from mqproc.process.appender import Appender, NewMessage
 from mqproc.process.delivered import Delivered
-from mqproc.process.group_retries import ORIGIN, Identity, copy_of, count_copies, identity
+from mqproc.process.group_retries import count_copies
 from mqproc.process.held_receives import HeldReceives
 from mqproc.process.log import get_logger
+from mqproc.process.pop_copies import PopCopies
 from mqproc.process.writes import Writes
 from mqproc.store.delays.timer_waiting import saved_check
 from mqproc.store.groups import check_points
@@ -43,8 +44,7 @@ from mqproc.store.groups.check_points import NEVER, CheckPoint, Key, pop_retry_t
 from mqproc.store.groups.open_check_points import OpenCheckPoints, begins_of
 from mqproc.store.groups.unwritable import NO_ROOM
 from mqproc.store.reads.passing import passing
-from mqproc.store.reads.queue_messages import batches
-from mqproc.store.slices import Slices, finish
+from mqproc.store.slices import Slices
 from mqproc.wire.group_operations import (
     EARLIEST,
     GroupAckAnswer,
@@ -104,8 +104,7 @@ class Pops:
         self._answer = answer
         self._refuse = refuse
         self._open = OpenCheckPoints()
-        self._made: dict[Identity, int] = {}
-        """Where in the log copies were found that may be of messages which are open."""
+        self._copies = PopCopies(reading, groups.state, self._max_bytes)
         self._due: list[tuple[int, int, CheckPoint]] = []
         self._busy: set[Place] = set()
         self._held = HeldReceives(
@@ -257,6 +256,8 @@ class Pops:
                 self._add(found, revive_offset)
                 self._pass(found)
             self._delivered.count(place[1], place[2], len(offsets), len(records))
+            # Others may wait for this queue; dispatch may have gone past the check point before.
+            self._changes += 1
             handles = [found.handle() for found in points]
             self._answer(asked, GroupReceiveAnswer(len(offsets), handles), (memoryview(records),))
 
@@ -369,10 +370,7 @@ class Pops:
         """Send what is not acknowledged again; when that is stored, the check point is closed."""
         found.reviving = True
         offsets = sorted(found.open)
-        copies = [copy for offset in offsets if (copy := self._copy(found, offset)) is not None]
-        if found.tried_from < NEVER:
-            finish(self._find_copies(found.copied_to, found.tried_from))
-        copies = [copy for copy in copies if self._made.get(identity(copy), -1) < found.log_begin]
+        copies = self._copies.missing(found, offsets)
         begin = self._words[words_of.WRITTEN]
 
         def again(_error: MqprocError) -> None:
@@ -390,48 +388,10 @@ class Pops:
 
         if not copies:
             acknowledge()
-        elif self._begin_retries(found.group, copies):
+        elif self._copies.begin_progress(found.group, copies):
             self._writes.store(copies, acknowledge, again)
         else:
             again(StoreBusyError("no room for progress in the retry topic"))
-
-    def _begin_retries(self, group: str, copies: Sequence[NewMessage]) -> bool:
-        """Have progress where copies come again; False without room for it."""
-        try:
-            for topic in {copy.topic for copy in copies if copy.topic.startswith(RETRY_PREFIX)}:
-                self._state.begin_retries(group, topic, 0)
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            return False
-        return True
-
-    def _copy(self, found: CheckPoint, offset: int) -> NewMessage | None:
-        """The message as it comes again; None when it is gone, or its group is."""
-        settings = self._state.settings.get(found.group)
-        pulled = self._reading.pull(found.topic, found.queue_id, offset, 1, self._max_bytes)
-        if settings is None or pulled.status is not PullStatus.FOUND:
-            return None
-        message = decode_records(pulled.records.tobytes())[0]
-        if message.queue_offset != offset:
-            return None
-        origin = found.first_topic
-        own = {"RETRY_TOPIC": origin, ORIGIN: message.properties.get(ORIGIN, message.message_id), "WAIT": "false"}
-        times = message.reconsume_times
-        dead = times >= settings.retry_max_times
-        return copy_of(message, found.copied_to[dead], 0, own, times + 1)
-
-    def _find_copies(self, topics: Iterable[str], begin: int) -> Slices[None]:
-        """Find out which copies lie at or behind a position of the log."""
-        for topic in topics:
-            bounds = self._reading.queues.bounds(topic, 0)
-            if bounds is None:
-                continue
-            span = bounds.min_offset, bounds.max_offset
-            first = self._reading.files.first_at_or_above(topic, 0, *span, begin, bounds.number)
-            for messages, _next in batches(self._reading, topic, 0, first):
-                self._made |= {identity(message): message.physical_offset for message in messages}
-                yield
 
     # The revive topic
 
@@ -453,7 +413,7 @@ class Pops:
         self._tell_received_from()
         topics = {topic for found in self._open for topic in found.copied_to}
         # A killed predecessor may have begun to send messages again.
-        yield from self._find_copies(topics, min((found.log_begin for found in self._open), default=NEVER))
+        yield from self._copies.find(topics, min((found.log_begin for found in self._open), default=NEVER))
         # In the order of their queues: a loss of power may have taken progress back past several.
         for found in sorted(self._open, key=lambda found: found.key):
             self._pass(found)

@@ -15,21 +15,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
+from mqproc import config
 from mqproc.errors import (
-    BadRequestError,
     DiskFullError,
-    FilterSyntaxError,
     InternalError,
     MqprocError,
     StoreReadOnlyError,
 )
 from mqproc.io import FailedSyncError
 from mqproc.layout import control as words_of
-from mqproc.layout import figures
 from mqproc.message import PullStatus
-from mqproc.names import FILTER_BYTES_MAX
 from mqproc.process.appender import Appender
 from mqproc.process.delivered import Delivered
 from mqproc.process.group_questions import GROUP_QUESTIONS, GroupQuestions
@@ -43,15 +38,17 @@ from mqproc.process.loop import RoleContext
 from mqproc.process.memory import keep_freed_memory
 from mqproc.process.pops import POP_OPERATIONS, Pops
 from mqproc.process.questions import QUESTIONS, Payload, Questions, Reply
+from mqproc.process.request_bounds import bounded
+from mqproc.process.request_times import LATE_NS, RequestTimes
 from mqproc.process.transactions import TRANSACTION_OPERATIONS, Transactions
 from mqproc.shm.code_counts import code_counter
-from mqproc.shm.histogram import Histogram
 from mqproc.store.groups.unwritable import NO_ROOM
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.pull import Pulled
 from mqproc.store.reads.read_ahead import ReadAhead
 from mqproc.store.reads.reading import StoreReading
 from mqproc.store.reads.store_views import WordsView
+from mqproc.store.reads.unit_walk import Counts
 from mqproc.store.slices import Slices
 from mqproc.wire.connection import Connection, Request
 from mqproc.wire.operations import Operation, Options, PullAnswer, PullRequest
@@ -69,7 +66,6 @@ HOLD_MS_MAX = 60_000
 STOP_SERVE_NS = 1_000_000_000
 STOP_DRAIN_S = 1.0
 
-_INTEGER_MAX = 1 << 62
 # Statuses that say "nothing yet": a pull that waits is held at them.
 _NOTHING_YET = frozenset(
     {PullStatus.OFFSET_OVERFLOW_ONE, PullStatus.NO_MESSAGE_IN_QUEUE, PullStatus.NO_MATCHED_LOGIC_QUEUE}
@@ -88,13 +84,7 @@ QUERY_OPERATIONS = frozenset(
 )
 """All operations of the role."""
 
-# Which histogram a request's time goes to; all others are "other".
-_TIMED = {
-    Operation.PULL: figures.PULL_REQUESTS,
-    Operation.GET: figures.KEY_REQUESTS,
-    Operation.BY_KEY: figures.KEY_REQUESTS,
-    Operation.QUERY_MESSAGE: figures.KEY_REQUESTS,
-}
+_PULL = int(Operation.PULL)
 # Those at which it goes on at once from the next offset.
 _GO_ON = frozenset({PullStatus.NO_MATCHED_MESSAGE, PullStatus.MESSAGE_WAS_REMOVING})
 
@@ -134,6 +124,7 @@ class Query:
         options, io, paths = context.options, context.io, context.paths
         self._table = QueueTable(io, paths.queues, write=True)
         self._delivered = Delivered(self._words, self._table)
+        self._counts = Counts(context.control.cells, self._table.cells)
         view = self._view = WordsView(self._words, self._table, sync_flush=options.sync_flush)
         self._reading = StoreReading(io, paths, options, view.queues, view.visible, view.newest_index_ms)
         self._read_ahead = ReadAhead(io, self._reading.files, self._reading.segments)
@@ -158,6 +149,7 @@ class Query:
             operations=QUERY_OPERATIONS,
             on_close=self._drop,
             on_reject=code_counter(self._words, self.name),
+            on_partial=lambda: self._words.add(words_of.QUERY_PARTIAL_FRAMES, 1),
         )
         # The loop drains the bell when the wait is over.
         self._server.register(context.bell.fileno(), lambda: None)
@@ -166,10 +158,8 @@ class Query:
         self._jobs: deque[_Job] = deque()
         self._dispatched = -1
         self._stop_by_ns = 0
-        self._times: dict[int, Histogram] = {
-            operation: Histogram(self._words, place) for operation, place in _TIMED.items()
-        }
-        self._other_times = Histogram(self._words, figures.OTHER_REQUESTS)
+        self._times = RequestTimes(self._words)
+        self._told = (0, 0)
 
     # The loop's side
 
@@ -189,8 +179,10 @@ class Query:
         done += self._pops.step(self._clock.monotonic_ns())
         done += self._transactions.step(self._clock.monotonic_ns())
         self._words[words_of.WAITING_PULLS] = len(self._held)
-        self._words[words_of.QUERY_WAITING] = len(self._waiting) + len(self._jobs)
-        self._words[words_of.QUERY_CONNECTIONS] = len(self._server.connections)
+        told = (len(self._waiting) + len(self._jobs), len(self._server.connections))
+        if told != self._told:
+            self._told = told
+            self._words[words_of.QUERY_WAITING], self._words[words_of.QUERY_CONNECTIONS] = told
         if self._reading.walks.queries:
             self._count_walks()
         return done
@@ -200,6 +192,10 @@ class Query:
         timeout_s = self._appender.seconds_left(self._held.seconds_left(now_ns, timeout_s))
         timeout_s = self._transactions.seconds_left(now_ns, self._pops.seconds_left(now_ns, timeout_s))
         self._take(self._server.poll(self._groups.seconds_left(now_ns, timeout_s)))
+
+    def reload(self, options: config.Options) -> None:
+        """What transactions go by may change while running."""
+        self._transactions.reload(options)
 
     def on_stop(self) -> bool:
         """Answer what is there, let held pulls go with what they have, send what is queued."""
@@ -244,7 +240,7 @@ class Query:
         now_ns = self._clock.monotonic_ns() if requests else 0
         for request in requests:
             try:
-                options = _checked(request.decode())
+                options = bounded(request.decode())
             except MqprocError as error:
                 self._count_reject()
                 request.refuse(error)
@@ -253,7 +249,11 @@ class Query:
 
     def _serve(self, end_ns: int) -> int:
         """Requests in order, for a bounded time. One whose client does not read its answers waits."""
+        if not self._waiting:
+            return 0
         done = 0
+        began_ns = end_ns - STEP_NS
+        timing = began_ns >= self._times.next_ns or began_ns - self._waiting[0].taken_ns >= LATE_NS
         for _ in range(len(self._waiting)):
             request = self._waiting.popleft()
             if request.connection.closed:
@@ -264,10 +264,13 @@ class Query:
             self._guarded(request, self._handler_of(request), request)
             done += 1
             now_ns = self._clock.monotonic_ns()
-            self._time(request, now_ns)
+            # One pull of many is timed, and all that could be slow: which waited, or which the step ends with.
+            if timing or request.operation != _PULL or now_ns >= end_ns:
+                self._time(request, now_ns)
+            if request.operation != _PULL:
+                self._words.add(words_of.QUERY_REQUESTS, 1)
             if now_ns >= end_ns:
                 break
-        self._words.add(words_of.QUERY_REQUESTS, done)
         return done
 
     def _handler_of(self, request: _Waiting) -> Callable[[_Waiting], None]:
@@ -295,7 +298,7 @@ class Query:
     def _time(self, request: _Waiting, now_ns: int) -> None:
         """Count how long an answered request took; one that is held waits for others, so it is not counted."""
         if request.answered:
-            self._times.get(request.operation, self._other_times).observe(now_ns - request.taken_ns)
+            self._times.answered(request.operation, request.taken_ns, now_ns)
 
     def _guarded(self, request: _Waiting, handle: Callable[..., None], *arguments: Any) -> None:
         """A request that fails is refused; the role goes on."""
@@ -324,6 +327,8 @@ class Query:
     def _refuse(self, request: Asked, error: MqprocError) -> None:
         request.answered = True
         self._count_reject()
+        if request.operation == _PULL:
+            self._words.add(words_of.QUERY_REQUESTS, 1)
         request.connection.refuse(request.request_id, request.operation, error)
 
     def _count_reject(self) -> None:
@@ -390,14 +395,15 @@ class Query:
             options.tags,
             sql=options.sql,
             rocketmq_limits=options.rocketmq_limits,
+            counts=self._counts,
         )
 
     def _answer_pull(self, connection: Connection, request_id: int, asked: PullRequest, pulled: Pulled) -> None:
-        self._words.add(words_of.PULLS, 1)
-        if pulled.count:
-            self._delivered.count(asked.topic, asked.queue_id, pulled.count, len(pulled.records))
-        else:
+        if not pulled.count:
+            # The others were counted when their records were gathered.
+            self._words.add(words_of.PULLS, 1)
             self._words.add(words_of.EMPTY_PULLS, 1)
+            self._words.add(words_of.QUERY_REQUESTS, 1)
         answer = PullAnswer(
             pulled.status.value,
             pulled.next_offset,
@@ -453,6 +459,7 @@ class Query:
         pull.last, pull.offset = pulled, first
         if is_deleted or not _may_wait(pulled, first):
             self._held.release(pull)
+            self._times.held_pulls += 1
             self._answer_pull(pull.connection, pull.request_id, options, pulled)
         elif pulled.status in _GO_ON:
             pull.offset = pulled.next_offset
@@ -469,6 +476,7 @@ class Query:
 
     def _let_go(self, pull: HeldPull) -> None:
         self._held.release(pull)
+        self._times.held_pulls += 1
         self._answer_pull(pull.connection, pull.request_id, pull.options, pull.last)
 
 
@@ -482,19 +490,3 @@ def _may_wait(pulled: Pulled, offset: int) -> bool:
         # An offset that an empty or unknown queue does not have is wrong now and later.
         return pulled.status is PullStatus.OFFSET_OVERFLOW_ONE or offset == 0
     return pulled.status in _GO_ON
-
-
-def _checked(options: Options) -> Options:
-    """The options with numbers that fit 64-bit arithmetic. Raises BadRequestError, FilterSyntaxError."""
-    changes: dict[str, int] = {}
-    for name in options.__struct_fields__:
-        value = getattr(options, name)
-        if type(value) is int and not -_INTEGER_MAX <= value <= _INTEGER_MAX:
-            changes[name] = _INTEGER_MAX if value > 0 else -_INTEGER_MAX
-    tags = getattr(options, "tags", None)
-    if tags and sum(map(len, tags)) > FILTER_BYTES_MAX:
-        raise FilterSyntaxError(f"a filter of {len(tags)} tags exceeds {FILTER_BYTES_MAX:,} bytes")
-    cursor = getattr(options, "cursor", None)
-    if cursor and any(not -_INTEGER_MAX <= place <= _INTEGER_MAX for place in cursor):
-        raise BadRequestError(f"cursor {cursor[:2]} is none of ours")
-    return msgspec.structs.replace(options, **changes) if changes else options

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mqproc.errors import BadRequestError
 from mqproc.metrics.health import ready_problems
 from mqproc.process.loop import RoleContext
 from mqproc.store.reads.log_scan import Conditions
@@ -63,7 +64,13 @@ class Questions:
         return RecordsAnswer(1, END), (record.data,)
 
     def by_key(self, options: ByKeyRequest) -> Slices[Reply]:
-        """Records by key or unique id."""
+        """Records by key or unique id. Raises BadRequestError for a number of them that one answer cannot have.
+
+        There is no cursor to go on from, as other searches have it, so fewer than were asked for would look like all.
+        """
+        if not 1 <= options.max_messages <= MESSAGES_MAX:
+            given = f"max_messages = {options.max_messages:,}"
+            raise BadRequestError(f"{given} is out of range: from 1 to {MESSAGES_MAX:,}")
         batch = yield from self._reading.by_key(
             options.topic,
             options.key,
@@ -71,7 +78,7 @@ class Questions:
             options.end_ms,
             unique=options.unique,
             born_time=options.born_time,
-            max_messages=_message_limit(options.max_messages),
+            max_messages=options.max_messages,
             max_bytes=self._max_bytes,
         )
         return _records(batch)

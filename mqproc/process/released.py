@@ -1,4 +1,4 @@
-"""Parked records, and the messages that are delivered when their time has come.
+"""Parked records as columns, and the messages that are delivered when their time has come.
 
 A message is delivered as RocketMQ does it: to its original topic and queue, with the same body, flag, born data,
 reconsume times and sys flag. After a delay level it keeps the whole properties string, `DELAY`, `REAL_TOPIC` and
@@ -9,152 +9,168 @@ the parked record, by which the keeper finds out which deliveries a killed one h
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.errors import CorruptStoreError
+from mqproc.kernels import decode
+from mqproc.kernels.fields import PLACES_SIZE
 from mqproc.layout import record
 from mqproc.layout.properties import NAME_END, PAIR_END, REAL_QID, REAL_TOPIC, TIMER_ROLL_TIMES
 from mqproc.names import TIMER_TOPIC
-from mqproc.process.appender import NewMessage
-from mqproc.store.delays.made_from import mark_of
+from mqproc.process.message_columns import MessageColumns
+from mqproc.process.property_columns import PropertyColumns
+from mqproc.store.delays.made_from import marks_of
 
 _HOST_BITS: Final = record.SYS_FLAG_BORN_HOST_V6 | record.SYS_FLAG_STORE_HOST_V6
-_PAIR_END: Final = PAIR_END.encode()
-_CRC_START: Final = record.CRC_NAME + NAME_END.encode()
+_INT32_MAX: Final = (1 << 31) - 1
 
 
-class Parked:
-    """One record of a topic in which messages wait."""
+class ParkedRecords:
+    """Whole records of topics in which messages wait, one after the other in uint8[m]."""
 
-    __slots__ = (
-        "_properties",
-        "body",
-        "born_host",
-        "born_timestamp_ms",
-        "flag",
-        "physical_offset",
-        "queue_offset",
-        "reconsume_times",
-        "size",
-        "sys_flag",
-        "topic",
-    )
+    def __init__(self, records: NDArray[np.uint8], count: int) -> None:
+        """Raises CorruptStoreError when the bytes do not begin with so many records."""
+        places = np.empty(decode.PLACE_ROWS * count, np.int64)
+        failed = np.zeros(1 + PLACES_SIZE, np.int64)
+        if decode.locate_records(records, count, 0, places, failed):
+            raise CorruptStoreError(f"no record at byte {failed[0]:,} of {len(records):,}")
+        self._records = records
+        self._places = places.reshape(decode.PLACE_ROWS, count)
+        self.properties = self._properties_of(self._places)
 
-    def __init__(self, data: bytes, at: int) -> None:
-        """The record at `at`, whose sizes hold."""
-        (
-            self.size,
-            magic,
-            _crc,
-            _queue,
-            self.flag,
-            self.queue_offset,
-            self.physical_offset,
-            sys_flag,
-            self.born_timestamp_ms,
-        ) = record.HEAD.unpack_from(data, at)
-        born_size = record.HOST_V6_SIZE if sys_flag & record.SYS_FLAG_BORN_HOST_V6 else record.HOST_V4_SIZE
-        store_size = record.HOST_V6_SIZE if sys_flag & record.SYS_FLAG_STORE_HOST_V6 else record.HOST_V4_SIZE
-        host_at = at + record.BORN_HOST
-        tail_at = host_at + born_size + 8 + store_size
-        self.reconsume_times, _prepared, body_size = record.TAIL.unpack_from(data, tail_at)
-        body_at = tail_at + record.TAIL.size
-        topic_at = body_at + body_size
-        width = 1 if magic == record.MAGIC_V1 else 2
-        name_size = data[topic_at] if width == 1 else record.LENGTH_V2.unpack_from(data, topic_at)[0]
-        name_end = topic_at + width + name_size
-        properties = data[name_end + 2 : at + self.size]
-        if properties[-record.CRC_TAIL_SIZE :].startswith(_CRC_START):
-            properties = properties[: -record.CRC_TAIL_SIZE]
-        self._properties = properties
-        self.sys_flag = sys_flag & ~_HOST_BITS
-        self.born_host = data[host_at : host_at + born_size]
-        self.body = data[body_at:topic_at]
-        self.topic = data[topic_at + width : name_end].decode("utf-8", "replace")
+    def __len__(self) -> int:
+        return self._places.shape[1]
+
+    def column(self, name: str) -> NDArray[Any]:
+        """A column of numbers, by its name in `kernels.decode`."""
+        found: NDArray[Any] = self._column(self._places, name)
+        return found
+
+    def is_of(self, topic: str) -> NDArray[np.bool_]:
+        """Which of the records lie in this topic, bool[n]."""
+        name = np.frombuffer(topic.encode(), np.uint8)
+        found: NDArray[np.bool_] = self._places[decode.TOPIC_SIZE] == len(name)
+        begins = self._places[decode.TOPIC][found]
+        found[found] = (self._records[begins[:, None] + np.arange(len(name))] == name).all(axis=1)
+        return found
+
+    @functools.cached_property
+    def real_topics(self) -> list[str]:
+        """Where the messages go, "" where it is not said."""
+        found = self.properties.texts(REAL_TOPIC)
+        topics = {name: name.decode("utf-8", "replace") for name in set(found)}
+        return [topics[name] for name in found]
 
     @property
-    def real_topic(self) -> str:
-        """Where the message goes, "" when it does not say."""
-        return _value(self._properties, _key(REAL_TOPIC)).decode("utf-8", "replace")
+    def names_topic(self) -> NDArray[np.bool_]:
+        """Which say where they go, bool[n]."""
+        return np.fromiter(map(bool, self.real_topics), np.bool_, len(self))
 
-    @property
-    def real_queue_id(self) -> int:
-        """The queue that it goes to, 0 when it does not say."""
-        queue_id = _value(self._properties, _key(REAL_QID))
-        return int(queue_id) if queue_id.isdigit() else 0
+    def released(self, which: NDArray[np.bool_], *, keeps_real: bool) -> list[MessageColumns]:
+        """The messages for their own topics, in their order; `which` of them, bool[n]."""
+        queue_ids = np.clip(self.properties.numbers(REAL_QID), 0, _INT32_MAX).astype(np.int32)
+        gone = () if keeps_real else (REAL_TOPIC, REAL_QID)
+        return self._made(which, self.real_topics, queue_ids, gone, "")
 
-    def text(self, name: str) -> str:
-        """A property's value, "" for none."""
-        return _value(self._properties, _key(name)).decode("utf-8", "replace")
+    def rolled(self, which: NDArray[np.bool_]) -> list[MessageColumns]:
+        """The same messages for the timer's queue once more."""
+        queue_ids = np.zeros(len(self), np.int32)
+        return self._made(which, [TIMER_TOPIC] * len(self), queue_ids, (TIMER_ROLL_TIMES,), TIMER_ROLL_TIMES)
 
-    def number(self, name: str) -> int | None:
-        """A property's value as a number, None when it is none."""
-        text = _value(self._properties, _key(name))
-        return int(text) if text.isdigit() else None
-
-    def released(self, *, keeps_real: bool) -> NewMessage:
-        """The message for its own topic."""
-        properties = self._properties
-        if not keeps_real:
-            properties = _without(_without(properties, _key(REAL_TOPIC)), _key(REAL_QID))
-        return self._made(self.real_topic, self.real_queue_id, properties)
-
-    def rolled(self) -> NewMessage:
-        """The same message for the timer's queue once more."""
-        times = str((self.number(TIMER_ROLL_TIMES) or 0) + 1)
-        properties = _without(self._properties, _key(TIMER_ROLL_TIMES))
-        if properties and not properties.endswith(_PAIR_END):
-            properties += _PAIR_END
-        return self._made(TIMER_TOPIC, 0, properties + f"{TIMER_ROLL_TIMES}{NAME_END}{times}{PAIR_END}".encode())
-
-    def _made(self, topic: str, queue_id: int, properties: bytes) -> NewMessage:
-        return NewMessage(
+    def _made(
+        self,
+        which: NDArray[np.bool_],
+        topics: Sequence[str],
+        queue_ids: NDArray[np.int32],
+        gone: tuple[str, ...],
+        counted: str,
+    ) -> list[MessageColumns]:
+        """Without the properties `gone`, and with one that counts in the place of the old one."""
+        rows = np.flatnonzero(which)
+        if not len(rows):
+            return []
+        rows, edges, keys = self._grouped(rows, topics)
+        places = self._places[:, rows]
+        properties = self.properties if len(rows) == len(self) and len(keys) == 1 else self._properties_of(places)
+        numbers = properties.numbers(counted) if counted else None
+        properties = properties.without(*gone) if gone else properties
+        if numbers is not None:
+            properties = _with_number(properties, counted, np.maximum(numbers, 0) + 1)
+        body_offsets, bodies = self._column(places, "body")
+        topic, sys_flag, times, host = keys[0]
+        columns = MessageColumns(
             topic,
-            self.body,
-            properties,
-            queue_id,
-            self.flag,
-            self.sys_flag,
-            self.born_timestamp_ms,
-            self.born_host,
-            self.reconsume_times,
-            mark_of(self.physical_offset),
+            sys_flag,
+            times,
+            host,
+            np.diff(body_offsets).astype(np.uint32),
+            bodies[: int(body_offsets[-1])],
+            np.diff(properties.offsets).astype(np.uint16),
+            properties.data,
+            self._column(places, "born_timestamp_ms"),
+            queue_ids[rows],
+            self._column(places, "flag"),
+            marks_of(self._column(places, "physical_offset")),
         )
+        if len(keys) == 1:
+            return [columns]
+        return [
+            replace(part, topic=topic, sys_flag=sys_flag, reconsume_times=times, born_host=host)
+            for part, (topic, sys_flag, times, host) in zip(columns.parts(edges), keys, strict=True)
+        ]
+
+    def _grouped(
+        self, rows: NDArray[np.intp], topics: Sequence[str]
+    ) -> tuple[NDArray[np.intp], list[int], list[tuple[str, int, int, bytes]]]:
+        """Rows by what a frame's messages have in common, each group's in their order; edges between groups; groups."""
+        sys_flags = (self.column("sys_flag") & ~_HOST_BITS).tolist()
+        times, hosts = self.column("reconsume_times").tolist(), self._born_hosts()
+        if all(len(set(each)) == 1 for each in (sys_flags, times, hosts, topics)):
+            return rows, [0, len(rows)], [(topics[0], sys_flags[0], times[0], hosts[0])]
+        numbers: dict[Hashable, int] = {}
+        keys: list[tuple[str, int, int, bytes]] = []
+        groups = np.empty(len(rows), np.intp)
+        for place, row in enumerate(rows.tolist()):
+            key = topics[row], sys_flags[row], times[row], hosts[row]
+            number = numbers.get(key)
+            if number is None:
+                number = numbers[key] = len(keys)
+                keys.append(key)
+            groups[place] = number
+        if len(keys) == 1:
+            return rows, [0, len(rows)], keys
+        order = np.argsort(groups, kind="stable")
+        edges = np.searchsorted(groups[order], np.arange(len(keys) + 1)).tolist()
+        return rows[order], edges, keys
+
+    def _born_hosts(self) -> list[bytes]:
+        """Address and port of each producer as they are stored."""
+        begins, sizes = self._places[decode.BORN_HOST], self._places[decode.BORN_HOST_SIZE]
+        if (sizes == sizes[0]).all():
+            size = int(sizes[0])
+            hosts = self._records[begins[:, None] + np.arange(size)].tobytes()
+            return [hosts[at : at + size] for at in range(0, len(hosts), size)]
+        pairs = zip(begins.tolist(), sizes.tolist(), strict=True)
+        return [self._records[begin : begin + size].tobytes() for begin, size in pairs]
+
+    def _properties_of(self, places: NDArray[np.int64]) -> PropertyColumns:
+        return PropertyColumns(*self._column(places, "properties"))
+
+    def _column(self, places: NDArray[np.int64], name: str) -> Any:
+        return decode.take_column(self._records, np.ascontiguousarray(places).reshape(-1), places.shape[1], name)
 
 
-def parked_records(records: bytes) -> Iterator[Parked]:
-    """Whole records that lie one after the other."""
-    at = 0
-    while at < len(records):
-        parked = Parked(records, at)
-        yield parked
-        at += parked.size
-
-
-def _value(properties: bytes, name: bytes) -> bytes:
-    """A property's value; `name` has the end of the pair before it in front. The last of a name counts."""
-    at = properties.rfind(name)
-    if at >= 0:
-        at += len(name)
-    elif properties.startswith(name[1:]):
-        at = len(name) - 1
-    else:
-        return b""
-    end = properties.find(_PAIR_END, at)
-    return properties[at:end] if end >= 0 else properties[at:]
-
-
-def _without(properties: bytes, name: bytes) -> bytes:
-    """The properties without those of a name, given as for `_value`."""
-    while True:
-        at = properties.rfind(name) + 1
-        if at == 0 and not properties.startswith(name[1:]):
-            return properties
-        end = properties.find(_PAIR_END, at)
-        properties = properties[:at] + (properties[end + 1 :] if end >= 0 else b"")
-
-
-@functools.cache
-def _key(name: str) -> bytes:
-    """A property's name as it stands between the end of the pair before it and its value."""
-    return f"{PAIR_END}{name}{NAME_END}".encode()
+def _with_number(properties: PropertyColumns, name: str, numbers: NDArray[np.int64]) -> PropertyColumns:
+    """One more pair at the end of each string."""
+    strings = [
+        (string + PAIR_END.encode() if string and not string.endswith(PAIR_END.encode()) else string)
+        + f"{name}{NAME_END}{number}{PAIR_END}".encode()
+        for string, number in zip(properties.strings(), numbers.tolist(), strict=True)
+    ]
+    offsets = np.cumsum([0, *map(len, strings)])
+    return PropertyColumns(offsets, np.frombuffer(b"".join(strings), np.uint8))

@@ -14,11 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mqproc.errors import StoreBusyError
 from mqproc.layout import control as words_of
-from mqproc.process.appender import Appender, NewMessage, Outcome, Refused, Unknown
+from mqproc.process.appender import Appender, Outcome, Refused, Unknown
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
+from mqproc.process.message_columns import MessageColumns
 from mqproc.store.delays.made_from import MadeFrom
 
 RETRY_NS: Final = 100_000_000
@@ -49,7 +53,7 @@ class Releases:
         self.known: set[int] = set()
         """Marks of deliveries that the log has from before this keeper."""
         self._open: list[_Release] = []
-        self._refused: list[tuple[int, Sequence[NewMessage], _Release]] = []
+        self._refused: list[tuple[int, MessageColumns, _Release]] = []
         self._told_ns = -TELL_AGAIN_NS
 
     @property
@@ -67,17 +71,18 @@ class Releases:
         """Every message of a release that is not done, if it is in the log, lies at or above this position."""
         return min((release.begin for release in self._open), default=self._words[words_of.WRITTEN])
 
-    def start(self, messages: Sequence[NewMessage], on_done: Callable[[], None]) -> None:
+    def start(self, messages: Sequence[MessageColumns], on_done: Callable[[], None]) -> None:
         """Release messages; `on_done` is called when all are stored, at once when none is left to be."""
         begin = self._words[words_of.WRITTEN]
         if self.known:
-            messages = [message for message in messages if not self._was_made(message)]
+            messages = [columns for each in messages if len(columns := each.chosen(self._not_made(each)))]
         if not messages:
             on_done()
             return
-        release = _Release(begin, len(messages), on_done)
+        release = _Release(begin, sum(map(len, messages)), on_done)
         self._open.append(release)
-        self._append(messages, release)
+        for columns in messages:
+            self._append(columns, release)
 
     def step(self) -> int:
         """Take outcomes, and try again what was refused; returns how much was done."""
@@ -97,31 +102,34 @@ class Releases:
     def close(self) -> None:
         self.appender.close()
 
-    def _was_made(self, message: NewMessage) -> bool:
-        mark = message.prepared_transaction_offset
-        if mark not in self.known:
-            return False
-        self.known.discard(mark)
-        return True
+    def _not_made(self, messages: MessageColumns) -> NDArray[np.bool_]:
+        """Which were not delivered before; a mark that was found is found once."""
+        wanted = np.ones(len(messages), np.bool_)
+        for place, mark in enumerate(messages.prepared_transaction_offsets.tolist()):
+            if mark in self.known:
+                self.known.discard(mark)
+                wanted[place] = False
+        return wanted
 
-    def _append(self, messages: Sequence[NewMessage], release: _Release) -> None:
+    def _append(self, messages: MessageColumns, release: _Release) -> None:
         try:
-            self.appender.append(messages, lambda rows, outcome: self._take(rows, outcome, release))
+            self.appender.append_columns(messages, lambda frame, outcome: self._take(frame, outcome, release))
         except StoreBusyError:
             self._again(messages, release)
 
-    def _take(self, rows: Sequence[NewMessage], outcome: Outcome, release: _Release) -> None:
+    def _take(self, frame: MessageColumns, outcome: Outcome, release: _Release) -> None:
         if isinstance(outcome, Refused):
             self._words.add(words_of.DELIVERIES_REFUSED, 1)
             self._tell(outcome)
-            self._again(rows, release)
+            self._again(frame, release)
             return
-        stored = len(rows)
+        stored = len(frame)
         if isinstance(outcome, Unknown):
             made = self._made_from.marks(outcome.begin, outcome.end)
-            missing = [row for row in rows if row.prepared_transaction_offset not in made]
+            marks = frame.prepared_transaction_offsets.tolist()
+            missing = frame.chosen(np.fromiter((mark not in made for mark in marks), np.bool_, len(frame)))
             stored -= len(missing)
-            if missing:
+            if len(missing):
                 self._append(missing, release)
         self._words.add(words_of.DELIVERED_MESSAGES, stored)
         release.left -= stored
@@ -129,7 +137,7 @@ class Releases:
             self._open.remove(release)
             release.on_done()
 
-    def _again(self, messages: Sequence[NewMessage], release: _Release) -> None:
+    def _again(self, messages: MessageColumns, release: _Release) -> None:
         self._refused.append((self._clock.monotonic_ns() + RETRY_NS, messages, release))
 
     def _tell(self, outcome: Refused) -> None:

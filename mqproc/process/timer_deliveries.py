@@ -14,9 +14,12 @@ stays young enough for the log. One with TIMER_DEL_UNIQKEY cancels the message o
 from __future__ import annotations
 
 import functools
-import heapq
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mqproc.errors import CorruptStoreError
 from mqproc.layout import control as words_of
@@ -26,46 +29,36 @@ from mqproc.layout.java_hash import java_hash
 from mqproc.layout.timer_check import NO_LOG_POSITION
 from mqproc.message import PullStatus
 from mqproc.names import TIMER_TOPIC
-from mqproc.process.appender import NewMessage
+from mqproc.process.held_messages import Held, HeldMessages
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
-from mqproc.process.released import Parked, parked_records
+from mqproc.process.message_columns import MessageColumns
+from mqproc.process.parted_save import PartedSave
+from mqproc.process.released import ParkedRecords
 from mqproc.process.releases import Releases
+from mqproc.process.timer_slots import Rising, Slot, are_cancelled, counts_of
+from mqproc.store.delays.filed import Filed
 from mqproc.store.delays.made_from import MadeFrom
-from mqproc.store.delays.timer_store import Filed, TimerSnapshot, TimerStore
+from mqproc.store.delays.timer_store import TimerSnapshot, TimerStore
 from mqproc.store.final_syncs import FinalSyncs
 from mqproc.store.reads.reading import StoreReading
 
-FILE_MESSAGES: Final = 2048
+# A step's parts are a few ms long each: what becomes due meanwhile is late by that much.
+FILE_MESSAGES: Final = 512
+HOLD_MESSAGES: Final = 4096
 BATCH_MESSAGES: Final = 1024
 BATCH_BYTES: Final = 4 << 20
-# What becomes due within this time of a release goes together with the next one.
-GATHER_NS: Final = 4_000_000
-SAVE_INTERVAL_NS: Final = 1_000_000_000
+# What becomes due is gathered for some times as long as the last release took, so that releases leave time for others.
+GATHER_TIMES: Final = 3
+GATHER_LEAST_NS: Final = 5_000_000
+GATHER_MOST_NS: Final = 15_000_000
+# What comes is filed together; not for long while some of it is due within this time.
+FILE_GATHER_NS: Final = 25_000_000
+FILE_SOON_GATHER_NS: Final = 5_000_000
+SOON_MS: Final = 500
+FILE_AGAIN_NS: Final = 500_000_000
 _NEVER_NS: Final = 1 << 62
 _MS: Final = 1_000_000
-
-
-class _Held(NamedTuple):
-    """A message of a slot that is up. `rolls`: it is to be parked again, not delivered."""
-
-    due_ms: int
-    sequence: int
-    physical_offset: int
-    slot_ms: int
-    rolls: bool
-
-
-@dataclass(slots=True)
-class _Slot:
-    """A slot that is up: how many of its messages have no outcome, and the keys of those that are cancelled.
-
-    `begin` is a position of the log below which none of its messages was delivered.
-    """
-
-    open: int = 0
-    cancelled: set[str] = field(default_factory=set)
-    begin: int = 1 << 62
 
 
 class TimerDeliveries:
@@ -90,19 +83,23 @@ class TimerDeliveries:
         self._syncs = syncs
         self._store: TimerStore | None = None
         self._up_ms = 0  # slots below it are up
-        self._held: list[_Held] = []
-        self._slots: dict[int, _Slot] = {}
+        self._rising: deque[Rising] = deque()
+        self._held = HeldMessages()
+        self._slots: dict[int, Slot] = {}
         # Slots below the second had messages delivered by a predecessor, none of them below the first in the log.
         self._inherited: tuple[int, int] | None = None
+        self._inherited_queue_end = 0  # what a predecessor has delivered lies below it in the queue
         self._early: set[int] = set()  # held, though their slot is not up: all slots of their time were done
-        self._sequence = 0
         self._busy = False
         self._release_ns = 0
+        self._file_ns = 0  # after a failure nothing is filed before
+        self._gather_ns = 0  # few messages are not filed before
+        self._is_gathering = False
         self.parked_to = 0
         """The log's end when messages were last parked again: once it is dispatched, they can be filed."""
         self._snapshot: TimerSnapshot | None = None
         self._dirty = False
-        self._save_ns = 0
+        self._save = PartedSave(self._clock, self._save_steps, self._save_failed)
         if releases.settled and TimerStore.exists(context.io, context.paths):
             self._open_store()
 
@@ -114,7 +111,7 @@ class TimerDeliveries:
     @property
     def changed(self) -> bool:
         """Whether the check does not say yet what was done."""
-        return self._dirty or self._snapshot is not None
+        return self._dirty or self._snapshot is not None or self._save.under_way
 
     @property
     def due_ns(self) -> int:
@@ -122,11 +119,16 @@ class TimerDeliveries:
         if self._store is None:
             return _NEVER_NS
         now_ns, now_ms = self._clock.monotonic_ns(), self._clock.time_ms()
-        due_ns = self._save_ns if self.changed else _NEVER_NS
+        if self._rising or self._save.under_way:
+            return now_ns
+        due_ns = self._save.due_ns if self.changed else _NEVER_NS
+        if self._is_gathering:
+            due_ns = min(due_ns, max(self._gather_ns, self._file_ns))
         if self._store.pending:
-            due_ns = min(due_ns, now_ns + (self._up_ms - self._options.timer_precision_ms - now_ms) * _MS)
-        if self._held and not self._busy:
-            held_ns = now_ns + (self._held[0].due_ms - now_ms) * _MS
+            up_ns = now_ns + (self._up_ms - self._options.timer_precision_ms - now_ms) * _MS
+            due_ns = min(due_ns, max(up_ns, self._file_ns))
+        if not self._busy:
+            held_ns = now_ns + (self._held.first_due_ms - now_ms) * _MS
             due_ns = min(due_ns, max(held_ns, self._release_ns))
         return due_ns
 
@@ -137,15 +139,11 @@ class TimerDeliveries:
                 return 0
             self._open_store()
         assert self._store is not None
-        try:
-            done = self._file(self._store)
-        except OSError as error:
-            self._fail("timed messages cannot be filed yet", error)
-            done = 0
-        self._bring_up(self._store)
+        done = self._file_and_bring_up(self._store)
+        done += self._hold_some(self._store)
         done += self._release_due()
-        if self.changed and self._clock.monotonic_ns() >= self._save_ns:
-            self.save()
+        if self._save.under_way or (self.changed and self._clock.monotonic_ns() >= self._save.due_ns):
+            self._save.go_on()
         return done
 
     def close(self) -> None:
@@ -178,144 +176,247 @@ class TimerDeliveries:
             if begin < written:
                 self._releases.known |= self._made_from.marks(begin, written)
                 self._inherited = begin, self._slots_up_to(store)
+                self._inherited_queue_end = bounds.max_offset if bounds is not None else 0
         self._up_ms = store.read_ms
         self._store = store
 
     def _queue_offset_of(self, physical_offset: int) -> int | None:
-        found = self._parked_at(physical_offset)
-        return None if found is None or found.topic != TIMER_TOPIC else found.queue_offset
+        parked, _found = self._parked_at(np.array([physical_offset], np.int64))
+        return int(parked.column("queue_offset")[0]) if parked.is_of(TIMER_TOPIC).any() else None
+
+    def _file_and_bring_up(self, store: TimerStore) -> int:
+        """What cannot be written yet is in no slot where it would be found, so none comes up before it is."""
+        now_ns = self._clock.monotonic_ns()
+        if now_ns < self._file_ns:
+            return 0
+        try:
+            done = self._file(store)
+        except OSError as error:
+            self._file_ns = now_ns + FILE_AGAIN_NS
+            self._fail("timed messages cannot be filed yet", error)
+            return 0
+        self._bring_up(store)
+        return done
 
     def _file(self, store: TimerStore) -> int:
         store.write_out()
         bounds = self._reading.queues.bounds(TIMER_TOPIC, 0)
-        if bounds is None or store.queue_offset >= bounds.max_offset:
+        came = bounds.max_offset - store.queue_offset if bounds is not None else 0
+        now_ns = self._clock.monotonic_ns()
+        self._is_gathering = 0 < came < FILE_MESSAGES and now_ns < self._gather_ns
+        if came <= 0 or self._is_gathering:
             return 0
         pulled = self._reading.pull(TIMER_TOPIC, 0, store.queue_offset, FILE_MESSAGES, BATCH_BYTES)
         if pulled.status is not PullStatus.FOUND:
             self._lose(max(0, pulled.next_offset - store.queue_offset), f"{pulled.status} {pulled.detail}".strip())
-        for parked in parked_records(pulled.records.tobytes()):
-            self._file_one(store, parked)
-            store.queue_offset = parked.queue_offset + 1
+        self._gather_ns = now_ns + FILE_GATHER_NS
+        if pulled.count:
+            self._file_all(store, ParkedRecords(pulled.records, pulled.count))
         store.queue_offset = max(store.queue_offset, pulled.next_offset)
         self._dirty = True
         store.write_out()
+        self._context.io.crash_point("timer.filed")
         return max(1, pulled.count)
 
-    def _file_one(self, store: TimerStore, parked: Parked) -> None:
-        out_ms = parked.number(names.TIMER_OUT_MS)
-        if out_ms is None or not parked.real_topic:
-            self._lose(1, f"the record at {parked.physical_offset} names no time or no topic")
-            return
+    def _file_all(self, store: TimerStore, parked: ParkedRecords) -> None:
+        """File what a pull gave, in parts; after an error `queue_offset` is behind those that are filed."""
         now_ms = self._clock.time_ms()
-        slot_ms, magic = self._slot_for(store.slot_of(out_ms), store.slot_of(now_ms))
-        if parked.text(names.TIMER_DEL_UNIQKEY):
-            magic |= timer_log.MAGIC_DELETE
-        is_up = slot_ms < self._up_ms
-        # Slots below read_ms are never looked at again.
-        slot_ms = max(slot_ms, store.read_ms)
-        due_ms = parked.number(names.TIMER_DELIVER_MS) or 0
-        topic_hash = _topic_hash(parked.real_topic)
-        store.put(slot_ms, now_ms, parked.physical_offset, parked.size, topic_hash, magic, due_ms)
-        if is_up:
-            if slot_ms >= self._up_ms:
-                self._early.add(parked.physical_offset)
-            self._hold(Filed(slot_ms, magic, parked.physical_offset, parked.size, due_ms))
+        out_ms = parked.properties.numbers(names.TIMER_OUT_MS)
+        usable = (out_ms >= 0) & parked.names_topic
+        rows = np.flatnonzero(usable)
+        filed, is_up = self._to_file(store, parked, out_ms, rows, now_ms)
+        if len(filed) and filed.due_ms.min() <= now_ms + SOON_MS:
+            self._gather_ns = self._clock.monotonic_ns() + FILE_SOON_GATHER_NS
+        topics = parked.real_topics
+        hashes = np.fromiter((_topic_hash(topics[row]) for row in rows.tolist()), np.int32, len(rows))
+        queue_offsets = parked.column("queue_offset")
+        first = 0
+        try:
+            while first < len(filed):
+                stop = first + store.put(filed.chosen(slice(first, None)), now_ms, hashes[first:])
+                self._hold_those_up(filed.chosen(slice(first, stop)), is_up[first:stop])
+                store.queue_offset = int(queue_offsets[rows[stop - 1]]) + 1
+                first = stop
+            store.queue_offset = int(queue_offsets[-1]) + 1
+        finally:
+            passed = int((queue_offsets[~usable] < store.queue_offset).sum())
+            self._lose(passed, "parked records name no time or no topic")
 
-    def _slot_for(self, slot_ms: int, now_ms: int) -> tuple[int, int]:
-        """The slot to file under, and the unit's magic: further off than the roll window it is an earlier one."""
+    def _to_file(
+        self,
+        store: TimerStore,
+        parked: ParkedRecords,
+        out_ms: NDArray[np.int64],
+        rows: NDArray[np.intp],
+        now_ms: int,
+    ) -> tuple[Filed, NDArray[np.bool_]]:
+        """What is filed of these rows, and which of it belongs to slots that are up."""
+        precision_ms = self._options.timer_precision_ms
+        slots_ms, magics = self._slots_for(out_ms[rows] // precision_ms * precision_ms, store.slot_of(now_ms))
+        deletes = parked.properties.pairs(names.TIMER_DEL_UNIQKEY).last_of_each()
+        named = deletes.messages[deletes.ends > deletes.values]
+        magics[np.isin(rows, named)] |= timer_log.MAGIC_DELETE
+        is_up = slots_ms < self._up_ms
+        filed = Filed(
+            np.maximum(slots_ms, store.read_ms),  # Slots below read_ms are never looked at again.
+            magics,
+            parked.column("physical_offset")[rows],
+            parked.column("size")[rows].astype(np.int64),
+            np.maximum(parked.properties.numbers(names.TIMER_DELIVER_MS)[rows], 0),
+        )
+        return filed, is_up
+
+    def _hold_those_up(self, filed: Filed, is_up: NDArray[np.bool_]) -> None:
+        """Hold what was filed in slots that are up, or past."""
+        if not is_up.any():
+            return
+        filed = filed.chosen(is_up)
+        if self._inherited is not None:
+            # It may be delivered already, and its own slot is passed.
+            begin, until_ms = self._inherited
+            last_ms = int(filed.slots_ms.max())
+            self._inherited = begin, max(until_ms, last_ms + self._options.timer_precision_ms)
+        self._early.update(filed.physical_offsets[filed.slots_ms >= self._up_ms].tolist())
+        self._hold(filed)
+
+    def _slots_for(self, slots_ms: NDArray[np.int64], now_ms: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The slots to file under, and the units' magic: further off than the roll window it is an earlier one."""
         window_ms = self._options.timer_roll_window_slot * self._options.timer_precision_ms
-        beyond_ms = slot_ms - now_ms - window_ms
-        if beyond_ms < 0:
-            return slot_ms, timer_log.MAGIC_DEFAULT
+        beyond_ms = slots_ms - now_ms - window_ms
         # Time enough is left for the next roll too.
-        wait_ms = window_ms // 2 if beyond_ms < window_ms // 3 else window_ms
+        wait_ms = np.where(beyond_ms < window_ms // 3, window_ms // 2, window_ms)
         wait_ms -= wait_ms % self._options.timer_precision_ms
-        return now_ms + wait_ms, timer_log.MAGIC_DEFAULT | timer_log.MAGIC_ROLL
+        rolls = beyond_ms >= 0
+        magics = timer_log.MAGIC_DEFAULT | np.where(rolls, timer_log.MAGIC_ROLL, 0)
+        return np.where(rolls, now_ms + wait_ms, slots_ms), magics
 
     # Holding
 
     def _bring_up(self, store: TimerStore) -> None:
-        """Hold the messages of slots that begin within a slot's width."""
+        """Slots that begin within a slot's width are up: what is filed in them by now is to be held."""
         until_ms = self._slots_up_to(store)
         if until_ms <= self._up_ms:
             return
         for slot_ms in store.occupied(self._up_ms, until_ms) if store.pending else ():
-            try:
-                filed = store.filed(slot_ms)
-            except CorruptStoreError as error:
-                self._fail(f"slot {slot_ms} of the timer is lost", error)
-                continue
-            for one in dict.fromkeys(filed):
-                if one.physical_offset in self._early:
-                    self._early.discard(one.physical_offset)
-                else:
-                    self._hold(one)
+            self._rising.append(Rising(slot_ms, store.filed(slot_ms, HOLD_MESSAGES)))
+            self._slots.setdefault(slot_ms, Slot()).open += 1
         self._up_ms = until_ms
         self._move_read(store)
+
+    def _hold_some(self, store: TimerStore) -> int:
+        """Hold the next messages of slots that are up; returns how many were looked at."""
+        looked = 0
+        while self._rising and looked < HOLD_MESSAGES:
+            rising = self._rising[0]
+            filed = self._next_filed(rising)
+            if filed is None:
+                self._rising.popleft()
+                self._slots[rising.slot_ms].open -= 1
+                self._move_read(store)
+            else:
+                looked += len(filed)
+                self._hold(self._not_held(rising, filed))
+        return looked
+
+    def _next_filed(self, rising: Rising) -> Filed | None:
+        try:
+            return next(rising.filed, None)
+        except CorruptStoreError as error:
+            self._fail(f"what is left of slot {rising.slot_ms} of the timer is lost", error)
+            return None
+
+    def _not_held(self, rising: Rising, filed: Filed) -> Filed:
+        """What is neither there for the second time nor held since it was filed."""
+        offsets = filed.physical_offsets.tolist()
+        is_new = rising.held.isdisjoint(offsets) and self._early.isdisjoint(offsets)
+        if is_new and len(set(offsets)) == len(offsets):
+            rising.held.update(offsets)
+            return filed
+        wanted = np.zeros(len(offsets), np.bool_)
+        for place, offset in enumerate(offsets):
+            if offset not in rising.held:
+                rising.held.add(offset)
+                wanted[place] = offset not in self._early
+                self._early.discard(offset)
+        return filed.chosen(wanted)
 
     def _slots_up_to(self, store: TimerStore) -> int:
         """The first slot that is not to be up now."""
         return store.slot_of(self._clock.time_ms()) + 2 * self._options.timer_precision_ms
 
     def _hold(self, filed: Filed) -> None:
-        """Keep a message of a slot that is up until it is due."""
-        slot = self._slots.setdefault(filed.slot_ms, _Slot())
-        rolls = bool(filed.magic & timer_log.MAGIC_ROLL)
-        due_ms = filed.slot_ms + self._options.timer_precision_ms
-        if filed.magic & timer_log.MAGIC_DELETE:
-            parked = self._parked_at(filed.physical_offset)
-            slot.cancelled.add(parked.text(names.TIMER_DEL_UNIQKEY) if parked is not None else "")
-            self._take_off(1)
+        """Keep messages of slots that are up until they are due."""
+        deletes = (filed.magics & timer_log.MAGIC_DELETE) != 0
+        if deletes.any():
+            self._cancel(filed.chosen(deletes))
+            filed = filed.chosen(~deletes)
+        if not len(filed):
             return
-        if not rolls:
-            due_ms = filed.due_ms or self._due_of(filed.physical_offset) or due_ms
-        self._sequence += 1
-        slot.open += 1
-        heapq.heappush(self._held, _Held(due_ms, self._sequence, filed.physical_offset, filed.slot_ms, rolls))
+        rolls = (filed.magics & timer_log.MAGIC_ROLL) != 0
+        ends_ms = filed.slots_ms + self._options.timer_precision_ms
+        due_ms = np.where(rolls | (filed.due_ms <= 0), ends_ms, filed.due_ms)
+        unknown = np.flatnonzero(~rolls & (filed.due_ms <= 0))
+        if len(unknown):
+            # RocketMQ filed them: the exact time is in the records.
+            parked, found = self._parked_at(filed.physical_offsets[unknown])
+            known_ms = parked.properties.numbers(names.TIMER_DELIVER_MS)
+            due_ms[unknown[found]] = np.where(known_ms > 0, known_ms, due_ms[unknown[found]])
+        for slot_ms, count in counts_of(filed.slots_ms):
+            self._slots.setdefault(slot_ms, Slot()).open += count
+        self._held.add(Held(due_ms, filed.physical_offsets, filed.slots_ms, filed.sizes, rolls))
 
-    def _due_of(self, physical_offset: int) -> int | None:
-        """The exact time, from a record that RocketMQ filed."""
-        parked = self._parked_at(physical_offset)
-        return parked.number(names.TIMER_DELIVER_MS) if parked is not None else None
+    def _cancel(self, deletes: Filed) -> None:
+        """Note the keys of messages of these slots that are not to be delivered."""
+        parked, found = self._parked_at(deletes.physical_offsets)
+        keys = parked.properties.texts(names.TIMER_DEL_UNIQKEY)
+        for slot_ms, key in zip(deletes.slots_ms[found].tolist(), keys, strict=True):
+            self._slots.setdefault(slot_ms, Slot()).cancelled.add(key.decode("utf-8", "replace"))
+        self._take_off(len(deletes))
 
     # Releasing
 
     def _release_due(self) -> int:
         now_ms = self._clock.time_ms()
         now_ns = self._clock.monotonic_ns()
-        if self._busy or not self._held or self._held[0].due_ms > now_ms or now_ns < self._release_ns:
+        until_ms = self._due_until_ms(now_ms)
+        first_ms = self._held.first_due_ms
+        if self._busy or first_ms > until_ms or now_ns < self._release_ns:
             return 0
-        self._release_ns = now_ns + GATHER_NS
-        self._words[words_of.DELIVERY_LATE_MS] = now_ms - self._held[0].due_ms
-        batch = self._take_due(now_ms)
-        records = self._reading.records.copies(held.physical_offset for held in batch)
-        messages: list[NewMessage] = []
-        written = self._words[words_of.WRITTEN]
-        for held, record in zip(batch, records, strict=True):
-            slot = self._slots[held.slot_ms]
-            slot.begin = min(slot.begin, written)
-            parked = Parked(record, 0) if record is not None else None
-            if parked is None or parked.topic != TIMER_TOPIC or not parked.real_topic:
-                self._lose(1, f"the log has no message for later at {held.physical_offset} any more")
-            elif not (slot.cancelled and _is_cancelled(parked, slot.cancelled)):
-                messages.append(parked.rolled() if held.rolls else parked.released(keeps_real=False))
+        self._words[words_of.DELIVERY_LATE_MS] = now_ms - first_ms
+        batch = self._held.take(until_ms, BATCH_MESSAGES, BATCH_BYTES)
         self._busy = True
-        self._releases.start(messages, lambda: self._done_with(batch))
+        self._releases.start(self._delivered_of(batch), lambda: self._done_with(batch))
+        ended_ns = self._clock.monotonic_ns()
+        gather_ns = max(GATHER_LEAST_NS, GATHER_TIMES * (ended_ns - now_ns))
+        self._release_ns = ended_ns + min(gather_ns, GATHER_MOST_NS)
         return len(batch)
 
-    def _take_due(self, now_ms: int) -> list[_Held]:
-        """The next messages that are due, by their times."""
-        batch: list[_Held] = []
-        held = self._held
-        while held and held[0].due_ms <= now_ms and len(batch) < BATCH_MESSAGES:
-            batch.append(heapq.heappop(held))
-        return batch
+    def _delivered_of(self, batch: Held) -> list[MessageColumns]:
+        """The messages of those that the log has and nobody has cancelled."""
+        parked, found = self._parked_at(batch.physical_offsets)
+        wanted = parked.is_of(TIMER_TOPIC) & parked.names_topic
+        if (lost := len(batch) - int(wanted.sum())) > 0:
+            self._lose(lost, "the log has no such messages for later any more")
+        written = self._words[words_of.WRITTEN]
+        slots_ms = batch.slots_ms[found]
+        for slot_ms, _count in counts_of(batch.slots_ms):
+            slot = self._slots[slot_ms]
+            slot.begin = min(slot.begin, written)
+            if slot.cancelled:
+                wanted[slots_ms == slot_ms] &= ~are_cancelled(parked, slot.cancelled)[slots_ms == slot_ms]
+        rolls = batch.rolls[found]
+        return parked.released(wanted & ~rolls, keeps_real=False) + parked.rolled(wanted & rolls)
 
-    def _done_with(self, batch: list[_Held]) -> None:
+    def _due_until_ms(self, now_ms: int) -> int:
+        """What is due by then may go: nothing overtakes a message, or its cancellation, that is not held yet."""
+        return min(now_ms, self._rising[0].slot_ms) if self._rising else now_ms
+
+    def _done_with(self, batch: Held) -> None:
+        self._context.io.crash_point("timer.delivered")
         self._busy = False
-        for held in batch:
-            self._slots[held.slot_ms].open -= 1
-        if any(held.rolls for held in batch):
+        for slot_ms, count in counts_of(batch.slots_ms):
+            self._slots[slot_ms].open -= count
+        if batch.rolls.any():
             self.parked_to = self._words[words_of.WRITTEN]
         if self._store is not None:
             self._take_off(len(batch))
@@ -333,40 +434,47 @@ class TimerDeliveries:
             for slot_ms in [slot_ms for slot_ms in self._slots if slot_ms < read_ms]:
                 del self._slots[slot_ms]
 
-    def _parked_at(self, physical_offset: int) -> Parked | None:
-        try:
-            record = self._reading.records.record(physical_offset)
-        except CorruptStoreError:
-            return None
-        return next(parked_records(record.tobytes())) if record is not None else None
+    def _parked_at(self, physical_offsets: NDArray[np.int64]) -> tuple[ParkedRecords, NDArray[np.bool_]]:
+        """The records at these places that the log has, and which these are, bool[n]."""
+        records, found = self._reading.records.gathered(physical_offsets)
+        return ParkedRecords(records, int(found.sum())), found
 
     # The check
 
-    def save(self, durable: int = 0) -> None:
-        """Write the check as of now, or of the last call, once the log is durable behind what it counts.
+    def save(self, durable: int) -> None:
+        """Write the check as of now; `durable` is a position that the caller has made the log durable up to."""
+        self._snapshot = None
+        self._save.whole(durable)
 
-        `durable` is a position that the caller has made the log durable up to; else it is what the flushers say.
+    def _save_failed(self, error: OSError) -> None:
+        self._dirty = True
+        self._fail("timercheck could not be saved yet", error)
+
+    def _save_steps(self, durable: int) -> Iterator[None]:
+        """Write the check as of when it was last synced for, once the log is durable behind what it counts.
+
+        With `durable` 0 the flushers say up to where it is.
         """
-        self._save_ns = self._clock.monotonic_ns() + SAVE_INTERVAL_NS
         if self._store is None or self._syncs.ended():
             return  # Once a sync has failed the log tells a next run what was delivered.
-        try:
-            if self._snapshot is None or durable:
-                end = self._words[words_of.WRITTEN]
-                self._snapshot = self._store.snapshot(self._begin(self._store), end, self._clock.time_ms())
-                self._dirty = False
-            if max(durable, self._context.control.flushed) >= self._snapshot.log_end:
-                self._store.write(self._snapshot)
-                self._snapshot = None
-        except OSError as error:
-            self._fail("timercheck could not be saved yet", error)
+        if self._snapshot is None:
+            end = self._words[words_of.WRITTEN]
+            picture = self._store.picture(self._begin(self._store), end, self._clock.time_ms())
+            self._dirty = False
+            for _ in self._store.sync_steps():
+                yield
+            self._snapshot = picture
+            yield
+        if max(durable, self._context.control.flushed) >= self._snapshot.log_end:
+            self._store.write(self._snapshot)
+            self._snapshot = None
 
     def _begin(self, store: TimerStore) -> int:
         """No message of the slots from read_ms on that has been delivered lies below this position of the log."""
         begins = [self._releases.begin, *(slot.begin for slot in self._slots.values())]
         if self._inherited is not None:
             begin, until_ms = self._inherited
-            if store.read_ms < until_ms:
+            if store.read_ms < until_ms or store.queue_offset < self._inherited_queue_end:
                 begins.append(begin)
             else:
                 self._inherited = None
@@ -384,9 +492,3 @@ class TimerDeliveries:
 
 
 _topic_hash = functools.lru_cache(4096)(java_hash)
-
-
-def _is_cancelled(parked: Parked, cancelled: set[str]) -> bool:
-    """RocketMQ 5.3.0 names the message by its unique id alone, later releases by topic and unique id."""
-    unique, topic = parked.text(names.UNIQ_KEY), parked.real_topic
-    return not cancelled.isdisjoint({unique, topic + unique, f"{topic}+{unique}"})

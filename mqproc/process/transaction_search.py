@@ -13,7 +13,7 @@ from mqproc.errors import (
     TransactionOverdueError,
 )
 from mqproc.layout import control as words_of
-from mqproc.layout.record_codec import decode_record, decode_records
+from mqproc.layout.record_codec import decode_message_id, decode_record, decode_records
 from mqproc.names import HALF_TOPIC
 from mqproc.process.transaction_messages import is_committed
 from mqproc.process.transaction_table import OpenHalves
@@ -64,8 +64,10 @@ class TransactionSearch:
         return half
 
     def open(self, options: TransactionsRequest) -> list[Half]:
-        """Those open ones that a list is to have."""
+        """Those open ones that a list is to have. A copy goes by the ids of those that it is a copy of, too."""
         wanted = {*options.ids}
+        copies = (self._copy_of(each) for each in options.ids)
+        wanted.update(half.message_id for half in copies if half is not None)
         return [
             half
             for half in self._table.all()
@@ -74,6 +76,18 @@ class TransactionSearch:
             and (not options.group or half.group == options.group)
             and (not wanted or half.transaction_id in wanted or half.message_id in wanted)
         ]
+
+    def _copy_of(self, message_id: str) -> Half | None:
+        """The open one that stands for the half message of this id; None when it is no such id."""
+        try:
+            _, place = decode_message_id(message_id)
+        except BadRequestError:
+            return None
+        record = self._reading.look(place)
+        message = None if record is None else decode_record(record.data, check_crc=False)
+        if message is None or message.topic != HALF_TOPIC:
+            return None
+        return self._table.find(place, half_of(message).key)
 
     def _half_at(self, options: TransactionEndRequest) -> Half:
         place = options.physical_offset

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from mqproc import config
 from mqproc.errors import (
     BadRequestError,
     CorruptStoreError,
@@ -88,6 +89,7 @@ class Transactions:
         refuse: Callable[[Asked, MqprocError], None],
     ) -> None:
         options = context.options
+        self._io = context.io
         self._clock = context.clock
         self._words = context.control.words
         self._options = options
@@ -150,6 +152,10 @@ class Transactions:
             return 0.0 if self._may_start else min(left_s, 0.01)
         left_s = self._marks.seconds_left(now_ns, left_s)
         return self._due.seconds_left(self._clock.time_ms(), left_s) if self._has_room else left_s
+
+    def reload(self, options: config.Options) -> None:
+        """`file_reserved_time` may change while running."""
+        self._options = options
 
     def drop(self, connection: Connection) -> None:
         """A client is gone."""
@@ -317,6 +323,7 @@ class Transactions:
         self._be_busy(half)
 
         def stored(_offset: int) -> None:
+            self._io.crash_point("transaction.committed")
             self._words.add(words_of.TRANSACTION_COMMITS, 1)
             self._table.ended(half, committed=True)
             self._marks.add(half.offset)
@@ -333,6 +340,7 @@ class Transactions:
         self._be_busy(half)
 
         def marked() -> None:
+            self._io.crash_point("transaction.rolled_back")
             self._words.add(words_of.TRANSACTION_ROLLBACKS, 1)
             self._table.ended(half, committed=False)
             self._answer(asked, Empty(), ())

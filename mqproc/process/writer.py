@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from mqproc.client.retry import RESTART_MS
 from mqproc.config import Options
 from mqproc.errors import (
     BadRequestError,
@@ -21,6 +22,7 @@ from mqproc.errors import (
     FlushFailedError,
     InternalError,
     MqprocError,
+    RetryLaterError,
     StoreBusyError,
     StoreReadOnlyError,
     TooManyQueuesError,
@@ -30,8 +32,8 @@ from mqproc.errors import (
 )
 from mqproc.layout import control as words_of
 from mqproc.layout import figures
-from mqproc.process.append_figures import AppendFigures
 from mqproc.process.append_plans import OpenTopics, plan_append
+from mqproc.process.append_times import AppendTimes
 from mqproc.process.limits import client_limits
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
@@ -58,7 +60,7 @@ from mqproc.wire.operations import (
 from mqproc.wire.server import SocketServer
 
 # The keeper looks for messages with a time to deliver at each second; it is told of one that is due before it looks.
-NEAR_MS = 3000
+NEAR_MS = 2000
 # Frames of a step are written and published together up to this much, so that dispatch goes on beside the step.
 COMMIT_BYTES = 256 << 10
 # A step's answers leave together, up to this much of the log: each send wakes its client, which takes the processor.
@@ -148,9 +150,9 @@ class Writer:
                 self._repeats = RepeatWindow(
                     self._words, self._table, self._segments, self._appender, context.options.dedupe_window_messages
                 )
-        self._figures = AppendFigures(self._words)
+        self._times = AppendTimes(self._words)
+        self._connections = 0
         self._sync_times = Histogram(self._words, figures.WRITER_SYNCS)
-        self._began_ns = 0
         self._answer_options = b""
         self._answered_ms = -1
         self._pending: list[_Pending] = []
@@ -162,6 +164,7 @@ class Writer:
             client_limits(context.options),
             operations=WRITER_OPERATIONS,
             on_reject=code_counter(self._words, self.name),
+            on_partial=lambda: self._words.add(words_of.WRITER_PARTIAL_FRAMES, 1),
         )
         # The loop drains the bell when the wait is over.
         self._server.register(context.bell.fileno(), lambda: None)
@@ -182,8 +185,7 @@ class Writer:
         self._requests = []
         if not requests:
             return self._save_topics_when_due()
-        self._began_ns = self._clock.monotonic_ns()
-        messages, written = self._words[words_of.APPENDED_MESSAGES], self._words[words_of.WRITTEN]
+        messages = self._words[words_of.APPENDED_MESSAGES]
         self._hold_back()
         self._closed_by = self._reason_to_refuse()
         if len(requests) > 1:
@@ -201,10 +203,12 @@ class Writer:
             if self._to_ring_keeper:
                 self._to_ring_keeper = False
                 self._keeper_bell.ring()
-        self._words[words_of.WRITER_CONNECTIONS] = len(self._server.connections)
-        if appended := self._words[words_of.APPENDED_MESSAGES] - messages:
-            self._figures.appended(self._words[words_of.WRITTEN] - written, appended)
-        return max(len(requests), appended)
+        if len(self._server.connections) != self._connections:
+            self._connections = self._words[words_of.WRITER_CONNECTIONS] = len(self._server.connections)
+        return max(len(requests), self._words[words_of.APPENDED_MESSAGES] - messages)
+
+    def timed(self, began_ns: int, ended_ns: int, *, alone: bool) -> None:
+        self._times.timed(began_ns, ended_ns, alone=alone)
 
     def wait(self, timeout_s: float) -> None:
         self._requests = self._server.poll(timeout_s)
@@ -273,19 +277,15 @@ class Writer:
         if 0 < options.deliver_at_ms <= store_timestamp_ms + NEAR_MS:
             self._to_ring_keeper = True
         plan = plan_append(options, request.payload, self._topics, store_timestamp_ms, own=own)
-        dropped = 0
         if self._repeats is None or request.operation == Operation.APPEND_OWN:
             # The group's own roles copy messages on purpose, with their ids.
             answer = self._appender.add(plan, store_timestamp_ms)
         else:
             before = self._repeats.dropped
             answer = self._repeats.add(plan, store_timestamp_ms, self._commit)
-            dropped = self._repeats.dropped - before
-            self._words.add(words_of.DROPPED_REPEATS, dropped)
+            self._words.add(words_of.DROPPED_REPEATS, self._repeats.dropped - before)
         self._topics.find(options.topic).rotation = plan.rotation
         self._pending.append(_Pending(request, answer, store_timestamp_ms, wait=options.wait, oneway=options.oneway))
-        self._words.add(words_of.APPENDED_MESSAGES, options.count - dropped)
-        self._words.add(words_of.APPENDED_FRAMES, 1)
         if not self._options.sync_flush and self._appender.staged_bytes >= COMMIT_BYTES:
             self._commit()
 
@@ -299,14 +299,12 @@ class Writer:
             self._fail_pending(error)
             return
         self._appender.publish()
-        done_ns = self._words[words_of.WRITTEN_NS] = self._clock.monotonic_ns()
+        self._words[words_of.WRITTEN_NS] = self._clock.monotonic_ns()
         if self._options.sync_flush:
             self._answer([pending for pending in self._pending if not pending.wait])
             self._pending = [pending for pending in self._pending if pending.wait]
             if not self._sync():
                 return
-            done_ns = self._clock.monotonic_ns()
-        self._figures.committed(done_ns - self._began_ns, len(self._pending))
         self._answer(self._pending)
         self._pending = []
         self._to_ring = True
@@ -378,7 +376,9 @@ class Writer:
         """Why no append is taken now; looked at once for all frames of a step."""
         control = self._context.control
         if not self._taking:
-            return StoreBusyError("the store is being stopped", hint_ms=1000)
+            if self._words[words_of.GROUP_STATE] == words_of.GROUP_STOPPING:
+                return StoreBusyError("the store is being stopped", hint_ms=1000)
+            return RetryLaterError("the writer is being restarted", hint_ms=RESTART_MS)
         if failed := control.sync_errno:
             return StoreReadOnlyError(f"a sync failed with errno {failed}; run mqproc store repair")
         if control.damage_read_only:
@@ -388,8 +388,9 @@ class Writer:
             )
         words = self._words
         if words[words_of.DISK_FULL]:
-            free = words[words_of.DISK_FREE_BYTES]
-            return DiskFullError(f"the disk is nearly full: {free:,} bytes are free", hint_ms=1000)
+            used, free = words[words_of.DISK_USED_BYTES], words[words_of.DISK_FREE_BYTES]
+            needed = (100 - self._options.disk_space_warning_level_ratio) * (used + free) // 100
+            return DiskFullError(f"disk nearly full: {needed:,} bytes must be free, {free:,} are", hint_ms=1000)
         behind = words[words_of.WRITTEN] - words[words_of.DISPATCHED]
         if behind > self._options.max_dispatch_behind_bytes:
             limit = self._options.max_dispatch_behind_bytes
@@ -436,7 +437,11 @@ class Writer:
                 raise StoreReadOnlyError(f"segment {start:020d} is not made: a sync failed")
             failed = words[words_of.SEGMENT_ERRNO]
             if failed in (errno.ENOSPC, errno.EDQUOT):
-                raise DiskFullError("no room for another segment", hint_ms=1000)
+                _, free = self._io.disk_usage(self._context.paths.root)
+                size = self._options.mapped_file_size_commit_log
+                raise DiskFullError(
+                    f"no room for a segment: {size:,} bytes are needed, {free:,} are free", hint_ms=1000
+                )
             if self._clock.monotonic_ns() > deadline_ns:
                 raise StoreBusyError(f"segment {start:020d} is not ready (errno {failed})", hint_ms=100)
             self._clock.sleep(SEGMENT_POLL_S)

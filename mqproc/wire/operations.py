@@ -10,6 +10,7 @@ APPEND        body_lengths u32[n] · bodies
               · has_queues:            queue_ids i32[n]
               · has_flags:             flags i32[n]
               · has_prepared:          prepared_transaction_offsets i64[n]
+              · sharding_bytes ≥ 0:    sharding_lengths u16[n] · sharding keys
 APPEND_OWN    as APPEND
    answer     physical_offsets i64[n] · queue_offsets i64[n] · queue_ids i32[n]
 PULL, GET, BY_KEY, RANGE   answer: whole CommitLog records, one after the other
@@ -135,7 +136,9 @@ class AppendRequest(Options, frozen=True):
     message i is `unique_prefix` (28 upper-case hex digits; empty for none) followed by (unique_counter + i) mod 65536
     in 4 digits. `gap_…` are further properties, the same for every message, already encoded and split at the places
     where UNIQ_KEY, TAGS and KEYS stand between them in RocketMQ's order. With `properties_bytes` ≥ 0 the column holds
-    whole property strings and none of tag, keys, unique id and gaps applies. `batch`: all or nothing inside one
+    whole property strings and none of tag, keys, unique id and gaps applies. A message with a sharding key goes to the
+    queue that the key's hash gives, and the key is stored, unless a whole property string has it already; the column
+    goes with QUEUE_ANY alone. `batch`: all or nothing inside one
     segment, one store time, as RocketMQ's batch. `wait` false: answer before the sync of a SYNC_FLUSH store.
     `born_host` is address and port as in the record: 8 or 20 bytes. With `delay_level` or `deliver_at_ms` above 0 the
     messages wait first: see `process.parking`; the answer then tells where they wait. `transaction`: the one message of
@@ -175,6 +178,7 @@ class AppendRequest(Options, frozen=True):
     delay_level: int = 0
     deliver_at_ms: int = 0
     transaction: bool = False
+    sharding_bytes: int = COLUMN_ABSENT
 
 
 class AppendAnswer(Options, frozen=True):

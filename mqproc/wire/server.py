@@ -1,4 +1,4 @@
-"""The socket side of a role: accepts, cuts frames, sends answers. A step at a time, for a role's own loop.
+"""The socket side of a role: lets clients in, cuts frames, sends answers. A step at a time, for a role's own loop.
 
     server = SocketServer(listener, options…)
     server.register(bell_fd, on_ring)
@@ -25,19 +25,16 @@ from typing import TYPE_CHECKING, Final
 
 from mqproc.config import MIB
 from mqproc.errors import (
-    MqprocError,
-    PermissionDeniedError,
     ProtocolError,
     RequestTimeoutError,
     SlowConsumerError,
-    TooManyConnectionsError,
     UnknownCommandError,
 )
-from mqproc.wire.address import peer_uid
 from mqproc.wire.connection import Connection, Request
+from mqproc.wire.door import Door
 from mqproc.wire.frame import CONNECTION_ID, HEADER, HEADER_SIZE, MAGIC, VERSION
 from mqproc.wire.operations import Operation
-from mqproc.wire.protocol import Frame, FrameReader, encode_refusal
+from mqproc.wire.protocol import Frame, FrameReader
 from mqproc.wire.shared_buffer import BUFFER_BYTES, SharedBuffer
 
 if TYPE_CHECKING:
@@ -50,10 +47,8 @@ _COPIED_BYTES_MAX: Final = 16 << 10
 # Times are looked at this often, and only while a client has one.
 _TIMES_EVERY_S: Final = 0.05
 _READS_PER_POLL: Final = 32
-_ACCEPTS_PER_POLL: Final = 64
 _EVENTS_MAX: Final = 128
 _HEARD: Final = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
-_SOCKET_BUFFER_BYTES: Final = MIB
 
 _unpack_header = HEADER.unpack_from
 
@@ -85,6 +80,7 @@ class SocketServer:
         allowed_uids: Container[int] | None = None,
         on_close: Callable[[Connection], None] | None = None,
         on_reject: Callable[[str], None] | None = None,
+        on_partial: Callable[[], None] | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.connections: dict[int, Connection] = {}
@@ -93,21 +89,20 @@ class SocketServer:
         self.partial_frames = 0
         self.read_timeouts = 0
         self.slow_consumers = 0
-        self._listener = listener
         self._operations = operations
-        self._allowed_uids = {os.getuid()} if allowed_uids is None else allowed_uids
         self._on_close = on_close
         self._on_reject = on_reject
+        self._on_partial = on_partial
         self._shared = SharedBuffer()
         self._timed: dict[int, Connection] = {}
         self._backlog: dict[int, Connection] = {}
         self._bells: dict[int, Callable[[], None]] = {}
         self._holding = False
         self._held: dict[int, Connection] = {}
-        self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        listener.setblocking(False)
+        uids = {os.getuid()} if allowed_uids is None else allowed_uids
+        self._door = Door(listener, self.connections, self.limits.connections, uids, self.count_reject)
         self._epoll = select.epoll()
-        self._epoll.register(listener.fileno(), select.EPOLLIN)
+        self._epoll.register(self._door.fileno(), select.EPOLLIN)
         self._accepting = True
         self._look_at = 0.0
 
@@ -122,7 +117,7 @@ class SocketServer:
         """Take no new connections; those that wait stay in the listener's backlog for a successor."""
         if self._accepting:
             self._accepting = False
-            self._epoll.unregister(self._listener.fileno())
+            self._epoll.unregister(self._door.fileno())
 
     def drain(self, timeout_s: float) -> None:
         """Send what is queued, for a role that stops."""
@@ -142,9 +137,7 @@ class SocketServer:
         """Let all clients go. The listener belongs to whoever made it."""
         for connection in list(self.connections.values()):
             self.drop(connection)
-        if self._spare_fd >= 0:
-            os.close(self._spare_fd)
-            self._spare_fd = -1
+        self._door.close()
         self._epoll.close()
 
     # One step
@@ -180,36 +173,13 @@ class SocketServer:
         on_readable = self._bells.get(fd)
         if on_readable is not None:
             on_readable()
-        elif self._accepting and fd == self._listener.fileno():
-            self._accept()
+        elif self._accepting and fd == self._door.fileno():
+            self._door.let_in(self._welcome)
 
-    # Accepting
-
-    def _accept(self) -> None:
-        for _ in range(_ACCEPTS_PER_POLL):
-            try:
-                sock, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError:
-                # No descriptor is left: use the spare one to tell the client so.
-                self._turn_away()
-                return
-            if refusal := self._refusal_of(sock):
-                self._send_off(sock, refusal)
-            else:
-                self._welcome(sock)
-
-    def _refusal_of(self, sock: socket.socket) -> MqprocError | None:
-        uid = peer_uid(sock)
-        if uid not in self._allowed_uids:
-            return PermissionDeniedError(f"user {uid} may not use a socket of user {os.getuid()}")
-        if len(self.connections) >= self.limits.connections:
-            return self._too_many()
-        return None
-
-    def _too_many(self) -> TooManyConnectionsError:
-        return TooManyConnectionsError(f"{len(self.connections):,} connections are open already", hint_ms=100)
+    def _welcome(self, sock: socket.socket) -> None:
+        connection = Connection(self, sock)
+        self.connections[connection.fd] = connection
+        self._epoll.register(connection.fd, select.EPOLLIN)
 
     def count_reject(self, code: str) -> None:
         """A refusal leaves, or a client is let go, with this code."""
@@ -217,38 +187,12 @@ class SocketServer:
         if self._on_reject is not None:
             self._on_reject(code)
 
-    def _send_off(self, sock: socket.socket, error: MqprocError) -> None:
-        self.count_reject(error.code)
-        sock.setblocking(False)
-        try:
-            sock.send(encode_refusal(0, CONNECTION_ID, error))
-        except OSError:
-            pass  # It has gone by itself.
-        finally:
-            sock.close()
-
-    def _turn_away(self) -> None:
-        os.close(self._spare_fd)
-        try:
-            sock, _ = self._listener.accept()
-            self._send_off(sock, self._too_many())
-        except OSError:
-            pass  # Somebody else took the descriptor; the client waits in the backlog.
-        self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-
-    def _welcome(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
-        connection = Connection(self, sock)
-        self.connections[connection.fd] = connection
-        self._epoll.register(connection.fd, select.EPOLLIN)
-
     # Reading
 
     def _hear(self, connection: Connection, mask: int, requests: list[Request]) -> None:
         if connection.paused:
             if mask & (select.EPOLLHUP | select.EPOLLERR):
-                self.drop(connection)
+                self._lose(connection)
         elif connection.reader is None:
             self._read_shared(connection, requests)
         elif connection.fd not in self._backlog:
@@ -273,7 +217,7 @@ class SocketServer:
         except OSError:
             count = 0
         if count == 0:
-            self.drop(connection)
+            self._lose(connection)
             return
         count += beginning
         if count >= HEADER_SIZE:
@@ -333,7 +277,7 @@ class SocketServer:
             except OSError:
                 count = 0
             if count == 0:
-                self.drop(connection)
+                self._lose(connection)
                 return
             reader.received(count)
             taken = self._take_frames(connection, reader, requests)
@@ -480,14 +424,21 @@ class SocketServer:
             self.count_reject(SlowConsumerError.code)
             self.drop(connection)
 
+    def _lose(self, connection: Connection) -> None:
+        """The client has hung up; a frame that it had begun is counted."""
+        reader = connection.reader
+        if connection.beginning or (reader is not None and reader.waiting_bytes):
+            self.partial_frames += 1
+            if self._on_partial is not None:
+                self._on_partial()
+        self.drop(connection)
+
     def drop(self, connection: Connection) -> None:
-        """Close a connection; a frame that it had begun is counted and forgotten."""
+        """Close a connection; a frame that it had begun is forgotten."""
         if connection.closed:
             return
         connection.closed = True
         reader, connection.reader = connection.reader, None
-        if connection.beginning or (reader is not None and reader.waiting_bytes):
-            self.partial_frames += 1
         if reader is not None:
             self._shared.give_back(reader.release())
         for table in (self.connections, self._timed, self._backlog):

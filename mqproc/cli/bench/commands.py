@@ -1,4 +1,4 @@
-"""`mqproc bench append|counting|dispatch|pull|consume|filter|query|e2e|verify|recovery|rebuild|spark`.
+"""`mqproc bench append|counting|delay|dispatch|pull|consume|filter|query|e2e|verify|recovery|rebuild|spark`.
 
 A command starts a group on a fresh temporary store (or uses --store), runs its clients in processes of their own, and
 prints a line every five seconds, a summary in Kafka's shape, CPU and memory by role, and this machine's own limits.
@@ -113,6 +113,19 @@ def e2e(invocation: Invocation, /, rate: float, part: str, **shared: Any) -> Non
         return measure(bench, settings, throughput=part != "latency", latency=part != "throughput")
 
     _run(invocation, shared, rate, both)
+
+
+@bench.command(cls=Command)
+@_shared(0, 10, "producers")
+@_option("--rate", 10_000.0, "Messages due a second.", click.FloatRange(1))
+@_option("--level", 0, "Wait for this delay level; 0: for a time of --ahead.", click.IntRange(0, 18))
+@_option("--ahead", "3", "Time from send to due, without --level.", SECONDS)
+@pass_invocation
+def delay(invocation: Invocation, /, rate: float, level: int, ahead: float, **shared: Any) -> None:
+    """Send what waits for its time, --batch of one time together, and see how late it is stored and seen."""
+    from mqproc.cli.bench.delaying import delay as measure
+
+    _run(invocation, shared, rate, lambda bench, settings: measure(bench, settings, level, ahead))
 
 
 @bench.command(cls=Command)

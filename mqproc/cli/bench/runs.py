@@ -180,14 +180,14 @@ class Run:
         self._all = np.ndarray((self._memory.size // 8,), np.int64, self._memory.buf)
         self._all[:] = 0
         self._folder = Path(tempfile.mkdtemp(prefix="mqproc-bench-rows-"))
-        self._results = [self._folder / f"{index}.npy" for index in range(len(starts))]
+        self.results = [self._folder / f"{index}.npy" for index in range(len(starts))]
         self._processes: list[BaseProcess] = []
 
     def __enter__(self) -> Run:
         context = multiprocessing.get_context("spawn")
         for index, (function, arguments) in enumerate(self._starts):
             process = context.Process(
-                target=function, args=(*arguments, index, self._memory.name, self._results[index]), daemon=True
+                target=function, args=(*arguments, index, self._memory.name, self.results[index]), daemon=True
             )
             process.start()
             self._processes.append(process)
@@ -235,9 +235,9 @@ class Run:
         end_ns = time.monotonic_ns()
         words_after, cpu, memory = self._bench.words(), meter.seconds(), memory_of(self._bench.roles)
         self.stop()
-        per_client = [figures_of(load_rows([path]), begin_ns, end_ns, message_size) for path in self._results]
+        per_client = [figures_of(load_rows([path]), begin_ns, end_ns, message_size) for path in self.results]
         return Result(
-            figures_of(load_rows(self._results), begin_ns, end_ns, message_size),
+            figures_of(load_rows(self.results), begin_ns, end_ns, message_size),
             cpu,
             memory,
             self._total(Recorder.ERRORS),

@@ -44,7 +44,7 @@ def top(invocation: Invocation, interval: float, view: str, filter_: str, sort: 
             raise click.UsageError(f"the view {view} has no column {sort!r}")
         state.sort_by(sort)
     out = invocation.out
-    source = Source(paths, options_for(invocation, StoreIO(), paths))
+    source = Source(paths, lambda: options_for(invocation, StoreIO(), paths))
     try:
         if out.is_json:
             out.document(source.look())

@@ -131,7 +131,8 @@ def shown_rows(view: View, rows: list[Row], sort: str, *, ascending: bool, wante
     lowered = wanted.lower()
     kept = [row for row in rows if not lowered or any(lowered in str(row[name]).lower() for name in texts)]
     kept.sort(key=lambda row: tuple(str(row[name]) for name in texts))
-    kept.sort(key=lambda row: row[sort], reverse=not ascending)
+    # What is not known is less than any figure.
+    kept.sort(key=lambda row: (row[sort] is not None, row[sort]), reverse=not ascending)
     return kept
 
 

@@ -79,6 +79,7 @@ class Screen:
         lines = [_title(state, now, columns), self._dispatch(now, before, columns), _rates(now, before)]
         lines += [_durable(now), _latencies(now, before), _machine(now)]
         lines += [Text.assemble((f" ✗ {problem}", "bold red")) for problem in now["problems"][:3]]
+        lines += [Text.assemble((f" ! {warning}", "bold yellow")) for warning in now["warnings"][:2]]
         return [*lines, Text()]
 
     def _dispatch(self, now: Snapshot, before: Snapshot | None, columns: int) -> Text:
@@ -262,6 +263,8 @@ def _style(column: Column, row: Row) -> str:
 
 
 def _cell(column: Column, value: Any) -> str:
+    if value is None:
+        return "-"
     if column.kind == "count":
         return f"{value:,}"
     if column.kind == "rate":

@@ -144,7 +144,8 @@ function showPath(now) {
   show("dispatcher", path.dispatch_behind_messages ? `${count(path.dispatch_behind_messages)} to go` : "all done");
 
   show("append_p99", `99 %: ${span(latency("append", 0.99).value)}`);
-  show("dispatch_p99", `99 %: ${span(latency("dispatch", 0.99).value)}`);
+  const undurable = Math.max(path.queues_behind_bytes, path.index_behind_bytes);
+  show("queues_behind", undurable ? `${bytes(undurable)} not durable` : "all durable");
   show("pull_p99", `99 %: ${span(latency("pull", 0.99).value)}`);
   show("dispatch_behind", path.dispatch_behind_bytes
     ? `${bytes(path.dispatch_behind_bytes)} behind` : "0 B behind");
@@ -157,8 +158,8 @@ function showPath(now) {
   level(one('[data-arrow="write"]'), path.unflushed_s, 15, 60);
   const states = Object.fromEntries(now.roles.map((role) => [role.role, role]));
   for (const node of all(".node[data-role]")) {
-    const role = states[node.dataset.role];
-    const well = role && role.pid && role.silent_s < 3;
+    const roles = node.dataset.role.split(" ").map((name) => states[name]);
+    const well = roles.every((role) => role && role.pid && role.silent_s < 3);
     node.classList.toggle("good", Boolean(well));
     node.classList.toggle("bad", !well);
   }
@@ -224,6 +225,8 @@ function showAll() {
   one("#version").textContent = now.version;
   one("#problems").hidden = now.ready;
   one("#problems").textContent = now.problems.join(" · ");
+  one("#warnings").hidden = !now.warnings.length;
+  one("#warnings").textContent = now.warnings.join(" · ");
   showPath(now);
   showRoles(now);
   showTopics(now);
@@ -233,7 +236,7 @@ function showAll() {
     return [name, span(middle.value), span(latency(name, 0.99).value), count(middle.total)];
   }));
   fill("groups", now.groups.map((group) => [group.group, group.topic, count(group.lag_messages),
-    group.lag_messages ? span(group.lag_s) : "–"]));
+    group.lag_messages && group.lag_s !== null ? span(group.lag_s) : "–"]));
   fill("errors", now.errors.map((error) => [ago(error.last_ms, now.time_ms), error.role, count(error.count), error.text]));
 }
 

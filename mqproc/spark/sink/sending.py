@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from mqproc.client import Client, core, sending
+from mqproc.client.batch import Batch
 from mqproc.client.connection import FRAME_BYTES_MAX
-from mqproc.client.encoding import Batch
 from mqproc.client.replay import OWN_PROPERTIES
 from mqproc.client.settling import PATIENCE_S, UNSETTLED, settle
 from mqproc.client.unique_id import COUNTERS, unique_id

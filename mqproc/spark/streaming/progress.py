@@ -6,11 +6,17 @@ from collections.abc import Mapping
 from typing import Final
 
 from mqproc.client import Client
-from mqproc.errors import NotRunningError, RequestTimeoutError, SendOutcomeUnknownError, StaleOffsetError
+from mqproc.errors import (
+    NotRunningError,
+    RequestTimeoutError,
+    RetryLaterError,
+    SendOutcomeUnknownError,
+    StaleOffsetError,
+)
 from mqproc.spark.streaming.offsets import Place, Position
 
 # The progress is told again with the next micro-batch.
-_PASSING: Final = (NotRunningError, RequestTimeoutError, SendOutcomeUnknownError)
+_PASSING: Final = (NotRunningError, RequestTimeoutError, RetryLaterError, SendOutcomeUnknownError)
 
 
 def tell(group: str, position: Position, told: Mapping[Place, int]) -> dict[Place, int]:

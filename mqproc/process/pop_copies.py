@@ -1,0 +1,78 @@
+"""Messages of check points as they come again (`store/groups/README.md`, "Simple consumers")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from mqproc.layout.record_codec import decode_records
+from mqproc.message import PullStatus
+from mqproc.names import RETRY_PREFIX
+from mqproc.process.appender import NewMessage
+from mqproc.process.group_retries import ORIGIN, Identity, copy_of, identity
+from mqproc.store.groups.check_points import NEVER, CheckPoint
+from mqproc.store.groups.unwritable import NO_ROOM
+from mqproc.store.reads.queue_messages import batches
+from mqproc.store.slices import Slices, finish
+
+if TYPE_CHECKING:
+    from mqproc.process.group_state import GroupState
+    from mqproc.store.reads.reading import StoreReading
+
+
+class PopCopies:
+    """Makes the copies that are sent when a time is over, and knows which of them the log has."""
+
+    def __init__(self, reading: StoreReading, state: GroupState, max_bytes: int) -> None:
+        self._reading = reading
+        self._state = state
+        self._max_bytes = max_bytes
+        self._found: dict[Identity, int] = {}
+        """Where in the log copies were found that may be of messages which are open."""
+
+    def missing(self, found: CheckPoint, offsets: Sequence[int]) -> list[NewMessage]:
+        """Copies of a check point's messages that the log does not have.
+
+        None is made of a message that is gone, or whose group is.
+        """
+        copies = [copy for offset in offsets if (copy := self._copy(found, offset)) is not None]
+        if found.tried_from < NEVER:
+            finish(self.find(found.copied_to, found.tried_from))
+        return [copy for copy in copies if self._found.get(identity(copy), -1) < found.log_begin]
+
+    def find(self, topics: Iterable[str], begin: int) -> Slices[None]:
+        """Find out which copies lie at or behind a position of the log."""
+        for topic in topics:
+            bounds = self._reading.queues.bounds(topic, 0)
+            if bounds is None:
+                continue
+            span = bounds.min_offset, bounds.max_offset
+            first = self._reading.files.first_at_or_above(topic, 0, *span, begin, bounds.number)
+            for messages, _next in batches(self._reading, topic, 0, first):
+                self._found |= {identity(message): message.physical_offset for message in messages}
+                yield
+
+    def begin_progress(self, group: str, copies: Sequence[NewMessage]) -> bool:
+        """Have the group's progress where copies come again; False without room for it. Raises OSError."""
+        try:
+            for topic in {copy.topic for copy in copies if copy.topic.startswith(RETRY_PREFIX)}:
+                self._state.begin_retries(group, topic, 0)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            return False
+        return True
+
+    def _copy(self, found: CheckPoint, offset: int) -> NewMessage | None:
+        settings = self._state.settings.get(found.group)
+        pulled = self._reading.pull(found.topic, found.queue_id, offset, 1, self._max_bytes)
+        if settings is None or pulled.status is not PullStatus.FOUND:
+            return None
+        message = decode_records(pulled.records.tobytes())[0]
+        if message.queue_offset != offset:
+            return None
+        origin = found.first_topic
+        own = {"RETRY_TOPIC": origin, ORIGIN: message.properties.get(ORIGIN, message.message_id), "WAIT": "false"}
+        times = message.reconsume_times
+        dead = times >= settings.retry_max_times
+        return copy_of(message, found.copied_to[dead], 0, own, times + 1)

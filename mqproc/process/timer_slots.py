@@ -1,0 +1,52 @@
+"""Slots of the timer's wheel that are up: what is to be held of them, what is open, what is cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.layout.properties import UNIQ_KEY
+from mqproc.process.released import ParkedRecords
+from mqproc.store.delays.filed import Filed
+
+
+@dataclass(slots=True)
+class Slot:
+    """A slot that is up: how many of its messages have no outcome, and the keys of those that are cancelled.
+
+    `open` counts one more while messages of it are still to be held. `begin` is a position of the log below which none
+    of its messages was delivered.
+    """
+
+    open: int = 0
+    cancelled: set[str] = field(default_factory=set)
+    begin: int = 1 << 62
+
+
+@dataclass(slots=True)
+class Rising:
+    """A slot that is up, and those of its messages that are not held yet."""
+
+    slot_ms: int
+    filed: Iterator[Filed]
+    held: set[int] = field(default_factory=set)
+    """By physical offset: a unit that is there twice is one message."""
+
+
+def counts_of(slots_ms: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Each slot, and how often it is there."""
+    if len(slots_ms) and (slots_ms == slots_ms[0]).all():
+        return [(int(slots_ms[0]), len(slots_ms))]
+    found, counts = np.unique(slots_ms, return_counts=True)
+    return list(zip(found.tolist(), counts.tolist(), strict=True))
+
+
+def are_cancelled(parked: ParkedRecords, cancelled: set[str]) -> NDArray[np.bool_]:
+    """RocketMQ 5.3.0 names the message by its unique id alone, later releases by topic and unique id."""
+    uniques = (unique.decode("utf-8", "replace") for unique in parked.properties.texts(UNIQ_KEY))
+    pairs = zip(uniques, parked.real_topics, strict=True)
+    found = (not cancelled.isdisjoint({unique, topic + unique, f"{topic}+{unique}"}) for unique, topic in pairs)
+    return np.fromiter(found, np.bool_, len(parked))
