@@ -9,6 +9,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 from grafana.source.internals import internals
 from grafana.source.overview import overview
+from grafana.source.rule_tests import rule_tests
 from grafana.source.rules import rule_files
 from grafana.source.settings import DATASOURCE_UID, JOB, SCRAPE_S, Durations
 
@@ -21,6 +22,7 @@ def generated_files(durations: Durations | None = None) -> dict[str, str]:
     dashboards = {"overview": overview(), "internals": internals()}
     documents: dict[str, Any] = {
         **{f"rules/{name}": rules for name, rules in rule_files(durations).items()},
+        "rules/thresholds.yml": rule_tests(),
         "prometheus.yml": prometheus_config(durations, ["mqproc:5557"], "/etc/prometheus/rules"),
         "provisioning/datasources/prometheus.yaml": _datasource(),
         "provisioning/dashboards/mqproc.yaml": _provider(),

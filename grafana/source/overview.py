@@ -136,6 +136,7 @@ _REQUESTS = Row(
             "reqps",
             [
                 Query(f"sum by (role, code) (rate(mqproc_rejected_total{{$S}}{RANGE})) > 0", "{{role}} {{code}}"),
+                Query(f"sum by (role) (rate(mqproc_partial_frames_total{{$S}}{RANGE}))", "{{role}} hung up amid"),
                 summed_rate("mqproc_append_failures_total", "writer, all"),
                 summed_rate("mqproc_repeats_dropped_total", "repeats dropped"),
                 summed_rate("mqproc_request_failures_total", "query, all"),
@@ -165,7 +166,7 @@ _REQUESTS = Row(
         ),
         Panel(
             "Message size",
-            "How large records are, by the mean of what was appended together.",
+            "How large records are.",
             "bytes",
             [summed_rate("mqproc_message_size_bytes_bucket", "{{le}}", by="le")],
             kind=HEATMAP,

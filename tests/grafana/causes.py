@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -19,15 +20,22 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mqproc import Message, MqprocError
+import pytest
+
+from mqproc import Message, MqprocError, StoreReadOnlyError
+from mqproc.armed_io import FAULT_VARIABLE, HANG_VARIABLE
 from mqproc.control import Control
+from mqproc.control_words import flush_behind_bytes
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
-from tests.conftest import Group, wait_until
+from tests.conftest import SMALL, Group, wait_until
 from tests.grafana.prometheus import free_port
+from tests.store.engine import Engine
 
 HOURS = ";".join(f"{hour:02d}" for hour in range(24))
 RAM_DISK_BYTES = 96 << 20
+FAILING_SYNC = 100
+"""Beyond those of a start, and one of the flushers' within a second or two of load."""
 
 
 class Sender(threading.Thread):
@@ -226,35 +234,39 @@ class Room(Scenario):
 
 
 class Failures(Scenario):
-    """Messages that are given up, a clock that went back, segments gone before dispatch; then a sync that failed."""
+    """A clock that went back, messages that are given up, segments gone before dispatch; then a sync that failed."""
 
     name = "failures"
     alerts = frozenset({"MqprocDeadLettersGrowing", "MqprocClockSteps", "MqprocDispatchGap", "MqprocSyncFailed"})
 
+    def start(self) -> None:
+        """The machine's clock was ten minutes ahead when the store was last written, and has been set right since."""
+        engine = Engine(self.store, **SMALL)
+        engine.append("before", [b"from later"], round(time.time() * 1000) + 600_000)
+        engine.table.close()
+        shutil.rmtree(engine.paths.own)
+        self.store.chmod(0o700)
+        super().start()
+
     def cause(self) -> None:
+        assert self.group.words()["writer_clock_steps"] == 0
         with self.group.client() as client:
             client.send_many([Message("orders", b"x" * 100) for _ in range(20)])
+            assert self.group.words()["writer_clock_steps"] == 1
             client.wait_dispatched()
             with client.consumer("shipping", "orders", start="earliest") as consumer:
                 while messages := consumer.receive(max_messages=64, timeout=1):
                     consumer.nack(*messages, delay_level=-1)
-        self._set_clock_back()
         self._delete_before_dispatch()
-
-    def _set_clock_back(self) -> None:
-        """A writer that finds a last message from ten minutes ahead sees what it would see after such a step."""
-        self._set(words_of.WRITTEN_STORE_TIMESTAMP_MS, round(time.time() * 1000) + 600_000)
-        self._restart(words_of.WRITER)
-        with self.group.client() as client:
-            client.send("orders", b"now")
-        assert self.group.words()["writer_clock_steps"] > 0
 
     def _delete_before_dispatch(self) -> None:
         """Retention that would aim beyond dispatch, which it never does by itself."""
         self.signal(words_of.DISPATCHER, signal.SIGSTOP)
         with self.group.client() as client:
             client.send_many([Message("orders", b"x" * 10_000) for _ in range(400)])
-        self._set(words_of.RETENTION_AIM, 2 << 20)
+        control = Control.open(StoreIO(), self.group.paths, write=True)
+        control.store(words_of.RETENTION_AIM, 2 << 20)
+        control.close()
         self._restart(words_of.KEEPER)
         wait_until(lambda: self.group.words()["min_physical_offset"] == 2 << 20, 30, "the log's minimum moved")
         first = self.group.paths.commit_log / f"{0:020d}"
@@ -262,27 +274,60 @@ class Failures(Scenario):
         self.signal(words_of.DISPATCHER, signal.SIGCONT)
         wait_until(lambda: self.group.words()["dispatch_gap_bytes"] > 0, 30, "the gap seen")
 
-    def _set(self, word: int, value: int) -> None:
-        control = Control.open(StoreIO(), self.group.paths, write=True)
-        control.store(word, value)
-        control.close()
-
     def _restart(self, role: str) -> None:
         before = self.group.pid(role)
         self.signal(role, signal.SIGKILL)
         wait_until(lambda: self.group.pid(role) not in (0, before) and self.group.ready(), 30, f"{role} again")
 
     def cure(self, fired: Callable[[str], bool]) -> None:
-        """What a failed sync leaves is seen by the next start; the repair is the way back."""
+        """A sync fails under load, and the repair is the way back."""
         self.group.stop()
-        self.group.paths.read_only.write_text("commitlog-flusher: Input/output error")
+        self.group.environment = {FAULT_VARIABLE: f"sync:{FAILING_SYNC}:EIO"}
+        self.group.options |= {"flush_interval_commit_log": 20, "flush_commit_log_thorough_interval": 20}
         self.group.start()
+        assert self._failed_syncs() == set()
+        self.send("orders", 1, 100, 0.01)
         wait_until(lambda: fired("MqprocSyncFailed"), 60, "the alert that a sync failed")
-        self.group.stop()
+        assert self._failed_syncs() == {errno.EIO}
+        self.senders.pop().end()
+        with self.group.client() as client, pytest.raises(StoreReadOnlyError):
+            client.send("orders", b"refused")
+        assert self.group.stop() == 1
+        self.group.environment = {}
         command = [sys.executable, "-m", "mqproc", "store", "repair", "--execute", str(self.store)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
         assert not self.group.paths.read_only.exists(), done.stdout + done.stderr
         self.group.start()
+        with self.group.client() as client:
+            client.send("orders", b"taken")
+
+    def _failed_syncs(self) -> set[int]:
+        return {value for name, value in self.group.words().items() if name.endswith("sync_errno") and value}
+
+
+class Hung(Scenario):
+    """A role that hangs in its work for good, until the supervisor has had enough of it."""
+
+    name = "hung"
+    alerts = frozenset({"MqprocHeartbeatMissing"})
+    options = {"busy_timeout_ms": 15_000}  # noqa: RUF012
+
+    def start(self) -> None:
+        # While it syncs a role is busy, and may be silent for longer.
+        self.group.environment = {HANG_VARIABLE: "flush.before_msync:3"}
+        super().start()
+
+    def cause(self) -> None:
+        self.send("orders", 1, 20_000, 0.1)
+        silent = "commitlog-flusher silent for"
+        wait_until(lambda: silent in self.group.output.read_text(), 60, "the supervisor sees a role that hangs")
+
+    def cure(self, fired: Callable[[str], bool]) -> None:
+        """The supervisor's: the role's stack is logged, and another one goes on."""
+        self.senders.pop().end()
+        wait_until(lambda: self.group.words()["commitlog-flusher.restarts"] == 1, 30, "the role is replaced")
+        assert "in crash_point" in self.group.output.read_text()
+        wait_until(lambda: flush_behind_bytes(self.group.words()) == 0, 30, "all is durable")
 
 
 class FullDisk(Scenario):
@@ -333,9 +378,14 @@ class FullDisk(Scenario):
         return subprocess.run(["umount", str(self.store)], capture_output=True, timeout=20, check=False).returncode == 0
 
 
+KINDS: tuple[type[Scenario], ...] = (Roles, Damage, Room, Failures, Hung, FullDisk)
+
+
 def scenarios(folder: Path) -> Iterator[Scenario]:
     """All that can be made on this machine: a disk of one's own needs root."""
-    for kind in (Roles, Damage, Room, Failures, *((FullDisk,) if can_mount(folder) else ())):
+    for kind in KINDS:
+        if kind is FullDisk and not can_mount(folder):
+            continue
         yield kind(folder)
 
 

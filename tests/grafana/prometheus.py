@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import socket
 import subprocess
 import time
@@ -19,13 +21,15 @@ from grafana.source.rules import rule_files
 from grafana.source.settings import Durations
 
 SHORT = Durations(1 / 30)
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 def free_port() -> int:
-    """A port that nobody listens at now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """A port that nobody listens at now, and that the system gives to nobody who asks for any."""
+    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", random.randrange(1024, given))) as found:
+            return int(found.getsockname()[1])
 
 
 class Prometheus:

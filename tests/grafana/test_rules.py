@@ -8,12 +8,14 @@ import pytest
 import yaml
 
 from grafana.source.files import dump, prometheus_config
+from grafana.source.rule_tests import CASES
 from grafana.source.rules import alerts, rule_files
 from grafana.source.settings import Durations
 from tests.grafana.promtool import needs_prometheus, promtool
 
 FOLDER = Path(__file__).parents[2] / "grafana"
 UNIT_TESTS = FOLDER / "rules" / "tests.yml"
+THRESHOLDS = FOLDER / "rules" / "thresholds.yml"
 
 
 @needs_prometheus
@@ -32,8 +34,15 @@ def test_rules_with_short_durations_pass_too(tmp_path: Path) -> None:
 
 
 @needs_prometheus
-def test_the_unit_tests_of_the_rules_pass() -> None:
-    promtool("test", "rules", UNIT_TESTS)
+@pytest.mark.parametrize("path", [UNIT_TESTS, THRESHOLDS], ids=lambda path: path.stem)
+def test_the_unit_tests_of_the_rules_pass(path: Path) -> None:
+    promtool("test", "rules", path)
+
+
+def test_every_alert_is_seen_to_fire_and_to_be_silent_close_to_that() -> None:
+    names = [case.alert for case in CASES]
+    assert sorted(names) == sorted(alert.name for alert in alerts(Durations()))
+    assert all(case.well for case in CASES)
 
 
 def test_every_alert_has_a_unit_test() -> None:

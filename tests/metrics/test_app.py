@@ -15,6 +15,7 @@ from mqproc.control import Control
 from mqproc.layout import control as layout
 from mqproc.metrics.app import StatusFeed, make_app
 from mqproc.metrics.error_log import ErrorLog
+from mqproc.metrics.snapshot import snapshot
 from mqproc.paths import StorePaths
 from tests.metrics.control_file import IO, make_collector, make_control, make_queues
 
@@ -77,9 +78,32 @@ def test_ready_names_the_role_that_is_not(control: Control, tmp_path: Path) -> N
     control.store(layout.role_word(layout.WRITER, "heartbeat_ns"), 1)
     control.store(layout.WRITER_SYNC_ERRNO, 5)
     text = get(control, tmp_path, "/readyz").body.decode()
-    assert "query is BACKOFF" in text
+    assert "query is BACKOFF: mqproc errors tells why" in text
     assert "writer has been silent" in text
-    assert "read-only: a sync failed with errno 5" in text
+    assert "read-only: a sync failed with errno 5; mend the disk, mqproc down, mqproc store repair" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({layout.DISPATCH_ERRNO: 28}, "dispatch waits: No space left on device (errno 28)"),
+        ({layout.WRITTEN_STORE_TIMESTAMP_MS: 1_700_000_013_000}, "12 s late; if dispatch stands still: mqproc restart"),
+        ({layout.ALL_FLUSHED_NS: 1}, "a loss of power would take the last"),
+        ({layout.SEGMENT_ERRNO: 122}, "the log gets no new segment: Disk quota exceeded (errno 122); make room"),
+        ({layout.DAMAGE_HOLES: 2}, "2 damaged ranges, all else is served: mqproc store verify"),
+    ],
+    ids=["blocked", "behind", "not durable", "no segment", "damage"],
+)
+def test_what_is_wrong_while_the_group_serves_is_told_with_what_to_do(
+    control: Control, tmp_path: Path, changes: dict[int, int], said: str
+) -> None:
+    assert snapshot(make_collector(tmp_path, control), IO, StorePaths(tmp_path))["warnings"] == []
+    for word, value in changes.items():
+        control.store(word, value)
+    found = snapshot(make_collector(tmp_path, control), IO, StorePaths(tmp_path))
+    assert found["ready"]
+    (warning,) = found["warnings"]
+    assert said in warning
 
 
 def test_a_busy_role_is_not_silent(control: Control, tmp_path: Path) -> None:

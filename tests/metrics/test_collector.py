@@ -112,6 +112,14 @@ def test_refusals_are_counted_by_role_and_code(control: Control, scrape: Scrape)
     assert value(text, "mqproc_rejected_total", role="query", code="INTERNAL") == 0
 
 
+def test_frames_that_ended_amid_are_counted_by_role(control: Control, scrape: Scrape) -> None:
+    control.store(layout.WRITER_PARTIAL_FRAMES, 3)
+    control.store(layout.QUERY_PARTIAL_FRAMES, 4)
+    text = scrape()
+    assert value(text, "mqproc_partial_frames_total", role="writer") == 3
+    assert value(text, "mqproc_partial_frames_total", role="query") == 4
+
+
 def test_topics_are_the_sums_of_their_queues(tmp_path: Path, scrape: Scrape) -> None:
     make_queues(tmp_path, topics=3, queues=4, messages=10)
     text = scrape()
@@ -131,19 +139,6 @@ def test_topics_beyond_the_bound_are_added_up(tmp_path: Path, scrape: Scrape) ->
     assert value(text, "mqproc_topics") == 5
     assert len(re.findall(r"^mqproc_stored_messages\{", text, re.MULTILINE)) == 3
     assert value(text, "mqproc_messages_appended_total", topic=OTHERS) == 30
-
-
-def test_five_thousand_topics_are_scraped_in_time(tmp_path: Path, control: Control) -> None:
-    """Processor time, so that a busy machine does not matter. The first scrape learns the names."""
-    make_queues(tmp_path, topics=5_000, queues=4, messages=10)
-    collector = make_collector(tmp_path, control)
-    render(collector.samples())
-    began = time.process_time()
-    text = render(collector.samples())
-    took_s = time.process_time() - began
-    collector.close()
-    assert text.count(b'{topic="') == 20_000
-    assert took_s < 0.2, f"{took_s * 1000:.0f} ms"
 
 
 def test_names_follow_prometheus_rules() -> None:

@@ -38,6 +38,24 @@ def rows(page: Chromium, table: str) -> list[list[str]]:
     return found
 
 
+def classes(page: Chromium, selector: str) -> set[str]:
+    return set(page.value(f"document.querySelector('{selector}').className").split())
+
+
+def behind(group: Group) -> int:
+    words = group.words()
+    return words["written"] - words["dispatched"]
+
+
+def in_bytes(value: float) -> str:
+    """As the page writes sizes."""
+    units = iter(("KiB", "MiB", "GiB", "TiB"))
+    unit = "B"
+    while value >= 1024:
+        value, unit = value / 1024, next(units)
+    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
 def test_lag_rises_and_falls_as_the_dispatcher_is_stopped_and_continued(group: Group, page: Chromium) -> None:
     assert page.text("#dispatch-behind") == "0 B behind"
     dispatcher = group.pid(words_of.DISPATCHER)
@@ -48,20 +66,62 @@ def test_lag_rises_and_falls_as_the_dispatcher_is_stopped_and_continued(group: G
         silent: Callable[[], Any] = lambda: "silent" in page.text("#roles tbody")  # noqa: E731
         page.wait(silent, "the dispatcher is called silent")
         assert page.value("document.querySelector('.node[data-role=dispatcher]').classList.contains('bad')")
+        assert page.text("#dispatch-behind") == f"{in_bytes(behind(group))} behind"
+        assert page.text("[data-show=dispatcher]") == "2000 to go"
+        first = behind(group)
+        send(group, 4000)
+        assert behind(group) > 2 * first
+        page.wait(lambda: page.text("#dispatch-behind") == f"{in_bytes(behind(group))} behind", "lag rises")
+        # Seconds lie between the message that is dispatched and the one that is written.
+        page.wait(lambda: {"warn", "bad"} & classes(page, "[data-arrow=dispatch]"), "the arrow is coloured")
     finally:
         os.kill(dispatcher, signal.SIGCONT)
     page.wait(lambda: page.text("#dispatch-behind") == "0 B behind", "lag falls")
+    assert page.text("[data-show=dispatcher]") == "all done"
+    assert not {"warn", "bad"} & classes(page, "[data-arrow=dispatch]")
     page.wait(lambda: "silent" not in page.text("#roles tbody"), "the dispatcher is well again")
     assert page.problems == []
 
 
+def test_a_page_of_a_group_that_is_late_says_what_to_do(make_group: Callable[..., Group], tmp_path: Path) -> None:
+    group = make_group(heartbeat_timeout_ms=600_000)
+    port = wait_until(lambda: group.words()["monitor_port"], what="the monitor listens")
+    with Chromium(tmp_path / "profile") as page:
+        page.open(f"http://127.0.0.1:{port}/")
+        page.wait(lambda: page.text("#verdict") == "ready", "the page says ready")
+        assert page.value("document.querySelector('#warnings').hidden")
+        dispatcher = group.pid(words_of.DISPATCHER)
+        os.kill(dispatcher, signal.SIGSTOP)
+        try:
+
+            def late() -> bool:
+                """Late is what was stored ten seconds after the last message that dispatch has seen."""
+                send(group, 1)
+                return "s late; if dispatch stands still: mqproc restart dispatcher" in page.text("#warnings")
+
+            page.wait(late, "the page says what to do")
+            assert not page.value("document.querySelector('#warnings').hidden")
+        finally:
+            os.kill(dispatcher, signal.SIGCONT)
+        page.wait(lambda: page.value("document.querySelector('#warnings').hidden"), "nothing is to be done")
+        assert page.problems == []
+
+
+def test_numbers_fit_on_their_arrows(group: Group, page: Chromium) -> None:
+    spans = "[...document.querySelectorAll('.arrow span')]"
+    wide = f"({spans}.forEach(each => each.textContent = '123.4 k keys/s'), {spans})"
+    assert page.value(f"{wide}.filter(each => each.scrollWidth > each.clientWidth).length") == 0
+    assert page.value("document.documentElement.scrollWidth") <= 1280
+
+
 def test_topics_roles_and_theme_can_be_clicked_through(group: Group, page: Chromium, tmp_path: Path) -> None:
-    for topic in ("orders", "payments"):
+    long = "payments-of-customers-who-live-abroad"
+    for topic in ("orders", long):
         send(group, 10, topic)
-    page.wait(lambda: {row[0] for row in rows(page, "topics")} == {"orders", "payments"}, "both topics are shown")
+    page.wait(lambda: {row[0] for row in rows(page, "topics")} == {"orders", long}, "both topics are shown")
     page.click("#filter")
     page.type("pay")
-    page.wait(lambda: [row[0] for row in rows(page, "topics")] == ["payments"], "one topic is left")
+    page.wait(lambda: [row[0] for row in rows(page, "topics")] == [long], "one topic is left")
     assert [row[0] for row in rows(page, "roles")] == [words_of.SUPERVISOR, *words_of.ROLES]
     assert rows(page, "errors") == [["none"]]
 
@@ -70,10 +130,76 @@ def test_topics_roles_and_theme_can_be_clicked_through(group: Group, page: Chrom
     assert page.value("getComputedStyle(document.body).backgroundColor") != before
     page.open(page.value("location.href"), width=390)
     page.wait(lambda: page.text("#verdict") == "ready", "the page says ready on a phone")
+    assert long in {row[0] for row in rows(page, "topics")}
     assert page.value("document.documentElement.scrollWidth") <= 390
     cut = "[...document.querySelectorAll('section')].filter(each => each.scrollWidth > each.clientWidth)"
     assert page.value(f"{cut}.map(each => each.innerText)") == []
     assert page.screenshot(tmp_path / "phone.png").startswith(b"\x89PNG")
+    assert page.problems == []
+
+
+def test_rates_move_while_something_flows_and_rest_afterwards(group: Group, page: Chromium) -> None:
+    shown = {"append": "append_rate", "dispatch": "dispatch_rate", "deliver": "deliver_rate", "answer": "request_rate"}
+
+    def flowing(arrow: str) -> bool:
+        return float(page.text(f"[data-show={shown[arrow]}]").split()[0]) > 0 and "flows" in classes(
+            page, f"[data-arrow={arrow}]"
+        )
+
+    assert not any(map(flowing, shown))
+    with group.client() as client:
+        client.create_topic("orders", 1)
+        send(group, 5000)
+        sent = 5000
+
+        def flows(arrow: str) -> bool:
+            """While a little more comes and goes: a page that is looked at seldom would not show what came once."""
+            nonlocal sent
+            send(group, 10)
+            sent += 10
+            assert len(client.pull("orders", 0, 0, 1000).messages) > 0
+            return flowing(arrow)
+
+        for arrow in shown:
+            page.wait(lambda arrow=arrow: flows(arrow), f"{arrow} flows")
+    page.wait(lambda: not any(map(flowing, shown)), "all rests")
+    assert page.text("[data-show=writer]") == f"{sent} messages"
+    in_table = {row[0]: row for row in rows(page, "latencies")}
+    assert in_table["append"][3] != "0"
+    assert page.problems == []
+
+
+def test_groups_disk_roles_and_errors_are_shown_as_they_are(group: Group, page: Chromium) -> None:
+    with group.client() as client:
+        client.create_topic("orders", 2)
+        client.send_many([Message("orders", b"x" * 200, queue_id=number % 2) for number in range(600)])
+        client.wait_dispatched()
+        client.groups.commit("billing", "orders", 0, 100)
+        client.groups.commit("billing", "orders", 1, 50)
+        page.wait(lambda: [row[:3] for row in rows(page, "groups")] == [["billing", "orders", "450"]], "the lag")
+        assert page.text("[data-show=group_lag]") == "groups 450 behind"
+        for queue in (0, 1):
+            client.groups.commit("billing", "orders", queue, 300)
+        page.wait(lambda: rows(page, "groups") == [["billing", "orders", "0", "–"]], "no lag")
+    (topic,) = [row for row in rows(page, "topics") if row[0] == "orders"]
+    assert topic[1:4] == ["2", "600", "600"]
+
+    words = group.words()
+    disk = dict(rows(page, "disk"))
+    used, free = words["disk_used_bytes"], words["disk_free_bytes"]
+    assert disk["used"].endswith(f"of {in_bytes(used + free)}")
+    assert abs(float(disk["used"].split()[0]) - 100 * used / (used + free)) < 1
+    assert disk["log"] == in_bytes(words["written"] - words["min_physical_offset"])
+    assert disk["sends are refused above"] == "90 %"
+    assert disk["deleted in this run"] == "0 segments, 0 B"
+
+    os.kill(group.pid(words_of.KEEPER), signal.SIGABRT)
+    page.wait(lambda: [row[4] for row in rows(page, "roles") if row[0] == words_of.KEEPER] == ["1"], "the restart")
+    page.wait(lambda: rows(page, "errors") != [["none"]], "the error")
+    (error,) = rows(page, "errors")
+    assert error[1:3] == [words_of.SUPERVISOR, "1"]
+    assert "a role crashed" in error[3]
+    page.wait(lambda: page.text("#verdict") == "ready", "the page says ready again")
     assert page.problems == []
 
 

@@ -1,0 +1,215 @@
+"""Unit tests of the alerts at their thresholds, for `promtool test rules`: silent just below, firing just above.
+
+With what is ill an alert fires in the end, though not before it has been so for the alert's own time; with each of the
+series that are well it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from grafana.source.rules import alerts
+from grafana.source.settings import JOB, MINUTE, SCRAPE_S, Durations
+
+Series = Mapping[str, str]
+"""Values, as promtool writes them, by metric with its own labels."""
+
+END_S: Final = 30 * MINUTE
+_SAMPLES: Final = round(END_S / SCRAPE_S)
+_EARLIER: Final = 80
+"""A step here lies within a quarter of an hour before the end."""
+
+_FIRES: Final = "it fires"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One alert: what makes it fire, and what comes close to that by names that say how."""
+
+    alert: str
+    ill: Series
+    well: Mapping[str, Series]
+
+
+def stays(value: float) -> str:
+    """The same all the time."""
+    return f"{value:g}x{_SAMPLES}"
+
+
+def grows(by: float, first: float = 0) -> str:
+    """So much more with each scrape."""
+    return f"{first:g}{by:+g}x{_SAMPLES}"
+
+
+def ago(seconds: float) -> str:
+    """A moment that is always so long ago; before 1970 at first, which counts as never."""
+    return grows(SCRAPE_S, -seconds)
+
+
+def steps(by: float) -> str:
+    """Nothing, then so much at once."""
+    return f"0x{_EARLIER} {by:g}x{_SAMPLES - _EARLIER - 1}"
+
+
+def _level(alert: str, metric: str, well: float, ill: float) -> Case:
+    """An alert that looks at one value."""
+    return Case(alert, {metric: stays(ill)}, {f"{well:g} is no more than allowed": {metric: stays(well)}})
+
+
+def _events(alert: str, metric: str) -> Case:
+    """An alert that looks at whether something has happened lately."""
+    return Case(alert, {metric: steps(1)}, {"all of it was long ago": {metric: stays(7)}})
+
+
+def _append_buckets(fast: int) -> Series:
+    """Of 200 appends between two scrapes so many take less than half a second, the others less than one."""
+    bucket = "mqproc_append_duration_seconds_bucket"
+    return {f'{bucket}{{le="{le}"}}': grows(count) for le, count in (("0.5", fast), ("1", 200), ("+Inf", 200))}
+
+
+_ROLE = 'role="writer"'
+_HEARTBEAT = f"mqproc_role_heartbeat_timestamp_seconds{{{_ROLE}}}"
+_ROLE_UP = f"mqproc_role_up{{{_ROLE}}}"
+_FLUSH = 'mqproc_last_flush_timestamp_seconds{target="index"}'
+_FORCED = "mqproc_last_forced_flush_timestamp_seconds"
+_LAG = 'mqproc_consumer_lag_messages{group="g",topic="t"}'
+_RESTARTS = f"mqproc_role_restarts_total{{{_ROLE}}}"
+
+CASES: Final = (
+    Case("MqprocDown", {"mqproc_up": stays(0)}, {"it answers and runs": {"up": stays(1), "mqproc_up": stays(1)}}),
+    Case(
+        "MqprocNotReady",
+        {"mqproc_group_ready": stays(0), "mqproc_up": stays(1)},
+        {
+            "it is ready": {"mqproc_group_ready": stays(1), "mqproc_up": stays(1)},
+            "it does not run at all": {"mqproc_group_ready": stays(0), "mqproc_up": stays(0)},
+        },
+    ),
+    _level("MqprocReadOnly", "mqproc_read_only", 0, 1),
+    Case(
+        "MqprocRefusing",
+        {f'mqproc_rejected_total{{{_ROLE},code="STORE_BUSY"}}': grows(1)},
+        {
+            "all of it was long ago": {f'mqproc_rejected_total{{{_ROLE},code="STORE_BUSY"}}': stays(7)},
+            "it is the clients' fault": {f'mqproc_rejected_total{{{_ROLE},code="TOPIC_NOT_FOUND"}}': grows(1)},
+        },
+    ),
+    Case("MqprocAppendSlow", _append_buckets(197), {"one in two hundred is slow": _append_buckets(199)}),
+    Case(
+        "MqprocDispatchStalled",
+        {"mqproc_dispatch_behind_bytes": stays(1), "mqproc_dispatched_offset_bytes": stays(1000)},
+        {
+            "it moves": {"mqproc_dispatch_behind_bytes": stays(9e9), "mqproc_dispatched_offset_bytes": grows(1)},
+            "there is nothing to do": {
+                "mqproc_dispatch_behind_bytes": stays(0),
+                "mqproc_dispatched_offset_bytes": stays(1000),
+            },
+        },
+    ),
+    _level("MqprocDispatchBehind", "mqproc_dispatch_behind_seconds", 10, 10.1),
+    _level("MqprocDispatchBlocked", "mqproc_dispatch_blocked", 0, 28),
+    Case(
+        "MqprocConsumerLagGrowing",
+        {_LAG: grows(1, 1001)},
+        {
+            "it is not a thousand": {_LAG: grows(8)},
+            "it is much and becomes less": {_LAG: grows(-10, 5000)},
+            "it is much and stays": {_LAG: stays(5000)},
+        },
+    ),
+    _events("MqprocDeadLettersGrowing", "mqproc_messages_dead_lettered_total"),
+    _events("MqprocDispatchGap", "mqproc_dispatch_gap_bytes_total"),
+    _level("MqprocLossWindow", "mqproc_unflushed_seconds", 60, 61),
+    Case(
+        "MqprocFlushLate",
+        {_FLUSH: ago(31)},
+        {"the last pass is young enough": {_FLUSH: ago(30)}, "none has come yet": {_FLUSH: stays(0)}},
+    ),
+    Case(
+        "MqprocForcedFlushMissing",
+        {f'{_FORCED}{{target="index"}}': ago(181)},
+        {
+            "the last pass is young enough": {f'{_FORCED}{{target="index"}}': ago(180)},
+            "the log has no such pass": {f'{_FORCED}{{target="commitlog"}}': ago(900)},
+            "none has come yet": {f'{_FORCED}{{target="index"}}': stays(0)},
+        },
+    ),
+    _level("MqprocSyncFailed", f"mqproc_sync_errno{{{_ROLE}}}", 0, 5),
+    _level("MqprocDamaged", "mqproc_damage_holes", 0, 1),
+    Case(
+        "MqprocRoleDown",
+        {_ROLE_UP: stays(0), "mqproc_up": stays(1)},
+        {
+            "it runs": {_ROLE_UP: stays(1), "mqproc_up": stays(1)},
+            "nothing runs": {_ROLE_UP: stays(0), "mqproc_up": stays(0)},
+        },
+    ),
+    Case(
+        "MqprocRoleRestarting",
+        {_RESTARTS: steps(2)},
+        {"it died once": {_RESTARTS: steps(1)}, "it died long ago": {_RESTARTS: stays(7)}},
+    ),
+    Case(
+        "MqprocHeartbeatMissing",
+        {_HEARTBEAT: ago(16), _ROLE_UP: stays(1)},
+        {
+            "the last beat is young enough": {_HEARTBEAT: ago(15), _ROLE_UP: stays(1)},
+            "the role does not run": {_HEARTBEAT: ago(900), _ROLE_UP: stays(0)},
+        },
+    ),
+    _events("MqprocErrorsLogged", f"mqproc_errors_total{{{_ROLE}}}"),
+    _events("MqprocClockSteps", "mqproc_clock_steps_total"),
+    _level("MqprocDiskFull", "mqproc_disk_full", 0, 1),
+    _level("MqprocDiskAlmostFull", "mqproc_disk_usage_ratio", 0.85, 0.86),
+    Case(
+        "MqprocSegmentWaits",
+        {"mqproc_segment_wait_seconds_total": grows(0.16)},
+        {"it is less than a hundredth": {"mqproc_segment_wait_seconds_total": grows(0.14)}},
+    ),
+    _level("MqprocRetentionHeldBack", 'mqproc_retention_held_back{reason="dispatch"}', 0, 1),
+    _level("MqprocQueueTableAlmostFull", "mqproc_queue_table_used_ratio", 0.9, 0.91),
+)
+
+
+def rule_tests() -> dict[str, Any]:
+    """The file for promtool, beside the rules with their own durations.
+
+    Each series has an instance of its own, named by what it shows, so that all are looked at in one go.
+    """
+    holds = {alert.name: alert.hold_s for alert in alerts(Durations())}
+    every = Durations().of(SCRAPE_S)
+    test: dict[str, Any] = {
+        "interval": every,
+        "input_series": [each for case in CASES for each in _series(case)],
+        "promql_expr_test": [each for case in CASES for each in _expected(case, holds[case.alert])],
+    }
+    return {"rule_files": ["recording.yml", "alerts.yml"], "evaluation_interval": every, "tests": [test]}
+
+
+def _series(case: Case) -> list[dict[str, str]]:
+    return [
+        {"series": _of_instance(metric, f"{case.alert}: {name}"), "values": values}
+        for name, series in {_FIRES: case.ill, **case.well}.items()
+        for metric, values in series.items()
+    ]
+
+
+def _expected(case: Case, hold_s: float) -> list[dict[str, Any]]:
+    early = [_firing(case.alert, _FIRES, hold_s - SCRAPE_S, 0)] if hold_s else []
+    silent = [_firing(case.alert, why, END_S, 0) for why in case.well]
+    return [*early, _firing(case.alert, _FIRES, END_S, 1), *silent]
+
+
+def _firing(alert: str, name: str, at_s: float, times: int) -> dict[str, Any]:
+    return {
+        "expr": f'count(ALERTS{{alertname="{alert}",alertstate="firing",instance="{alert}: {name}"}})',
+        "eval_time": Durations().of(at_s),
+        "exp_samples": [{"labels": "{}", "value": times}] if times else [],
+    }
+
+
+def _of_instance(metric: str, instance: str) -> str:
+    name, _, labels = metric.rstrip("}").partition("{")
+    return f'{name}{{{labels}{"," if labels else ""}job="{JOB}",instance="{instance}"}}'

@@ -1,0 +1,101 @@
+"""How far groups are behind in seconds: right for every queue, looked up for so many at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqproc.metrics import groups
+from mqproc.metrics.groups import GroupLag, GroupLags
+from mqproc.store.groups.progress import GroupProgress
+from tests.store.live_store import LiveStore
+
+QUEUES = 10
+AT_ONCE = 4
+HOUR_MS = 3_600_000
+
+
+class Lags:
+    """A store with one group in every queue of a topic, each queue's messages an hour apart."""
+
+    def __init__(self, root: Path) -> None:
+        self.store = LiveStore(root)
+        engine = self.store.engine
+        now_ms = int(time.time() * 1000)
+        for hours in (3, 2, 1):
+            for queue_id in range(QUEUES):
+                # The queue with the greatest id has the oldest messages.
+                at_ms = now_ms - hours * HOUR_MS - queue_id * 60_000
+                self.store.append("T", [b"body"], at_ms, queues=QUEUES, fixed_queue=queue_id)
+        self.store.dispatch()
+        self.progress = GroupProgress(engine.io, engine.paths, engine.io, lambda event, **figures: None)
+        self.reader = GroupLags(engine.io, engine.paths, engine.options, engine.words, engine.table)
+
+    def stand(self, offset: int, group: str = "g") -> None:
+        for queue_id in range(QUEUES):
+            self.progress.set(group, "T", queue_id, offset)
+
+    def look(self) -> GroupLag:
+        (found,) = [lag for lag in self.reader.figures() if lag.group == "g"]
+        return found
+
+
+@pytest.fixture
+def lags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lags]:
+    monkeypatch.setattr(groups, "TIMES_MAX", AT_ONCE)
+    monkeypatch.setattr(groups, "REST_FACTOR", 0)
+    made = Lags(tmp_path)
+    yield made
+    made.progress.close()
+    made.store.close()
+
+
+def hours(lag: GroupLag) -> float:
+    assert lag.seconds is not None
+    return lag.seconds / 3600
+
+
+def test_a_group_in_more_queues_than_a_look_takes_has_no_age_until_it_is_right(lags: Lags) -> None:
+    lags.stand(0)
+    assert [lags.look().seconds for _ in range(2)] == [None, None]
+    found = lags.look()
+    assert found.messages == 3 * QUEUES
+    assert hours(found) == pytest.approx(3 + (QUEUES - 1) / 60, abs=0.01)
+
+
+def test_a_group_that_stands_still_costs_no_look(lags: Lags, monkeypatch: pytest.MonkeyPatch) -> None:
+    lags.stand(0)
+    for _ in range(3):
+        lags.look()
+    monkeypatch.setattr(groups, "QueueTimes", lambda *given: pytest.fail("looked up again"))
+    assert hours(lags.look()) == pytest.approx(3 + (QUEUES - 1) / 60, abs=0.01)
+
+
+def test_a_group_that_moves_keeps_what_was_found_until_each_queue_has_had_its_turn(lags: Lags) -> None:
+    lags.stand(0)
+    for _ in range(3):
+        lags.look()
+    lags.stand(2)
+    ages = [hours(lags.look()) for _ in range(3)]
+    assert ages[0] == pytest.approx(3 + (QUEUES - 1) / 60, abs=0.01)
+    assert ages[2] == pytest.approx(1 + (QUEUES - 1) / 60, abs=0.01)
+    assert ages == sorted(ages, reverse=True)
+
+
+def test_new_groups_come_before_those_that_move(lags: Lags) -> None:
+    lags.stand(0)
+    for _ in range(3):
+        lags.look()
+    lags.stand(1)
+    lags.progress.set("new", "T", 0, 0)
+    lags.look()
+    (new,) = [lag for lag in lags.reader.figures() if lag.group == "new"]
+    assert hours(new) == pytest.approx(3, abs=0.01)
+
+
+def test_a_group_at_the_end_is_0_seconds_behind(lags: Lags) -> None:
+    lags.stand(3)
+    assert (lags.look().messages, lags.look().seconds) == (0, 0.0)

@@ -1,0 +1,169 @@
+"""/metrics of a real group over HTTP: the figures of `mqproc stat`, and as quickly as promised with many topics."""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+from collections.abc import Callable
+
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from mqproc import Message, MessageTooLargeError
+from mqproc.layout import control as words_of
+from mqproc.metrics.from_words import PLAIN, TARGETS
+from tests.cli.calling import call
+from tests.conftest import Group, keeps_below, wait_until
+
+TOPICS = 5_000
+SCRAPE_S = 0.2
+SCRAPES = 5
+
+
+def scraped(group: Group) -> str:
+    url = f"http://127.0.0.1:{wait_until(lambda: group.words()['monitor_port'])}/metrics"
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return str(answer.read().decode())
+
+
+def counters(text: str) -> dict[tuple[str, ...], float]:
+    """Every counter's value by its name and its labels' values."""
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        if family.type == "counter"
+        for sample in family.samples
+    }
+
+
+def words_of_counters() -> dict[tuple[str, ...], tuple[str, float]]:
+    """The word, and its factor, of every counter that is one word of the control file."""
+    by_role = {"restarts_total": "restarts", "cycles_total": "cycles"}
+    return {
+        **{(name,): place for name, place in PLAIN.items() if name.endswith("_total")},
+        **{
+            (f"mqproc_role_{name}", role): (f"{role}.{word}", 1)
+            for name, word in by_role.items()
+            for role in words_of.ROLES
+        },
+        **{("mqproc_errors_total", role): (f"{role}.errors", 1) for role in words_of.ROLES},
+        **{
+            (f"mqproc_{name}_total", target): (f"{prefix}_{word}", 1)
+            for name, word in (("flushes", "syncs"), ("flush_passes", "passes"), ("forced_flushes", "forced_passes"))
+            for target, prefix in TARGETS.items()
+        },
+        **{
+            ("mqproc_partial_frames_total", role): (f"{role}_partial_frames", 1)
+            for role in (words_of.WRITER, words_of.QUERY)
+        },
+        ("mqproc_retention_deleted_files_total", "commitlog"): ("retention_segments", 1),
+        ("mqproc_retention_deleted_files_total", "consumequeue"): ("retention_queue_files", 1),
+        ("mqproc_retention_deleted_files_total", "index"): ("retention_index_files", 1),
+    }
+
+
+def load(group: Group) -> None:
+    """Something of all that is counted."""
+    with group.client() as client:
+        client.create_topic("orders", 4)
+        client.send_many([Message("orders", b"x" * 200, keys=[f"k{number}"], tag="t") for number in range(1000)])
+        for number in range(50):
+            client.send("orders", b"single", keys=[f"s{number}"])
+        client.send("orders", b"later", delay_level=1)
+        client.wait_dispatched()
+        for number in range(20):
+            assert len(client.by_key("orders", f"k{number}")) == 1
+        with client.consumer("billing", "orders", start="earliest") as consumer:
+            while messages := consumer.receive(max_messages=64, timeout=1):
+                consumer.nack(*messages[:1], delay_level=-1)
+                consumer.ack(*messages[1:])
+        with client.transaction("billing", Message("orders", b"paid")):
+            pass
+        with pytest.raises(MessageTooLargeError):
+            client.send("orders", bytes(1 << 19))
+        wait_until(lambda: group.words()["delivered_messages"] == 1, 30, "the message's time has come")
+        client.wait_dispatched()
+
+
+def test_counters_are_those_of_mqproc_stat(group: Group) -> None:
+    load(group)
+    stat: Callable[[], dict[str, float]] = lambda: call("stat", "--store", group.store, "--json").json["words"]  # noqa: E731
+
+    def at_rest() -> tuple[dict[str, float], dict[tuple[str, ...], float], dict[str, float]] | None:
+        """Figures while nothing was stored: what a transaction or a delay level leaves to do comes a moment later."""
+        before, shown, after = stat(), counters(scraped(group)), stat()
+        rests = before["dispatched_messages"] == after["appended_messages"] and not after["delayed_messages"]
+        return (before, shown, after) if rests else None
+
+    before, shown, after = wait_until(at_rest, what="a rest")
+    places = words_of_counters()
+    not_words = {
+        f"mqproc_{name}_total"
+        for name in ("rejected", "messages_appended", "messages_delivered", "messages_consumed", "process_cpu_seconds")
+    }
+    assert {name for name, *_ in shown} - not_words == {name for name, *_ in places}
+    wrong = {
+        key: (before[word] * factor, shown[key], after[word] * factor)
+        for key, (word, factor) in places.items()
+        if not before[word] * factor <= shown[key] <= after[word] * factor
+    }
+    assert wrong == {}
+    still = {key for key, (word, _) in places.items() if before[word] == after[word]}
+    assert len(still) > len(places) / 2
+
+    def total(name: str) -> float:
+        return sum(value for key, value in shown.items() if key[0] == f"mqproc_{name}_total")
+
+    assert total("messages_appended") == after["appended_messages"] == total("messages_dispatched")
+    assert total("messages_delivered") == after["pulled_messages"]
+    assert total("key_queries") == 20
+    assert total("key_entries_matched") == 20
+    assert total("transactions_committed") == 1
+    assert total("rejected") == total("request_failures") + total("append_failures") >= 1
+    assert total("messages_dead_lettered") > 0
+    assert group.stop() == 0
+    # Nothing of it is lost with the processes.
+    left = stat()
+    for key in still:
+        assert left[places[key][0]] >= after[places[key][0]], key
+
+
+@pytest.mark.timeout(300)
+def test_five_thousand_topics_are_scraped_in_time(make_group: Callable[..., Group]) -> None:
+    group = make_group(max_queues=65_536, mapped_file_size_consume_queue=2000, default_topic_queue_nums=4)
+    sent = 0
+
+    def send() -> None:
+        """A message to each topic, so that every one has changed since the last scrape."""
+        nonlocal sent
+        with group.client(timeout=120) as client:
+            client.send_many([Message(f"topic-{number}", b"x" * 100) for number in range(TOPICS)])
+            client.wait_dispatched()
+        sent += 1
+
+    send()
+    text = scraped(group)
+    monitor = psutil.Process(group.pid(words_of.MONITOR))
+    seen: list[tuple[float, float]] = []
+
+    def measure() -> float:
+        """The quickest of some scrapes, from the request's first byte to the answer's last."""
+        nonlocal text
+        rounds = []
+        for _ in range(SCRAPES):
+            send()
+            used = monitor.cpu_times()
+            began = time.perf_counter()
+            text = scraped(group)
+            took = time.perf_counter() - began
+            now = monitor.cpu_times()
+            rounds.append((took, now.user + now.system - used.user - used.system))
+        seen.extend(rounds)
+        return min(took for took, _cpu in rounds)
+
+    keeps_below(SCRAPE_S, measure)
+    print("s, and s of the monitor's processor time:", [(round(took, 3), round(cpu, 2)) for took, cpu in seen])
+    appended = dict(re.findall(r'^mqproc_messages_appended_total\{topic="(topic-\d+)"\} (\d+)$', text, re.MULTILINE))
+    assert appended == {f"topic-{number}": f"{sent}" for number in range(TOPICS)}
