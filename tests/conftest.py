@@ -15,11 +15,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from mqproc.cli.warm_kernels import fill_cache
 from mqproc.control import Control
 from mqproc.errors import CorruptStoreError, NotRunningError
 from mqproc.io import StoreIO
+from mqproc.kernels import jit
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
+from tests.nursery import Running, nursery
 
 # The same examples in every run: a test that fails now and then says nothing about the change at hand.
 # How fast examples are made says nothing about it either.
@@ -33,6 +36,8 @@ ROOT = Path(__file__).parents[1]
 AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 60.0
+PATIENCE_S = 60.0
+"""For what comes by itself, on a machine that is busy with other things too. No promise is measured by it."""
 # Small files, so that tests see every kind of roll.
 SMALL: dict[str, Any] = {
     "mapped_file_size_commit_log": 1 << 20,
@@ -44,7 +49,13 @@ SMALL: dict[str, Any] = {
 }
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0, what: str = "condition") -> Any:
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Have the kernels compiled once: the processes that run tests would each do it, within a test's time."""
+    if jit.COMPILED and not hasattr(session.config, "workerinput"):
+        fill_cache()
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S, what: str = "condition") -> Any:
     """The condition's value once it is true. Fails after the timeout."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
@@ -73,16 +84,32 @@ class Group:
         self.store = store
         self.paths = StorePaths(store)
         self.options = SMALL | options
-        self.process: subprocess.Popen[bytes] | None = None
+        self.environment: dict[str, str] = {}
+        """Variables beside this process's own. With any it is a program of its own that is started, for the loader and
+        the modules to see them."""
+        self.process: Running | None = None
         self.output = store.with_name(store.name + ".log")
 
     def start(self) -> Group:
         flags = [part for name, value in self.options.items() for part in ("--set", f"{name}={value}")]
-        command = [sys.executable, "-m", "mqproc", "up", "--store", str(self.store), *flags]
-        with self.output.open("ab") as output:
-            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        self.launch(["up", "--store", str(self.store), *flags])
         wait_until(self.ready, START_TIMEOUT_S, f"group ready: {self.output.read_text()[-2000:]}")
         return self
+
+    def launch(self, arguments: list[str]) -> None:
+        """Run `mqproc` with these arguments as this group's supervisor, and wait for nothing."""
+        self.output.touch(0o600)
+        if not self.environment:
+            self.process = nursery().start(arguments, os.environ, self.output)
+            return
+        with self.output.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "mqproc", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=os.environ | self.environment,
+            )
 
     def ready(self) -> bool:
         if self.process is not None and self.process.poll() is not None:
@@ -109,6 +136,15 @@ class Group:
         found: int = wait_until(lambda: self.words()[word], what=f"a running {role}")
         return found
 
+    def went_round(self, role: str) -> None:
+        """Wait until a role has begun and ended a step: what was to be done by now it has done.
+
+        It beats when a step begins, so two beats later a whole one lies behind it.
+        """
+        word, since_ns = f"{role}.heartbeat_ns", time.monotonic_ns()
+        first_ns = wait_until(lambda: max(0, self.words()[word] - since_ns), what=f"a step of {role}")
+        wait_until(lambda: self.words()[word] - since_ns > first_ns, what=f"the next step of {role}")
+
     def caught_up(self) -> bool:
         words = self.words()
         return words["dispatched"] >= words["written"]
@@ -132,14 +168,14 @@ class Group:
         assert self.process is not None
         pids = [self.pid(role) for role in words_of.ROLES]
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(STOP_TIMEOUT_S)
         for pid in pids:
-            wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), 10, f"end of {pid}")
+            wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), what=f"end of {pid}")
 
     def close(self) -> None:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(STOP_TIMEOUT_S)
 
 
 @pytest.fixture

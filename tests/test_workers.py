@@ -21,3 +21,10 @@ def test_what_ends_the_block_early_ends_the_workers() -> None:
     with pytest.raises(KeyboardInterrupt):
         _interrupted()
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.timeout(100)
+def test_tasks_go_on_when_all_workers_have_ended_at_once() -> None:
+    with worker_pool(2, 2) as pool:
+        tasks = [pool.submit(abs, -number) for number in range(20)]
+        assert [task.result(60) for task in tasks] == list(range(20))

@@ -10,6 +10,14 @@ from contextlib import contextmanager
 EXIT_INTERRUPTED = 130
 
 
+class _Pool(ProcessPoolExecutor):
+    """One that always has all its workers: Python 3.11's takes workers that have ended for idle ones, and waits."""
+
+    def _adjust_process_count(self) -> None:
+        if len(self._processes) < self._max_workers:
+            self._spawn_process()
+
+
 @contextmanager
 def worker_pool(
     count: int, tasks_per_worker: int, initializer: Callable[[], None] | None = None
@@ -19,7 +27,7 @@ def worker_pool(
     What ends the block early ends them at once: an executor that is interrupted may wait for its idle workers for ever.
     """
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count, context, initializer, max_tasks_per_child=tasks_per_worker) as pool:
+    with _Pool(count, context, initializer, max_tasks_per_child=tasks_per_worker) as pool:
         try:
             yield pool
         except BaseException:

@@ -15,7 +15,7 @@ from mqproc.wire.operations import Empty, Operation, Options
 from mqproc.wire.protocol import Frame, FrameReader, decode_refusal, encode_frame, encode_options
 from tests.conftest import Group
 
-ANSWER_S = 20.0
+ANSWER_S = 60.0
 FRAME_BYTES_MAX = 1 << 30
 
 

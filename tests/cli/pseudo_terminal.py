@@ -18,6 +18,8 @@ from typing import Any
 import pyte
 import pytest
 
+from tests.conftest import PATIENCE_S
+
 
 class PseudoTerminal:
     """`mqproc …` with a terminal of its own. `before` is how the terminal was set when it began."""
@@ -66,7 +68,7 @@ class PseudoTerminal:
             self._stream.feed(found)
         return "\n".join(self.screen.display)
 
-    def until(self, *wanted: str, timeout_s: float = 30.0) -> str:
+    def until(self, *wanted: str, timeout_s: float = PATIENCE_S) -> str:
         """The screen once it shows all the texts."""
         deadline = time.monotonic() + timeout_s
         while not all(text in (shown := self.text()) for text in wanted):
@@ -75,7 +77,7 @@ class PseudoTerminal:
             time.sleep(0.02)
         return shown
 
-    def end(self, timeout_s: float = 30.0) -> int:
+    def end(self, timeout_s: float = PATIENCE_S) -> int:
         """The exit code once the command has ended."""
         deadline = time.monotonic() + timeout_s
         while self.process.poll() is None:

@@ -66,7 +66,8 @@ def test_the_commands_of_the_manual_are_there() -> None:
         "up", "down", "restart", "run", "status", "send", "import", "tail", "stat", "demo", "topic create",
         "topic list", "topic info", "topic delete", "message get", "message key", "message offset", "message range",
         "message scan", "store info", "store dump", "store retention", "config show", "config check", "config doc",
-        "bench append", "bench retention", "bench dispatch", "bench pull", "bench query", "bench e2e", "completion",
+        "bench append", "bench retention", "bench dispatch", "bench pull", "bench query", "bench e2e", "bench delay",
+        "completion",
     }  # fmt: skip
     assert wanted <= names
 

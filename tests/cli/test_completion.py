@@ -51,27 +51,62 @@ def test_names_are_completed(store: Path) -> None:
     assert completed(f"mqproc tail --store {store} pay") == ["payments"]
     assert completed("mqproc topic info p", MQPROC_STORE=str(store)) == ["payments"]
     assert completed("mqproc group info b", MQPROC_STORE=str(store)) == ["billing"]
+    assert completed("mqproc group lag billing --topic ord", MQPROC_STORE=str(store)) == ["orders", "orders-again"]
+    assert completed("mqproc replay --to pay", MQPROC_STORE=str(store)) == ["payments"]
+    assert completed("mqproc config doc max_qu") == ["max_queues"]
     assert completed("mqproc tail ord") == []
     assert completed(f"mqproc --store {store}/nothing tail ord") == []
 
 
-def test_bash_itself_completes_a_topic(store: Path, tmp_path: Path) -> None:
-    bash = shutil.which("bash")
-    if bash is None:
-        pytest.skip("there is no bash here")
+@pytest.fixture
+def environment(store: Path, tmp_path: Path) -> dict[str, str]:
+    """Of a shell that has `mqproc` as a program, and a store to ask."""
     program = tmp_path / "bin" / "mqproc"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "import sys; sys.argv[0] = \'mqproc\'; '
-                       'from mqproc.cli.main import main; sys.exit(main())" "$@"\n')  # fmt: skip
+    code = "import sys; sys.argv[0] = 'mqproc'; from mqproc.cli.main import main; sys.exit(main())"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{code}" "$@"\n')
     program.chmod(0o755)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MQPROC_")}
+    path = f"{program.parent}:{os.environ['PATH']}"
+    return clean | {"PATH": path, "MQPROC_STORE": str(store), "HOME": str(tmp_path), "TERM": "dumb"}
+
+
+def shell(name: str, flags: list[str], script: str, environment: dict[str, str]) -> list[str]:
+    """The words that a real shell prints."""
+    program = shutil.which(name)
+    if program is None:
+        pytest.skip(f"there is no {name} here")
+    done = subprocess.run(
+        [program, *flags, "-c", script], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout, done.stderr
+    return done.stdout.split()
+
+
+def test_bash_itself_completes_a_topic(environment: dict[str, str]) -> None:
     script = """
         eval "$(mqproc completion bash)"
         COMP_WORDS=(mqproc tail ord); COMP_CWORD=2; COMP_LINE="mqproc tail ord"
         _mqproc_completion mqproc
         printf '%s\\n' "${COMPREPLY[@]}"
     """
-    environment = os.environ | {"PATH": f"{program.parent}:{os.environ['PATH']}", "MQPROC_STORE": str(store)}
-    done = subprocess.run(
-        [bash, "--norc", "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.stdout.split() == ["orders", "orders-again"], done.stderr
+    assert shell("bash", ["--norc"], script, environment) == ["orders", "orders-again"]
+
+
+def test_fish_itself_completes_a_topic_and_a_role(environment: dict[str, str]) -> None:
+    script = 'mqproc completion fish | source; complete -C "mqproc tail ord"; complete -C "mqproc restart cq"'
+    assert shell("fish", ["-N"], script, environment) == ["orders", "orders-again", "cq-flusher"]
+
+
+def test_zsh_itself_completes_a_topic_and_a_role(environment: dict[str, str]) -> None:
+    """What zsh would offer is seen where it is offered: the line editor needs a terminal."""
+    script = """
+        autoload -Uz compinit && compinit -u -D
+        eval "$(mqproc completion zsh)"
+        [[ ${_comps[mqproc]} == _mqproc_completion ]] || exit 1
+        compadd() { print -r -- "${(@)${(P)@[-1]}}" }
+        _describe() { print -r -- ${(P)@[-1]} }
+        words=(mqproc tail ord) CURRENT=3; _mqproc_completion
+        words=(mqproc restart cq) CURRENT=3; _mqproc_completion
+    """
+    assert shell("zsh", ["-f"], script, environment) == ["orders", "orders-again", "cq-flusher"]

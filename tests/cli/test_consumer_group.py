@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +11,8 @@ import pytest
 
 from mqproc import Client
 from tests.cli.calling import Outcome, call
-from tests.conftest import Group
+from tests.client.consuming import all_of
+from tests.conftest import PATIENCE_S, Group, wait_until
 
 TOPIC = "orders"
 COUNT = 40
@@ -123,6 +126,26 @@ def test_a_reset_shows_its_plan_and_acts_with_execute(group: Group, client: Clie
     assert (again.code, again.err) == (0, "moved stands there already\n")
 
 
+def test_a_reset_to_a_time_lands_in_the_middle_of_each_queue(group: Group, client: Client) -> None:
+    client.create_topic("Timed", 2)
+    times: list[int] = []
+    for part in range(3):
+        # Not the same number of messages in both queues, so that each has a middle of its own.
+        sent = client.send_batch("Timed", [b"%d" % part] * 9, queue_ids=[0, 0, 1] * 3)
+        times.append(sent.store_timestamp_ms)
+        wait_until(lambda: time.time_ns() // 1_000_000 > times[-1] + 1, what="a later millisecond")
+    client.wait_dispatched()
+    client.groups.commit("timed", "Timed", 0, 18)
+    client.groups.commit("timed", "Timed", 1, 1)
+    assert ask(group, "reset", "timed", "--to-datetime", times[1], "--execute").code == 0
+    assert [queue.offset for queue in client.groups.info("timed").queues] == [6, 3]
+    assert ask(group, "reset", "timed", "--to-datetime", times[1] + 1, "--execute").code == 0
+    assert [queue.offset for queue in client.groups.info("timed").queues] == [12, 6]
+    with client.consumer("timed", "Timed") as consumer:
+        found = [message.body for message in itertools.islice(consumer.messages(timeout=PATIENCE_S), 9)]
+    assert found == [b"2"] * 9
+
+
 def test_resets_that_cannot_be_are_refused(group: Group, client: Client) -> None:
     stand(client, "stays", 1, 1)
     assert ask(group, "reset", "stays").code == 2
@@ -165,7 +188,7 @@ def test_a_group_skips_is_cloned_and_deleted(group: Group, client: Client) -> No
 def test_dead_letters_are_listed_and_sent_again(group: Group, client: Client) -> None:
     client.groups.change("sick", retry_max_times=0)
     with client.consumer("sick", TOPIC, start="earliest") as consumer:
-        taken = consumer.receive(3, timeout=5)
+        taken = consumer.receive(3, timeout=PATIENCE_S)
         consumer.nack(*taken)
     client.wait_dispatched()
     listed = ask(group, "dlq", "list", "sick", "--body", "text", "--json")
@@ -182,8 +205,11 @@ def test_dead_letters_are_listed_and_sent_again(group: Group, client: Client) ->
     assert ask(group, "dlq", "resend", "sick", "--offset", 1, "--offset", 9).code == 5
     one = ask(group, "dlq", "resend", "sick", "--offset", 1, "--execute")
     assert (one.code, one.err) == (0, "1 of 1 dead letter sent to sick again\n")
+    client.wait_dispatched()
+    left = client.groups.info("sick").lag
+    assert left == COUNT - 3 + 1
     with client.consumer("sick", TOPIC) as consumer:
-        again = [message for message in consumer.messages(timeout=0.3) if message.topic == "%RETRY%sick"]
+        again = [message for message in all_of(consumer, left) if message.topic == "%RETRY%sick"]
     assert [message.body for message in again] == [taken[1].body]
     # They stay: a second resend is one's own decision.
     assert len(ask(group, "dlq", "list", "sick", "--json").json["dead_letters"]) == 3

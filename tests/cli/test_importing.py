@@ -14,7 +14,7 @@ import pytest
 
 from mqproc.cli import importer
 from tests.cli.calling import Outcome, call
-from tests.conftest import Group, wait_until
+from tests.conftest import PATIENCE_S, Group, wait_until
 
 TOPIC = "records"
 BIG = 60_000
@@ -33,8 +33,8 @@ def write_csv(path: Path, count: int, first: int = 0) -> Path:
 OPTIONS = ("--key-field", "id", "--tag-field", "kind", "--time-field", "at", "--typed")
 
 
-def run(group: Group, path: Path | str, *more: str | int, stdin: bytes = b"") -> Outcome:
-    return call("import", path, "--topic", TOPIC, "--store", group.store, *OPTIONS, *more, stdin=stdin)
+def run(group: Group, path: Path | str, *more: str | int, topic: str = TOPIC, stdin: bytes = b"") -> Outcome:
+    return call("import", path, "--topic", topic, "--store", group.store, *OPTIONS, *more, stdin=stdin)
 
 
 def stored_ids(group: Group, topic: str = TOPIC) -> Counter[int]:
@@ -112,7 +112,7 @@ def test_a_position_that_is_too_small_costs_lookups_only(group: Group, tmp_path:
     assert stored_ids(group) == each_once(12_000)
 
 
-def _importing(group: Group, path: Path) -> subprocess.Popen[bytes]:
+def _importing(group: Group, path: Path, topic: str = TOPIC) -> subprocess.Popen[bytes]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MQPROC_")}
     command = [
         sys.executable,
@@ -121,7 +121,7 @@ def _importing(group: Group, path: Path) -> subprocess.Popen[bytes]:
         "import",
         str(path),
         "--topic",
-        TOPIC,
+        topic,
         "--store",
         str(group.store),
         *OPTIONS,
@@ -134,26 +134,37 @@ def test_an_import_that_was_ended_goes_on_with_no_record_twice(
     group: Group, tmp_path: Path, number: signal.Signals
 ) -> None:
     path = write_csv(tmp_path / "a.csv", BIG)
-    for target in (BIG // 5, BIG // 2):
-        child = _importing(group, path)
-        wait_until(lambda target=target: group.words()["appended_messages"] >= target, 30)
-        child.send_signal(number)
-        _, err = child.communicate(timeout=30)
-        assert child.returncode == (130 if number is signal.SIGINT else -number)
-        assert number is not signal.SIGINT or b"the same command goes on" in err
-    outcome = run(group, path)
+    # Its signal may come too late on a busy machine; such a round shows nothing.
+    topic = next((f"{TOPIC}-{each}" for each in range(3) if ended_twice(group, path, f"{TOPIC}-{each}", number)), None)
+    assert topic is not None, "no import could be ended before its end"
+    outcome = run(group, path, topic=topic)
     assert outcome.code == 0
     assert "going on behind record" in outcome.err
-    assert stored_ids(group) == each_once(BIG)
+    assert stored_ids(group, topic) == each_once(BIG)
+
+
+def ended_twice(group: Group, path: Path, topic: str, number: signal.Signals) -> bool:
+    """Begin an import and end it by a signal, two times; False when it was done before."""
+    begin = group.words()["appended_messages"]
+    for target in (BIG // 5, BIG // 2):
+        child = _importing(group, path, topic)
+        wait_until(lambda target=target: group.words()["appended_messages"] >= begin + target)
+        child.send_signal(number)
+        _, err = child.communicate(timeout=PATIENCE_S)
+        if child.returncode == 0:
+            return False
+        assert child.returncode == (130 if number is signal.SIGINT else -number)
+        assert number is not signal.SIGINT or b"the same command goes on" in err
+    return True
 
 
 def test_a_writer_that_is_killed_meanwhile_costs_nothing(group: Group, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", BIG)
     child = _importing(group, path)
     for target in (BIG // 5, BIG // 2):
-        wait_until(lambda target=target: group.words()["written"] >= target * 300 or child.poll() is not None, 30)
+        wait_until(lambda target=target: group.words()["written"] >= target * 300 or child.poll() is not None)
         os.kill(group.pid("writer"), signal.SIGKILL)
-    _, err = child.communicate(timeout=60)
+    _, err = child.communicate(timeout=2 * PATIENCE_S)
     assert child.returncode == 0, err
     assert stored_ids(group) == each_once(BIG)
 

@@ -98,6 +98,17 @@ def test_count_and_rate(store: Path) -> None:
     assert outcome.err.startswith("5 messages stored")
 
 
+def test_lines_with_a_sharding_key_go_to_one_queue_in_their_order(store: Path) -> None:
+    sent = ask(store, "send", "sharded", "--sharding-key", "order-1", "--output", "jsonl", stdin=b"0\n1\n2\n")
+    assert sent.code == 0
+    rows = sent.json_lines
+    assert len({row["queue_id"] for row in rows}) == 1
+    assert [row["queue_offset"] for row in rows] == [0, 1, 2]
+    whole = ask(store, "message", "get", rows[0]["message_id"], "--json").json
+    assert whole["properties"]["__SHARDINGKEY"] == "order-1"
+    assert "not both" in ask(store, "send", "sharded", "x", "--sharding-key", "a", "--queue", 1).err
+
+
 def test_messages_for_later_wait_and_come(store: Path) -> None:
     """By level, by a duration from now, and by a moment."""
     at = time.time() + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from mqproc.client.sync import Client
 from mqproc.errors import BadRequestError, TopicNotFoundError
 from mqproc.message import SqlFilter
 from tests.cli.calling import Outcome, call
+from tests.cli.pseudo_terminal import PseudoTerminal
 from tests.conftest import Group, wait_until
 
 TOPIC = "orders"
@@ -99,6 +101,25 @@ def test_a_part_by_key_filter_and_time(group: Group, client: Client) -> None:
     assert call("replay", "--topic", "nothing", "--to", "x", "--store", group.store).code == 5
 
 
+def test_a_replay_begins_and_ends_in_the_middle_of_queues(group: Group, client: Client) -> None:
+    """Three batches of distinct times in every queue; the middle one is asked for by its first and last millisecond."""
+    client.create_topic("timed", 2)
+    times: list[int] = []
+    for part in range(3):
+        sent = client.send_batch("timed", [b"%d" % (10 * part + n) for n in range(10)], queue_ids=[0, 1] * 5)
+        times.append(sent.store_timestamp_ms)
+        wait_until(lambda: time.time_ns() // 1_000_000 > times[-1] + 1, what="a later millisecond")
+    group.wait_dispatched()
+    arguments = ("--topic", "timed", "--to", "middle", "--begin", str(times[1]), "--end", str(times[1] + 1))
+    assert call("replay", *arguments, "--store", group.store).code == 0
+    assert bodies(group, "middle") == Counter(range(10, 20))
+    for queue_id in range(2):
+        copies = client.pull("middle", queue_id, 0).messages
+        assert [int(copy.body) for copy in copies] == list(range(10 + queue_id, 20, 2))
+        sources = client.pull("timed", queue_id, 5, 5).messages
+        assert [copy.properties[REPLAYED] for copy in copies] == [source.message_id for source in sources]
+
+
 def _replaying(group: Group, to: str, *arguments: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "mqproc", "replay", "--topic", TOPIC, "--to", to, "--store", str(group.store)]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
@@ -109,7 +130,7 @@ def _replaying(group: Group, to: str, *arguments: str) -> subprocess.Popen[bytes
 def test_a_replay_that_was_ended_goes_on_with_no_message_twice(group: Group, number: signal.Signals) -> None:
     to = f"after-{number.name}"
     before = group.words()["appended_messages"]
-    child = _replaying(group, to, "--rate", "20000")
+    child = _replaying(group, to, "--rate", "2000")
     wait_until(lambda: group.words()["appended_messages"] > before + COUNT // 6, 30)
     child.send_signal(number)
     _, err = child.communicate(timeout=30)
@@ -119,6 +140,51 @@ def test_a_replay_that_was_ended_goes_on_with_no_message_twice(group: Group, num
     assert outcome.code == 0
     assert "going on at queue" in outcome.err
     assert bodies(group, to) == Counter(range(COUNT))
+
+
+def test_a_terminal_shows_a_bar_that_grows_and_goes_on_where_a_replay_was_stopped(group: Group) -> None:
+    command = ("replay", "--topic", TOPIC, "--to", "barred", "--rate", "1600", "--store", group.store)
+    with PseudoTerminal(*command) as terminal:
+        terminal.until("orders → barred", "messages")
+        shares = [shown_share(terminal.text())]
+        while shares[-1] < 40:
+            shares.append(shown_share(terminal.until("%")))
+        assert shares == sorted(shares)
+        assert len(set(shares)) > 2, shares
+        terminal.send("\x03")
+        terminal.until("the same command goes on")
+        assert terminal.end() == 130
+    with PseudoTerminal(*command) as terminal:
+        terminal.until("going on at queue", "orders → barred")
+        wait_until(lambda: shown_share(terminal.text()) > 0, what="a bar with something in it")
+        assert shown_share(terminal.text()) >= shares[-1] - 1, "what was sent before counts"
+        shown = terminal.until("100%", "messages to barred in")
+        assert terminal.end() == 0
+        assert re.search(r"orders → barred +━+ 100% +[\d,]+ messages +[\d,]+/s", shown), shown
+    assert bodies(group, "barred") == Counter(range(COUNT))
+
+
+def shown_share(shown: str) -> int:
+    """The last percentage on a screen, −1 for none."""
+    return int(([-1, *re.findall(r"(\d+)%", shown)])[-1])
+
+
+def test_a_pipe_gets_a_line_every_few_seconds_and_no_bar(group: Group) -> None:
+    child = _replaying(group, "piped", "--rate", "1000")
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 0, err
+    assert b"\x1b" not in err
+    assert b"\r" not in err
+    *lines, last = err.decode().splitlines()
+    assert lines, "a line after 5 s"
+    found = [re.fullmatch(r"orders → piped: ([\d,]+) messages, (\d+)%, ([\d,]+)/s", line) for line in lines]
+    told = [tuple(int(text.replace(",", "")) for text in line.groups()) for line in found if line]
+    assert len(told) == len(lines), err
+    for count, share, rate in told:
+        assert 0 < count < COUNT
+        assert abs(share - 100 * count / COUNT) <= 1
+        assert rate <= 1100, "throttled"
+    assert re.match(rf"{COUNT:,} messages to piped in ", last)
 
 
 def test_a_writer_that_is_killed_meanwhile_costs_nothing(group: Group) -> None:
@@ -160,8 +226,10 @@ def test_a_replay_of_a_task(group: Group) -> None:
 
     async def go() -> ReplayProgress:
         async with AsyncClient(group.store) as client:
-            waiting = asyncio.create_task(client.replay(TOPIC, "cancelled", rate=1000, name="task"))
-            await asyncio.sleep(0.3)
+            begun = asyncio.Event()
+            replay = client.replay(TOPIC, "cancelled", rate=1000, name="task", told=lambda progress: begun.set())
+            waiting = asyncio.create_task(replay)
+            await begun.wait()
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
@@ -227,6 +295,32 @@ def test_a_trace_follows_a_message_into_the_dead_letters(group: Group, client: C
     # From the copy back to the message itself.
     (original,) = client.trace(copy["message_id"]).copies
     assert (original.kind, original.message_id) == ("original", sent.message_id)
+
+
+def test_a_trace_of_a_retry_shows_the_original_the_retry_and_the_dead_letter(group: Group, client: Client) -> None:
+    sent = client.send("patients", b"x", keys="case-2")
+    group.wait_dispatched()
+    with client.consumer("ward", "patients", start="earliest") as consumer:
+        consumer.nack(*consumer.receive(1, timeout=10), delay_level=1)
+        (retry,) = consumer.receive(1, timeout=10)
+        assert (retry.topic, retry.reconsume_times) == ("%RETRY%ward", 1)
+        kinds = {copy["kind"]: copy for copy in trace(group, sent.message_id, "--json").json["copies"]}
+        assert kinds["retry"]["message_id"] == retry.message_id
+        consumer.nack(retry, delay_level=-1)
+    group.wait_dispatched()
+    (dead,) = client.groups.dead_letters("ward")
+    for start in (sent.message_id, retry.message_id, dead.message_id):
+        found = trace(group, start, "--json").json
+        places = {(copy["kind"], copy["message_id"]) for copy in found["copies"]}
+        expected = {
+            ("original", sent.message_id),
+            ("retry", retry.message_id),
+            ("dead letter", dead.message_id),
+        }
+        assert places >= {place for place in expected if place[1] != start}, start
+        assert found["message"]["message_id"] == start
+    shown = trace(group, retry.message_id).out
+    assert all(place.message_id in shown for place in (sent, retry, dead))
 
 
 def test_no_message_no_trace(group: Group) -> None:

@@ -24,10 +24,15 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
     running.close()
 
 
+def rows_become(terminal: PseudoTerminal, *names: str) -> None:
+    """Wait for these rows, in this order: a picture is written in pieces, its head before its rows."""
+    wait_until(lambda: row_names(terminal.text()) == list(names), what=f"rows {names}")
+
+
 def row_names(text: str) -> list[str]:
     """The first words of the table's rows, in the order in which they stand."""
     lines = text.splitlines()
-    at = next(number for number, line in enumerate(lines) if "1 roles" in line)
+    at = next((number for number, line in enumerate(lines) if "1 roles" in line), len(lines))
     return [line.split()[0] for line in lines[at + 2 : -1] if line.strip()]
 
 
@@ -37,21 +42,22 @@ def test_views_sort_and_filter_follow_the_keys(group: Group) -> None:
             client.send_batch(topic, [b"hello"] * count)
         client.wait_dispatched()
     with PseudoTerminal("top", "--store", group.store, "--interval", "200ms") as terminal:
-        shown = terminal.until("mqproc top", "ready", "dispatch", "up with the log", "writer", "quit")
-        assert set(row_names(shown)) == {"supervisor", *words_of.ROLES}
+        terminal.until("mqproc top", "ready", "dispatch", "up with the log", "writer", "quit")
+        roles = {"supervisor", *words_of.ROLES}
+        wait_until(lambda: set(row_names(terminal.text())) == roles, what="a row for each role")
         terminal.send("2")
         terminal.until("payments", "in/s▼")
         terminal.send("\x1b[C")
         terminal.until("out/s▼")
         terminal.send("\x1b[C")
-        shown = terminal.until("stored▼")
-        assert row_names(shown) == ["orders", "returns", "payments"]
+        terminal.until("stored▼")
+        rows_become(terminal, "orders", "returns", "payments")
         terminal.send("r")
-        shown = terminal.until("stored▲")
-        assert row_names(shown) == ["payments", "returns", "orders"]
+        terminal.until("stored▲")
+        rows_become(terminal, "payments", "returns", "orders")
         terminal.send("/PAY")
-        shown = terminal.until("filter: PAY", "1 of 3")
-        assert row_names(shown) == ["payments"]
+        terminal.until("filter: PAY", "1 of 3")
+        rows_become(terminal, "payments")
         terminal.send("\x1b")
         terminal.until("orders", "1-4")
         terminal.send("?")

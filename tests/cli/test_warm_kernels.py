@@ -1,45 +1,83 @@
-"""Kernels are compiled by a child where the cache lacks them, and nobody is forked where it does not."""
+"""Kernels are compiled by children where the cache lacks them, and nobody is forked where it does not."""
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from pathlib import Path
+from types import ModuleType
 
+import psutil
 import pytest
 
 from mqproc.cli import warm_kernels
 from mqproc.kernels import jit
+from tests.conftest import wait_until
 
 
-def forks(monkeypatch: pytest.MonkeyPatch) -> list[Path | None]:
-    """For which notes a child is asked to compile; it has nothing to do but to leave them."""
-    asked: list[Path | None] = []
+def compiled(monkeypatch: pytest.MonkeyPatch, *, well: bool = True) -> list[None]:
+    """How often children are asked to compile."""
+    asked: list[None] = []
 
-    def child(note: Path | None) -> None:
-        asked.append(note)
-        if note is not None:
-            warm_kernels._leave(note)
+    def children() -> bool:
+        asked.append(None)
+        return well
 
-    monkeypatch.setattr(warm_kernels, "_compile_in_a_child", child)
+    monkeypatch.setattr(warm_kernels, "_compile_in_children", children)
     return asked
 
 
 def test_a_full_cache_is_only_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, note = forks(monkeypatch), tmp_path / "mqproc-warmed-now"
+    asked, note = compiled(monkeypatch), tmp_path / "mqproc-warmed-now"
     (tmp_path / "mqproc-warmed-before").touch()
     (tmp_path / "other").touch()
     monkeypatch.setattr(warm_kernels, "_note_of_full_cache", lambda: note)
     warm_kernels.make_ready()
     warm_kernels.make_ready()
-    assert asked == [note]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mqproc-warmed-now", "other"]
+    assert len(asked) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mqproc-warmed-now", "mqproc-warming.lock", "other"]
 
 
-def test_without_a_cache_a_child_compiles_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = forks(monkeypatch)
+def test_without_a_cache_children_compile_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = compiled(monkeypatch)
     monkeypatch.setattr(warm_kernels, "_note_of_full_cache", lambda: None)
     warm_kernels.make_ready()
     warm_kernels.make_ready()
-    assert asked == [None, None]
+    assert len(asked) == 2
+
+
+def test_children_that_failed_leave_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, note = compiled(monkeypatch, well=False), tmp_path / "mqproc-warmed-now"
+    monkeypatch.setattr(warm_kernels, "_note_of_full_cache", lambda: note)
+    warm_kernels.make_ready()
+    assert len(asked) == 1
+    assert not note.exists()
+
+
+def test_a_folder_that_takes_no_lock_keeps_nobody_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = compiled(monkeypatch)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(warm_kernels, "_note_of_full_cache", lambda: tmp_path / "file" / "mqproc-warmed-now")
+    warm_kernels.make_ready()
+    assert len(asked) == 1
+
+
+def test_who_comes_second_waits_and_compiles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, note = compiled(monkeypatch), tmp_path / "mqproc-warmed-now"
+    monkeypatch.setattr(warm_kernels, "_note_of_full_cache", lambda: note)
+    with warm_kernels._only_one(tmp_path / "mqproc-warming.lock"):
+        second = threading.Thread(target=warm_kernels.make_ready)
+        second.start()
+        second.join(0.3)
+        assert second.is_alive()
+        note.touch()
+    second.join(30)
+    assert not second.is_alive()
+    assert not asked
 
 
 @pytest.mark.skipif(not jit.COMPILED, reason="nothing is cached")
@@ -53,7 +91,51 @@ def test_other_sources_are_another_note(monkeypatch: pytest.MonkeyPatch) -> None
     assert (after.parent, after.name != before.name) == (before.parent, True)
 
 
-def test_the_child_leaves_its_note(tmp_path: Path) -> None:
-    note = tmp_path / "mqproc-warmed-by-a-child"
-    warm_kernels._compile_in_a_child(note)
-    assert note.exists()
+def test_every_module_is_compiled_by_one_of_the_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = []
+    for number in range(5):
+        module = ModuleType(f"module{number}")
+        module.warm = (tmp_path / str(number)).touch  # type: ignore[attr-defined]
+        modules.append(module)
+    monkeypatch.setattr(warm_kernels, "WARMED", modules)
+    assert warm_kernels._compile_in_children()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3", "4"]
+
+
+def test_a_child_that_fails_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    module = ModuleType("module")
+    module.warm = fail  # type: ignore[attr-defined]
+    monkeypatch.setattr(warm_kernels, "WARMED", [module])
+    assert not warm_kernels._compile_in_children()
+
+
+def test_an_interrupt_leaves_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = []
+    for number in range(8):
+        module = ModuleType(f"module{number}")
+        module.warm = lambda: time.sleep(60)  # type: ignore[attr-defined]
+        modules.append(module)
+    monkeypatch.setattr(warm_kernels, "WARMED", modules)
+    parent = os.getpid()
+    others = {*psutil.Process().children()}
+
+    def own() -> set[psutil.Process]:
+        return {*psutil.Process().children()} - others
+
+    def waits() -> bool:
+        """Whether the parent waits for its children, who are all there then."""
+        return bool(own()) and Path(f"/proc/{parent}/task/{parent}/wchan").read_text() == "do_wait"
+
+    def interrupt() -> None:
+        wait_until(waits, what="a parent that waits for its children")
+        os.kill(parent, signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        warm_kernels._compile_in_children()
+    interrupting.join()
+    assert not own(), "a child is alive, or was not waited for"

@@ -70,14 +70,15 @@ def sweep(arguments: argparse.Namespace, folder: Path) -> int:
     """The sweep in both ways to flush, or one of them, or one case of it; how many runs failed."""
     from mqproc.config import FlushDiskType
     from tests.crash import levels
-    from tests.crash.sweep import Whole, case_of
+    from tests.crash.sweep import RARELY, Whole, case_of
 
     flushes = [flush for flush in FlushDiskType if arguments.sweep in (BOTH, flush.value)]
     if arguments.case:
         whole = Whole(folder / "whole", flushes[0])
         whole.run(folder / "case", case_of(arguments.case, whole.calls))
         return 0
-    done = [levels.run_sweep(flush, folder, arguments.workers, arguments.progress) for flush in flushes]
+    rarely = 1 if arguments.whole else RARELY
+    done = [levels.run_sweep(flush, folder, arguments.workers, arguments.progress, rarely) for flush in flushes]
     return len({repeat for swept in done for repeat in swept.failed})
 
 
@@ -88,6 +89,7 @@ def main() -> int:
     parser.add_argument("seeds", nargs="?", help="one seed, or FIRST:STOP")
     parser.add_argument("--level", choices=("ci", "nightly"))
     parser.add_argument("--sweep", nargs="?", const=BOTH, choices=(BOTH, "ASYNC_FLUSH", "SYNC_FLUSH"))
+    parser.add_argument("--whole", action="store_true", help="of the sweep: also all of the seldom ways to fail")
     parser.add_argument("--case", help="of the sweep: one run only, as it was printed")
     parser.add_argument(
         "--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes of level and sweep"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mqproc.config import Options
 from mqproc.io import StoreIO
+from mqproc.kernels.index import published_count
+from mqproc.kernels.intrinsics import load_be64
+from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import control as words_of
 from mqproc.layout import index_file as layout
 from mqproc.paths import StorePaths
@@ -16,20 +19,24 @@ from mqproc.shm.words import Words
 from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
 from mqproc.store.damage import load
 from mqproc.store.index_headers import index_file_names
+from mqproc.store.queue_folders import queues_on_disk
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.index_query import IndexReader
 from mqproc.store.recovery.recovery import Recovery, adopt_sizes
+from mqproc.store.topics import Topics
 from tests.crash.copies import check_copies, goes_to, originals, tags_code
 from tests.crash.deletions import Deletions, Place
-from tests.crash.disk import Disk
+from tests.crash.disk import PAGE, Disk
 from tests.crash.parties import Party, found_in
-from tests.crash.placed import Placed, expect, must_end_well, walk_log
+from tests.crash.placed import Broken, Placed, expect, must_end_well, walk_log
 from tests.crash.recording_io import Machine, RecordingIO
 from tests.crash.senders import Fate, Senders, Sent
-from tests.store.recovery.recovering import contents
+from tests.store.recovery.recovering import contents, everything_below
 
 FOREVER_MS = 1 << 60
 KEYS_LOOKED_UP = 30
+CALLS_OF_EVERY_RECOVERY = 150
+CALLS_PER_FILE_OR_PAGE = 16
 # A message that comes again and again has its key in each of its copies.
 KEY_RECORDS_MAX = 4_096
 
@@ -61,7 +68,8 @@ class Recovered:
 def recover(root: Path, options: Options, machine: Machine | None = None, now_ms: int = 0) -> Recovered:
     """Recover the store at `root` as a supervisor would before it starts roles. Without a machine no power is lost."""
     paths, said = StorePaths(root), list[str]()
-    machine = machine or Machine(Disk(root))
+    machine = machine or Machine(Disk(root), keeps_versions=False)
+    machine.calls_max = machine.calls + calls_of_recovery_max(root)
     io = RecordingIO(machine)
     options = adopt_sizes(io, paths, options, said.append)
     words = Words(bytearray(words_of.FILE_SIZE))
@@ -69,9 +77,22 @@ def recover(root: Path, options: Options, machine: Machine | None = None, now_ms
     clean = not paths.abort.exists()
     with must_end_well("recovery"):
         Recovery(io, paths, options, words, said.append, clean=clean, now_ms=lambda: now_ms).run()
+    # A supervisor lives on: what recovery leaves open stays open.
+    expect(not io.open_files, f"recovery leaves {io.open_files} open")
+    machine.calls_max = 0
     machine.disk.let_go()
     io.close_all()
     return Recovered(paths, options, words, said)
+
+
+def calls_of_recovery_max(root: Path) -> int:
+    """Recovery ends: after so many storage calls at most, by the store's files and the pages of its log.
+
+    Twice as many as the worst of some thousand images has needed.
+    """
+    files = [(name, entry) for name, entry in everything_below(root) if entry.is_file()]
+    log_bytes = sum(entry.stat().st_size for name, entry in files if name.startswith("commitlog/"))
+    return CALLS_OF_EVERY_RECOVERY + CALLS_PER_FILE_OR_PAGE * (len(files) + log_bytes // PAGE)
 
 
 def check_nothing_behind(commit_log: Path, end: int) -> None:
@@ -104,9 +125,9 @@ def check_log(found: Recovered, truth: Truth, senders: Senders, *, power_loss: b
     )
     # Records behind what was published may be there, or not: nobody was told of them.
     expect(published in (kept, appended), f"{kept[-1:]} is there, {appended[-1:]} before it is not")
-    bodies = {placed.offset: placed.message.body for placed in truth.records if placed.offset < truth.written}
-    found_bodies = {placed.offset: placed.message.body for placed in records}
-    changed = [offset for offset, body in bodies.items() if found_bodies.get(offset, body) != body]
+    before = {placed.offset: content(placed) for placed in truth.records if placed.offset < truth.written}
+    now = {placed.offset: content(placed) for placed in records}
+    changed = [offset for offset, content in before.items() if now.get(offset, content) != content]
     expect(not changed, f"other messages than before the crash lie at {changed[:3]}")
     must = truth.synced if power_loss else truth.written
     expect(
@@ -115,6 +136,11 @@ def check_log(found: Recovered, truth: Truth, senders: Senders, *, power_loss: b
     check_copies(records, senders, truth.gone)
     _check_acknowledged(set(ids), begin, truth, must, senders, sync_flush=found.options.sync_flush)
     return records
+
+
+def content(placed: Placed) -> tuple[str, bytes, Mapping[str, str]]:
+    """What a sender has given."""
+    return placed.message.topic, placed.message.body, placed.message.properties
 
 
 def _check_acknowledged(
@@ -131,7 +157,8 @@ def check_places(records: list[Placed], senders: Senders) -> None:
     """Each message is where its sender was told."""
     for number, placed in originals(records, senders):
         sent, message = senders.sent[number], placed.message
-        expect((goes_to(message), message.tag or "") == (sent.topic, sent.tag), f"message {number} is {message}")
+        if (goes_to(message), message.tag or "") != (sent.topic, sent.tag):
+            raise Broken(f"message {number} is {message}")
         if sent.fate is Fate.STORED:
             told = (sent.physical_offset, sent.queue_id, sent.queue_offset)
             lies = (placed.offset, message.queue_id, message.queue_offset)
@@ -190,18 +217,35 @@ def check_queues(found: Recovered, records: list[Placed], minimum: int, deletion
     finally:
         files.close()
         table.close()
+    check_topics_known(found)
     missing = [queue for queue, units in of_log.items() if any(unit[0] >= minimum for unit in units.must.values())]
     expect(not missing, f"queues are missing: {missing}")
+
+
+def check_topics_known(found: Recovered) -> None:
+    """A queue has files only for its records, and is there only for its topic, which has a record or was made."""
+    topics = Topics(StoreIO(), found.paths)
+    topics.load()
+    table = QueueTable(StoreIO(), found.paths.queues)
+    try:
+        ends = {(topic, queue_id): table.max_offset(number) for number, topic, queue_id in table.live()}
+    finally:
+        table.close()
+    used = {topic for (topic, _queue_id), end in ends.items() if end > 0}
+    unknown = {topic for topic, _queue_id in ends} - used - set(topics.names())
+    expect(not unknown, f"nobody has made {sorted(unknown)}, and the log has nothing of them")
+    there, _strays = queues_on_disk(StoreIO(), found.paths.consume_queue)
+    unused = [queue for queue in there if ends.get(queue, 0) == 0]
+    expect(not unused, f"queues without a record have files: {unused}")
 
 
 def _entries_of(found: Recovered) -> Counter[int]:
     """How many entries the index has for each record, by its offset in the log."""
     slots, entries = found.options.max_hash_slot_num, Counter[int]()
     for name in index_file_names(StoreIO(), found.paths.index):
-        data = (found.paths.index / name).read_bytes()
-        count = int.from_bytes(data[layout.ITEM_COUNT : layout.HEADER_SIZE], "big")
-        places = (layout.item_offset(slots, item) + layout.ITEM_PHYSICAL_OFFSET for item in range(1, count))
-        entries.update(int.from_bytes(data[place : place + 8], "big") for place in places)
+        view = as_kernel_array((found.paths.index / name).read_bytes())
+        places = (layout.item_offset(slots, item) for item in range(layout.FIRST_ITEM, published_count(view)))
+        entries.update(int(load_be64(view, place + layout.ITEM_PHYSICAL_OFFSET)) for place in places)
     return entries
 
 
@@ -251,7 +295,8 @@ def check_again(found: Recovered, options: Options) -> None:
     changed = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
     expect(not changed, f"a second recovery changed {changed[:5]}: {again.said}")
     # The next segment is made under its name, whatever lies there.
-    strays = [path.name for path in found.paths.root.rglob("*.tmp") if path != found.paths.next_segment]
+    below = [entry for name, entry in everything_below(found.paths.root) if name.endswith(".tmp")]
+    strays = [entry.name for entry in below if Path(entry.path) != found.paths.next_segment]
     expect(not strays, f"files left lying about: {strays}")
 
 

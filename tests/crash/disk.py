@@ -22,12 +22,14 @@ from pathlib import Path
 
 from tests.crash.journal import Journal
 from tests.crash.placed import expect
-from tests.store.recovery.recovering import PAGE, written_ranges
+from tests.store.recovery.recovering import PAGE, everything_below, written_ranges
 
 SECTOR = 512
 _ZERO_PAGE = bytes(PAGE)
 # A socket whose path is too long leaves a file in its place, which depends on the folder that the store lies in.
 SOCKET_SUFFIX = ".sock"
+# Files that grow by what is written behind their end. Elsewhere a sector has had another content: it is written whole.
+ROWS = ("commitlog/", "consumequeue/", "index/")
 # Tells how long real work took, among others, and nothing that a start goes by.
 CONTROL = "mqproc/control"
 
@@ -63,6 +65,8 @@ class Loss:
     metadata: Metadata
     grain: Grain
     pick: Pick
+    garbage: bool = False
+    """The sector that was being written when the power went holds neither what it had nor what it was to have."""
 
 
 @dataclass(slots=True)
@@ -106,21 +110,28 @@ class Disk:
     def of(cls, root: Path) -> Disk:
         """A disk on which everything that lies below `root` is durable."""
         disk = cls(root)
-        for path in sorted(root.rglob("*")):
-            name = str(path.relative_to(root))
-            if path.is_symlink():
-                disk._links[name] = os.readlink(path)
-            elif path.is_dir():
+        for name, entry in everything_below(root):
+            if entry.is_symlink():
+                disk._links[name] = os.readlink(entry.path)
+            elif entry.is_dir():
                 disk._folders.add(name)
-            elif path.is_file() and path.suffix != SOCKET_SUFFIX:
-                number = disk._number(path.stat())
-                node = disk._node(number)
-                node.size = path.stat().st_size
-                disk._names[name] = number
-                with path.open("rb") as file:
-                    for start, stop in written_ranges(file.fileno(), node.size):
-                        node.pages.update(_pages(file.fileno(), start, stop - start))
+            elif entry.is_file() and not name.endswith(SOCKET_SUFFIX):
+                disk._names[name] = disk._take(entry.path)
         return disk
+
+    def _take(self, path: str) -> int:
+        """The number of a file all of which is durable."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            of = os.fstat(fd)
+            number = self._number(of)
+            node = self._node(number)
+            node.size = of.st_size
+            for start, stop in written_ranges(fd, node.size):
+                node.pages.update(_pages(fd, start, stop - start))
+        finally:
+            os.close(fd)
+        return number
 
     def _add(self, inode: int) -> int:
         """The number of a file that was not there before, though another one may have had its inode."""
@@ -288,13 +299,13 @@ class Disk:
     def unsynced(self, folder: str) -> Iterator[tuple[str, bytes, bytes]]:
         """(path, durable bytes, bytes now) of each file below a folder that is not durable, as far as pages go."""
         self.observe()
-        for path in sorted((self.root / folder).rglob("*")):
-            node = self._nodes[self._number(path.stat())] if path.is_file() else _Node()
+        for name, entry in everything_below(self.root / folder):
+            node = self._nodes[self._number(entry.stat())] if entry.is_file() else _Node()
             if node.pending:
                 pages = range(max(node.pending) + 1)
                 durable = {page: node.pages.get(page, _ZERO_PAGE) for page in pages}
                 now = durable | {page: versions[-1] for page, versions in node.pending.items()}
-                yield self._relative(path), b"".join(durable.values()), b"".join(now[page] for page in pages)
+                yield f"{folder}/{name}", b"".join(durable.values()), b"".join(now[page] for page in pages)
 
     # Images
 
@@ -307,20 +318,18 @@ class Disk:
         for change in self._arrived(loss, rng):
             shown._apply(change)
         target.mkdir(parents=True)
-        for folder in sorted(shown._folders):
-            (target / folder).mkdir(parents=True, exist_ok=True)
-        chooser = _Chooser(self._nodes, loss, rng)
+        folders = shown._folders | {os.path.dirname(name) for name in (*shown._names, *shown._links)}
+        for folder in sorted(folders):
+            os.makedirs(target / folder, exist_ok=True)
+        in_rows = {number for name, number in shown._names.items() if name.startswith(ROWS)}
+        chooser = _Chooser(self._nodes, loss, rng, in_rows)
         for name, number in sorted(shown._names.items()):
-            path = target / name
-            path.parent.mkdir(parents=True, exist_ok=True)
             size, pages = shown._node(number).size, chooser.pages(number)
-            if name != CONTROL:
+            if journal.heard and name != CONTROL:
                 journal.note("image", name, size, _fingerprint(size, pages))
-            _write(path, size, pages)
+            _write(f"{target}/{name}", size, pages)
         for name, link in shown._links.items():
-            path = target / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.symlink_to(link)
+            os.symlink(link, target / name)
 
     def _arrived(self, loss: Loss, rng: random.Random) -> list[_Change]:
         if loss.pick is Pick.NONE:
@@ -356,7 +365,7 @@ class Disk:
             return
         for names in (self._names, self._links):
             for name in [name for name in names if _within(name, source)]:
-                names[target + name[len(source) :]] = names.pop(name)  # type: ignore[index, assignment]
+                names[target + name[len(source) :]] = names.pop(name)  # type: ignore[assignment]
         for folder in [folder for folder in self._folders if _within(folder, source)]:
             self._folders.discard(folder)
             self._folders.add(target + folder[len(source) :])
@@ -368,12 +377,17 @@ class Disk:
 class _Chooser:
     """Chooses a version of each page of each file for one image."""
 
-    def __init__(self, nodes: dict[int, _Node], loss: Loss, rng: random.Random) -> None:
+    def __init__(self, nodes: dict[int, _Node], loss: Loss, rng: random.Random, in_rows: set[int]) -> None:
         self._nodes = nodes
         self._loss = loss
         self._rng = rng
         open_pages = [(number, page) for number, node in sorted(nodes.items()) for page in sorted(node.pending)]
         self._one = rng.choice(open_pages) if open_pages else (0, 0)
+        self._garbage: tuple[int, int, range] | None = None
+        if loss.garbage:
+            places = [place for place in open_pages if place[0] in in_rows]
+            unsynced = [(*place, bytes_) for place in places for bytes_ in self._never_synced(*place)]
+            self._garbage = rng.choice(unsynced) if unsynced else None
 
     def pages(self, number: int) -> dict[int, bytes]:
         """The pages of one file as the image has them."""
@@ -381,7 +395,21 @@ class _Chooser:
         chosen = dict(node.pages)
         for page, versions in sorted(node.pending.items()):
             chosen[page] = self._choose(number, page, [node.pages.get(page, _ZERO_PAGE), *versions])
+        if self._garbage is not None and self._garbage[0] == number:
+            _, page, bytes_ = self._garbage
+            data = chosen[page]
+            chosen[page] = data[: bytes_.start] + self._rng.randbytes(len(bytes_)) + data[bytes_.stop :]
         return chosen
+
+    def _never_synced(self, number: int, page: int) -> Iterator[range]:
+        """In each sector of a page: from the first byte that was stored behind all that it durably has."""
+        node = self._nodes[number]
+        durable, now = node.pages.get(page, _ZERO_PAGE), node.pending[page][-1]
+        for start in range(0, PAGE, SECTOR):
+            sector = durable[start : start + SECTOR]
+            behind = now[start + len(sector.rstrip(b"\0")) : start + SECTOR]
+            if stored := behind.lstrip(b"\0"):
+                yield range(start + SECTOR - len(stored), start + SECTOR)
 
     def _choose(self, number: int, page: int, versions: list[bytes]) -> bytes:
         pick, is_one = self._loss.pick, (number, page) == self._one
@@ -412,7 +440,7 @@ def _fingerprint(size: int, pages: dict[int, bytes]) -> int:
     return value
 
 
-def _write(path: Path, size: int, pages: dict[int, bytes]) -> None:
+def _write(path: str, size: int, pages: dict[int, bytes]) -> None:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         os.ftruncate(fd, size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mqproc.cli.engine import SPECS
@@ -70,6 +70,11 @@ class Group:
         """Roles that run."""
         return [name for name in self._incarnations if name in self._schedule.names]
 
+    @property
+    def roles(self) -> Mapping[str, Role]:
+        """Those that run, by name, once each has begun."""
+        return self._roles
+
     def start(self, name: str) -> None:
         """Start a role, as the next incarnation when it ran before."""
         spec = next(spec for spec in ROLES if spec.name == name)
@@ -112,6 +117,12 @@ class Group:
             name = self._fallen.pop()
             self._ios[name].dead = True
             self._sync_behind(name)
+            self.start(name)
+
+    def restart_stuck(self) -> None:
+        """End roles whose calls go on failing, as somebody does who sees that, and start them again."""
+        for name in [name for name in self.names if self._ios[name].stuck]:
+            self.kill(name)
             self.start(name)
 
     def _live(self, name: str, factory: Callable[[RoleContext], Role], context: RoleContext) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mqproc.layout.record_codec import decode_record
+from mqproc.layout.record import BLANK_SIZE, BODY, IPV6_EXTRA
+from mqproc.layout.record_codec import check_record, decode_record, fixed_of
 from mqproc.message import StoredMessage
 
-BLANK_MAGIC = -875286124
+# More than a story's log has.
+RECORDS_KEPT = 4_096
+# What lies before a body at most: both hosts have IPv6 addresses.
+HEAD_MAX = BODY + 2 * IPV6_EXTRA
 
 
 class Broken(AssertionError):
@@ -55,16 +60,29 @@ def walk_log(commit_log: Path) -> list[Placed]:
         data = path.read_bytes()
         expected = start + len(data)
         at = 0
-        while at + 8 <= len(data):
-            size, magic = (int.from_bytes(data[place : place + 4], "big", signed=True) for place in (at, at + 4))
-            if magic == BLANK_MAGIC:
-                break
-            try:
-                message = decode_record(data, at)
-            except Exception:
+        while placed := _record(start + at, _bytes_of_record(data, at)):
+            if placed.message.physical_offset != placed.offset:
                 return found
-            if message.physical_offset != start + at:
-                return found
-            found.append(Placed(start + at, size, message))
-            at += size
+            found.append(placed)
+            at += placed.size
+        if len(data) - at >= BLANK_SIZE and not check_record(data, at).success:
+            return found
     return found
+
+
+def _bytes_of_record(data: bytes, at: int) -> bytes:
+    """As many as the record at a place says that it has; at a segment's end all that are left."""
+    head = data[at : at + HEAD_MAX]
+    return data[at : at + max(0, fixed_of(head)[0])] if len(head) == HEAD_MAX else head
+
+
+@functools.lru_cache(RECORDS_KEPT)
+def _record(offset: int, data: bytes) -> Placed | None:
+    """The record that these bytes are, as it lies at `offset`; None when they are none.
+
+    One that was looked at in an image, or a moment ago, is the same in most of the next ones.
+    """
+    check = check_record(data)
+    if not check.success or not check.size:
+        return None
+    return Placed(offset, check.size, decode_record(data, check_crc=False))

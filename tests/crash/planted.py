@@ -65,6 +65,32 @@ PLANTS = {
         "            if done.complete and not self._syncs.ended():",
         "            if not self._syncs.ended():",
     ),
+    "the log's mark runs ahead of what is flushed": Plant(
+        "mqproc.store.log_flush",
+        "        if not self._mark.move(flushed, timestamp_ms):",
+        "        if not self._mark.move(words[words_of.WRITTEN], timestamp_ms):",
+    ),
+    "the checkpoint confirms what is not flushed": Plant(
+        "mqproc.store.log_flush",
+        "                checkpoint_layout.CONFIRM_PHYSICAL_OFFSET: flushed,",
+        "                checkpoint_layout.CONFIRM_PHYSICAL_OFFSET: words[words_of.WRITTEN],",
+    ),
+    "a record that has lost its CRC is taken for whole": Plant(
+        "mqproc.store.recovery.log_recovery",
+        "            if whole_only and (bare := self._without_crc(view, position)) is not None:",
+        "            if False:",
+    ),
+    "damage is cut as if it were torn": Plant(
+        "mqproc.store.recovery.log_recovery",
+        "            if goes_on and (mark is None or visit is not None or found.end in known_holes):",
+        "            if False:",
+    ),
+    "readers do not look at CRCs": Plant(
+        "mqproc.store.reads.unit_walk", "    verify: int = VERIFY_CRCS", "    verify: int = 0"
+    ),
+    "recovery leaves queues open": Plant(
+        "mqproc.store.recovery.recovery", "        self._queues.close()", "        pass"
+    ),
     "a failed sync is tried again": Plant(
         "mqproc.store.final_syncs", "        self._words[self._errno_word] = number", "        pass"
     ),

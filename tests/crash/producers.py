@@ -27,6 +27,7 @@ from tests.crash.tasks import Caller, tries
 GROUP = "producers"
 TRANSACTIONS_MAX = 15
 COMMIT_CHANCE = 0.6
+_NO_END_YET = 1 << 62
 
 
 @dataclass(slots=True)
@@ -38,8 +39,8 @@ class Producers:
     patient: bool = False
     decided: dict[int, bool] = field(default_factory=dict)
     """By number: whether its transaction commits."""
-    ended: set[int] = field(default_factory=set)
-    """Those whose end was answered; a power loss may take it."""
+    ended: dict[int, int] = field(default_factory=dict)
+    """Those whose end was answered, and the log's end behind what was made of it; a power loss may take it."""
 
     def run(self, paths: StorePaths, schedule: Schedule, clock: SimulatedClock) -> None:
         writer, query = Caller(paths.socket("writer"), schedule), Caller(paths.socket("query"), schedule)
@@ -91,7 +92,7 @@ class Producers:
         error = query.call(call).error
         expect(not isinstance(error, TransactionNotFoundError), f"transaction {number} is unknown: {error}")
         if error is None:
-            self.ended.add(number)
+            self.ended.setdefault(number, _NO_END_YET)
 
     def _be_asked(self, query: Caller) -> None:
         outcome = query.call(transaction_calls.poll(GROUP, self.rng.choice((0.0, 0.0, 0.3))))
@@ -109,6 +110,8 @@ class Producers:
     def go_on(self, found: Found, *, power_loss: bool) -> None:
         if power_loss and not found.sync_flush:
             self.ended.clear()
+        end = max((placed.offset + placed.size for placed in found.records), default=0)
+        self.ended = {number: min(behind, end) for number, behind in self.ended.items()}
 
     def check(self, found: Found, *, power_loss: bool) -> None:
         """Committed once, rolled back never, and no half message marked before what was made of it."""
@@ -120,7 +123,10 @@ class Producers:
         twice = [number for number, count in delivered.items() if count > 1]
         expect(not twice, f"messages {twice[:5]} were committed twice")
         if not power_loss or found.sync_flush:
-            gone = [number for number in self.ended if self.decided[number] and number not in delivered]
+            begin = min((placed.offset for placed in found.records), default=0)
+            # Retention may have deleted what lies below the log's begin.
+            there = [number for number, behind in self.ended.items() if begin < behind and self.decided[number]]
+            gone = [number for number in there if number not in delivered]
             expect(not gone, f"messages {gone[:5]} were committed, and are not there")
         made = {placed.message.prepared_transaction_offset for placed in found.records if is_copy(placed)}
         marked = _marked(found)

@@ -19,16 +19,18 @@ from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.store.groups import progress_file
 from tests.crash import checks
-from tests.crash.checks import Truth
+from tests.crash.alive import check_alive
+from tests.crash.checks import Recovered, Truth
 from tests.crash.consumers import Consumers
 from tests.crash.copies import originals, undelivered
+from tests.crash.damaged import check_damaged
 from tests.crash.deletions import Deletions
 from tests.crash.disk import Disk, Grain, Loss, Metadata, Pick
 from tests.crash.group import ROLES, Group
 from tests.crash.journal import Journal
 from tests.crash.members import Members
 from tests.crash.parties import Party, found_in
-from tests.crash.placed import Broken, walk_log
+from tests.crash.placed import Broken, Placed, walk_log
 from tests.crash.producers import Producers
 from tests.crash.receivers import Receivers
 from tests.crash.recording_io import DISK_BYTES, Fault, Holes, Killed, Machine
@@ -57,6 +59,7 @@ POINTS = (
     "append.reserved",
     "append.before_publish",
     "append.after_publish",
+    "delay.delivered",
     "dispatch.units_written",
     "dispatch.entries_put",
     "dispatch.queues_published",
@@ -69,12 +72,21 @@ POINTS = (
     "retention.log_unlinked",
     "retention.cq_unlinked",
     "retention.index_unlinked",
+    "retry.copied",
     "roll.blank",
     "roll.fallocated",
     "roll.renamed",
+    "timer.delivered",
+    "timer.filed",
     "topic.deletion_durable",
     "topic.queues_deleted",
+    "transaction.committed",
+    "transaction.rolled_back",
 )
+GARBAGE_CHANCE = 0.25
+# Of images that were recovered well.
+DAMAGED_CHANCE = 0.05
+ALIVE_CHANCE = 0.05
 PARTY_CHANCE = 0.3
 FAULT_CHANCE = 0.4
 FAULTS = (
@@ -178,6 +190,7 @@ class Story:
         self._deleting = self._rng.random() < 0.3
         self._deletions = Deletions(self._rng, self._senders, self._parties)
         self._boots = 0
+        self._set_back = False
         self.tally = Tally()
 
     def _choose_parties(self) -> list[Party]:
@@ -221,6 +234,7 @@ class Story:
             machine.over = True
             machine.disk.let_go()
             schedule.end_all()
+        self._set_back = self._set_back or clock.set_back
         return clock.time_ms()
 
     def _deliver_all(self, now_ms: int) -> None:
@@ -289,7 +303,7 @@ class Story:
             machine.fault = dataclasses.replace(fault, nth=machine.kinds.get(fault.call, 0) + rng.randint(1, 40))
         crashes = {rng.randrange(turns) for _ in range(CRASHES)}
         kill_chance = rng.choice(KILL_CHANCES)
-        watch = Watch(group, machine.disk)
+        watch = Watch(group, machine.disk, clock, times_grow=not self._set_back)
         told_of_failure = False
         for turn in range(turns):
             schedule.turn()
@@ -341,7 +355,8 @@ class Story:
 
     def _loss(self) -> Loss:
         rng = self._rng
-        return Loss(rng.choice(list(Metadata)), rng.choice(list(Grain)), rng.choice(PICKS))
+        garbage = rng.random() < GARBAGE_CHANCE
+        return Loss(rng.choice(list(Metadata)), rng.choice(list(Grain)), rng.choice(PICKS), garbage)
 
     def _boot(self, number: int) -> None:
         self._boots = number
@@ -396,6 +411,18 @@ class Story:
         records = checks.check_all(found, truth, self._senders, self._deletions, power_loss=True)
         checks.check_parties(found, records, self._parties, power_loss=True)
         checks.check_again(found, self._options)
+        self._use(found, records, now_ms)
+
+    def _use(self, found: Recovered, records: list[Placed], now_ms: int) -> None:
+        """What becomes of an image that was recovered: some are damaged, or lived on; mostly nothing."""
+        chance = self._rng.random()
+        if chance > DAMAGED_CHANCE + ALIVE_CHANCE:
+            return
+        rng, machine = random.Random(self._rng.getrandbits(32)), Machine(Disk.of(found.paths.root), self._journal)
+        if chance < DAMAGED_CHANCE:
+            check_damaged(found, records, self._options, machine, rng)
+        else:
+            check_alive(found.paths.root, self._options, machine, rng, now_ms)
 
     # Ends of a life
 

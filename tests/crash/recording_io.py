@@ -17,7 +17,8 @@ from typing import Any
 
 from mqproc.io import FailedSyncError, StoreIO
 from tests.crash.disk import PAGE, Disk
-from tests.crash.journal import Journal
+from tests.crash.journal import Journal, Unheard
+from tests.crash.placed import Broken
 
 
 class Killed(BaseException):
@@ -34,12 +35,13 @@ HOLE_RUN_PAGES = 2
 
 @dataclass(slots=True)
 class Fault:
-    """The `nth` call (from 1) of kind `call`, or of any kind when that is empty, fails; all later ones if `sticky`."""
+    """The `nth` call (from 1) of kind `call`, or of any kind when that is empty, fails."""
 
     call: str
     nth: int
     errno: int
     sticky: bool = False
+    """All later calls of its kind fail too that the same process makes."""
     short: bool = False
     """Half of what a `pwrite` was to write is there."""
 
@@ -61,11 +63,13 @@ class Machine:
     """What all processes of a machine share: its disk, the calls counted so far, what shall fail."""
 
     disk: Disk
-    journal: Journal = field(default_factory=Journal)
+    journal: Journal = field(default_factory=Unheard)
     holes: Holes = field(default_factory=lambda: Holes())
     used_bytes: int = 3 * DISK_BYTES // 10
     """Of DISK_BYTES."""
     calls: int = 0
+    calls_max: int = 0
+    """More calls than these are too many; 0 = as many as are wanted."""
     kinds: dict[str, int] = field(default_factory=dict)
     fault: Fault | None = None
     history: list[str] | None = None
@@ -78,6 +82,10 @@ class Machine:
     """The next process that comes to this point is killed there."""
     over: bool = False
     """The machine has lost its power, or all of its processes were killed."""
+    keeps_versions: bool = True
+    """The disk is told what happens. Where no power is lost, and no sync fails, nobody asks it."""
+    names_moved: int = 0
+    """How often a name has become another one, or gone."""
     between: Callable[[], None] = lambda: None
     """Called before each call: other processes may run in it."""
 
@@ -94,7 +102,7 @@ class Machine:
         if fault is None or (fault.call and fault.call != call):
             return 0
         count = self.kinds.get(call, 0) if fault.call else self.calls
-        return fault.errno if count == fault.nth or (fault.sticky and count > fault.nth) else 0
+        return fault.errno if count == fault.nth else 0
 
 
 class RecordingIO(StoreIO):
@@ -108,6 +116,10 @@ class RecordingIO(StoreIO):
         self._open_fds: dict[int, int] = {}
         """With the failed syncs of the file that its opener need not be told of."""
         self._tracked_fds: set[int] = set()
+        self._paths: dict[int, tuple[str, int]] = {}
+        """Where open files lay when so many names had moved."""
+        self._stuck_with: dict[str, int] = {}
+        """Kinds of calls of which all fail from now on, with what."""
         self.dead = False
 
     # One call
@@ -122,27 +134,31 @@ class RecordingIO(StoreIO):
         self._machine.between()
         self._check_alive()
 
-    def _count(self, call: str, path: Path | str) -> None:
-        """One more call, which may fail, or be the last."""
+    def _count(self, call: str, path: Path | str | int) -> None:
+        """One more call, which may fail, or be the last. A descriptor for its path is enough."""
         machine = self._machine
         self._check_alive()
         machine.calls += 1
         machine.kinds[call] = machine.kinds.get(call, 0) + 1
         if machine.history is not None:
             machine.history.append(call)
+        if 0 < machine.calls_max < machine.calls:
+            raise Broken(f"{machine.calls_max:,} storage calls, and no end")
         if machine.calls == machine.kill_at:
             machine.over = True
             raise Killed
-        if number := machine.fails(call):
+        if number := self._stuck_with.get(call) or machine.fails(call):
             machine.failed = True
-            raise OSError(number, os.strerror(number), str(path))
+            if machine.fault is not None and machine.fault.sticky:
+                self._stuck_with[call] = number
+            raise OSError(number, os.strerror(number), self.path_of(path) if isinstance(path, int) else str(path))
 
     def _check_alive(self) -> None:
         if self.dead or self._machine.over:
             raise Killed
 
     def _tracked(self, path: Path | str) -> bool:
-        return not str(path).endswith(SHARED_ONLY)
+        return self._machine.keeps_versions and not str(path).endswith(SHARED_ONLY)
 
     def crash_point(self, name: str) -> None:
         self._let_others_run()
@@ -152,7 +168,11 @@ class RecordingIO(StoreIO):
             raise Killed
 
     def path_of(self, fd: int) -> str:
-        return super().path_of(fd).removeprefix(self._here)
+        path, moved = self._paths.get(fd, ("", -1))
+        if moved != self._machine.names_moved:
+            path = super().path_of(fd).removeprefix(self._here)
+            self._paths[fd] = path, self._machine.names_moved
+        return path
 
     # What the file system would decide
 
@@ -184,7 +204,10 @@ class RecordingIO(StoreIO):
         return size
 
     def _is_hole(self, fd: int, page: int) -> bool:
-        return self._machine.holes.is_hole(page) and not any(os.pread(fd, PAGE, page * PAGE))
+        if not self._machine.holes.is_hole(page):
+            return False
+        data = os.pread(fd, PAGE, page * PAGE)
+        return data.count(0) == len(data)
 
     # Names
 
@@ -196,6 +219,7 @@ class RecordingIO(StoreIO):
     def _rename(self, source: Path, target: Path) -> None:
         self._begin("rename", source)
         super()._rename(source, target)
+        self._machine.names_moved += 1
         if self._tracked(target):
             self._disk.renamed(source, target)
 
@@ -204,6 +228,7 @@ class RecordingIO(StoreIO):
         if not path.exists() and not path.is_symlink():
             return
         super().unlink(path)
+        self._machine.names_moved += 1
         if self._tracked(path):
             self._disk.removed(path)
 
@@ -221,6 +246,7 @@ class RecordingIO(StoreIO):
         self._begin("rmtree", folder)
         if folder.exists():
             super().remove_folder(folder)
+            self._machine.names_moved += 1
             self._disk.removed_folder(folder)
 
     # Files
@@ -230,6 +256,7 @@ class RecordingIO(StoreIO):
         new = create and not path.exists()
         fd = super().open(path, write=write, create=create, mode=mode)
         self._open_fds[fd] = 0
+        self._paths[fd] = str(path).removeprefix(self._here), self._machine.names_moved
         if self._tracked(path):
             self._tracked_fds.add(fd)
             if new:
@@ -240,7 +267,18 @@ class RecordingIO(StoreIO):
     def close(self, fd: int) -> None:
         super().close(fd)
         self._open_fds.pop(fd, None)
+        self._paths.pop(fd, None)
         self._tracked_fds.discard(fd)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether calls of it go on failing."""
+        return bool(self._stuck_with)
+
+    @property
+    def open_files(self) -> list[str]:
+        """What the process has open."""
+        return [self.path_of(fd) for fd in self._open_fds]
 
     def close_all(self) -> None:
         """The process has ended, and with it its descriptors."""
@@ -254,18 +292,19 @@ class RecordingIO(StoreIO):
         return super().read_file(path)
 
     def pread(self, fd: int, size: int, offset: int) -> bytes:
-        self._count("read", self.path_of(fd))
+        self._count("read", fd)
         return super().pread(fd, size, offset)
 
     def pread_into(self, fd: int, buffer: Any, offset: int) -> int:
-        self._count("read", self.path_of(fd))
+        self._count("read", fd)
         return super().pread_into(fd, buffer, offset)
 
     # What changes files
 
     def pwrite(self, fd: int, data: Any, offset: int) -> None:
         try:
-            self._begin("pwrite", self.path_of(fd), offset, memoryview(data).nbytes, zlib.crc32(data))
+            digest = zlib.crc32(data) if self._machine.journal.heard else 0
+            self._begin("pwrite", self.path_of(fd), offset, memoryview(data).nbytes, digest)
         except OSError:
             fault = self._machine.fault
             if fault is not None and fault.short:

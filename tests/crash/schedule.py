@@ -23,11 +23,13 @@ class Schedule:
         self._journal = journal
         self._main = getcurrent()
         self._tasks: dict[str, greenlet] = {}
+        self._names: list[str] = []
         self.failure: BaseException | None = None
 
     def add(self, name: str, work: Callable[[], None]) -> None:
         """A task of that name, from the next turn on."""
         self._tasks[name] = greenlet(lambda: self._guarded(name, work), parent=self._main)
+        self._names = sorted(self._tasks)
 
     def _guarded(self, name: str, work: Callable[[], None]) -> None:
         try:
@@ -38,11 +40,15 @@ class Schedule:
             error.add_note(f"in task {name}")
             self.failure = error
         finally:
-            self._tasks.pop(name, None)
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        self._tasks.pop(name, None)
+        self._names = sorted(self._tasks)
 
     @property
     def names(self) -> list[str]:
-        return sorted(self._tasks)
+        return self._names
 
     def turn(self, name: str = "") -> None:
         """Let one task go on, a random one unless named, to its next pause."""
@@ -69,7 +75,7 @@ class Schedule:
                 task.throw(Killed)
             except Killed:
                 break  # It had not begun.
-        self._tasks.pop(name, None)
+        self._forget(name)
 
     def end_all(self) -> None:
         """Unwind all tasks."""

@@ -30,7 +30,7 @@ from tests.crash.checks import Truth
 from tests.crash.deletions import Deletions
 from tests.crash.disk import Disk, Grain, Loss, Metadata, Pick
 from tests.crash.group import Group
-from tests.crash.journal import Journal
+from tests.crash.journal import Unheard
 from tests.crash.parties import Party, found_in
 from tests.crash.placed import Broken, walk_log
 from tests.crash.producers import Producers
@@ -41,6 +41,8 @@ from tests.crash.schedule import Schedule, SimulatedClock
 from tests.crash.senders import Fate, Senders, SimulatedIds
 
 TURNS_MAX = 4_000
+# Then whoever has had nothing but failures since is ended: they are not asked to do without what they need.
+TURNS_WITH_STUCK = 1_500
 TURN_MS = 5
 LOSSES = (
     Loss(Metadata.ORDERED, Grain.PAGE, Pick.NONE),
@@ -49,6 +51,10 @@ LOSSES = (
 TAKES_SPACE = frozenset(
     {"create", "mkdir", "rename", "link", "symlink", "pwrite", "zero", "allocate", "set_size", "sync", "sync_folder"}
 )
+# What a process may have too many of.
+LACKS = {"open": errno.EMFILE, "create": errno.EMFILE, "map": errno.ENOMEM}
+# Prime to how many of the seldom ways a call has, so that all of them come.
+RARELY = 13
 ROOT, IMAGE = Path("store"), Path("image")
 
 
@@ -75,25 +81,46 @@ class Case:
     call: str
     errno: int
     short: bool = False
+    sticky: bool = False
+    """All later calls of this kind fail too, until the role or the start that meets them has ended."""
 
     def __str__(self) -> str:
-        return f"{self.nth}:{errno.errorcode[self.errno]}{':short' * self.short}"
+        return f"{self.nth}:{errno.errorcode[self.errno]}{':short' * self.short}{':sticky' * self.sticky}"
 
 
 def case_of(text: str, calls: list[str]) -> Case:
     """The case that `str` gave this text."""
-    nth, name, *short = text.split(":")
-    return Case(int(nth), calls[int(nth) - 1], getattr(errno, name), bool(short))
+    nth, name, *how = text.split(":")
+    return Case(int(nth), calls[int(nth) - 1], getattr(errno, name), "short" in how, "sticky" in how)
 
 
-def cases(calls: list[str]) -> Iterator[Case]:
-    """Every way in which each of the calls of a run without failures can fail."""
+def cases(calls: list[str], rarely: int = RARELY) -> Iterator[Case]:
+    """Every way in which each of the calls of a run without failures can fail.
+
+    Of those that are seldom, and fail much as the others do, every `rarely`-th: no room for a descriptor or a map, and
+    failures that stay.
+    """
+    seldom = 0
     for nth, call in enumerate(calls, 1):
         yield Case(nth, call, errno.EIO)
         if call in TAKES_SPACE:
             yield Case(nth, call, errno.ENOSPC)
         if call == "pwrite":
             yield Case(nth, call, errno.ENOSPC, short=True)
+        for case in _seldom(nth, call):
+            if seldom % rarely == 0:
+                yield case
+            seldom += 1
+
+
+def _seldom(nth: int, call: str) -> Iterator[Case]:
+    if call in LACKS:
+        yield Case(nth, call, LACKS[call])
+        yield Case(nth, call, LACKS[call], sticky=True)
+    if call in TAKES_SPACE:
+        yield Case(nth, call, errno.ENOSPC, sticky=True)
+    if call not in LACKS:
+        yield Case(nth, call, errno.EIO, sticky=True)
 
 
 def options_of(flush: FlushDiskType) -> Options:
@@ -153,7 +180,7 @@ class Whole:
         folder.mkdir(parents=True)
         with contextlib.chdir(folder):
             copy_store(begin.store, ROOT)
-            program.fault = Fault("", case.nth, case.errno, short=case.short)
+            program.fault = Fault("", case.nth, case.errno, short=case.short, sticky=case.sticky)
             program.live(begin.life)
             if begin.life != LAST:
                 program.live(LAST)
@@ -192,6 +219,7 @@ class Program:
                 self._send_one(group, schedule, clock)
                 truth = self._truth(group)
                 if life == LAST:
+                    group.restart_stuck()
                     group.stop(self._rng)
                     truth = self._truth(group)
                 else:
@@ -208,7 +236,7 @@ class Program:
         """A group, at the second try if the first one met the failure."""
         for _try in range(2):
             machine = Machine(Disk.of(ROOT), calls=len(self.calls), fault=self.fault, history=self.calls)
-            schedule = Schedule(self._rng, Journal())
+            schedule = Schedule(self._rng, Unheard())
             machine.between = schedule.pause
             clock = SimulatedClock(schedule, self._clock_ms)
             try:
@@ -224,9 +252,11 @@ class Program:
 
     def _send_one(self, group: Group, schedule: Schedule, clock: SimulatedClock) -> None:
         """The failure has passed at the latest when the second try has begun."""
-        for _try in range(3):
+        for tried in range(3):
             if group.read_only:
                 return
+            if tried:
+                group.restart_stuck()
             self._work(Life(1), group, schedule, clock)
             if (fate := self._sent_last()) is Fate.STORED:
                 return
@@ -249,6 +279,8 @@ class Program:
                 return
             schedule.turn()
             group.restart_fallen()
+            if turn == TURNS_WITH_STUCK:
+                group.restart_stuck()
             clock.advance(TURN_MS)
             self._senders.time_ms = clock.time_ms()
             if (name := life.kills.get(turn)) and name in group.names:
@@ -271,7 +303,7 @@ class Program:
         boot(1)
         for loss in LOSSES:
             machine.disk.observe()
-            machine.disk.image(IMAGE, loss, self._rng, Journal())
+            machine.disk.image(IMAGE, loss, self._rng, Unheard())
             (IMAGE / "mqproc").mkdir(exist_ok=True)
             (IMAGE / "mqproc").chmod(0o700)
             self._check(IMAGE, truth, power_loss=True)

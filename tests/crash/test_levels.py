@@ -27,6 +27,7 @@ def test_a_level_goes_on_where_it_ended(tmp_path: Path) -> None:
     assert run_level(Level(2, 7, images_per_crash=1), tmp_path, 1, progress) == second
 
 
+@pytest.mark.proven
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("flush", list(FlushDiskType), ids=lambda flush: flush.value)
 def test_a_sample_of_single_failures_loses_nothing(flush: FlushDiskType, tmp_path: Path) -> None:

@@ -1,14 +1,16 @@
-"""python -m tests.fuzz files|frames|json FIRST:STOP, or --level ci|nightly [--progress FILE]"""
+"""python -m tests.fuzz files|frames|json|records FIRST:STOP or a case of the corpus, or --level ci|nightly"""
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import click
 
+from tests.fuzz.corpus import CORPUS
 from tests.fuzz.kinds import KINDS
 from tests.fuzz.levels import LEVELS, Shard, run_level, run_shard
 
@@ -23,13 +25,17 @@ from tests.fuzz.levels import LEVELS, Shard, run_level, run_shard
 def main(
     kind: str | None, seeds: str | None, level: str | None, workers: int, progress: Path | None, folder: Path | None
 ) -> None:
-    """Go through seeds FIRST:STOP of a kind, or one seed, up to the first that fails; or through a level."""
+    """Go through seeds FIRST:STOP of a kind, or one seed, or a case of its corpus by name; or through a level."""
     if folder is None and os.access("/dev/shm", os.W_OK):
         folder = Path("/dev/shm")
     if level:
         sys.exit(1 if run_level(LEVELS[level], folder, workers, progress) else 0)
     if not kind or not seeds:
         raise click.UsageError("give a kind and seeds, or --level")
+    if case := CORPUS.get(kind, {}).get(seeds):
+        with tempfile.TemporaryDirectory(prefix="mqproc-fuzz-", dir=folder) as place:
+            case(KINDS[kind](Path(place)))
+        return
     first, _, stop = seeds.partition(":")
     shard = Shard(kind, int(first), int(stop or int(first) + 1))
     begin = time.monotonic()

@@ -1,7 +1,8 @@
 """Files of a stopped store, damaged: what a start makes of them, and what readers say.
 
-The store has everything: topics, keys, batches, groups with retries and dead letters, delayed messages of both kinds,
-files of every kind that have rolled.
+The store has everything: topics, a deleted one too, keys, batches, groups with retries and dead letters, what simple
+consumers have received, transactions in every state, delayed messages of both kinds, files of every kind that have
+rolled.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
-from mqproc import Message, StoreReader
+from mqproc import Client, Message, StoreReader
 from mqproc.config import Options
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
@@ -20,7 +22,7 @@ from mqproc.layout import record
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.layout.record_codec import check_record
 from mqproc.message import StoredMessage
-from mqproc.names import SCHEDULE_TOPIC, TIMER_TOPIC
+from mqproc.names import HALF_TOPIC, REVIVE_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.paths import StorePaths
 from mqproc.store.delays.delay_offsets import DelayOffsets
 from mqproc.store.groups.settings import check_file
@@ -34,6 +36,11 @@ UNTOUCHED = ("lock", "mqproc/control", "mqproc/errors", "log.jsonl")
 BATCH = 40
 SEGMENT = 1 << 17
 TIMER_LOG_FILE = 4096
+DELETED_TOPIC = "deleted"
+
+
+Harm = tuple[str, Callable[[Path], object]]
+"""A pattern below the store's folder, and what is done to the first file that it finds."""
 
 
 class Files:
@@ -57,22 +64,40 @@ class Files:
     def run(self, seed: int) -> None:
         """One damaged store. Raises what breaks a rule."""
         random = Random(seed)
+        self._take_copy()
+        for _ in range(random.choice((1, 1, 1, 2, 3))):
+            self._harm(random)
+        vouched = random.random() < 0.5
+        self._look(vouched=vouched, clean=random.random() < 0.5)
+
+    def replay(self, harms: Sequence[Harm], *, vouched: bool, clean: bool) -> None:
+        """The same for harms that are given, each to the first file that its pattern finds."""
+        self._take_copy()
+        for pattern, harm in harms:
+            found = sorted(self._copy.glob(pattern))
+            assert found, f"the store has no {pattern}"
+            harm(found[0])
+        self._look(vouched=vouched, clean=clean)
+
+    def _take_copy(self) -> None:
         shutil.rmtree(self._copy, ignore_errors=True)
         shutil.copytree(self.root, self._copy, copy_function=_copy_sparse)
         self.harms: list[str] = []
-        for _ in range(random.choice((1, 1, 1, 2, 3))):
-            self._harm(random)
-        self._vouched = random.random() < 0.5
-        if not self._vouched:
+
+    def _look(self, *, vouched: bool, clean: bool) -> None:
+        """Read, start, read and start the damaged copy."""
+        if not vouched:
             # Nothing vouches for queues and index, so each unit and entry is compared with the log.
             shutil.rmtree(self._copy / "mqproc")
         log = {name: self._copy / "commitlog" / name for name in self._bytes}
         harmed = {name: path.read_bytes() if path.is_file() else b"" for name, path in log.items()}
-        intact = [message for message in self._messages if self._is_intact(message, harmed)]
+        # A topic that was deleted is to be there no more, but may come back where damage has taken what tells so.
+        intact = [
+            message for message in self._messages if self._is_intact(message, harmed) and message.topic != DELETED_TOPIC
+        ]
         self._read()
-        clean = random.random() < 0.5
         found = recover(self._copy, self.options, clean=clean)
-        if not self._vouched:
+        if not vouched:
             self._check(found, intact)
             self._check_keys(intact, clean=clean)
         self._read()
@@ -212,14 +237,42 @@ def make_store(root: Path) -> tuple[Path, Options]:
             consumer.nack(*messages[:3])
             consumer.nack(messages[3], delay_level=-1)
             consumer.ack(*messages[4:])
-        assert {SCHEDULE_TOPIC, TIMER_TOPIC} <= {topic.topic for topic in client.topics()}
+        receive_some(client)
+        end_some(client)
+        client.send_batch(DELETED_TOPIC, [b"gone"] * BATCH, keys=["gone"] * BATCH)
+        group.wait_dispatched()
+        client.delete_topic(DELETED_TOPIC)
+        topics = {topic.topic for topic in client.topics()}
+        assert {SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, REVIVE_TOPIC} <= topics
+        assert DELETED_TOPIC not in topics
         wait_until(lambda: group.words()["delivered_messages"] >= 1, what="the first message whose time comes")
     group.wait_dispatched()
     assert group.stop() == 0
     paths = StorePaths(root)
     assert paths.delay_offsets.exists()
     assert paths.timer_check.exists()
+    assert paths.deleted_topics.exists()
     return root, Options(**group.options)
+
+
+def receive_some(client: Client) -> None:
+    """Check points that are whole, acknowledged in part, and done."""
+    receiver = client.simple_consumer("receivers", "topic-1", start="earliest")
+    for done in (0, 2, 5):
+        received = receiver.receive(5, 3600, timeout=10)
+        assert len(received) == 5
+        assert receiver.ack(*received[:done]) == done
+
+
+def end_some(client: Client) -> None:
+    """Transactions that are committed, rolled back, and open."""
+    for body in (b"committed", b"rolled back", b"open"):
+        message = Message("topic-2", body, keys=["transaction"])
+        with client.transaction("producers", message, check_immunity_time=3600) as transaction:
+            if body == b"open":
+                transaction.leave()
+            elif body == b"rolled back":
+                transaction.rollback()
 
 
 def _copy_sparse(source: str, target: str) -> None:

@@ -35,6 +35,7 @@ BODIES: Final = (b"first", b"second body", b"")
 LENGTHS: Final = struct.pack("<3I", *map(len, BODIES))
 KEYS: Final = struct.pack("<3H", 2, 2, 5) + b"k1k2k3 k4"
 TAGS: Final = struct.pack("<3H", 1, 1, 0) + b"ab"
+SHARDING: Final = struct.pack("<3H", 2, 0, 3) + b"\xc3\xa9abc"
 PROPERTIES: Final = struct.pack("<3H", 8, 8, 8) + b"KEYS\x01k1\x02" * 3
 NUMBERS: Final = struct.pack("<3q", 1_700_000_000_000, 0, -1)
 
@@ -63,6 +64,8 @@ def appends() -> list[tuple[Options, bytes]]:
         frame(delay_level=3),
         frame(deliver_at_ms=1 << 45),
         frame(wait=False, born_host=bytes(20)),
+        frame(SHARDING, sharding_bytes=5, unique_prefix="0C" * 14, gap_before_unique=b"name\x01value\x02"),
+        frame(PROPERTIES + SHARDING, properties_bytes=24, sharding_bytes=5),
     ]
 
 

@@ -37,7 +37,11 @@ class JsonFiles:
         """One damaged file. Raises what no reader expects."""
         random = Random(seed)
         data = random.choice((b"[", b'{"a":')) * 100_000 if seed % 1000 == 999 else random.choice(WHOLE)
-        self._path.write_bytes(damage(random, data, WHOLE))
+        self.look(damage(random, data, WHOLE))
+
+    def look(self, data: bytes) -> None:
+        """Read a file with these bytes."""
+        self._path.write_bytes(data)
         try:
             rocketmq_json.load(StoreIO(), self._path)
         except CorruptStoreError:

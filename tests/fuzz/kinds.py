@@ -9,6 +9,7 @@ from typing import Final, Protocol
 from tests.fuzz.files import Files
 from tests.fuzz.frames import Frames
 from tests.fuzz.json_files import JsonFiles
+from tests.fuzz.records import Records
 
 
 class Fuzzer(Protocol):
@@ -23,4 +24,9 @@ class Fuzzer(Protocol):
         ...
 
 
-KINDS: Final[dict[str, Callable[[Path], Fuzzer]]] = {"files": Files, "frames": Frames, "json": JsonFiles}
+KINDS: Final[dict[str, Callable[[Path], Fuzzer]]] = {
+    "files": Files,
+    "frames": Frames,
+    "json": JsonFiles,
+    "records": Records,
+}

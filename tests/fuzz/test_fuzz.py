@@ -1,4 +1,7 @@
-"""Some seeds of every kind of fuzzing; MQPROC_FUZZ=2000,100000,100000 asks for more of files, frames and JSON."""
+"""Some seeds of every kind of fuzzing, and what has found bugs.
+
+MQPROC_FUZZ=2000,100000,100000,20000 asks for more seeds of files, frames, JSON and records.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,31 @@ from pathlib import Path
 
 import pytest
 
+from tests.fuzz.corpus import CORPUS
 from tests.fuzz.kinds import KINDS
 from tests.fuzz.levels import LEVELS, Shard, run_level, run_shard
 
-SEEDS = dict(
-    zip(("files", "frames", "json"), map(int, os.environ.get("MQPROC_FUZZ", "40,3000,3000").split(",")), strict=True)
-)
+COUNTS = map(int, os.environ.get("MQPROC_FUZZ", "40,3000,3000,1000").split(","))
+SEEDS = dict(zip(("files", "frames", "json", "records"), COUNTS, strict=True))
 
 
+@pytest.mark.proven
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_damaged_input_breaks_nothing(kind: str, tmp_path: Path) -> None:
     run_shard(Shard(kind, 0, SEEDS[kind]), tmp_path)
+
+
+@pytest.mark.parametrize("kind", sorted(CORPUS))
+def test_what_has_found_a_bug_finds_none_any_more(kind: str, tmp_path: Path) -> None:
+    fuzzer = KINDS[kind](tmp_path)
+    for name, case in CORPUS[kind].items():
+        try:
+            case(fuzzer)
+        except BaseException as error:
+            error.add_note(f"{kind}: {name}")
+            raise
+    fuzzer.close()
 
 
 def test_a_level_goes_through_every_seed_once_and_on_where_it_ended(

@@ -140,7 +140,7 @@ def run_pytest(*arguments: str, environment: dict[str, str]) -> subprocess.Compl
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
 

@@ -72,7 +72,7 @@ class GoldenWriter:
         return AppendPlan(
             payload=np.frombuffer(bytearray(payload), np.uint8),
             count=1,
-            columns=(0, 4, -1, -1, -1, -1, at, at + 2, -1, -1, -1, -1),
+            columns=(0, 4, -1, -1, -1, -1, at, at + 2, -1, -1, -1, -1, -1, -1),
             magic=magic,
             topic_block=topic_block,
             queue_numbers=np.array(numbers, np.int64),

@@ -96,7 +96,7 @@ def _receive(group: Group) -> None:
 
 def _go_on_with_ours(rocketmq: RocketMq, store: Path, told: Told) -> float:
     """When the broker's clients have received what it sent again."""
-    rocketmq.ask("broker", store, options=rocketmq_options(OPTIONS), topic=TOPIC, group=GROUP)
+    rocketmq.ask("broker", store, options=rocketmq_options(OPTIONS))
     found = all_popped(rocketmq, store, len(LEFT), THEIRS_S * 1000)
     popped_at = time.monotonic()
     told.theirs = sorted((each["body"], each["times"]) for each in found)

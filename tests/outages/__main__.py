@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.outages import disks
 from tests.outages.levels import KINDS, LEVELS, Progress, run
 from tests.workers import EXIT_INTERRUPTED
 
@@ -40,10 +41,13 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="mqproc-outages-", dir=where) as folder:
             progress = run(seeds, Path(folder), arguments.workers, Progress(arguments.progress))
+            left = [str(path) for path in Path(folder).iterdir()] + disks.left_of(Path(folder))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     print(progress.summary())
-    return 1 if progress.failed else 0
+    for line in left:
+        print(f"left behind: {line}")
+    return 1 if progress.failed or left else 0
 
 
 if __name__ == "__main__":

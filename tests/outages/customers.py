@@ -16,7 +16,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mqproc import Client
+from mqproc import Client, Message
+from mqproc.client import group_calls
 from mqproc.errors import MqprocError
 from tests.outages.warm_group import forked
 
@@ -29,6 +30,9 @@ TIMEOUT_S = 3.0
 PAUSE_S = 0.01
 COMMIT_CHANCE = 0.1
 DELETE_CHANCE = 0.03
+ASIDE_CHANCE = 0.1
+# Messages of these are not counted: they keep those roles at work that deliver, copy and decide.
+LATER, DECIDED = "Later", "Decided"
 
 
 class Place(NamedTuple):
@@ -123,6 +127,8 @@ class _Customer:
             self._make_and_delete()
         elif choice < DELETE_CHANCE + COMMIT_CHANCE:
             self._commit()
+        elif choice < DELETE_CHANCE + COMMIT_CHANCE + ASIDE_CHANCE:
+            self._chance.choice((self._send_later, self._give_back, self._decide))()
         else:
             self._send()
 
@@ -143,6 +149,26 @@ class _Customer:
         if queues:
             queue = self._chance.choice(queues)
             self._client.groups.commit(GROUP, queue.topic, queue.queue_id, queue.max_offset)
+
+    def _send_later(self) -> None:
+        self._client.send(LATER, b"by level", delay_level=1)
+        self._client.send(LATER, b"by time", delay=self._chance.random())
+
+    def _give_back(self) -> None:
+        """Nack the last message of a queue, if it has one."""
+        queues = self._client.queues(self._chance.choice(TOPICS))
+        there = [queue for queue in queues if queue.max_offset > queue.min_offset]
+        if there:
+            queue = self._chance.choice(there)
+            place = queue.topic, queue.queue_id, queue.max_offset - 1
+            self._client.run(group_calls.nack(GROUP, [place], 1, -1))
+
+    def _decide(self) -> None:
+        transaction = self._client.transaction("deciders", Message(DECIDED, b"decided")).begin()
+        if self._chance.random() < 0.5:
+            transaction.commit()
+        else:
+            transaction.rollback()
 
     def _make_and_delete(self) -> None:
         self._gone += 1

@@ -80,7 +80,7 @@ class Cuts:
 
     def _cut_start(self) -> None:
         """The power goes away while a start recovers."""
-        self._group.launch()
+        self._group.begin()
         time.sleep(self._chance.random() * START_S_MAX)
         self._stir()
         self._disk.cut()

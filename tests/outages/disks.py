@@ -33,6 +33,8 @@ _CLONE_NEWNS: Final = 0x00020000
 _SYNC_FILE_RANGE_ALL: Final = 1 | 2 | 4
 _PAGE: Final = 4096
 DEVICE_BYTES: Final = 256 << 20
+GOING_S: Final = 2.0
+"""The kernel takes a moment to let a disk go whose last process has ended."""
 MKFS: Final = ("mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard")
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
@@ -55,6 +57,28 @@ def missing() -> str:
             check=False,
         )
     return f"nothing can be mounted: {done.stderr.strip()}" if done.returncode else ""
+
+
+def left_of(folder: Path) -> list[str]:
+    """Mounts and loop devices that are still there of disks below a folder, after a while for those that are going."""
+    deadline = time.monotonic() + GOING_S
+    while (left := _mounts_and_devices(folder)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return left
+
+
+def _mounts_and_devices(folder: Path) -> list[str]:
+    mounts = [line for line in Path("/proc/mounts").read_text().splitlines() if f"{folder}/" in line]
+    found = ((file, _text_of(file)) for file in Path("/sys/block").glob("loop*/loop/backing_file"))
+    return mounts + [f"{file.parts[3]} {text}" for file, text in found if text.startswith(f"{folder}/")]
+
+
+def _text_of(file: Path) -> str:
+    """What a file says, nothing when it goes meanwhile."""
+    try:
+        return file.read_text().strip()
+    except FileNotFoundError:
+        return ""
 
 
 def hide_mounts() -> None:

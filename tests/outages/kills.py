@@ -42,6 +42,8 @@ RETENTION: Final[dict[str, Any]] = {
     "file_reserved_time": 0,
     "delete_when": ";".join(map(str, range(24))),
     "clean_resource_interval": 1_000,
+    # Nothing is deleted before queues are durable, and one with a single dirty page is synced at the forced flush.
+    "flush_consume_queue_thorough_interval": 1_000,
 }
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from mqproc.armed_io import CRASH_POINTS
+from tests.conftest import wait_until
 from tests.outages import disks
 from tests.outages.kills import points_of
-from tests.outages.levels import KINDS, LEVELS, NEED_DISKS
+from tests.outages.levels import KINDS, LEVELS, NEED_DISKS, Progress, Told
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,23 +22,42 @@ def outages(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
 
 
+@pytest.mark.proven
 @pytest.mark.timeout(600)
 def test_a_story_of_each_kind_holds_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    """And a level that has been gone through is not gone through again."""
-    folder, progress = tmp_path / "stories", tmp_path / "progress.json"
+    folder = tmp_path / "stories"
     folder.mkdir()
-    done = outages("--level", "brief", "--folder", str(folder), "--progress", str(progress))
+    done = outages("--level", "brief", "--folder", str(folder))
+    # The command says itself what it leaves of files, mounts and loop devices.
     assert done.returncode == 0, done.stdout + done.stderr
     assert not list(folder.iterdir())
-    # Neither mounts nor loop devices outlive the command.
-    assert str(folder) not in Path("/proc/mounts").read_text()
-    backing = Path("/sys/block").glob("loop*/loop/backing_file")
-    assert not [file for file in backing if str(folder) in file.read_text()]
-    again = outages("--level", "brief", "--folder", str(folder), "--progress", str(progress))
-    assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
+    assert disks.left_of(folder) == []
     if reason := disks.missing():
         pytest.skip(f"no stories of {', '.join(sorted(NEED_DISKS))}: {reason}")
     assert set(KINDS) == {line.split()[0] for line in done.stdout.splitlines() if line.endswith("outages")}
+
+
+def test_what_was_told_is_not_told_again(tmp_path: Path) -> None:
+    progress = tmp_path / "progress.json"
+    done = Progress(progress)
+    for kind in KINDS:
+        done.add(Told(kind, 0, 3), 1.5)
+    again = outages("--level", "brief", "--folder", str(tmp_path), "--progress", str(progress))
+    assert (again.returncode, again.stdout.splitlines()[-1]) == (0, done.summary())
+
+
+@pytest.mark.skipif(bool(disks.missing()), reason=disks.missing() or "there are disks")
+def test_a_disk_that_is_left_mounted_is_found(tmp_path: Path) -> None:
+    """By whoever shares its mounts; they go with the last process that does."""
+    program = "import sys; from pathlib import Path; from tests.outages import disks; disks.hide_mounts();"
+    program += "folder = Path(sys.argv[1]); disks.Disk(folder / 'disk', folder / 'image', 16 << 20);"
+    program += "print(*disks.left_of(folder), sep='\\n')"
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
+    mount, loop = done.stdout.splitlines()
+    assert str(tmp_path / "disk") in mount
+    assert loop.endswith(str(tmp_path / "image"))
+    wait_until(lambda: not disks.left_of(tmp_path), what="the end of its loop device")
 
 
 def test_a_level_kills_at_every_point_and_fails_calls_of_storage() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -49,19 +48,19 @@ class WarmGroup(Group):
 
     def start(self, environment: Mapping[str, str] | None = None) -> WarmGroup:
         """Start and wait until every role serves."""
-        self.launch(environment)
+        self.begin(environment)
         wait_until(self.ready, START_TIMEOUT_S, "group ready")
         return self
 
-    def launch(self, environment: Mapping[str, str] | None = None) -> None:
+    def begin(self, environment: Mapping[str, str] | None = None) -> None:
         """Start and wait for nothing."""
         flags = [part for name, value in self.options.items() for part in ("--set", f"{name}={value}")]
         arguments = ["up", "--store", str(self.store), *flags]
-        self.process = _Forked(forked(_mqproc, arguments, dict(environment or {}), self.output))  # type: ignore[assignment]
+        self.process = _Forked(forked(_mqproc, arguments, dict(environment or {}), self.output))
 
     def comes_up(self, environment: Mapping[str, str]) -> bool:
         """Start and wait until every role serves, True, or until the supervisor has ended."""
-        self.launch(environment)
+        self.begin(environment)
         process = self.process
         assert process is not None
         wait_until(lambda: process.poll() is not None or self.ready(), START_TIMEOUT_S, f"a start with {environment}")
@@ -127,9 +126,9 @@ class _Forked:
     def kill(self) -> None:
         self._process.kill()
 
-    def send_signal(self, number: signal.Signals) -> None:
+    def send_signal(self, sig: int) -> None:
         if self._process.exitcode is None:
-            os.kill(self.pid, number)
+            os.kill(self.pid, sig)
 
 
 def _mqproc(arguments: list[str], environment: dict[str, str], output: Path) -> None:

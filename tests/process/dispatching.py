@@ -60,7 +60,7 @@ def plan(table: QueueTable, count: int) -> AppendPlan:
     return AppendPlan(
         payload=np.frombuffer(bytearray(b"".join(columns)), np.uint8),
         count=count,
-        columns=(0, 4 * count, key_lengths, key_lengths + 2 * count, -1, -1, -1, -1, -1, -1, -1, -1),
+        columns=(0, 4 * count, key_lengths, key_lengths + 2 * count, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1),
         magic=magic,
         topic_block=topic_block,
         queue_numbers=np.array([table.create_queue("T", 0)], np.int64),

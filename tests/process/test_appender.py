@@ -35,7 +35,7 @@ class Rig:
     def append(self, *messages: NewMessage) -> None:
         self.appender.append(messages, lambda rows, outcome: self.outcomes.append((rows, outcome)))
 
-    def finish(self, timeout_s: float = 20.0) -> list[Outcome]:
+    def finish(self, timeout_s: float = 60.0) -> list[Outcome]:
         """All outcomes, waiting as a role does: at the descriptor, and by the clock only as told."""
         deadline = time.monotonic() + timeout_s
         while self.appender.in_flight:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from mqproc.errors import NotAMemberError, StoreBusyError
 from mqproc.process.groups import SESSION_MS_MAX, SESSION_MS_MIN, TICKS_PER_SESSION, held_until_ns
-from mqproc.wire.group_operations import EARLIEST, GroupAssignment, GroupHeartbeatRequest, GroupJoinRequest
+from mqproc.wire.group_operations import (
+    EARLIEST,
+    GroupAssignment,
+    GroupCommitRequest,
+    GroupHeartbeatRequest,
+    GroupJoinRequest,
+    GroupResetRequest,
+)
 from mqproc.wire.operations import Operation
 from tests.process.test_query import PATIENCE_S, Caller, Group
 
@@ -38,8 +45,12 @@ def store(tmp_path: Path) -> Iterator[Group]:
     made.close()
 
 
-def join(caller: Caller, group: str, member_id: str, session_ms: int = 60_000) -> GroupAssignment:
-    request = GroupJoinRequest(group, ["Orders"], member_id, session_timeout_ms=session_ms, start=EARLIEST)
+def join(
+    caller: Caller, group: str, member_id: str, session_ms: int = 60_000, held: Sequence[tuple[str, int, int]] = ()
+) -> GroupAssignment:
+    request = GroupJoinRequest(
+        group, ["Orders"], member_id, session_timeout_ms=session_ms, start=EARLIEST, holding=list(held)
+    )
     found: GroupAssignment = caller.call(Operation.GROUP_JOIN, request)[0]
     return found
 
@@ -77,6 +88,32 @@ def test_the_end_of_a_session_is_its_own_groups(store: Group) -> None:
         assert time.monotonic() < deadline
         store.step()
     assert list(store.role._groups.members()) == ["audit"]
+
+
+def holding(assigned: GroupAssignment) -> list[tuple[str, int, int]]:
+    return [(topic, queue_id, epoch) for topic, queue_id, epoch, _ in assigned.queues]
+
+
+def test_no_restart_lets_a_member_undo_a_reset_that_it_has_not_seen(store: Group) -> None:
+    """It slept through the reset. Another group's member, whose queues nobody has reset, keeps them."""
+    first, second = store.connect(), store.connect()
+    slept, awake = join(first, "billing", "one"), join(second, "audit", "two")
+    entries = [(topic, queue_id, epoch, 1) for topic, queue_id, epoch, _ in slept.queues]
+    assert first.call(Operation.GROUP_COMMIT, GroupCommitRequest("billing", entries, "one"))[0].refused == []
+    resets = [(topic, queue_id, 0) for topic, queue_id, _, _ in entries]
+    second.call(Operation.GROUP_RESET, GroupResetRequest("billing", resets))
+    store.restart()
+    first, second = store.connect(), store.connect()
+    again = join(first, "billing", "one", held=holding(slept))
+    assert set(holding(again)) & set(holding(slept)) == set()
+    refused = first.call(Operation.GROUP_COMMIT, GroupCommitRequest("billing", entries, "one"))[0].refused
+    assert [entry[:2] for entry in refused] == [entry[:2] for entry in entries]
+    assert holding(join(second, "audit", "two", held=holding(awake))) == holding(awake)
+    deadline = time.monotonic() + PATIENCE_S
+    while not again.queues:
+        assert time.monotonic() < deadline
+        again = join(first, "billing", "one")
+    assert {(topic, queue_id, offset) for topic, queue_id, _, offset in again.queues} >= set(resets)
 
 
 def test_a_member_comes_back_when_its_old_connection_is_closed_and_not_before(store: Group) -> None:

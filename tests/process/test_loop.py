@@ -19,11 +19,21 @@ from mqproc.control import Control
 from mqproc.errors import BadRequestError, ConfigurationError, CorruptStoreError
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
+from mqproc.layout.figures import STEPS
 from mqproc.paths import StorePaths
-from mqproc.process.loop import Heart, RoleContext, RoleSpec, read_settings, run_role, write_settings
+from mqproc.process.loop import (
+    SLOW_STEP_NS,
+    Heart,
+    RoleContext,
+    RoleSpec,
+    read_settings,
+    run_role,
+    write_settings,
+)
 from mqproc.shm import bell as bell_module
 from mqproc.shm.bell import EventBell, SemaphoreBell
 from mqproc.shm.clock import Clock
+from mqproc.shm.histogram import Buckets, read_buckets
 
 IO = StoreIO()
 NAME = layout.KEEPER
@@ -158,6 +168,74 @@ def test_waits_are_short_enough_for_the_heartbeat(context: RoleContext) -> None:
 def test_counts_steps_that_did_work(context: RoleContext) -> None:
     run_script(context, [1, 0, 7, 0, 0])
     assert context.control.load(layout.role_word(NAME, "cycles")) == 2
+
+
+class TimedRole(Scripted):
+    """Takes as long for each step as `took_ns` says, by the clock that the loop reads; notes what it is told."""
+
+    def __init__(self, context: RoleContext, took_ns: list[int]) -> None:
+        super().__init__(context, [1] * len(took_ns))
+        self.told: list[tuple[int, bool]] = []
+        self._took_ns = iter(took_ns)
+
+    def do_work(self) -> int:
+        clock = self.context.clock
+        assert isinstance(clock, SteppedClock)
+        clock.now_ns += next(self._took_ns, 0)
+        return super().do_work()
+
+    def timed(self, began_ns: int, ended_ns: int, *, alone: bool) -> None:
+        self.told.append((ended_ns - began_ns, alone))
+
+
+class SteppedClock(Clock):
+    """Goes on by what a step takes, and by nothing else."""
+
+    now_ns = 1_000_000_000
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+
+def run_timed(context: RoleContext, took_ns: list[int]) -> tuple[TimedRole, Buckets]:
+    clock = SteppedClock()
+    context = dataclasses.replace(context, clock=clock, heart=Heart(context.control, NAME, clock))
+    made: list[TimedRole] = []
+
+    def factory(context: RoleContext) -> TimedRole:
+        made.append(TimedRole(context, took_ns))
+        return made[0]
+
+    assert run(context, factory) == 0
+    return made[0], read_buckets(context.control.words, STEPS[NAME])
+
+
+def test_one_step_of_many_is_timed_and_stands_for_those_before_it(context: RoleContext) -> None:
+    """The first step is one; the next comes 10 ms later, and stands for the 100 between them and itself."""
+    role, found = run_timed(context, [30_000, *[100_000] * 100, 200_000, 100_000])
+    assert role.told == [(30_000, False), (200_000, False)]
+    assert sum(found.counts) == 1 + 101
+    assert found.total == pytest.approx((30_000 + 101 * 200_000) / 1e9)
+    assert context.control.load(layout.role_word(NAME, "cycles")) == 103
+
+
+def test_a_slow_step_is_timed_in_any_case_and_stands_for_itself(context: RoleContext) -> None:
+    role, found = run_timed(context, [30_000, 100_000, SLOW_STEP_NS, 2 * SLOW_STEP_NS, 50_000, 50_000])
+    assert role.told == [(30_000, False), (SLOW_STEP_NS, True), (2 * SLOW_STEP_NS, True), (50_000, False)]
+    # The step of 100 µs is counted with the one of 50 µs.
+    assert found.total == pytest.approx((30_000 + 3 * SLOW_STEP_NS + 2 * 50_000) / 1e9)
+    assert sum(found.counts) == 5
+
+
+def test_steps_of_a_role_that_fails_are_counted(context: RoleContext) -> None:
+    class Failing(Scripted):
+        def do_work(self) -> int:
+            if len(self.log) == 3:
+                raise RuntimeError("a bug")
+            return super().do_work()
+
+    assert run(context, lambda made: Failing(made, [1] * 5)) == 1
+    assert context.control.load(layout.role_word(NAME, "cycles")) == 3
 
 
 def test_beats_and_says_its_state(context: RoleContext) -> None:

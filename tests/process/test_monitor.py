@@ -53,7 +53,7 @@ def fetch(monitor: Monitor, port: int, path: str) -> str:
     found: list[str] = []
 
     def get() -> None:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
             found.append(answer.read().decode())
 
     thread = threading.Thread(target=get)

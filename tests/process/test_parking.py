@@ -9,7 +9,7 @@ from mqproc.config import Options
 from mqproc.errors import BadLevelError, BadMessageError
 from mqproc.layout.properties import decode, encode
 from mqproc.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
-from mqproc.process.parking import parked, real_queue, waits
+from mqproc.process.parking import check_slot, parked, real_queue, waits
 from mqproc.wire.operations import QUEUE_ANY, QUEUE_COLUMN, AppendRequest
 from tests.client.append_frame import read_append
 
@@ -28,8 +28,8 @@ def properties_of(found: AppendRequest) -> str:
     return read_append(found, bytes(4))[0].properties
 
 
-@pytest.mark.parametrize(("level", "queue_id"), [(1, 0), (3, 2), (18, 17), (19, 17), (99, 17)])
-def test_a_level_is_a_queue_and_the_last_one_takes_what_is_above(level: int, queue_id: int) -> None:
+@pytest.mark.parametrize(("level", "queue_id"), [(1, 0), (3, 2), (18, 17)])
+def test_a_level_is_a_queue(level: int, queue_id: int) -> None:
     found = parked(request(delay_level=level), 5, OPTIONS, NOW)
     assert (found.topic, found.queue_id) == (SCHEDULE_TOPIC, queue_id)
     pairs = decode(properties_of(found))
@@ -41,6 +41,12 @@ def test_a_store_with_fewer_levels_takes_the_last_one_for_those_above() -> None:
     found = [parked(request(delay_level=level), 0, options, NOW) for level in (1, 2, 3, 18)]
     assert [each.queue_id for each in found] == [0, 1, 1, 1]
     assert decode(properties_of(found[2]))["DELAY"] == "2"
+
+
+@pytest.mark.parametrize("level", [-1, 19, 99, 1 << 40])
+def test_a_level_that_no_store_has_is_refused(level: int) -> None:
+    with pytest.raises(BadLevelError, match=rf"delay level {level} is out of range: from 0 to 18"):
+        waits(request(delay_level=level), NOTHING, NOW)
 
 
 def test_a_half_message_waits_for_its_producer() -> None:
@@ -98,3 +104,33 @@ def test_wrong_wishes_are_refused() -> None:
 def test_frames_take_turns_at_the_queues() -> None:
     assert real_queue(request(queue_id=QUEUE_ANY), 3, 2) == (2, 0)
     assert real_queue(request(queue_id=1), 3, 2) == (1, 2)
+
+
+@pytest.mark.parametrize(("waiting", "count", "fits"), [(99, 1, 1), (100, 1, 0), (0, 100, 1), (1, 100, 0)])
+def test_a_slot_takes_as_many_as_it_may(waiting: int, count: int, fits: int) -> None:
+    options = Options(timer_congest_num_each_slot=100)
+    asked: list[int] = []
+
+    def waiting_in(slot_ms: int) -> int:
+        asked.append(slot_ms)
+        return waiting
+
+    for_later = parked(request(deliver_at_ms=NOW + 2000, count=count), 0, options, NOW)
+    if fits:
+        check_slot(for_later, NOTHING, options, NOW, waiting_in)
+    else:
+        with pytest.raises(BadLevelError, match=rf"holds {waiting} messages; timer_congest_num_each_slot = 100"):
+            check_slot(for_later, NOTHING, options, NOW, waiting_in)
+    assert asked == [NOW - 500 + 2000]
+    cancel = memoryview(b"TIMER_DEL_UNIQKEY\x01k\x02")
+    cancels = parked(request(deliver_at_ms=NOW + 2000, properties_bytes=len(cancel)), 0, options, NOW)
+    check_slot(cancels, cancel, options, NOW, lambda slot_ms: 100)
+
+
+def test_slots_are_not_looked_at_where_there_is_no_limit_and_for_levels() -> None:
+    def waiting_in(slot_ms: int) -> int:
+        raise AssertionError(slot_ms)
+
+    check_slot(parked(request(deliver_at_ms=NOW + 2000), 0, OPTIONS, NOW), NOTHING, OPTIONS, NOW, waiting_in)
+    limited = Options(timer_congest_num_each_slot=1)
+    check_slot(parked(request(delay_level=2), 0, limited, NOW), NOTHING, limited, NOW, waiting_in)

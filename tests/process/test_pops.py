@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from mqproc.errors import BadRequestError, StoreBusyError
+from mqproc.layout.record_codec import decode_records
 from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC
 from mqproc.store.groups.check_points import CheckPoint
 from mqproc.store.reads import queue_messages
-from mqproc.wire.group_operations import EARLIEST, GroupInvisibleRequest
+from mqproc.wire.group_operations import EARLIEST, GroupInvisibleRequest, GroupReceiveRequest
 from mqproc.wire.operations import Operation
+from tests.conftest import wait_until
 from tests.process.test_query import Caller, Group
 
 COUNT = 100
+SOON_S = 10.0
 
 
 def is_read(caller: Caller) -> bool:
@@ -103,5 +107,35 @@ def test_copies_of_a_killed_role_are_found_though_the_clock_was_set_back(
         while not sent:
             group.step()
         assert sent == [[b"1"]]
+    finally:
+        group.close()
+
+
+def test_a_receive_that_waits_for_a_queue_is_tried_when_the_one_before_it_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer's answer may come behind the dispatch of the check point, and nothing else may come for long."""
+    group = Group(tmp_path / "store")
+    stored: list[Callable[[int], None]] = []
+    try:
+        pops = group.role._pops
+        monkeypatch.setattr(pops._writes, "store", lambda _points, done, _refused: stored.append(done))
+        pops._state.known("g")
+        callers = [group.connect(), group.connect()]
+        while not is_read(callers[0]):
+            pass
+        for caller in callers:
+            caller.ask(Operation.GROUP_RECEIVE, GroupReceiveRequest("g", ["Orders"], 1, timeout_ms=600_000))
+        wait_until(lambda: caller.answer() is None and len(pops._held) == 2)
+        group.store.engine.append("Orders", [b"0", b"1"], time.time_ns() // 1_000_000, queues=1)
+        group.dispatch()
+        found = []
+        for caller in callers:
+            wait_until(lambda: group.step() >= 0 and stored, SOON_S, "a check point")
+            while group.step():
+                pass
+            stored.pop()(0)
+            found.append(wait_until(caller.answer, SOON_S, "an answer"))
+        assert [decode_records(payload)[0].body for _, _, payload in found] == [b"0", b"1"]
     finally:
         group.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from mqproc import Client
 from mqproc.layout import control as words_of
-from tests.conftest import Group, keeps_below, wait_until
+from tests.conftest import PATIENCE_S, Group, keeps_below, wait_until
 
 MEMBER = Path(__file__).with_name("group_member.py")
 SESSION_S = 2.0
@@ -51,6 +52,11 @@ def shares(members: int) -> list[int]:
     return sorted(64 // members + (number < 64 % members) for number in range(members))
 
 
+def shared(member: Process) -> set[str]:
+    """What it has consumed of the messages that were sent when all of its group had their queues."""
+    return {body for body in member.seen() if "-" not in body}
+
+
 def test_queues_of_a_killed_and_of_a_stopped_member_are_served_again(group: Group, tmp_path: Path) -> None:
     with group.client() as client:
         client.create_topic("Fleet", 64)
@@ -59,27 +65,34 @@ def test_queues_of_a_killed_and_of_a_stopped_member_are_served_again(group: Grou
         try:
             wait_until(lambda: sorted(owners(client, "fleet").values()) == [8] * 8, 60, "8 members with 8 queues each")
             active = list(members)
+            rounds = itertools.count()
 
             def takes_over_s(sign: signal.Signals) -> float:
-                """How long until the others have the queues of one who gets a signal."""
+                """How long until the others have consumed a message of every queue, also of one who gets a signal."""
                 active.pop(0).kill(sign)
                 begin = time.monotonic()
-                wait_until(lambda: sorted(owners(client, "fleet").values()) == shares(len(active)), 10, "taken over")
-                return time.monotonic() - begin
+                number = next(rounds)
+                bodies = [f"{number}-{queue_id}" for queue_id in range(64)]
+                client.send_batch("Fleet", [body.encode() for body in bodies], queue_ids=list(range(64)))
+                wait_until(lambda: {body for each in active for body in each.seen()} >= set(bodies), what="delivered")
+                took_s = time.monotonic() - begin
+                wait_until(lambda: sorted(owners(client, "fleet").values()) == shares(len(active)), what="taken over")
+                return took_s
 
             keeps_below(1.0, lambda: takes_over_s(signal.SIGKILL))
             alive = list(active)
             keeps_below(SESSION_S + 1.0, lambda: takes_over_s(signal.SIGSTOP))
             stopped = [member for member in alive if member not in active]
             client.send_batch("Fleet", [b"%d" % n for n in range(640)], queue_ids=[n % 64 for n in range(640)])
-            wait_until(lambda: sum(len(each.seen()) for each in active) == 640, 20, "all consumed by the others")
+            wait_until(lambda: len(set().union(*map(shared, active))) == 640, what="all consumed by the others")
+            wait_until(lambda: client.groups.info("fleet").lag == 0, what="all committed by the others")
             # Who was stopped comes back, changes nothing that others did, and gets its part again.
             for member in stopped:
                 member.kill(signal.SIGCONT)
             together = len(active) + len(stopped)
-            wait_until(lambda: len(owners(client, "fleet")) == together, 10, f"{together} members again")
-            wait_until(lambda: client.groups.info("fleet").lag == 0, 10, "nothing left")
-            assert sum(len(member.seen()) for member in members) == 640
+            wait_until(lambda: len(owners(client, "fleet")) == together, what=f"{together} members again")
+            wait_until(lambda: client.groups.info("fleet").lag == 0, what="nothing left")
+            assert not set().union(*map(shared, stopped))
         finally:
             for member in members:
                 member.close()
@@ -95,7 +108,7 @@ def test_a_killed_query_role_loses_no_commit_and_members_come_back(
         client.wait_dispatched()
         with client.consumer("kept", "Kept", start="earliest", pull_messages=50) as consumer:
             found = []
-            for message in consumer.messages(timeout=5):
+            for message in consumer.messages(timeout=PATIENCE_S):
                 found.append(message.body)
                 if len(found) in (200, 500):
                     consumer.commit()

@@ -7,6 +7,7 @@ end the ConsumeQueues are what a rebuild makes of the log and `config/`, byte fo
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -143,6 +144,24 @@ def test_a_consumer_of_the_deleted_topic_is_told_where_the_new_one_begins(group:
         group.wait_dispatched()
         assert client.pull("T", 0, 15).status is PullStatus.OFFSET_TOO_SMALL
         assert [message.body for message in client.pull("T", 0, 20).messages] == bodies("second", 5)
+
+
+def test_a_group_goes_on_with_the_messages_of_a_topic_that_is_made_again(group: Group) -> None:
+    """Its progress stays, and offsets go on: nothing of the new topic is passed over, nothing of the old one comes."""
+    with group.client() as client:
+        client.create_topic("T", 1)
+        send(client, "T", bodies("first", 20))
+        with client.consumer("g", "T", start="earliest") as consumer:
+            done = [message.body for message in itertools.islice(consumer.messages(timeout=10), 12)]
+            assert done == bodies("first", 20)[:12]
+        client.delete_topic("T")
+        client.create_topic("T", 1)
+        send(client, "T", bodies("second", 5))
+        group.wait_dispatched()
+        with client.consumer("g", "T", start="latest") as consumer:
+            assert [message.body for message in consumer.messages(timeout=2)] == bodies("second", 5)
+        places = {queue.topic: (queue.offset, queue.lag) for queue in client.groups.info("g").queues}
+        assert places["T"] == (25, 0)
 
 
 def test_a_key_finds_nothing_of_the_deleted_topic(group: Group) -> None:

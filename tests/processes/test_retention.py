@@ -6,6 +6,7 @@ send all the time; this one looks at the minima, follows a queue, and kills.
 
 from __future__ import annotations
 
+import datetime
 import json
 import multiprocessing
 import os
@@ -18,10 +19,14 @@ from typing import Any
 import pytest
 
 from mqproc.client import Client
+from mqproc.config import load_options
 from mqproc.errors import MqprocError, SendOutcomeUnknownError
+from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.message import PullStatus, QueueInfo
 from mqproc.store.reads.reader import StoreReader
+from mqproc.store.retention import request as retention_request
+from mqproc.store.verify import verify_store
 from tests.conftest import Group, wait_until
 from tests.processes.rebuild import rebuilt
 from tests.store.retention.retaining import ALL_HOURS
@@ -254,6 +259,28 @@ def test_a_keeper_killed_again_and_again_leaves_a_whole_store(group: Group, tmp_
     assert words["keeper.restarts"] == 3
     wait_until(lambda: group.words()["min_physical_offset"] == min(segment_starts(group)), what="all below deleted")
     check_all(group, acknowledged, unknown)
+
+
+def test_a_store_that_is_stopped_amid_deletions_is_clean(make_group: Callable[..., Group]) -> None:
+    another_hour = str((datetime.datetime.now().hour + 12) % 24)
+    slow = {"delete_when": another_hour, "delete_commit_log_files_interval": 60_000}
+    group = make_group(**RETAINING | slow)
+    with group.client() as client:
+        client.create_topic("T", 1)
+        for _ in range(10):
+            client.send_batch("T", [b"x" * 1000] * 100)
+        client.wait_dispatched()
+    marks = ("commitlog_mark", "cq_synced", "index_synced")
+    wait_until(lambda: all(group.words()[mark] == group.words()["written"] for mark in marks), what="all is durable")
+    retention_request.ask(StoreIO(), group.paths, 0)
+    wait_until(lambda: group.words()["retention_segments"] == 1, what="the first segment is gone")
+    minimum = group.words()["min_physical_offset"]
+    assert min(segment_starts(group)) < minimum
+    assert group.stop() == 0
+    assert min(segment_starts(group)) == group.words()["min_physical_offset"] == minimum
+    options = load_options(flags=[f"{name}={value}" for name, value in group.options.items()], environment={})
+    verified = verify_store(StoreIO(), group.paths, options, jobs=1)
+    assert verified.clean, verified.findings.in_order()
 
 
 def segment_starts(group: Group) -> list[int]:

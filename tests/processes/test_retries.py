@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from mqproc.client import group_calls
+from mqproc.delay_levels import DELAY_LEVELS
 from mqproc.layout.control import KEEPER, QUERY, WRITER
 from mqproc.message import StoredMessage
 from mqproc.names import SCHEDULE_TOPIC
-from tests.conftest import Group, wait_until
+from tests.conftest import PATIENCE_S, Group, wait_until
 
 TIMES = 2
 
@@ -19,7 +21,7 @@ TIMES = 2
 def received(consumer: Any, count: int) -> list[StoredMessage]:
     found: list[StoredMessage] = []
     while len(found) < count:
-        messages = consumer.receive(count - len(found), timeout=10)
+        messages = consumer.receive(count - len(found), timeout=PATIENCE_S)
         assert messages, f"{len(found)} of {count} came"
         found += messages
     return found
@@ -63,6 +65,37 @@ def test_a_message_is_delivered_until_it_is_a_dead_letter(group: Group) -> None:
         assert (words["group_retries"], words["group_dead_letters"]) == (2 * TIMES + 2, 2)
 
 
+def test_sixteen_retries_go_through_the_levels_in_order_and_end_among_the_dead_letters(
+    make_group: Callable[..., Group],
+) -> None:
+    """A nack without a level takes RocketMQ's: 3 and one more with each time. The levels' delays are none here."""
+    group = make_group(message_delay_level=" ".join(["0s"] * DELAY_LEVELS))
+    with group.client() as client:
+        client.create_topic("orders", 1)
+        client.groups.change("billing")
+        sent = client.send("orders", b"x")
+        client.wait_dispatched()
+        seen: list[tuple[str, int]] = []
+        with client.consumer("billing", "orders", start="earliest") as consumer:
+            for _ in range(17):
+                (message,) = received(consumer, 1)
+                seen.append((message.topic, message.reconsume_times))
+                assert message.unique_id == sent.unique_id
+                consumer.nack(message)
+        assert seen == [("orders", 0), *(("%RETRY%billing", times) for times in range(1, 17))]
+        levels = {level: parked(client, level) for level in range(1, DELAY_LEVELS + 1)}
+        assert [len(levels[level]) for level in (1, 2)] == [0, 0]
+        waited = [message for level in range(3, DELAY_LEVELS + 1) for message in levels[level]]
+        assert [(each.queue_id + 1, each.reconsume_times) for each in waited] == [(n + 2, n) for n in range(1, 17)]
+        assert [each.physical_offset for each in waited] == sorted(each.physical_offset for each in waited)
+        assert {each.properties["DELAY"] for each in waited} == {str(level) for level in range(3, 19)}
+        (dead,) = client.groups.dead_letters("billing")
+        assert (dead.body, dead.reconsume_times, dead.unique_id) == (b"x", 17, sent.unique_id)
+        words = group.words()
+        assert (words["group_retries"], words["group_dead_letters"]) == (16, 1)
+        assert client.groups.info("billing").lag == 0
+
+
 def test_a_nack_that_is_asked_again_after_a_kill_counts_once(group: Group) -> None:
     """The query role dies when the copy is stored and the answer is not sent yet; its client asks the next one."""
     with group.client(timeout=30) as client:
@@ -84,12 +117,13 @@ def test_a_nack_that_is_asked_again_after_a_kill_counts_once(group: Group) -> No
         try:
             asking.start()
             wait_until(lambda: group.words()["query_requests"] > before["query_requests"], what="the nack is taken")
+            group.went_round(QUERY)  # And handed to the writer.
             os.kill(query, signal.SIGSTOP)
         finally:
             os.kill(writer, signal.SIGCONT)
         wait_until(lambda: group.words()["written"] > before["written"], what="the copy is stored")
         os.kill(query, signal.SIGKILL)
-        asking.join(30)
+        asking.join(PATIENCE_S)
         assert levels == [[18]]
         client.run(group_calls.nack("billing", [("orders", 0, 2)], 18, -1))
         assert [each.body for each in parked(client, 18)] == [b"0", b"1", b"2"]

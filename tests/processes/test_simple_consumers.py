@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import time
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mqproc import AsyncClient, BadRequestError, Client, FilterSyntaxError, GroupInUseError, SqlFilter
+from mqproc import BadRequestError, Client, FilterSyntaxError, GroupInUseError, SqlFilter
 from mqproc.client.simple_consumer import SimpleConsumer
 from mqproc.io import StoreIO
 from mqproc.layout.control import QUERY, WRITER
@@ -22,7 +21,7 @@ from mqproc.names import REVIVE_GROUP, REVIVE_QUEUES, REVIVE_TOPIC
 from mqproc.store.groups import check_points, offsets_json
 from tests.conftest import Group, wait_until
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +46,7 @@ def fill(client: Client, topic: str, count: int, queues: int = 2) -> list[bytes]
     return bodies
 
 
-def received(consumer: SimpleConsumer, count: int, invisible_s: float = 60.0) -> list[StoredMessage]:
+def received(consumer: SimpleConsumer, count: int, invisible_s: float = 300.0) -> list[StoredMessage]:
     """So many messages, of as many receives as that takes."""
     found: list[StoredMessage] = []
     deadline = time.monotonic() + PATIENCE_S
@@ -93,16 +92,17 @@ def test_what_is_not_acknowledged_comes_again_and_ends_among_the_dead_letters(sh
     client.groups.change("twice", retry_max_times=1)
     fill(client, "Twice", 3, queues=1)
     consumer = client.simple_consumer("twice", "Twice", start="earliest")
-    zero, one, two = received(consumer, 3, invisible_s=1.0)
-    assert consumer.ack(one) == 1
+    (done,) = received(consumer, 1)
+    one, two = received(consumer, 2, invisible_s=1.0)
+    assert consumer.ack(done) == 1
     again = received(consumer, 2, invisible_s=1.0)
     assert {(each.topic, each.body, each.reconsume_times) for each in again} == {
-        ("%RETRY%twice_Twice", b"0", 1),
+        ("%RETRY%twice_Twice", b"1", 1),
         ("%RETRY%twice_Twice", b"2", 1),
     }
     assert again[0].properties["RETRY_TOPIC"] == "Twice"
-    assert {each.properties["ORIGIN_MESSAGE_ID"] for each in again} == {zero.message_id, two.message_id}
-    assert consumer.ack(zero, two) == 0, "too late"
+    assert {each.properties["ORIGIN_MESSAGE_ID"] for each in again} == {one.message_id, two.message_id}
+    assert consumer.ack(one, two) == 0, "too late"
     wait_until(lambda: len(list(client.groups.dead_letters("twice"))) == 2, what="dead letters")
     assert {each.reconsume_times for each in client.groups.dead_letters("twice")} == {2}
     counted = ("group_retries", "group_dead_letters")
@@ -113,11 +113,11 @@ def test_what_is_not_acknowledged_comes_again_and_ends_among_the_dead_letters(sh
 def test_the_time_of_a_message_can_be_changed(client: Client) -> None:
     fill(client, "Longer", 2, queues=1)
     consumer = client.simple_consumer("longer", "Longer", start="earliest")
-    longer, shorter = received(consumer, 2, invisible_s=1.5)
+    longer, shorter = received(consumer, 2, invisible_s=4.0)
     kept = consumer.change_invisible_duration(longer, 60)
     given = consumer.change_invisible_duration(shorter, 1)
     assert [each.body for each in received(consumer, 1)] == [shorter.body]
-    assert consumer.receive(1, timeout=1.5) == []
+    assert consumer.receive(1, timeout=4.0) == []
     assert consumer.ack(longer, given) == 0
     assert consumer.ack(kept) == 1
     with pytest.raises(BadRequestError, match="not this receiver's any more"):
@@ -154,7 +154,7 @@ def test_the_revive_topic_says_what_rocketmq_would(client: Client) -> None:
     points = [check_points.read(each) for each in said[:2]]
     for found, offsets in zip(points, (range(32), range(32, 35)), strict=True):
         assert isinstance(found, check_points.CheckPoint)
-        assert (found.topic, found.queue_id, found.invisible_ms) == ("Said", 0, 60_000)
+        assert (found.topic, found.queue_id, found.invisible_ms) == ("Said", 0, 300_000)
         assert (found.start, found.offsets) == (offsets[0], tuple(offsets))
     assert [check_points.read(each).offsets for each in said[2:]] == [(1,), (0, 2), (33,)]
     # RocketMQ takes the newest of these as the time that it is.
@@ -221,20 +221,6 @@ def test_what_comes_again_passes_a_filter_that_waits(client: Client) -> None:
     assert consumer.ack(again) == 1
 
 
-def test_the_async_one_does_the_same(shared: Group) -> None:
-    async def program() -> None:
-        async with AsyncClient(shared.store) as client:
-            await client.create_topic("Async", 1)
-            consumer = client.simple_consumer("async", "Async", start="earliest")
-            assert await consumer.receive(1) == []
-            await client.send("Async", b"1")
-            (message,) = await consumer.receive(1, 60, timeout=10)
-            message = await consumer.change_invisible_duration(message, 30)
-            assert await consumer.ack(message) == 1
-
-    asyncio.run(program())
-
-
 # Kills
 
 
@@ -269,7 +255,7 @@ def test_restarts_bring_back_nothing_acknowledged_and_lose_nothing_else(group: G
             restart(number)
     with group.client(timeout=30) as client:
         consumer = client.simple_consumer("billing", "orders", start="earliest")
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + 120
         while len(done) < len(sent):
             assert time.monotonic() < deadline, f"{sorted(set(sent) - done, key=int)} did not come again"
             messages = consumer.receive(32, 20.0, timeout=1)
@@ -287,10 +273,13 @@ def test_a_query_role_killed_while_messages_come_again_sends_none_of_them_twice(
         sent = fill(client, "orders", 10, queues=1)
         consumer = client.simple_consumer("billing", "orders", start="earliest")
         received(consumer, 10, invisible_s=2.0)
+        expired_s = time.monotonic() + 2.0
         writer = group.pid(WRITER)
         os.kill(writer, signal.SIGSTOP)
         try:
-            time.sleep(2.5)
+            wait_until(lambda: time.monotonic() > expired_s, what="the end of their time")
+            for _ in range(2):  # One step makes the copies, the next one may be that which sends them.
+                group.went_round(QUERY)
             os.kill(group.pid(QUERY), signal.SIGSTOP)
         finally:
             before = group.words()["written"]

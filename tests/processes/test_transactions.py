@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psutil
@@ -33,7 +35,8 @@ from mqproc.layout.control import QUERY
 from mqproc.message import StoredMessage
 from mqproc.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from mqproc.store.delays.made_from import mark_of
-from tests.conftest import Group, wait_until
+from mqproc.store.transactions.halves import decode_marks
+from tests.conftest import Group, keeps_below, wait_until
 from tests.processes.transactions import FAST, GROUP, all_ended, bodies, handle_of, left_open, messages_of, open_ids
 
 
@@ -47,8 +50,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
 
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
-    """One group that asks producers soon and often."""
-    group = Group(tmp_path_factory.mktemp("checks") / "store", **FAST).start()
+    """One group that asks producers soon and often, and gives nothing up."""
+    group = Group(tmp_path_factory.mktemp("checks") / "store", **FAST, transaction_check_max=10_000).start()
     yield group
     group.close()
 
@@ -184,6 +187,35 @@ def test_many_threads_end_transactions_at_once(client: Client) -> None:
     assert bodies(client, "Many") == sorted(b"%d-%d" % (n, s) for n in range(8) for s in range(20) if s % 4 != 3)
 
 
+def test_marks_of_4096_bytes_are_there_within_50_ms(client: Client) -> None:
+    """So much RocketMQ gathers before it writes; ours are in the log, and dispatched, soon after each end."""
+    client.create_topic("Marked", 1)
+    with client.transaction(GROUP, Message("Marked", b"the first mark makes the topic")):
+        pass
+    wait_until(lambda: client.queues(OP_HALF_TOPIC))
+
+    def late_ms() -> float:
+        (queue,) = client.queues(OP_HALF_TOPIC)
+        begin = queue.max_offset
+        opened = [client.transaction(GROUP, Message("Marked", b"")).begin() for _ in range(1024)]
+        offsets = {each.sent.queue_offset for each in opened}
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(lambda transaction: transaction.commit(), opened))
+        begin_ns = time.monotonic_ns()
+        wait_until(lambda: marked_from(client, begin) >= offsets, 20, "all are marked")
+        took_ms = (time.monotonic_ns() - begin_ns) / 1e6
+        assert sum(len(mark.body) for mark in client.pull(OP_HALF_TOPIC, 0, begin, 4096).messages) >= 4096
+        return took_ms
+
+    keeps_below(50, late_ms)
+
+
+def marked_from(client: Client, offset: int) -> set[int]:
+    """Half messages that are marked as done, by the marks from a queue offset on."""
+    marks = client.pull(OP_HALF_TOPIC, 0, offset, 4096).messages
+    return {half for mark in marks for half in decode_marks(mark.body)}
+
+
 def test_operators_see_and_decide_open_transactions(client: Client) -> None:
     client.create_topic("Seen", 1)
     first, second, third = (client.transaction("seen", Message("Seen", b"%d" % number)).begin() for number in range(3))
@@ -268,7 +300,6 @@ def test_a_producer_of_the_group_is_asked(fast: Group) -> None:
                 said |= {b"late": TransactionResolution.COMMIT, b"odd": TransactionResolution.ROLLBACK}
                 all_ended(client, "asked")
         assert bodies(client, "Asked") == [b"late", b"raises", b"yes"]
-        assert asked.count(b"yes") == asked.count(b"no") == 1
         after = client.stats()
         assert after["transaction_commits"] - before["transaction_commits"] == 3
         assert after["transaction_rollbacks"] - before["transaction_rollbacks"] == 2
@@ -282,6 +313,18 @@ def test_a_producer_of_the_group_is_asked(fast: Group) -> None:
         # An end by the first half message's place finds that its copy was committed.
         handle = Handle("asked", "Asked", sent[b"late"].transaction_id, sent[b"late"].sent.physical_offset)
         client.run(transaction_calls.end(handle, commit=True))
+        numbers = itertools.count()
+
+        def times_asked() -> int:
+            """About one that is decided at once, where the answer does not take longer than until the next check."""
+            body = b"at once %d" % next(numbers)
+            said[body] = True
+            with client.transaction_producer("asked", checker):
+                left_open(client, "asked", Message("Asked", body))
+                all_ended(client, "asked")
+            return asked.count(body)
+
+        keeps_below(2, times_asked)
 
 
 def test_a_producer_that_is_closed_while_it_decides_leaves_no_connection(fast: Group) -> None:
@@ -301,7 +344,7 @@ def test_a_producer_that_is_closed_while_it_decides_leaves_no_connection(fast: G
         wait_until(lambda: producer._closing.is_set(), what="closing")
         decided.set()
         closing.join()
-    assert _connections() == before
+    assert _connections() <= before
 
 
 def _connections() -> int:
@@ -317,8 +360,30 @@ def test_a_late_end_finds_the_copy_of_its_half_message(fast: Group) -> None:
         assert bodies(client, "Copies") == [b"1"]
 
 
-def test_a_transaction_that_nobody_decides_is_given_up(fast: Group) -> None:
-    with fast.client() as client:
+def test_a_transaction_goes_by_the_id_that_its_half_message_had_before_its_checks(
+    make_group: Callable[..., Group],
+) -> None:
+    """An operator may have seen it there a while ago; query may be another one since."""
+    group = make_group(**FAST, transaction_check_max=10_000)
+    with group.client() as client:
+        transaction = client.transaction("named", Message("Named", b"1")).begin()
+        other = client.transaction("named", Message("Named", b"2")).begin()
+        wait_until(lambda: [each.checks > 1 for each in client.transactions.open("named")] == [True] * 2, what="checks")
+        first_id = transaction.sent.message_id
+        for kill in (False, True):
+            if kill:
+                os.kill(group.pid(QUERY), signal.SIGKILL)
+            (found,) = client.transactions.open(ids=[first_id])
+            assert found.message_id != first_id
+            assert found.transaction_id == transaction.transaction_id
+        assert client.transactions.open(ids=[client.send("Named", b"none").message_id, "7F", "F" * 32]) == []
+        client.transactions.rollback(found)
+        assert client.transactions.open(ids=[first_id]) == []
+        assert [each.transaction_id for each in client.transactions.open("named")] == [other.transaction_id]
+
+
+def test_a_transaction_that_nobody_decides_is_given_up(make_group: Callable[..., Group]) -> None:
+    with make_group(**FAST).client() as client:
         transaction = left_open(client, "given", Message("Given", b"up"))
         immune = left_open(client, "given", Message("Given", b"immune"), check_immunity_time=3600)
         (found,) = wait_until(lambda: messages_of(client, CHECK_MAX_TIME_TOPIC), what="given up")
@@ -356,7 +421,7 @@ def test_a_producer_goes_on_when_query_is_another(fast: Group) -> None:
 
     def checker(message: StoredMessage) -> bool:
         asked.append(message.body)
-        return len(asked) > 1
+        return message.body == b"3"
 
     with fast.client(timeout=60) as client, client.transaction_producer("again", checker) as producer:
         with producer.transaction(Message("Again", b"1")):
@@ -365,8 +430,8 @@ def test_a_producer_goes_on_when_query_is_another(fast: Group) -> None:
         left_open(client, "again", Message("Again", b"2"))
         left_open(client, "again", Message("Again", b"3"))
         all_ended(client, "again")
-        assert sorted(asked) == [b"2", b"3"]
-        wait_until(lambda: len(bodies(client, "Again")) == 2, what="one commit, one rollback")
+        assert {*asked} == {b"2", b"3"}
+        wait_until(lambda: bodies(client, "Again") == [b"1", b"3"], what="one commit, one rollback")
 
 
 def test_a_half_message_that_is_sent_again_is_stored_once(make_group: Callable[..., Group]) -> None:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
+
+from mqproc import Message
+from mqproc.cli.main import cli
+from tests.conftest import Group
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
@@ -16,12 +23,20 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-# What each Python example prints: by a word of it.
+# What each Python example prints, line by line: by a word of it. Their topics have one queue, so there is one order.
 PRINTED = {
     'b"hello"': ["b'hello'", "0 0 b'hello'", "1"],
     "shipping": ["bill b'order 0'", "bill b'order 2'", "bill b'order 4'", "dead 3", "again 6"],
-    "simple_consumer": ["job b'job 0' 1", "job b'job 1' 1", "job b'job 2' 1"],
-    "reminders": ["now b'to the millisecond'", "now b'first'", "now b'second'", "now b'by level'"],
+    "batches": [
+        "3 {'keys': ['tea', 'rice', 'tea'], 'body': [b'7.5', b'8', b'8.5']}",
+        "left [b'7.5', b'8', b'8.5']",
+        "right [b'7.5', b'8', b'8.5']",
+        "left []",
+    ],
+    "asyncio": ["group b'one'", "group b'two'", "group b'three'", "simple [b'one', b'two', b'three'] 3"],
+    "account-7": [f"account-7 b'{event}'" for event in ("opened", "paid 10", "paid 20", "closed")],
+    "change_invisible_duration": ["job b'job 0' 1", "job b'job 1' 1", "job b'job 2' 1"],
+    "reminders": ["now b'first'", "now b'second'", "now b'to the millisecond'", "now b'by level'"],
     "became_of": ["the card was refused", "booked b'paid'", "booked b'paid too'"],
     "SqlFilter": ["11 10", "b'order 7' 70.5", "b'order 8' 80.5", "b'order 9' 90.5", "FOUND", "3 0"],
 }
@@ -34,7 +49,7 @@ def test_the_python_examples_run(tmp_path: Path, word: str) -> None:
         [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == sorted(PRINTED[word])
+    assert done.stdout.splitlines() == PRINTED[word]
 
 
 def test_every_python_example_is_run() -> None:
@@ -50,3 +65,91 @@ def test_every_command_of_the_readme_exists() -> None:
             [sys.executable, "-m", "mqproc", command, "--help"], capture_output=True, text=True, timeout=60, check=False
         )
         assert help_text.returncode == 0, command
+
+
+def command_lines() -> list[str]:
+    """Every `mqproc …` of the shell examples, those inside of `$(…)` too."""
+    lines = [line.partition("  #")[0] for block in blocks("sh") for line in block.splitlines()]
+    return [found for line in lines for found in re.findall(r"\bmqproc (?:[^)&|;'\"]|'[^']*'|\"[^\"]*\")+", line)]
+
+
+@pytest.mark.parametrize("line", command_lines())
+def test_every_command_line_has_real_options_and_arguments(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """click parses the line as it stands, down to its last option, and calls nothing."""
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "checkpoint").touch()
+    monkeypatch.chdir(tmp_path)
+    assert line.startswith(parsed(line))
+
+
+# What shell examples show, in the README's order, on a store where ten messages were consumed and wait among the dead
+# letters. Those that show a plan end with 1, and do it with --execute.
+SHOWN = {
+    "mqproc group list": (0, "shipping"),
+    "mqproc group info billing": (0, "orders"),
+    "mqproc group lag billing": (0, "orders    0"),
+    "mqproc group reset billing": (1, "10 messages again, 0 skipped"),
+    "mqproc group clone billing audit": (1, "audit"),
+    "mqproc group skip audit": (1, "10 skipped"),
+    "mqproc group dlq resend shipping": (1, "10 dead letters"),
+    "mqproc transaction list": (0, "half message"),
+    "mqproc transaction rollback": (1, "would rollback 1 transaction"),
+    "mqproc tail orders --sql": (0, "order 7"),
+    "mqproc message trace": (0, "RMQ_SYS_TRANS_HALF_TOPIC queue 0 offset 0: FOUND"),
+    "mqproc replay": (0, "10"),
+}
+
+
+def test_the_shell_examples_of_consumers_run(make_group: Callable[..., Group]) -> None:
+    group = make_group(transaction_timeout=3_600_000)
+    with group.client() as client:
+        client.transaction("books", Message("orders", b"the first record is an open half message")).begin()
+        for number in range(10):
+            client.send("orders", b"order %d" % number, properties={"amount": f"{10 * number}.5"})
+        client.wait_dispatched()
+        for name, is_dead in (("billing", False), ("shipping", True)):
+            with client.consumer(name, "orders", start="earliest") as consumer:
+                for _ in range(10):
+                    (message,) = consumer.receive(1, timeout=10)
+                    consumer.nack(message, delay_level=-1) if is_dead else consumer.ack(message)
+        client.wait_dispatched()
+    for begin, (code, text) in SHOWN.items():
+        (line,) = (line for line in command_lines() if line.startswith(begin))
+        assert text in shown(group, line, code)
+        if code == 1:
+            shown(group, line + " --execute", 0)
+
+
+def shown(group: Group, line: str, code: int) -> str:
+    """What a command line prints beside the store, when it ends with this exit code."""
+    command = [sys.executable, "-m", *shlex.split(line)]
+    done = subprocess.run(command, cwd=group.store.parent, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, (line, done.stdout, done.stderr)
+
+    return done.stdout + done.stderr
+
+
+def test_a_command_line_that_is_none_is_seen() -> None:
+    for line in ("mqproc send orders --nope x", "mqproc group resset billing", "mqproc replay --topic orders"):
+        with pytest.raises(click.UsageError):
+            parsed(line)
+
+
+def parsed(line: str) -> str:
+    """The names of a line's command, when all that follows them can be parsed. Raises click.UsageError."""
+    words = shlex.split(line)[1:]
+    command: click.Command | None = cli
+    context = click.Context(cli, info_name="mqproc")
+    while isinstance(command, click.Group):
+        name, command, words = command.resolve_command(context, words)
+        assert command is not None
+        context = click.Context(command, parent=context, info_name=name)
+    assert command is not None
+    return command.make_context(context.info_name, words, parent=context.parent).command_path
+
+
+def test_every_command_line_is_found() -> None:
+    assert len(command_lines()) >= 33
+    assert "mqproc spark script" in command_lines()

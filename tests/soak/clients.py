@@ -176,7 +176,9 @@ def read(store: str, name: str, stop: Stop, report: Path) -> None:
 def _check(client: Client, messages: list[Any], lines: Any) -> None:
     for message in messages:
         try:
-            same = client.get(message.message_id).body == message.body
+            # By key first: what is there afterwards was there then.
+            by_key = [found.message_id for key in message.keys for found in client.by_key(message.topic, key)]
+            same = client.get(message.message_id).body == message.body and message.message_id in by_key
         except MqprocError as error:
             lines.write(f"error {error.code}\n")
             continue

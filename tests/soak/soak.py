@@ -23,7 +23,7 @@ from mqproc.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from tests.conftest import Group, wait_until
 from tests.soak import clients
 from tests.soak.clients import GROUP, RETRIES, TOPICS, WORKERS
-from tests.soak.watching import Taken, grown, taken
+from tests.soak.watching import SAMPLES_MIN, Taken, grown, medians, taken
 from tests.store.retention.retaining import ALL_HOURS
 
 KILL_EVERY_S: Final = 5.0
@@ -210,14 +210,16 @@ class Soak:
         )
         assert not self._lines("reader", "wrong"), "a message was another"
         assert self._lines("reader", "asked"), "nothing was asked"
-        if len(self.samples) >= 60:
+        if len(self.samples) >= SAMPLES_MIN:
             assert not (more := grown(self.samples)), f"the group has grown: {more}"
         self._verify()
         self.say(
             f"{len(told):,} messages told, {len(unknown):,} unknown, {retried:,} retried, {dead:,} dead; "
             f"{self.kills.total()} kills: nothing is lost"
         )
-        self.say(f"taken at the beginning {self.samples[0]}, at the end {self.samples[-1]}")
+        if len(self.samples) >= SAMPLES_MIN:
+            early, late = medians(self.samples)
+            self.say(f"taken in the second fifth {early}, in the last one {late}")
 
     def _check_consumed(self, who: str, told: set[str], consumed: set[str]) -> None:
         missing = told - consumed

@@ -10,6 +10,8 @@ from pathlib import Path
 from mqproc.layout import control as words_of
 from tests.conftest import Group
 
+SAMPLES_MIN = 60
+"""Fewer tell nothing of growth."""
 GROWTH = 1.25
 """What may have become of each figure, beside SLACK."""
 SLACK = {"pss_bytes": 32 << 20, "descriptors": 20, "maps": 40, "shared_names": 4}
@@ -28,7 +30,7 @@ class Taken:
 def taken(group: Group) -> Taken:
     """Now; a process that ends meanwhile is left out."""
     words = group.words()
-    pids = {words["supervisor_pid"], *(words[f"{role}.pid"] for role in words_of.ROLES)}
+    pids = {words["supervisor_pid"], words["template_pid"], *(words[f"{role}.pid"] for role in words_of.ROLES)}
     pss = descriptors = maps = 0
     for pid in pids - {0}:
         process = Path(f"/proc/{pid}")
@@ -40,15 +42,22 @@ def taken(group: Group) -> Taken:
     return Taken(pss, descriptors, maps, len(list(Path("/dev/shm").iterdir())))
 
 
+def medians(samples: list[Taken]) -> tuple[Taken, Taken]:
+    """What was taken in the second fifth of a run, when all that it needs is there, and in the last one."""
+    fifth = len(samples) // 5
+    early, late = (
+        Taken(*(round(statistics.median(getattr(sample, field.name) for sample in part)) for field in fields(Taken)))
+        for part in (samples[fifth : 2 * fifth], samples[-fifth:])
+    )
+    return early, late
+
+
 def grown(samples: list[Taken]) -> list[str]:
     """Figures that are larger in the last fifth than in the second, by more than is allowed."""
-    fifth = len(samples) // 5
+    early, late = medians(samples)
     told = []
     for field in fields(Taken):
-        early, late = (
-            statistics.median(getattr(sample, field.name) for sample in part)
-            for part in (samples[fifth : 2 * fifth], samples[-fifth:])
-        )
-        if late > GROWTH * early + SLACK[field.name]:
-            told.append(f"{field.name}: from {early:,.0f} to {late:,.0f}")
+        before, after = getattr(early, field.name), getattr(late, field.name)
+        if after > GROWTH * before + SLACK[field.name]:
+            told.append(f"{field.name}: from {before:,} to {after:,}")
     return told

@@ -7,6 +7,7 @@ to `events` what happened to it. What a role is to do wrong is told by `--bad RO
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import fcntl
 import os
 import signal
@@ -141,12 +142,16 @@ def main() -> int:
     parser.add_argument("--recovery", default="")
     parser.add_argument("--sync-errno", type=int, default=0)
     parser.add_argument("--detach", action="store_true")
+    parser.add_argument("--timing", action="append", default=[], metavar="NAME=MS")
     arguments = parser.parse_args()
     bad = dict(item.split(":") for item in arguments.bad)
     paths = StorePaths(Path(arguments.store))
     specs = make_specs(arguments.roles.split(","), bad)
     options = load_options(flags=arguments.set, environment={})
-    timing = Timing(tick_ms=50, abort_grace_ms=300, stop_ms=1000, quick_stop_ms=300, take_back_ms=300, spawn_ms=800)
+    # Looked at often; whoever is to be too slow has its time from the test, so that nobody else is.
+    patient = dict.fromkeys(("stop_ms", "quick_stop_ms", "take_back_ms", "spawn_ms"), 20000)
+    shorter = {name: int(ms) for name, ms in (item.split("=") for item in arguments.timing)}
+    timing = dataclasses.replace(Timing(tick_ms=50, abort_grace_ms=300), **patient | shorter)
     policy = RestartPolicy(back_off_ms=20)
 
     def run(report, ready) -> Outcome:  # type: ignore[no-untyped-def]

@@ -27,7 +27,7 @@ from mqproc.wire.operations import ANSWERS, Empty, Operation, Options
 from mqproc.wire.protocol import FrameReader, decode_refusal, encode_frame, encode_options
 
 PROGRAM = Path(__file__).with_name("group_program.py")
-PATIENCE_S = 15.0
+PATIENCE_S = 60.0
 
 
 def wait_until(condition: Callable[[], object], what: str = "", timeout_s: float = PATIENCE_S) -> float:

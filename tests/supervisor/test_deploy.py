@@ -130,7 +130,7 @@ class Container:
     def run(self, script: str) -> None:
         """As `docker exec` does: a process in the namespace, whose orphans are process 1's."""
         command = ["nsenter", "--target", str(self.first.pid), "--pid", "--mount", "sh", "-c", script]
-        subprocess.run(command, check=True, timeout=30)
+        subprocess.run(command, check=True, timeout=60)
 
     def processes(self) -> list[psutil.Process]:
         """All of the namespace but the first."""
@@ -165,21 +165,24 @@ def test_the_entry_point_starts_reaps_stops_is_killed_and_recovers(store: Path) 
         assert container.group.words()["supervisor_pid"] == 1
         with container.group.client() as client:
             client.send_batch("orders", [b"kept"] * 100)
-        container.run("(sleep 0.1; exit 3) & (exec sleep 0.2) & exit 0")
-        names = {"sleep", "sh"}
-        wait_until(lambda: any(name in names for name, _ in _children(container.first)), 10, "an orphan")
+        # They live until somebody has written to what they read.
+        held = store.with_name("held")
+        os.mkfifo(held)
+        container.run(f"(read line; exit 3) <{held} & (exec cat) <{held} & exit 0")
+        names = {"cat", "sh"}
+        wait_until(lambda: sum(name in names for name, _ in _children(container.first)) == 2, what="orphans")
+        held.write_bytes(b"")
         wait_until(
             lambda: (
                 not any(name in names or status == psutil.STATUS_ZOMBIE for name, status in _children(container.first))
             ),
-            10,
-            "orphans waited for",
+            what="orphans waited for",
         )
         others = container.processes()
         assert len(others) == len(layout.ROLES) + 1
         container.first.send_signal(signal.SIGKILL)
-        container.process.wait(30)
-        wait_until(lambda: not any(process.is_running() for process in others), 10, "everything gone")
+        container.process.wait(60)
+        wait_until(lambda: not any(process.is_running() for process in others), what="everything gone")
         assert StorePaths(store).abort.exists()
     finally:
         container.process.kill()

@@ -18,7 +18,7 @@ from tests.supervisor.running_group import RunningGroup, alive, answer_to, wait_
 StartGroup = Callable[..., RunningGroup]
 
 FEW = "--roles=writer,dispatcher"
-IMPATIENT = ("--set=heartbeat_timeout_ms=500", "--set=busy_timeout_ms=500")
+IMPATIENT = ("--set=heartbeat_timeout_ms=1500", "--set=busy_timeout_ms=1500")
 
 
 class Terminal:
@@ -97,7 +97,7 @@ def test_a_role_in_the_debugger_is_not_aborted_and_goes_on_at_continue(
     with group.send(Operation.RUN_ROLE, terminal.request("dispatcher", debug=True)):
         wait_until(lambda: terminal.shows("(Pdb)"), "the debugger's prompt")
         pid, before = group.pid("dispatcher"), group.cycles("dispatcher")
-        time.sleep(1.2)  # More than the time after which a role that does not beat is aborted.
+        time.sleep(2.5)  # More than the time after which a role that does not beat is aborted.
         assert (group.pid("dispatcher"), group.cycles("dispatcher")) == (pid, before)
         terminal.type("p role.name")
         wait_until(lambda: terminal.shows("'dispatcher'"), "the debugger's answer")
@@ -119,7 +119,7 @@ def test_a_role_that_ends_in_the_debugger_is_no_death(start_group: StartGroup, t
 
 
 def test_a_role_left_at_the_prompt_is_taken_back(start_group: StartGroup, terminal: Terminal) -> None:
-    group = start_group("--roles=writer,commitlog-flusher")
+    group = start_group("--roles=writer,commitlog-flusher", "--timing=take_back_ms=300")
     with group.send(Operation.RUN_ROLE, terminal.request("commitlog-flusher", debug=True)):
         wait_until(lambda: terminal.shows("(Pdb)"), "the debugger's prompt")
         pid = group.pid("commitlog-flusher")

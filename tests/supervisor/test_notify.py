@@ -14,15 +14,20 @@ import pytest
 from mqproc.control import Control
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
+from mqproc.paths import StorePaths
+from mqproc.shm.clock import Clock
 from mqproc.supervisor.notify import ServiceManager
-from tests.supervisor.running_group import RunningGroup
+from tests.supervisor.running_group import PATIENCE_S, RunningGroup
 
 StartGroup = Callable[..., RunningGroup]
 FEW = "--roles=writer,dispatcher"
 
 
 class Manager:
-    """The other end of NOTIFY_SOCKET: every message with the pid that sent it."""
+    """The other end of NOTIFY_SOCKET: every message with the pid that sent it.
+
+    A socket holds some ten messages that nobody has read: read while a group starts.
+    """
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -48,7 +53,7 @@ class Manager:
             self.messages.append(data.decode())
             self.senders |= {int.from_bytes(credentials[:4], "little") for _level, _kind, credentials in extra}
 
-    def until(self, text: str, count: int = 1, timeout_s: float = 30.0) -> str:
+    def until(self, text: str, count: int = 1, timeout_s: float = PATIENCE_S) -> str:
         """The message that has the text, for the nth time."""
         deadline = time.monotonic() + timeout_s
         while len(found := [message for message in self.take() if text in message]) < count:
@@ -73,7 +78,7 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager
 
 
 def test_a_groups_life_is_told_step_by_step(manager: Manager, start_group: StartGroup) -> None:
-    group = start_group()
+    group = start_group(wait=False)
     manager.until("READY=1")
     assert manager.messages[0] == "STATUS=recovering"
     status = manager.until("STATUS=ready; ")
@@ -97,7 +102,7 @@ def test_a_groups_life_is_told_step_by_step(manager: Manager, start_group: Start
 
 
 def test_lag_and_dead_roles_are_in_the_status(manager: Manager, start_group: StartGroup) -> None:
-    group = start_group(FEW)
+    group = start_group(FEW, wait=False)
     manager.until("STATUS=commitlog-flusher STOPPED, ")
     control = Control.open(StoreIO(), group.paths, write=True)
     control.store(layout.WRITTEN, 4096)
@@ -111,8 +116,29 @@ def test_roles_do_not_inherit_the_managers_variables(manager: Manager, start_gro
     environment: dict[str, str] = {"NOTIFY_SOCKET": "@abstract", "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}
     ServiceManager.from_environment(environment)
     assert environment == {}
-    start_group(FEW)
+    start_group(FEW, wait=False)
     manager.until("READY=1")
+
+
+def test_a_change_of_state_waits_for_a_manager_that_is_slow(
+    manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its socket is full of what it has not read yet, but READY must come all the same."""
+    speaker = ServiceManager.from_environment(os.environ)
+    states = [layout.GROUP_RECOVERING, layout.GROUP_STARTING] * 10 + [layout.GROUP_READY]
+    for state in states:
+        speaker.say_state(state)
+    assert len(manager.take()) < len(states)
+    paths = StorePaths(tmp_path)
+    paths.own.mkdir()
+    control = Control.create(StoreIO(), paths, Clock(), os.getpid())
+    now_ns = 0
+    while not any("READY=1" in message for message in manager.take()):
+        now_ns += 1
+        speaker.tick(now_ns, control)
+    control.close()
+    told = [message.rpartition("STATUS=")[2] for message in manager.messages if "WATCHDOG" not in message]
+    assert told[: len(states)] == [layout.GROUP_NAMES[state] for state in states]
 
 
 def test_a_group_that_an_application_started_does_not_speak_for_it(

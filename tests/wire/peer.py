@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import time
 from collections.abc import Callable
@@ -14,7 +15,9 @@ from mqproc.wire.protocol import Frame, FrameReader, decode_refusal, encode_fram
 from mqproc.wire.server import Limits, SocketServer
 
 APPEND = int(Operation.APPEND)
-LIMITS = Limits(connections=8, frame_bytes=1 << 20, output_bytes=1 << 20, frame_read_s=0.15, output_grace_s=0.15)
+LIMITS = Limits(connections=8, frame_bytes=1 << 20, output_bytes=1 << 20, frame_read_s=60.0, output_grace_s=60.0)
+IMPATIENT = dataclasses.replace(LIMITS, frame_read_s=0.15, output_grace_s=0.15)
+"""Of a server whose clients are to be too slow."""
 
 Server = Callable[..., SocketServer]
 
@@ -25,7 +28,7 @@ class Peer:
     def __init__(self, server: SocketServer) -> None:
         self.server = server
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(server._listener.getsockname().removesuffix(".tmp"))
+        self.sock.connect(server._door._listener.getsockname().removesuffix(".tmp"))
         self.sock.setblocking(False)
         self.reader = FrameReader(1 << 30)
         self.frames: list[Frame] = []
@@ -63,7 +66,7 @@ class Peer:
         while (frame := self.reader.next_frame()) is not None:
             self.frames.append(Frame(frame[0], frame[1], memoryview(bytes(frame[2])), memoryview(bytes(frame[3]))))
 
-    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         end = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < end, "nothing happened in time"

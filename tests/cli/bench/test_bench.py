@@ -91,7 +91,7 @@ def test_the_machines_limits_are_measured(tmp_path: Path, monkeypatch: pytest.Mo
 SMALL = (
     "--no-limits",
     "--seconds",
-    "0.3",
+    "1",
     "--warmup",
     "0.1",
     "--json",
@@ -107,6 +107,14 @@ def test_append_and_e2e_run_end_to_end() -> None:
     assert found["append"]["cpu_us_per_message"]["writer"] >= 0
     assert found["to_waiting_consumer"]["delivered"]["messages"] > 0
     assert not Path(found["store"]).exists()
+
+
+@pytest.mark.parametrize("kind", [("--ahead", "200ms"), ("--level", 1)])
+def test_what_waits_comes_late_by_little_and_never_early(kind: tuple[str, object]) -> None:
+    found = call("bench", "delay", "--rate", 500, *kind, *SMALL).json["delay"]
+    assert found["due"] > 0
+    assert (found["early"], found["errors"]) == (0, 0)
+    assert 0 <= found["stored_late_ms"]["p50"] <= found["seen_late_ms"]["max"]
 
 
 def test_dispatch_catches_up_with_everything() -> None:

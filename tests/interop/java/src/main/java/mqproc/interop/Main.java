@@ -27,13 +27,29 @@ import java.util.concurrent.Executors;
  * {"id": 5, "op": "deliver", "store": "/path", "topic": "t", "messages": 7}
  *                                                    -> queueOffset, delivered, messages: the timer has run
  * {"id": 6, "op": "close", "store": "/path"}                      -> clean: whether abort is gone
- * {"id": 7, "op": "broker", "store": "/path", "options": {}, "topic": "t", "group": "g"}     -> a StoreBroker works
+ * {"id": 7, "op": "broker", "store": "/path", "options": {}, "topic": "t", "group": "g"}
+ *                                        -> a StoreBroker works; topic and group are made if they are named
  * {"id": 8, "op": "send", "store": "/path", "topic": "t", "bodies": ["a"], "tag": "x"}
  * {"id": 9, "op": "pop", "store": "/path", "topic": "t", "group": "g", "messages": 8, "invisibleMs": 1, "waitMs": 1}
  *                                                    -> body, times, handle a message
  * {"id": 10, "op": "ack", "store": "/path", "topic": "t", "group": "g", "handle": "..."}
  * {"id": 11, "op": "change", (the same), "invisibleMs": 1}        -> the new handle
  * {"id": 12, "op": "stop", "store": "/path"}                      -> clean: whether abort is gone
+ * {"id": 13, "op": "state", "store": "/path", "topic": "t", "group": "g"}
+ *                                                    -> progress, levels, queues, retryMaxTimes, ends
+ * </pre>
+ *
+ * RocketMQ's own clients of such a broker, see BrokerClients:
+ *
+ * <pre>
+ * {"id": 14, "op": "consume", "store": "/path", "topic": "t", "group": "g", "refuse": {"body": -1}}
+ * {"id": 15, "op": "consumed", "store": "/path", "group": "g", "messages": 3, "waitMs": 1}
+ *                                                    -> body, times, queueId, offset a message
+ * {"id": 16, "op": "endConsumer", "store": "/path", "group": "g"}
+ * {"id": 17, "op": "produce", "store": "/path", "topic": "t", "group": "g", "answers": {"body": true}}
+ * {"id": 18, "op": "checked", "store": "/path"}                   -> bodies
+ * {"id": 19, "op": "put", "store": "/path", "topic": "t", "body": "b", "level": 1, "deliverMs": 1, "commit": null}
+ *                                                    -> the send's status; each of the last three may be left out
  * </pre>
  *
  * An answer is {"id", "result"} or {"id", "error"}. Requests run at the same time; for one store the asker waits for
@@ -107,6 +123,32 @@ public final class Main {
                     request.getString("handle"), request.getLongValue("invisibleMs"));
             case "stop":
                 return BROKERS.remove(path).stop();
+            case "state":
+                return BROKERS.get(path).state(request.getString("topic"), request.getString("group"));
+            default:
+                return runClients(BROKERS.get(path).clients(), request);
+        }
+    }
+
+    /** What RocketMQ's own clients of a broker are asked. */
+    private static Object runClients(BrokerClients clients, JSONObject request) throws Exception {
+        String group = request.getString("group");
+        switch (request.getString("op")) {
+            case "consume":
+                clients.consume(group, request.getString("topic"), request.getJSONObject("refuse"));
+                return true;
+            case "consumed":
+                return clients.consumed(group, request.getIntValue("messages"), request.getLongValue("waitMs"));
+            case "endConsumer":
+                clients.endConsumer(group);
+                return true;
+            case "produce":
+                clients.produce(group, request.getString("topic"), request.getJSONObject("answers"));
+                return true;
+            case "checked":
+                return clients.checked();
+            case "put":
+                return clients.put(request);
             default:
                 throw new IllegalArgumentException("no such operation: " + request.getString("op"));
         }
@@ -114,7 +156,9 @@ public final class Main {
 
     private static synchronized boolean start(Path path, JSONObject request) throws Exception {
         StoreBroker broker = new StoreBroker(path, request.getJSONObject("options"));
-        broker.make(request.getString("topic"), request.getString("group"));
+        if (request.containsKey("topic")) {
+            broker.make(request.getString("topic"), request.getString("group"));
+        }
         BROKERS.put(path, broker);
         return true;
     }

@@ -12,6 +12,7 @@ import java.util.Map;
 import java.util.Properties;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.MQVersion;
 import org.apache.rocketmq.common.MixAll;
 import org.apache.rocketmq.common.TopicConfig;
 import org.apache.rocketmq.common.filter.ExpressionType;
@@ -34,7 +35,7 @@ import org.apache.rocketmq.remoting.protocol.header.SendMessageRequestHeader;
 import org.apache.rocketmq.remoting.protocol.subscription.SubscriptionGroupConfig;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
-/** A whole broker on a store, without a name server, and one client of it that receives messages by POP requests. */
+/** A whole broker on a store, a client of it that receives messages by POP requests, and RocketMQ's own clients. */
 final class StoreBroker {
     private static final int TIMEOUT_MS = 10_000;
     /** Just above the ports of well-known services; the broker takes the one two below, too. */
@@ -42,6 +43,8 @@ final class StoreBroker {
 
     static {
         System.setProperty("tls.server.mode", "disabled");  // Making a certificate takes seconds.
+        // As a broker's main does: else the name server takes it for an old one, and reads no topics of it.
+        System.setProperty(RemotingCommand.REMOTING_VERSION_KEY, String.valueOf(MQVersion.CURRENT_VERSION));
     }
 
     private final Path root;
@@ -49,6 +52,8 @@ final class StoreBroker {
     private final BrokerController broker;
     private final NettyRemotingClient client = new NettyRemotingClient(new NettyClientConfig());
     private final String address;
+    private final BrokerClients clients = new BrokerClients();
+    private final JSONObject levels;
 
     StoreBroker(Path root, JSONObject options) throws Exception {
         this.root = root;
@@ -57,6 +62,7 @@ final class StoreBroker {
         store.setStorePathCommitLog(root.resolve("commitlog").toString());
         store.setEnableCompaction(false);
         config.setBrokerIP1("127.0.0.1");
+        config.setNamesrvAddr(clients.address());
         Properties properties = new Properties();
         options.forEach((name, value) -> properties.setProperty(name, value.toString()));
         MixAll.properties2Object(properties, store);
@@ -68,11 +74,12 @@ final class StoreBroker {
         if (!broker.initialize()) {
             throw new IllegalStateException(root + ": the broker does not load it");
         }
+        levels = textual(broker.getScheduleMessageService().getOffsetTable());
         broker.start();
         client.start();
     }
 
-    private static int freePort() throws IOException {
+    static int freePort() throws IOException {
         int port = 0;
         while (port < LOWEST_PORT) {
             try (var socket = new ServerSocket(0)) {
@@ -173,6 +180,42 @@ final class StoreBroker {
             topic, config.getBrokerName(), ExtraInfoUtil.getQueueId(parts), offset);
     }
 
+    BrokerClients clients() {
+        return clients;
+    }
+
+    /**
+     * What the broker has of the config files: offsets by queue, and by level as they were when it started; a topic's
+     * and a group's settings; where the topic's queues end.
+     */
+    JSONObject state(String topic, String group) throws Exception {
+        TopicConfig settings = broker.getTopicConfigManager().selectTopicConfig(topic);
+        var groups = broker.getSubscriptionGroupManager().getSubscriptionGroupTable();
+        return JSONObject.of(
+            "progress", textual(broker.getConsumerOffsetManager().queryOffset(group, topic)),
+            "levels", levels,
+            "queues", settings == null ? null : settings.getWriteQueueNums(),
+            "retryMaxTimes", groups.containsKey(group) ? groups.get(group).getRetryMaxTimes() : null,
+            "ends", ends(topic, settings));
+    }
+
+    /** JSON's keys are text. */
+    private static JSONObject textual(Map<Integer, Long> numbers) {
+        JSONObject texts = new JSONObject();
+        if (numbers != null) {
+            numbers.forEach((number, value) -> texts.put(number.toString(), value));
+        }
+        return texts;
+    }
+
+    private JSONObject ends(String topic, TopicConfig settings) throws Exception {
+        JSONObject ends = new JSONObject();
+        for (int queue = 0; settings != null && queue < settings.getReadQueueNums(); queue++) {
+            ends.put(String.valueOf(queue), broker.getMessageStore().getMaxOffsetInQueue(topic, queue));
+        }
+        return ends;
+    }
+
     private RemotingCommand call(int code, CommandCustomHeader header, byte[] body) throws Exception {
         RemotingCommand request = RemotingCommand.createRequestCommand(code, header);
         request.setBody(body);
@@ -187,8 +230,10 @@ final class StoreBroker {
     }
 
     JSONObject stop() {
+        clients.stop();
         client.shutdown();
         broker.shutdown();
+        clients.stopNames();
         return JSONObject.of("clean", !Files.exists(root.resolve("abort")));
     }
 }

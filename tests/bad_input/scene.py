@@ -1,0 +1,167 @@
+"""Where rows of the table happen: a real group with narrow limits, and what must be as it was behind each row."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from mqproc import Client
+from mqproc.layout.control import QUERY, ROLES, WRITER
+from mqproc.message import StoredMessage
+from tests.bad_input.raw_client import RawClient, rejects
+from tests.conftest import Group, wait_until
+
+CONNECTIONS = 24
+OPTIONS = {
+    "max_queues": 64,
+    "max_connections": CONNECTIONS,
+    "frame_read_timeout_ms": 1500,
+    "client_output_bytes": 1 << 20,
+    "clean_resource_interval": 100,
+    "clean_file_forcibly_enable": False,
+    "mapped_file_size_timer_log": 1 << 20,
+}
+DISK_BYTES = 96 << 20
+IS_ROOT = os.geteuid() == 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came: an error's code, a pull's status, `exit N` of a command, or "" where all went its way.
+
+    `closed`: the role has hung up behind it.
+    """
+
+    code: str
+    text: str = ""
+    closed: bool = False
+
+
+class Scene:
+    """A running group and a folder for what rows need beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._disk = folder / "disk"
+        self._disk.mkdir()
+        if IS_ROOT:
+            # A file system of its own, so that it can be full.
+            options = f"size={DISK_BYTES},mode=0700"
+            subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self._disk)], check=True)
+        self.group = Group(self._disk / "store", **OPTIONS)
+        self._others: list[Group] = []
+
+    def start(self) -> Scene:
+        """Start the group, and send what rows read: topics `known`, `three` and `large`, groups that stand at 2."""
+        self.group.start()
+        with self.group.client() as client:
+            for topic, queues in (("known", 4), ("three", 1), ("large", 1)):
+                client.create_topic(topic, queues)
+            client.send("known", b"first", queue_id=0)
+            client.groups.change("group")
+            client.send_batch("three", [b"a", b"b", b"c"], queue_id=0)
+            client.send_batch("large", [b"x" * 100_000] * 40, queue_id=0)
+            self.group.wait_dispatched()
+            for group in ("careful", "reset"):
+                client.groups.commit(group, "three", 0, 2)
+        return self
+
+    def close(self) -> None:
+        for group in (*self._others, self.group):
+            group.close()
+        if IS_ROOT:
+            subprocess.run(["umount", "--lazy", str(self._disk)], check=True)
+
+    def another(self, group: Group) -> Group:
+        """A group of a row's own, ended with the scene."""
+        self._others.append(group)
+        return group
+
+    @property
+    def segment_bytes(self) -> int:
+        """Size of the log's files."""
+        return int(self.group.options["mapped_file_size_commit_log"])
+
+    @property
+    def ballast(self) -> Path:
+        """A file that can take what room the disk has."""
+        return self._disk / "ballast"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One bad input: what is done, and what must come.
+
+    `number` is the row's in the README's table, 0 for what the table does not tell. `refused_by` is the role that
+    counts the refusal; `restarts` are the roles that the row kills; `stores` says that messages are stored.
+    """
+
+    number: int
+    name: str
+    does: Callable[[Scene], Answer]
+    code: str
+    says: str = ""
+    closes: bool = False
+    refused_by: str = ""
+    restarts: Collection[str] = ()
+    stores: bool = False
+    root_only: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.number}-{self.name}"
+
+
+def check(scene: Scene, row: Row) -> None:
+    """Do what the row says; its answer must come, nothing else may have changed, and service goes on."""
+    before = _state(scene)
+    answer = row.does(scene)
+    assert (answer.code, answer.closed) == (row.code, row.closes), answer.text
+    assert re.search(row.says, answer.text, re.DOTALL), answer.text
+    after = _state(scene)
+    assert (after.written > before.written) == row.stores, "the log"
+    if not row.restarts:
+        assert after.pids == before.pids, "a role has died"
+    if row.refused_by:
+        counted = {role: _new(after.rejects[role], before.rejects[role]) for role in (WRITER, QUERY)}
+        assert counted.pop(row.refused_by) == {row.code: 1}
+        assert not any(counted.values()), counted
+    _serves(scene)
+
+
+@dataclass(frozen=True)
+class _State:
+    written: int
+    pids: dict[str, int]
+    rejects: dict[str, dict[str, int]]
+
+
+def _state(scene: Scene) -> _State:
+    pids = {role: scene.group.pid(role) for role in ROLES}
+    refused = {role: rejects(scene.group, role) for role in (WRITER, QUERY)}
+    return _State(scene.group.words()["written"], pids, refused)
+
+
+def _new(after: dict[str, int], before: dict[str, int]) -> dict[str, int]:
+    return {code: after[code] - before[code] for code in after if after[code] != before[code]}
+
+
+def _serves(scene: Scene) -> None:
+    """Whole frames are answered by both roles, and a message goes in and comes out."""
+    for role in (WRITER, QUERY):
+        with RawClient(scene.group.paths.socket(role)) as raw:
+            assert raw.serves(), role
+    with scene.group.client() as client:
+        client.send("service", b"goes on", queue_id=0)
+        scene.group.wait_dispatched()
+        assert newest(client, "service").body == b"goes on"
+
+
+def newest(client: Client, topic: str) -> StoredMessage:
+    """The last message of a topic's first queue."""
+    queue = client.queues(topic)[0]
+    found: list[StoredMessage] = wait_until(lambda: client.pull(topic, 0, queue.max_offset - 1, 1).messages)
+    return found[0]

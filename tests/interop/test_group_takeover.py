@@ -1,0 +1,129 @@
+"""A broker's groups are gone on with: their consumers get what the broker had not delivered yet, and nothing before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from mqproc.message import StoredMessage
+from mqproc.names import SCHEDULE_TOPIC
+from mqproc.store import rocketmq_json
+from tests.conftest import Group, wait_until
+from tests.golden.fixtures import load_fixture
+
+TOPIC, EVERYTHING, TAG_A = "LifeTopic", "cg_all_LifeTopic", "cg_tagA_LifeTopic"
+RETRY = f"%RETRY%{EVERYTHING}"
+LEFT = {f"k{number}" for number in range(60, 70)}
+"""Keys of what was sent when the broker's consumers had ended."""
+QUIET_S = 1.0
+Place = tuple[str, int, int]
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Group]:
+    """Not started; on the store that the broker left. It asks nobody about transactions."""
+    group = Group(load_fixture("i_broker", tmp_path).store)
+    group.options = {"metrics_port": 0, "max_message_size": 32768, "transaction_check_interval": 86_400_000}
+    yield group
+    group.close()
+
+
+def place(message: StoredMessage) -> Place:
+    return message.topic, message.queue_id, message.queue_offset
+
+
+def consumed(group: Group, name: str, count: int, tags: str | None = None) -> dict[Place, StoredMessage]:
+    """What a consumer of the group gets by place: so many messages, and none after them for a second."""
+    found: list[StoredMessage] = []
+    with group.client() as client, client.consumer(name, TOPIC, filter=tags, start="earliest") as consumer:
+
+        def came() -> bool:
+            messages = consumer.receive(64, timeout=0.5)
+            consumer.ack(*messages)
+            found.extend(messages)
+            return len(found) >= count
+
+        wait_until(came, what=f"{count} messages for {name}")
+        more = consumer.receive(64, timeout=QUIET_S)
+        assert [place(message) for message in more] == []
+    places = {place(message): message for message in found}
+    assert len(places) == len(found), "none came twice"
+    return places
+
+
+def told(message: StoredMessage) -> tuple[str, bytes, int]:
+    """What stays the same of a message when it is delivered."""
+    return message.keys[0], message.body, message.reconsume_times
+
+
+def offsets(path: Path) -> dict[str, dict[str, int]]:
+    """By "topic@group", or level."""
+    table: dict[str, dict[str, int]] = rocketmq_json.parse(path.read_text())["offsetTable"]
+    return table
+
+
+def set_back(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+
+
+def ends(group: Group, topic: str) -> Mapping[str, int]:
+    with group.client() as client:
+        return {str(queue.queue_id): queue.max_offset for queue in client.queues(topic)}
+
+
+def test_a_consumer_of_the_brokers_group_gets_what_is_left_and_nothing_before(group: Group) -> None:
+    before = offsets(group.paths.consumer_offsets)
+    group.start()
+    begun = {int(queue): offset for queue, offset in before[f"{TOPIC}@{EVERYTHING}"].items()}
+    left = {
+        (TOPIC, int(queue), at) for queue, end in ends(group, TOPIC).items() for at in range(begun[int(queue)], end)
+    }
+    found = consumed(group, EVERYTHING, len(LEFT))
+    assert found.keys() == left
+    assert {message.keys[0] for message in found.values()} == LEFT
+    assert {message.reconsume_times for message in found.values()} == {0}
+    end = ends(group, TOPIC)
+    # Nothing of what is left has the tag that the other group asks for.
+    with group.client() as client:
+        client.send(TOPIC, b"new", keys=["new"], tag="TagA", queue_id=2)
+    (new,) = consumed(group, TAG_A, 1, "TagA").values()
+    assert (new.keys, new.queue_id, new.queue_offset) == (("new",), 2, end["2"])
+    assert group.stop() == 0
+    after = offsets(group.paths.consumer_offsets)
+    assert after[f"{TOPIC}@{EVERYTHING}"] == end
+    assert after[f"{TOPIC}@{TAG_A}"]["2"] == end["2"] + 1
+    assert after[f"{RETRY}@{EVERYTHING}"] == before[f"{RETRY}@{EVERYTHING}"] == {"0": 8}
+
+
+def test_pending_retries_and_delayed_messages_come_once_each_by_the_brokers_files(group: Group) -> None:
+    """Files of an earlier moment, as a broker leaves them that is killed before it saves them again.
+
+    Half of its eight retries are not consumed; a delayed message and three more retries wait in their levels.
+    """
+    set_back(group.paths.consumer_offsets, "{0:8\n", "{0:4\n")
+    set_back(group.paths.delay_offsets, "{1:2,2:2,3:6,4:4\n", "{1:1,2:2,3:4,4:3\n")
+    group.start()
+    with group.client() as client:
+        waiting = [
+            message
+            for level, offset in ((1, 1), (2, 2), (3, 4), (4, 3))
+            for message in client.pull(SCHEDULE_TOPIC, level - 1, offset).messages
+        ]
+        pending = client.pull(RETRY, 0, 4, 4).messages
+    assert [message.properties["REAL_TOPIC"] for message in waiting] == [TOPIC, RETRY, RETRY, RETRY]
+    wait_until(lambda: group.words()["delivered_messages"] == len(waiting), what="what was due")
+    group.wait_dispatched()
+    found = consumed(group, EVERYTHING, len(LEFT) + len(pending) + len(waiting))
+    came = [message for message in found.values() if message.keys[0] not in LEFT]
+    assert sorted(map(told, came)) == sorted(map(told, [*pending, *waiting]))
+    assert {message.queue_offset for message in came if message.topic == RETRY} == set(range(4, 11))
+    assert {message.keys[0] for message in found.values()} >= LEFT
+    assert group.words()["delivered_messages"] == len(waiting)
+    assert group.stop() == 0
+    assert offsets(group.paths.consumer_offsets)[f"{RETRY}@{EVERYTHING}"] == {"0": 11}
+    after = rocketmq_json.parse(group.paths.delay_offsets.read_text())
+    assert after["offsetTable"] == {"1": 2, "2": 2, "3": 6, "4": 4}

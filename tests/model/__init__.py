@@ -1,0 +1,1 @@
+"""Random programs of what consumers do and suffer, against what must hold all along."""

@@ -1,0 +1,351 @@
+"""One random program: sends, receives, acks, nacks, commits, joins, deaths, and kills of any process or of all.
+
+Every message is consumed at least once; a queue gives what it gave before, or what comes right behind that, and to
+ordered members only when all before it is done; progress never goes back and never passes what nobody has settled;
+every nack makes one copy for later, no more. A simple consumer of another group gets every message too, and nothing
+again that it has acknowledged.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+from typing import Final
+
+from mqproc import Client, SendOutcomeUnknownError
+from mqproc.layout import control as words_of
+from mqproc.message import StoredMessage
+from mqproc.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
+from tests.conftest import Group, wait_until
+from tests.model.members import Member, Place
+
+QUEUES: Final = 5
+STEPS: Final = 120
+MEMBERS_MAX: Final = 4
+RETRIES: Final = 2
+SENT_LEAST: Final = 100
+NACKS_LEAST: Final = 8
+"""Of a whole program: its end makes up for what its steps did not do."""
+ROLES: Final = tuple(role for role in words_of.ROLES if role != words_of.SUPERVISOR)
+DEATHS_MAX: Final = 3
+"""Of a role within `DEATHS_WITHIN_S`: five within a minute end the group."""
+DEATHS_WITHIN_S: Final = 65.0
+GROUP_KILLS_MAX: Final = 1
+PATIENCE_S: Final = 120.0
+
+
+class Deaths:
+    """When roles of a group were killed."""
+
+    def __init__(self) -> None:
+        self._moments: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=DEATHS_MAX))
+
+    def allows(self, role: str) -> bool:
+        """Whether the role may be killed once more, which counts."""
+        moments, now = self._moments[role], time.monotonic()
+        if len(moments) == DEATHS_MAX and now - moments[0] < DEATHS_WITHIN_S:
+            return False
+        moments.append(now)
+        return True
+
+    def forget(self) -> None:
+        """The group is another one."""
+        self._moments.clear()
+
+
+class Simple:
+    """A simple consumer of a group of its own: message by message, for a second or for long."""
+
+    def __init__(self, client: Client, group: str, topic: str, chance: random.Random) -> None:
+        self._consumer = client.simple_consumer(group, topic, start="earliest")
+        self._random = chance
+        self._held: list[StoredMessage] = []
+        self._asked: set[bytes] = set()
+        self._acked: set[bytes] = set()
+
+    def receive(self) -> None:
+        self._take(self._random.choice((1.0, 2.0, PATIENCE_S)))
+
+    def _take(self, invisible_s: float) -> None:
+        found = self._consumer.receive(self._random.randint(1, 32), invisible_s, timeout=0.05)
+        again = self._acked.intersection(message.body for message in found)
+        assert not again, f"{sorted(again)} came again though they were acknowledged"
+        self._held += found
+
+    def ack(self) -> None:
+        self._random.shuffle(self._held)
+        for _ in range(self._random.randint(0, len(self._held))):
+            message = self._held.pop()
+            self._asked.add(message.body)
+            if self._consumer.ack(message):
+                self._acked.add(message.body)
+
+    def finish(self, sent: set[bytes]) -> None:
+        """Receive until all that was sent was acknowledged in time."""
+
+        def done() -> bool:
+            self._take(PATIENCE_S)
+            for message in self._held:
+                if self._consumer.ack(message):
+                    self._acked.add(message.body)
+            self._held.clear()
+            return self._acked | self._asked >= sent
+
+        wait_until(done, PATIENCE_S, "everything received by the simple consumer")
+
+
+class Program:
+    """One run: what was done, what was seen, and what must hold of it. Members of every other seed are ordered."""
+
+    def __init__(self, group: Group, client: Client, seed: int, deaths: Deaths) -> None:
+        self.random = random.Random(seed)
+        self.ordered = seed % 2 == 1
+        self.group = group
+        self.client = client
+        self.deaths = deaths
+        self.kills: Counter[str] = Counter()
+        """By role, and of the group."""
+        self.topic, self.name = f"model-{seed}", f"model-group-{seed}"
+        self.members: list[Member] = []
+        self.numbers = itertools.count()
+        self.sent: list[bytes] = []
+        self.settled: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+        """Offsets that somebody has acknowledged or nacked."""
+        self.seen: Counter[tuple[str, int]] = Counter()
+        """How far each queue was given out, without a gap."""
+        self.acked: set[bytes] = set()
+        self.nacks: Counter[tuple[Place, bytes]] = Counter()
+        self.progress: Counter[tuple[str, int]] = Counter()
+        client.create_topic(self.topic, QUEUES)
+        client.groups.change(self.name, retry_max_times=RETRIES)
+        self.simple = Simple(client, f"{self.name}-simple", self.topic, self.random)
+
+    # Steps
+
+    def step(self) -> None:
+        steps: list[tuple[Callable[[], None], float]]
+        steps = [(self.send, 14), (self.receive, 40), (self.ack, 25), (self.nack, 6), (self.commit, 4), (self.join, 8)]
+        steps += [(self.leave, 3), (self.kill_member, 3), (self.stop_member, 1), (self.kill_role, 3)]
+        steps += [(self.simple.receive, 10), (self.simple.ack, 8), (self.kill_group, 0.4)]
+        (chosen,) = self.random.choices([step for step, _ in steps], [weight for _, weight in steps])
+        chosen()
+
+    def _any_member(self) -> Member | None:
+        return self.random.choice(self.members) if self.members else None
+
+    def send(self) -> None:
+        if self._send_some(self.random.randint(1, 30)):
+            return
+        # The writer died with it. A successor that has answered is done with what was under way.
+        while not self._send_some(1):
+            pass
+        self.client.wait_dispatched()
+        stored = [message.body for message in self.client.range(self.topic)]
+        missing = Counter(self.sent) - Counter(stored)
+        assert not missing, f"acknowledged and not stored: {sorted(missing)}"
+        self.sent = stored
+
+    def _send_some(self, count: int) -> bool:
+        """Whether they are surely stored."""
+        bodies = [b"%d" % next(self.numbers) for _ in range(count)]
+        try:
+            self.client.send_batch(self.topic, bodies, queue_ids=[self.random.randrange(QUEUES) for _ in bodies])
+        except SendOutcomeUnknownError:
+            return False
+        self.sent += bodies
+        return True
+
+    def join(self) -> None:
+        if len(self.members) < MEMBERS_MAX:
+            self.members.append(Member(self.group.store, self.name, self.topic, ordered=self.ordered))
+
+    def receive(self) -> None:
+        if member := self._any_member():
+            self._take(member, self.random.randint(1, 20))
+
+    def _take(self, member: Member, count: int) -> None:
+        found = member.ask("receive", count)
+        if self.ordered:
+            self._check_order(found)
+        for place, body in found:
+            topic, queue_id, offset = place
+            assert offset <= self.seen[topic, queue_id], (
+                f"{place} came before {self.seen[topic, queue_id]} of its queue"
+            )
+            self.seen[topic, queue_id] = max(self.seen[topic, queue_id], offset + 1)
+            member.held = [each for each in member.held if each[0] != place] + [(place, body)]
+
+    def _check_order(self, found: list[tuple[Place, bytes]]) -> None:
+        """A queue's messages came together and in order, and all before them was done."""
+        offsets: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+        for (topic, queue_id, offset), _ in found:
+            offsets[topic, queue_id].append(offset)
+        for queue, came in offsets.items():
+            assert came == list(range(came[0], came[0] + len(came))), f"{queue}: {came} is no order"
+            open_before = set(range(came[0])) - self.settled[queue]
+            assert not open_before, f"{queue}: {came[0]} came while {sorted(open_before)} were not done"
+
+    def ack(self) -> None:
+        if (member := self._any_member()) and member.held:
+            self._settle(member, "ack", self.random.randint(1, len(member.held)))
+
+    def nack(self) -> None:
+        if (member := self._any_member()) and member.held:
+            self._settle(member, "nack", self.random.randint(1, min(3, len(member.held))))
+
+    def _settle(self, member: Member, what: str, count: int) -> None:
+        self.random.shuffle(member.held)
+        self._settle_these(member, what, member.held[:count])
+
+    def _settle_these(self, member: Member, what: str, chosen: list[tuple[Place, bytes]]) -> None:
+        member.held = [each for each in member.held if each not in chosen]
+        for place, body in chosen:
+            topic, queue_id, offset = place
+            self.settled[topic, queue_id].add(offset)
+            if what == "nack":
+                self.nacks[place, body] += 1
+            else:
+                self.acked.add(body)
+        member.ask(what, [place for place, _ in chosen])
+
+    def commit(self) -> None:
+        if member := self._any_member():
+            member.ask("commit")
+
+    def leave(self) -> None:
+        if member := self._any_member():
+            self.members.remove(member)
+            member.ask("leave")
+            member.end()
+
+    def kill_member(self) -> None:
+        if member := self._any_member():
+            self.members.remove(member)
+            member.end()
+
+    def stop_member(self) -> None:
+        """Silent for longer than its session: others get its queues, and it comes back."""
+        if member := self._any_member():
+            os.kill(member.process.pid or 0, signal.SIGSTOP)
+            try:
+                wait_until(lambda: member.member_id not in self._member_ids(), what="end of a silent member")
+            finally:
+                os.kill(member.process.pid or 0, signal.SIGCONT)
+
+    def _member_ids(self) -> set[str]:
+        return {member.member_id for member in self.client.groups.info(self.name).members}
+
+    def kill_role(self) -> None:
+        role = self.random.choice(ROLES)
+        if self.deaths.allows(role):
+            self.kills[role] += 1
+            os.kill(self.group.pid(role), signal.SIGKILL)
+
+    def kill_group(self) -> None:
+        """All of it, its consumers too; what they had not committed comes again."""
+        if self.kills["group"] < GROUP_KILLS_MAX:
+            self.kills["group"] += 1
+            for member in self.members:
+                member.end()
+            self.members.clear()
+            self.group.kill()
+            self.group.start()
+            self.deaths.forget()
+
+    # What holds
+
+    def check(self) -> None:
+        for queue in self.client.groups.info(self.name).queues:
+            key, at = (queue.topic, queue.queue_id), queue.offset or 0
+            assert self.progress[key] <= at <= queue.max_offset, f"{key}: from {self.progress[key]} to {at}"
+            self.progress[key] = at
+            early = set(range(at)) - self.settled[key]
+            assert not early, f"{key}: progress is at {at}, nobody has settled {sorted(early)}"
+
+    def finish(self) -> None:
+        """Somebody consumes all that is left, also what comes again later."""
+        while len(self.sent) < SENT_LEAST:
+            self.send()
+        while len(self.members) > 1:
+            self.leave()
+        if not self.members:
+            self.join()
+        (last,) = self.members
+        wait_until(lambda: self._has_nacked(last), PATIENCE_S, "enough nacks")
+        wait_until(lambda: self._has_buried(last), PATIENCE_S, "a dead letter")
+        wait_until(lambda: self._drained(last), PATIENCE_S, "everything consumed")
+        self._check_copies()
+        self.simple.finish(set(self.sent))
+        self.check()
+
+    def _check_copies(self) -> None:
+        """Each nack made one copy, which has one time more: a retry while that is allowed, else a dead letter."""
+        dead = list(self.client.groups.dead_letters(self.name))
+        assert self.acked | {letter.body for letter in dead} == set(self.sent)
+        retried = list(self.client.range(RETRY_PREFIX + self.name))
+        times = {(each.topic, each.queue_id, each.queue_offset): each.reconsume_times for each in retried}
+        wanted = Counter((body, times.get(place, 0) + 1) for place, body in self.nacks.elements())
+        for copies, of_wanted in (
+            (retried, {copy: count for copy, count in wanted.items() if copy[1] <= RETRIES}),
+            (dead, {copy: count for copy, count in wanted.items() if copy[1] > RETRIES}),
+        ):
+            assert Counter((each.body, each.reconsume_times) for each in copies) == of_wanted
+
+    def _has_nacked(self, last: Member) -> bool:
+        missing = NACKS_LEAST - self.nacks.total()
+        if missing > 0 and last.held:
+            self._settle(last, "nack", min(missing, len(last.held)))
+        elif missing > 0:
+            self.send()
+            self._take(last, 20)
+        return missing <= 0
+
+    def _has_buried(self, last: Member) -> bool:
+        """What comes again is nacked again, until one of it is a dead letter."""
+        if next(iter(self.client.groups.dead_letters(self.name)), None) is not None:
+            return True
+        self._take(last, 20)
+        again = [each for each in last.held if each[0][0].startswith(RETRY_PREFIX)]
+        if again:
+            self._settle_these(last, "nack", again)
+        elif last.held:
+            self._settle(last, "nack", 1)
+            self._settle(last, "ack", len(last.held))
+        else:
+            self.send()
+        return False
+
+    def _drained(self, last: Member) -> bool:
+        self._take(last, 64)
+        if last.held:
+            self._settle(last, "ack", len(last.held))
+        last.ask("commit")
+        copies = sum(
+            queue.max_offset
+            for prefix in (RETRY_PREFIX, DEAD_LETTER_PREFIX)
+            for queue in self.client.queues(prefix + self.name)
+        )
+        return copies >= self.nacks.total() and self.client.groups.info(self.name).lag == 0
+
+    def close(self) -> None:
+        for member in self.members:
+            member.end()
+
+
+def run(group: Group, seed: int, deaths: Deaths) -> Program:
+    """A whole program, which raises AssertionError at what does not hold."""
+    with group.client(timeout=PATIENCE_S) as client:
+        program = Program(group, client, seed, deaths)
+        try:
+            for _ in range(STEPS):
+                program.step()
+                program.check()
+            program.finish()
+        finally:
+            program.close()
+    return program

@@ -1,0 +1,187 @@
+"""The timer's deliveries on a store of our own, step by step with a clock by hand; no writer takes what is released."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from mqproc.layout import control as words_of
+from mqproc.layout import timer_log
+from mqproc.names import TIMER_TOPIC
+from mqproc.process import timer_deliveries
+from mqproc.process.keeper import Keeper
+from mqproc.store.delays import timer_store
+from tests.process.flusher_rig import Rig
+from tests.store.live_store import SMALL, LiveStore
+
+BEGIN_MS = 1_700_000_000_000
+SLOT_MS = BEGIN_MS + 5_000
+"""The first of a slot's milliseconds; the keeper begins five seconds before."""
+
+
+def pairs(due_ms: int, **more: str) -> bytes:
+    out_ms = (due_ms - 1) // 1000 * 1000
+    named = {"REAL_TOPIC": "T", "REAL_QID": "3", "TIMER_DELIVER_MS": due_ms, "TIMER_OUT_MS": out_ms, **more}
+    return "".join(f"{name}\x01{value}\x02" for name, value in named.items()).encode()
+
+
+def rig_with(root: Path, parked: Sequence[tuple[bytes, bytes]]) -> Rig:
+    """A stopped store in which messages wait, by body and properties, and what a keeper needs to run over it."""
+    store = LiveStore(root)
+    for body, properties in parked:
+        store.append(TIMER_TOPIC, [body], BEGIN_MS, queues=1, parts=(b"", b"", b"", properties))
+    store.dispatch()
+    store.close()
+    rig = Rig(root, mapped_file_size_commit_log=store.options.mapped_file_size_commit_log, **SMALL)
+    rig.clock.set_time_ms(BEGIN_MS)
+    return rig
+
+
+def begun(rig: Rig) -> Keeper:
+    """A keeper that has filed everything."""
+    keeper = Keeper(rig.context(words_of.KEEPER))
+    keeper.do_work()
+    return keeper
+
+
+def handed_over(keeper: Keeper) -> list[bytes]:
+    """Bodies that wait for a writer."""
+    found: list[bytes] = []
+    for frame in keeper._releases.appender._waiting:
+        ends = [0, *itertools.accumulate(frame.columns.body_lengths.tolist())]
+        found += [frame.columns.bodies[first:end].tobytes() for first, end in itertools.pairwise(ends)]
+    return found
+
+
+def steps_until_handed_over(keeper: Keeper, most: int = 20) -> int:
+    for step in range(1, most):
+        keeper.do_work()
+        if handed_over(keeper):
+            return step
+    pytest.fail("nothing was released")
+
+
+def test_nothing_goes_before_its_slot_is_wholly_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two messages of a slot are held a step; the one that is due first was filed last."""
+    monkeypatch.setattr(timer_deliveries, "HOLD_MESSAGES", 2)
+    rig = rig_with(tmp_path, [(b"%d" % number, pairs(SLOT_MS + 900 - 100 * number)) for number in range(7)])
+    keeper = begun(rig)
+    rig.clock.advance(7000)
+    assert steps_until_handed_over(keeper) >= 4, "seven messages, two a step"
+    assert handed_over(keeper) == [b"%d" % number for number in reversed(range(7))]
+    keeper.close()
+
+
+def test_what_is_due_before_a_slot_that_rises_does_not_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timer_deliveries, "HOLD_MESSAGES", 1)
+    later = [(b"later", pairs(SLOT_MS + 1500 + number)) for number in range(5)]
+    rig = rig_with(tmp_path, [(b"before", pairs(SLOT_MS + 500)), *later])
+    keeper = begun(rig)
+    rig.clock.advance(9000)
+    steps_until_handed_over(keeper)
+    assert handed_over(keeper) == [b"before"]
+    assert keeper._timer._rising, "the later slot is not held yet"
+    assert keeper._timer._due_until_ms(rig.clock.time_ms()) == SLOT_MS + 1000
+    keeper.close()
+
+
+def test_a_cancellation_at_the_end_of_a_slot_counts_for_its_first_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timer_deliveries, "HOLD_MESSAGES", 1)
+    due_ms = SLOT_MS + 100
+    waiting = [(b"%d" % number, pairs(due_ms + number, UNIQ_KEY=f"id-{number}")) for number in range(3)]
+    rig = rig_with(tmp_path, [*waiting, (b"", pairs(SLOT_MS + 900, TIMER_DEL_UNIQKEY="id-0"))])
+    keeper = begun(rig)
+    rig.clock.advance(7000)
+    steps_until_handed_over(keeper)
+    assert handed_over(keeper) == [b"1", b"2"]
+    keeper.close()
+
+
+def test_a_clock_that_is_set_back_makes_nothing_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timer_deliveries, "HOLD_MESSAGES", 2)
+    rig = rig_with(tmp_path, [(b"%d" % number, pairs(SLOT_MS + 100 + number)) for number in range(6)])
+    keeper = begun(rig)
+    rig.clock.advance(4500)
+    keeper.do_work()
+    assert keeper._timer._rising, "the slot is up, half a second before it begins"
+    rig.clock.set_time_ms(SLOT_MS - 3000)
+    assert keeper._timer._due_until_ms(rig.clock.time_ms()) == SLOT_MS - 3000
+    for _ in range(5):
+        keeper.do_work()
+    assert not keeper._timer._rising
+    assert handed_over(keeper) == []
+    rig.clock.set_time_ms(SLOT_MS + 102)
+    keeper.do_work()
+    assert handed_over(keeper) == [b"0", b"1", b"2"]
+    keeper.close()
+
+
+def test_what_a_damaged_slot_has_left_is_delivered_and_the_rest_does_not_hold_others_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chain of a slot breaks in its middle: what lies behind the break comes, and so do later slots."""
+    monkeypatch.setattr(timer_store, "SPAN_BYTES_MAX", 0)
+    parked = [(b"%d" % number, pairs(SLOT_MS + 100 + number)) for number in range(5)]
+    rig = rig_with(tmp_path, [*parked, (b"later", pairs(SLOT_MS + 1500))])
+    keeper = begun(rig)
+    (path,) = rig.paths.timer_log.iterdir()
+    with path.open("r+b") as file:
+        file.seek(2 * timer_log.UNIT_SIZE)
+        file.write(b"\x07" * timer_log.UNIT_SIZE)
+    errors = rig.control.words[words_of.role_word(words_of.KEEPER, "errors")]
+    rig.clock.advance(8000)
+    steps_until_handed_over(keeper)
+    assert handed_over(keeper) == [b"3", b"4", b"later"]
+    assert rig.control.words[words_of.role_word(words_of.KEEPER, "errors")] == errors + 1
+    assert not keeper._timer._rising
+    keeper.close()
+
+
+def test_records_that_name_no_time_or_topic_are_counted_and_do_not_keep_the_others(tmp_path: Path) -> None:
+    timeless = b"REAL_TOPIC\x01T\x02TIMER_OUT_MS\x01soon\x02"
+    placeless = b"TIMER_OUT_MS\x01%d\x02TIMER_DELIVER_MS\x01%d\x02" % (SLOT_MS, SLOT_MS + 5)
+    rig = rig_with(tmp_path, [(b"a", timeless), (b"good", pairs(SLOT_MS + 5)), (b"b", placeless)])
+    keeper = begun(rig)
+    assert rig.control.words[words_of.DELIVERIES_LOST] == 2
+    assert keeper._timer.pending == 1
+    rig.clock.advance(5005)
+    steps_until_handed_over(keeper)
+    assert handed_over(keeper) == [b"good"]
+    keeper.close()
+
+
+def test_a_unit_that_is_there_twice_is_one_message(tmp_path: Path) -> None:
+    rig = rig_with(tmp_path, [(b"once", pairs(SLOT_MS + 5)), (b"too", pairs(SLOT_MS + 6))])
+    keeper = begun(rig)
+    (path,) = rig.paths.timer_log.iterdir()
+    with path.open("r+b") as file:
+        unit = file.read(timer_log.UNIT_SIZE)
+        file.write(unit)
+    rig.clock.advance(6000)
+    steps_until_handed_over(keeper)
+    assert handed_over(keeper) == [b"once"]
+    keeper.close()
+
+
+@pytest.mark.parametrize(("ahead_ms", "gathered_ms"), [(400, 5), (60_000, 25)])
+def test_what_comes_is_filed_together_and_sooner_behind_what_is_due_soon(
+    tmp_path: Path, ahead_ms: int, gathered_ms: int
+) -> None:
+    more = 10
+    messages = timer_deliveries.FILE_MESSAGES + more
+    rig = rig_with(tmp_path, [(b"%d" % number, pairs(BEGIN_MS + ahead_ms)) for number in range(messages)])
+    keeper = begun(rig)
+    assert keeper._timer.pending == messages - more
+    rig.clock.advance(gathered_ms - 1)
+    keeper.do_work()
+    assert keeper._timer.pending == messages - more
+    rig.clock.advance(2)
+    keeper.do_work()
+    assert keeper._timer.pending == messages

@@ -1,0 +1,184 @@
+"""The simple consumer of asyncio's client, through real groups: what expires, changes, restarts, and is given up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+
+from mqproc import AsyncClient, BadRequestError, StoredMessage
+from mqproc.client.simple_consumer import AsyncSimpleConsumer
+from mqproc.layout.control import QUERY
+from tests.conftest import Group, wait_until
+
+Program = Callable[[AsyncClient], Awaitable[None]]
+PATIENCE_S = 60.0
+LONG_S = 300.0
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    """One group for all tests that kill nothing."""
+    group = Group(tmp_path_factory.mktemp("simple") / "store").start()
+    yield group
+    group.close()
+
+
+def run(group: Group, program: Program) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(250), AsyncClient(group.store) as client:
+            await program(client)
+
+    asyncio.run(main())
+
+
+async def fill(client: AsyncClient, topic: str, count: int) -> list[bytes]:
+    """A topic of one queue with so many messages."""
+    await client.create_topic(topic, 1)
+    bodies = [b"%d" % number for number in range(count)]
+    if bodies:
+        await client.send_batch(topic, bodies)
+    await client.wait_dispatched()
+    return bodies
+
+
+async def received(consumer: AsyncSimpleConsumer, count: int, invisible_s: float = LONG_S) -> list[StoredMessage]:
+    """So many messages, of as many receives as that takes."""
+    found: list[StoredMessage] = []
+    deadline = time.monotonic() + PATIENCE_S
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"{len(found)} of {count} came"
+        found += await consumer.receive(count - len(found), invisible_s, timeout=2)
+    return found
+
+
+def kill_query(group: Group) -> None:
+    """Returns when there is another one."""
+    query = group.pid(QUERY)
+    os.kill(query, signal.SIGKILL)
+    wait_until(lambda: group.pid(QUERY) != query, what="another query role")
+
+
+def bodies_of(messages: list[StoredMessage]) -> list[bytes]:
+    return sorted(message.body for message in messages)
+
+
+def test_what_expires_comes_again_to_a_receiver_that_waits_and_its_old_receipt_does_nothing(shared: Group) -> None:
+    async def program(client: AsyncClient) -> None:
+        await fill(client, "Expired", 3)
+        one = client.simple_consumer("expired", "Expired", start="earliest")
+        other = client.simple_consumer("expired", "Expired")
+        (kept,) = await received(one, 1)
+        began = time.monotonic()
+        first, second = await received(one, 2, invisible_s=1.0)
+        assert await one.ack(kept) == 1
+        again = await received(other, 2)
+        assert time.monotonic() - began >= 1.0, "they were the first receiver's for a second"
+        assert bodies_of(again) == [b"1", b"2"]
+        assert {(each.topic, each.reconsume_times) for each in again} == {("%RETRY%expired_Expired", 1)}
+        assert await one.ack(first, second) == 0, "too late"
+        with pytest.raises(BadRequestError, match="not this receiver's any more"):
+            await one.change_invisible_duration(first, 60)
+        assert await other.ack(*again) == 2
+        assert await other.ack(*again) == 0, "done before"
+        assert (await client.groups.info("expired")).lag == 0
+        assert await one.receive(1, timeout=1.2) == []
+
+    run(shared, program)
+
+
+def test_the_time_of_a_message_can_be_changed(shared: Group) -> None:
+    async def program(client: AsyncClient) -> None:
+        await fill(client, "Changed", 2)
+        consumer = client.simple_consumer("changed", "Changed", start="earliest")
+        longer, shorter = await received(consumer, 2, invisible_s=4.0)
+        kept = await consumer.change_invisible_duration(longer, LONG_S)
+        given = await consumer.change_invisible_duration(shorter, 1)
+        (again,) = await received(consumer, 1)
+        assert again.body == shorter.body
+        assert await consumer.receive(1, timeout=4.0) == [], "the other one's time has become longer"
+        assert await consumer.ack(longer, given) == 0, "handles of before"
+        assert await consumer.ack(kept, again) == 2
+        for seconds in (0.5, 43_201):
+            with pytest.raises(BadRequestError, match="from 1 to 43200 s"):
+                await consumer.receive(1, seconds)
+
+    run(shared, program)
+
+
+def test_many_tasks_that_wait_share_what_comes(shared: Group) -> None:
+    async def program(client: AsyncClient) -> None:
+        await fill(client, "Tasks", 0)
+        consumer = client.simple_consumer("tasks", "Tasks", start="earliest")
+        waiting = [asyncio.create_task(consumer.receive(1, LONG_S, timeout=PATIENCE_S)) for _ in range(20)]
+        sent = [b"%02d" % number for number in range(20)]
+        for body in sent:
+            await client.send("Tasks", body)
+        found = [message for messages in await asyncio.gather(*waiting) for message in messages]
+        assert bodies_of(found) == sent
+        acked = await asyncio.gather(*(consumer.ack(message) for message in found))
+        assert acked == [1] * 20
+
+    run(shared, program)
+
+
+def test_what_a_cancelled_receive_was_given_comes_again(shared: Group) -> None:
+    async def program(client: AsyncClient) -> None:
+        await fill(client, "Cancelled", 0)
+        consumer = client.simple_consumer("cancelled", "Cancelled", start="earliest")
+        waiting = asyncio.create_task(consumer.receive(1, 1.0, timeout=PATIENCE_S))
+        await client.ping()  # answered behind the receive: that one is held
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await client.send("Cancelled", b"1")
+        (message,) = await received(consumer, 1)
+        assert (message.body, await consumer.ack(message)) == (b"1", 1)
+
+    run(shared, program)
+
+
+def test_a_client_that_is_closed_ends_the_receives_that_wait_and_leaves_no_connection(shared: Group) -> None:
+    async def program(_: AsyncClient) -> None:
+        async with AsyncClient(shared.store) as closed:
+            await fill(closed, "Closed", 0)
+            consumer = closed.simple_consumer("closed", "Closed", start="earliest")
+            waiting = asyncio.create_task(consumer.receive(1, LONG_S, timeout=PATIENCE_S))
+            await closed.ping()  # answered behind the receive: that one is held
+        async with asyncio.timeout(5):
+            with pytest.raises(BadRequestError, match="the client was closed"):
+                await waiting
+        # It can be used again, and the message is the next receive's.
+        await closed.send("Closed", b"1")
+        (message,) = await received(consumer, 1)
+        assert (message.body, await consumer.ack(message)) == (b"1", 1)
+        await closed.close()
+
+    run(shared, program)
+
+
+def test_a_receive_outlasts_restarts_of_the_query_role(group: Group) -> None:
+    """What is acknowledged stays so, what is received stays its receiver's, and who waits goes on waiting."""
+
+    async def program(client: AsyncClient) -> None:
+        sent = await fill(client, "orders", 6)
+        consumer = client.simple_consumer("billing", "orders", start="earliest")
+        first = await received(consumer, 4)
+        assert await consumer.ack(*first[:2]) == 2
+        rest = await received(consumer, 2)
+        assert bodies_of(first + rest) == sent
+        waiting = asyncio.create_task(consumer.receive(16, LONG_S, timeout=PATIENCE_S))
+        for _ in range(2):
+            await asyncio.to_thread(kill_query, group)
+        await client.send("orders", b"6")
+        assert [message.body for message in await waiting] == [b"6"], "nothing that is acknowledged or in hands"
+        last = await consumer.change_invisible_duration(first[2], LONG_S)
+        assert await consumer.ack(last, first[3], *rest) == 4
+        assert await consumer.ack(*first) == 0
+        assert await consumer.receive(1, timeout=1.0) == []
+
+    run(group, program)
