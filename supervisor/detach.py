@@ -20,7 +20,7 @@ from mqproc.errors import MqprocError
 from mqproc.io import StoreIO
 from mqproc.layout.control import SUPERVISOR
 from mqproc.paths import StorePaths
-from mqproc.process import log
+from mqproc.process import log, log_file
 from mqproc.supervisor.hooks import Outcome, Report
 from mqproc.supervisor.store_folder import prepare_folder
 
@@ -50,14 +50,14 @@ def detach(run: Run, paths: StorePaths, report: Report = print) -> Outcome:
         return _follow(lines, report, paths.log)
 
 
-def _follow(lines: TextIO, report: Report, log_file: Path) -> Outcome:
+def _follow(lines: TextIO, report: Report, log_path: Path) -> Outcome:
     for line in lines:
         message: dict[str, Any] = json.loads(line)
         if "report" in message:
             report(message["report"])
         else:
             return Outcome(message["exit_code"], message["reason"])
-    return Outcome(EXIT_NOT_BOOTED, f"the supervisor ended without a word; see {log_file}")
+    return Outcome(EXIT_NOT_BOOTED, f"the supervisor ended without a word; see {log_path}")
 
 
 def _lead(run: Run, paths: StorePaths, writer: int) -> NoReturn:
@@ -89,13 +89,11 @@ def _supervise(run: Run, paths: StorePaths, writer: int) -> int:
     return outcome.exit_code
 
 
-def _redirect(log_file: Path) -> None:
+def _redirect(path: Path) -> None:
     """Standard input from nowhere, output to the log."""
-    out = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log_file.write_to(path)
     nowhere = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nowhere, 0), (out, 1), (out, 2)):
-        os.dup2(source, target)
-    os.close(out)
+    os.dup2(nowhere, 0)
     os.close(nowhere)
     log.configure(SUPERVISOR)
 

@@ -297,6 +297,11 @@ class Group:
         for member in self._living():
             self._send(member, number)
 
+    def reopen_logs(self) -> None:
+        """Every process below opens the log file anew."""
+        self.signal_all(signal.SIGUSR1)
+        self._template.reopen_log()
+
     def kill_all(self) -> None:
         """End everything at once and wait for the ends."""
         living = self._living()

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Final
 
+from mqproc.process import log_file
+
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
-TAKEN: Final = (*STOPPING, signal.SIGHUP)
+TAKEN: Final = (*STOPPING, signal.SIGHUP, signal.SIGUSR1)
 
 
 class Signals:
@@ -72,9 +74,13 @@ def held_back() -> Iterator[None]:
 
 
 def drop_in_child() -> None:
-    """In a forked child: nothing of the supervisor's is left, Ctrl-C is ignored; SIGTERM and SIGHUP stay blocked."""
+    """In a forked child: nothing of the supervisor's is left; SIGTERM and SIGHUP stay blocked.
+
+    Ctrl-C is ignored. SIGUSR1 opens the log file anew, here and in what is forked from here.
+    """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGUSR1, log_file.on_signal)
     signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGTERM, signal.SIGHUP})

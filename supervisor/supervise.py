@@ -27,7 +27,7 @@ from mqproc.io import FailedSyncError, StoreIO
 from mqproc.layout import control as layout
 from mqproc.metrics.error_log import ErrorLog
 from mqproc.paths import StorePaths
-from mqproc.process import log
+from mqproc.process import log, log_file
 from mqproc.process.loop import RoleSpec, write_settings
 from mqproc.process.title import set_title
 from mqproc.shm import bell
@@ -278,6 +278,8 @@ class Supervisor:
         for number in self._signals.take():
             if number == signal.SIGHUP and not self._on_terminal:
                 self._reload_by_signal()
+            elif number == signal.SIGUSR1:
+                self._reopen_logs()
             elif number == signal.SIGINT:
                 self._interrupted()
             else:
@@ -302,6 +304,17 @@ class Supervisor:
         except MqprocError as error:
             self._context.report(f"options not reloaded: {error}")
         self._manager.say_state(self._control.load(layout.GROUP_STATE))
+
+    def _reopen_logs(self) -> None:
+        """A detached group's log file may have been moved away; another's output is somebody else's affair."""
+        try:
+            reopened = log_file.reopen()
+        except OSError as error:
+            self._context.report(f"log file not opened anew, the old one goes on: {error}")
+            return
+        if reopened:
+            self._group.reopen_logs()
+            self._context.report("log file opened anew")
 
     # The end
 

@@ -29,7 +29,7 @@ from mqproc.control import Control
 from mqproc.io import StoreIO
 from mqproc.layout.control import TEMPLATE
 from mqproc.paths import StorePaths
-from mqproc.process import log
+from mqproc.process import log, log_file
 from mqproc.process.loop import EXIT_FAILED, Heart, RoleContext, RoleSpec, run_role
 from mqproc.process.title import set_title
 from mqproc.shm.bell import Bell, EventBell
@@ -131,6 +131,12 @@ class Template:
         if self.pidfd >= 0:
             os.close(self.pidfd)
         self.pid, self.pidfd = 0, -1
+
+    def reopen_log(self) -> None:
+        """Let it open the log file anew; what it forks has that file, too."""
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGUSR1)
 
     def kill(self) -> None:
         """End it and wait for the end."""
@@ -235,6 +241,7 @@ def _live(inheritance: Inheritance, request: Mapping[str, Any]) -> int:
     set_title(spec.name, inheritance.paths.root)
     if "terminal" in request:
         Terminal(**request["terminal"]).attach()
+        log_file.leave()
         log.configure(spec.name, log_format=inheritance.options.log_format)
         log.get_logger().info("handed over to this terminal", incarnation=request["incarnation"])
     changes = {name: parse_option(name, value, "reload") for name, value in request["changes"].items()}

@@ -439,6 +439,53 @@ class TestDetach:
         assert group.lines[-1] == "outcome 6: damaged below the mark"
 
 
+class TestRotatedLog:
+    """SIGUSR1 after the log file was moved away."""
+
+    def test_every_process_writes_to_the_new_file(self, start_group: StartGroup) -> None:
+        group = start_group(FEW, "--detach", wait=False)
+        assert group.wait() == 0
+        log = group.paths.log
+        moved = log.rename(log.with_suffix(".1"))
+        group.kill("supervisor", signal.SIGUSR1)
+        wait_until(log.exists)
+        everybody = ("supervisor", "template", "writer", "dispatcher")
+        wait_until(lambda: {_output_of(group.pid(role)) for role in everybody} == {(log.stat().st_ino,) * 2})
+        wait_until(lambda: "log file opened anew" in log.read_text())
+        assert "opened anew" not in moved.read_text()
+        group.kill_and_wait("writer")
+        assert _output_of(group.pid("writer")) == (log.stat().st_ino,) * 2
+        assert "writer EXITED" in log.read_text()
+        group.ask(Operation.STOP_GROUP)
+        wait_until(lambda: group.lock_is_free)
+
+    def test_a_file_that_cannot_be_opened_leaves_the_old_one(self, start_group: StartGroup) -> None:
+        group = start_group(FEW, "--detach", wait=False)
+        assert group.wait() == 0
+        log = group.paths.log
+        moved = log.rename(log.with_suffix(".1"))
+        log.mkdir()
+        group.kill("supervisor", signal.SIGUSR1)
+        wait_until(lambda: "log file not opened anew, the old one goes on: [Errno 21]" in moved.read_text())
+        group.ask(Operation.STOP_GROUP)
+        wait_until(lambda: group.lock_is_free)
+
+    def test_the_output_of_a_group_in_the_foreground_stays(self, start_group: StartGroup) -> None:
+        group = start_group(FEW)
+        before = _output_of(group.process.pid)
+        for role in ("supervisor", "template", "writer"):
+            group.kill(role, signal.SIGUSR1)
+        group.ask(Operation.STATUS)
+        assert _output_of(group.process.pid) == before
+        assert not group.paths.log.exists()
+        assert group.stop() == 0
+
+
+def _output_of(pid: int) -> tuple[int, int]:
+    """Inodes of a process's standard output and error."""
+    return os.stat(f"/proc/{pid}/fd/1").st_ino, os.stat(f"/proc/{pid}/fd/2").st_ino
+
+
 def _store_word(group: RunningGroup, index: int, value: int) -> None:
     control = Control.open(StoreIO(), group.paths, write=True)
     control.store(index, value)
