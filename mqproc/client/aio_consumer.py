@@ -13,11 +13,12 @@ from mqproc.client.aio_broadcast import AsyncBroadcast
 from mqproc.client.aio_handling import AsyncHandling
 from mqproc.client.aio_membership import AsyncMembership
 from mqproc.client.assignment import Assignment, Cursor, Piece, entries
-from mqproc.client.consumer import COMMIT_S, HOLD_S, LOOK_S, MOVED, RECEIVE_MESSAGES
+from mqproc.client.consumer import AT_ONCE, COMMIT_S, HOLD_S, LOOK_S, MOVED, RECEIVE_MESSAGES
 from mqproc.client.driving import drive_async
 from mqproc.client.group_steps import ResetTo, seek_targets
 from mqproc.client.subscription import Subscription
 from mqproc.errors import BadRequestError, MqprocError, NotAMemberError, RequestTimeoutError, StoreBusyError
+from mqproc.layout.lazy_records import UnreadRecords
 from mqproc.message import Filter, PullStatus, StoredMessage
 from mqproc.names import RETRY_PREFIX
 
@@ -50,7 +51,7 @@ class AsyncConsumer:
         self._filter = filter
         self._pull_messages = pull_messages
         self._assignment: Assignment[Any] = Assignment()
-        self._parse: Callable[[Any, memoryview], Any] | None = None
+        self._parse: Callable[[Any, memoryview], Any] = core.unread_pull
         self._error: BaseException | None = None
         self._closed = False
         self._left: dict[int, tuple[Cursor[Any], StoredMessage]] = {}
@@ -174,7 +175,7 @@ class AsyncConsumer:
         filter = None if cursor.topic.startswith(RETRY_PREFIX) else self._filter
         place = cursor.topic, cursor.queue_id, cursor.next_offset
         request = core.pull_request(*place, self._pull_messages, pull_bytes, "", HOLD_S, False, filter)
-        call: core.Call[Any] = core.pull(request) if self._parse is None else core.pull_as(request, self._parse)
+        call: core.Call[Any] = core.pull_as(request, self._parse)
         try:
             found = await self._client.run(call)
         except BadRequestError as error:
@@ -186,8 +187,7 @@ class AsyncConsumer:
             if found.status is PullStatus.NO_MATCHED_LOGIC_QUEUE:
                 cursor.pulling, cursor.lost = False, True
             else:
-                messages = found.messages if self._parse is None else found.batch
-                cursor.fetched(Piece(messages, len(messages), found.next_offset), found.status in MOVED)
+                cursor.fetched(Piece(found.batch, found.next_offset), found.status in MOVED)
         self._changed.set()
 
     def _commit_soon(self, *, idle: bool = False) -> None:
@@ -240,20 +240,24 @@ class AsyncConsumer:
 
     async def messages(self, timeout: float | None = None) -> AsyncIterator[StoredMessage]:
         """Messages one by one, those of a queue in order. Ends when none comes for `timeout` seconds; None: never."""
-        self._use(None)
+        self._use(core.unread_pull)
         while (taken := await self._take(timeout)) is not None:
             cursor, piece = taken
             try:
                 now = 0.0
-                for message in piece.messages:
-                    if cursor.revoked or now > self._member.valid_until:
-                        break
-                    self._left[id(cursor)] = cursor, message
-                    yield message
-                    cursor.done = message.queue_offset + 1
-                    now = _clock()
-                    if now >= self._commit_at:
-                        self._tend()
+                while messages := piece.messages.take(AT_ONCE):
+                    for message in messages:
+                        if cursor.revoked or now > self._member.valid_until:
+                            break
+                        self._left[id(cursor)] = cursor, message
+                        yield message
+                        cursor.done = message.queue_offset + 1
+                        now = _clock()
+                        if now >= self._commit_at:
+                            self._tend()
+                    else:
+                        continue
+                    break
                 else:
                     cursor.done = piece.end
             finally:
@@ -272,9 +276,9 @@ class AsyncConsumer:
             finally:
                 self._put_back(cursor, piece)
 
-    def _use(self, parse: Callable[[Any, memoryview], Any] | None) -> None:
+    def _use(self, parse: Callable[[Any, memoryview], Any]) -> None:
         fetched = any(cursor.pulling or cursor.pieces for cursor in self._assignment.cursors.values())
-        if fetched and (parse is None) != (self._parse is None):
+        if fetched and (parse is core.unread_pull) != (self._parse is core.unread_pull):
             raise BadRequestError("a consumer gives either messages or Arrow batches")
         self._parse = parse
 
@@ -314,10 +318,9 @@ class AsyncConsumer:
         if cursor.done >= piece.end:
             self._left.pop(id(cursor), None)
         elif not cursor.revoked:
-            rest = piece.messages
-            if self._parse is None:
-                rest = [message for message in piece.messages if message.queue_offset >= cursor.done]
-            cursor.pieces.appendleft(Piece(rest, len(rest), piece.end))
+            if isinstance(piece.messages, UnreadRecords):
+                piece.messages.put_back(cursor.done)
+            cursor.pieces.appendleft(piece)
         if cursor.revoked and not self._closed:
             self._release()
 
@@ -325,7 +328,7 @@ class AsyncConsumer:
         self, max_messages: int = RECEIVE_MESSAGES, timeout: float = 0.0, *, ordered: bool = False
     ) -> list[StoredMessage]:
         """Up to so many messages; see `Consumer.receive`."""
-        self._use(None)
+        self._use(core.unread_pull)
         deadline = _clock() + timeout
         while True:
             self._changed.clear()

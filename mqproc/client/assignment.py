@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from mqproc.errors import MqprocError, NotAMemberError
+from mqproc.layout.lazy_records import UnreadRecords
+from mqproc.message import StoredMessage
 from mqproc.names import RETRY_PREFIX
 from mqproc.wire.group_operations import Assigned, GroupAssignment
 
@@ -24,15 +26,23 @@ PULL_BYTES_MIN: Final = 64 << 10
 PIECES_AHEAD: Final = 2
 """A queue is pulled from while it has fewer pieces than this."""
 
-M = TypeVar("M")
+
+class Sized(Protocol):
+    """Messages of one pull: records not read yet, or an Arrow batch."""
+
+    def __len__(self) -> int:
+        """How many."""
+        ...
+
+
+M = TypeVar("M", bound=Sized)
 
 
 @dataclass(slots=True)
 class Piece(Generic[M]):
-    """One pull's messages: a list of objects, or an Arrow batch. `end` is the queue offset behind them."""
+    """One pull's messages. `end` is the queue offset behind them."""
 
     messages: M
-    count: int
     end: int
 
 
@@ -103,7 +113,7 @@ class Cursor(Generic[M]):
 
     def take_empty(self) -> None:
         """Pass over pieces without messages: filters let nothing of them through."""
-        while self.pieces and not self.pieces[0].count and not self.in_hands:
+        while self.pieces and not len(self.pieces[0].messages) and not self.in_hands:
             self.done = self.pieces.popleft().end
 
     def hand_out(self, offsets: Iterable[int], end: int) -> None:
@@ -113,14 +123,14 @@ class Cursor(Generic[M]):
         self._open.update(handed)
         self.done = end
 
-    def hand_out_of_first(self: Cursor[list[Any]], most: int) -> list[Any]:
+    def hand_out_of_first(self: Cursor[UnreadRecords], most: int) -> list[StoredMessage]:
         """Up to `most` messages of the first piece, each to be acknowledged."""
-        piece = self.pieces.popleft()
-        messages, end = piece.messages, piece.end
-        if piece.count > most:
-            messages, rest = messages[:most], messages[most:]
-            self.pieces.appendleft(Piece(rest, len(rest), end))
-            end = rest[0].queue_offset
+        piece = self.pieces[0]
+        messages, end = piece.messages.take(most), piece.end
+        if len(piece.messages):
+            end = piece.messages.next_queue_offset
+        else:
+            self.pieces.popleft()
         self.hand_out((message.queue_offset for message in messages), end)
         return messages
 
@@ -241,7 +251,7 @@ class Assignment(Generic[M]):
         return [
             cursor
             for cursor in self.cursors.values()
-            if not cursor.pulling and len(cursor.pieces) < 2 and not cursor.lost
+            if not cursor.pulling and len(cursor.pieces) < PIECES_AHEAD and not cursor.lost
         ]
 
     def next_ready(self, *, exclusive: bool) -> Cursor[M] | None:
@@ -253,7 +263,8 @@ class Assignment(Generic[M]):
                 continue
             self._turns.append(queue)
             cursor.take_empty()
-            if cursor.pieces and cursor.pieces[0].count and not cursor.in_loop and not (exclusive and cursor.in_hands):
+            there = cursor.pieces and len(cursor.pieces[0].messages)
+            if there and not cursor.in_loop and not (exclusive and cursor.in_hands):
                 return cursor
         return None
 

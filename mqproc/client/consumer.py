@@ -26,6 +26,7 @@ from mqproc.client.membership import Membership
 from mqproc.client.retry import ConnectionLost
 from mqproc.client.subscription import Subscription
 from mqproc.errors import BadRequestError, MqprocError, RequestTimeoutError, StoreBusyError
+from mqproc.layout.lazy_records import UnreadRecords
 from mqproc.message import Filter, PullStatus, StoredMessage
 from mqproc.names import RETRY_PREFIX
 
@@ -41,6 +42,8 @@ HOLD_S: Final = 30.0
 """How long the server holds a pull of an empty queue."""
 LOOK_S: Final = 1.0
 RECEIVE_MESSAGES: Final = 64
+AT_ONCE: Final = 256
+"""Messages that are made of a pull's records at once, just before a loop goes through them."""
 MOVED: Final = frozenset({PullStatus.OFFSET_TOO_SMALL, PullStatus.OFFSET_OVERFLOW_BADLY})
 _clock = time.monotonic
 
@@ -80,7 +83,7 @@ class Consumer:
         self._changed = threading.Condition(self._lock)
         self._turn = threading.Lock()
         self._fetcher = Fetcher(client)
-        self._parse: Callable[[Any, memoryview], Any] | None = None
+        self._parse: Callable[[Any, memoryview], Any] = core.unread_pull
         self._error: BaseException | None = None
         self._closed = False
         self._loops: dict[int, _Loop] = {}
@@ -231,7 +234,7 @@ class Consumer:
         filter = None if cursor.topic.startswith(RETRY_PREFIX) else self._filter
         place = cursor.topic, cursor.queue_id, cursor.next_offset
         request = core.pull_request(*place, self._pull_messages, pull_bytes, "", HOLD_S, False, filter)
-        return core.pull(request) if self._parse is None else core.pull_as(request, self._parse)
+        return core.pull_as(request, self._parse)
 
     def _pulled(self, cursor: Cursor[Any], found: Any, error: MqprocError | ConnectionLost | None) -> None:
         if error is not None:
@@ -242,9 +245,8 @@ class Consumer:
         if found.status is PullStatus.NO_MATCHED_LOGIC_QUEUE:
             cursor.pulling, cursor.lost = False, True
             return
-        messages = found.messages if self._parse is None else found.batch
         with self._lock:
-            cursor.fetched(Piece(messages, len(messages), found.next_offset), found.status in MOVED)
+            cursor.fetched(Piece(found.batch, found.next_offset), found.status in MOVED)
 
     def _commit_soon(self, *, idle: bool = False) -> None:
         """Send what is done on its way, at once when there is nothing else to do; the answer is taken later."""
@@ -304,21 +306,25 @@ class Consumer:
 
     def messages(self, timeout: float | None = None) -> Iterator[StoredMessage]:
         """Messages one by one, those of a queue in order. Ends when none comes for `timeout` seconds; None: never."""
-        self._use(None)
+        self._use(core.unread_pull)
         while (taken := self._take(timeout)) is not None:
             cursor, piece = taken
             loop = self._loops[id(cursor)] = _Loop(cursor)
             try:
                 now = 0.0
-                for message in piece.messages:
-                    if cursor.revoked or now > self._member.valid_until:
-                        break
-                    loop.message = message
-                    yield message
-                    cursor.done = message.queue_offset + 1
-                    now = _clock()
-                    if now >= self._commit_at:
-                        self._tend_if_free()
+                while messages := piece.messages.take(AT_ONCE):
+                    for message in messages:
+                        if cursor.revoked or now > self._member.valid_until:
+                            break
+                        loop.message = message
+                        yield message
+                        cursor.done = message.queue_offset + 1
+                        now = _clock()
+                        if now >= self._commit_at:
+                            self._tend_if_free()
+                    else:
+                        continue
+                    break
                 else:
                     cursor.done = piece.end
             finally:
@@ -335,11 +341,11 @@ class Consumer:
             finally:
                 self._put_back(cursor, piece)
 
-    def _use(self, parse: Callable[[Any, memoryview], Any] | None) -> None:
+    def _use(self, parse: Callable[[Any, memoryview], Any]) -> None:
         """Objects or Arrow: one consumer gives one of them."""
         with self._lock:
             fetched = any(cursor.pulling or cursor.pieces for cursor in self._assignment.cursors.values())
-            if fetched and (parse is None) != (self._parse is None):
+            if fetched and (parse is core.unread_pull) != (self._parse is core.unread_pull):
                 raise BadRequestError("a consumer gives either messages or Arrow batches")
             self._parse = parse
 
@@ -379,10 +385,9 @@ class Consumer:
             if cursor.done >= piece.end:
                 self._loops.pop(id(cursor), None)
             elif not cursor.revoked:
-                rest = piece.messages
-                if self._parse is None:
-                    rest = [message for message in piece.messages if message.queue_offset >= cursor.done]
-                cursor.pieces.appendleft(Piece(rest, len(rest), piece.end))
+                if isinstance(piece.messages, UnreadRecords):
+                    piece.messages.put_back(cursor.done)
+                cursor.pieces.appendleft(piece)
         if cursor.revoked:
             self._release()
 
@@ -400,7 +405,7 @@ class Consumer:
 
         With `ordered` a queue's next messages come only when those before them are done.
         """
-        self._use(None)
+        self._use(core.unread_pull)
         deadline = _clock() + timeout
         with self._turn:
             while True:

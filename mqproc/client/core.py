@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -23,7 +23,7 @@ from mqproc.errors import (
     RequestTimeoutError,
     TopicNotFoundError,
 )
-from mqproc.layout.lazy_records import lazy_records
+from mqproc.layout.lazy_records import UnreadRecords, lazy_records
 from mqproc.message import (
     Filter,
     Health,
@@ -256,6 +256,19 @@ def pull(request: PullRequest) -> Call[PullResult]:
         )
 
     return pull_as(request, parse)
+
+
+class UnreadPull(NamedTuple):
+    """One pull's answer whose records become messages as they are used; otherwise as PullResult."""
+
+    status: PullStatus
+    next_offset: int
+    batch: UnreadRecords
+
+
+def unread_pull(answer: Any, payload: memoryview) -> UnreadPull:
+    """What makes a pull's answer into records that are not read yet."""
+    return UnreadPull(PullStatus(answer.status), answer.next_offset, UnreadRecords(payload, answer.count))
 
 
 def pull_as(request: PullRequest, parse: Callable[[Any, memoryview], T]) -> Call[T]:

@@ -14,7 +14,7 @@ from mqproc.errors import CorruptStoreError
 from mqproc.layout import properties as property_string
 from mqproc.layout import record as at
 from mqproc.layout.record_codec import Fixed, RecordNames, fixed_of, split_keys, topic_places
-from mqproc.message import LazyFields, StoredMessage
+from mqproc.message import DraftMessage, StoredMessage
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -46,34 +46,80 @@ _set_reconsume_times, _set_body_crc = _setter("reconsume_times"), _setter("body_
 _set_prepared = _setter("prepared_transaction_offset")
 
 
-class _Draft(LazyFields):
-    """A message while it is made."""
+class UnreadRecords:
+    """Whole records one after the other, as an answer holds them, which become messages some at a time.
 
-    __slots__ = StoredMessage.__slots__
+    So messages are made just before they are used: few of them live at once, in memory that is still in the
+    processor's caches, and too few for Python's garbage collector to go over them.
+    """
 
-    def __init__(
-        self, fields: _Fields, head: bytes, tail: bytes, queue_id: int, queue_offset: int, body: bytes
-    ) -> None:
-        self._fields = fields
-        self._head = head
-        self._tail = tail
-        self.queue_id = queue_id
-        self.queue_offset = queue_offset
-        self.body = body
+    __slots__ = ("_count", "_data", "_fields", "_place", "_taken", "_taken_place")
+
+    def __init__(self, buffer: ReadableBuffer, count: int) -> None:
+        """`count` records, checked where they were read."""
+        self._data = bytes(memoryview(buffer).cast("B"))
+        self._count = count
+        self._fields = _Fields()
+        self._place = 0
+        # The last `take`: where it began, and how many it gave.
+        self._taken_place = 0
+        self._taken = 0
+
+    def __len__(self) -> int:
+        """How many are left."""
+        return self._count
+
+    @property
+    def next_queue_offset(self) -> int:
+        """The queue offset of the next one; there is one. Raises CorruptStoreError."""
+        try:
+            return int(_PLACES.unpack_from(self._data, self._place)[2])
+        except struct.error:
+            raise self._no_record() from None
+
+    def take(self, most: int) -> list[StoredMessage]:
+        """The next messages, at most so many. Raises CorruptStoreError when the bytes are not whole records."""
+        place = self._place
+        messages, self._place = _messages(self._data, place, min(most, self._count), self._fields)
+        self._taken_place, self._taken = place, len(messages)
+        self._count -= len(messages)
+        if len(messages) < most and (self._count or self._place != len(self._data)):
+            raise self._no_record()
+        return messages
+
+    def put_back(self, queue_offset: int) -> None:
+        """What the last `take` gave from a queue offset on comes again."""
+        end, self._place = self._place, self._taken_place
+        self._count += self._taken
+        self._taken = 0
+        while self._place < end and self.next_queue_offset < queue_offset:
+            self._place += int(_PLACES.unpack_from(self._data, self._place)[0])
+            self._count -= 1
+
+    def _no_record(self) -> CorruptStoreError:
+        return CorruptStoreError(f"no record at byte {self._place} of {len(self._data)}")
 
 
 def lazy_records(buffer: ReadableBuffer) -> list[StoredMessage]:
-    """Whole records one after the other, as an answer holds them; checked where they were read.
+    """All messages of whole records one after the other, as an answer holds them; checked where they were read.
 
     Raises CorruptStoreError when the sizes are not theirs; what else is wrong with one is raised by its fields.
     """
     data = bytes(memoryview(buffer).cast("B"))
-    end, place = len(data), 0
-    messages: list[Any] = []
-    fields = _Fields()
+    messages, end = _messages(data, 0, len(data), _Fields())
+    if end != len(data):
+        raise CorruptStoreError(f"no record at byte {end} of {len(data)}")
+    return messages
+
+
+def _messages(data: bytes, place: int, most: int, fields: _Fields) -> tuple[list[StoredMessage], int]:
+    """Messages of the records from `place` on, up to so many or to the first bytes that are none; and where that is."""
+    messages: list[StoredMessage] = []
+    append = messages.append
     read = _PLACES.unpack_from
+    end = len(data)
     try:
-        while place < end:
+        for _ in range(most):
             size, queue_id, queue_offset, sys_flag, body_size = read(data, place)
             body = place + at.BODY
             if sys_flag & _HOST_BITS:
@@ -81,19 +127,21 @@ def lazy_records(buffer: ReadableBuffer) -> list[StoredMessage]:
                 (body_size,) = _LENGTH.unpack_from(data, body - 4)
             record_end = place + size
             body_end = body + body_size if body_size > 0 else body
-            if body_end >= record_end:
+            if not body_end < record_end <= end:
                 break
-            message: Any = _Draft(
-                fields, data[place:body], data[body_end:record_end], queue_id, queue_offset, data[body:body_end]
-            )
+            message: Any = DraftMessage()
+            message._fields = fields
+            message._head = data[place:body]
+            message._tail = data[body_end:record_end]
+            message.queue_id = queue_id
+            message.queue_offset = queue_offset
+            message.body = data[body:body_end]
             message.__class__ = StoredMessage
-            messages.append(message)
+            append(message)
             place = record_end
     except struct.error:
         pass
-    if place != end:
-        raise CorruptStoreError(f"no record at byte {place} of {end}")
-    return messages
+    return messages, place
 
 
 def _more_of_hosts(sys_flag: int) -> int:

@@ -13,7 +13,7 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mqproc.errors import BadRequestError, CorruptStoreError, MessageTooLargeError, PropertiesTooLargeError
 from mqproc.layout import properties as property_string
@@ -35,7 +35,7 @@ from mqproc.layout.record import (
     SYS_FLAG_STORE_HOST_V6,
     TOPIC_V1_CHARACTERS_MAX,
 )
-from mqproc.message import LazyFields, StoredMessage
+from mqproc.message import DraftMessage, StoredMessage
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -250,13 +250,11 @@ class RecordNames:
         return text
 
 
-class _Draft(LazyFields):
-    """A StoredMessage while it is made: filling a frozen dataclass costs five times as much as filling this."""
-
-    __slots__ = StoredMessage.__slots__
+class _Draft(DraftMessage):
+    __slots__ = ()
 
     def __init__(
-        self,
+        self: Any,
         message_id: str,
         physical_offset: int,
         size: int,
@@ -350,7 +348,7 @@ def _decode(data: bytes, offset: int, names: RecordNames) -> tuple[StoredMessage
     pairs.pop("__CRC32#", None)
     keys = pairs.get("KEYS")
     topic = data[topic_start:topic_end]
-    message = _Draft(
+    message: Any = _Draft(
         "",
         physical_offset,
         size,
@@ -372,8 +370,8 @@ def _decode(data: bytes, offset: int, names: RecordNames) -> tuple[StoredMessage
         data[body_start:body_end],
     )
     message.message_id = "%s%016X" % (names.ids[store_host], physical_offset & _MASK64)  # noqa: UP031 -- twice as fast
-    message.__class__ = StoredMessage  # type: ignore[assignment]
-    return message, end  # type: ignore[return-value]
+    message.__class__ = StoredMessage
+    return message, end
 
 
 def split_keys(keys: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mqproc.errors import CorruptStoreError
-from mqproc.layout.lazy_records import lazy_records
+from mqproc.layout.lazy_records import UnreadRecords, lazy_records
 from mqproc.layout.record_codec import decode_records, encode_record, host_bytes
 from mqproc.message import StoredMessage
 
@@ -97,6 +97,33 @@ def test_bytes_that_are_no_records_are_refused() -> None:
     for wrong in (data[:-1], data + b"x", data + data[:50], bytes(100), b"\x00\x00\x00\x05" + data[4:]):
         with pytest.raises(CorruptStoreError, match="no record at byte"):
             lazy_records(wrong)
+
+
+@given(st.integers(0, 9), st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), max_size=12))
+def test_records_are_read_some_at_a_time_and_put_back(count: int, steps: list[tuple[int, int]]) -> None:
+    data = b"".join(encode_record(topic="orders", body=b"%d" % at, queue_offset=2 * at) for at in range(count))
+    unread, at = UnreadRecords(memoryview(data), count), 0
+    for most, kept in steps:
+        messages = unread.take(most)
+        assert [message.queue_offset for message in messages] == list(range(2 * at, 2 * min(at + most, count), 2))
+        if kept < len(messages):
+            unread.put_back(2 * (at + kept) - 1)
+            messages = messages[:kept]
+        at += len(messages)
+        assert len(unread) == count - at
+        if at < count:
+            assert unread.next_queue_offset == 2 * at
+    assert unread.take(count + 1) == lazy_records(data)[at:]
+    assert unread.take(1) == []
+
+
+def test_unread_bytes_that_are_no_records_are_refused() -> None:
+    data = encode_record(topic="orders", body=b"body")
+    for wrong, count in ((data[:-1], 1), (data + b"x", 1), (data, 2), (data + data, 1), (b"", 1)):
+        with pytest.raises(CorruptStoreError, match="no record at byte"):
+            UnreadRecords(wrong, count).take(3)
+    with pytest.raises(CorruptStoreError, match="no record at byte 0 of 3"):
+        UnreadRecords(b"abc", 1).next_queue_offset  # noqa: B018
 
 
 def test_a_field_that_cannot_be_read_says_whose() -> None:
