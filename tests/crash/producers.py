@@ -11,8 +11,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from mqproc.client import transaction_calls
+from mqproc.client.retry import ConnectionLost
 from mqproc.client.transaction_calls import Handle
-from mqproc.errors import TransactionNotFoundError
+from mqproc.errors import MqprocError, StoreReadOnlyError, TransactionNotFoundError, TransactionOverdueError
 from mqproc.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from mqproc.paths import StorePaths
 from mqproc.store.delays.made_from import mark_of
@@ -70,8 +71,10 @@ class Producers:
             for commit in (True, False):
                 for number, handle in self._begin(writer, commit=commit):
                     for _ in tries(schedule):
-                        self._end(query, number, handle)
-                        if number in self.ended:
+                        error = self._end(query, number, handle)
+                        if isinstance(error, TransactionOverdueError):
+                            self._be_asked(query)
+                        if number in self.ended or isinstance(error, StoreReadOnlyError):
                             break
         finally:
             writer.close()
@@ -87,12 +90,15 @@ class Producers:
             return []
         return [(sent.number, transaction_calls.handle_of_sent(half, outcome.value))]
 
-    def _end(self, query: Caller, number: int, handle: Handle, *, from_check: bool = False) -> None:
+    def _end(
+        self, query: Caller, number: int, handle: Handle, *, from_check: bool = False
+    ) -> MqprocError | ConnectionLost | None:
         call = transaction_calls.end(handle, commit=self.decided[number], from_check=from_check)
         error = query.call(call).error
         expect(not isinstance(error, TransactionNotFoundError), f"transaction {number} is unknown: {error}")
         if error is None:
             self.ended.setdefault(number, _NO_END_YET)
+        return error
 
     def _be_asked(self, query: Caller) -> None:
         outcome = query.call(transaction_calls.poll(GROUP, self.rng.choice((0.0, 0.0, 0.3))))

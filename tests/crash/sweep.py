@@ -2,9 +2,9 @@
 
     first life     sends, a killed dispatcher, a killed writer, more sends; images; all are killed
     second life    recovery, sends beside transactions and simple consumers, a killed query; images; all are killed
-                   (under SYNC_FLUSH: these wait for what is durable)
     last life      recovery, sends, a stop in order; the store is looked at
 
+Under SYNC_FLUSH clients wait for what is durable, under ASYNC_FLUSH they do not.
 A call of a life fails in that life, as it begins in every run, and the last life follows. A start that meets the
 failure may fail; the next one must go well. A role that it ends is started again, as a supervisor does. Whatever the
 failure, what was acknowledged is there, nothing is twice, transactions and what simple consumers have received hold,
@@ -70,7 +70,7 @@ class Life:
 FIRST = Life(6, {40: words_of.DISPATCHER, 80: words_of.WRITER})
 OF_PARTIES = Life(1, {150: words_of.QUERY}, parties=True)
 LAST = Life(2)
-LIVES = {FlushDiskType.ASYNC_FLUSH: (FIRST, LAST), FlushDiskType.SYNC_FLUSH: (FIRST, OF_PARTIES, LAST)}
+LIVES = (FIRST, OF_PARTIES, LAST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class Whole:
         folder.mkdir(parents=True)
         with contextlib.chdir(folder):
             ROOT.mkdir()
-            for number, life in enumerate(LIVES[flush]):
+            for number, life in enumerate(LIVES):
                 store = folder / f"begin{number}"
                 copy_store(ROOT, store)
                 self._begins.append(Begin(life, len(self.program.calls), pickle.dumps(self.program), store))

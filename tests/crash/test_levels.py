@@ -41,7 +41,10 @@ def test_a_sample_of_single_failures_loses_nothing(flush: FlushDiskType, tmp_pat
             whole.run(tmp_path / str(case), case)
 
 
-def test_the_swept_program_is_the_same_in_every_run_and_has_all_parties_at_work(tmp_path: Path) -> None:
-    whole, again = (Whole(tmp_path / name, FlushDiskType.SYNC_FLUSH) for name in ("whole", "again"))
+@pytest.mark.parametrize("flush", list(FlushDiskType), ids=lambda flush: flush.value)
+def test_the_swept_program_is_the_same_in_every_run_and_has_all_parties_at_work(
+    flush: FlushDiskType, tmp_path: Path
+) -> None:
+    whole, again = (Whole(tmp_path / name, flush) for name in ("whole", "again"))
     assert again.calls == whole.calls
     assert whole.program.have_worked
