@@ -78,12 +78,12 @@ class UnreadRecords:
             raise self._no_record() from None
 
     def take(self, most: int) -> list[StoredMessage]:
-        """The next messages, at most so many. Raises CorruptStoreError when the bytes are not whole records."""
+        """The next messages, at most so many; none behind the last one. Raises CorruptStoreError where no record is."""
         place = self._place
         messages, self._place = _messages(self._data, place, min(most, self._count), self._fields)
         self._taken_place, self._taken = place, len(messages)
         self._count -= len(messages)
-        if len(messages) < most and (self._count or self._place != len(self._data)):
+        if not messages and (self._count or self._place != len(self._data)):
             raise self._no_record()
         return messages
 

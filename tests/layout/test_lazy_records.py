@@ -119,9 +119,12 @@ def test_records_are_read_some_at_a_time_and_put_back(count: int, steps: list[tu
 
 def test_unread_bytes_that_are_no_records_are_refused() -> None:
     data = encode_record(topic="orders", body=b"body")
-    for wrong, count in ((data[:-1], 1), (data + b"x", 1), (data, 2), (data + data, 1), (b"", 1)):
+    for wrong, count, whole in ((data[:-1], 1, 0), (data + b"x", 2, 1), (data, 2, 1), (data + data, 1, 1), (b"", 1, 0)):
+        unread = UnreadRecords(wrong, count)
+        if whole:
+            assert len(unread.take(3)) == whole
         with pytest.raises(CorruptStoreError, match="no record at byte"):
-            UnreadRecords(wrong, count).take(3)
+            unread.take(3)
     with pytest.raises(CorruptStoreError, match="no record at byte 0 of 3"):
         UnreadRecords(b"abc", 1).next_queue_offset  # noqa: B018
 
