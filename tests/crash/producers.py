@@ -13,7 +13,10 @@ from dataclasses import dataclass, field
 from mqproc.client import transaction_calls
 from mqproc.client.retry import ConnectionLost
 from mqproc.client.transaction_calls import Handle
+from mqproc.control import Control
 from mqproc.errors import MqprocError, StoreReadOnlyError, TransactionNotFoundError, TransactionOverdueError
+from mqproc.io import StoreIO
+from mqproc.layout import control as words_of
 from mqproc.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from mqproc.paths import StorePaths
 from mqproc.store.delays.made_from import mark_of
@@ -28,7 +31,6 @@ from tests.crash.tasks import Caller, tries
 GROUP = "producers"
 TRANSACTIONS_MAX = 15
 COMMIT_CHANCE = 0.6
-_NO_END_YET = 1 << 62
 
 
 @dataclass(slots=True)
@@ -57,9 +59,9 @@ class Producers:
                 elif begun and chance < 0.5:
                     number, handle = begun.pop(self.rng.randrange(len(begun)))
                     if self.rng.random() < 0.7:
-                        self._end(query, number, handle)
+                        self._end(paths, query, number, handle)
                 else:
-                    self._be_asked(query)
+                    self._be_asked(paths, query)
         finally:
             writer.close()
             query.close()
@@ -71,9 +73,9 @@ class Producers:
             for commit in (True, False):
                 for number, handle in self._begin(writer, commit=commit):
                     for _ in tries(schedule):
-                        error = self._end(query, number, handle)
+                        error = self._end(paths, query, number, handle)
                         if isinstance(error, TransactionOverdueError):
-                            self._be_asked(query)
+                            self._be_asked(paths, query)
                         if number in self.ended or isinstance(error, StoreReadOnlyError):
                             break
         finally:
@@ -91,22 +93,22 @@ class Producers:
         return [(sent.number, transaction_calls.handle_of_sent(half, outcome.value))]
 
     def _end(
-        self, query: Caller, number: int, handle: Handle, *, from_check: bool = False
+        self, paths: StorePaths, query: Caller, number: int, handle: Handle, *, from_check: bool = False
     ) -> MqprocError | ConnectionLost | None:
         call = transaction_calls.end(handle, commit=self.decided[number], from_check=from_check)
         error = query.call(call).error
         expect(not isinstance(error, TransactionNotFoundError), f"transaction {number} is unknown: {error}")
         if error is None:
-            self.ended.setdefault(number, _NO_END_YET)
+            self.ended.setdefault(number, _log_end(paths))
         return error
 
-    def _be_asked(self, query: Caller) -> None:
+    def _be_asked(self, paths: StorePaths, query: Caller) -> None:
         outcome = query.call(transaction_calls.poll(GROUP, self.rng.choice((0.0, 0.0, 0.3))))
         for message in outcome.value if outcome.error is None else ():
             number = self.senders.number_of(message)
             expect(number in self.decided, f"nobody began a transaction with message {number}")
             if self.patient or self.rng.random() < 0.8:
-                self._end(query, number, transaction_calls.handle_of_asked(GROUP, message), from_check=True)
+                self._end(paths, query, number, transaction_calls.handle_of_asked(GROUP, message), from_check=True)
 
     # What must be true
 
@@ -152,6 +154,15 @@ class Producers:
         """Half messages that are not marked."""
         marked = _marked(found)
         return sum(placed.message.queue_offset not in marked for placed in _halves(found))
+
+
+def _log_end(paths: StorePaths) -> int:
+    """What has been answered lies below it."""
+    control = Control.open(StoreIO(), paths)
+    try:
+        return control.load(words_of.WRITTEN)
+    finally:
+        control.close()
 
 
 def _halves(found: Found) -> list[Placed]:
