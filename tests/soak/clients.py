@@ -117,13 +117,17 @@ def _end(transaction: Transaction, *, commits: bool, leaves: bool) -> bool:
 
 
 def consume(store: str, name: str, stop: Stop, report: Path) -> None:
-    """Consume as a member of the group: "done BODY" or "nacked BODY" a line, before the message is done."""
+    """Consume as a member of the group: "at TOPIC QUEUE OFFSET", then "done BODY" or "nacked BODY" a line.
+
+    Both are told before the message is done.
+    """
     chance = random.Random(name)
     with _client(store) as client, report.open("a", buffering=1) as lines:
         while not stop.is_set():
             try:
                 with client.consumer(GROUP, TOPICS, start="earliest", session_timeout=5.0) as consumer:
                     for message in consumer.messages(timeout=1.0):
+                        lines.write(f"at {message.topic} {message.queue_id} {message.queue_offset}\n")
                         if chance.random() < 0.01:
                             lines.write(f"nacking {message.body.decode()}\n")
                             consumer.nack(message, delay_level=1)
