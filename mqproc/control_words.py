@@ -96,20 +96,19 @@ def dispatch_behind_messages(words: Mapping[str, int]) -> int:
     return max(0, words["appended_messages"] - words["dispatched_messages"])
 
 
-def dispatch_behind_ms(words: Mapping[str, int]) -> int:
-    """Store time between the last dispatched and the last written record, 0 when all is dispatched."""
-    behind = words["written_store_timestamp_ms"] - words["dispatched_store_timestamp_ms"]
-    return max(0, behind) if words["written"] > words["dispatched"] else 0
-
-
 def flush_behind_bytes(words: Mapping[str, int]) -> int:
     """How much of the log a power loss could take."""
     return max(0, words["written"] - flushed(words))
 
 
+def sync_errno(words: Mapping[str, int]) -> int:
+    """errno of a failed sync of any role, 0 when none failed."""
+    return next((words[name] for name in _SYNC_ERRNOS if words[name]), 0)
+
+
 def read_only(words: Mapping[str, int]) -> bool:
     """A sync failed, so nothing more is taken."""
-    return any(words[name] for name in _SYNC_ERRNOS)
+    return sync_errno(words) != 0
 
 
 def damage_holes(words: Mapping[str, int]) -> int:

@@ -17,6 +17,7 @@ from typing import Final
 from mqproc import control_words
 from mqproc.control import Control
 from mqproc.layout import control as layout
+from mqproc.quantities import counted
 
 STATUS_NS: Final = 1_000_000_000
 _VARIABLES: Final = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
@@ -108,10 +109,10 @@ def _status(control: Control) -> str:
         if (word := control.load(layout.supervised_word(role, "supervised"))) != layout.RUNNING
     ]
     words = control.snapshot()
-    behind_s = control_words.dispatch_behind_ms(words) / 1000
+    messages = counted(control_words.dispatch_behind_messages(words), "message")
     parts = [
         ", ".join(down) or name,
-        f"dispatch {control_words.dispatch_behind_bytes(words):,} bytes ({behind_s:.1f} s) behind",
+        f"dispatch {control_words.dispatch_behind_bytes(words):,} bytes ({messages}) behind",
         f"flush {control_words.flush_behind_bytes(words):,} bytes behind",
         *(["READ-ONLY after a failed sync"] if control.read_only else []),
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 from grafana.source.files import generated_files
@@ -10,7 +10,9 @@ from grafana.source.files import generated_files
 
 def main() -> None:
     """Write into the folder named, or beside the source."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1]
+    parser = argparse.ArgumentParser("python -m grafana.source", description="Write every generated file of grafana/.")
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parents[1])
+    folder: Path = parser.parse_args().folder
     for name, text in generated_files().items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -185,7 +185,7 @@ _LAG = Row(
         ),
         Panel(
             "Dispatch behind, messages and seconds",
-            "The same as messages, and as the time between two records.",
+            "The same as messages, and as the age of the oldest of them.",
             "short",
             [
                 Query("mqproc_dispatch_behind_messages{$S}", "{{instance}} messages"),

@@ -17,6 +17,7 @@ from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output
 from mqproc.cli.times import format_duration, now_ms
 from mqproc.client import Client, Move, ResetTo
+from mqproc.errors import BadRequestError
 from mqproc.groups import GroupInfo, GroupQueue
 from mqproc.names import DEAD_LETTER_PREFIX
 from mqproc.quantities import counted
@@ -72,6 +73,17 @@ def group() -> None:
 
     Exit code 5 when there is no such group. What changes something shows its plan and ends with 1; --execute does it.
     """
+
+
+def _check_name(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
+    """Of a group that may be made: refused before there is a plan."""
+    from mqproc.store.groups.settings import check_group
+
+    try:
+        check_group(name)
+    except BadRequestError as error:
+        raise click.BadParameter(str(error)) from None
+    return name
 
 
 _execute = click.option("--execute", is_flag=True, help="Really do it; without it only the plan is shown.")
@@ -173,7 +185,7 @@ def _lag_rows(queues: Sequence[GroupQueue], at_ms: int) -> list[dict[str, Any]]:
 
 
 @group.command(cls=Command)
-@click.argument("name", metavar="GROUP", shell_complete=complete_group)
+@click.argument("name", metavar="GROUP", shell_complete=complete_group, callback=_check_name)
 @_topics
 @click.option("--queue", "queues", multiple=True, type=click.IntRange(0), help="Only this queue; may be repeated.")
 @click.option("--to-earliest", is_flag=True, help="To the first message that is there.")
@@ -206,7 +218,14 @@ def reset(
         raise click.UsageError("--to-datetime and --by-duration exclude each other")
     time = to_datetime if by_duration is None else now_ms() - round(by_duration * 1000)
     to = ResetTo(to_earliest, to_latest, to_offset, time, shift_by)
-    return _move(invocation, name, execute, lambda client: client.groups.plan_reset(name, to, topics, queues))
+
+    def cut(move: Move) -> bool:
+        """Whether that is not where it was told to go."""
+        if shift_by is not None:
+            return move.before is not None and move.after != move.before + shift_by
+        return to_offset is not None and move.after != to_offset
+
+    return _move(invocation, name, execute, lambda client: client.groups.plan_reset(name, to, topics, queues), cut)
 
 
 @group.command(cls=Command)
@@ -222,7 +241,7 @@ def skip(invocation: Invocation, name: str, topics: tuple[str, ...], execute: bo
 
 @group.command(cls=Command)
 @click.argument("source", metavar="FROM", shell_complete=complete_group)
-@click.argument("target", metavar="TO")
+@click.argument("target", metavar="TO", callback=_check_name)
 @_topics
 @_execute
 @pass_invocation
@@ -231,7 +250,13 @@ def clone(invocation: Invocation, source: str, target: str, topics: tuple[str, .
     return _move(invocation, target, execute, lambda client: client.groups.plan_clone(source, target, topics))
 
 
-def _move(invocation: Invocation, name: str, execute: bool, plan: Callable[[Client], list[Move]]) -> int:
+def _move(
+    invocation: Invocation,
+    name: str,
+    execute: bool,
+    plan: Callable[[Client], list[Move]],
+    cut: Callable[[Move], bool] = lambda _move: False,
+) -> int:
     with invocation.client() as client:
         moves = plan(client)
         if execute:
@@ -243,6 +268,8 @@ def _move(invocation: Invocation, name: str, execute: bool, plan: Callable[[Clie
         out.rows("moves", _MOVE_COLUMNS, rows, group=name, executed=execute)
     if not out.is_json:
         out.note(_said(name, moves, execute))
+        if count := sum(map(cut, moves)):
+            out.note(f"{counted(count, 'queue')} cut to where the queue begins or ends: there is nothing beyond")
     return 0 if done else EXIT_NOT_EXECUTED
 
 
@@ -263,6 +290,7 @@ def delete(invocation: Invocation, name: str, execute: bool) -> int:
     """Forget a group's progress and settings. Its retry topic and dead letters stay; refused while it has members."""
     with invocation.client() as client:
         found = client.groups.info(name)
+        has_dead_letters = bool(client.queues(DEAD_LETTER_PREFIX + name))
         if execute:
             client.groups.delete(name)
     queues = sum(queue.offset is not None for queue in found.queues)
@@ -270,7 +298,8 @@ def delete(invocation: Invocation, name: str, execute: bool) -> int:
     if out.is_json:
         out.document({"group": name, "queues": queues, "members": len(found.members), "deleted": execute})
     elif execute:
-        out.note(f"group {name} is forgotten; {DEAD_LETTER_PREFIX}{name} stays")
+        stays = f"; {DEAD_LETTER_PREFIX}{name} stays" if has_dead_letters else ""
+        out.note(f"group {name} is forgotten{stays}")
     else:
         held = f", but it has {counted(len(found.members), 'member')}" if found.members else ""
         out.note(f"would forget {name} with its progress in {counted(queues, 'queue')}{held}; --execute does it")

@@ -19,12 +19,15 @@ from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output, format_bytes
 from mqproc.cli.supervisor_client import ask_supervisor
 from mqproc.cli.times import format_duration, now_ms
+from mqproc.config import Options
+from mqproc.io import StoreIO
 from mqproc.layout.control import ROLES
+from mqproc.metrics.dispatch_lag import dispatch_behind_ms
+from mqproc.metrics.health import not_offered, readiness, ready_problems_of
 from mqproc.paths import StorePaths
 from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest
 
 if TYPE_CHECKING:
-    from mqproc.config import Options
     from mqproc.supervisor import Outcome, Report
 
 # Stopping in order writes out and syncs whatever is dirty.
@@ -89,7 +92,13 @@ def start_group(paths: StorePaths, load_options: Callable[[], Options], report: 
     hooks = replace(engine_hooks(), reload=lambda: adopted_options(paths, load_options(), report))
 
     def run(report: Report, ready: Callable[[], None]) -> Outcome:
-        return supervise(paths, options, SPECS, hooks, report=report, ready=ready)
+        def told() -> None:
+            # The monitor has tried its port by now; it goes on trying.
+            if not control_words.read_words(paths)["monitor_port"]:
+                report(not_offered(options))
+            ready()
+
+        return supervise(paths, options, SPECS, hooks, report=report, ready=told)
 
     if not detach:
         return run(report, lambda: None)
@@ -179,7 +188,11 @@ def status(invocation: Invocation) -> int:
 
     Exit code 0 when the group is ready, 1 when it runs but is not ready, 9 when it does not run.
     """
-    found = group_status(invocation.existing_paths(), invocation.timeout)
+    from mqproc.cli.store_options import options_for
+
+    paths = invocation.existing_paths()
+    options = options_for(invocation, StoreIO(), paths)
+    found = group_status(paths, invocation.timeout, options.heartbeat_timeout_ms)
     out = invocation.out
     if out.shape == "table":
         _print_status(out, found)
@@ -190,8 +203,13 @@ def status(invocation: Invocation) -> int:
     return 0 if found["ready"] else EXIT_NOT_READY
 
 
-def group_status(paths: StorePaths, timeout_s: float) -> dict[str, Any]:
-    """What the supervisor says, with each process's memory and the positions of the control file."""
+def group_status(
+    paths: StorePaths, timeout_s: float, heartbeat_timeout_ms: int = Options().heartbeat_timeout_ms
+) -> dict[str, Any]:
+    """What the supervisor says, with each process's memory and the positions of the control file.
+
+    Ready is what /readyz calls so.
+    """
     answer = ask_supervisor(paths, Operation.STATUS, None, timeout_s)
     words = control_words.read_words(paths)
     roles = [
@@ -200,15 +218,17 @@ def group_status(paths: StorePaths, timeout_s: float) -> dict[str, Any]:
     ]
     for role in roles:
         role |= process_figures(int(role["pid"]))
-    running = all(role["state"] == "RUNNING" for role in roles)
+    problems = ready_problems_of(words, heartbeat_timeout_ms * 1_000_000)
     return {
         "group": answer.group,
-        "ready": answer.group == "ready" and running,
+        "ready": not problems,
+        "problems": problems,
         "store": answer.store,
         "epoch": answer.epoch,
         "started_ms": answer.started_ms,
         "written_bytes": words["written"],
         "dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),
+        "dispatch_behind_ms": dispatch_behind_ms(StoreIO(), paths, words),
         "flush_behind_bytes": control_words.flush_behind_bytes(words),
         "read_only": control_words.read_only(words),
         "damage_holes": control_words.damage_holes(words),
@@ -241,7 +261,7 @@ def process_figures(pid: int) -> dict[str, Any]:
 
 def _print_status(out: Output, found: Mapping[str, Any]) -> None:
     since = format_duration((now_ms() - found["started_ms"]) / 1000)
-    state = "ready" if found["ready"] else f"{found['group']}, not ready"
+    state = readiness(found["group"], ready=found["ready"])
     read_only = ", READ-ONLY after a failed sync" if found["read_only"] else ""
     holes = found["damage_holes"]
     damaged = f", DAMAGED: {holes} ranges of the log, see mqproc/damage.json" if holes else ""
@@ -249,10 +269,13 @@ def _print_status(out: Output, found: Mapping[str, Any]) -> None:
     sizes = {
         name: format_bytes(found[f"{name}_bytes"]) for name in ("written", "dispatch_behind", "flush_behind", "pss")
     }
+    late_s = found["dispatch_behind_ms"] / 1000
     out.line(
-        f"written {sizes['written']}, dispatch {sizes['dispatch_behind']} behind, "
+        f"written {sizes['written']}, dispatch {sizes['dispatch_behind']}, {late_s:.1f} s behind, "
         f"flush {sizes['flush_behind']} behind, memory {sizes['pss']}"
     )
+    for problem in found["problems"]:
+        out.line(f"✗ {problem}")
     out.line("")
     rows = [
         role | {"uptime_s": None if role["uptime_s"] is None else format_duration(role["uptime_s"])}

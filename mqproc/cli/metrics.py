@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 import urllib.error
 import urllib.request
 
 import click
 
+from mqproc import control_words
 from mqproc.cli.commands import Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column
@@ -16,6 +18,7 @@ from mqproc.errors import NotRunningError
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
 from mqproc.metrics.catalogue import METRICS, family_names
+from mqproc.metrics.health import not_offered
 
 _COLUMNS = [Column("name"), Column("kind", "type"), Column("unit"), Column("labels"), Column("help", "meaning")]
 
@@ -39,8 +42,12 @@ def _check(invocation: Invocation) -> int:
     io, paths = StoreIO(), invocation.existing_paths()
     control = Control.open(io, paths)
     port = control.load(layout.MONITOR_PORT)
+    alive = control_words.is_alive(control.snapshot(), time.monotonic_ns())
     control.close()
-    address = f"http://{_reached_at(options_for(invocation, io, paths).metrics_host)}:{port}/metrics"
+    options = options_for(invocation, io, paths)
+    if alive and not port:
+        raise NotRunningError(not_offered(options))
+    address = f"http://{_reached_at(options.metrics_host)}:{port}/metrics"
     try:
         with urllib.request.urlopen(address, timeout=invocation.timeout) as answer:
             text = answer.read().decode()

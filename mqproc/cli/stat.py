@@ -16,7 +16,9 @@ from mqproc import control_words
 from mqproc.cli.commands import SECONDS, Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output
+from mqproc.io import StoreIO
 from mqproc.layout import control as layout
+from mqproc.metrics.dispatch_lag import dispatch_behind_ms
 from mqproc.paths import StorePaths
 
 _COLUMNS = [Column("name"), Column("value", kind="number"), Column("unit"), Column("owner"), Column("help", "meaning")]
@@ -57,7 +59,7 @@ def read_all(paths: StorePaths) -> dict[str, Any]:
     return {
         "alive": int(control_words.is_alive(words, time.monotonic_ns())),
         "dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),
-        "dispatch_behind_ms": control_words.dispatch_behind_ms(words),
+        "dispatch_behind_ms": dispatch_behind_ms(StoreIO(), paths, words),
         "flush_behind_bytes": control_words.flush_behind_bytes(words),
         "flushed": control_words.flushed(words),
         "read_only": int(control_words.read_only(words)),
@@ -68,7 +70,7 @@ def read_all(paths: StorePaths) -> dict[str, Any]:
 _FIGURE_HELP = {
     "alive": ("", "1 while the supervisor's heartbeat goes on"),
     "dispatch_behind_bytes": ("bytes", "log that queues and index do not hold yet"),
-    "dispatch_behind_ms": ("ms", "store time between the last dispatched and the last written record"),
+    "dispatch_behind_ms": ("ms", "age of the oldest message that queues and index do not hold yet"),
     "flush_behind_bytes": ("bytes", "log that a power loss could take"),
     "flushed": ("bytes", "end of the durable log"),
     "read_only": ("", "1 after a failed sync"),

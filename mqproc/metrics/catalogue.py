@@ -1,8 +1,8 @@
 """Every metric: name, type, unit, labels, help. Where its value comes from, the collector's parts say.
 
-Names follow Prometheus' rules: one prefix, base units, `_total` for counters, timestamps instead of ages. A metric that
-RocketMQ's users know has RocketMQ's words in its name. Label values are few: roles, targets, error codes and requests
-are fixed sets; topics and groups are bounded by the option `metrics_series_max`.
+Names follow Prometheus' rules: one prefix, base units, `_total` for counters, timestamps instead of ages, but for
+what is behind, whose seconds are 0 with nothing behind. A metric that RocketMQ's users know has RocketMQ's words in its
+name. Label values are few: topics and groups are bounded by the option `metrics_series_max`, all others are fixed sets.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ METRICS: tuple[Metric, ...] = (
     # The group
     _gauge("mqproc_up", "", "1 while the supervisor's heartbeat goes on."),
     _gauge("mqproc_build_info", "", "1, with the version of mqproc and of Python.", "version", "python"),
-    _gauge("mqproc_group_ready", "", "1 while every role runs and the store takes messages."),
+    _gauge("mqproc_group_ready", "", "1 while every role runs and the store takes messages, as /readyz says."),
     _gauge("mqproc_group_started_timestamp_seconds", "seconds", "Unix time at which this supervisor started."),
     # Roles and their processes
     _gauge("mqproc_role_up", "", "1 while the role's process runs.", "role"),
@@ -48,7 +48,12 @@ METRICS: tuple[Metric, ...] = (
     _counter("mqproc_role_restarts_total", "", "Times that the role died unasked in this run of the group.", "role"),
     _counter("mqproc_role_cycles_total", "", "Steps of the role that did work.", "role"),
     _histogram("mqproc_role_cycle_seconds", "seconds", "Length of steps that did work, sampled.", "role"),
-    _counter("mqproc_errors_total", "", "Errors that the role logged.", "role"),
+    _counter(
+        "mqproc_errors_total",
+        "",
+        "Errors that the role logged; the supervisor's also of earlier runs.",
+        "role",
+    ),
     _counter("mqproc_process_cpu_seconds_total", "seconds", "Processor time of the role's process.", "role"),
     _gauge("mqproc_process_resident_memory_bytes", "bytes", "Memory of the process, shared pages in full.", "role"),
     _gauge(
@@ -98,7 +103,7 @@ METRICS: tuple[Metric, ...] = (
     _counter("mqproc_index_entries_total", "", "Index entries written since the group started."),
     _gauge("mqproc_dispatch_behind_bytes", "bytes", "Log that queues and index do not hold yet."),
     _gauge("mqproc_dispatch_behind_messages", "", "Messages that queues and index do not hold yet."),
-    _gauge("mqproc_dispatch_behind_seconds", "seconds", "Store time between the last dispatched and the last record."),
+    _gauge("mqproc_dispatch_behind_seconds", "seconds", "Age of the oldest message that is not dispatched."),
     _histogram("mqproc_dispatch_delay_seconds", "seconds", "From a message's append to its place in queue and index."),
     _gauge("mqproc_dispatch_blocked", "", "errno that holds dispatch up, 0 when it goes on."),
     _counter("mqproc_dispatch_gap_bytes_total", "bytes", "Log that was deleted before it was dispatched."),

@@ -1,12 +1,15 @@
 """Everything that is known of a running group, read at the moment it is asked for; nothing is counted twice.
 
     control file    words, histograms, counts by code        from_words
+    log             the oldest message not dispatched        dispatch_lag
+    errors          the supervisor's                         error_log
     queue table     topics                                   topics
     progress        consumer groups                          groups
     /proc           memory and processor time of each role   processes
 
-Lag is the difference of two words read at one moment, survives the death of any role, and is the same number that
-`mqproc stat` prints. Most cumulative words begin at 0 with each start of the group, which Prometheus takes for a reset.
+Lag is the difference of two words read at one moment, or the age of a message; it survives the death of any role, and
+is the same number that `mqproc stat` prints. Most cumulative words begin at 0 with each start of the group, which
+Prometheus takes for a reset; the supervisor's errors go on.
 """
 
 from __future__ import annotations
@@ -23,9 +26,12 @@ from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
 from mqproc.layout import index_file
+from mqproc.metrics.dispatch_lag import dispatch_behind_ms
+from mqproc.metrics.error_log import SeenError, seen_errors
 from mqproc.metrics.exposition import Samples
 from mqproc.metrics.from_words import samples_of_words
 from mqproc.metrics.groups import GroupLag, GroupLags
+from mqproc.metrics.health import ready_problems_of
 from mqproc.metrics.processes import ProcessFigures, figures_of
 from mqproc.metrics.topics import TableFigures, TopicTable
 from mqproc.paths import StorePaths
@@ -46,6 +52,16 @@ class Picture:
     table: TableFigures | None
     """None before recovery has made the queue table."""
     lags: list[GroupLag]
+    problems: list[str]
+    """Why the group does not serve in full."""
+    dispatch_behind_ms: int
+    errors: list[SeenError]
+    """Every distinct error, the one that came last first."""
+
+    @property
+    def supervisor_errors(self) -> int:
+        """How often something went wrong in the supervisor, which has no word for it: what the store's errors keep."""
+        return sum(error.count for error in self.errors if error.owner == layout.SUPERVISOR)
 
 
 class Collector:
@@ -76,19 +92,35 @@ class Collector:
         """The group now."""
         # The words first: a queue table that is a little newer contradicts nothing that follows from them.
         words = self.control.snapshot()
+        # At once, too: a heartbeat is silent for no longer than it was when it was read.
+        problems = ready_problems_of(words, self.options.heartbeat_timeout_ms * 1_000_000)
         self._open_table()
         return Picture(
             words=words,
             processes=self._look_at_processes(words),
             table=self._topics.figures() if self._topics else None,
             lags=self._groups.figures() if self._groups else [],
+            problems=problems,
+            dispatch_behind_ms=dispatch_behind_ms(self._io, self._paths, words),
+            errors=self._seen_errors(),
         )
 
     def samples(self) -> dict[str, Samples]:
         """Every metric's samples by its name."""
         picture = self.picture()
+        of_words = samples_of_words(
+            self.control,
+            self.options,
+            picture.words,
+            ready=not picture.problems,
+            behind_ms=picture.dispatch_behind_ms,
+        )
+        of_words["mqproc_errors_total"] = [
+            ((layout.SUPERVISOR,), picture.supervisor_errors),
+            *of_words["mqproc_errors_total"],
+        ]
         return {
-            **samples_of_words(self.control, self.options, picture.words),
+            **of_words,
             **_of_processes(picture.processes),
             **_of_topics(picture.table),
             **_of_groups(picture.lags),
@@ -101,6 +133,12 @@ class Collector:
         if self._topics is not None:
             self._topics.table.close()
             self._topics = self._groups = None
+
+    def _seen_errors(self) -> list[SeenError]:
+        try:
+            return seen_errors(self._io, self._paths)
+        except (OSError, CorruptStoreError):
+            return []
 
     def _open_table(self) -> None:
         if self._topics is not None:

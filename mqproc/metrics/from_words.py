@@ -12,6 +12,7 @@ from mqproc.control import Control
 from mqproc.layout import control as layout
 from mqproc.layout import figures
 from mqproc.metrics.exposition import Samples
+from mqproc.metrics.health import unflushed_seconds
 from mqproc.shm.code_counts import read_code_counts
 from mqproc.shm.histogram import Buckets, read_buckets
 
@@ -102,8 +103,13 @@ PLAIN: Final[Mapping[str, tuple[str, float]]] = {
 """Metrics that are one word, perhaps in another unit: name → (word, factor)."""
 
 
-def samples_of_words(control: Control, options: Options, words: Mapping[str, int]) -> dict[str, Samples]:
-    """Samples by metric; `words` is one snapshot, so that no figure contradicts another."""
+def samples_of_words(
+    control: Control, options: Options, words: Mapping[str, int], *, ready: bool, behind_ms: int
+) -> dict[str, Samples]:
+    """Samples by metric; `words` is one snapshot, so that no figure contradicts another.
+
+    `ready` is what /readyz says, `behind_ms` how late dispatch is.
+    """
     now_ns = time.monotonic_ns()
     unix_offset_ns = time.time_ns() - now_ns
 
@@ -112,7 +118,10 @@ def samples_of_words(control: Control, options: Options, words: Mapping[str, int
         return (monotonic_ns + unix_offset_ns) / NS if monotonic_ns else 0.0
 
     plain: dict[str, Samples] = {name: [((), words[word] * factor)] for name, (word, factor) in PLAIN.items()}
-    single = _derived(control, options, words, now_ns)
+    single = _derived(control, options, words, now_ns) | {
+        "mqproc_group_ready": ready,
+        "mqproc_dispatch_behind_seconds": behind_ms / 1000,
+    }
     return {
         **plain,
         **{name: [((), float(value))] for name, value in single.items()},
@@ -122,14 +131,6 @@ def samples_of_words(control: Control, options: Options, words: Mapping[str, int
     }
 
 
-def unflushed_seconds(words: Mapping[str, int], now_ns: int) -> float:
-    """At most how old the oldest message is that a power loss could take; 0 when there is none."""
-    if not control_words.flush_behind_bytes(words):
-        return 0.0
-    since_ns = words["all_flushed_ns"] or words["written_ns"]
-    return max(0, now_ns - since_ns) / NS
-
-
 def takes_nothing(control: Control) -> bool:
     """The store is read-only, for whichever reason."""
     return control.read_only or control.damage_read_only
@@ -137,19 +138,16 @@ def takes_nothing(control: Control) -> bool:
 
 def _derived(control: Control, options: Options, words: Mapping[str, int], now_ns: int) -> dict[str, float]:
     used, free = words["disk_used_bytes"], words["disk_free_bytes"]
-    read_only = takes_nothing(control)
     ready_end, segment = words["segments_ready_end"], options.mapped_file_size_commit_log
     slots_used = words[f"commit_index_slots_{words['commit_sequence'] & 1}"]
     entries = max(0, words["index_items"] - 1)
     return {
         "mqproc_up": control_words.is_alive(words, now_ns),
-        "mqproc_group_ready": words["group_state"] == layout.GROUP_READY and not read_only,
-        "mqproc_read_only": read_only,
+        "mqproc_read_only": takes_nothing(control),
         "mqproc_sync_failed": control.read_only,
         "mqproc_damage_holes": control_words.damage_holes(words),
         "mqproc_dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),
         "mqproc_dispatch_behind_messages": control_words.dispatch_behind_messages(words),
-        "mqproc_dispatch_behind_seconds": control_words.dispatch_behind_ms(words) / 1000,
         "mqproc_unflushed_seconds": unflushed_seconds(words, now_ns),
         "mqproc_segments_ready": max(0, ready_end - words["written"]) // segment,
         "mqproc_disk_usage_ratio": used / (used + free) if used + free else 0.0,

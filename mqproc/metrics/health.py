@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mqproc import control_words
-from mqproc.control import Control
 from mqproc.control_words import SUPERVISOR_TIMEOUT_NS
 from mqproc.layout import control as layout
-from mqproc.metrics.from_words import unflushed_seconds
 from mqproc.quantities import counted
+
+if TYPE_CHECKING:
+    from mqproc.config import Options
+    from mqproc.control import Control
 
 BEHIND_MS: Final = 10_000
 UNFLUSHED_S: Final = 60.0
@@ -33,43 +35,77 @@ _MENDS: Final = {
 
 def alive_problems(control: Control) -> list[str]:
     """Why the group does not live; none when it does."""
-    silent_ns = time.monotonic_ns() - control.load(layout.SUPERVISOR_HEARTBEAT_NS)
+    return _alive_problems(control.snapshot(), time.monotonic_ns())
+
+
+def ready_problems(control: Control, timeout_ns: int) -> list[str]:
+    """Why the group does not serve in full; none when it does. `timeout_ns` is when a role counts as silent."""
+    return ready_problems_of(control.snapshot(), timeout_ns)
+
+
+def ready_problems_of(words: Mapping[str, int], timeout_ns: int) -> list[str]:
+    """The same, by words that have just been read."""
+    now_ns = time.monotonic_ns()
+    problems = _alive_problems(words, now_ns)
+    state = words["group_state"]
+    if state != layout.GROUP_READY:
+        problems.append(f"the group is {layout.GROUP_NAMES[state]}")
+    for role in layout.ROLES:
+        supervised = words[f"{role}.supervised"]
+        silent_ns = now_ns - words[f"{role}.heartbeat_ns"]
+        busy = words[f"{role}.state"] in layout.BUSY_STATES
+        if supervised != layout.RUNNING:
+            problems.append(f"{role} is {layout.SUPERVISED_NAMES[supervised]}{_MENDS.get(supervised, '')}")
+        elif silent_ns > timeout_ns and not busy:
+            problems.append(f"{role} has been silent for {silent_ns / 1e9:.1f} s: it is ended, and started again")
+    if errno := control_words.sync_errno(words):
+        reason = f"a sync failed with errno {errno}"
+        problems.append(f"the store is read-only: {reason}; mend the disk, mqproc down, mqproc store repair")
+    if words["damage_read_only"] or words["dispatch_read_only"]:
+        damaged = counted(control_words.damage_holes(words), "damaged range")
+        problems.append(f"the store is read-only: {damaged}, on_damage = read_only; mqproc store verify tells which")
+    if words["disk_full"]:
+        problems.append("the disk is nearly full: sends are refused; make room, or look at mqproc store retention")
+    return problems
+
+
+def not_offered(options: Options) -> str:
+    """What is told of a monitor that does not listen though its group runs."""
+    address = f"{options.metrics_host}:{options.metrics_port}"
+    return f"metrics and the status page are not offered at {address}: set metrics_port; mqproc errors tells why"
+
+
+def readiness(group: str, *, ready: bool) -> str:
+    """The group's state in a word: one that is up and not ready is not called ready."""
+    if ready:
+        return "ready"
+    return "not ready" if group == layout.GROUP_NAMES[layout.GROUP_READY] else f"{group}, not ready"
+
+
+def _alive_problems(words: Mapping[str, int], now_ns: int) -> list[str]:
+    silent_ns = now_ns - words["supervisor_heartbeat_ns"]
     if silent_ns > SUPERVISOR_TIMEOUT_NS:
         return [f"the supervisor has been silent for {silent_ns / 1e9:.1f} s: mqproc errors, then mqproc up"]
     return []
 
 
-def ready_problems(control: Control, timeout_ns: int) -> list[str]:
-    """Why the group does not serve in full; none when it does. `timeout_ns` is when a role counts as silent."""
-    problems = alive_problems(control)
-    state = control.load(layout.GROUP_STATE)
-    if state != layout.GROUP_READY:
-        problems.append(f"the group is {layout.GROUP_NAMES[state]}")
-    for role in layout.ROLES:
-        supervised = control.load(layout.supervised_word(role, "supervised"))
-        silent_ns = time.monotonic_ns() - control.load(layout.role_word(role, "heartbeat_ns"))
-        busy = control.load(layout.role_word(role, "state")) in layout.BUSY_STATES
-        if supervised != layout.RUNNING:
-            problems.append(f"{role} is {layout.SUPERVISED_NAMES[supervised]}{_MENDS.get(supervised, '')}")
-        elif silent_ns > timeout_ns and not busy:
-            problems.append(f"{role} has been silent for {silent_ns / 1e9:.1f} s: it is ended, and started again")
-    if control.read_only:
-        reason = f"a sync failed with errno {control.sync_errno}"
-        problems.append(f"the store is read-only: {reason}; mend the disk, mqproc down, mqproc store repair")
-    if control.damage_read_only:
-        damaged = counted(control.damage_holes, "damaged range")
-        problems.append(f"the store is read-only: {damaged}, on_damage = read_only; mqproc store verify tells which")
-    if control.load(layout.DISK_FULL):
-        problems.append("the disk is nearly full: sends are refused; make room, or look at mqproc store retention")
-    return problems
+def unflushed_seconds(words: Mapping[str, int], now_ns: int) -> float:
+    """At most how old the oldest message is that a power loss could take; 0 when there is none."""
+    if not control_words.flush_behind_bytes(words):
+        return 0.0
+    since_ns = words["all_flushed_ns"] or words["written_ns"]
+    return max(0, now_ns - since_ns) / 1e9
 
 
-def warnings_of(words: Mapping[str, int], now_ns: int) -> list[str]:
-    """What is wrong while the group serves, by its words, and what to do; `now_ns` is the monotonic clock."""
+def warnings_of(words: Mapping[str, int], now_ns: int, behind_ms: int) -> list[str]:
+    """What is wrong while the group serves, by its words, and what to do; `now_ns` is the monotonic clock.
+
+    `behind_ms` is `dispatch_behind_ms`.
+    """
     found = []
     if words["dispatch_errno"]:
         found.append(f"dispatch waits: {_error(words['dispatch_errno'])}; it goes on by itself when that is mended")
-    elif (behind_ms := control_words.dispatch_behind_ms(words)) >= BEHIND_MS:
+    elif behind_ms >= BEHIND_MS:
         found.append(
             f"consumers see messages {behind_ms / 1000:.0f} s late; if dispatch stands still: mqproc restart dispatcher"
         )

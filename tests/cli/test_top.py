@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from mqproc.control import Control
+from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from tests.cli.calling import call
 from tests.cli.pseudo_terminal import PseudoTerminal
@@ -171,3 +173,21 @@ def test_a_store_that_never_ran_is_told_before_the_screen_is_taken(tmp_path: Pat
         assert terminal.end() == 9
         assert terminal.settings() == terminal.before
         assert b"\x1b[?1049h" not in terminal.raw
+
+
+def test_a_group_that_does_not_serve_in_full_is_never_called_ready(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    assert call("status", "--store", group.store).out.startswith(f"{group.store}: ready, up")
+    control = Control.open(StoreIO(), group.paths, write=True)
+    control.store(words_of.QUERY_SYNC_ERRNO, 5)
+    control.close()
+    status = call("status", "--store", group.store)
+    assert status.code == 1
+    assert status.out.startswith(f"{group.store}: not ready, READ-ONLY after a failed sync, up")
+    problem = "✗ the store is read-only: a sync failed with errno 5; mend the disk, mqproc down, mqproc store repair"
+    assert problem in status.out
+    (said,) = call("status", "--store", group.store, "--json").json["problems"]
+    assert said == problem.removeprefix("✗ ")
+    page = call("top", "--store", group.store, "--once", "--interval", "200ms").out
+    assert f"{group.store}  not ready, up" in page
+    assert problem in page

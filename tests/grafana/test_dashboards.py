@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,3 +117,11 @@ def test_every_alert_has_a_runbook() -> None:
     assert headings == [alert.name for alert in alerts(Durations())]
     for alert in alerts(Durations()):
         assert alert.rule(Durations())["annotations"]["runbook_url"] == f"grafana/README.md#{alert.name.lower()}"
+
+
+def test_the_generator_takes_no_option_for_a_folder(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(FOLDER.parent)}
+    command = [sys.executable, "-m", "grafana.source", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert "usage: python -m grafana.source [-h] [folder]" in done.stdout
+    assert list(tmp_path.iterdir()) == []

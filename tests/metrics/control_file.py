@@ -9,9 +9,9 @@ from mqproc.config import Options, load_options
 from mqproc.control import Control
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
-from mqproc.layout import queue_table
+from mqproc.layout import queue_table, record
 from mqproc.metrics.collector import Collector
-from mqproc.paths import StorePaths
+from mqproc.paths import StorePaths, segment_name
 from mqproc.shm.clock import Clock
 from mqproc.store.queue_table import QueueTable
 
@@ -19,10 +19,15 @@ IO = StoreIO()
 
 
 def make_control(store: Path) -> Control:
-    """A ready group: 9,000 bytes and 90 messages written, 60 of them dispatched, half of the bytes flushed."""
+    """A ready group: 9,000 bytes and 90 messages written, 60 of them dispatched, half of the bytes flushed.
+
+    The last message that is dispatched is as old as this code; the one behind it is of now.
+    """
     paths = StorePaths(store)
     control = Control.create(IO, paths, Clock(), os.getpid())
     now_ns = Clock().monotonic_ns()
+    now_ms = Clock().time_ms()
+    write_record(store, 6000, now_ms)
     control.store(layout.GROUP_STATE, layout.GROUP_READY)
     for role in layout.ROLES:
         control.store(layout.supervised_word(role, "supervised"), layout.RUNNING)
@@ -32,7 +37,7 @@ def make_control(store: Path) -> Control:
     for index, value in (
         (layout.WRITTEN, 9000),
         (layout.WRITTEN_NS, now_ns),
-        (layout.WRITTEN_STORE_TIMESTAMP_MS, 1_700_000_002_500),
+        (layout.WRITTEN_STORE_TIMESTAMP_MS, now_ms),
         (layout.APPENDED_MESSAGES, 90),
         (layout.FLUSHER_SYNCED, 4500),
         (layout.ALL_FLUSHED_NS, now_ns - 7_000_000_000),
@@ -44,6 +49,23 @@ def make_control(store: Path) -> Control:
     ):
         control.store(index, value)
     return control
+
+
+def write_record(store: Path, at: int, stored_ms: int, *, segment: int = 0, born_v6: bool = False) -> None:
+    """The head of a record in the log's segment that begins at `segment`, up to its store time."""
+    flags = record.SYS_FLAG_BORN_HOST_V6 if born_v6 else 0
+    host = bytes(record.HOST_V6_SIZE if born_v6 else record.HOST_V4_SIZE)
+    head = record.HEAD.pack(100, record.MAGIC_V1, 0, 0, 0, 0, at, flags, stored_ms)
+    write_log(store, at, head + host + stored_ms.to_bytes(8, "big"), segment=segment)
+
+
+def write_log(store: Path, at: int, data: bytes, *, segment: int = 0) -> None:
+    """These bytes at an offset of the log."""
+    path = StorePaths(store).commit_log / segment_name(segment)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("r+b" if path.exists() else "w+b") as file:
+        file.seek(at - segment)
+        file.write(data)
 
 
 def make_queues(store: Path, topics: int, queues: int, messages: int) -> None:

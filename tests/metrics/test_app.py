@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ from mqproc.control import Control
 from mqproc.layout import control as layout
 from mqproc.metrics.app import StatusFeed, make_app
 from mqproc.metrics.error_log import ErrorLog
+from mqproc.metrics.groups import GroupLag
 from mqproc.metrics.snapshot import snapshot
 from mqproc.paths import StorePaths
-from tests.metrics.control_file import IO, make_collector, make_control, make_queues
+from tests.metrics.control_file import IO, make_collector, make_control, make_queues, write_record
 
 
 @pytest.fixture
@@ -87,7 +90,7 @@ def test_ready_names_the_role_that_is_not(control: Control, tmp_path: Path) -> N
     ("changes", "said"),
     [
         ({layout.DISPATCH_ERRNO: 28}, "dispatch waits: No space left on device (errno 28)"),
-        ({layout.WRITTEN_STORE_TIMESTAMP_MS: 1_700_000_013_000}, "12 s late; if dispatch stands still: mqproc restart"),
+        ({layout.DISPATCHED: 7000}, "12 s late; if dispatch stands still: mqproc restart"),
         ({layout.ALL_FLUSHED_NS: 1}, "a loss of power would take the last"),
         ({layout.SEGMENT_ERRNO: 122}, "the log gets no new segment: Disk quota exceeded (errno 122); make room"),
         ({layout.DAMAGE_HOLES: 2}, "2 damaged ranges, all else is served: mqproc store verify"),
@@ -98,6 +101,7 @@ def test_what_is_wrong_while_the_group_serves_is_told_with_what_to_do(
     control: Control, tmp_path: Path, changes: dict[int, int], said: str
 ) -> None:
     assert snapshot(make_collector(tmp_path, control), IO, StorePaths(tmp_path))["warnings"] == []
+    write_record(tmp_path, 7000, round(time.time() * 1000) - 12_000)
     for word, value in changes.items():
         control.store(word, value)
     found = snapshot(make_collector(tmp_path, control), IO, StorePaths(tmp_path))
@@ -144,9 +148,11 @@ def test_an_event_is_a_snapshot_of_the_group(control: Control, tmp_path: Path) -
     assert event.endswith(b"\n\n")
     assert found["ready"]
     assert found["path"]["dispatch_behind_bytes"] == 3000
+    assert found["roles"][0]["errors"] == 0
     assert [role["role"] for role in found["roles"]] == [layout.SUPERVISOR, *layout.ROLES]
     assert len(found["topics"]) == 50
     assert found["topic_count"] == 60
+    assert (found["group_count"], found["group_lag_messages"]) == (0, 0)
     assert found["topics"][0] == {
         "topic": "topic-59",
         "queues": 2,
@@ -157,3 +163,25 @@ def test_an_event_is_a_snapshot_of_the_group(control: Control, tmp_path: Path) -
     }
     assert found["errors"][0]["text"] == "disk nearly full"
     assert sum(found["latencies"]["append"]["counts"]) == 0
+
+
+def test_totals_are_of_all_groups_though_only_some_are_sent(
+    control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lags = [GroupLag(f"group-{number}", "orders", 10, 1.0) for number in range(70)]
+    collector = make_collector(tmp_path, control)
+    picture = dataclasses.replace(collector.picture(), lags=lags)
+    monkeypatch.setattr(collector, "picture", lambda: picture)
+    found = snapshot(collector, IO, StorePaths(tmp_path))
+    assert len(found["groups"]) == 50
+    assert (found["group_count"], found["group_lag_messages"]) == (70, 700)
+
+
+def test_the_supervisors_errors_stand_in_its_row(control: Control, tmp_path: Path) -> None:
+    errors = ErrorLog.create(IO, StorePaths(tmp_path), layout.SUPERVISOR)
+    assert errors is not None
+    errors.note("query has died", 1_700_000_000_000)
+    errors.note("query has died", 1_700_000_000_000)
+    (row,) = [role for role in snapshot(make_collector(tmp_path, control), IO, StorePaths(tmp_path))["roles"]
+              if role["role"] == layout.SUPERVISOR]  # fmt: skip
+    assert row["errors"] == 2

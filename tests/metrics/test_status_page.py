@@ -95,7 +95,7 @@ def test_a_page_of_a_group_that_is_late_says_what_to_do(make_group: Callable[...
         try:
 
             def late() -> bool:
-                """Late is what was stored ten seconds after the last message that dispatch has seen."""
+                """Late is what waits for ten seconds."""
                 send(group, 1)
                 return "s late; if dispatch stands still: mqproc restart dispatcher" in page.text("#warnings")
 
@@ -122,6 +122,10 @@ def test_topics_roles_and_theme_can_be_clicked_through(group: Group, page: Chrom
     page.click("#filter")
     page.type("pay")
     page.wait(lambda: [row[0] for row in rows(page, "topics")] == [long], "one topic is left")
+    assert page.text("[data-show=topic_count]") == "1 of the 2 shown, 2 in all"
+    assert page.value("[ofAll(50, 70), ofAll(2, 2)].join()") == "50 of 70,2"
+    assert page.text("[data-show=group_count]") == "0"
+    assert page.value("[atMost(0.005), atMost(null), atMost(Infinity)].join()") == "≤ 5 ms,–,longer"
     assert [row[0] for row in rows(page, "roles")] == [words_of.SUPERVISOR, *words_of.ROLES]
     assert rows(page, "errors") == [["none"]]
 
@@ -150,6 +154,7 @@ def test_rates_move_while_something_flows_and_rest_afterwards(group: Group, page
     with group.client() as client:
         client.create_topic("orders", 1)
         send(group, 5000)
+        client.wait_dispatched()
         sent = 5000
 
         def flows(arrow: str) -> bool:

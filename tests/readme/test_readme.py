@@ -14,6 +14,7 @@ import pytest
 
 from mqproc import Message
 from mqproc.cli.main import cli
+from mqproc.config import PAGE_BYTES, Options
 from tests.conftest import Group
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -153,3 +154,15 @@ def parsed(line: str) -> str:
 def test_every_command_line_is_found() -> None:
     assert len(command_lines()) >= 33
     assert "mqproc spark script" in command_lines()
+
+
+def test_the_loss_window_is_that_of_the_defaults() -> None:
+    options = Options()
+    pages, seconds = options.flush_commit_log_least_pages, options.flush_commit_log_thorough_interval // 1000
+    (row,) = re.findall(r"^\| power loss.*$", README, re.MULTILINE)
+    for promised in (
+        f"`flush_interval_commit_log`, {options.flush_interval_commit_log} ms",
+        f"`flush_commit_log_least_pages`, {pages} pages of {PAGE_BYTES // 1024} KiB",
+        f"`flush_commit_log_thorough_interval`, {seconds} s",
+    ):
+        assert promised in row

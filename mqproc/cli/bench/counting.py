@@ -1,8 +1,9 @@
 """`mqproc bench counting`: what the roles' counting costs a message, by runs in pairs, with it and without.
 
 The kernels that the roles call at each step, as they are and without what they count, and the loop that counts and
-times the steps of every role. What is left when the other run's time is taken off is the counting. The runs are short
-and take turns, and the median of their pairs stands up to a busy machine.
+times the steps of every role. What is left when the other run's time is taken off is the counting. Both loops read the
+clock behind each step, since a loop must know when to rest: that is not counting, and not in what is left. The runs are
+short and take turns, and the median of their pairs stands up to a busy machine.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def counting(invocation: Invocation) -> None:
 
     A step of the writer, one of the dispatcher, and a pull that the query role answers are counted, and the loop counts
     and times steps; the processor time of that alone, by how many messages there are in a step, as the median of runs
-    in pairs with and without it.
+    in pairs with and without it. The loop's reading of the clock is in both, so it is not in the figures. Figures of a
+    few ns a step, negative ones too, are noise.
     """
     rows = [counting_cost(messages, role) for role in _ROLES for messages in MESSAGES_A_STEP]
     invocation.out.rows("counting", _COLUMNS, rows)
@@ -147,7 +149,7 @@ class _Worker:
 
 
 class _UncountedLoop(Loop):
-    """The same loop, which neither looks how long a step took nor counts it."""
+    """The same loop, which neither looks how long a step took nor counts it; it reads the clock, for its rests."""
 
     def _step(self) -> int:
         done = self._do_work()

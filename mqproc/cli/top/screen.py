@@ -24,6 +24,7 @@ from mqproc.cli.top.figures import (
     shown_rows,
 )
 from mqproc.cli.top.state import HELP, State
+from mqproc.metrics.health import readiness
 from mqproc.quantities import counted
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
@@ -103,7 +104,7 @@ class Screen:
 
 def _title(state: State, now: Snapshot, columns: int) -> Text:
     ready = now["ready"]
-    word, style = (now["group"], "bold green") if ready else (f"{now['group']}, not ready", "bold red")
+    word, style = readiness(now["group"], ready=ready), "bold green" if ready else "bold red"
     since = format_duration((now["time_ms"] - now["started_ms"]) / 1000) if ready else "-"
     left = Text.assemble((" mqproc top ", "reverse bold"), f" {now['store']}  ", (word, style), f", up {since}")
     held = "held  " if state.held else f"every {state.interval_s:g} s  "

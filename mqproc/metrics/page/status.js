@@ -37,6 +37,11 @@ function span(seconds) {
   return `${(seconds / 86400).toFixed(1)} d`;
 }
 
+// A quantile is known as a bound of the histogram's classes.
+function atMost(seconds) {
+  return seconds === null || seconds === Infinity ? span(seconds) : `≤ ${span(seconds)}`;
+}
+
 function ago(ms, nowMs) {
   return ms ? `${span(Math.max(0, nowMs - ms) / 1000)} ago` : "never";
 }
@@ -143,17 +148,16 @@ function showPath(now) {
   show("writer", path.read_only ? "READ-ONLY" : `${count(path.appended_messages)} messages`);
   show("dispatcher", path.dispatch_behind_messages ? `${count(path.dispatch_behind_messages)} to go` : "all done");
 
-  show("append_p99", `99 %: ${span(latency("append", 0.99).value)}`);
+  show("append_p99", `99 %: ${atMost(latency("append", 0.99).value)}`);
   const undurable = Math.max(path.queues_behind_bytes, path.index_behind_bytes);
   show("queues_behind", undurable ? `${bytes(undurable)} not durable` : "all durable");
-  show("pull_p99", `99 %: ${span(latency("pull", 0.99).value)}`);
+  show("pull_p99", `99 %: ${atMost(latency("pull", 0.99).value)}`);
   show("dispatch_behind", path.dispatch_behind_bytes
     ? `${bytes(path.dispatch_behind_bytes)} behind` : "0 B behind");
   show("unflushed", path.flush_behind_bytes ? `${span(path.unflushed_s)} not durable` : "all durable");
   show("behind_bytes", `${bytes(path.dispatch_behind_bytes)}, ${span(path.dispatch_behind_s)}`);
   show("unflushed_bytes", `${bytes(path.flush_behind_bytes)}, ${span(path.unflushed_s)}`);
-  const lag = now.groups.reduce((sum, group) => sum + group.lag_messages, 0);
-  show("group_lag", now.groups.length ? `groups ${count(lag)} behind` : "no groups");
+  show("group_lag", now.group_count ? `groups ${count(now.group_lag_messages)} behind` : "no groups");
   level(one('[data-arrow="dispatch"]'), path.dispatch_behind_s, 1, 10);
   level(one('[data-arrow="write"]'), path.unflushed_s, 15, 60);
   const states = Object.fromEntries(now.roles.map((role) => [role.role, role]));
@@ -184,6 +188,10 @@ function showRoles(now) {
   show("memory", bytes(now.roles.reduce((sum, role) => sum + role.memory_bytes, 0)));
 }
 
+function ofAll(shown, all) {
+  return all > shown ? `${shown} of ${all}` : String(all);
+}
+
 function showTopics(now) {
   const wanted = one("#filter").value.toLowerCase();
   const before = earlier(RATE_S);
@@ -193,7 +201,8 @@ function showTopics(now) {
   const rows = now.topics.filter((topic) => topic.topic.toLowerCase().includes(wanted));
   fill("topics", rows.map((topic) => [topic.topic, [String(topic.queues), "minor"], count(topic.stored),
     [count(topic.appended), "minor"], speed(topic, "appended"), speed(topic, "delivered"), ago(topic.last_ms, now.time_ms)]));
-  show("topic_count", now.topic_count > now.topics.length ? `${now.topics.length} of ${now.topic_count}` : String(now.topic_count));
+  const searched = `${rows.length} of the ${now.topics.length} shown`;
+  show("topic_count", wanted ? `${searched}, ${now.topic_count} in all` : ofAll(now.topics.length, now.topic_count));
 }
 
 function showDisk(now) {
@@ -233,10 +242,11 @@ function showAll() {
   showDisk(now);
   fill("latencies", Object.keys(now.latencies).map((name) => {
     const middle = latency(name, 0.5);
-    return [name, span(middle.value), span(latency(name, 0.99).value), count(middle.total)];
+    return [name, atMost(middle.value), atMost(latency(name, 0.99).value), count(middle.total)];
   }));
   fill("groups", now.groups.map((group) => [group.group, group.topic, count(group.lag_messages),
     group.lag_messages && group.lag_s !== null ? span(group.lag_s) : "–"]));
+  show("group_count", ofAll(now.groups.length, now.group_count));
   fill("errors", now.errors.map((error) => [ago(error.last_ms, now.time_ms), error.role, count(error.count), error.text]));
 }
 
