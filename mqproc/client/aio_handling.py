@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
 from mqproc.client.handling import BUSY_S, IDLE_S, MESSAGES_AT_ONCE
+from mqproc.errors import MessageNotFoundError
 from mqproc.message import StoredMessage
 
 if TYPE_CHECKING:
@@ -67,10 +68,18 @@ class AsyncHandling:
             while not await self._handled(message):
                 failures += 1
                 if self._tries_in_order is None or failures > self._tries_in_order:
-                    await self._consumer.nack(message, delay_level=0 if self._tries_in_order is None else -1)
+                    await self._again_later(message)
                     break
                 if await self._stopped_within(self._pause_s):
                     return
+
+    async def _again_later(self, message: StoredMessage) -> None:
+        """A message that is gone would come again for ever, and hold up those behind it: it is done."""
+        try:
+            await self._consumer.nack(message, delay_level=0 if self._tries_in_order is None else -1)
+        except MessageNotFoundError as error:
+            _log.error("message %s of %s is passed over: %s", message.message_id, message.topic, error)
+            self._consumer.ack(message)
 
     async def _handled(self, message: StoredMessage) -> bool:
         try:

@@ -37,6 +37,7 @@ from mqproc.wire.operations import Empty, Operation
 NO_EPOCH = -1
 HANDLE = "POP_CK"
 """The property that a received message bears its handle in, as in RocketMQ."""
+GONE = -1
 NOT_NOW = -2
 Refusals = dict[tuple[str, int], MqprocError]
 

@@ -24,7 +24,10 @@ Steps = Generator[Call[Any], Any, T]
 
 @dataclass(frozen=True, slots=True)
 class ResetTo:
-    """Where progress shall go: exactly one of them. `shift` is relative to where it is."""
+    """Where progress shall go: exactly one of them. `shift` is relative to where it is.
+
+    What lies outside a queue is cut to its begin or its end.
+    """
 
     earliest: bool = False
     latest: bool = False

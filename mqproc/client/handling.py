@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final
 
+from mqproc.errors import MessageNotFoundError
 from mqproc.message import StoredMessage
 
 if TYPE_CHECKING:
@@ -68,10 +69,18 @@ class Handling:
             while not self._handled(message):
                 failures += 1
                 if self._tries_in_order is None or failures > self._tries_in_order:
-                    self._consumer.nack(message, delay_level=0 if self._tries_in_order is None else -1)
+                    self._again_later(message)
                     break
                 if self._stop.wait(self._pause_s):
                     return
+
+    def _again_later(self, message: StoredMessage) -> None:
+        """A message that is gone would come again for ever, and hold up those behind it: it is done."""
+        try:
+            self._consumer.nack(message, delay_level=0 if self._tries_in_order is None else -1)
+        except MessageNotFoundError as error:
+            _log.error("message %s of %s is passed over: %s", message.message_id, message.topic, error)
+            self._consumer.ack(message)
 
     def _handled(self, message: StoredMessage) -> bool:
         try:

@@ -100,13 +100,19 @@ class Retries:
             raise BadLevelError(f"delay level {options.delay_level} is above {DELAY_LEVELS}")
         found = [self._message(*place) for place in _bounded(options.messages)]
         copies = [self._retry(settings, options, message) if message is not None else None for message in found]
-        levels = [GONE if copy is None else copy[1] for copy in copies]
+        levels = [
+            self._absent(*place) if copy is None else copy[1]
+            for place, copy in zip(options.messages, copies, strict=True)
+        ]
         self._read_unanswered()
         new = [None if copy is None or self._was_stored(copy[0]) else copy[0] for copy in copies]
         self._send(asked, new, levels, lambda told: GroupNackAnswer(told))
 
     def resend(self, asked: Asked, options: GroupResendRequest) -> None:
-        """Copy dead letters back to the retry topic, as if they had never failed. Raises as `nack`."""
+        """Copy dead letters back to the group's retry topic, as if they had never failed. Raises as `nack`.
+
+        Members and simple consumers read it, whichever the group has now.
+        """
         self._settings_of(options.group)
         topic = dead_letter_topic(options.group)
         self._state.begin_retries(options.group, retry_topic(options.group), 0)
@@ -130,6 +136,12 @@ class Retries:
             return None
         message = decode_records(pulled.records.data)[0]
         return message if message.queue_offset == offset else None
+
+    def _absent(self, topic: str, queue_id: int, offset: int) -> int:
+        """What a nack of a message is answered that is not there."""
+        bounds = self._reading.queues.bounds(topic, queue_id)
+        behind = self._words[words_of.DISPATCHED] < self._words[words_of.WRITTEN]
+        return NOT_NOW if behind and (bounds is None or offset >= bounds.max_offset) else GONE
 
     def _retry(
         self, settings: GroupSettings, options: GroupNackRequest, message: StoredMessage

@@ -11,6 +11,7 @@ from mqproc.names import RETRY_PREFIX
 from mqproc.process.appender import NewMessage
 from mqproc.process.group_retries import ORIGIN, Identity, copy_of, identity
 from mqproc.store.groups.check_points import NEVER, CheckPoint
+from mqproc.store.groups.settings import retry_topic
 from mqproc.store.groups.unwritable import NO_ROOM
 from mqproc.store.reads.queue_messages import batches
 from mqproc.store.slices import Slices, finish
@@ -72,6 +73,8 @@ class PopCopies:
         if message.queue_offset != offset:
             return None
         origin = found.first_topic
+        if found.topic == retry_topic(found.group):
+            origin = message.properties.get("RETRY_TOPIC", origin)
         own = {"RETRY_TOPIC": origin, ORIGIN: message.properties.get(ORIGIN, message.message_id), "WAIT": "false"}
         times = message.reconsume_times
         dead = times >= settings.retry_max_times

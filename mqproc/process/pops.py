@@ -37,11 +37,13 @@ from mqproc.process.group_retries import count_copies
 from mqproc.process.held_receives import HeldReceives
 from mqproc.process.log import get_logger
 from mqproc.process.pop_copies import PopCopies
+from mqproc.process.pop_moves import PopMoves
 from mqproc.process.writes import Writes
 from mqproc.store.delays.timer_waiting import saved_check
 from mqproc.store.groups import check_points
 from mqproc.store.groups.check_points import NEVER, CheckPoint, Key, pop_retry_topic
 from mqproc.store.groups.open_check_points import OpenCheckPoints, begins_of
+from mqproc.store.groups.settings import retry_topic
 from mqproc.store.groups.unwritable import NO_ROOM
 from mqproc.store.reads.passing import passing
 from mqproc.store.slices import Slices
@@ -105,6 +107,7 @@ class Pops:
         self._refuse = refuse
         self._open = OpenCheckPoints()
         self._copies = PopCopies(reading, groups.state, self._max_bytes)
+        self._moves = PopMoves(reading, groups.state, self._copies, self._writes, self._max_bytes)
         self._due: list[tuple[int, int, CheckPoint]] = []
         self._busy: set[Place] = set()
         self._held = HeldReceives(
@@ -149,6 +152,8 @@ class Pops:
             self._look_ns = now_ns + LOOK_NS
             self._tell_received_from()
             self._move_revive_progress()
+        if self._moves.is_due(now_ns):
+            done += self._moves.move(now_ns, self._groups.members(), self._busy)
         return done
 
     def seconds_left(self, now_ns: int, at_most_s: float) -> float:
@@ -200,7 +205,7 @@ class Pops:
         """Take messages of the first queue that has some, what comes again before what is new."""
         group = options.group
         self._empty_pulls_left = EMPTY_PULLS_MAX
-        for topics in ([pop_retry_topic(group, topic) for topic in options.topics], options.topics):
+        for topics in (self._retry_topics(options), options.topics):
             queues = [(topic, queue_id) for topic in topics for queue_id in self._reading.queues.ids(topic)]
             self._turn += 1
             for number in range(len(queues)):
@@ -208,6 +213,17 @@ class Pops:
                 if (group, topic, queue_id) not in self._busy and self._give_of(asked, options, topic, queue_id):
                     return True
         return False
+
+    def _retry_topics(self, options: GroupReceiveRequest) -> list[str]:
+        """Where messages come again: those that simple consumers had, and what members nacked or was resent.
+
+        The latter only where the group has progress: what has its name may be where another group's come again.
+        """
+        found = [pop_retry_topic(options.group, topic) for topic in options.topics]
+        progress, own = self._state.progress, retry_topic(options.group)
+        if any(progress.offset(options.group, own, queue_id) is not None for queue_id in self._reading.queues.ids(own)):
+            found.append(own)
+        return found
 
     def _give_of(self, asked: Asked, options: GroupReceiveRequest, topic: str, queue_id: int) -> bool:
         group = options.group

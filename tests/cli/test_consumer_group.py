@@ -126,6 +126,17 @@ def test_a_reset_shows_its_plan_and_acts_with_execute(group: Group, client: Clie
     assert (again.code, again.err) == (0, "moved stands there already\n")
 
 
+def test_a_reset_beyond_a_queue_says_that_it_was_cut(group: Group, client: Client) -> None:
+    stand(client, "cut", 1, 15)
+    told = "cut to where the queue begins or ends"
+    assert f"2 queues {told}" in ask(group, "reset", "cut", "--to-offset", 999).err
+    assert f"1 queue {told}" in ask(group, "reset", "cut", "--shift-by", -10).err
+    assert told not in ask(group, "reset", "cut", "--to-offset", 20).err
+    assert told not in ask(group, "reset", "cut", "--to-earliest").err
+    assert f"2 queues {told}" in ask(group, "reset", "cut", "--to-offset", 999, "--execute").err
+    assert progress(client, "cut") == [20, 20]
+
+
 def test_a_reset_to_a_time_lands_in_the_middle_of_each_queue(group: Group, client: Client) -> None:
     client.create_topic("Timed", 2)
     times: list[int] = []
@@ -154,6 +165,9 @@ def test_resets_that_cannot_be_are_refused(group: Group, client: Client) -> None
     assert ask(group, "reset", "missing", "--to-earliest").code == 5
     assert ask(group, "reset", "stays", "--to-earliest", "--topic", "nothing").code == 5
     assert progress(client, "stays") == [1, 1]
+    for arguments in (("reset", "bad name!", "--to-earliest", "--topic", TOPIC), ("clone", "stays", "bad name!")):
+        refused = ask(group, *arguments)
+        assert (refused.code, "has ' ' at 3" in refused.err) == (2, True), "before there is a plan"
     # With a topic a group can be given a place to begin at before it is there.
     assert ask(group, "reset", "fresh", "--to-offset", 4, "--topic", TOPIC, "--execute").code == 0
     assert progress(client, "fresh") == [4, 4]
@@ -215,6 +229,15 @@ def test_dead_letters_are_listed_and_sent_again(group: Group, client: Client) ->
     assert len(ask(group, "dlq", "list", "sick", "--json").json["dead_letters"]) == 3
     assert ask(group, "dlq", "list", "nobody").code == 5
     assert ask(group, "dlq", "list", "source-of-none").code == 5
+
+
+def test_a_deletion_names_dead_letters_only_where_there_are_some(group: Group, client: Client) -> None:
+    stand(client, "well", 1, 1)
+    assert ask(group, "delete", "well", "--execute").err == "group well is forgotten\n"
+    with client.consumer("ill", TOPIC, start="earliest") as consumer:
+        consumer.nack(*consumer.receive(1, timeout=PATIENCE_S), delay_level=-1)
+    client.wait_dispatched()
+    assert ask(group, "delete", "ill", "--execute").err == "group ill is forgotten; %DLQ%ill stays\n"
 
 
 def test_without_a_running_group_of_processes(group: Group, tmp_path: Any) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mqproc.errors import BadRequestError, StoreBusyError
 from mqproc.layout.record_codec import decode_records
 from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC
+from mqproc.process.appender import NewMessage
 from mqproc.store.groups.check_points import CheckPoint
 from mqproc.store.reads import queue_messages
 from mqproc.wire.group_operations import EARLIEST, GroupInvisibleRequest, GroupReceiveRequest
@@ -137,5 +139,57 @@ def test_a_receive_that_waits_for_a_queue_is_tried_when_the_one_before_it_is_ans
             stored.pop()(0)
             found.append(wait_until(caller.answer, SOON_S, "an answer"))
         assert [decode_records(payload)[0].body for _, _, payload in found] == [b"0", b"1"]
+    finally:
+        group.close()
+
+
+class Members:
+    """What members of a group want."""
+
+    def __init__(self, *topics: str) -> None:
+        self.topics = list(topics)
+
+
+def test_progress_where_messages_are_moved_for_members_goes_past_what_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Group(tmp_path / "store")
+    topic = "%RETRY%g_Orders"
+    group.store.engine.append(topic, [b"0", b"1", b"2"], time.time_ns() // 1_000_000, queues=1)
+    group.dispatch()
+    sent: list[tuple[list[NewMessage], Callable[[int], None], Callable[[StoreBusyError], None]]] = []
+    try:
+        pops = group.role._pops
+        moves, progress = pops._moves, pops._state.progress
+        monkeypatch.setattr(pops._writes, "store", lambda *what: sent.append(what))
+        pops._state.known("g")
+        members: Any = {"g": Members("Orders", "%RETRY%g")}
+
+        def move(busy: Container[tuple[str, str, int]] = ()) -> int:
+            before = len(sent)
+            moves.move(0, members, busy)
+            return len(sent) - before
+
+        assert move() == 0, "what the group has no progress in is another one's"
+        progress.set("g", topic, 0, 1)
+        assert move(busy={("g", topic, 0)}) == 0, "somebody is just being given them"
+        members["g"].topics.append(topic)
+        assert move() == 0, "members read it themselves"
+        members["g"].topics.remove(topic)
+        assert move() == 1
+        assert not moves.is_due(1 << 62), "one at a time"
+        sent[0][2](StoreBusyError("not now"))
+        assert (moves.is_due(1 << 62), progress.offset("g", topic, 0)) == (True, 1)
+        assert move() == 1
+        copies, stored, _refused = sent[1]
+        assert [(each.topic, each.body) for each in copies] == [("%RETRY%g", b"1"), ("%RETRY%g", b"2")]
+        assert progress.offset("g", "%RETRY%g", 0) == 0, "so that all count as not consumed"
+        stored(0)
+        assert (progress.offset("g", topic, 0), move()) == (3, 0)
+        progress.set("g", topic, 0, 0)
+        assert move() == 1
+        progress.set("g", topic, 0, 2)
+        sent[2][1](0)
+        assert progress.offset("g", topic, 0) == 2, "a reset meanwhile holds"
     finally:
         group.close()

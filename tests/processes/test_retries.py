@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from mqproc import AsyncClient, MessageNotFoundError
 from mqproc.client import group_calls
 from mqproc.delay_levels import DELAY_LEVELS
 from mqproc.layout.control import KEEPER, QUERY, WRITER
 from mqproc.message import StoredMessage
 from mqproc.names import SCHEDULE_TOPIC
 from tests.conftest import PATIENCE_S, Group, wait_until
+from tests.processes.test_retention import RETAINING
 
 TIMES = 2
 
@@ -130,3 +135,129 @@ def test_a_nack_that_is_asked_again_after_a_kill_counts_once(group: Group) -> No
         # Later it may fail again, and counts.
         client.run(group_calls.nack("billing", [("orders", 0, 1)], 18, -1))
         assert [each.body for each in parked(client, 18)] == [b"0", b"1", b"2", b"1"]
+
+
+# Messages that are gone
+
+
+def end_of(client: Any, topic: str) -> None:
+    """Have retention take all that a topic has."""
+    client.wait_dispatched()
+    for _ in range(4):
+        client.send_batch("fill", [b"x" * 1000] * 50)
+
+    def is_empty() -> bool:
+        (queue,) = client.queues(topic)
+        return bool(queue.min_offset == queue.max_offset)
+
+    wait_until(is_empty, what="retention")
+
+
+def test_a_nack_names_messages_that_are_gone_and_stores_the_others(make_group: Callable[..., Group]) -> None:
+    with make_group(**RETAINING).client() as client:
+        client.create_topic("orders", 1)
+        client.send_batch("orders", [b"0", b"1"])
+        client.wait_dispatched()
+        with client.consumer("billing", "orders", start="earliest") as consumer:
+            gone = received(consumer, 2)
+            end_of(client, "orders")
+            client.send("orders", b"2")
+            (there,) = received(consumer, 1)
+            with pytest.raises(MessageNotFoundError, match="orders/0 offset 0; orders/0 offset 1 cannot be delivered"):
+                consumer.nack(gone[0], there, gone[1], delay_level=18)
+            assert [each.body for each in parked(client, 18)] == [b"2"]
+            assert consumer.positions()["orders", 0] == 0, "it is not done"
+            consumer.ack(*gone)
+            assert consumer.positions()["orders", 0] == 3, "the one that is stored was"
+
+
+def test_an_async_nack_names_messages_that_are_gone(make_group: Callable[..., Group]) -> None:
+    group = make_group(**RETAINING)
+
+    async def nack_gone() -> None:
+        async with (
+            AsyncClient(group.store) as client,
+            await client.consumer("billing", "orders", start="earliest") as consumer,
+        ):
+            (gone,) = await consumer.receive(1, timeout=PATIENCE_S)
+            with group.client() as other:
+                await asyncio.to_thread(end_of, other, "orders")
+            await client.send("orders", b"1")
+            (there,) = await consumer.receive(1, timeout=PATIENCE_S)
+            with pytest.raises(MessageNotFoundError, match="orders/0 offset 0 cannot be delivered"):
+                await consumer.nack(gone, there, delay_level=18)
+            assert consumer.positions()["orders", 0] == 0
+            consumer.ack(gone)
+            assert consumer.positions()["orders", 0] == 2
+
+    with group.client() as client:
+        client.create_topic("orders", 1)
+        client.send("orders", b"0")
+        client.wait_dispatched()
+        asyncio.run(nack_gone())
+        assert [each.body for each in parked(client, 18)] == [b"1"]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_handler_goes_on_behind_a_message_that_is_gone(
+    make_group: Callable[..., Group], ordered: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = make_group(**RETAINING)
+    stop = threading.Event()
+    seen: list[bytes] = []
+
+    def handle(message: StoredMessage) -> None:
+        seen.append(message.body)
+        if message.body == b"0":
+            with group.client() as other:
+                end_of(other, "orders")
+                other.send("orders", b"1")
+            raise ValueError("not this one")
+        stop.set()
+
+    with group.client() as client:
+        client.create_topic("orders", 1)
+        client.groups.change("billing", retry_max_times=0 if ordered else 16)
+        client.send("orders", b"0")
+        client.wait_dispatched()
+        with client.consumer("billing", "orders", start="earliest") as consumer:
+            consumer.run(handle, ordered=ordered, stop=stop)
+        assert seen == [b"0", b"1"]
+        assert "is passed over: orders/0 offset 0 cannot be delivered" in caplog.text
+        assert client.groups.info("billing").lag == 0
+        words = group.words()
+        assert (words["group_retries"], words["group_dead_letters"]) == (0, 0)
+
+
+def test_an_async_handler_goes_on_behind_a_message_that_is_gone(
+    make_group: Callable[..., Group], caplog: pytest.LogCaptureFixture
+) -> None:
+    group = make_group(**RETAINING)
+    seen: list[bytes] = []
+
+    async def run() -> None:
+        stop = asyncio.Event()
+
+        async def handle(message: StoredMessage) -> None:
+            seen.append(message.body)
+            if message.body == b"0":
+                with group.client() as other:
+                    await asyncio.to_thread(end_of, other, "orders")
+                    other.send("orders", b"1")
+                raise ValueError("not this one")
+            stop.set()
+
+        async with (
+            AsyncClient(group.store) as client,
+            await client.consumer("billing", "orders", start="earliest") as consumer,
+        ):
+            await consumer.run(handle, stop=stop)
+
+    with group.client() as client:
+        client.create_topic("orders", 1)
+        client.send("orders", b"0")
+        client.wait_dispatched()
+        asyncio.run(run())
+        assert seen == [b"0", b"1"]
+        assert "is passed over: orders/0 offset 0 cannot be delivered" in caplog.text
+        assert client.groups.info("billing").lag == 0

@@ -221,6 +221,103 @@ def test_what_comes_again_passes_a_filter_that_waits(client: Client) -> None:
     assert consumer.ack(again) == 1
 
 
+# A group that changes to members, or back, and dead letters
+
+
+def test_dead_letters_that_are_sent_again_are_received(client: Client) -> None:
+    client.groups.change("resent", retry_max_times=1)
+    fill(client, "Resent", 1, queues=1)
+    consumer = client.simple_consumer("resent", "Resent", start="earliest")
+
+    def dead_letters(count: int) -> list[StoredMessage]:
+        consumer.receive(1, 1.0)
+        found = list(client.groups.dead_letters("resent"))
+        return found if len(found) == count else []
+
+    (dead,) = wait_until(lambda: dead_letters(1), what="a dead letter")
+    assert client.groups.resend("resent", dead) == 1
+    (again,) = received(consumer, 1, invisible_s=1.0)
+    assert (again.topic, again.body, again.reconsume_times) == ("%RETRY%resent", b"0", 0)
+    # Not acknowledged, it goes the same way once more: where it came from, then to the dead letters.
+    (last,) = received(consumer, 1, invisible_s=1.0)
+    assert (last.topic, last.reconsume_times, last.properties["RETRY_TOPIC"]) == ("%RETRY%resent", 1, "Resent")
+    first, second = wait_until(lambda: dead_letters(2), what="another dead letter")
+    assert first.properties["ORIGIN_MESSAGE_ID"] == second.properties["ORIGIN_MESSAGE_ID"]
+    assert client.groups.resend("resent", second) == 1
+    assert consumer.ack(*received(consumer, 1)) == 1
+    assert consumer.receive(1, timeout=1.5) == []
+    assert client.groups.info("resent").lag == 0
+
+
+def test_simple_consumers_get_what_members_of_their_group_have_nacked(client: Client) -> None:
+    fill(client, "Before", 2, queues=1)
+    with client.consumer("before", "Before", start="earliest") as member:
+        one, two = member.receive(2, timeout=PATIENCE_S)
+        member.nack(one, delay_level=1)
+        member.nack(two, delay_level=-1)
+    (dead,) = wait_until(lambda: list(client.groups.dead_letters("before")), what="a dead letter")
+    assert client.groups.resend("before", dead) == 1
+    consumer = client.simple_consumer("before", "Before")
+    nacked, resent = sorted(received(consumer, 2), key=lambda each: each.body)
+    assert [(each.topic, each.body) for each in (nacked, resent)] == [("%RETRY%before", b"0"), ("%RETRY%before", b"1")]
+    for each in (nacked, resent):
+        consumer.change_invisible_duration(each, 1)
+    again = received(consumer, 2)
+    assert {(each.topic, each.body, each.reconsume_times, each.properties["RETRY_TOPIC"]) for each in again} == {
+        ("%RETRY%before", b"0", 2, "Before"),
+        ("%RETRY%before", b"1", 1, "Before"),
+    }
+    assert consumer.ack(*again) == 2
+    assert consumer.receive(2, timeout=0.3) == []
+    assert client.groups.info("before").lag == 0
+
+
+def test_members_get_what_comes_again_to_the_simple_consumers_of_their_group(shared: Group, client: Client) -> None:
+    """Also what is not due before there are members; what is acknowledged does not come."""
+    fill(client, "After", 4, queues=1)
+    consumer = client.simple_consumer("after", "After", start="earliest")
+    pending, done, late, kept = received(consumer, 4, invisible_s=1.0)
+    assert consumer.ack(done) == 1
+    consumer.change_invisible_duration(late, 4)
+    kept = consumer.change_invisible_duration(kept, 300)
+
+    def waiting() -> int:
+        lags = {each.topic: each.lag for each in client.groups.info("after").queues}
+        return lags.get("%RETRY%after_After", 0)
+
+    wait_until(lambda: waiting() == 1, what="the first copy")
+    before = shared.words()
+    with client.consumer("after", "After") as member:
+        found: list[StoredMessage] = []
+        while len(found) < 2:
+            found += (messages := member.receive(2, timeout=PATIENCE_S))
+            assert messages
+        assert [(each.topic, each.body, each.reconsume_times) for each in found] == [
+            ("%RETRY%after", pending.body, 1),
+            ("%RETRY%after", late.body, 1),
+        ]
+        assert {each.properties["RETRY_TOPIC"] for each in found} == {"After"}
+        assert [each.properties["ORIGIN_MESSAGE_ID"] for each in found] == [pending.message_id, late.message_id]
+        member.ack(*found)
+        assert consumer.ack(kept) == 1, "what is in hands can be acknowledged"
+        assert member.receive(1, timeout=1.5) == []
+    assert client.groups.info("after").lag == 0
+    assert shared.words()["group_retries"] - before["group_retries"] == 1, "what is moved counts once"
+
+
+def test_no_group_gets_what_comes_again_to_another_whose_names_make_the_same_topic(client: Client) -> None:
+    """`%RETRY%east_side` is where messages of `side` come again to `east`, and all that `east_side` has nacked."""
+    fill(client, "side", 1, queues=1)
+    fill(client, "Main", 1, queues=1)
+    east = client.simple_consumer("east", "side", start="earliest")
+    received(east, 1, invisible_s=1.0)
+    wait_until(lambda: len(client.queues("%RETRY%east_side")), what="the copy")
+    other = client.simple_consumer("east_side", "Main", start="earliest")
+    assert other.ack(*received(other, 1)) == 1
+    assert other.receive(1, timeout=0.5) == []
+    assert [each.topic for each in received(east, 1)] == ["%RETRY%east_side"]
+
+
 # Kills
 
 

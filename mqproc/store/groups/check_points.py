@@ -24,7 +24,7 @@ from mqproc.errors import BadRequestError
 from mqproc.layout import properties
 from mqproc.message import StoredMessage
 from mqproc.names import RETRY_PREFIX
-from mqproc.store.groups.settings import dead_letter_topic
+from mqproc.store.groups.settings import dead_letter_topic, retry_topic
 
 HANDLE: Final = "POP_CK"
 """The property that a received message bears its handle in."""
@@ -75,13 +75,18 @@ class CheckPoint:
 
     @property
     def first_topic(self) -> str:
-        """Where its messages were for the first time: `topic` may be where they came again."""
+        """Where its messages were for the first time: `topic` may be where they came again.
+
+        Those of the group's own retry topic were in any; their property RETRY_TOPIC says in which.
+        """
         return self.topic.removeprefix(pop_retry_topic(self.group, ""))
 
     @property
     def copied_to(self) -> tuple[str, str]:
-        """Where its messages come again, and where they are dead letters."""
-        return pop_retry_topic(self.group, self.first_topic), dead_letter_topic(self.group)
+        """Where its messages come again, those of a retry topic in that one, and where they are dead letters."""
+        own = self.topic == retry_topic(self.group)
+        again = self.topic if own else pop_retry_topic(self.group, self.first_topic)
+        return again, dead_letter_topic(self.group)
 
     @property
     def due_ms(self) -> int:

@@ -1,0 +1,55 @@
+"""What becomes of the messages of one `nack`, without I/O: shared by the sync and the async consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from mqproc.client import group_calls
+from mqproc.client.core import Call
+from mqproc.errors import MessageNotFoundError, StoreBusyError
+from mqproc.message import StoredMessage
+from mqproc.quantities import counted
+
+NAMED_MAX: Final = 8
+"""So many messages an error names; of others it says how many there are."""
+
+
+class Nacking:
+    """`left`: messages that are still to be stored for a later delivery, `gone`: those that nobody can copy."""
+
+    def __init__(self, group: str, messages: Sequence[StoredMessage], delay_level: int) -> None:
+        self._group = group
+        self._delay_level = delay_level
+        self.left = list(messages)
+        self.gone: list[StoredMessage] = []
+
+    def call(self) -> Call[list[int]]:
+        """Asks for what is left."""
+        places = [(message.topic, message.queue_id, message.queue_offset) for message in self.left]
+        return group_calls.nack(self._group, places, self._delay_level, -1)
+
+    def answered(self, levels: list[int]) -> list[StoredMessage]:
+        """Take what became of what was left; those that are stored."""
+        told = list(zip(self.left, levels, strict=True))
+        self.left = [message for message, level in told if level == group_calls.NOT_NOW]
+        self.gone += [message for message, level in told if level == group_calls.GONE]
+        return [message for message, level in told if level not in (group_calls.NOT_NOW, group_calls.GONE)]
+
+    def check_gone(self) -> None:
+        """Raises MessageNotFoundError when some are gone."""
+        if self.gone:
+            raise MessageNotFoundError(
+                f"{_named(self.gone)} cannot be delivered to group {self._group} again: retention or damage took "
+                f"{'it' if len(self.gone) == 1 else 'them'}"
+            )
+
+    def busy(self) -> StoreBusyError:
+        """What tells that no more time is left."""
+        return StoreBusyError(f"{counted(len(self.left), 'message')} could not be stored for a later delivery")
+
+
+def _named(messages: Sequence[StoredMessage]) -> str:
+    named = [f"{each.topic}/{each.queue_id} offset {each.queue_offset:,}" for each in messages[:NAMED_MAX]]
+    more = len(messages) - len(named)
+    return "; ".join(named) + (f" and {more:,} more" if more else "")
