@@ -16,8 +16,9 @@ from mqproc.client.assignment import Assignment, Cursor, Piece, entries
 from mqproc.client.consumer import AT_ONCE, COMMIT_S, HOLD_S, LOOK_S, MOVED, RECEIVE_MESSAGES
 from mqproc.client.driving import drive_async
 from mqproc.client.group_steps import ResetTo, seek_targets
+from mqproc.client.nacking import Nacking
 from mqproc.client.subscription import Subscription
-from mqproc.errors import BadRequestError, MqprocError, NotAMemberError, RequestTimeoutError, StoreBusyError
+from mqproc.errors import BadRequestError, MqprocError, NotAMemberError, RequestTimeoutError
 from mqproc.layout.lazy_records import UnreadRecords
 from mqproc.message import Filter, PullStatus, StoredMessage
 from mqproc.names import RETRY_PREFIX
@@ -174,7 +175,8 @@ class AsyncConsumer:
     async def _pull(self, cursor: Cursor[Any], pull_bytes: int) -> None:
         filter = None if cursor.topic.startswith(RETRY_PREFIX) else self._filter
         place = cursor.topic, cursor.queue_id, cursor.next_offset
-        request = core.pull_request(*place, self._pull_messages, pull_bytes, "", HOLD_S, False, filter)
+        progress_s = cursor.progress_s(_clock())
+        request = core.pull_request(*place, self._pull_messages, pull_bytes, "", HOLD_S, False, filter, progress_s)
         call: core.Call[Any] = core.pull_as(request, self._parse)
         try:
             found = await self._client.run(call)
@@ -187,7 +189,7 @@ class AsyncConsumer:
             if found.status is PullStatus.NO_MATCHED_LOGIC_QUEUE:
                 cursor.pulling, cursor.lost = False, True
             else:
-                cursor.fetched(Piece(found.batch, found.next_offset), found.status in MOVED)
+                cursor.fetched(Piece(found.batch, found.next_offset), found.status in MOVED, _clock())
         self._changed.set()
 
     def _commit_soon(self, *, idle: bool = False) -> None:
@@ -356,19 +358,18 @@ class AsyncConsumer:
         """Have messages delivered again later; see `Consumer.nack`."""
         if self._local is not None:
             raise BadRequestError("a broadcast consumer has no retry topic")
-        places = [(message.topic, message.queue_id, message.queue_offset) for message in messages]
+        nacking = Nacking(self._subscription.group, messages, delay_level)
         deadline = _clock() + self._client.timeout_s
         failures = 0
-        while places:
-            levels = await self._client.run(group_calls.nack(self._subscription.group, places, delay_level, -1))
-            places = [place for place, level in zip(places, levels, strict=True) if level == group_calls.NOT_NOW]
-            if places:
+        while nacking.left:
+            self.ack(*nacking.answered(await self._client.run(nacking.call())))
+            if nacking.left:
                 failures += 1
                 pause_s = self._client.retry.pause_s(failures)
                 if _clock() + pause_s >= deadline:
-                    raise StoreBusyError(f"{len(places):,} messages could not be stored for a later delivery")
+                    raise nacking.busy()
                 await asyncio.sleep(pause_s)
-        self.ack(*messages)
+        nacking.check_gone()
 
     async def run(
         self,

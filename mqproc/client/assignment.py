@@ -23,6 +23,9 @@ BUFFER_BYTES: Final = 64 << 20
 PULL_BYTES_MAX: Final = 8 << 20
 PULL_BYTES_MIN: Final = 64 << 10
 
+PROGRESS_S: Final = 1.0
+"""A queue's pulls tell no sooner than this again how far they have come through messages that do not match."""
+
 PIECES_AHEAD: Final = 2
 """A queue is pulled from while it has fewer pieces than this."""
 
@@ -60,6 +63,7 @@ class Cursor(Generic[M]):
         "lost",
         "next_offset",
         "pieces",
+        "progress_at",
         "pulling",
         "queue_id",
         "revoked",
@@ -79,6 +83,8 @@ class Cursor(Generic[M]):
         """What is on its way to the server."""
         self.pieces: deque[Piece[M]] = deque()
         self.pulling = False
+        self.progress_at = 0.0
+        """When a pull may tell again that it has passed messages which do not match."""
         self.in_loop = False
         """A loop is going through a piece and moves `done` by itself."""
         self.revoked = False
@@ -102,18 +108,36 @@ class Cursor(Generic[M]):
         """Everything below it is done."""
         return min(self.done, self._handed[0]) if self._handed else self.done
 
-    def fetched(self, piece: Piece[M], moved: bool) -> None:
+    def progress_s(self, now: float) -> float:
+        """After how many seconds a pull that begins now shall tell how far it has come without a match."""
+        return max(0.0, self.progress_at - now)
+
+    def fetched(self, piece: Piece[M], moved: bool, now: float) -> None:
         """Take a pull's answer. `moved`: the queue does not have the offset that was asked for."""
         self.pulling = False
         self.next_offset = piece.end
+        if not len(piece.messages):
+            self.progress_at = now + PROGRESS_S
         if not self.revoked:
-            self.pieces.append(piece)
+            self._keep(piece, moved)
         if moved and not self.in_hands:
             self.done = min(self.done, piece.end)
 
+    def _keep(self, piece: Piece[M], moved: bool) -> None:
+        """However many answers come without messages: they take no places of those that have some."""
+        last = self.pieces[-1] if self.pieces else None
+        if last is None or moved or (len(last.messages) and len(piece.messages)) or piece.end < last.end:
+            self.pieces.append(piece)
+        elif len(piece.messages):
+            self.pieces[-1] = piece
+        else:
+            last.end = piece.end
+
     def take_empty(self) -> None:
         """Pass over pieces without messages: filters let nothing of them through."""
-        while self.pieces and not len(self.pieces[0].messages) and not self.in_hands:
+        while self.pieces and not len(self.pieces[0].messages):
+            if self.in_loop or (self.in_hands and self.pieces[0].end < self.done):
+                return
             self.done = self.pieces.popleft().end
 
     def hand_out(self, offsets: Iterable[int], end: int) -> None:

@@ -23,9 +23,10 @@ from mqproc.client.fetching import Fetcher
 from mqproc.client.group_steps import ResetTo, seek_targets
 from mqproc.client.handling import Handling
 from mqproc.client.membership import Membership
+from mqproc.client.nacking import Nacking
 from mqproc.client.retry import ConnectionLost
 from mqproc.client.subscription import Subscription
-from mqproc.errors import BadRequestError, MqprocError, RequestTimeoutError, StoreBusyError
+from mqproc.errors import BadRequestError, MqprocError, RequestTimeoutError
 from mqproc.layout.lazy_records import UnreadRecords
 from mqproc.message import Filter, PullStatus, StoredMessage
 from mqproc.names import RETRY_PREFIX
@@ -233,7 +234,8 @@ class Consumer:
     def _pull_call(self, cursor: Cursor[Any], pull_bytes: int) -> core.Call[Any]:
         filter = None if cursor.topic.startswith(RETRY_PREFIX) else self._filter
         place = cursor.topic, cursor.queue_id, cursor.next_offset
-        request = core.pull_request(*place, self._pull_messages, pull_bytes, "", HOLD_S, False, filter)
+        progress_s = cursor.progress_s(_clock())
+        request = core.pull_request(*place, self._pull_messages, pull_bytes, "", HOLD_S, False, filter, progress_s)
         return core.pull_as(request, self._parse)
 
     def _pulled(self, cursor: Cursor[Any], found: Any, error: MqprocError | ConnectionLost | None) -> None:
@@ -246,7 +248,7 @@ class Consumer:
             cursor.pulling, cursor.lost = False, True
             return
         with self._lock:
-            cursor.fetched(Piece(found.batch, found.next_offset), found.status in MOVED)
+            cursor.fetched(Piece(found.batch, found.next_offset), found.status in MOVED, _clock())
 
     def _commit_soon(self, *, idle: bool = False) -> None:
         """Send what is done on its way, at once when there is nothing else to do; the answer is taken later."""
@@ -435,23 +437,23 @@ class Consumer:
         """Have messages delivered again later: by `delay_level` 1…18, or 0 for ever longer pauses.
 
         Too often, or with a level below 0, they go to the group's dead letters. Returns when their copies are stored;
-        a message that `receive` gave is then done. Raises StoreBusyError when some could not be stored now.
+        a message that `receive` gave is then done. Raises MessageNotFoundError for those that retention or damage took
+        meanwhile, which are not done until they are acknowledged, StoreBusyError when some could not be stored now.
         """
         if self._local is not None:
             raise BadRequestError("a broadcast consumer has no retry topic")
-        places = [(message.topic, message.queue_id, message.queue_offset) for message in messages]
+        nacking = Nacking(self._subscription.group, messages, delay_level)
         deadline = _clock() + self._client.timeout_s
         failures = 0
-        while places:
-            levels = self._client.run(group_calls.nack(self._subscription.group, places, delay_level, -1))
-            places = [place for place, level in zip(places, levels, strict=True) if level == group_calls.NOT_NOW]
-            if places:
+        while nacking.left:
+            self.ack(*nacking.answered(self._client.run(nacking.call())))
+            if nacking.left:
                 failures += 1
                 pause_s = self._client.retry.pause_s(failures)
                 if _clock() + pause_s >= deadline:
-                    raise StoreBusyError(f"{len(places):,} messages could not be stored for a later delivery")
+                    raise nacking.busy()
                 time.sleep(pause_s)
-        self.ack(*messages)
+        nacking.check_gone()
 
     def run(
         self,

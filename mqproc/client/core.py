@@ -219,11 +219,17 @@ def pull_request(
     timeout: float,
     rocketmq_limits: bool,
     filter: Filter | None = None,
+    progress: float | None = None,
 ) -> PullRequest:
-    """The options of a pull; `timeout` in seconds is how long the server may wait for a message."""
+    """The options of a pull; `timeout` in seconds is how long the server may wait for a message.
+
+    `progress`: after so many seconds it tells how far it has come through messages that do not match; None: it waits.
+    """
     timeout_ms = max(0, round(timeout * 1000))
+    progress_ms = -1 if progress is None else round(progress * 1000)
     names, sql = chosen(tags, filter)
-    return PullRequest(topic, queue_id, offset, max_messages, max_bytes, names, timeout_ms, rocketmq_limits, sql)
+    place = topic, queue_id, offset, max_messages, max_bytes
+    return PullRequest(*place, names, timeout_ms, rocketmq_limits, sql, progress_ms)
 
 
 def chosen(tags: str, filter: Filter | None) -> tuple[list[str], str]:

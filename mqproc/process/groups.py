@@ -30,6 +30,7 @@ from mqproc.process.group_members import GroupMembers, Member
 from mqproc.process.group_sharing import Queue
 from mqproc.process.group_state import GroupState
 from mqproc.process.log import get_logger
+from mqproc.process.lost_clients import LostClients
 from mqproc.quantities import counted
 from mqproc.shm.code_counts import code_counter
 from mqproc.store.groups.settings import retry_topic
@@ -124,6 +125,7 @@ class Groups:
         """The newest of the groups' queues, also of those that have no members now."""
         self._held: dict[MemberKey, _Held] = {}
         self._of_connection: dict[Connection, set[MemberKey]] = {}
+        self._lost = LostClients(self._end_members_of)
         self._deadlines: list[tuple[int, int, MemberKey]] = []
         self._deadline_of: dict[MemberKey, int] = {}
         self._sequence = 0
@@ -142,19 +144,21 @@ class Groups:
 
     def take(self, asked: Asked) -> None:
         """Answer a request or hold it. Raises what it is refused with."""
-        _HANDLERS[Operation(asked.operation)](self, asked, asked.options)
+        with self._lost:
+            _HANDLERS[Operation(asked.operation)](self, asked, asked.options)
 
     def step(self, now_ns: int, *, quiet: bool) -> int:
         """What time and the queue table ask for. `quiet`: no request waits to be served."""
-        done = self._follow_table()
-        if now_ns - self._seen_ns > STALL_NS:
-            self._forgive(now_ns - self._seen_ns)
-        self._seen_ns = now_ns
-        if quiet:
-            done += self._look_at_deadlines(now_ns)
-        if now_ns >= self._look_ns:
-            self._look_ns = now_ns + LOOK_NS
-            done += self._look(now_ns)
+        with self._lost:
+            done = self._follow_table()
+            if now_ns - self._seen_ns > STALL_NS:
+                self._forgive(now_ns - self._seen_ns)
+            self._seen_ns = now_ns
+            if quiet:
+                done += self._look_at_deadlines(now_ns)
+            if now_ns >= self._look_ns:
+                self._look_ns = now_ns + LOOK_NS
+                done += self._look(now_ns)
         return done
 
     def seconds_left(self, now_ns: int, at_most_s: float) -> float:
@@ -165,14 +169,18 @@ class Groups:
         return min(at_most_s, max(0.0, (due_ns - now_ns) / 1e9))
 
     def drop(self, connection: Connection) -> None:
-        """The members of a client that is gone are none any more."""
+        """The members of a client that is gone are none any more, as soon as nothing else is under way here."""
+        self._lost.add(connection)
+
+    def _end_members_of(self, connection: Connection) -> None:
         for key in list(self._of_connection.pop(connection, ())):
             self._end_member(key, "its connection is closed")
 
     def on_stop(self) -> None:
         """Let held heartbeats go and save."""
-        for key in list(self._held):
-            self._let_go(key)
+        with self._lost:
+            for key in list(self._held):
+                self._let_go(key)
         self.state.save()
 
     def _look(self, now_ns: int) -> int:

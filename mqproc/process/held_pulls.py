@@ -22,13 +22,17 @@ from mqproc.wire.operations import PullRequest
 NO_QUEUE = -1
 NEVER_SEEN = -1
 NEVER_LISTED = (-1, -1, -1)
+NEVER_NS = 1 << 62
 # Rows of queues that nobody waits for any more, kept because somebody may again.
 IDLE_ROWS_MAX = 1024
 
 
 @dataclass(slots=True, eq=False)
 class HeldPull:
-    """A held request. `offset` is where it goes on, `last` what it would be answered now."""
+    """A held request. `offset` is where it goes on, `last` what it would be answered now.
+
+    `progress_ns`: from when on it is answered as soon as it has passed messages that do not match.
+    """
 
     connection: Connection
     request_id: int
@@ -36,6 +40,7 @@ class HeldPull:
     offset: int
     deadline_ns: int
     last: Pulled
+    progress_ns: int = NEVER_NS
     released: bool = field(default=False)
     due: bool = field(default=False)
 
@@ -71,9 +76,18 @@ class HeldPulls:
         if pull.queue not in self._known:
             self._table_changes = NEVER_LISTED
         self._by_connection.setdefault(pull.connection, set()).add(pull)
+        self._set_deadline(pull)
+        self._count += 1
+
+    def hasten(self, pull: HeldPull) -> None:
+        """Have a pull that has passed messages answered in time to tell so."""
+        if pull.progress_ns < pull.deadline_ns and not pull.released:
+            pull.deadline_ns = pull.progress_ns
+            self._set_deadline(pull)
+
+    def _set_deadline(self, pull: HeldPull) -> None:
         self._sequence += 1
         heapq.heappush(self._deadlines, (pull.deadline_ns, self._sequence, pull))
-        self._count += 1
 
     def release(self, pull: HeldPull) -> None:
         """Forget a pull that is answered; its place in the heap goes when its time comes."""
@@ -91,7 +105,7 @@ class HeldPulls:
         if not of_connection:
             del self._by_connection[pull.connection]
         if len(self._deadlines) > 2 * self._count + 64:
-            self._deadlines = [entry for entry in self._deadlines if not entry[2].released]
+            self._deadlines = [entry for entry in self._deadlines if _counts(entry)]
             heapq.heapify(self._deadlines)
 
     def drop(self, connection: Connection) -> None:
@@ -142,14 +156,16 @@ class HeldPulls:
     def expired(self, now_ns: int) -> list[HeldPull]:
         """The pulls whose time is over."""
         found = []
-        while self._deadlines and (self._deadlines[0][2].released or self._deadlines[0][0] <= now_ns):
-            pull = heapq.heappop(self._deadlines)[2]
-            if not pull.released:
-                found.append(pull)
+        while self._deadlines and (self._deadlines[0][0] <= now_ns or not _counts(self._deadlines[0])):
+            entry = heapq.heappop(self._deadlines)
+            if _counts(entry):
+                found.append(entry[2])
         return found
 
     def seconds_left(self, now_ns: int, at_most_s: float) -> float:
         """How long nothing expires."""
+        while self._deadlines and not _counts(self._deadlines[0]):
+            heapq.heappop(self._deadlines)
         if not self._deadlines:
             return at_most_s
         return min(at_most_s, max(0, self._deadlines[0][0] - now_ns) / 1e9)
@@ -172,3 +188,8 @@ class HeldPulls:
         self._known = set(queues)
         self._cells = np.array(cells, np.int64)
         self._seen = np.array(seen, np.int64)
+
+
+def _counts(entry: tuple[int, int, HeldPull]) -> bool:
+    """Whether a deadline is one still: its pull is held, and has got no other one since."""
+    return entry[0] == entry[2].deadline_ns and not entry[2].released

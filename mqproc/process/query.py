@@ -373,13 +373,18 @@ class Query:
         if bounds is not None:
             self._read_ahead.before_pull(options.topic, options.queue_id, bounds, options.offset)
         pulled = self._pull_from(options, options.offset)
-        if options.timeout_ms <= 0 or not _may_wait(pulled, options.offset) or len(self._held) >= HELD_PULLS_MAX:
+        tells = options.progress_ms == 0 and _has_passed(pulled, options)
+        may_wait = options.timeout_ms > 0 and not tells and _may_wait(pulled, options.offset)
+        if not may_wait or len(self._held) >= HELD_PULLS_MAX:
             request.answered = True
             self._answer_pull(request.connection, request.request_id, options, pulled)
             return
         offset = pulled.next_offset if pulled.status in _GO_ON else options.offset
-        deadline_ns = self._clock.monotonic_ns() + min(options.timeout_ms, HOLD_MS_MAX) * 1_000_000
+        now_ns = self._clock.monotonic_ns()
+        deadline_ns = now_ns + min(options.timeout_ms, HOLD_MS_MAX) * 1_000_000
         pull = HeldPull(request.connection, request.request_id, options, offset, deadline_ns, pulled)
+        if options.progress_ms >= 0:
+            pull.progress_ns = now_ns + options.progress_ms * 1_000_000
         self._held.hold(pull)
         self._go_on(pull)
         # What came since the pull looked has rung already: look at held queues in this very step.
@@ -461,12 +466,15 @@ class Query:
             self._held.release(pull)
             self._times.held_pulls += 1
             self._answer_pull(pull.connection, pull.request_id, options, pulled)
-        elif pulled.status in _GO_ON:
-            pull.offset = pulled.next_offset
+        else:
+            if pulled.status in _GO_ON:
+                pull.offset = pulled.next_offset
             self._go_on(pull)
 
     def _go_on(self, pull: HeldPull) -> None:
-        """Have a pull tried again soon when more units wait than one pull looks at."""
+        """Have a pull tried again soon when more units wait than one pull looks at; what it has passed is told."""
+        if _has_passed(pull.last, pull.options):
+            self._held.hasten(pull)
         if pull.last.status in _GO_ON and pull.offset < pull.last.max_offset:
             self._held.set_due(pull)
 
@@ -482,6 +490,11 @@ class Query:
 
 def _has_no_queue(pulled: Pulled) -> bool:
     return pulled.status is PullStatus.NO_MATCHED_LOGIC_QUEUE
+
+
+def _has_passed(pulled: Pulled, options: PullRequest) -> bool:
+    """Whether a pull has come further than it was asked from."""
+    return pulled.next_offset > options.offset
 
 
 def _may_wait(pulled: Pulled, offset: int) -> bool:

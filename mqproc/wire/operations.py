@@ -204,6 +204,9 @@ class PullRequest(Options, frozen=True):
 
     `rocketmq_limits`: stop at RocketMQ's own 32 messages and 256 KiB, filter by the hash alone, one ConsumeQueue file
     a call, no CRC check, an unknown queue is an empty one: its answers exactly.
+
+    `progress_ms`: one that waits is also answered when it has passed messages that do not match, but not before so many
+    milliseconds; 0 = at once, below 0 = only when its time is over.
     """
 
     topic: str
@@ -215,6 +218,7 @@ class PullRequest(Options, frozen=True):
     timeout_ms: int = 0
     rocketmq_limits: bool = False
     sql: str = ""
+    progress_ms: int = -1
 
 
 class PullAnswer(Options, frozen=True):

@@ -413,7 +413,7 @@ class SocketServer:
                 connection.refuse(CONNECTION_ID, 0, error)
                 self.drop(connection)
             elif not connection.write_by and not connection.read_by:
-                del self._timed[fd]
+                self._timed.pop(fd, None)  # A drop in this look may have done it.
         return _TIMES_EVERY_S
 
     def _end_grace(self, connection: Connection, now: float) -> None:

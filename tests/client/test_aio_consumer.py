@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from mqproc import AsyncClient, AsyncConsumer, BadRequestError, GroupNotFoundError, StaleOffsetError, StoredMessage
+from mqproc import (
+    AsyncClient,
+    AsyncConsumer,
+    BadRequestError,
+    GroupNotFoundError,
+    StaleOffsetError,
+    StoredMessage,
+    TagFilter,
+)
+from mqproc.client.consumer import HOLD_S
 from mqproc.client.group_steps import ResetTo
 from tests.client.consuming import all_batches_of_async, all_of_async
 from tests.conftest import PATIENCE_S, Group
@@ -197,6 +206,24 @@ def test_progress_by_hand(run: Callable[[Program], None]) -> None:
         await groups.delete("copied")
         with pytest.raises(GroupNotFoundError):
             await groups.info("copied")
+
+    run(program)
+
+
+def test_progress_passes_at_once_what_filters_do_not_let_through(run: Callable[[Program], None]) -> None:
+    async def program(client: AsyncClient) -> None:
+        await client.create_topic("AioPassed", 1)
+        await client.send_batch("AioPassed", [b"%d" % n for n in range(100)], tags=["b"] + ["a"] * 99)
+        await client.wait_dispatched()
+        consumer = await client.consumer("aio-passed", "AioPassed", filter=TagFilter("b"), start="earliest")
+        async with consumer, asyncio.timeout(HOLD_S / 2):
+            assert len(await all_of_async(consumer, 1)) == 1
+            for end in (100, 105, 110):
+                while await offsets(client, "aio-passed") != [end]:
+                    assert await consumer.receive(1, timeout=0.05) == []
+                await client.send_batch("AioPassed", [b"more"] * 5, tags=["a"] * 5)
+            await client.send("AioPassed", b"found", tag="b")
+            assert [message.body for message in await consumer.receive(1, timeout=PATIENCE_S)] == [b"found"]
 
     run(program)
 

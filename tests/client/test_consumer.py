@@ -21,7 +21,7 @@ from mqproc import (
     StaleOffsetError,
     StoredMessage,
 )
-from mqproc.client.consumer import Consumer
+from mqproc.client.consumer import HOLD_S, Consumer
 from mqproc.client.group_steps import ResetTo
 from tests.client.consuming import all_batches_of, all_of, bodies_of, fill, offsets
 from tests.conftest import PATIENCE_S, Group, wait_until
@@ -118,6 +118,37 @@ def test_filters_pass_what_matches_and_progress_passes_the_rest(client: Client) 
     assert offsets(client, "filtered", "Filtered") == [100]
     with client.consumer("sql", "Filtered", filter=SqlFilter("TAGS = 'b'"), start="earliest") as consumer:
         assert len(list(itertools.islice(consumer.messages(timeout=PATIENCE_S), 10))) == 10
+
+
+def test_progress_passes_at_once_what_filters_do_not_let_through(client: Client) -> None:
+    """And what comes while the consumer waits within a second or so, not when the pull that waits is over."""
+    client.create_topic("Passed", 2)
+    client.send_batch("Passed", [b"%d" % n for n in range(100)], tags=["b"] + ["a"] * 99, queue_ids=[0, 1] * 50)
+    client.wait_dispatched()
+    with client.consumer("passed", "Passed", filter="b", start="earliest") as consumer:
+        assert len(all_of(consumer, 1)) == 1
+        assert consumer.positions()["Passed", 0] == consumer.positions()["Passed", 1] == 50
+        wait_until(lambda: consumer.lag() == 0)
+        for end in (55, 60):
+            client.send_batch("Passed", [b"more"] * 10, tags=["a"] * 10, queue_ids=[0, 1] * 5)
+            told_by = time.monotonic() + HOLD_S / 2
+            while offsets(client, "passed", "Passed") != [end, end]:
+                assert time.monotonic() < told_by
+                assert list(consumer.messages(timeout=0.05)) == []
+        client.send("Passed", b"found", tag="b", queue_id=0)
+        found = consumer.receive(1, timeout=PATIENCE_S)
+        assert [message.body for message in found] == [b"found"]
+        # While a message is in hands too, later ones are found behind those that do not match.
+        for number in range(3):
+            client.send_batch("Passed", [b"no"] * 5, tags=["a"] * 5, queue_ids=[0] * 5)
+            assert consumer.receive(1, timeout=1.2) == []
+            assert consumer.positions()["Passed", 0] == 60, number
+        client.send("Passed", b"next", tag="b", queue_id=0)
+        found += consumer.receive(1, timeout=PATIENCE_S)
+        assert [message.body for message in found] == [b"found", b"next"]
+        consumer.ack(*found)
+        assert consumer.positions()["Passed", 0] == 77
+    assert client.groups.info("passed").lag == 0
 
 
 def test_acknowledged_messages_are_committed_in_order(client: Client) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mqproc.errors import NotAMemberError, StoreBusyError
 from mqproc.process.groups import SESSION_MS_MAX, SESSION_MS_MIN, TICKS_PER_SESSION, held_until_ns
+from mqproc.wire.connection import Connection
 from mqproc.wire.group_operations import (
     EARLIEST,
     GroupAssignment,
@@ -134,3 +136,57 @@ def test_a_member_comes_back_when_its_old_connection_is_closed_and_not_before(st
     assert [queue[:2] for queue in again.queues] == [queue[:2] for queue in assigned.queues]
     beat(new, "billing", again)
     assert new.answer() is None
+
+
+def test_clients_with_many_members_may_die_together(store: Group) -> None:
+    """Each member's end is news to the others, and telling them is how the role finds that they are gone too."""
+    stays, callers = store.connect(), [store.connect() for _ in range(8)]
+    for number, caller in enumerate(callers):
+        join(caller, "billing", f"m{number}", SESSION_MS_MIN)
+    for number, caller in enumerate(callers):
+        beat(caller, "billing", join(caller, "billing", f"m{number}", SESSION_MS_MIN))
+    assert stays.answer() is None
+    members = store.role._groups.members()
+    assert len(members["billing"].members) == 8
+    for caller in callers:
+        caller.sock.close()
+    deadline = time.monotonic() + SESSION_MS_MIN / 1000 + 0.2
+    while time.monotonic() < deadline:
+        store.step()
+    assert "billing" not in members
+    assert "Orders" in {queue[0] for queue in join(stays, "billing", "new").queues}
+
+
+@pytest.mark.parametrize("at", ["heartbeat", "deadline", "join", "stop"])
+def test_a_member_may_be_lost_by_the_answer_to_it(store: Group, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    stays, dies = store.connect(), store.connect()
+    assigned = join(dies, "billing", "dies", SESSION_MS_MIN)
+    beat(dies, "billing", assigned)
+    assert stays.answer() is None
+    groups = store.role._groups
+    (dying,) = groups._of_connection
+    answer = Connection.answer
+
+    def lost(connection: Connection, *given: Any, **named: Any) -> None:
+        if connection is dying:
+            connection.close()
+        answer(connection, *given, **named)
+
+    monkeypatch.setattr(Connection, "answer", lost)
+    now_ns = time.monotonic_ns()
+    if at == "heartbeat":
+        beat(dies, "billing", assigned)
+        store.step()
+    elif at == "deadline":
+        groups.step(now_ns + SESSION_MS_MIN * MS // 2, quiet=True)
+    elif at == "join":
+        beat(stays, "billing", join(stays, "billing", "other"))
+        found = stays.answer()
+        assert found is not None
+        assert [queue[:2] for queue in found[1].queues] == [queue[:2] for queue in assigned.queues]
+    else:
+        groups.on_stop()
+    assert dying.closed
+    assert [list(members.members) for members in groups.members().values()] == ([["other"]] if at == "join" else [])
+    groups.step(now_ns + 2 * SESSION_MS_MIN * MS, quiet=True)
+    assert groups.seconds_left(now_ns + 2 * SESSION_MS_MIN * MS, 9.0) > 0

@@ -95,9 +95,7 @@ def test_distances(paths: StorePaths) -> None:
     control = create(paths)
     for index, value in (
         (layout.WRITTEN, 1000),
-        (layout.WRITTEN_STORE_TIMESTAMP_MS, 90),
         (layout.DISPATCHED, 400),
-        (layout.DISPATCHED_STORE_TIMESTAMP_MS, 50),
         (layout.WRITER_SYNCED, 300),
         (layout.FLUSHER_SYNCED, 700),
     ):
@@ -106,12 +104,10 @@ def test_distances(paths: StorePaths) -> None:
     assert (control.confirmed(sync_flush=False), control.confirmed(sync_flush=True)) == (1000, 700)
     words = control.snapshot()
     assert control.dispatch_behind_bytes == control_words.dispatch_behind_bytes(words) == 600
-    assert control_words.dispatch_behind_ms(words) == 40
     assert control_words.flush_behind_bytes(words) == 300
     control.store(layout.DISPATCHED, 1000)
     words = control.snapshot()
     assert control.dispatch_behind_bytes == control_words.dispatch_behind_bytes(words) == 0
-    assert control_words.dispatch_behind_ms(words) == 0
 
 
 @pytest.mark.parametrize("index", layout.SYNC_ERRNO_WORDS)

@@ -1,0 +1,87 @@
+"""When held pulls are answered: their deadlines, and what pulls tell that pass messages which do not match."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mqproc.message import PullStatus
+from mqproc.wire.operations import Operation, PullRequest
+from tests.process.test_query import Group, waiting
+from tests.store.reads.test_reading import COUNT
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Iterator[Group]:
+    made = Group(tmp_path / "store")
+    for frame in range(40):
+        made.put("Orders", frame)
+    made.dispatch()
+    yield made
+    made.close()
+
+
+def test_a_role_that_nobody_waits_at_sleeps(filled: Group) -> None:
+    """The time of a pull that is not held any more wakes nobody: it would do so for good."""
+    caller = filled.connect()
+    caller.ask(Operation.PULL, PullRequest("Orders", 0, COUNT // 4, timeout_ms=5))
+    caller.ask(Operation.PULL, PullRequest("Orders", 1, COUNT // 4, timeout_ms=30_000))
+    assert caller.answer() is None
+    assert waiting(filled) == 2
+    caller.sock.close()
+    filled.step()
+    assert waiting(filled) == 0
+    later_ns = time.monotonic_ns() + 60_000_000_000
+    assert filled.role._held.seconds_left(later_ns, 9.0) == 9.0
+
+
+def test_a_pull_may_tell_at_once_what_it_has_passed(filled: Group) -> None:
+    caller, end = filled.connect(), COUNT // 4
+    telling = PullRequest("Orders", 0, 0, tags=["new"], timeout_ms=30_000, progress_ms=0)
+    answer, _ = caller.call(Operation.PULL, telling)
+    assert (answer.status, answer.next_offset, answer.count) == (PullStatus.NO_MATCHED_MESSAGE, end, 0)
+    caller.ask(Operation.PULL, msgspec.structs.replace(telling, offset=end))
+    assert caller.answer() is None, "there is nothing to tell"
+    assert waiting(filled) == 1
+    filled.put("Orders", 40)
+    filled.dispatch()
+    found = caller.answer()
+    assert found is not None
+    assert (found[1].next_offset, found[1].count, waiting(filled)) == (end + 7, 0, 0)
+
+
+@pytest.mark.parametrize("passed_before", [True, False])
+def test_a_pull_tells_in_time_what_it_has_passed_and_not_before(filled: Group, passed_before: bool) -> None:
+    caller, end = filled.connect(), COUNT // 4
+    progress_s = 0.3
+    request = PullRequest("Orders", 0, 0 if passed_before else end, tags=["new"], timeout_ms=30_000, progress_ms=300)
+    begun = time.monotonic()
+    caller.ask(Operation.PULL, request)
+    assert caller.answer() is None
+    assert (filled.role._held.seconds_left(time.monotonic_ns(), 9.0) == 9.0) is not passed_before
+    frame = 40
+    while (found := caller.answer()) is None:
+        assert time.monotonic() < begun + 15, "long before its time is over"
+        if frame < 45:  # Whatever comes meanwhile that does not match.
+            filled.put("Orders", frame)
+            filled.dispatch()
+            frame += 1
+    assert time.monotonic() - begun >= progress_s
+    assert (found[1].count, waiting(filled)) == (0, 0)
+    assert found[1].next_offset == filled.role._view.queues.bounds("Orders", 0).max_offset
+    assert filled.role._held.seconds_left(time.monotonic_ns(), 9.0) == 9.0
+
+
+def test_a_match_comes_at_once_to_a_pull_that_will_tell_what_it_has_passed(filled: Group) -> None:
+    caller = filled.connect()
+    caller.ask(Operation.PULL, PullRequest("Orders", 0, 0, tags=["new"], timeout_ms=30_000, progress_ms=20_000))
+    assert caller.answer() is None
+    filled.put("Orders", 40, tags=["new"] * 25)
+    filled.dispatch()
+    found = caller.answer()
+    assert found is not None
+    assert (found[1].status, found[1].count) == ("FOUND", 7)
