@@ -436,7 +436,8 @@ class Consumer:
     def nack(self, *messages: StoredMessage, delay_level: int = 0) -> None:
         """Have messages delivered again later: by `delay_level` 1…18, or 0 for ever longer pauses.
 
-        Too often, or with a level below 0, they go to the group's dead letters. Returns when their copies are stored;
+        Each call makes a copy, also of a message that is done already. Too often, or with a level below 0, they go to
+        the group's dead letters. Returns when their copies are stored;
         a message that `receive` gave is then done. Raises MessageNotFoundError for those that retention or damage took
         meanwhile, which are not done until they are acknowledged, StoreBusyError when some could not be stored now.
         """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from mqproc.client.batch import Batch
 from mqproc.client.columns import is_arrow, numbers
 from mqproc.client.core import time_ms
-from mqproc.errors import BadMessageError, BadRequestError
+from mqproc.errors import BadLevelError, BadMessageError, BadRequestError
 
+# Times are no later than this is from now; what is no number compares as more.
+_DELAY_MS_MAX: Final = 1 << 61
 Times = Any
 """One Time for all messages, or an array of Unix times in ms or of datetime64 (numpy, Arrow) with one for each."""
 
@@ -29,12 +31,13 @@ def deliver_at_ms(deliver_at: Times, delay: Any) -> Any:
     if deliver_at is not None:
         raise BadRequestError("give a delay or a time to deliver at, not both")
     now_ms = time.time_ns() // 1_000_000
-    if not is_column(delay):
-        return now_ms + round(delay * 1000)
     try:
-        return now_ms + np.rint(np.asarray(delay, np.float64) * 1000).astype(np.int64)
+        after_ms = np.rint(np.asarray(delay, np.float64) * 1000)
     except (TypeError, ValueError) as error:
         raise BadMessageError(f"delays: {error}") from None
+    if not (np.abs(after_ms) < _DELAY_MS_MAX).all():
+        raise BadLevelError("a delay is no number of seconds, or too many")
+    return now_ms + after_ms.astype(np.int64) if is_column(delay) else now_ms + int(after_ms)
 
 
 def is_column(value: Any) -> bool:

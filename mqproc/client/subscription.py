@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mqproc.client.core import Call, Time
+from mqproc.client.core import Call, Time, chosen
 from mqproc.client.group_calls import join, start_of
 from mqproc.errors import BadRequestError
 from mqproc.message import Filter, TagFilter
@@ -61,8 +61,10 @@ def subscription(
 
 
 def filter_of(filter: Filter | str | None) -> Filter | None:
-    """A text is short for a TagFilter."""
-    return TagFilter(filter) if isinstance(filter, str) else filter
+    """A text is short for a TagFilter. Raises what is wrong with a filter, but for SQL, which the server parses."""
+    found = TagFilter(filter) if isinstance(filter, str) else filter
+    chosen("", found)
+    return found
 
 
 def broadcast_path(store: Path, wanted: Subscription, given: str | Path | None) -> str:

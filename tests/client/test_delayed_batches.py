@@ -104,6 +104,12 @@ def test_wrong_times_are_refused() -> None:
         list(encode_batch(batch(delay_level=1, deliver_at_ms=5), FRAME_BYTES))
 
 
+@pytest.mark.parametrize("delay", [float("nan"), float("inf"), -float("inf"), 1e30, [1.0, float("nan")]])
+def test_a_delay_that_is_no_time_is_refused(delay: Any) -> None:
+    with pytest.raises(BadLevelError, match="no number of seconds"):
+        deliver_at_ms(None, np.array(delay) if isinstance(delay, list) else delay)
+
+
 def test_nothing_waits_for_nothing() -> None:
     parts, places = by_time(batch(0, delay_level=np.array([], int)))
     assert parts == []

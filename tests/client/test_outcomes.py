@@ -16,6 +16,7 @@ from mqproc.client.batch import Batch
 from mqproc.client.retry import NO_RETRY, RESTART_MS, RetryPolicy
 from mqproc.client.sync import Client
 from mqproc.errors import (
+    BadRequestError,
     FrameTooLargeError,
     NoSuchQueueError,
     NotRunningError,
@@ -196,6 +197,14 @@ def test_a_connection_whose_stream_is_refused_is_not_used_again(
         client.count("orders")
     client.count("orders")
     assert len(set(map(id, seen))) == connections
+
+
+def test_a_wrong_filter_is_refused_when_the_consumer_is_made(client: Client) -> None:
+    for filter, told in ((5, "filter is a int"), ("||", "names no tag")):
+        with pytest.raises(BadRequestError, match=told):
+            client.consumer("billing", "orders", filter=filter)  # type: ignore[arg-type]
+        with pytest.raises(BadRequestError, match=told):
+            client.simple_consumer("billing", "orders", filter=filter)  # type: ignore[arg-type]
 
 
 def test_a_full_server_is_asked_again(tmp_path: Path) -> None:

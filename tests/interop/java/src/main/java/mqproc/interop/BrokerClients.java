@@ -11,6 +11,7 @@ import org.apache.rocketmq.client.ClientConfig;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.exception.MQClientException;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.TransactionListener;
 import org.apache.rocketmq.client.producer.TransactionMQProducer;
@@ -24,6 +25,7 @@ import org.apache.rocketmq.remoting.netty.NettyServerConfig;
 /** A name server, and RocketMQ's own clients that find their broker by it: push consumers, a producer. */
 final class BrokerClients {
     private static final int BEAT_MS = 1_000;
+    private static final long ROUTE_NS = 60_000_000_000L;
 
     static {
         // Else a consumer sees queues that were made after it started only after 20 s.
@@ -122,7 +124,23 @@ final class BrokerClients {
         });
         producer.start();
         // Checks are asked of producers that the broker knows; this one knows the broker from here on.
-        producer.fetchPublishMessageQueues(topic);
+        fetchQueues(topic);
+    }
+
+    /** Asks the name server until it knows the topic: a broker tells it of its topics some time after it has started. */
+    private void fetchQueues(String topic) throws Exception {
+        long deadlineNs = System.nanoTime() + ROUTE_NS;
+        while (true) {
+            try {
+                producer.fetchPublishMessageQueues(topic);
+                return;
+            } catch (MQClientException error) {
+                if (System.nanoTime() > deadlineNs) {
+                    throw error;
+                }
+                Thread.sleep(50);
+            }
+        }
     }
 
     private static LocalTransactionState state(Boolean answer) {
