@@ -31,9 +31,15 @@ _KINDS = frozenset(
 
 
 def timer_damage(findings: Iterable[Finding], paths: StorePaths) -> tuple[bool, bool]:
-    """Whether anything of the timer is to be mended, and whether that is more than its wheel."""
-    damage = [each for each in findings if each.kind in _KINDS and each.severity is Severity.DAMAGE]
-    return bool(damage), any(each.file != paths.timer_wheel.name for each in damage)
+    """Whether anything of the timer is to be mended, and whether that is more than its wheel.
+
+    A start after a crash makes the wheel anew, so what is wrong with it is only noted. But a repair closes a store.
+    """
+    found = list(findings)
+    damage = [each for each in found if each.severity is Severity.DAMAGE]
+    of_timer = [each for each in damage if each.kind in _KINDS]
+    of_wheel = damage and [each for each in found if each.kind in _KINDS and each.file == paths.timer_wheel.name]
+    return bool(of_timer or of_wheel), any(each.file != paths.timer_wheel.name for each in of_timer)
 
 
 def make_wheel(io: StoreIO, paths: StorePaths, options: Options) -> None:
