@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.layout import queue_table as layout
+from mqproc.message import PullStatus
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.pull import Pulled
 from mqproc.wire.connection import Connection
@@ -25,6 +26,13 @@ NEVER_LISTED = (-1, -1, -1)
 NEVER_NS = 1 << 62
 # Rows of queues that nobody waits for any more, kept because somebody may again.
 IDLE_ROWS_MAX = 1024
+
+# Statuses that say "nothing yet": a pull that waits is held at them.
+_NOTHING_YET = frozenset(
+    {PullStatus.OFFSET_OVERFLOW_ONE, PullStatus.NO_MESSAGE_IN_QUEUE, PullStatus.NO_MATCHED_LOGIC_QUEUE}
+)
+# Those at which it goes on at once from the next offset.
+GO_ON = frozenset({PullStatus.NO_MATCHED_MESSAGE, PullStatus.MESSAGE_WAS_REMOVING})
 
 
 @dataclass(slots=True, eq=False)
@@ -193,3 +201,21 @@ class HeldPulls:
 def _counts(entry: tuple[int, int, HeldPull]) -> bool:
     """Whether a deadline is one still: its pull is held, and has got no other one since."""
     return entry[0] == entry[2].deadline_ns and not entry[2].released
+
+
+def has_no_queue(pulled: Pulled) -> bool:
+    """Whether a pull has found no such queue."""
+    return pulled.status is PullStatus.NO_MATCHED_LOGIC_QUEUE
+
+
+def has_passed(pulled: Pulled, options: PullRequest) -> bool:
+    """Whether a pull has come further than it was asked from."""
+    return pulled.next_offset > options.offset
+
+
+def finds_nothing_yet(pulled: Pulled, offset: int) -> bool:
+    """Whether a pull that waits goes on waiting at this answer: nothing is there yet."""
+    if pulled.status in _NOTHING_YET:
+        # An offset that an empty or unknown queue does not have is wrong now and later.
+        return pulled.status is PullStatus.OFFSET_OVERFLOW_ONE or offset == 0
+    return pulled.status in GO_ON

@@ -24,14 +24,13 @@ from mqproc.errors import (
 )
 from mqproc.io import FailedSyncError
 from mqproc.layout import control as words_of
-from mqproc.message import PullStatus
 from mqproc.process.appender import Appender
 from mqproc.process.delivered import Delivered
 from mqproc.process.group_questions import GROUP_QUESTIONS, GroupQuestions
 from mqproc.process.group_retries import Retries
 from mqproc.process.group_state import GroupState
 from mqproc.process.groups import GROUP_OPERATIONS, Asked, Groups
-from mqproc.process.held_pulls import HeldPull, HeldPulls
+from mqproc.process.held_pulls import GO_ON, HeldPull, HeldPulls, finds_nothing_yet, has_no_queue, has_passed
 from mqproc.process.limits import client_limits
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
@@ -66,10 +65,6 @@ HOLD_MS_MAX = 60_000
 STOP_SERVE_NS = 1_000_000_000
 STOP_DRAIN_S = 1.0
 
-# Statuses that say "nothing yet": a pull that waits is held at them.
-_NOTHING_YET = frozenset(
-    {PullStatus.OFFSET_OVERFLOW_ONE, PullStatus.NO_MESSAGE_IN_QUEUE, PullStatus.NO_MATCHED_LOGIC_QUEUE}
-)
 QUERY_OPERATIONS = frozenset(
     {
         Operation.PULL,
@@ -85,8 +80,6 @@ QUERY_OPERATIONS = frozenset(
 """All operations of the role."""
 
 _PULL = int(Operation.PULL)
-# Those at which it goes on at once from the next offset.
-_GO_ON = frozenset({PullStatus.NO_MATCHED_MESSAGE, PullStatus.MESSAGE_WAS_REMOVING})
 
 
 @dataclass(slots=True)
@@ -373,13 +366,13 @@ class Query:
         if bounds is not None:
             self._read_ahead.before_pull(options.topic, options.queue_id, bounds, options.offset)
         pulled = self._pull_from(options, options.offset)
-        tells = options.progress_ms == 0 and _has_passed(pulled, options)
-        may_wait = options.timeout_ms > 0 and not tells and _may_wait(pulled, options.offset)
+        tells = options.progress_ms == 0 and has_passed(pulled, options)
+        may_wait = options.timeout_ms > 0 and not tells and finds_nothing_yet(pulled, options.offset)
         if not may_wait or len(self._held) >= HELD_PULLS_MAX:
             request.answered = True
             self._answer_pull(request.connection, request.request_id, options, pulled)
             return
-        offset = pulled.next_offset if pulled.status in _GO_ON else options.offset
+        offset = pulled.next_offset if pulled.status in GO_ON else options.offset
         now_ns = self._clock.monotonic_ns()
         deadline_ns = now_ns + min(options.timeout_ms, HOLD_MS_MAX) * 1_000_000
         pull = HeldPull(request.connection, request.request_id, options, offset, deadline_ns, pulled)
@@ -460,22 +453,22 @@ class Query:
         except BaseException:
             self._held.release(pull)
             raise
-        is_deleted = _has_no_queue(pulled) and not _has_no_queue(pull.last)
+        is_deleted = has_no_queue(pulled) and not has_no_queue(pull.last)
         pull.last, pull.offset = pulled, first
-        if is_deleted or not _may_wait(pulled, first):
+        if is_deleted or not finds_nothing_yet(pulled, first):
             self._held.release(pull)
             self._times.held_pulls += 1
             self._answer_pull(pull.connection, pull.request_id, options, pulled)
         else:
-            if pulled.status in _GO_ON:
+            if pulled.status in GO_ON:
                 pull.offset = pulled.next_offset
             self._go_on(pull)
 
     def _go_on(self, pull: HeldPull) -> None:
         """Have a pull tried again soon when more units wait than one pull looks at; what it has passed is told."""
-        if _has_passed(pull.last, pull.options):
+        if has_passed(pull.last, pull.options):
             self._held.hasten(pull)
-        if pull.last.status in _GO_ON and pull.offset < pull.last.max_offset:
+        if pull.last.status in GO_ON and pull.offset < pull.last.max_offset:
             self._held.set_due(pull)
 
     def _look_again(self) -> None:
@@ -486,20 +479,3 @@ class Query:
         self._held.release(pull)
         self._times.held_pulls += 1
         self._answer_pull(pull.connection, pull.request_id, pull.options, pull.last)
-
-
-def _has_no_queue(pulled: Pulled) -> bool:
-    return pulled.status is PullStatus.NO_MATCHED_LOGIC_QUEUE
-
-
-def _has_passed(pulled: Pulled, options: PullRequest) -> bool:
-    """Whether a pull has come further than it was asked from."""
-    return pulled.next_offset > options.offset
-
-
-def _may_wait(pulled: Pulled, offset: int) -> bool:
-    """Whether a pull that waits goes on waiting at this answer: nothing is there yet."""
-    if pulled.status in _NOTHING_YET:
-        # An offset that an empty or unknown queue does not have is wrong now and later.
-        return pulled.status is PullStatus.OFFSET_OVERFLOW_ONE or offset == 0
-    return pulled.status in _GO_ON
