@@ -192,6 +192,27 @@ def test_a_running_store_tells_its_damage(group: Group) -> None:
     ]
 
 
+def test_a_file_that_a_running_group_is_making_is_no_damage(group: Group) -> None:
+    """It has a name before it has its length; one that stays without is told."""
+    with group.client() as client:
+        client.send(Message("orders", b"hello"))
+        client.wait_dispatched()
+    (queue,) = (group.store / "consumequeue" / "orders").iterdir()
+    (first,) = queue.iterdir()
+    made = queue / f"{first.stat().st_size:020d}"
+    made.touch()
+    outcome = call("store", "verify", group.store, "--json")
+    assert [(each["kind"], each["file"]) for each in outcome.json["findings"]] == [
+        ("queue_file_length", str(made.relative_to(group.store)))
+    ]
+    making = threading.Timer(0.1, os.truncate, (made, first.stat().st_size))
+    making.start()
+    outcome = call("store", "verify", group.store, "--json")
+    assert (outcome.code, outcome.json["findings"]) == (0, [])
+    assert made.stat().st_size == first.stat().st_size
+    making.join()
+
+
 def test_a_killed_group_is_clean_or_not_dispatched(make_group: Callable[..., Group]) -> None:
     group = make_group()
     with group.client() as client:

@@ -50,6 +50,9 @@ from mqproc.store.verify.timer import TimerFindings
 from mqproc.store.verify.workers import QueueGroup, Task, Workers, usable_jobs
 
 _QUEUES_PER_TASK = 256
+# How long a file of a running group may take from its name to its length before it counts as damage.
+_PATIENCE_S = 1.0
+_LOOK_S = 0.02
 
 OnProgress = Callable[[int, int], None]
 """Told now and then how many bytes of how many have been looked at."""
@@ -239,8 +242,8 @@ class _Verifier:
         """Have the tasks done, and say what they come to."""
         holes, ledger = known_holes(self._io, self._paths)
         findings.extend(ledger)
-        findings.extend(_unknown(picture.inventory.findings, holes))
         shares, totals, checked = self._passes(picture, workers)
+        findings.extend(_unknown(self._lasting(picture.inventory, is_running=picture.positions.running), holes))
         self._follow_retention(picture)
         log = join_shares(self._io, picture, shares, self._again(picture), holes)
         findings.extend(log.findings)
@@ -262,6 +265,19 @@ class _Verifier:
         findings.extend(StateFindings(self._io, picture, log, both).run())
         findings.extend(TimerFindings(self._io, picture, log, both, self._options.timer_precision_ms).run())
         return self._verified(picture, log, both, findings, time.perf_counter() - started)
+
+    def _lasting(self, inventory: Inventory, *, is_running: bool) -> list[Finding]:
+        """What was found by name and length, but not what a running group was about to do: it had made a file, say,
+        and not yet given it its length. Such a finding is soon gone; damage stays."""
+        lasting = inventory.findings
+        deadline = time.monotonic() + _PATIENCE_S
+        while is_running and lasting:
+            again = take_inventory(self._io, self._paths, inventory.sizes).findings
+            lasting = [finding for finding in lasting if finding in again]
+            if time.monotonic() > deadline or all(finding.as_note for finding in lasting):
+                break
+            time.sleep(_LOOK_S)
+        return lasting
 
     def _unsettled(self, picture: Picture) -> set[Queue]:
         """Queues that a running group has deleted since, or made again."""
