@@ -72,7 +72,7 @@ from mqproc.kernels.intrinsics import (
     store_le32,
     store_le64,
 )
-from mqproc.kernels.jit import kernel
+from mqproc.kernels.jit import inlined, kernel
 from mqproc.kernels.primitive import Bytes, Words
 from mqproc.layout import record
 
@@ -87,12 +87,12 @@ _PREPARED_BACK = 12
 _PAIR_END = 2
 
 
-@kernel
+@inlined
 def _hex_digit(value: int) -> int:
     return value + 48 if value < 10 else value + 55
 
 
-@kernel
+@inlined
 def _write_given(payload: Bytes, at: int, size: int, closing: int, staging: Bytes, to: int) -> int:
     """Copy a whole property string; closes its last pair when `closing`. Returns the position behind it."""
     copy_bytes(staging, to, payload, at, size)
@@ -101,7 +101,7 @@ def _write_given(payload: Bytes, at: int, size: int, closing: int, staging: Byte
     return to + size + closing
 
 
-@kernel
+@inlined
 def _write_composed(
     payload: Bytes,
     parts: Bytes,
@@ -152,7 +152,7 @@ def _write_composed(
     return at
 
 
-@kernel
+@inlined
 def _write_pair(
     staging: Bytes, at: int, name: Bytes, name_size: int, payload: Bytes, value_at: int, value_size: int
 ) -> int:

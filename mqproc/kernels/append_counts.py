@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mqproc.kernels.jit import kernel
+from mqproc.kernels.jit import inlined, kernel
 from mqproc.kernels.primitive import Words
 from mqproc.layout import control, figures
 
@@ -39,7 +39,7 @@ def count_frame(cells: Words) -> None:
     cells[control.APPENDED_FRAMES] += 1
 
 
-@kernel
+@inlined
 def count_size(cells: Words, size: int) -> None:
     """Count a record's size."""
     bucket = 0

@@ -10,7 +10,7 @@ import numpy as np
 
 from mqproc.kernels.append_counts import UNPUBLISHED_FROM
 from mqproc.kernels.intrinsics import load_le16, load_le32
-from mqproc.kernels.jit import kernel
+from mqproc.kernels.jit import inlined, kernel
 from mqproc.kernels.primitive import Bytes, Words
 from mqproc.layout import control, figures, record
 from mqproc.layout.properties import NAME_END, SHARDING_KEY
@@ -85,14 +85,14 @@ UNIQUE_DIGITS = 4
 TAIL_SIZE = record.CRC_TAIL_SIZE
 
 
-@kernel
+@inlined
 def length16(payload: Bytes, column: int, message: int) -> int:
     if column < 0:
         return 0
     return load_le16(payload, column + 2 * message)
 
 
-@kernel
+@inlined
 def _properties_size(payload: Bytes, state: Words, message: int, key_size: int, tag_size: int) -> int:
     """Size of a message's properties without the CRC tail."""
     size = state[PART_3_END]

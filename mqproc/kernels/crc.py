@@ -14,7 +14,7 @@ import zlib
 import numpy as np
 
 from mqproc.kernels.intrinsics import load_le32, load_le64, load_u8
-from mqproc.kernels.jit import COMPILED, kernel
+from mqproc.kernels.jit import COMPILED, inlined, kernel
 from mqproc.kernels.primitive import Bytes
 from mqproc.kernels.wide import (
     HAS_CLMUL,
@@ -89,7 +89,7 @@ def crc32_table(crc: int, buf: Bytes, start: int, stop: int) -> int:
     return state ^ MASK_32
 
 
-@kernel
+@inlined
 def crc32_clmul(crc: int, buf: Bytes, start: int, stop: int) -> int:
     """`crc32_update` by carry-less multiplication; needs HAS_CLMUL."""
     if stop - start < 16:
@@ -136,7 +136,7 @@ crc32_update = (crc32_clmul if HAS_CLMUL else crc32_table) if COMPILED else crc3
 """(crc, buf, start, stop) → the CRC-32 that continues `crc` with buf[start:stop]; 0 begins one. Unsigned, in int64."""
 
 
-@kernel
+@inlined
 def crc32(buf: Bytes, start: int, stop: int) -> int:
     """CRC-32 of buf[start:stop], 0…2³²−1."""
     return crc32_update(0, buf, start, stop)

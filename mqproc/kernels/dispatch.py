@@ -28,7 +28,7 @@ from mqproc.kernels.intrinsics import (
     store_be64,
     trailing_zeros,
 )
-from mqproc.kernels.jit import kernel
+from mqproc.kernels.jit import inlined, kernel
 from mqproc.kernels.primitive import Bytes, Words
 from mqproc.kernels.queue_lookup import DELETED, UNKNOWN, find_queue_of_record, same_bytes
 from mqproc.kernels.record_check import (
@@ -145,7 +145,7 @@ _SCHEDULE_WORDS = tuple(_name_word(SCHEDULE_TOPIC, start, 8) for start in (0, 8,
 CACHE_SIZE = 256
 
 
-@kernel
+@inlined
 def _take_record(log: Bytes, at: int, stop: int, state: Words) -> int:
     """Size of the intact record at `at`, with its topic's and properties' places in `state`; else −reason."""
     total = record_size(log, at, stop)
@@ -163,7 +163,7 @@ def _take_record(log: Bytes, at: int, stop: int, state: Words) -> int:
     return total
 
 
-@kernel
+@inlined
 def _note_property(log: Bytes, state: Words, at: int, name_end: int, end: int) -> None:
     """Remember the value (name_end, end) if the name in [at, name_end) is one that dispatch needs."""
     if name_end <= at or end <= name_end + 1:
@@ -186,7 +186,7 @@ def _note_property(log: Bytes, state: Words, at: int, name_end: int, end: int) -
         state[DELAY_END] = end
 
 
-@kernel
+@inlined
 def _find_properties(log: Bytes, state: Words) -> None:
     """Where the values of UNIQ_KEY, KEYS, TAGS and DELAY are; end = 0 where the property is absent. The last one wins.
 
@@ -221,7 +221,7 @@ def _find_properties(log: Bytes, state: Words) -> None:
     _note_property(log, state, pair_at, name_end, stop)
 
 
-@kernel
+@inlined
 def _is_schedule_topic(log: Bytes, at: int, size: int) -> bool:
     if size != _SCHEDULE_SIZE:
         return False
@@ -245,7 +245,7 @@ def _delay_level(log: Bytes, at: int, stop: int) -> int:
     return level
 
 
-@kernel
+@inlined
 def _tags_code(log: Bytes, state: Words, is_schedule: bool, store_timestamp_ms: int) -> int:
     """The unit's tags code: the tag's hash, or in the schedule topic the time to deliver at."""
     if is_schedule and state[DELAY_END] != 0:
@@ -257,7 +257,7 @@ def _tags_code(log: Bytes, state: Words, is_schedule: bool, store_timestamp_ms: 
     return java_hash_utf8(log, state[TAGS_AT], state[TAGS_END], 0)
 
 
-@kernel
+@inlined
 def _put_entries(
     log: Bytes, state: Words, prefix_hash: int, offset: int, time_ms: int, hashes: Int32s, offsets: Words, times: Words
 ) -> int:
@@ -286,7 +286,7 @@ def _put_entries(
     return entry - first
 
 
-@kernel
+@inlined
 def _put_unit(
     units: Bytes, run_of_unit: Int32s, run_of_queue: Int32s, runs: Words, state: Words, number: int, queue_offset: int
 ) -> int:

@@ -8,7 +8,7 @@ bytes before it may be read.
 from __future__ import annotations
 
 from mqproc.kernels.intrinsics import load_be32, load_le64, load_u8, trailing_zeros
-from mqproc.kernels.jit import kernel
+from mqproc.kernels.jit import inlined, kernel
 from mqproc.kernels.primitive import Bytes, Words
 from mqproc.kernels.queue_lookup import same_bytes
 from mqproc.kernels.record_check import has_crc_tail, signed_topic_length, topic_length_at, topic_length_size
@@ -33,7 +33,7 @@ _KEYS = int.from_bytes(properties.KEYS.encode(), "big")
 assert len(properties.TAGS) == len(properties.KEYS) == 4
 
 
-@kernel
+@inlined
 def find_byte(buf: Bytes, at: int, stop: int, byte: int) -> int:
     """First position of `byte` in [at, stop); `stop` when there is none. Needs 8 bytes before `stop` in the buffer."""
     flip = byte * ONES

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from mqproc.kernels.intrinsics import load_le64, load_u8
-from mqproc.kernels.jit import kernel
+from mqproc.kernels.jit import inlined, kernel
 from mqproc.kernels.primitive import Bytes
 from mqproc.layout import java_hash
 
@@ -26,7 +26,7 @@ POWERS_OF_31 = np.array([31**n & MASK_32 for n in range(9)], np.int64)
 POWER_8 = int(POWERS_OF_31[8])
 
 
-@kernel
+@inlined
 def hash_of_8(word: int) -> int:
     """Σ byte k × 31^(7−k) of eight ASCII bytes, byte 0 lowest; leading zero bytes add nothing. Below 2⁴²."""
     pairs = (word & EVEN_BYTES) * 31 + (word >> 8 & EVEN_BYTES)
@@ -86,7 +86,7 @@ def java_hash_decoding(buf: Bytes, start: int, stop: int, seed: int) -> int:
     return (h ^ SIGN_32) - SIGN_32
 
 
-@kernel
+@inlined
 def java_hash_utf8(buf: Bytes, start: int, stop: int, seed: int) -> int:
     """`String.hashCode` of seed's string + the UTF-8 in buf[start:stop]; seed 0 begins one. An i32, sign-extended."""
     h = seed & MASK_32
@@ -114,9 +114,9 @@ def java_hash_utf8(buf: Bytes, start: int, stop: int, seed: int) -> int:
     return (h ^ SIGN_32) - SIGN_32
 
 
-index_key_hash = kernel(java_hash.index_key_hash)
+index_key_hash = inlined(java_hash.index_key_hash)
 """`mqproc.layout.java_hash.index_key_hash`, compiled."""
-queue_of_hash = kernel(java_hash.queue_of_hash)
+queue_of_hash = inlined(java_hash.queue_of_hash)
 """`mqproc.layout.java_hash.queue_of_hash`, compiled."""
 
 

@@ -21,7 +21,7 @@ from mqproc.kernels.intrinsics import (
     store_be64,
     store_release_be32,
 )
-from mqproc.kernels.jit import kernel
+from mqproc.kernels.jit import inlined, kernel
 from mqproc.kernels.primitive import Bytes, Words, lowering
 from mqproc.layout import index_file as layout
 
@@ -51,17 +51,27 @@ def _(builder: Any, buf: Any, i: Any) -> None:
 HEADER_FIELDS = 6
 
 
-@kernel
+@inlined
 def _items_start(slots: int) -> int:
     return layout.HEADER_SIZE + layout.SLOT_SIZE * slots
 
 
-@kernel
+@inlined
 def _slot_at(key_hash: int, slots: int) -> int:
     return layout.HEADER_SIZE + layout.SLOT_SIZE * (key_hash % slots)
 
 
-@kernel
+@inlined
+def _slot_by(key_hash: int, slots: int, reciprocal: int) -> int:
+    """`_slot_at` without a division, of a hash from 0 to 2³¹ − 1; `reciprocal` is 2³² // slots."""
+    # The quotient is right or one too low: what it lacks is hash / 2³² at most, below a half.
+    slot = key_hash - (key_hash * reciprocal >> 32) * slots
+    if slot >= slots:
+        slot -= slots
+    return layout.HEADER_SIZE + layout.SLOT_SIZE * slot
+
+
+@inlined
 def published_count(view: Bytes) -> int:
     """Number of the next item; items 1…count−1 are whole. A file without entries says 0, which counts as 1."""
     return max(layout.FIRST_ITEM, load_acquire_be32(view, layout.ITEM_COUNT))
@@ -93,12 +103,13 @@ def put_entries(
         return first
     used = load_be32(view, layout.SLOT_COUNT)
     begin_ms = load_be64(view, layout.BEGIN_TIMESTAMP)
+    reciprocal = (1 << 32) // slots
     item_at = _items_start(slots) + layout.ITEM_SIZE * count
     for entry in range(first, stop):
         if entry + AHEAD_ENTRIES < stop:
-            prefetch(view, _slot_at(int(hashes[entry + AHEAD_ENTRIES]), slots))
+            prefetch(view, _slot_by(int(hashes[entry + AHEAD_ENTRIES]), slots, reciprocal))
         key_hash = int(hashes[entry])
-        slot_at = _slot_at(key_hash, slots)
+        slot_at = _slot_by(key_hash, slots, reciprocal)
         previous = load_be32(view, slot_at)
         if previous <= 0 or previous > count:
             previous = 0

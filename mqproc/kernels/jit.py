@@ -68,9 +68,24 @@ def kernel(function: F) -> F:
     A kernel allocates nothing, so numba's reference counting is off: it would cost 7 ns each time a kernel calls
     another with an array.
     """
+    return _compiled(function, forceinline=False)
+
+
+def inlined(function: F) -> F:
+    """A kernel that stands in its callers wherever it is called: for steps of a loop over messages.
+
+    A call hands every array over as seven words in memory, which costs more than such a step does; left to itself the
+    compiler decides by size, and a line more elsewhere turns it round.
+    """
+    return _compiled(function, forceinline=True)
+
+
+def _compiled(function: F, *, forceinline: bool) -> F:
     if not COMPILED:
         return function
-    dispatcher = _numba.njit(function, nogil=True, error_model="numpy", boundscheck=False, _nrt=False)
+    dispatcher = _numba.njit(
+        function, nogil=True, error_model="numpy", boundscheck=False, _nrt=False, forceinline=forceinline
+    )
     with contextlib.suppress(RuntimeError):  # No folder can be written to: each process compiles for itself.
         dispatcher.enable_caching()
         # numba has no public way for what follows; tests show that it is honoured.

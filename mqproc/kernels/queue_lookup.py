@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.kernels.intrinsics import load_acquire, load_le64, load_u8
-from mqproc.kernels.jit import kernel
+from mqproc.kernels.jit import inlined, kernel
 from mqproc.kernels.primitive import Bytes, Words
 from mqproc.layout import queue_table as layout
 
@@ -16,7 +16,7 @@ MASK_32 = 0xFFFFFFFF
 UNKNOWN, DELETED = -1, -2
 
 
-@kernel
+@inlined
 def same_bytes(a: Bytes, a_at: int, b: Bytes, b_at: int, size: int) -> bool:
     """Whether a[a_at:a_at + size] and b[b_at:b_at + size] are equal."""
     i = 0

@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from mqproc.kernels.crc import MASK_31, crc32
+from mqproc.kernels.crc_tail import load_digits
 from mqproc.kernels.intrinsics import load_be16, load_be32, load_be64, load_u8
-from mqproc.kernels.jit import kernel
+from mqproc.kernels.jit import inlined, kernel
 from mqproc.kernels.primitive import Bytes
 from mqproc.layout import record
 
@@ -53,7 +54,6 @@ _SIZE_WITHOUT_HOSTS = record.FIXED_SIZE_V4 - 2 * record.HOST_V4_SIZE - 1
 _HOST_V4 = record.HOST_V4_SIZE
 _HOST_V6 = record.HOST_V6_SIZE
 _TAIL = record.CRC_TAIL_SIZE
-_DIGITS = record.CRC_DIGITS
 _NAME_FIRST_8 = int.from_bytes(record.CRC_NAME[:8], "big")
 _NAME_END = 1
 _PAIR_END = 2
@@ -63,45 +63,45 @@ assert len(record.CRC_NAME) == 8
 assert _NAME_FIRST_8 < 1 << 63
 
 
-@kernel
+@inlined
 def born_host_size(sys_flag: int) -> int:
     """8 for IPv4, 20 for IPv6."""
     return _HOST_V6 if sys_flag & record.SYS_FLAG_BORN_HOST_V6 != 0 else _HOST_V4
 
 
-@kernel
+@inlined
 def store_host_size(sys_flag: int) -> int:
     """8 for IPv4, 20 for IPv6."""
     return _HOST_V6 if sys_flag & record.SYS_FLAG_STORE_HOST_V6 != 0 else _HOST_V4
 
 
-@kernel
+@inlined
 def body_length_at(view: Bytes, at: int) -> int:
     """Position of the body's length of the record at `at`; the body lies 4 bytes behind it."""
     sys_flag = load_be32(view, at + record.SYS_FLAG)
     return at + record.BODY_LENGTH - 2 * _HOST_V4 + born_host_size(sys_flag) + store_host_size(sys_flag)
 
 
-@kernel
+@inlined
 def store_timestamp_at(view: Bytes, at: int) -> int:
     """Position of the store time of the record at `at`."""
     return at + record.BORN_HOST + born_host_size(load_be32(view, at + record.SYS_FLAG))
 
 
-@kernel
+@inlined
 def topic_length_at(view: Bytes, at: int) -> int:
     """Position of the topic's length of the record at `at`, whose sizes hold."""
     length_at = body_length_at(view, at)
     return length_at + 4 + load_be32(view, length_at)
 
 
-@kernel
+@inlined
 def topic_length_size(view: Bytes, at: int) -> int:
     """1 for V1 and 2 for V2."""
     return 1 if load_be32(view, at + record.MAGIC) == _MAGIC_V1 else 2
 
 
-@kernel
+@inlined
 def signed_topic_length(view: Bytes, at: int, width: int) -> int:
     """The topic's length at `at`, signed as RocketMQ reads it."""
     if width == 2:
@@ -110,7 +110,7 @@ def signed_topic_length(view: Bytes, at: int, width: int) -> int:
     return length - 256 if length > 127 else length
 
 
-@kernel
+@inlined
 def record_size(view: Bytes, at: int, limit: int) -> int:
     """Total size of the record at `at` when its magic and sizes hold and it ends at or below `limit`, else −reason.
 
@@ -183,18 +183,6 @@ def has_broken_tail(view: Bytes, at: int, total: int, verify: int) -> bool:
 
 
 @kernel
-def crc_tail_value(view: Bytes, end: int) -> int:
-    """The number in the CRC tail that ends at `end`: ten digits, least significant first; −1 for other characters."""
-    value = 0
-    for place in range(2, _DIGITS + 2):
-        digit = load_u8(view, end - place) - 48
-        if digit < 0 or digit > 9:
-            return -1
-        value = value * 10 + digit
-    return value
-
-
-@kernel
 def crc_reason(view: Bytes, at: int, total: int, verify: int) -> int:
     """0, or BAD_BODY_CRC, or BAD_PROPERTY_CRC, for a record whose sizes hold.
 
@@ -203,7 +191,7 @@ def crc_reason(view: Bytes, at: int, total: int, verify: int) -> int:
     """
     if verify & VERIFY_PROPERTY_CRC != 0 and has_crc_tail(view, at, total):
         end = at + total
-        if crc_tail_value(view, end) == crc32(view, at, end - _TAIL) & MASK_31:
+        if load_digits(view, end - 1 - record.CRC_DIGITS) == crc32(view, at, end - _TAIL) & MASK_31:
             return 0
         return BAD_PROPERTY_CRC if body_crc_holds(view, at) else BAD_BODY_CRC
     if verify & VERIFY_PROPERTY_CRC != 0 and has_broken_tail(view, at, total, verify):

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.config import KIB, PAGE_BYTES
+from mqproc.config import MIB, PAGE_BYTES
 from mqproc.delay_levels import DELAY_MS_MAX
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
@@ -44,7 +44,7 @@ UNIT_DTYPE: Final = np.dtype(
 
 # Descriptors that one process keeps open for its queues.
 OPEN_FILES_MAX: Final = 512
-ALLOCATION_STEP_MAX: Final = 256 * KIB
+ALLOCATION_STEP_MAX: Final = 1 * MIB
 
 
 def as_units(data: bytes | NDArray[np.uint8]) -> NDArray[np.void]:

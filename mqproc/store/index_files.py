@@ -29,8 +29,10 @@ from mqproc.store.clearing import clear_behind
 from mqproc.store.index_headers import IndexHeader, file_ms, index_file_names, last_offset, next_name, read_header
 from mqproc.store.unsynced import Unsynced
 
-# Items are allocated in steps of this size, and unmapped behind when a step is full.
+# Items are unmapped behind when a step of this size is full.
 ITEM_STEP_BYTES: Final = 8 * MIB
+# Space is allocated by the step, then doubling, up to this much at once.
+ALLOCATED_AHEAD_MAX_BYTES: Final = 64 * MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,9 @@ class _MappedIndex:
         except BaseException:
             io.close(self._fd)
             raise
-        # Items below it are allocated, and header and slots. What is of a file that was there before is not known.
-        self.allocated_items = 0
+        # Items below it may be put. What is allocated of a file that was there before is not known.
+        self._step_items = 0
+        self._allocated_end = 0
         self._step_start = self._item_step(self.count)
 
     @property
@@ -82,11 +85,11 @@ class _MappedIndex:
     ) -> int:
         """Put entries until all are put or the file is full; the first entry not put. Raises OSError (ENOSPC…)."""
         while first < stop and (count := self.count) < self.items:
-            if self.allocated_items == 0:
+            if self._step_items == 0:
                 self.allocate_slots()
-            if count >= self.allocated_items:
-                self._allocate_items(count)
-            limit = self.allocated_items
+            if count >= self._step_items:
+                self._begin_step(count)
+            limit = self._step_items
             first = kernels.put_entries(self.view, self.slots, limit, hashes, offsets, times, first, stop)
         return first
 
@@ -149,20 +152,31 @@ class _MappedIndex:
         place = layout.item_offset(self.slots, item) - start
         return start + place - place % ITEM_STEP_BYTES
 
-    def _allocate_items(self, item: int) -> None:
-        """Allocate the step that the item begins in, and let go of the pages of steps before it."""
+    def _begin_step(self, item: int) -> None:
+        """Let items of the step that the item begins in be put, and let go of the pages of steps before it."""
         start = self._item_step(item)
         stop = min(start + ITEM_STEP_BYTES, len(self.mapping))
         # Items are not aligned to steps, so the last one of a step may reach into the next.
         reach = min(stop + layout.ITEM_SIZE, len(self.mapping))
-        self._io.allocate(self._fd, start, reach - start)
+        if reach > self._allocated_end:
+            self._allocate(start, reach)
         if start > self._step_start:
             self._io.unmap_pages(self.mapping, self._step_start, start - self._step_start)
             if self._sync_follows:
                 self._io.start_writing(self._fd, self._step_start, start - self._step_start)
             self._step_start = start
         whole_items = -(-(stop - layout.items_start(self.slots)) // layout.ITEM_SIZE)
-        self.allocated_items = min(whole_items, self.items)
+        self._step_items = min(whole_items, self.items)
+
+    def _allocate(self, start: int, reach: int) -> None:
+        """Allocate to `reach` at least, and as much again as the items before take.
+
+        A call may wait for the file system's journal, which a sync elsewhere holds for tenths of a second.
+        """
+        ahead = min(start - layout.items_start(self.slots), ALLOCATED_AHEAD_MAX_BYTES)
+        end = min(max(reach, start + ahead + layout.ITEM_SIZE), len(self.mapping))
+        self._io.allocate(self._fd, start, end - start)
+        self._allocated_end = end
 
 
 class IndexFiles:
@@ -313,6 +327,7 @@ class IndexFiles:
         except BaseException:
             file.close()
             raise
+        self._io.crash_point("index.roll")
         self._let_current_go()
         self._current = file
         return file

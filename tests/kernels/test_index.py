@@ -187,6 +187,19 @@ def test_a_long_chain_is_walked_newest_first_up_to_the_limit() -> None:
     assert file.select(8) == []
 
 
+@pytest.mark.parametrize("slots", [1, 2, 3, 100, 4_999_999, 5_000_000, 2**22, 2**31 - 1])
+def test_a_slot_is_the_rest_by_the_number_of_slots(slots: int) -> None:
+    """Without a division: where its quotient would be one too low or too high."""
+    largest = 2**31 - 1
+    whole = [number * slots for number in (0, 1, 2, largest // slots // 2, largest // slots)]
+    hashes = {min(max(about + off, 0), largest) for about in (*whole, largest) for off in (-1, 0, 1)}
+    hashes |= set(np.random.default_rng(slots).integers(0, 2**31, 2000).tolist())
+    for slot_by in (kernels._slot_by, plain(kernels._slot_by)):
+        for key_hash in hashes:
+            expected = layout.HEADER_SIZE + layout.SLOT_SIZE * (key_hash % slots)
+            assert slot_by(key_hash, slots, (1 << 32) // slots) == expected, key_hash
+
+
 def test_an_empty_file_answers_nothing_whatever_its_slots_say() -> None:
     file = File(1, 10)
     file.view[layout.HEADER_SIZE :] = 1

@@ -144,6 +144,30 @@ def test_a_file_is_sparse_beyond_what_was_allocated(tmp_path: Path) -> None:
     assert layout.items_start(5_000_000) < allocated < layout.items_start(5_000_000) + 2 * index_files.ITEM_STEP_BYTES
 
 
+def test_space_is_allocated_as_much_again_as_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call for each doubling: a call may have to wait for a sync of something else."""
+    monkeypatch.setattr(index_files, "ITEM_STEP_BYTES", 4096)
+    monkeypatch.setattr(index_files, "ALLOCATED_AHEAD_MAX_BYTES", 16384)
+    allocated: list[tuple[int, int]] = []
+
+    class TracedIO(StoreIO):
+        def allocate(self, fd: int, offset: int, size: int) -> None:
+            allocated.append((offset - layout.items_start(64), size))
+            super().allocate(fd, offset, size)
+
+    items = 5 * 16384 // layout.ITEM_SIZE
+    index = IndexFiles(TracedIO(), tmp_path, slots=64, items=items)
+    offsets = np.arange(1, items, dtype=np.int64)
+    for first in range(0, len(offsets), 50):
+        part = offsets[first : first + 50]
+        index.put(np.zeros(len(part), np.int32), part, np.full(len(part), 1_700_000_000_000), len(part))
+    index.close()
+    steps = [(start, size) for start, size in allocated if start >= 0]
+    assert steps[0] == (0, 4096 + layout.ITEM_SIZE)
+    assert [start for start, _size in steps] == [0, 4096, 8192, 16384, 32768, 49152, 65536]
+    assert max(size for _start, size in steps) == 16384 + layout.ITEM_SIZE
+
+
 @pytest.mark.parametrize("sync_follows", [True, False])
 def test_the_disk_begins_with_items_that_stay_where_a_sync_follows(
     sync_follows: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -247,6 +271,25 @@ def test_after_a_power_loss_the_items_below_the_mark_make_the_index(
     put(successor, entries[len(kept) :])
     put(expected, entries[len(kept) :])
     assert contents(folder) == contents(expected._folder)
+
+
+def test_a_file_that_cannot_follow_the_one_before_it_goes_and_its_entries_are_put_once(tmp_path: Path) -> None:
+    """Seed 2 of the crash stories: its first item is from before that one's end, whatever a power loss left there."""
+    entries = [(number, 10 * number, T0 + number) for number in range(1, 5)]
+    index = IndexFiles(StoreIO(), tmp_path, 5, 3)
+    put(index, entries)
+    index.close()
+    whole = contents(tmp_path)
+    _, newest = whole
+    data = bytearray(whole[newest])
+    at = layout.item_offset(5, layout.FIRST_ITEM) + layout.ITEM_PHYSICAL_OFFSET
+    data[at : at + 8] = (15).to_bytes(8, "big")
+    (tmp_path / newest).write_bytes(data)
+    successor = IndexFiles(StoreIO(), tmp_path, 5, 3)
+    assert successor.rebuild(100, {offset: time_ms for _, offset, time_ms in entries}.get) == 2
+    assert newest not in contents(tmp_path)
+    put(successor, entries[2:])
+    assert contents(tmp_path) == whole
 
 
 def test_a_file_that_was_being_made_is_removed(tmp_path: Path) -> None:
