@@ -24,7 +24,7 @@ from mqproc.errors import CorruptStoreError
 from mqproc.kernels.fields import KEYS_AT, KEYS_SIZE, PLACES_SIZE, TAG_AT, TAG_SIZE, find_tags_and_keys
 from mqproc.kernels.host_text import HOST_TEXT_MAX, host_text
 from mqproc.kernels.intrinsics import copy_bytes, load_be32, load_be64
-from mqproc.kernels.jit import kernel
+from mqproc.kernels.jit import inlined, kernel
 from mqproc.kernels.primitive import Bytes, Words
 from mqproc.kernels.record_check import (
     REASON_NAMES,
@@ -136,7 +136,7 @@ def count_records(buf: Bytes, failed: Words) -> int:
     return count
 
 
-@kernel
+@inlined
 def _locate(
     buf: Bytes, at: int, total: int, i: int, count: int, with_pairs: int, places: Words, scratch: Words
 ) -> None:

@@ -20,7 +20,7 @@ from llvmlite import ir
 
 from mqproc.kernels.fields import PLACES_SIZE, TAG_AT, TAG_SIZE, find_tags_and_keys, properties_at, properties_end
 from mqproc.kernels.intrinsics import add_at, copy_bytes, load_be32, load_be64
-from mqproc.kernels.jit import kernel
+from mqproc.kernels.jit import inlined, kernel
 from mqproc.kernels.primitive import Bytes, Words, lowering
 from mqproc.kernels.queue_lookup import same_bytes
 from mqproc.kernels.record_check import BAD_SIZE, VERIFY_CRCS, checked_size, store_timestamp_at
@@ -110,7 +110,7 @@ def _(builder: Any, buf: Any, i: Any) -> None:
     builder.call(hint, [pointer, int32(0), int32(3), int32(1)])
 
 
-@kernel
+@inlined
 def _prefetch_record(units: Bytes, unit: int, unit_stop: int, view: Bytes, base: int) -> None:
     """Load the first lines of the record that a unit points to, when that lies in the view."""
     if unit >= unit_stop:
@@ -121,7 +121,7 @@ def _prefetch_record(units: Bytes, unit: int, unit_stop: int, view: Bytes, base:
             prefetch(view, physical - base + line)
 
 
-@kernel
+@inlined
 def _has_code(codes: Words, code: int) -> bool:
     """Whether a tag hash (i32) is one of `codes`; none given means all."""
     if codes.size == 0:
@@ -132,7 +132,7 @@ def _has_code(codes: Words, code: int) -> bool:
     return found
 
 
-@kernel
+@inlined
 def _may_pass(units: Bytes, at: int, codes: Words) -> bool:
     """Whether the record of the unit at byte `at` may have one of the tags: its hash says so, or it says nothing.
 
@@ -160,7 +160,7 @@ def _has_tag(view: Bytes, at: int, total: int, tags: Bytes, tag_ends: Words, sta
     return False
 
 
-@kernel
+@inlined
 def _in_time(view: Bytes, at: int, state: Words) -> bool:
     born = load_be64(view, at + record.BORN_TIMESTAMP)
     if born < state[BORN_BEGIN_MS] or born >= state[BORN_END_MS]:
@@ -169,7 +169,7 @@ def _in_time(view: Bytes, at: int, state: Words) -> bool:
     return int(state[STORE_BEGIN_MS]) <= stored < int(state[STORE_END_MS])
 
 
-@kernel
+@inlined
 def _verdict(
     view: Bytes, at: int, total: int, unit: int, program: Words, texts: Bytes, scratch: Words, state: Words
 ) -> int:

@@ -145,7 +145,7 @@ def record_size(view: Bytes, at: int, limit: int) -> int:
     return total if max(properties_length, 0) == room else -BAD_SIZE
 
 
-@kernel
+@inlined
 def has_crc_tail(view: Bytes, at: int, total: int) -> bool:
     """Whether the record, whose sizes hold, ends with a `__CRC32#` pair of its properties."""
     width = topic_length_size(view, at)
@@ -182,7 +182,7 @@ def has_broken_tail(view: Bytes, at: int, total: int, verify: int) -> bool:
     return False
 
 
-@kernel
+@inlined
 def crc_reason(view: Bytes, at: int, total: int, verify: int) -> int:
     """0, or BAD_BODY_CRC, or BAD_PROPERTY_CRC, for a record whose sizes hold.
 
@@ -201,7 +201,7 @@ def crc_reason(view: Bytes, at: int, total: int, verify: int) -> int:
     return 0
 
 
-@kernel
+@inlined
 def body_crc_holds(view: Bytes, at: int) -> bool:
     """Whether the stored CRC is the body's; an empty body's is not looked at, as in RocketMQ."""
     length_at = body_length_at(view, at)
@@ -212,7 +212,7 @@ def body_crc_holds(view: Bytes, at: int) -> bool:
     return crc32(view, length_at + 4, length_at + 4 + body_length) & MASK_31 == stored
 
 
-@kernel
+@inlined
 def checked_size(view: Bytes, at: int, limit: int, physical_offset: int, verify: int) -> int:
     """Total size of a record that is all right, else −reason.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.kernels.crc import MASK_31, crc32
+from mqproc.kernels.crc_tail import write_crc_tail
 from mqproc.kernels.hashing import java_hash_utf8
 from mqproc.kernels.intrinsics import copy_bytes, load_be32, load_be64, store_be64
 from mqproc.kernels.jit import kernel
@@ -38,9 +38,6 @@ STATE_SIZE = 6
 
 CHOSEN_QUEUE = 0
 """The queue id that stands for a chosen topic in the table."""
-
-_DIGITS = record.CRC_DIGITS
-_TAIL = record.CRC_TAIL_SIZE
 
 
 @kernel
@@ -114,16 +111,6 @@ def select_records(
 
 
 @kernel
-def _write_crc(records: Bytes, at: int, end: int) -> None:
-    """Make the CRC tail of the record [at, end) anew."""
-    value = crc32(records, at, end - _TAIL) & MASK_31
-    for digit in range(_DIGITS):
-        rest = value // 10
-        records[end - 1 - _DIGITS + digit] = 48 + value - rest * 10
-        value = rest
-
-
-@kernel
 def relocate_records(records: Bytes, start: int, stop: int, physical_offset: int, room: int) -> int:
     """Give the whole records of records[start:stop] places in a log from `physical_offset` on; where that ended.
 
@@ -136,7 +123,7 @@ def relocate_records(records: Bytes, start: int, stop: int, physical_offset: int
             break
         store_be64(records, at + record.PHYSICAL_OFFSET, physical_offset + at - start)
         if has_crc_tail(records, at, total):
-            _write_crc(records, at, at + total)
+            write_crc_tail(records, at, at + total - record.CRC_TAIL_SIZE)
         at += total
     return at
 

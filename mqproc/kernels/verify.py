@@ -26,7 +26,7 @@ from mqproc.kernels.dispatch import (
     Runs,
 )
 from mqproc.kernels.intrinsics import load_be32, load_be64
-from mqproc.kernels.jit import kernel
+from mqproc.kernels.jit import inlined, kernel
 from mqproc.kernels.primitive import Bytes, Words, lowering
 from mqproc.layout import consume_queue as layout
 
@@ -85,13 +85,13 @@ def _(builder: Any, value: Any, word: Any) -> Any:
     return builder.xor(product, builder.lshr(product, ir.Constant(int64, 32)))
 
 
-@kernel
+@inlined
 def _unit_value(queue_offset: int, physical_offset: int, size: int, tags_code: int) -> int:
     """What a unit comes to."""
     return mixed(mixed(mixed(mixed(_SEED, physical_offset), tags_code), size), queue_offset)
 
 
-@kernel
+@inlined
 def _add(totals: Words, column: int, value: int, queue_offset: int, physical_offset: int) -> None:
     if totals[column + COUNT] == 0:
         totals[column + FIRST_OFFSET] = queue_offset
@@ -133,7 +133,7 @@ def sum_runs(units: Bytes, runs: Runs, totals: Words, gaps: Words) -> int:
     return found
 
 
-@kernel
+@inlined
 def bucket_of(borders: Words, physical_offset: int) -> int:
     """The range [borders[b], borders[b + 1]) that holds an offset; the number of ranges when it lies below all, one
     more when it lies above. `borders` int64[≥ 1], ascending.
