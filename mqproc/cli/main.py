@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from mqproc.cli.commands import Group
+from mqproc.cli.ending import end_in_order
 from mqproc.cli.invocation import Invocation
 from mqproc.errors import MqprocError
 
@@ -30,6 +31,7 @@ EXIT_CODES = {
     8: "configuration wrong",
     9: "group not running",
     130: "interrupted",
+    143: "told to end by SIGTERM",
 }
 INTERRUPTED = 130
 
@@ -117,7 +119,9 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code."""
+    """Run the command line, this program's own unless arguments are given, and return the exit code."""
+    if arguments is None:
+        end_in_order()
     invocation = Invocation()
     try:
         result = cli.main(arguments, "mqproc", standalone_mode=False, obj=invocation)

@@ -26,9 +26,14 @@ def start_detached(store: Path, settings: Sequence[str], config: Path | None, re
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=os.environ) as child:
         assert child.stdout is not None
         assert child.stderr is not None
-        for line in child.stdout:
-            report(line.rstrip())
-        errors = child.stderr.read().strip()
+        try:
+            for line in child.stdout:
+                report(line.rstrip())
+            errors = child.stderr.read().strip()
+        except (KeyboardInterrupt, SystemExit):
+            if child.wait() == 0:
+                stop(store)
+            raise
     if child.returncode != 0:
         raise StartError(f"{store}: the group did not start: {errors or f'exit code {child.returncode}'}")
 
