@@ -26,12 +26,15 @@ from mqproc.control import Control
 from mqproc.errors import NotRunningError, RequestTimeoutError, StartError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
+from mqproc.shm.lock import holder_of
 
 LINE_EVERY_S = 5.0
 _TICK_S = 0.02
 _START_S = 60.0
 _STOP_S = 90.0
 _CATCH_UP_S = 600.0
+# How often a group that does not answer is looked for.
+_LOOK_S = 1.0
 
 Start = tuple[Callable[..., None], tuple[Any, ...]]
 """A client: its function and the arguments before (index, memory name, result)."""
@@ -92,11 +95,16 @@ class Bench:
         return self.control.dispatch_behind_bytes
 
     def await_dispatch(self, patience_s: float = _CATCH_UP_S) -> float:
-        """Seconds until dispatch has reached the end of the log. Raises RequestTimeoutError."""
-        started = time.monotonic()
+        """Seconds until dispatch has reached the end of the log. Raises RequestTimeoutError, NotRunningError."""
+        started = looked = time.monotonic()
         while (behind := self.behind()) > 0:
-            if time.monotonic() - started > patience_s:
+            now = time.monotonic()
+            if now - started > patience_s:
                 raise RequestTimeoutError(f"dispatch is still {behind:,} bytes behind")
+            if now - looked > _LOOK_S:
+                looked = now
+                if holder_of(StoreIO(), self.paths) is None:
+                    raise NotRunningError(f"{self.store}: the group ended {behind:,} bytes before the log's end")
             time.sleep(0.0005)
         return time.monotonic() - started
 

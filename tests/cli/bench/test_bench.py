@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from mqproc import Message
 from mqproc.cli.bench import limits, recovering
 from mqproc.cli.bench.figures import figures_of
 from mqproc.cli.bench.load import KEY_CHARACTERS, Messages, Recorder, Shape, key_of, paced
+from mqproc.cli.bench.runs import Bench
+from mqproc.cli.output import Output
+from mqproc.errors import NotRunningError, RequestTimeoutError
 from tests.cli.calling import call
+from tests.conftest import Group
 
 SHAPE = Shape(size=64, batch=100, topics=1, queues=1, keys=1, in_flight=1)
 
@@ -182,3 +191,15 @@ def test_a_store_comes_back_from_every_way_it_was_left(command: str, ways: list[
     for way in ways if command == "rebuild" else ():
         (line,) = [line for line in found[way]["steps"] if "recovery: dispatch:" in line]
         assert "5,000 records and 10,000 index entries from 0" in line
+
+
+def test_a_wait_for_dispatch_ends_with_its_group(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    os.kill(group.pid("dispatcher"), signal.SIGSTOP)
+    with group.client() as client, closing(Bench(group.store, Output())) as bench:
+        client.send(Message("orders", b"hello"))
+        with pytest.raises(RequestTimeoutError, match="bytes behind"):
+            bench.await_dispatch(0.01)
+        group.kill()
+        with pytest.raises(NotRunningError, match="the group ended"):
+            bench.await_dispatch()
