@@ -19,28 +19,49 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mqproc.errors import ConfigurationError
 from mqproc.io import FailedSyncError, StoreIO
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer  # type: ignore[attr-defined,unused-ignore]
 
 CRASH_VARIABLE: Final = "MQPROC_CRASH"
 HANG_VARIABLE: Final = "MQPROC_HANG"
 FAULT_VARIABLE: Final = "MQPROC_FAULT"
 
 CRASH_POINTS: Final = {
+    "ack.before_send": "writer: messages are stored, and synced where that is asked for; senders were not told",
     "append.reserved": "writer: the next part of the log is reserved, nothing of it is written",
+    "append.half_written": "writer: half of what it is writing is in the log",
     "append.before_publish": "writer: bytes are in the log, `written` does not cover them",
     "append.after_publish": "writer: `written` covers them, the queues' next offsets do not, the sender was not told",
+    "checkpoint.word_stored": "flushers, recovery: a word of RocketMQ's checkpoint is stored, others may not be",
+    "control.created": "supervisor: the new control file is whole under its temporary name",
+    "control.epoch": "supervisor: the new control file has its name, and the next epoch with it",
+    "cq.half_unit": "dispatcher, recovery: half of the units that it is writing are in a ConsumeQueue file",
+    "cq.roll": "dispatcher, recovery: a queue's next file is there, nothing is in it",
     "delay.delivered": "keeper: messages of a level are delivered, it counts them still as waiting",
     "dispatch.units_written": "dispatcher: units are in their queues, index entries are not",
     "dispatch.entries_put": "dispatcher: units and entries are there, nothing is published",
     "dispatch.queues_published": "dispatcher: queues show the units, `dispatched` does not",
+    "index.roll": "dispatcher, recovery: the next index file is there, nothing is in it",
     "flush.before_msync": "writer, commitlog-flusher: a sync of the log is next",
     "flush.after_msync": "commitlog-flusher: the log is synced, nobody knows",
     "flush.before_mark": "flushers: a durable mark is next",
+    "mark.slot_half": "flushers, recovery, supervisor: half of a slot of a durable mark is written",
+    "mark.slot_written": "flushers, recovery, supervisor: a slot of a durable mark is written, not synced",
+    "mark.synced": "flushers, recovery, supervisor: a durable mark is synced, nobody knows",
     "offsets.tmp": "query: the new consumerOffset.json is durable under its temporary name",
-    "offsets.renamed": "query: consumerOffset.json is replaced",
+    "offsets.renamed": "query: consumerOffset.json is replaced, its folder is not synced",
+    "offsets.dirsynced": "query: its folder is synced too, nobody knows",
+    "pop.checked_in": "query: a check point is stored, progress has not passed it, the receiver was not told",
+    "pop.acknowledged": "query: an acknowledgement of received messages is stored, nobody was told",
+    "pop.renewed": "query: a check point with another time is stored, the one before is open, nobody was told",
+    "pop.copied": "query: received messages are sent again, their check point is open",
+    "pop.revived": "query: and their check point is closed in the log, not in memory",
+    "pop.moved": "query: what came again to simple consumers is copied for members, progress has not passed it",
     "recover.scanned": "recovery: the log's end is known, nothing is changed",
     "recover.tail_zeroed": "recovery: what was torn is zeroed",
     "recover.tail_synced": "recovery: and synced",
@@ -55,9 +76,15 @@ CRASH_POINTS: Final = {
     "retention.cq_unlinked": "keeper: a ConsumeQueue file is deleted",
     "retention.index_unlinked": "keeper: an index file is deleted",
     "retry.copied": "query: copies of nacked messages are stored, nobody was told",
+    "retry.original_done": "query: a group's progress has passed messages, nacked ones too; nobody was told",
     "roll.blank": "writer: a segment's end is marked, the next one is not begun",
-    "roll.fallocated": "commitlog-flusher: the next segment has its room under its temporary name",
-    "roll.renamed": "commitlog-flusher: the next segment has its name",
+    "roll.created": "commitlog-flusher, recovery: the next segment has a temporary name, and no room yet",
+    "roll.fallocated": "commitlog-flusher, recovery: the next segment has its room under its temporary name",
+    "roll.renamed": "commitlog-flusher, recovery: the next segment has its name, its folder is not synced",
+    "roll.dirsynced": "commitlog-flusher, recovery: its folder is synced too, nobody knows",
+    "supervisor.abort_removed": "supervisor: all roles have ended, `abort` is removed, that is not durable yet",
+    "supervisor.bells": "supervisor: semaphores have names, sockets listen, no process was forked",
+    "supervisor.buried": "supervisor: a role has ended and was waited for, its successor is not started",
     "supervisor.locked": "supervisor: the lock is taken, nothing is made",
     "supervisor.recovered": "supervisor: recovery is done, no role runs",
     "supervisor.forked": "supervisor: a role was forked",
@@ -69,7 +96,7 @@ CRASH_POINTS: Final = {
     "transaction.committed": "query: a committed message is stored, its half message is not marked, nobody was told",
     "transaction.rolled_back": "query: a half message is marked, nobody was told that it is rolled back",
 }
-"""Every name that `crash_point` is called with, by whom, and what is done by then."""
+"""Every name that `crash_point` or `crash_amid` is called with, by whom, and what is done by then."""
 
 FAILING_CALLS: Final = (
     "allocate",
@@ -110,8 +137,22 @@ class ArmedIO(StoreIO):
         self._crashing, self._hanging, self._called = (memoryview(self.shared_memory(8)).cast("Q") for _ in range(3))
 
     def crash_point(self, name: str) -> None:
-        if name == self._crash_point and _counted(self._crashing) == self._crash_nth:
+        if self._ends_at(name):
             os.kill(os.getpid(), signal.SIGKILL)
+        self._hang_at(name)
+
+    def crash_amid(self, name: str, fd: int, data: Buffer, offset: int) -> None:
+        """A kill leaves the first half of `data` and a byte: no whole number of units, or of words."""
+        if self._ends_at(name):
+            whole = memoryview(data).cast("B")
+            StoreIO.pwrite(self, fd, whole[: len(whole) // 2 + 1], offset)
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._hang_at(name)
+
+    def _ends_at(self, name: str) -> bool:
+        return name == self._crash_point and _counted(self._crashing) == self._crash_nth
+
+    def _hang_at(self, name: str) -> None:
         if name == self._hang_point:
             passage = _counted(self._hanging)
             while passage == self._hang_nth:

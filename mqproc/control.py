@@ -57,7 +57,9 @@ class Control:
         control.store(layout.SUPERVISOR_HEARTBEAT_NS, clock.monotonic_ns())
         control.store(layout.HEADER_VERSION, layout.VERSION)
         control.store(layout.HEADER_MAGIC, layout.MAGIC)
+        io.crash_point("control.created")
         io.rename(temporary, paths.control)
+        io.crash_point("control.epoch")
         return control
 
     @classmethod

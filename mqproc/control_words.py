@@ -19,10 +19,13 @@ from mqproc.shm.words import Words
 SUPERVISOR_TIMEOUT_NS: Final = 3_000_000_000
 """A supervisor that has been silent for so long is not there any more."""
 
+# Of a process that nobody has waited for yet, and of one that ends just now.
+_ENDED_STATES: Final = ("Z", "X", "")
 _SYNC_ERRNOS = tuple(name for name, word in layout.WORDS.items() if word.index in layout.SYNC_ERRNO_WORDS)
 # A time is read before the position that it belongs to, and what follows the log before the log: so neither dispatch
-# nor a sync seems ahead of the writer.
+# nor a sync seems ahead of the writer. The state before all: a group that does not recover has its positions.
 _READ_FIRST = (
+    "group_state",
     "dispatched_store_timestamp_ms",
     "dispatched",
     "writer_synced_store_timestamp_ms",
@@ -76,9 +79,25 @@ def take_words(words: Words) -> dict[str, int]:
 
 
 def is_alive(words: Mapping[str, int], now_ns: int) -> bool:
-    """Whether the supervisor beats. Its clock is the monotonic one: a beat from before a reboot may lie ahead."""
+    """Whether the supervisor beats, or recovers the store. A beat from before a reboot may lie ahead of the clock."""
     silent_ns = now_ns - words["supervisor_heartbeat_ns"]
-    return words["group_state"] != layout.GROUP_DOWN and 0 <= silent_ns <= SUPERVISOR_TIMEOUT_NS
+    if words["group_state"] == layout.GROUP_DOWN or silent_ns < 0:
+        return False
+    return silent_ns <= SUPERVISOR_TIMEOUT_NS or recovers(words)
+
+
+def recovers(words: Mapping[str, int]) -> bool:
+    """Whether the supervisor recovers the store, for which it does not beat: so its process is looked for."""
+    return words["group_state"] == layout.GROUP_RECOVERING and _runs(words["supervisor_pid"])
+
+
+def _runs(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            state = file.read().rpartition(")")[2].lstrip()[:1]
+    except OSError:
+        return False
+    return state not in _ENDED_STATES
 
 
 def flushed(words: Mapping[str, int]) -> int:

@@ -40,6 +40,10 @@ _libc.syncfs.argtypes = (ctypes.c_int,)
 _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 
+def _was_interrupted() -> bool:
+    return ctypes.get_errno() == errno.EINTR
+
+
 def _raise_errno(path: str = "") -> None:
     number = ctypes.get_errno()
     raise OSError(number, os.strerror(number), path or None)
@@ -98,6 +102,9 @@ class StoreIO:
 
     def crash_point(self, name: str) -> None:
         """A place at which tests end the process: see `armed_io.CRASH_POINTS`. Nothing happens here."""
+
+    def crash_amid(self, name: str, fd: int, data: Buffer, offset: int) -> None:
+        """A place at which tests end the process amid the write that comes next. Nothing happens here."""
 
     # Files by name
 
@@ -178,9 +185,11 @@ class StoreIO:
             self.close(fd)
         self.rename(temporary, path)
 
-    def rename(self, source: Path, target: Path) -> None:
-        """Rename and sync the folders of both names."""
+    def rename(self, source: Path, target: Path, between: Callable[[], None] | None = None) -> None:
+        """Rename and sync the folders of both names. `between` is called before, when it is not durable yet."""
         self._rename(source, target)
+        if between is not None:
+            between()
         self.sync_folder(target.parent)
         if source.parent != target.parent:
             self.sync_folder(source.parent)
@@ -282,7 +291,10 @@ class StoreIO:
         size = min(size, self.size(fd) - offset)
         if size <= 0:
             return
-        if _libc.fallocate(fd, _FALLOC_FL_ZERO_RANGE, offset, size) == 0:
+        # A signal may come amid it; the interpreter runs its handler here.
+        while (failed := _libc.fallocate(fd, _FALLOC_FL_ZERO_RANGE, offset, size)) and _was_interrupted():
+            pass
+        if not failed:
             return
         if ctypes.get_errno() not in (errno.EOPNOTSUPP, errno.EINVAL):
             _raise_errno()

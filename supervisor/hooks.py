@@ -52,7 +52,8 @@ class Hooks:
     """Raise for what a start refuses at first sight. It changes nothing; `abort` is not written yet."""
 
     recover: Callable[[GroupContext], None] = _nothing
-    """Make files, control words and queue table agree. After the template is forked, before any role starts."""
+    """Make files, control words and queue table agree. After the template is forked, before any role but the monitor
+    starts, which reads none of it until the group's state is another."""
 
     sync_active_segments: Callable[[str], int] = _no_sync
     """A role that syncs (its name is given) has died: sync what it had open through descriptors that were open

@@ -13,7 +13,7 @@ from mqproc.control import Control
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 from mqproc.process.loop import BellKind, RoleSpec
-from mqproc.shm.bell import Bell, EventBell, SemaphoreBell, semaphore_name, unlink_semaphore
+from mqproc.shm.bell import Bell, EventBell, SemaphoreBell, names_of, semaphore_name, unlink_semaphore
 from mqproc.wire.address import listen, remove
 
 CONTROL_SOCKET = "ctl"
@@ -74,7 +74,8 @@ def _bell(control: Control, spec: RoleSpec) -> Bell:
     sleeping = layout.role_word(spec.name, "sleeping")
     if spec.bell is BellKind.EVENT:
         return EventBell(control.cells, sleeping)
-    return SemaphoreBell(_name(control, spec.name), control.cells, sleeping)
+    name = semaphore_name(control.load(layout.STORE_ID), control.load(layout.EPOCH), layout.ROLES.index(spec.name))
+    return SemaphoreBell(name, control.cells, sleeping)
 
 
 def _trace_file(role: str) -> int:
@@ -84,12 +85,7 @@ def _trace_file(role: str) -> int:
     return fd
 
 
-def _name(control: Control, role: str, epochs_back: int = 0) -> str:
-    epoch = control.load(layout.EPOCH) - epochs_back
-    return semaphore_name(control.load(layout.STORE_ID), epoch, layout.ROLES.index(role))
-
-
 def _unlink_left_over(control: Control) -> None:
-    """A supervisor that was killed before it unlinked its names left them; its epoch was the one before."""
-    for role in layout.ROLES:
-        unlink_semaphore(_name(control, role, epochs_back=1))
+    """Supervisors that were killed before they unlinked their names left them, of the last epoch or of earlier ones."""
+    for name in names_of(control.load(layout.STORE_ID)):
+        unlink_semaphore(name)

@@ -13,6 +13,7 @@ from mqproc.process import log_file
 
 STOPPING: Final = (signal.SIGTERM, signal.SIGINT)
 TAKEN: Final = (*STOPPING, signal.SIGHUP, signal.SIGUSR1)
+_QUEUE_BYTES: Final = 4096
 
 
 class Signals:
@@ -41,15 +42,27 @@ class Signals:
     def take(self) -> list[int]:
         """The signals that came since the last call, oldest first."""
         try:
-            return list(self._reader.recv(4096))
+            return list(self._reader.recv(_QUEUE_BYTES))
         except BlockingIOError:
             return []
 
+    def _waiting(self) -> bytes:
+        """The same, left where they are."""
+        try:
+            return self._reader.recv(_QUEUE_BYTES, socket.MSG_PEEK)
+        except BlockingIOError:
+            return b""
+
     @contextlib.contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Meanwhile SIGTERM and SIGINT raise KeyboardInterrupt: for recovery, which may be cut off anywhere."""
+        """Meanwhile SIGTERM and SIGINT raise KeyboardInterrupt: for recovery, which may be cut off anywhere.
+
+        One that came before, and waits to be taken, raises it at once.
+        """
         self._interrupting = True
         try:
+            if any(number in STOPPING for number in self._waiting()):
+                raise KeyboardInterrupt
             yield
         finally:
             self._interrupting = False

@@ -32,8 +32,9 @@ def prepare_folder(io: StoreIO, paths: StorePaths) -> None:
         for path in (paths.lock, paths.abort):
             if path.is_symlink():
                 raise StoreAccessError(f"{path}: a symlink; a store's files are no symlinks")
-        if paths.lock.is_dir():
-            raise StoreAccessError(f"{paths.lock}: a folder")
+        for path in (paths.lock, paths.control):
+            if path.is_dir():
+                raise StoreAccessError(f"{path}: a folder")
     except OSError as error:
         raise StoreAccessError(f"{error.filename or root}: {error.strerror}") from None
 

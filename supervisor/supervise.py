@@ -1,6 +1,7 @@
-"""The supervisor: lock, recovery, template, spawn in order, watch, restart, stop in order.
+"""The supervisor: lock, template, monitor, recovery, spawn in order, watch, restart, stop in order.
 
-    supervise()   lock → control → warm → bells, sockets → template → recovery → loop → everything ended → lock free
+    supervise()   lock → control → warm → bells, sockets → template → monitor → recovery → loop
+                  → everything ended → lock free
 
 The loop is single-threaded and sleeps in one place, at the control socket's epoll, which also holds children (pidfds),
 signals and the roles' notes that their state has changed. It never waits for a role: starting and stopping are plans
@@ -161,7 +162,7 @@ class Supervisor:
             return self._outcome
 
     def _begin(self, stack: contextlib.ExitStack) -> None:
-        """Everything before the first role. Whatever it made, `stack` undoes."""
+        """Everything before the loop. Whatever it made, `stack` undoes."""
         context = self._context
         self._control.store(layout.GROUP_STATE, layout.GROUP_RECOVERING)
         self._manager.say_state(layout.GROUP_RECOVERING)
@@ -172,6 +173,7 @@ class Supervisor:
         gc.collect()
         gc.freeze()
         resources = Resources.make(context.paths, self._control, self._specs)
+        context.io.crash_point("supervisor.bells")
         stack.callback(resources.close)
         stack.callback(resources.unlink_names)
         self._reactor = Reactor()
@@ -212,6 +214,9 @@ class Supervisor:
         began_ns = self._clock.monotonic_ns()
         with self._signals.interrupting():
             self._hooks.check(context)
+        # It reads only, and may be asked for minutes before there is a loop that could start it.
+        self._group.start_ahead(layout.MONITOR)
+        with self._signals.interrupting():
             # Before anything is changed: a crash in recovery is a crash.
             mark_open(context.io, context.paths, context.report)
             try:
@@ -221,7 +226,10 @@ class Supervisor:
                 self._keep_failed_sync(error)
                 raise StoreReadOnlyError(f"recovery: a sync failed: {error}; run mqproc store repair") from error
         context.io.crash_point("supervisor.recovered")
-        self._control.store(layout.RECOVERY_US, (self._clock.monotonic_ns() - began_ns) // 1000)
+        now_ns = self._clock.monotonic_ns()
+        self._control.store(layout.RECOVERY_US, (now_ns - began_ns) // 1000)
+        # Nothing has beaten since the start, and from the next state on that would mean the end.
+        self._control.store(layout.SUPERVISOR_HEARTBEAT_NS, now_ns)
         self._set_group_state(layout.GROUP_STARTING)
 
     # One turn of the loop
@@ -352,6 +360,7 @@ class Supervisor:
             context.io.crash_point("supervisor.stopped")
             if not problems:
                 context.io.unlink(context.paths.abort)
+                context.io.crash_point("supervisor.abort_removed")
                 context.io.sync_folder(context.paths.root)
         except (MqprocError, OSError) as error:
             problems.append(f"marks and checkpoint: {error}")

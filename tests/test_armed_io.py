@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mqproc.armed_io import CRASH_POINTS, FAILING_CALLS, ArmedIO, store_io
@@ -39,6 +40,18 @@ def test_passages_are_counted_over_all_processes_and_one_of_them_ends() -> None:
     assert in_a_child(io, "flush.before_mark", 2) == 0
     assert in_a_child(io, "flush.before_mark", 1) == signal.SIGKILL
     assert in_a_child(io, "flush.before_mark", 5) == 0
+
+
+def test_a_process_that_ends_amid_a_write_leaves_half_of_it(tmp_path: Path) -> None:
+    io = store_io({"MQPROC_CRASH": "mark.slot_half:2"})
+    fd = io.open(tmp_path / "file", write=True, create=True)
+    for ended, there in ((0, b""), (signal.SIGKILL, b"\0\0half"), (0, b"\0\0half")):
+        if (pid := os.fork()) == 0:
+            io.crash_amid("mark.slot_half", fd, np.frombuffer(b"halfway", np.uint8), 2)
+            os._exit(0)
+        assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == ended
+        assert io.pread(fd, 9, 0) == there
+    io.close(fd)
 
 
 def test_one_process_hangs_at_a_point_until_it_is_killed() -> None:
@@ -113,8 +126,8 @@ def test_each_name_that_the_code_uses_is_in_the_list_and_the_other_way_round() -
     for folder in ("mqproc", "supervisor"):
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "crash_point":
-                    (name,) = node.args
+                if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("crash_point", "crash_amid"):
+                    name = node.args[0]
                     assert isinstance(name, ast.Constant), f"{path}: a name that is not written out"
                     used.add(name.value)
     assert used == {*CRASH_POINTS}

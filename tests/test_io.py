@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mqproc import io as storage
 from mqproc.io import FailedSyncError, StoreIO
 
 
@@ -136,3 +138,39 @@ def test_a_file_that_goes_while_a_folder_is_listed_is_not_there(
     monkeypatch.setattr(os, "scandir", scan_and_delete)
     assert [entry.name for entry in StoreIO().entries(tmp_path)] == ["a", "c"]
     assert StoreIO().entries(tmp_path / "a") == StoreIO().entries(tmp_path / "none") == []
+
+
+class Interrupted:
+    """A kernel whose `fallocate` is interrupted by signals first."""
+
+    def __init__(self, times: int, then: int) -> None:
+        self.left = times
+        self.then = then
+        self.calls = 0
+
+    def fallocate(self, fd: int, mode: int, offset: int, size: int) -> int:
+        self.calls += 1
+        interrupted = self.left > 0
+        self.left -= 1
+        ctypes.set_errno(errno.EINTR if interrupted else self.then)
+        return -1 if interrupted or self.then else 0
+
+
+@pytest.mark.parametrize(
+    ("then", "content"),
+    [(0, b"x" * 4096), (errno.EOPNOTSUPP, bytes(4096)), (errno.EIO, b"x" * 4096)],
+    ids=["done", "unknown there", "failed"],
+)
+def test_zeroing_that_a_signal_interrupts_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: int, content: bytes
+) -> None:
+    kernel = Interrupted(3, then)
+    monkeypatch.setattr(storage, "_libc", kernel)
+    io, file = StoreIO(), tmp_path / "file"
+    file.write_bytes(b"x" * 4096)
+    fd = io.open(file, write=True)
+    with contextlib.nullcontext() if then != errno.EIO else pytest.raises(OSError, match="Input/output"):
+        io.zero(fd, 0, 4096)
+    io.close(fd)
+    assert kernel.calls == 4
+    assert file.read_bytes() == content

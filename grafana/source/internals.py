@@ -28,9 +28,13 @@ _ROLES = Row(
         ),
         Panel(
             "Running",
-            "1 while the role's process runs; the group as a whole.",
+            "1 while the role's process runs; the group as a whole, and whether its store is being recovered.",
             "none",
-            [Query("mqproc_role_up{$S}", "{{role}}"), Query("mqproc_up{$S}", "supervisor")],
+            [
+                Query("mqproc_role_up{$S}", "{{role}}"),
+                Query("mqproc_up{$S}", "supervisor"),
+                Query("mqproc_group_recovering{$S}", "recovering"),
+            ],
         ),
         Panel(
             "Silent for",

@@ -144,6 +144,11 @@ CASES: Final = (
         {
             "it runs": {_ROLE_UP: stays(1), "mqproc_up": stays(1)},
             "nothing runs": {_ROLE_UP: stays(0), "mqproc_up": stays(0)},
+            "the store is recovered first": {
+                _ROLE_UP: stays(0),
+                "mqproc_up": stays(1),
+                "mqproc_group_recovering": stays(1),
+            },
         },
     ),
     Case(

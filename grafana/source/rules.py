@@ -248,7 +248,8 @@ def _roles(durations: Durations) -> list[Alert]:
         Alert(
             "MqprocRoleDown",
             CRITICAL,
-            "mqproc_role_up == 0 and on (job, instance) mqproc_up == 1",
+            "mqproc_role_up == 0 and on (job, instance) mqproc_up == 1"
+            " unless on (job, instance) mqproc_group_recovering == 1",
             MINUTE,
             "{{ $labels.role }} on {{ $labels.instance }} does not run",
             "The supervisor runs, the role does not: it is being restarted with pauses, or it is lent to a terminal.",

@@ -211,8 +211,9 @@ def reset(
 ) -> int:
     """Have a group go on from elsewhere: exactly one of --to-…, --by-duration and --shift-by.
 
-    All queues that the group has progress in, or those that are named. Members go on from there at once. A group that
-    is not there yet is made when --topic names what it shall read.
+    All queues that the group has progress in, or those that are named. What waits in its retry topic stays, unless that
+    is named or it goes to the latest. Members go on from there at once. A group that is not there yet is made when
+    --topic names what it shall read.
     """
     if to_datetime is not None and by_duration is not None:
         raise click.UsageError("--to-datetime and --by-duration exclude each other")

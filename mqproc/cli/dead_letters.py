@@ -18,7 +18,6 @@ from mqproc.errors import MessageNotFoundError
 from mqproc.message import StoredMessage
 from mqproc.quantities import counted
 
-RESEND_MESSAGES: Final = 256
 EXIT_NOT_EXECUTED: Final = 1
 EXIT_NOT_ALL: Final = 1
 _COLUMNS = [
@@ -94,7 +93,7 @@ def resend(invocation: Invocation, name: str, offsets: tuple[int, ...], execute:
         letters = [letter for letter in _letters(client, name) if not wanted or letter.queue_offset in wanted]
         if missing := wanted - {letter.queue_offset for letter in letters}:
             raise MessageNotFoundError(f"group {name} has no dead letter {', '.join(map(str, sorted(missing)))}")
-        sent = _resend(client, name, letters) if execute else 0
+        sent = client.groups.resend(name, *letters) if execute else 0
     out = invocation.out
     found = counted(len(letters), "dead letter")
     if out.is_json:
@@ -106,10 +105,3 @@ def resend(invocation: Invocation, name: str, offsets: tuple[int, ...], execute:
     if not execute:
         return EXIT_NOT_EXECUTED if letters else 0
     return 0 if sent == len(letters) else EXIT_NOT_ALL
-
-
-def _resend(client: Client, name: str, letters: list[StoredMessage]) -> int:
-    return sum(
-        client.groups.resend(name, *letters[at : at + RESEND_MESSAGES])
-        for at in range(0, len(letters), RESEND_MESSAGES)
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -29,7 +30,7 @@ _COLUMNS = [
 @click.command(cls=Command)
 @click.option("--role", type=click.Choice(OWNERS), help="Only those of one process.")
 @click.option("--since", type=MOMENT, help="Only those that came after this: a time, or 15m, 2h.")
-@click.option("--follow", is_flag=True, help="Go on and print each error as it comes, until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Go on and print each error as it comes, until Ctrl-C or a --timeout.")
 @click.option(
     "--interval", type=SECONDS, default="500ms", help="Pause between two looks of --follow.  [default: 500ms]"
 )
@@ -49,7 +50,8 @@ def errors(invocation: Invocation, role: str | None, since: int | None, follow: 
         out.shape = "jsonl"
     _print(out, found)
     out.flush()
-    _follow(paths, out, role, {_key(error): error.count for error in found}, max(interval, 0.05))
+    deadline_s = time.monotonic() + invocation.timeout if invocation.timeout_given else math.inf
+    _follow(paths, out, role, {_key(error): error.count for error in found}, max(interval, 0.05), deadline_s)
 
 
 def _wanted(paths: StorePaths, role: str | None, since_ms: int | None) -> list[SeenError]:
@@ -74,10 +76,17 @@ def _key(error: SeenError) -> tuple[str, str]:
     return error.owner, error.text
 
 
-def _follow(paths: StorePaths, out: Output, role: str | None, seen: dict[tuple[str, str], int], pause_s: float) -> None:
-    """A line for each error that has come since the last look, with how often."""
-    while True:
-        time.sleep(pause_s)
+def _follow(
+    paths: StorePaths,
+    out: Output,
+    role: str | None,
+    seen: dict[tuple[str, str], int],
+    pause_s: float,
+    deadline_s: float,
+) -> None:
+    """A line for each error that has come since the last look, with how often; the last look is at the deadline."""
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        time.sleep(min(pause_s, left_s))
         found = _wanted(paths, role, None)
         for error in found:
             more = error.count - seen.get(_key(error), 0)

@@ -17,15 +17,15 @@ from mqproc import control_words
 from mqproc.cli.commands import Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output, format_bytes
-from mqproc.cli.supervisor_client import ask_supervisor
+from mqproc.cli.supervisor_client import ask_supervisor, check_listening
 from mqproc.cli.times import format_duration, now_ms
 from mqproc.config import Options
 from mqproc.io import StoreIO
-from mqproc.layout.control import ROLES
+from mqproc.layout import control as layout
 from mqproc.metrics.dispatch_lag import dispatch_behind_ms
 from mqproc.metrics.health import not_offered, readiness, ready_problems_of
 from mqproc.paths import StorePaths
-from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest
+from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest, StatusAnswer
 
 if TYPE_CHECKING:
     from mqproc.supervisor import Outcome, Report
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 DOWN_TIMEOUT_S = 120.0
 # Long enough for any debugger, and within what a socket's timeout may be.
 RUN_TIMEOUT_S = 7 * 24 * 3600.0
-_ROLE = click.Choice(ROLES)
+_ROLE = click.Choice(layout.ROLES)
 _ROLE_COLUMNS = [
     Column("role"),
     Column("state"),
@@ -210,9 +210,8 @@ def group_status(
 
     Ready is what /readyz calls so.
     """
-    answer = ask_supervisor(paths, Operation.STATUS, None, timeout_s)
-    words = control_words.read_words(paths)
-    roles = [
+    answer, words = _answer_and_words(paths, timeout_s)
+    roles: list[dict[str, Any]] = [
         {"role": "supervisor", "state": "RUNNING", "pid": answer.pid, "restarts": 0},
         *({"role": role, **values} for role, values in answer.roles.items()),
     ]
@@ -235,6 +234,25 @@ def group_status(
         "pss_bytes": sum(role["pss_bytes"] or 0 for role in roles),
         "roles": roles,
     }
+
+
+def _answer_and_words(paths: StorePaths, timeout_s: float) -> tuple[StatusAnswer, dict[str, int]]:
+    """What the supervisor says, and the control file; one that recovers answers later, so the file stands for it."""
+    check_listening(paths, timeout_s)
+    words = control_words.read_words(paths)
+    if words["group_state"] != layout.GROUP_RECOVERING:
+        answer = ask_supervisor(paths, Operation.STATUS, None, timeout_s)
+        return answer, control_words.read_words(paths)
+    roles: dict[str, dict[str, int | str]] = {
+        role: {
+            "state": layout.name_of(words[f"{role}.supervised"], layout.SUPERVISED_NAMES),
+            **{word: words[f"{role}.{word}"] for word in ("pid", "incarnation", "restarts")},
+        }
+        for role in (layout.TEMPLATE, *layout.ROLES)
+    }
+    group = layout.GROUP_NAMES[layout.GROUP_RECOVERING]
+    started_ms = words["group_started_ms"]
+    return StatusAnswer(group, str(paths.root), words["supervisor_pid"], words["epoch"], started_ms, roles), words
 
 
 def process_figures(pid: int) -> dict[str, Any]:

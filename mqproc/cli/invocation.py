@@ -90,6 +90,8 @@ class Invocation:
     def existing_paths(self) -> StorePaths:
         """The same; raises StoreAccessError when there is no such folder."""
         paths = self.paths()
+        if paths.root.is_file():
+            raise StoreAccessError(f"{paths.root}: a file; --store takes the folder that holds a store's files")
         if not paths.root.is_dir():
             raise StoreAccessError(f"{paths.root}: no such folder; mqproc up --store {paths.root} makes a store there")
         return paths

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import urllib.error
 import urllib.request
+from typing import Final
 
 import click
 
@@ -14,12 +15,13 @@ from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column
 from mqproc.cli.store_options import options_for
 from mqproc.control import Control
-from mqproc.errors import NotRunningError
+from mqproc.errors import CorruptStoreError, NotRunningError
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
 from mqproc.metrics.catalogue import METRICS, family_names
 from mqproc.metrics.health import not_offered
 
+PORT_MAX: Final = 65_535
 _COLUMNS = [Column("name"), Column("kind", "type"), Column("unit"), Column("labels"), Column("help", "meaning")]
 
 
@@ -47,6 +49,8 @@ def _check(invocation: Invocation) -> int:
     options = options_for(invocation, io, paths)
     if alive and not port:
         raise NotRunningError(not_offered(options))
+    if not 0 <= port <= PORT_MAX:
+        raise CorruptStoreError(f"{paths.control}: monitor_port = {port:,} is no port; from 1 to {PORT_MAX:,}")
     address = f"http://{_reached_at(options.metrics_host)}:{port}/metrics"
     try:
         with urllib.request.urlopen(address, timeout=invocation.timeout) as answer:

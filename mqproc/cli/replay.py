@@ -69,6 +69,11 @@ def replay(
     """
     if key and (tags or sql):
         raise click.UsageError("--key goes without --tag and --sql")
+    if topic == to:
+        raise click.UsageError(
+            f"--topic {topic} and --to {to} are one topic: a replay would double it and copy its own copies; "
+            "mqproc group reset has a group consume messages again"
+        )
     chosen = filter_of(tags, sql)
     asked = {"topic": topic, "to": to, "begin": begin, "end": end, "key": key, "tags": tags, "sql": sql}
     with invocation.client() as client:
@@ -78,7 +83,8 @@ def replay(
         try:
             entry = _entry(journal, invocation.out, restart=restart)
             if entry is not None:
-                source = ReplaySource(topic, begin, entry.started_ms if end is None else end, key, chosen)
+                # With what had been stored in the millisecond in which the replay began.
+                source = ReplaySource(topic, begin, entry.started_ms + 1 if end is None else end, key, chosen)
                 job = _Job(client, journal, entry, source, to, rate, queues)
                 job.run(invocation.out)
         finally:

@@ -29,6 +29,7 @@ _STATE_WORDS = {
     "state": layout.STATE_NAMES,
     "supervised": layout.SUPERVISED_NAMES,
     "group_state": layout.GROUP_NAMES,
+    "recovery_step": layout.STEP_NAMES,
     "retention_trigger": layout.DUE_NAMES,
     "retention_held_by": layout.HELD_NAMES,
 }

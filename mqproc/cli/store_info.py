@@ -292,7 +292,7 @@ def _group_state(io: StoreIO, paths: StorePaths) -> str | None:
         return None
     state = control.load(layout.GROUP_STATE)
     control.close()
-    return layout.GROUP_NAMES[state] if 0 <= state < len(layout.GROUP_NAMES) else str(state)
+    return layout.name_of(state, layout.GROUP_NAMES)
 
 
 def _text(io: StoreIO, path: Path) -> str | None:

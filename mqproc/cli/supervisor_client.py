@@ -41,13 +41,19 @@ def ask_supervisor(paths: StorePaths, operation: Operation, options: Options | N
     return msgspec.msgpack.decode(answer, type=ANSWERS[Operation(word & OPERATION_MASK)])
 
 
+def check_listening(paths: StorePaths, timeout_s: float) -> None:
+    """Raise NotRunningError when no supervisor has the store; one that recovers it listens, but does not answer yet."""
+    _connect(paths, timeout_s).close()
+
+
 def _connect(paths: StorePaths, timeout_s: float) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         target = connect_path(paths.socket("ctl"))
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.settimeout(timeout_s)
         sock.connect(str(target))
     except (OSError, NotRunningError):
+        sock.close()
         raise NotRunningError(
             f"{paths.root}: no group runs on this store; mqproc up --store {paths.root} starts one"
         ) from None

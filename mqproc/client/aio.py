@@ -211,7 +211,7 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
     ) -> AsyncConsumer:
         """Become a member of a consumer group; see `Client.consumer`."""
         wanted = subscription(group, topics, name, session_timeout, start)
-        path = broadcast_path(self.store, wanted, offsets_path) if broadcast else ""
+        path = broadcast_path(self.store, group, name, offsets_path) if broadcast else ""
         consumer = AsyncConsumer(self, wanted, filter_of(filter), pull_messages, path)
         await consumer.start()
         return consumer

@@ -34,7 +34,11 @@ class AsyncBroadcast(OwnProgress):
 
     async def start(self) -> None:
         """Find the queues, and go on in a task. Raises what looking for them raises."""
-        await drive_async(self._client.run, self.looking())
+        try:
+            await drive_async(self._client.run, self.looking())
+        except BaseException:
+            self.give_up()
+            raise
         self._task = asyncio.ensure_future(self._run())
 
     async def leave(self) -> None:
@@ -43,7 +47,7 @@ class AsyncBroadcast(OwnProgress):
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        self.save()
+        self.end()
 
     async def _run(self) -> None:
         while True:

@@ -15,13 +15,14 @@ from mqproc.client.aio_membership import AsyncMembership
 from mqproc.client.assignment import Assignment, Cursor, Piece, entries
 from mqproc.client.consumer import AT_ONCE, COMMIT_S, HOLD_S, LOOK_S, MOVED, RECEIVE_MESSAGES
 from mqproc.client.driving import drive_async
-from mqproc.client.group_steps import ResetTo, seek_targets
+from mqproc.client.group_steps import ResetTo, lag_behind, seek_targets
 from mqproc.client.nacking import Nacking
 from mqproc.client.subscription import Subscription
 from mqproc.errors import BadRequestError, MqprocError, NotAMemberError, RequestTimeoutError
 from mqproc.layout.lazy_records import UnreadRecords
 from mqproc.message import Filter, PullStatus, StoredMessage
 from mqproc.names import RETRY_PREFIX
+from mqproc.store.groups.settings import RETRY_MAX_TIMES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,12 +106,19 @@ class AsyncConsumer:
         """Its name in `mqproc group info`."""
         return self._assignment.member_id
 
+    @property
+    def is_broadcast(self) -> bool:
+        """Whether it reads all queues, as no member of the group."""
+        return self._local is not None
+
     def positions(self) -> dict[tuple[str, int], int]:
         """By topic and queue id of the queues that it has now: everything below the offset is done."""
         return {queue: cursor.position for queue, cursor in self._assignment.cursors.items()}
 
     async def lag(self) -> int:
-        """How many messages the group has not consumed."""
+        """How many messages the group has not consumed; a broadcast consumer has its own."""
+        if self.is_broadcast:
+            return await drive_async(self._client.run, lag_behind(self.positions()))
         return (await self._client.run(group_calls.info(self._subscription.group))).lag
 
     async def seek(self, to: ResetTo, topics: Sequence[str] = ()) -> None:
@@ -345,10 +353,8 @@ class AsyncConsumer:
         """Messages that `receive` gave are done."""
         revoked = False
         for message in messages:
-            cursor = self._assignment.cursor_of((message.topic, message.queue_id))
-            if cursor is not None:
-                cursor.ack(message.queue_offset)
-                revoked = revoked or cursor.revoked
+            queue = message.topic, message.queue_id
+            revoked = self._assignment.ack(queue, message.queue_offset) or revoked
         if revoked:
             self._release()
         if not self._closed:
@@ -363,7 +369,7 @@ class AsyncConsumer:
         failures = 0
         while nacking.left:
             self.ack(*nacking.answered(await self._client.run(nacking.call())))
-            if nacking.left:
+            if nacking.is_busy:
                 failures += 1
                 pause_s = self._client.retry.pause_s(failures)
                 if _clock() + pause_s >= deadline:
@@ -381,6 +387,10 @@ class AsyncConsumer:
         pause_s: float = 1.0,
     ) -> None:
         """Await `handler` for each message until `stop` is set, `workers` at once; see `Consumer.run`."""
-        limit = (await self._client.run(group_calls.info(self._subscription.group))).retry_max_times
-        handling = AsyncHandling(self, handler, workers, limit if ordered else None, stop or asyncio.Event(), pause_s)
-        await handling.run()
+        limit = await self._retries() if ordered else None
+        await AsyncHandling(self, handler, workers, limit, stop or asyncio.Event(), pause_s).run()
+
+    async def _retries(self) -> int:
+        if self.is_broadcast:
+            return RETRY_MAX_TIMES
+        return (await self._client.run(group_calls.info(self._subscription.group))).retry_max_times

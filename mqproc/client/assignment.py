@@ -201,10 +201,13 @@ class Assignment(Generic[M]):
         for queue, cursor in list(self.cursors.items()):
             if wanted.get(queue, (None, 0))[0] != cursor.epoch:
                 self._give_up(cursor, lost=queue in wanted)
-        for queue, (epoch, offset) in wanted.items():
-            if queue not in self.cursors:
-                self.cursors[queue] = Cursor(*queue, epoch, offset)
-                self._turns.append(queue)
+        new = {queue: Cursor[M](*queue, *begin) for queue, begin in wanted.items() if queue not in self.cursors}
+        for cursor in self._leaving:
+            # It was taken in the end, or it would not have been given anew.
+            cursor.lost = cursor.lost or cursor.queue in new
+        self.cursors |= new
+        turns = set(self._turns)
+        self._turns.extend(queue for queue in new if queue not in turns)
 
     def _give_up(self, cursor: Cursor[M], *, lost: bool) -> None:
         del self.cursors[cursor.queue]
@@ -219,9 +222,9 @@ class Assignment(Generic[M]):
     def to_release(self) -> tuple[int, list[Cursor[M]]] | None:
         """The generation to release, with the cursors whose positions are to be committed before; None for nothing.
 
-        Nothing while somebody has messages of a queue that was given up.
+        Nothing while somebody has messages of a queue that was given up; of one that is lost they count for nothing.
         """
-        if self._released >= self.generation or any(cursor.in_hands for cursor in self._leaving):
+        if self._released >= self.generation or any(each.in_hands and not each.lost for each in self._leaving):
             return None
         leaving, self._leaving = self._leaving, []
         self._released = self.generation
@@ -256,12 +259,12 @@ class Assignment(Generic[M]):
         cursor = self.cursors[queue] = Cursor(*queue, epoch, offset)
         return cursor, offset
 
-    def cursor_of(self, queue: Queue) -> Cursor[M] | None:
-        """The cursor of a queue, or one that was given up and is in hands still."""
+    def ack(self, queue: Queue, offset: int) -> bool:
+        """A message that was handed out is done; whether that may have freed a queue that is to be given back."""
         found = self.cursors.get(queue)
-        if found is not None and found.in_hands:
-            return found
-        return next((cursor for cursor in self._leaving if cursor.queue == queue), found)
+        if found is not None and found.ack(offset):
+            return False
+        return any(cursor.queue == queue and cursor.ack(offset) for cursor in self._leaving)
 
     # Fetching and handing out
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from mqproc.client.assignment import Cursor
 from mqproc.client.driving import drive
 from mqproc.client.group_steps import Steps
 from mqproc.client.subscription import Subscription
-from mqproc.errors import CorruptStoreError, MqprocError
+from mqproc.errors import CorruptStoreError, GroupInUseError, MqprocError
 from mqproc.io import StoreIO
 from mqproc.message import QueueInfo
 from mqproc.wire.group_operations import EARLIEST, LATEST, Assigned, GroupAssignment
@@ -45,10 +46,18 @@ class LocalProgress:
     """One consumer's own progress, in memory and in its file."""
 
     def __init__(self, path: Path) -> None:
-        """Raises CorruptStoreError when the file is there and cannot be read."""
+        """Raises GroupInUseError when another consumer that lives keeps its own there: one would take messages from the
+        other. CorruptStoreError when the file is there and cannot be read, OSError.
+        """
         self._path = path
         self._io = StoreIO()
-        self._offsets = load_offsets(path)
+        self._io.make_folder(path.parent, mode=0o700)
+        self._lock_fd = _locked(self._io, path)
+        try:
+            self._offsets = load_offsets(path)
+        except BaseException:
+            self.close()
+            raise
         self._known_topics = set(self._offsets)
         self._changed = False
         self._lock = threading.Lock()
@@ -90,6 +99,25 @@ class LocalProgress:
             self._io.make_folder(self._path.parent, mode=0o700)
             self._io.write_file_atomically(self._path, text, 0o600)
 
+    def close(self) -> None:
+        """Let another consumer have the file."""
+        fd, self._lock_fd = self._lock_fd, -1
+        if fd >= 0:
+            self._io.close(fd)
+
+
+def _locked(io: StoreIO, path: Path) -> int:
+    """A descriptor whose lock says that the file is somebody's, as long as it is open. Raises GroupInUseError."""
+    fd = io.open(path.with_name(path.name + ".lock"), write=True, create=True)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        io.close(fd)
+        raise GroupInUseError(
+            f"{path} has the progress of another broadcast consumer: give this one a name or an offsets_path of its own"
+        ) from None
+    return fd
+
 
 class OwnProgress:
     """What a consumer that keeps its own progress knows, whoever looks for its queues."""
@@ -118,6 +146,17 @@ class OwnProgress:
     def save(self) -> None:
         """Write the file. Raises OSError."""
         self._progress.save()
+
+    def end(self) -> None:
+        """Write the file, and let another consumer have it. Raises OSError."""
+        try:
+            self.save()
+        finally:
+            self._progress.close()
+
+    def give_up(self) -> None:
+        """It could not begin."""
+        self._progress.close()
 
     def looking(self) -> Steps[None]:
         """Find the queues; when they are others than before, assign all of them."""
@@ -171,7 +210,11 @@ class Broadcast(OwnProgress):
 
     def start(self) -> None:
         """Find the queues, and go on in the thread. Raises what looking for them raises."""
-        drive(self._client.run, self.looking())
+        try:
+            drive(self._client.run, self.looking())
+        except BaseException:
+            self.give_up()
+            raise
         self._thread.start()
 
     def leave(self) -> None:
@@ -179,7 +222,7 @@ class Broadcast(OwnProgress):
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
-        self.save()
+        self.end()
 
     def _run(self) -> None:
         while not self._closing.wait(LOOK_S):

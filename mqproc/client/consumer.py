@@ -20,7 +20,7 @@ from mqproc.client.assignment import Assignment, Cursor, Piece, entries
 from mqproc.client.broadcast import Broadcast
 from mqproc.client.driving import drive
 from mqproc.client.fetching import Fetcher
-from mqproc.client.group_steps import ResetTo, seek_targets
+from mqproc.client.group_steps import ResetTo, lag_behind, seek_targets
 from mqproc.client.handling import Handling
 from mqproc.client.membership import Membership
 from mqproc.client.nacking import Nacking
@@ -30,6 +30,7 @@ from mqproc.errors import BadRequestError, MqprocError, RequestTimeoutError
 from mqproc.layout.lazy_records import UnreadRecords
 from mqproc.message import Filter, PullStatus, StoredMessage
 from mqproc.names import RETRY_PREFIX
+from mqproc.store.groups.settings import RETRY_MAX_TIMES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,11 +92,11 @@ class Consumer:
         self._commit_at = 0.0
         self._local: Broadcast | None = None
         self._member: Membership | Broadcast
-        if broadcast:
-            self._local = self._member = Broadcast(client, subscription, broadcast, self._assigned, self._end)
-        else:
-            self._member = Membership(client, subscription, self._holding, self._assigned, self._end)
         try:
+            if broadcast:
+                self._local = self._member = Broadcast(client, subscription, broadcast, self._assigned, self._end)
+            else:
+                self._member = Membership(client, subscription, self._holding, self._assigned, self._end)
             self._member.start()
         except BaseException:
             self._fetcher.close()
@@ -140,13 +141,20 @@ class Consumer:
         with self._lock:
             return self._assignment.member_id
 
+    @property
+    def is_broadcast(self) -> bool:
+        """Whether it reads all queues, as no member of the group: nothing can come again to it alone."""
+        return self._local is not None
+
     def positions(self) -> dict[tuple[str, int], int]:
         """By topic and queue id of the queues that it has now: everything below the offset is done."""
         with self._lock:
             return {queue: cursor.position for queue, cursor in self._assignment.cursors.items()}
 
     def lag(self) -> int:
-        """How many messages the group has not consumed."""
+        """How many messages the group has not consumed; a broadcast consumer has its own."""
+        if self.is_broadcast:
+            return drive(self._client.run, lag_behind(self.positions()))
         return self._client.run(group_calls.info(self._subscription.group)).lag
 
     def seek(self, to: ResetTo, topics: Sequence[str] = ()) -> None:
@@ -424,10 +432,8 @@ class Consumer:
         revoked = False
         with self._lock:
             for message in messages:
-                cursor = self._assignment.cursor_of((message.topic, message.queue_id))
-                if cursor is not None:
-                    cursor.ack(message.queue_offset)
-                    revoked = revoked or cursor.revoked
+                queue = message.topic, message.queue_id
+                revoked = self._assignment.ack(queue, message.queue_offset) or revoked
         if revoked:
             self._release()
         if _clock() >= self._commit_at and not self._closed:
@@ -448,7 +454,7 @@ class Consumer:
         failures = 0
         while nacking.left:
             self.ack(*nacking.answered(self._client.run(nacking.call())))
-            if nacking.left:
+            if nacking.is_busy:
                 failures += 1
                 pause_s = self._client.retry.pause_s(failures)
                 if _clock() + pause_s >= deadline:
@@ -469,7 +475,12 @@ class Consumer:
 
         A message is done when the handler returns. When it raises, that is logged, and the message is nacked; with
         `ordered`, where a queue's messages are handled one after the other, it is tried again after `pause_s` before
-        any later one, and is a dead letter after the group's number of retries.
+        any later one, and is a dead letter after the group's number of retries. A broadcast consumer passes it over.
         """
-        limit = self._client.run(group_calls.info(self._subscription.group)).retry_max_times
-        Handling(self, handler, workers, limit if ordered else None, stop or threading.Event(), pause_s).run()
+        limit = self._retries() if ordered else None
+        Handling(self, handler, workers, limit, stop or threading.Event(), pause_s).run()
+
+    def _retries(self) -> int:
+        if self.is_broadcast:
+            return RETRY_MAX_TIMES
+        return self._client.run(group_calls.info(self._subscription.group)).retry_max_times

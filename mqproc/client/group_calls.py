@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from mqproc.client.core import Call, Time, call_of, nothing, time_ms
 from mqproc.errors import ERROR_BY_CODE, BadRequestError, GroupNotFoundError, InternalError, MqprocError
@@ -39,6 +39,9 @@ HANDLE = "POP_CK"
 """The property that a received message bears its handle in, as in RocketMQ."""
 GONE = -1
 NOT_NOW = -2
+NAMED_MAX: Final = 1024
+"""So many messages one request may name; more of them are asked for in several."""
+RESENT_AT_ONCE: Final = 256
 Refusals = dict[tuple[str, int], MqprocError]
 
 
@@ -106,11 +109,12 @@ def nack(group: str, places: Sequence[tuple[str, int, int]], delay_level: int, m
     return call_of(Operation.GROUP_NACK, request, lambda answer, _: list(answer.levels))
 
 
-def resend(group: str, offsets: Sequence[int]) -> Call[int]:
-    """How many dead letters were sent."""
-    # Made again after a lost answer it would send them twice, which the caller shall decide.
-    request = GroupResendRequest(group, list(offsets))
-    return call_of(Operation.GROUP_RESEND, request, lambda answer, _: int(answer.sent), repeatable=False)
+def resends(group: str, offsets: Sequence[int]) -> Iterator[Call[int]]:
+    """How many dead letters were sent, in the sum of all calls."""
+    for at in range(0, len(offsets), RESENT_AT_ONCE):
+        request = GroupResendRequest(group, list(offsets[at : at + RESENT_AT_ONCE]))
+        # Made again after a lost answer it would send them twice, which the caller shall decide.
+        yield call_of(Operation.GROUP_RESEND, request, lambda answer, _: int(answer.sent), repeatable=False)
 
 
 # Simple consumers
@@ -139,6 +143,11 @@ def ack(group: str, messages: Sequence[StoredMessage]) -> Call[int]:
     """How many were still the receiver's."""
     named = [(message.topic, _handle_of(message)) for message in messages]
     return call_of(Operation.GROUP_ACK, GroupAckRequest(group, named), lambda answer, _: int(answer.accepted))
+
+
+def acks(group: str, messages: Sequence[StoredMessage]) -> Iterator[Call[int]]:
+    """As `ack`, of any number, in the sum of all calls."""
+    return (ack(group, messages[at : at + NAMED_MAX]) for at in range(0, len(messages), NAMED_MAX))
 
 
 def change_invisible(group: str, message: StoredMessage, duration_s: float) -> Call[StoredMessage]:

@@ -17,6 +17,7 @@ from mqproc.client.core import Call, Time
 from mqproc.errors import BadRequestError, GroupNotFoundError, TopicNotFoundError
 from mqproc.groups import GroupInfo
 from mqproc.message import QueueInfo
+from mqproc.names import RETRY_PREFIX
 
 T = TypeVar("T")
 Steps = Generator[Call[Any], Any, T]
@@ -62,6 +63,8 @@ def plan_reset(
 ) -> Steps[list[Move]]:
     """What a reset would move: of the topics that are named, or of all that the group has progress in.
 
+    What waits in retry topics is the group's own, and has other offsets: it stays, unless all is to be skipped.
+
     Raises TopicNotFoundError, GroupNotFoundError.
     """
     to.check()
@@ -73,7 +76,7 @@ def plan_reset(
         if not topics:
             raise
     moves = []
-    for topic in topics or sorted({topic for topic, _ in known}):
+    for topic in topics or sorted({topic for topic, _ in known if to.latest or not topic.startswith(RETRY_PREFIX)}):
         found: list[QueueInfo] = yield core.queues(topic)
         if not found and topics:
             raise TopicNotFoundError(f"no topic {topic!r}")
@@ -112,6 +115,17 @@ def seek_targets(positions: dict[Queue, int], to: ResetTo) -> Steps[list[tuple[s
             if before is not None:
                 targets.append((topic, queue.queue_id, (yield from _target(queue, to, before))))
     return targets
+
+
+def lag_behind(positions: dict[Queue, int]) -> Steps[int]:
+    """How many messages a consumer that stands at `positions` has not consumed."""
+    lag = 0
+    for topic in sorted({topic for topic, _ in positions}):
+        found: list[QueueInfo] = yield core.queues(topic)
+        for queue in found:
+            at = positions.get((topic, queue.queue_id), queue.max_offset)
+            lag += queue.max_offset - min(max(at, queue.min_offset), queue.max_offset)
+    return lag
 
 
 def execute(group: str, moves: list[Move]) -> Steps[None]:

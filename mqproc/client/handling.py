@@ -76,6 +76,10 @@ class Handling:
 
     def _again_later(self, message: StoredMessage) -> None:
         """A message that is gone would come again for ever, and hold up those behind it: it is done."""
+        if self._consumer.is_broadcast:
+            _log.error("message %s of %s is passed over: it was broadcast", message.message_id, message.topic)
+            self._consumer.ack(message)
+            return
         try:
             self._consumer.nack(message, delay_level=0 if self._tries_in_order is None else -1)
         except MessageNotFoundError as error:

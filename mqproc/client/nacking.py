@@ -23,16 +23,21 @@ class Nacking:
         self._delay_level = delay_level
         self.left = list(messages)
         self.gone: list[StoredMessage] = []
+        self.is_busy = False
+        """Whether some of the last call could not be stored now."""
 
     def call(self) -> Call[list[int]]:
-        """Asks for what is left."""
-        places = [(message.topic, message.queue_id, message.queue_offset) for message in self.left]
+        """Asks for the first that are left."""
+        asked = self.left[: group_calls.NAMED_MAX]
+        places = [(message.topic, message.queue_id, message.queue_offset) for message in asked]
         return group_calls.nack(self._group, places, self._delay_level, -1)
 
     def answered(self, levels: list[int]) -> list[StoredMessage]:
-        """Take what became of what was left; those that are stored."""
-        told = list(zip(self.left, levels, strict=True))
-        self.left = [message for message, level in told if level == group_calls.NOT_NOW]
+        """Take what became of what was asked for; those that are stored."""
+        asked, others = self.left[: group_calls.NAMED_MAX], self.left[group_calls.NAMED_MAX :]
+        told = list(zip(asked, levels, strict=True))
+        refused = [message for message, level in told if level == group_calls.NOT_NOW]
+        self.left, self.is_busy = others + refused, bool(refused)
         self.gone += [message for message, level in told if level == group_calls.GONE]
         return [message for message, level in told if level not in (group_calls.NOT_NOW, group_calls.GONE)]
 

@@ -109,12 +109,18 @@ class Replay:
             raise BadRequestError(f"a rate of {rate:g} messages a second is below 0")
         if source.key and source.filter is not None:
             raise BadRequestError("a replay goes by key or by filter, not by both")
+        if to == source.topic:
+            raise BadRequestError(
+                f"a replay of {source.topic!r} to {to!r} would double the topic and copy its own copies; "
+                "reset a group to have it consume messages again"
+            )
         self._client = client
         self._topic = source.topic
         self._key = source.key
         self._filter = source.filter
         self._begin_ms = time_ms(source.begin, 0)
-        self._end_ms = time_ms(source.end, time.time_ns() // 1_000_000)
+        # With what has been stored in this very millisecond.
+        self._end_ms = time_ms(source.end, time.time_ns() // 1_000_000 + 1)
         self._to = to
         self._rate = rate
         identity = f"{name or uuid.uuid4()}\0{source.topic}\0{to}"

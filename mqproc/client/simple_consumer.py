@@ -74,7 +74,7 @@ class SimpleConsumer:
 
     def ack(self, *messages: StoredMessage) -> int:
         """Messages are done. How many of them were still the receiver's: others come again, or were done before."""
-        return self._client.run(group_calls.ack(self._group, messages)) if messages else 0
+        return sum(self._client.run(call) for call in group_calls.acks(self._group, messages))
 
     def change_invisible_duration(self, message: StoredMessage, invisible_duration: float) -> StoredMessage:
         """Nobody else gets the message for so many seconds from now on.
@@ -104,7 +104,7 @@ class AsyncSimpleConsumer:
 
     async def ack(self, *messages: StoredMessage) -> int:
         """Messages are done; see `SimpleConsumer.ack`."""
-        return await self._client.run(group_calls.ack(self._group, messages)) if messages else 0
+        return sum([await self._client.run(call) for call in group_calls.acks(self._group, messages)])
 
     async def change_invisible_duration(self, message: StoredMessage, invisible_duration: float) -> StoredMessage:
         """Nobody else gets the message for so many seconds from now on; see `SimpleConsumer`."""

@@ -67,9 +67,12 @@ def filter_of(filter: Filter | str | None) -> Filter | None:
     return found
 
 
-def broadcast_path(store: Path, wanted: Subscription, given: str | Path | None) -> str:
-    """Where a broadcast consumer keeps its progress: by store, group and name, below the user's home."""
+def broadcast_path(store: Path, group: str, name: str, given: str | Path | None) -> str:
+    """Where a broadcast consumer keeps its progress: by store, group and name, below the user's home.
+
+    One without a name finds its progress again too, in whatever process.
+    """
     if given is not None:
         return str(Path(given).absolute())
     place = hashlib.sha256(os.fsencode(store)).hexdigest()[:16]
-    return str(Path.home() / ".mqproc" / "offsets" / place / f"{wanted.group}@{wanted.name}.json")
+    return str(Path.home() / ".mqproc" / "offsets" / place / f"{group}@{name or socket.gethostname()}.json")

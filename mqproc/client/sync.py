@@ -215,10 +215,10 @@ class Client(Calls):
 
         `start` says where the group begins in topics that it has no progress in: "latest", "earliest", or a time. A
         member that is silent for `session_timeout` seconds loses its queues. With `broadcast` it is no member: it reads
-        every queue, and keeps its progress in the file `offsets_path`.
+        every queue, and keeps its progress in the file `offsets_path`, which is its own, or one that goes by its name.
         """
         wanted = subscription(group, topics, name, session_timeout, start)
-        path = broadcast_path(self.store, wanted, offsets_path) if broadcast else ""
+        path = broadcast_path(self.store, group, name, offsets_path) if broadcast else ""
         return Consumer(self, wanted, filter_of(filter), pull_messages, path)
 
     def simple_consumer(

@@ -12,6 +12,7 @@ Tools read the file with nothing running; the values then are those of the last 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,7 +35,7 @@ KEEPER = "keeper"
 MONITOR = "monitor"
 TEMPLATE = "template"
 
-# In start order. The supervisor and the template keep no role page of their own.
+# In start order, but that the monitor is started first. The supervisor and the template keep no role page of their own.
 ROLES = (WRITER, COMMITLOG_FLUSHER, CQ_FLUSHER, INDEX_FLUSHER, DISPATCHER, QUERY, KEEPER, MONITOR)
 _PAGES = ("header", SUPERVISOR, *ROLES)
 FIGURES_START = len(_PAGES) * PAGE_SIZE
@@ -53,6 +54,16 @@ SUPERVISED_NAMES = ("STOPPED", "STARTING", "RUNNING", "BACKOFF", "STOPPING", "EX
 # The group's state, in the header.
 GROUP_DOWN, GROUP_RECOVERING, GROUP_STARTING, GROUP_READY, GROUP_STOPPING = range(5)
 GROUP_NAMES = ("down", "recovering", "starting", "ready", "stopping")
+
+# What of recovery takes long.
+STEP_NONE, STEP_LOG, STEP_DISPATCH, STEP_DURABLE = range(4)
+STEP_NAMES = ("nothing", "reading the log", "dispatching", "making it durable")
+
+
+def name_of(value: int, names: Sequence[str]) -> str:
+    """What a word says: the number itself where nothing is called so, since the file of a dead group may be damaged."""
+    return names[value] if 0 <= value < len(names) else str(value)
+
 
 # What makes segments due, and what keeps those that are.
 (DUE_NOTHING, DUE_HOUR, DUE_DISK, DUE_FORCED, DUE_REQUEST) = range(5)
@@ -113,6 +124,9 @@ RECOVERY_CUT_BYTES = _word("header", "recovery_cut_bytes", "bytes", "torn tail c
 DAMAGE_HOLES = _word("header", "damage_holes", "", "holes in the log that are served around")
 DAMAGE_READ_ONLY = _word("header", "damage_read_only", "", "1 when recovery found damage and on_damage is read_only")
 SUPERVISOR_SYNC_ERRNO = _word("header", "supervisor_sync_errno", "", "the store is read-only from an earlier run")
+RECOVERY_STEP = _word("header", "recovery_step", "", "what recovery does now")
+RECOVERY_DONE = _word("header", "recovery_done", "bytes", "of the log that this step has gone over")
+RECOVERY_EXTENT = _word("header", "recovery_extent", "bytes", "of the log that this step goes over at most; 0: none")
 
 _PER_ROLE = (
     ("pid", "", "process id, 0 when none runs"),

@@ -2,6 +2,7 @@
 
     /           the status page: live, for people        /metrics    for Prometheus
     /events     what it shows, once a second             /healthz    alive?    /readyz    serving in full?
+                with ?name=… only topics and groups that have this in their names
 
 Alive is not ready: a group that recovers is alive. Both answer 503 when they are not, with the reasons as text.
 """
@@ -21,11 +22,10 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from mqproc.io import StoreIO
-from mqproc.metrics.collector import Collector
+from mqproc.metrics.collector import Collector, Picture
 from mqproc.metrics.exposition import CONTENT_TYPE, render
 from mqproc.metrics.health import alive_problems, ready_problems
-from mqproc.metrics.snapshot import snapshot
+from mqproc.metrics.snapshot import as_values
 from mqproc.paths import StorePaths
 
 EVENT_EVERY_S: Final = 1.0
@@ -42,40 +42,45 @@ _POLICY: Final = "default-src 'none'; script-src 'self'; style-src 'self'; img-s
 
 
 class StatusFeed:
-    """Snapshots for everybody who looks: made at most once in EVENT_EVERY_S, and not at all while nobody does."""
+    """Snapshots for everybody who looks: taken at most once in EVENT_EVERY_S, and not at all while nobody does."""
 
-    def __init__(self, collector: Collector, io: StoreIO, paths: StorePaths, version: str) -> None:
+    def __init__(self, collector: Collector, paths: StorePaths, version: str) -> None:
         self._collector = collector
-        self._io = io
         self._paths = paths
         self._version = version
-        self._event = b""
-        self._made = 0.0
+        self._taken = 0.0
+        self._picture: Picture | None = None
+        self._events: dict[str, bytes] = {}
         self.streams = 0
 
-    def event(self) -> bytes:
-        """The newest snapshot as a server-sent event."""
+    def event(self, name: str = "") -> bytes:
+        """The newest snapshot as a server-sent event; of topics and groups only those with `name` in theirs."""
         now = time.monotonic()
-        if now - self._made >= EVENT_EVERY_S / 2:
-            self._made = now
-            found = {"version": self._version, **snapshot(self._collector, self._io, self._paths)}
-            self._event = b"data: " + msgspec.json.encode(found) + b"\n\n"
-        return self._event
+        if self._picture is None or now - self._taken >= EVENT_EVERY_S / 2:
+            self._taken = now
+            self._picture = self._collector.picture()
+            self._events.clear()
+        found = self._events.get(name)
+        if found is None:
+            values = as_values(self._collector, self._paths, self._picture, name=name)
+            found = b"data: " + msgspec.json.encode({"version": self._version, "name": name, **values}) + b"\n\n"
+            self._events[name] = found
+        return found
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def events(self, name: str) -> AsyncIterator[bytes]:
         """Snapshots until the client goes."""
         self.streams += 1
         try:
             while True:
-                yield self.event()
+                yield self.event(name)
                 await asyncio.sleep(EVENT_EVERY_S)
         finally:
             self.streams -= 1
 
 
-def make_app(collector: Collector, io: StoreIO, paths: StorePaths, version: str) -> Starlette:
+def make_app(collector: Collector, paths: StorePaths, version: str) -> Starlette:
     """The application over one running group."""
-    feed = StatusFeed(collector, io, paths, version)
+    feed = StatusFeed(collector, paths, version)
     timeout_ns = collector.options.heartbeat_timeout_ms * 1_000_000
 
     async def metrics(_request: Request) -> Response:
@@ -87,10 +92,11 @@ def make_app(collector: Collector, io: StoreIO, paths: StorePaths, version: str)
     async def readyz(_request: Request) -> Response:
         return _verdict(ready_problems(collector.control, timeout_ns))
 
-    async def events(_request: Request) -> Response:
+    async def events(request: Request) -> Response:
         if feed.streams >= STREAMS_MAX:
             return PlainTextResponse(f"{STREAMS_MAX} look already\n", 503)
-        return StreamingResponse(feed.events(), headers={"content-type": "text/event-stream"})
+        name = request.query_params.get("name", "")
+        return StreamingResponse(feed.events(name), headers={"content-type": "text/event-stream"})
 
     routes = [
         Route("/metrics", metrics),

@@ -38,9 +38,10 @@ def _histogram(name: str, unit: str, help_text: str, *labels: str) -> Metric:
 
 METRICS: tuple[Metric, ...] = (
     # The group
-    _gauge("mqproc_up", "", "1 while the supervisor's heartbeat goes on."),
+    _gauge("mqproc_up", "", "1 while the supervisor's heartbeat goes on, or it recovers the store."),
     _gauge("mqproc_build_info", "", "1, with the version of mqproc and of Python.", "version", "python"),
     _gauge("mqproc_group_ready", "", "1 while every role runs and the store takes messages, as /readyz says."),
+    _gauge("mqproc_group_recovering", "", "1 while the store is recovered: positions and queues are not known yet."),
     _gauge("mqproc_group_started_timestamp_seconds", "seconds", "Unix time at which this supervisor started."),
     # Roles and their processes
     _gauge("mqproc_role_up", "", "1 while the role's process runs.", "role"),

@@ -30,13 +30,34 @@ from mqproc.metrics.dispatch_lag import dispatch_behind_ms
 from mqproc.metrics.error_log import SeenError, seen_errors
 from mqproc.metrics.exposition import Samples
 from mqproc.metrics.from_words import samples_of_words
-from mqproc.metrics.groups import GroupLag, GroupLags
+from mqproc.metrics.groups import GroupLag, GroupLags, bounded
 from mqproc.metrics.health import ready_problems_of
 from mqproc.metrics.processes import ProcessFigures, figures_of
 from mqproc.metrics.topics import TableFigures, TopicTable
 from mqproc.paths import StorePaths
 from mqproc.store.index_headers import index_file_names
 from mqproc.store.queue_table import QueueTable
+
+TOLD_IN_RECOVERY: Final = frozenset(
+    {
+        "mqproc_up",
+        "mqproc_build_info",
+        "mqproc_group_ready",
+        "mqproc_group_recovering",
+        "mqproc_group_started_timestamp_seconds",
+        "mqproc_role_up",
+        "mqproc_role_heartbeat_timestamp_seconds",
+        "mqproc_role_restarts_total",
+        "mqproc_role_cycles_total",
+        "mqproc_errors_total",
+        "mqproc_process_cpu_seconds_total",
+        "mqproc_process_resident_memory_bytes",
+        "mqproc_process_proportional_memory_bytes",
+        "mqproc_process_open_fds",
+        "mqproc_scrapes_total",
+    }
+)
+"""All else is known when recovery has ended. 0 would be wrong: a log's end that goes to 0 and back is a huge rate."""
 
 PROCESSES_EVERY_S: Final = 2.0
 """What the kernel says of memory costs it a walk over the pages: it is asked at most this often."""
@@ -50,13 +71,18 @@ class Picture:
     processes: Mapping[str, ProcessFigures]
     """By role; the supervisor and the template are among them."""
     table: TableFigures | None
-    """None before recovery has made the queue table."""
+    """None before recovery has made the queue table, which takes the place of the last run's."""
     lags: list[GroupLag]
     problems: list[str]
     """Why the group does not serve in full."""
     dispatch_behind_ms: int
     errors: list[SeenError]
     """Every distinct error, the one that came last first."""
+
+    @property
+    def recovers(self) -> bool:
+        """Neither positions nor queues are known yet."""
+        return self.words["group_state"] == layout.GROUP_RECOVERING
 
     @property
     def supervisor_errors(self) -> int:
@@ -84,6 +110,7 @@ class Collector:
         self._version = version
         self._topics: TopicTable | None = None
         self._groups: GroupLags | None = None
+        self._opened_in = layout.GROUP_DOWN
         self._processes: dict[str, ProcessFigures] = {}
         self._processes_due = 0.0
         self._processes_every_s = processes_every_s
@@ -94,7 +121,7 @@ class Collector:
         words = self.control.snapshot()
         # At once, too: a heartbeat is silent for no longer than it was when it was read.
         problems = ready_problems_of(words, self.options.heartbeat_timeout_ms * 1_000_000)
-        self._open_table()
+        self._take_table(words["group_state"])
         return Picture(
             words=words,
             processes=self._look_at_processes(words),
@@ -106,7 +133,7 @@ class Collector:
         )
 
     def samples(self) -> dict[str, Samples]:
-        """Every metric's samples by its name."""
+        """Every metric's samples by its name; of a group that recovers only those that are known."""
         picture = self.picture()
         of_words = samples_of_words(
             self.control,
@@ -119,13 +146,15 @@ class Collector:
             ((layout.SUPERVISOR,), picture.supervisor_errors),
             *of_words["mqproc_errors_total"],
         ]
+        of_words |= _of_processes(picture.processes)
+        of_words["mqproc_build_info"] = [((self._version, platform.python_version()), 1)]
+        if picture.recovers:
+            return {name: samples for name, samples in of_words.items() if name in TOLD_IN_RECOVERY}
         return {
             **of_words,
-            **_of_processes(picture.processes),
             **_of_topics(picture.table),
-            **_of_groups(picture.lags),
+            **_of_groups(picture.lags, self.options.metrics_series_max),
             **self._of_storage(picture),
-            "mqproc_build_info": [((self._version, platform.python_version()), 1)],
         }
 
     def close(self) -> None:
@@ -140,9 +169,16 @@ class Collector:
         except (OSError, CorruptStoreError):
             return []
 
+    def _take_table(self, state: int) -> None:
+        """The queue table of this run: a start makes another one, which takes the last run's place at its end."""
+        started = self._opened_in == layout.GROUP_DOWN != state
+        if state == layout.GROUP_RECOVERING or started:
+            self.close()
+        if state != layout.GROUP_RECOVERING and self._topics is None:
+            self._opened_in = state
+            self._open_table()
+
     def _open_table(self) -> None:
-        if self._topics is not None:
-            return
         try:
             table = QueueTable(self._io, self._paths.queues)
         except (FileNotFoundError, CorruptStoreError):
@@ -209,9 +245,10 @@ def _of_topics(table: TableFigures | None) -> dict[str, Samples]:
     }
 
 
-def _of_groups(lags: list[GroupLag]) -> dict[str, Samples]:
+def _of_groups(every: list[GroupLag], most: int) -> dict[str, Samples]:
+    lags = bounded(every, most)
     return {
-        "mqproc_consumer_groups": [((), len({lag.group for lag in lags}))],
+        "mqproc_consumer_groups": [((), len({lag.group for lag in every}))],
         "mqproc_consumer_lag_messages": [((lag.group, lag.topic), lag.messages) for lag in lags],
         "mqproc_consumer_lag_seconds": [
             ((lag.group, lag.topic), lag.seconds) for lag in lags if lag.seconds is not None

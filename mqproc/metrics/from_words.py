@@ -143,6 +143,7 @@ def _derived(control: Control, options: Options, words: Mapping[str, int], now_n
     entries = max(0, words["index_items"] - 1)
     return {
         "mqproc_up": control_words.is_alive(words, now_ns),
+        "mqproc_group_recovering": words["group_state"] == layout.GROUP_RECOVERING,
         "mqproc_read_only": takes_nothing(control),
         "mqproc_sync_failed": control.read_only,
         "mqproc_damage_holes": control_words.damage_holes(words),

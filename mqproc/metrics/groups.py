@@ -90,10 +90,10 @@ class GroupLags:
         self._fresh_until = 0.0
 
     def figures(self) -> list[GroupLag]:
-        """Groups and topics in order, at most `metrics_series_max` and one for all others together."""
+        """Groups and topics in order."""
         began = time.monotonic()
         if began >= self._fresh_until:
-            self._found = self._bounded(self._look())
+            self._found = self._look()
             ended = time.monotonic()
             self._fresh_until = ended + REST_FACTOR * (ended - began)
         return self._found
@@ -168,19 +168,20 @@ class GroupLags:
         age = self._ages.get(queue.key)
         return age is not None and age.offset == queue.offset and age.stored_ms >= 0
 
-    def _bounded(self, lags: list[GroupLag]) -> list[GroupLag]:
-        most = self._options.metrics_series_max
-        others = lags[most:]
-        if not others:
-            return lags
-        together = GroupLag(
-            OTHERS,
-            OTHERS,
-            sum(lag.messages for lag in others),
-            _oldest(lag.seconds for lag in others),
-            sum(lag.consumed for lag in others),
-        )
-        return [*lags[:most], together]
+
+def bounded(lags: list[GroupLag], most: int) -> list[GroupLag]:
+    """At most so many, and one for all others together."""
+    others = lags[most:]
+    if not others:
+        return lags
+    together = GroupLag(
+        OTHERS,
+        OTHERS,
+        sum(lag.messages for lag in others),
+        _oldest(lag.seconds for lag in others),
+        sum(lag.consumed for lag in others),
+    )
+    return [*lags[:most], together]
 
 
 def _oldest(ages: Iterable[float | None]) -> float | None:

@@ -6,6 +6,7 @@ What is wrong although the group serves is a list of its own.
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Mapping
@@ -48,14 +49,18 @@ def ready_problems_of(words: Mapping[str, int], timeout_ns: int) -> list[str]:
     now_ns = time.monotonic_ns()
     problems = _alive_problems(words, now_ns)
     state = words["group_state"]
+    if state == layout.GROUP_RECOVERING:
+        # No role but the monitor runs then, and positions are not known yet: that says nothing.
+        return [*problems, recovering(words)]
     if state != layout.GROUP_READY:
-        problems.append(f"the group is {layout.GROUP_NAMES[state]}")
+        problems.append(f"the group is {layout.name_of(state, layout.GROUP_NAMES)}")
     for role in layout.ROLES:
         supervised = words[f"{role}.supervised"]
         silent_ns = now_ns - words[f"{role}.heartbeat_ns"]
         busy = words[f"{role}.state"] in layout.BUSY_STATES
         if supervised != layout.RUNNING:
-            problems.append(f"{role} is {layout.SUPERVISED_NAMES[supervised]}{_MENDS.get(supervised, '')}")
+            name = layout.name_of(supervised, layout.SUPERVISED_NAMES)
+            problems.append(f"{role} is {name}{_MENDS.get(supervised, '')}")
         elif silent_ns > timeout_ns and not busy:
             problems.append(f"{role} has been silent for {silent_ns / 1e9:.1f} s: it is ended, and started again")
     if errno := control_words.sync_errno(words):
@@ -67,6 +72,16 @@ def ready_problems_of(words: Mapping[str, int], timeout_ns: int) -> list[str]:
     if words["disk_full"]:
         problems.append("the disk is nearly full: sends are refused; make room, or look at mqproc store retention")
     return problems
+
+
+def recovering(words: Mapping[str, int]) -> str:
+    """That the group recovers, and how far it is where recovery goes over the log."""
+    text = f"the group is {layout.GROUP_NAMES[layout.GROUP_RECOVERING]}"
+    step, extent = words["recovery_step"], words["recovery_extent"]
+    if step == layout.STEP_NONE:
+        return text
+    far = f", {min(words['recovery_done'], extent) / 1e6:,.1f} of {extent / 1e6:,.1f} MB" if extent else ""
+    return f"{text}: {layout.name_of(step, layout.STEP_NAMES)}{far}"
 
 
 def not_offered(options: Options) -> str:
@@ -84,7 +99,7 @@ def readiness(group: str, *, ready: bool) -> str:
 
 def _alive_problems(words: Mapping[str, int], now_ns: int) -> list[str]:
     silent_ns = now_ns - words["supervisor_heartbeat_ns"]
-    if silent_ns > SUPERVISOR_TIMEOUT_NS:
+    if silent_ns > SUPERVISOR_TIMEOUT_NS and not control_words.recovers(words):
         return [f"the supervisor has been silent for {silent_ns / 1e9:.1f} s: mqproc errors, then mqproc up"]
     return []
 
@@ -104,7 +119,7 @@ def warnings_of(words: Mapping[str, int], now_ns: int, behind_ms: int) -> list[s
     """
     found = []
     if words["dispatch_errno"]:
-        found.append(f"dispatch waits: {_error(words['dispatch_errno'])}; it goes on by itself when that is mended")
+        found.append(f"dispatch waits: {error_text(words['dispatch_errno'])}; it goes on by itself when that is mended")
     elif behind_ms >= BEHIND_MS:
         found.append(
             f"consumers see messages {behind_ms / 1000:.0f} s late; if dispatch stands still: mqproc restart dispatcher"
@@ -112,12 +127,13 @@ def warnings_of(words: Mapping[str, int], now_ns: int, behind_ms: int) -> list[s
     if (age_s := unflushed_seconds(words, now_ns)) >= UNFLUSHED_S:
         found.append(f"a loss of power would take the last {age_s:.0f} s: look at the disk and the commitlog-flusher")
     if words["segment_errno"]:
-        found.append(f"the log gets no new segment: {_error(words['segment_errno'])}; make room, or mend the disk")
+        found.append(f"the log gets no new segment: {error_text(words['segment_errno'])}; make room, or mend the disk")
     if holes := control_words.damage_holes(words):
         damaged = counted(holes, "damaged range")
         found.append(f"the log has {damaged}, all else is served: mqproc store verify tells which")
     return found
 
 
-def _error(number: int) -> str:
-    return f"{os.strerror(number)} (errno {number})"
+def error_text(number: int) -> str:
+    """What a word says that has an errno. It is no such number where the file of a dead group is damaged."""
+    return f"{os.strerror(number)} (errno {number})" if number in errno.errorcode else f"errno {number}"

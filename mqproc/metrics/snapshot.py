@@ -10,12 +10,13 @@ from typing import Any, Final
 
 from mqproc import control_words
 from mqproc.control import Control
-from mqproc.io import StoreIO
 from mqproc.layout import control as layout
 from mqproc.layout import figures
 from mqproc.metrics.collector import Collector, Picture
 from mqproc.metrics.from_words import takes_nothing
+from mqproc.metrics.groups import GroupLag
 from mqproc.metrics.health import unflushed_seconds, warnings_of
+from mqproc.metrics.topics import TopicFigures
 from mqproc.paths import StorePaths
 from mqproc.shm.histogram import Buckets, read_buckets
 
@@ -32,16 +33,25 @@ LATENCIES: Final = {
 """What is timed, and the histograms that hold it."""
 
 
-def snapshot(collector: Collector, io: StoreIO, paths: StorePaths, *, rows_max: int = ROWS_MAX) -> dict[str, Any]:
+def snapshot(collector: Collector, paths: StorePaths, *, rows_max: int = ROWS_MAX) -> dict[str, Any]:
     """The group now; topics and groups are cut to `rows_max`, the busiest and the furthest behind first."""
-    picture = collector.picture()
+    return as_values(collector, paths, collector.picture(), rows_max=rows_max)
+
+
+def as_values(
+    collector: Collector, paths: StorePaths, picture: Picture, *, rows_max: int = ROWS_MAX, name: str = ""
+) -> dict[str, Any]:
+    """A picture's figures. With a `name` only topics and groups that have it in theirs, in any case of letters."""
     control = collector.control
     words = picture.words
+    wanted = name.lower()
+    topics = [topic for topic in (picture.table.every if picture.table else []) if wanted in topic.topic.lower()]
+    groups = [lag for lag in picture.lags if wanted in lag.group.lower() or wanted in lag.topic.lower()]
     return {
         "time_ms": round(time.time() * 1000),
         "store": str(paths.root),
         "epoch": words["epoch"],
-        "group": layout.GROUP_NAMES[words["group_state"]],
+        "group": layout.name_of(words["group_state"], layout.GROUP_NAMES),
         "ready": not picture.problems,
         "problems": picture.problems,
         "warnings": warnings_of(words, time.monotonic_ns(), picture.dispatch_behind_ms),
@@ -50,10 +60,12 @@ def snapshot(collector: Collector, io: StoreIO, paths: StorePaths, *, rows_max: 
         "path": {**_path(picture), "read_only": takes_nothing(control)},
         "latencies": {name: _buckets(control, name) for name in LATENCIES},
         "roles": _roles(control, picture),
-        "topics": _topics(picture, rows_max),
+        "topics": _topics(topics, rows_max),
+        "topics_found": len(topics),
         "topic_count": picture.table.topic_count if picture.table else 0,
         "queue_count": picture.table.queue_count if picture.table else 0,
-        "groups": _groups(picture, rows_max),
+        "groups": _groups(groups, rows_max),
+        "groups_found": len(groups),
         "group_count": len(picture.lags),
         "group_lag_messages": sum(lag.messages for lag in picture.lags),
         "disk": _disk(collector, picture),
@@ -112,7 +124,7 @@ def _roles(control: Control, picture: Picture) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
         {
             "role": layout.SUPERVISOR,
-            "state": layout.GROUP_NAMES[words["group_state"]],
+            "state": layout.name_of(words["group_state"], layout.GROUP_NAMES),
             "pid": words["supervisor_pid"],
             "silent_s": max(0, now_ns - words["supervisor_heartbeat_ns"]) / 1e9,
             "restarts": 0,
@@ -121,8 +133,8 @@ def _roles(control: Control, picture: Picture) -> list[dict[str, Any]]:
         }
     ]
     for role in layout.ROLES:
-        supervised = layout.SUPERVISED_NAMES[words[f"{role}.supervised"]]
-        said = layout.STATE_NAMES[words[f"{role}.state"]]
+        supervised = layout.name_of(words[f"{role}.supervised"], layout.SUPERVISED_NAMES)
+        said = layout.name_of(words[f"{role}.state"], layout.STATE_NAMES)
         rows.append(
             {
                 "role": role,
@@ -142,11 +154,9 @@ def _roles(control: Control, picture: Picture) -> list[dict[str, Any]]:
     return rows
 
 
-def _topics(picture: Picture, rows_max: int) -> list[dict[str, Any]]:
-    if picture.table is None:
-        return []
+def _topics(topics: list[TopicFigures], rows_max: int) -> list[dict[str, Any]]:
     # The last ones to get a message: whoever looks wants to see what moves.
-    rows = sorted(picture.table.topics, key=lambda topic: (-topic.last_store_timestamp_ms, topic.topic))
+    rows = sorted(topics, key=lambda topic: (-topic.last_store_timestamp_ms, topic.topic))
     return [
         {
             "topic": row.topic,
@@ -160,8 +170,8 @@ def _topics(picture: Picture, rows_max: int) -> list[dict[str, Any]]:
     ]
 
 
-def _groups(picture: Picture, rows_max: int) -> list[dict[str, Any]]:
-    rows = sorted(picture.lags, key=lambda lag: (-lag.messages, lag.group, lag.topic))
+def _groups(lags: list[GroupLag], rows_max: int) -> list[dict[str, Any]]:
+    rows = sorted(lags, key=lambda lag: (-lag.messages, lag.group, lag.topic))
     return [
         {"group": row.group, "topic": row.topic, "lag_messages": row.messages, "lag_s": row.seconds}
         for row in rows[:rows_max]
@@ -183,7 +193,7 @@ def _disk(collector: Collector, picture: Picture) -> dict[str, Any]:
         "reserved_hours": options.file_reserved_time,
         "deleted_bytes": words["retention_bytes"],
         "deleted_segments": words["retention_segments"],
-        "held_by": layout.HELD_NAMES[words["retention_held_by"]],
+        "held_by": layout.name_of(words["retention_held_by"], layout.HELD_NAMES),
         "last_look_ms": words["retention_pass_ms"],
         "holes": control_words.damage_holes(words),
     }

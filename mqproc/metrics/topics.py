@@ -36,9 +36,10 @@ class TopicFigures:
 
 @dataclass(frozen=True, slots=True)
 class TableFigures:
-    """The whole table. `topics` has at most the bound's number of entries, and one for all others."""
+    """The whole table. `topics` has at most the bound's number of entries, and one for all others; `every` has all."""
 
     topics: list[TopicFigures]
+    every: list[TopicFigures]
     topic_count: int
     queue_count: int
     used_ratio: float
@@ -86,6 +87,7 @@ class TopicTable:
         topics = self._by_topic(live, (next_, stored, delivered), last_ms)
         return TableFigures(
             topics=self._bounded(topics),
+            every=topics,
             topic_count=len(topics),
             queue_count=int(live.sum()),
             used_ratio=count / table.capacity,

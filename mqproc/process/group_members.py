@@ -142,9 +142,11 @@ class GroupMembers:
         for queue in queues:
             epoch = self._new_epoch(queue)
             of = self.givings.get(queue)
-            if of is not None and of.given_up == NOT_GIVEN_UP:
+            if of is not None:
+                # Who is giving it up does not know the new one, so what it has done before cannot undo this.
                 of.epoch = epoch
-                changed.add(of.member_id)
+                if of.given_up == NOT_GIVEN_UP:
+                    changed.add(of.member_id)
         return self._change(changed)
 
     def _new_epoch(self, queue: Queue) -> int:

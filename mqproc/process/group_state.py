@@ -36,6 +36,7 @@ class GroupState:
         self._queues = reading.queues
         self._options = context.options
         io, paths = context.io, context.paths
+        self._io = io
         self._syncs = syncs = FinalSyncs(io, paths, self._words, words_of.QUERY, words_of.QUERY_SYNC_ERRNO)
         successor = context.incarnation > 1
         self.progress = GroupProgress(io, paths, syncs, self._log.warning, successor=successor)
@@ -159,6 +160,7 @@ class GroupState:
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Everything below `offset` is consumed. Raises as `GroupProgress.commit`, NoSuchQueueError."""
         self.progress.commit(group, topic, queue_id, offset, self.bounds(topic, queue_id).max_offset)
+        self._io.crash_point("retry.original_done")
 
     def reset(self, group: str, offsets: Sequence[tuple[str, int, int]]) -> None:
         """Begin at these offsets, durably; all or nothing. Raises NoSuchQueueError, OffsetOutOfRangeError, OSError."""

@@ -147,15 +147,14 @@ class Groups:
         with self._lost:
             _HANDLERS[Operation(asked.operation)](self, asked, asked.options)
 
-    def step(self, now_ns: int, *, quiet: bool) -> int:
-        """What time and the queue table ask for. `quiet`: no request waits to be served."""
+    def step(self, now_ns: int, served_to_ns: int) -> int:
+        """What time and the queue table ask for. Every request that came by `served_to_ns` has been served."""
         with self._lost:
             done = self._follow_table()
             if now_ns - self._seen_ns > STALL_NS:
                 self._forgive(now_ns - self._seen_ns)
             self._seen_ns = now_ns
-            if quiet:
-                done += self._look_at_deadlines(now_ns)
+            done += self._look_at_deadlines(now_ns, served_to_ns)
             if now_ns >= self._look_ns:
                 self._look_ns = now_ns + LOOK_NS
                 done += self._look(now_ns)
@@ -217,23 +216,22 @@ class Groups:
         self._deadline_of[key] = self._sequence
         heapq.heappush(self._deadlines, (due_ns, self._sequence, key))
 
-    def _look_at_deadlines(self, now_ns: int) -> int:
-        done = 0
-        deadlines = self._deadlines
-        while deadlines and deadlines[0][0] <= now_ns:
-            _, sequence, key = heapq.heappop(deadlines)
+    def _look_at_deadlines(self, now_ns: int, served_to_ns: int) -> int:
+        due: list[tuple[int, int, MemberKey]] = []
+        while self._deadlines and self._deadlines[0][0] <= now_ns:
+            due.append(heapq.heappop(self._deadlines))
+        for _, sequence, key in due:
             if self._deadline_of.get(key) != sequence:
                 continue  # Another one has been set since.
             group, member_id = key
             member = self._groups[group].members[member_id]
             if key in self._held:
                 self._let_go(key)
-            elif now_ns - member.heard_ns > member.session_ns:
+            elif served_to_ns - member.heard_ns > member.session_ns:
                 self._end_member(key, f"silent for {member.session_ns / 1e9:g} s")
             else:
                 self._set_deadline(group, member)
-            done += 1
-        return done
+        return len(due)
 
     def _forgive(self, stall_ns: int) -> None:
         for group, of in self._groups.items():

@@ -224,7 +224,7 @@ class LevelDeliveries:
         begin = self._file.log
         if begin == NO_LOG_POSITION:
             # RocketMQ's deliveries bear no marks; without a file any delivery in the log may be ours.
-            begin = written if known else self._words[words_of.MIN_PHYSICAL_OFFSET]
+            begin = self._take_over() if known else self._words[words_of.MIN_PHYSICAL_OFFSET]
         for level in self._levels:
             level.offset = self._file.offsets.get(level.level, 0)
             bounds = self._bounds(level)
@@ -237,6 +237,16 @@ class LevelDeliveries:
             with self._context.heart.busy(words_of.STATE_RECOVERING):
                 self._releases.known |= self._made_from.marks(begin, written)
         self._saved_offsets = dict(self._file.offsets)
+
+    def _take_over(self) -> int:
+        """From here on deliveries bear marks. The next keeper may follow a kill before the first of them is counted."""
+        self._file.log = min(self._words[words_of.WRITTEN], self._context.control.flushed)
+        try:
+            if not self._syncs.ended():
+                self._file.save(self._io, self._syncs, self._paths, self._clock.time_ms())
+        except OSError as error:
+            self._save_failed(error)
+        return self._file.log
 
     def _offsets(self) -> dict[int, int]:
         """Delivered offsets of the levels that ever had a message."""

@@ -1,6 +1,7 @@
 """The monitor: /metrics, /healthz, /readyz and a page for people, from the control file. Owns nothing of the store.
 
-The port may be taken, by another group perhaps: then the store runs all the same, and the port is tried again.
+It is the first role to start, before recovery, and the last to stop. The port may be taken, by another group perhaps:
+then the store runs all the same, and the port is tried again.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ class Monitor:
         self._log = get_logger()
         io, paths = context.io, context.paths
         self._collector = Collector(context.control, io, paths, context.options, _version())
-        self._app = make_app(self._collector, io, paths, _version())
+        self._app = make_app(self._collector, paths, _version())
         self._server: AsgiServer | None = None
         self._retry_ns = 0
+        # A predecessor that was killed has left its own.
+        self._words[words_of.MONITOR_PORT] = 0
         self._listen()
 
     def do_work(self) -> int:

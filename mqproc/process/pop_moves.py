@@ -19,6 +19,7 @@ from mqproc.store.groups.check_points import pop_retry_topic
 from mqproc.store.groups.settings import retry_topic
 
 if TYPE_CHECKING:
+    from mqproc.io import StoreIO
     from mqproc.process.group_members import GroupMembers
     from mqproc.process.group_state import GroupState
     from mqproc.process.pop_copies import PopCopies
@@ -35,8 +36,15 @@ class PopMoves:
     """Moves a part of one queue at a time. A kill between the copies and the progress has that part come twice."""
 
     def __init__(
-        self, reading: StoreReading, state: GroupState, copies: PopCopies, writes: Writes, max_bytes: int
+        self,
+        io: StoreIO,
+        reading: StoreReading,
+        state: GroupState,
+        copies: PopCopies,
+        writes: Writes,
+        max_bytes: int,
     ) -> None:
+        self._io = io
         self._reading = reading
         self._state = state
         self._copies = copies
@@ -88,6 +96,7 @@ class PopMoves:
         self._under_way = True
 
         def stored(_offset: int) -> None:
+            self._io.crash_point("pop.moved")
             # A reset may have moved it meanwhile, a deletion may have taken it.
             if self._state.progress.offset(*place) == at:
                 self._state.progress.set(*place, next_offset)

@@ -107,7 +107,7 @@ class Pops:
         self._refuse = refuse
         self._open = OpenCheckPoints()
         self._copies = PopCopies(reading, groups.state, self._max_bytes)
-        self._moves = PopMoves(reading, groups.state, self._copies, self._writes, self._max_bytes)
+        self._moves = PopMoves(context.io, reading, groups.state, self._copies, self._writes, self._max_bytes)
         self._due: list[tuple[int, int, CheckPoint]] = []
         self._busy: set[Place] = set()
         self._held = HeldReceives(
@@ -177,8 +177,7 @@ class Pops:
         settings = self._state.known(options.group)
         if not settings.consume_enable:
             raise PermissionDeniedError(f"group {options.group} may not consume: consumeEnable is false")
-        if options.group in self._groups.members():
-            raise GroupInUseError(f"group {options.group} has members, which have its queues")
+        self._check_has_no_members(options.group)
         if not options.topics or not 1 <= options.max_messages <= MESSAGES_MAX:
             limit = f"from 1 to {MESSAGES_MAX:,} messages of one topic at least"
             raise BadRequestError(f"{options.max_messages:,} messages of {len(options.topics)} topics; {limit}")
@@ -195,8 +194,13 @@ class Pops:
         wait_ns = min(options.timeout_ms, WAIT_MS_MAX) * 1_000_000
         self._held.hold(asked, self._clock.monotonic_ns() + wait_ns)
 
+    def _check_has_no_members(self, group: str) -> None:
+        if group in self._groups.members():
+            raise GroupInUseError(f"group {group} has members, which have its queues")
+
     def _give_later(self, asked: Asked) -> bool:
-        """As `_give`, to a receive that is held; its topics may have come meanwhile."""
+        """As `_give`, to a receive that is held; its topics may have come meanwhile, and members too."""
+        self._check_has_no_members(asked.options.group)
         for topic in asked.options.topics:
             self._state.begin(asked.options.group, topic, EARLIEST, 0)
         return self._give(asked, asked.options)
@@ -267,6 +271,7 @@ class Pops:
         self._busy.add(place)
 
         def stored(revive_offset: int) -> None:
+            self._io.crash_point("pop.checked_in")
             self._busy.discard(place)
             for found in points:
                 self._add(found, revive_offset)
@@ -320,6 +325,7 @@ class Pops:
             return
 
         def stored(_revive_offset: int) -> None:
+            self._io.crash_point("pop.acknowledged")
             for found, offsets in acks:
                 self._open.done(found, offsets)
             self._answer(asked, GroupAckAnswer(accepted), ())
@@ -350,6 +356,7 @@ class Pops:
         new.physical_offset, new.log_begin = old.physical_offset, self._words[words_of.WRITTEN]
 
         def stored(revive_offset: int) -> None:
+            self._io.crash_point("pop.renewed")
             self._add(new, revive_offset)
             self._open.done(old, [offset])
             self._answer(asked, GroupInvisibleAnswer(f"{new.handle()} {offset}"), ())
@@ -395,10 +402,13 @@ class Pops:
             self._expire_at(found, self._clock.time_ms() + AGAIN_NS // 1_000_000)
 
         def close(_revive_offset: int) -> None:
+            self._io.crash_point("pop.revived")
             self._open.done(found, offsets)
             self._changes += 1
 
         def acknowledge(_revive_offset: int = -1) -> None:
+            if copies:
+                self._io.crash_point("pop.copied")
             count_copies(self._words, copies)
             self._writes.store([self._ack_of(found, offsets)], close, again)
 

@@ -92,6 +92,8 @@ class _Waiting:
     options: Any
     taken_ns: int = 0
     """When it came off the socket."""
+    after_ns: int = 0
+    """When the sockets were looked at before: whatever came by then is served before it."""
     answered: bool = False
 
 
@@ -148,6 +150,9 @@ class Query:
         self._server.register(context.bell.fileno(), lambda: None)
         self._server.register(self._appender.fileno(), lambda: None)
         self._waiting: deque[_Waiting] = deque()
+        self._unread: list[_Waiting] = []
+        """Requests of clients that do not read their answers."""
+        self._looked_ns = self._clock.monotonic_ns()
         self._jobs: deque[_Job] = deque()
         self._dispatched = -1
         self._stop_by_ns = 0
@@ -168,11 +173,12 @@ class Query:
             done += self._appender.step()
         else:
             self._retries.none_is_open()
-        done += self._groups.step(self._clock.monotonic_ns(), quiet=not self._waiting)
+        now_ns = self._clock.monotonic_ns()
+        done += self._groups.step(now_ns, self._waiting[0].after_ns if self._waiting else now_ns)
         done += self._pops.step(self._clock.monotonic_ns())
         done += self._transactions.step(self._clock.monotonic_ns())
         self._words[words_of.WAITING_PULLS] = len(self._held)
-        told = (len(self._waiting) + len(self._jobs), len(self._server.connections))
+        told = (len(self._waiting) + len(self._unread) + len(self._jobs), len(self._server.connections))
         if told != self._told:
             self._told = told
             self._words[words_of.QUERY_WAITING], self._words[words_of.QUERY_CONNECTIONS] = told
@@ -199,16 +205,11 @@ class Query:
         self._pops.let_go()
         self._transactions.let_go()
         self._stop_by_ns = self._stop_by_ns or self._clock.monotonic_ns() + STOP_SERVE_NS
-        if self._jobs or (self._waiting and not self._only_idle_readers_wait()):
+        if self._jobs or self._waiting or (self._unread and self._clock.monotonic_ns() < self._stop_by_ns):
             return False
         self._groups.on_stop()
         self._server.drain(STOP_DRAIN_S)
         return True
-
-    def _only_idle_readers_wait(self) -> bool:
-        """Whether nothing is left but requests of clients that have had their time to read."""
-        paused = all(request.connection.paused for request in self._waiting)
-        return paused and self._clock.monotonic_ns() >= self._stop_by_ns
 
     def close(self) -> None:
         self._server.close()
@@ -230,7 +231,8 @@ class Query:
 
     def _take(self, requests: list[Request]) -> None:
         """Decode what came: the frames' bytes are valid until the next poll only."""
-        now_ns = self._clock.monotonic_ns() if requests else 0
+        now_ns = self._clock.monotonic_ns()
+        after_ns, self._looked_ns = self._looked_ns, now_ns
         for request in requests:
             try:
                 options = bounded(request.decode())
@@ -238,10 +240,13 @@ class Query:
                 self._count_reject()
                 request.refuse(error)
                 continue
-            self._waiting.append(_Waiting(request.connection, request.request_id, request.operation, options, now_ns))
+            asked = request.connection, request.request_id, request.operation, options
+            self._waiting.append(_Waiting(*asked, now_ns, after_ns))
 
     def _serve(self, end_ns: int) -> int:
         """Requests in order, for a bounded time. One whose client does not read its answers waits."""
+        if self._unread:
+            self._take_up_unread()
         if not self._waiting:
             return 0
         done = 0
@@ -252,7 +257,7 @@ class Query:
             if request.connection.closed:
                 continue
             if request.connection.paused:
-                self._waiting.append(request)
+                self._unread.append(request)
                 continue
             self._guarded(request, self._handler_of(request), request)
             done += 1
@@ -265,6 +270,13 @@ class Query:
             if now_ns >= end_ns:
                 break
         return done
+
+    def _take_up_unread(self) -> None:
+        """Have those go first whose clients read again."""
+        unread = [asked for asked in self._unread if not asked.connection.closed]
+        self._unread = [asked for asked in unread if asked.connection.paused]
+        if len(self._unread) < len(unread):
+            self._waiting.extendleft(asked for asked in reversed(unread) if not asked.connection.paused)
 
     def _handler_of(self, request: _Waiting) -> Callable[[_Waiting], None]:
         operation = request.operation

@@ -21,8 +21,8 @@ def bounded(options: Options) -> Options:
         if type(value) is int and not -_INTEGER_MAX <= value <= _INTEGER_MAX:
             changes[name] = _INTEGER_MAX if value > 0 else -_INTEGER_MAX
     tags = getattr(options, "tags", None)
-    if tags and sum(map(len, tags)) > FILTER_BYTES_MAX:
-        raise FilterSyntaxError(f"a filter of {len(tags)} tags exceeds {FILTER_BYTES_MAX:,} bytes")
+    if tags and (size := sum(len(tag.encode()) for tag in tags)) > FILTER_BYTES_MAX:
+        raise FilterSyntaxError(f"filter of {size:,} bytes exceeds {FILTER_BYTES_MAX:,}", position=FILTER_BYTES_MAX)
     cursor = getattr(options, "cursor", None)
     if cursor and any(not -_INTEGER_MAX <= place <= _INTEGER_MAX for place in cursor):
         raise BadRequestError(f"cursor {cursor[:2]} is none of ours")

@@ -172,13 +172,23 @@ class TimerDeliveries:
             written = self._words[words_of.WRITTEN]
             begin = store.log_position
             if begin == NO_LOG_POSITION:
-                begin = written if store.queue_offset else self._words[words_of.MIN_PHYSICAL_OFFSET]
+                begin = self._take_over(store) if store.queue_offset else self._words[words_of.MIN_PHYSICAL_OFFSET]
             if begin < written:
                 self._releases.known |= self._made_from.marks(begin, written)
                 self._inherited = begin, self._slots_up_to(store)
                 self._inherited_queue_end = bounds.max_offset if bounds is not None else 0
         self._up_ms = store.read_ms
         self._store = store
+
+    def _take_over(self, store: TimerStore) -> int:
+        """From here on deliveries bear marks. The next keeper may follow a kill before the first of them is counted."""
+        begin = min(self._words[words_of.WRITTEN], self._context.control.flushed)
+        try:
+            if not self._syncs.ended():
+                store.write(store.snapshot(begin, begin, self._clock.time_ms()))
+        except OSError as error:
+            self._save_failed(error)
+        return begin
 
     def _queue_offset_of(self, physical_offset: int) -> int | None:
         parked, _found = self._parked_at(np.array([physical_offset], np.int64))
@@ -371,7 +381,8 @@ class TimerDeliveries:
         keys = parked.properties.texts(names.TIMER_DEL_UNIQKEY)
         for slot_ms, key in zip(deletes.slots_ms[found].tolist(), keys, strict=True):
             self._slots.setdefault(slot_ms, Slot()).cancelled.add(key.decode("utf-8", "replace"))
-        self._take_off(len(deletes))
+        if self._store is not None:
+            self._store.pending -= len(deletes)
 
     # Releasing
 
@@ -419,20 +430,15 @@ class TimerDeliveries:
         if batch.rolls.any():
             self.parked_to = self._words[words_of.WRITTEN]
         if self._store is not None:
-            self._take_off(len(batch))
+            self._store.pending -= len(batch)
             self._move_read(self._store)
         self._dirty = True
-
-    def _take_off(self, count: int) -> None:
-        if self._store is not None:
-            self._store.pending -= count
 
     def _move_read(self, store: TimerStore) -> None:
         read_ms = min((slot_ms for slot_ms, slot in self._slots.items() if slot.open), default=self._up_ms)
         if read_ms > store.read_ms:
             store.read_ms = read_ms
-            for slot_ms in [slot_ms for slot_ms in self._slots if slot_ms < read_ms]:
-                del self._slots[slot_ms]
+            self._slots = {slot_ms: slot for slot_ms, slot in self._slots.items() if slot_ms >= read_ms}
 
     def _parked_at(self, physical_offsets: NDArray[np.int64]) -> tuple[ParkedRecords, NDArray[np.bool_]]:
         """The records at these places that the log has, and which these are, bool[n]."""

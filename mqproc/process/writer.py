@@ -305,6 +305,7 @@ class Writer:
             self._pending = [pending for pending in self._pending if pending.wait]
             if not self._sync():
                 return
+        self._io.crash_point("ack.before_send")
         self._answer(self._pending)
         self._pending = []
         self._to_ring = True

@@ -28,6 +28,9 @@ MAX_WAIT_S = 1.0
 """Every wait ends by itself: `sem_timedwait` goes by the wall clock, and a bell rung by nobody must not be the end."""
 
 _MOST_POSTS_DRAINED = 1 << 16
+# Where the C library keeps semaphores with names, and what it puts before them.
+_FOLDER = "/dev/shm"
+_FILE_PREFIX = "sem."
 
 
 class Bell(abc.ABC):
@@ -152,6 +155,16 @@ def warm() -> None:
 def semaphore_name(store_id: int, epoch: int, role_number: int) -> str:
     """A semaphore's name: hex digits only, never anything that a user typed."""
     return f"/{store_id:016x}{epoch:08x}{role_number:02x}"
+
+
+def names_of(store_id: int) -> list[str]:
+    """Names of all semaphores of a store that there are, of whatever epoch."""
+    try:
+        found = os.listdir(_FOLDER)
+    except FileNotFoundError:
+        return []
+    prefix = f"{_FILE_PREFIX}{store_id:016x}"
+    return sorted(f"/{name.removeprefix(_FILE_PREFIX)}" for name in found if name.startswith(prefix))
 
 
 def unlink_semaphore(name: str) -> None:

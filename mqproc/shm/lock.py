@@ -31,6 +31,9 @@ _LOCK_SIZE = 1
 # A process's start is told in ticks since boot; a clock set forward after the group started adds to it.
 _CLOCKS_APART_MS = 3_600_000
 _WORD = struct.Struct("=q")
+# What lies beyond them is no pid and no time, but damage.
+_PID_MAX = 1 << 22
+_SINCE_MS_MAX = 4_102_444_800_000  # the year 2100
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +144,8 @@ def _from_control(io: StoreIO, paths: StorePaths) -> tuple[int, int | None]:
     try:
         if io.size(fd) != layout.FILE_SIZE or word(layout.HEADER_MAGIC) != layout.MAGIC:
             return 0, None
-        return word(layout.SUPERVISOR_PID), word(layout.GROUP_STARTED_MS)
+        pid, since_ms = word(layout.SUPERVISOR_PID), word(layout.GROUP_STARTED_MS)
+        return (pid, since_ms) if 0 < pid <= _PID_MAX and 0 < since_ms <= _SINCE_MS_MAX else (0, None)
     finally:
         io.close(fd)
 

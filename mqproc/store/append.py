@@ -387,7 +387,9 @@ class CommitLogAppender:
         start = self._segments.start_of(self._file_end)
         self._reserve(self._file_end + self._staged)
         self._io.crash_point("append.reserved")
-        self._io.pwrite(self._fd(start), self._staging.data[: self._staged], self._file_end - start)
+        fd, staged, place = self._fd(start), self._staging.data[: self._staged], self._file_end - start
+        self._io.crash_amid("append.half_written", fd, staged, place)
+        self._io.pwrite(fd, staged, place)
         self._file_end += self._staged
         self._staged = 0
 

@@ -31,6 +31,7 @@ def store_words(io: StoreIO, path: Path, words: Mapping[int, int], syncs: Syncin
     try:
         for offset, value in words.items():
             io.pwrite(fd, value.to_bytes(8, "big", signed=True), offset)
+            io.crash_point("checkpoint.word_stored")
         syncs.sync(fd)
     finally:
         io.close(fd)

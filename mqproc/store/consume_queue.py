@@ -167,7 +167,9 @@ class ConsumeQueueFiles:
             file = self._for_writing(topic, queue_id, position - place, place, generation)
             if place + size > file.allocated_end:
                 self._allocate(file, place, place + size)
-            self._io.pwrite(file.fd, units[done : done + size], place)
+            run = units[done : done + size]
+            self._io.crash_amid("cq.half_unit", file.fd, run, place)
+            self._io.pwrite(file.fd, run, place)
             file.used_end = max(file.used_end, place + size)
             if self._sync_follows and place + size == self.file_bytes:
                 self._io.start_writing(file.fd, 0, self.file_bytes)
@@ -231,6 +233,7 @@ class ConsumeQueueFiles:
             file = self._keep(topic, queue_id, start, _OpenFile(self._create(topic, queue_id, start), generation))
         if not file.complete:
             file.made_here = self._complete(file.fd, self.path(topic, queue_id, start), place)
+            self._io.crash_point("cq.roll")
             file.used_end = place
             file.complete = True
         return file

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -35,7 +35,7 @@ class Syncing(Protocol):
 
     def sync_folder(self, folder: Path) -> None: ...
 
-    def rename(self, source: Path, target: Path) -> None: ...
+    def rename(self, source: Path, target: Path, between: Callable[[], None] | None = None) -> None: ...
 
     def write_file_atomically(self, path: Path, data: bytes, mode: int = 0o644) -> None: ...
 
@@ -76,11 +76,11 @@ class FinalSyncs:
         with self._final(str(folder)):
             self._io.sync_folder(folder)
 
-    def rename(self, source: Path, target: Path) -> None:
+    def rename(self, source: Path, target: Path, between: Callable[[], None] | None = None) -> None:
         """Rename and make the names durable. Raises FailedSyncError; OSError when it is not renamed."""
         self._check()
         try:
-            self._io.rename(source, target)
+            self._io.rename(source, target, between)
         except OSError as error:
             if self._io.exists(source):
                 raise

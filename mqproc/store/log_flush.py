@@ -35,6 +35,7 @@ def make_segment(
     temporary = paths.next_segment
     fd = io.open(temporary, write=True, create=True)
     try:
+        io.crash_point("roll.created")
         io.allocate(fd, 0, size)
         if warm:
             for offset in range(0, size, len(_WARM_CHUNK)):
@@ -47,8 +48,8 @@ def make_segment(
     finally:
         io.close(fd)
     segments = LogSegments(io, paths.commit_log, size)
-    syncs.rename(temporary, segments.path(start))
-    io.crash_point("roll.renamed")
+    syncs.rename(temporary, segments.path(start), lambda: io.crash_point("roll.renamed"))
+    io.crash_point("roll.dirsynced")
 
 
 def sync_log(segments: LogSegments, syncs: Syncing, begin: int, end: int) -> None:

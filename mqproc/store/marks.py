@@ -72,12 +72,16 @@ class DurableMark:
             new = self._io.size(fd) < layout.FILE_SIZE
             if new:
                 self._io.allocate(fd, 0, layout.FILE_SIZE)
-            self._io.pwrite(fd, layout.encode(mark), layout.slot_offset(sequence))
+            slot, data = layout.slot_offset(sequence), layout.encode(mark)
+            self._io.crash_amid("mark.slot_half", fd, data, slot)
+            self._io.pwrite(fd, data, slot)
+            self._io.crash_point("mark.slot_written")
             self._syncs.sync(fd)
         finally:
             self._io.close(fd)
         if new:
             self._syncs.sync_folder(self._path.parent)
+        self._io.crash_point("mark.synced")
         self.mark = mark
         return True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from mqproc.errors import FilterSyntaxError
 from mqproc.layout.control import QUERY, WRITER
 from mqproc.wire.frame import HEADER, MAGIC, VERSION
 from mqproc.wire.operations import AppendRequest, Operation
@@ -75,4 +76,5 @@ def _told(scene: Scene, role: str, data: bytes | Request) -> Answer:
         else:
             client.request(*data)
         error = client.refusal()
-        return Answer(error.code, str(error), closed=not client.serves())
+        at = f"; position {error.position}" if isinstance(error, FilterSyntaxError) else ""
+        return Answer(error.code, f"{error}{at}", closed=not client.serves())

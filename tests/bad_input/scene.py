@@ -21,6 +21,7 @@ OPTIONS = {
     "max_connections": CONNECTIONS,
     "frame_read_timeout_ms": 1500,
     "client_output_bytes": 1 << 20,
+    "max_pull_bytes": 2 << 20,
     "clean_resource_interval": 100,
     "clean_file_forcibly_enable": False,
     "mapped_file_size_timer_log": 1 << 20,

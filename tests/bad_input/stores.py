@@ -6,11 +6,13 @@ import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from mqproc.errors import CorruptStoreError
+from mqproc.layout import control
 from mqproc.paths import StorePaths
-from tests.bad_input.scene import Answer, Scene
+from tests.bad_input.scene import IS_ROOT, Answer, Scene
 from tests.cli.calling import call
 from tests.conftest import Group
 from tests.golden.fixtures import Fixture, load_fixture
@@ -29,6 +31,8 @@ COMMANDS = (
     ("store", "info"),
     ("down",),
 )
+OF_STORES = (("store", "verify"), ("store", "info"), ("store", "repair"), ("store", "recover", "--dry-run"))
+"""Those that need no group, so that a folder without one is no store to them."""
 
 
 def _up(store: Path, *flags: str) -> Answer:
@@ -58,6 +62,54 @@ def commands_without_a_store(scene: Scene) -> Answer:
     assert not wrong
     codes = {told.code for told in answers.values()}
     return Answer(f"exit {codes.pop() if len(codes) == 1 else codes}", answers["status",].err)
+
+
+def a_file(path: Path) -> None:
+    path.write_text("mine")
+
+
+def an_empty_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def commands_on(make: Callable[[Path], None], commands: Sequence[tuple[str, ...]]) -> Callable[[Scene], Answer]:
+    """Commands on what is no store: one line each, and nothing is made."""
+
+    def does(scene: Scene) -> Answer:
+        place = scene.folder / make.__name__
+        make(place)
+        answers = {command: call(*command, "--store", place) for command in commands}
+        wrong = {command: told for command, told in answers.items() if told.err.count("\n") != 1 or told.out}
+        assert not wrong
+        assert place.is_file() or not list(place.iterdir())
+        codes = {told.code for told in answers.values()}
+        return Answer(f"exit {codes.pop() if len(codes) == 1 else codes}", answers["store", "verify"].err)
+
+    return does
+
+
+def starts_in_place_of_a_file(scene: Scene) -> Answer:
+    """A file where the store's folder is to be; it stays what it is."""
+    path = scene.folder / "file"
+    path.write_text("mine")
+    answer = _up(path)
+    assert path.read_text() == "mine"
+    return answer
+
+
+def starts_where_nothing_may_be_written(scene: Scene) -> Answer:
+    """A file system that is read-only, since root may write to any folder; for others a folder that is."""
+    folder = scene.folder / "readonly"
+    folder.mkdir(mode=0o500)
+    if IS_ROOT:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,mode=0700", "tmpfs", str(folder)], check=True)
+    try:
+        answer = _up(folder)
+        assert not list(folder.iterdir())
+    finally:
+        if IS_ROOT:
+            subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    return answer
 
 
 def starts_below_a_missing_folder(scene: Scene) -> Answer:
@@ -215,6 +267,83 @@ def starts_on_a_strange_control_file(scene: Scene) -> Answer:
     words = group.words()
     assert words["supervisor_pid"] == group.process.pid
     return Answer("", f"epoch {words['epoch']}")
+
+
+CONTROL_FILES = {
+    "of another version": "version at byte .*expected 0x[0-9a-f]+, found 0x[0-9a-f]+$",
+    "of another program": "magic at byte .*expected 0x[0-9a-f]+, found 0x[0-9a-f]+$",
+    "that is cut": "expected [0-9,]+ bytes, found 4,096$",
+    "that is empty": "expected [0-9,]+ bytes, found 0$",
+    "that says what is not": "^$",
+}
+"""What is wrong with it, and what a tool says of it, if it can tell."""
+
+
+def _control_file(what: str, data: bytes) -> bytes:
+    words = memoryview(bytearray(data)).cast("q")
+    if what == "of another version":
+        words[control.HEADER_VERSION] += 1
+    elif what == "of another program":
+        words[control.HEADER_MAGIC] = 4711
+    elif what == "that says what is not":
+        for word in control.WORDS.values():
+            if word.index not in (control.HEADER_MAGIC, control.HEADER_VERSION):
+                words[word.index] = 1 << 40
+    else:
+        return data[:4096] if what == "that is cut" else b""
+    return words.tobytes()
+
+
+@functools.cache
+def _killed(scene: Scene) -> tuple[Group, dict[str, int]]:
+    """A group that was killed, with three messages in its log, and what its words were."""
+    group = scene.another(Group(scene.folder / "controlled", max_queues=64)).start()
+    with group.client() as client:
+        client.send_batch("three", [b"a", b"b", b"c"], queue_id=0)
+        group.wait_dispatched()
+    words = group.words()
+    group.kill()
+    return group, words
+
+
+def starts_on_a_control_file(what: str) -> Callable[[Scene], Answer]:
+    """A tool says in one line what is wrong with it; a start makes it anew, and takes nothing from it."""
+
+    def does(scene: Scene) -> Answer:
+        group, before = _killed(scene)
+        file = group.paths.control
+        whole = file.read_bytes()
+        file.write_bytes(_control_file(what, whole))
+        told = call("stat", "--store", group.store)
+        if told.code:
+            assert (told.code, told.err.count("\n"), str(file) in told.err) == (CorruptStoreError.exit_code, 1, True)
+        group.start()
+        words = group.words()
+        assert (words["epoch"], words["written"], words["dispatched"]) == (1, before["written"], before["written"])
+        with group.client() as client:
+            assert [message.body for message in client.pull("three", 0, 0).messages] == [b"a", b"b", b"c"]
+        group.kill()
+        return Answer("", told.err.rstrip("\n"))
+
+    return does
+
+
+def second_supervisor_without_words(scene: Scene) -> Answer:
+    """The lock tells that the store is in use, the words of the group only by whom: they stay as they are."""
+    group, _ = _killed(scene)
+    group.start()
+    file = group.paths.control
+    file.rename(aside := file.with_name("control.aside"))
+    file.write_bytes(b"garbage")
+    try:
+        answer = _up(group.store)
+        assert file.read_bytes() == b"garbage"
+    finally:
+        aside.rename(file)
+    assert group.process is not None
+    assert f"pid {group.process.pid}" in answer.text
+    group.kill()
+    return answer
 
 
 def starts_without_a_checkpoint(scene: Scene) -> Answer:

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from mqproc.layout.control import QUERY, WRITER
-from mqproc.wire.group_operations import GroupNackRequest
+from mqproc.message import TagFilter
+from mqproc.supervisor.resources import CONTROL_SOCKET
+from mqproc.wire.group_operations import EARLIEST, GroupNackRequest, GroupReceiveRequest
 from mqproc.wire.operations import (
     ByKeyRequest,
     CreateTopicRequest,
@@ -51,6 +53,7 @@ RESERVED = (
     "RMQ_SYS_TRANS_OP_HALF_TOPIC",
     "rmq_sys_REVIVE_LOG_DefaultCluster",
 )
+BAD_SQL = {"a = = 1": 4, "a = 'b": 4, "a = 1 AND": 9, "(a = 1": 6, "a = 1)": 5, "a BETWEEN 1": 11, "a # 1": 2, "1": 0}
 TOO_LONG = b"name\x01" + b"v" * 32_763 + b"\x02"
 
 
@@ -66,6 +69,7 @@ def pull(**changes: Any) -> PullRequest:
     return PullRequest("known", 0, 0, **changes)
 
 
+LONG_SQL = pull(sql="a = '" + "x" * 4_097 + "'")
 LARGE = "frame of 69,206,048 bytes exceeds 67,108,864"
 TABLE = [
     # Frames
@@ -92,14 +96,31 @@ TABLE = [
         refused_by=WRITER,
     ),
     Row(
-        9,
-        "another user",
-        clients.another_user,
-        "PERMISSION_DENIED",
-        "user 65534 may not",
+        8,
+        "100 more than 10,000",
+        clients.ten_thousand,
+        "TOO_MANY_CONNECTIONS",
+        "10,000 connections are open",
         closes=True,
-        refused_by=WRITER,
-        root_only=True,
+    ),
+    *(
+        Row(
+            9,
+            f"another user {what}",
+            clients.another_user(role, data),
+            "PERMISSION_DENIED",
+            "user 65534 may not",
+            closes=True,
+            refused_by="" if role == CONTROL_SOCKET else role,
+            root_only=True,
+        )
+        for what, role, data in (
+            ("who says nothing", WRITER, b""),
+            ("with a whole message", WRITER, clients.frame()),
+            ("with what is no frame", WRITER, b"GET / HTTP/1.1\r\n\r\n"),
+            ("at the query role", QUERY, header(Operation.PING)),
+            ("at the supervisor", CONTROL_SOCKET, header(Operation.STOP_GROUP)),
+        )
     ),
     # Messages
     *(refused(10, f"topic: {name}", "BAD_TOPIC", says, append(topic)) for name, (topic, says) in BAD_TOPICS.items()),
@@ -125,7 +146,14 @@ TABLE = [
     Row(14, "an empty body", clients.sends_an_empty_body, "", "^body b''$", stores=True),
     refused(15, "a queue below 0", "NO_SUCH_QUEUE", "queue id -7; topic has 4 queues", append(queue_id=-7)),
     refused(15, "a queue at the count", "NO_SUCH_QUEUE", "queue id 4; topic has 4 queues", append(queue_id=4)),
-    refused(16, "a queue too many", "TOO_MANY_QUEUES", "max_queues = 64", create("many", 65)),
+    refused(16, "a queue too many", "TOO_MANY_QUEUES", "65 more queues exceed max_queues = 64", create("many", 65)),
+    Row(
+        16,
+        "a topic too many",
+        clients.queues_beyond_all,
+        "TOO_MANY_QUEUES",
+        r"\d more queues exceed max_queues = 32; 0 are left",
+    ),
     # Reads
     Row(17, "a pull of what is not there", clients.pulls_what_is_not_there, "NO_MATCHED_LOGIC_QUEUE"),
     refused(
@@ -138,6 +166,11 @@ TABLE = [
     Row(19, "0 messages", clients.pulls_so_many(0), "FOUND", "^1 messages"),
     Row(19, "-5 messages", clients.pulls_so_many(-5), "FOUND", "^1 messages"),
     Row(19, "a billion messages", clients.pulls_so_many(10**9), "FOUND", "^3 messages"),
+    Row(19, "0 by a frame", clients.pulls_by_frame(0), "FOUND", "^1 messages of 40"),
+    Row(19, "fewer than any number", clients.pulls_by_frame(-(1 << 63)), "FOUND", "^1 messages of 40"),
+    Row(19, "more than max_pull_bytes", clients.pulls_by_frame(10**9), "FOUND", "^20 messages of 40"),
+    Row(19, "more than any number", clients.pulls_by_frame((1 << 64) - 1), "FOUND", "^20 messages of 40"),
+    Row(19, "0 bytes", clients.pulls_by_frame(10**9, 0), "FOUND", "^1 messages of 40"),
     Row(20, "progress beyond the end", clients.commits(4), "OFFSET_OVERFLOW", "4.*3", refused_by=QUERY),
     Row(21, "progress that goes back", clients.commits(1), "STALE_OFFSET", "stands at 2", refused_by=QUERY),
     Row(21, "a reset that goes back", clients.resets_back, "", "stands at 0"),
@@ -145,9 +178,43 @@ TABLE = [
     question(22, "an end before the begin", "BAD_REQUEST", r"\(5\).*\(9\)", Operation.BY_KEY, by_key("k", 9, 5)),
     question(22, "too many", "BAD_REQUEST", "65,537.*from 1 to 65,536", Operation.BY_KEY, by_key("k", most=65_537)),
     question(22, "none", "BAD_REQUEST", "max_messages = 0.*from 1 to", Operation.BY_KEY, by_key("k", most=0)),
-    question(23, "no SQL", "BAD_FILTER", "character 4", Operation.PULL, pull(sql="a = = 1")),
-    question(23, "much SQL", "BAD_FILTER", "4,096", Operation.PULL, pull(sql="a = '" + "x" * 4096 + "'")),
-    question(23, "long tags", "BAD_FILTER", "4,096", Operation.PULL, pull(tags=["t" * 4097])),
+    *(
+        question(23, f"SQL: {sql}", "BAD_FILTER", rf"character {at}: .*; position {at}$", Operation.PULL, pull(sql=sql))
+        for sql, at in BAD_SQL.items()
+    ),
+    question(23, "much SQL", "BAD_FILTER", "of 4,103 bytes exceeds 4,096; position 4096", Operation.PULL, LONG_SQL),
+    question(
+        23,
+        "long tags",
+        "BAD_FILTER",
+        "of 4,097 bytes exceeds 4,096; position 4096",
+        Operation.PULL,
+        pull(tags=["ä" * 2048, "t"]),
+    ),
+    question(
+        23,
+        "a simple consumer's",
+        "BAD_FILTER",
+        "character 4.*; position 4$",
+        Operation.GROUP_RECEIVE,
+        GroupReceiveRequest("group", ["known"], 1, 1_000, 0, EARLIEST, 0, [], "a = = 1"),
+    ),
+    *(
+        Row(
+            23,
+            f"tags: {what}",
+            lambda scene, tags=tags: clients.raised(  # type: ignore[misc]
+                scene, lambda client: client.pull("known", 0, 0, filter=TagFilter(tags))
+            ),
+            "BAD_FILTER",
+            says,
+        )
+        for what, tags, says in (
+            ("none of them", " || ", r"' \|\| ' names no tag"),
+            ("a separator", "a || b\x02", "byte 0x02 at 6"),
+            ("too long", "a || " + "b" * 4_092, "of 4,097 bytes exceeds 4,096"),
+        )
+    ),
     # Times
     refused(24, "a level below 0", "BAD_LEVEL", "-1 is out of range: from 0 to 18", append(delay_level=-1)),
     refused(24, "a level above the last", "BAD_LEVEL", "19 is out of range: from 0 to 18", append(delay_level=19)),
@@ -185,6 +252,18 @@ TABLE = [
     # Starts
     Row(29, "a second supervisor", stores.second_supervisor, "exit 7", r"in use by pid \d+ since 20"),
     Row(30, "commands without a store", stores.commands_without_a_store, "exit 3", "no such folder"),
+    Row(
+        30, "commands on a file", stores.commands_on(stores.a_file, stores.COMMANDS), "exit 3", "a_file: a file, not a"
+    ),
+    Row(
+        30,
+        "commands on a folder that is no store",
+        stores.commands_on(stores.an_empty_folder, stores.OF_STORES),
+        "exit 3",
+        "an_empty_folder: not a store: it has no folder commitlog",
+    ),
+    Row(30, "a start in a file's place", stores.starts_in_place_of_a_file, "exit 3", "not a folder"),
+    Row(30, "a start where nothing may be written", stores.starts_where_nothing_may_be_written, "exit 3", "written"),
     Row(30, "a start below no folder", stores.starts_below_a_missing_folder, "exit 3", "parent folder does not exist"),
     Row(30, "a start in an open folder", stores.starts_in_an_open_folder, "exit 3", "everybody may write.*0777"),
     Row(
@@ -195,6 +274,11 @@ TABLE = [
     Row(31, "a symlink", stores.starts_on_a_symlink, "exit 3", "a symlink"),
     Row(31, "another's file", stores.starts_on_anothers_file, "exit 3", "belongs to user 65534", root_only=True),
     Row(32, "a strange control file", stores.starts_on_a_strange_control_file, "", "epoch 1$"),
+    *(
+        Row(32, f"a control file {what}", stores.starts_on_a_control_file(what), "", told)
+        for what, told in stores.CONTROL_FILES.items()
+    ),
+    Row(32, "one that a group has lost", stores.second_supervisor_without_words, "exit 7", r"in use by pid \d+ since"),
     Row(33, "no good checkpoint", stores.starts_without_a_checkpoint, "", "738 records from the beginning 0"),
     Row(34, "garbled offsets", stores.starts_on_garbled_offsets, "", "read with a remark.*truncated"),
     Row(

@@ -126,6 +126,23 @@ def test_a_reset_shows_its_plan_and_acts_with_execute(group: Group, client: Clie
     assert (again.code, again.err) == (0, "moved stands there already\n")
 
 
+def test_a_reset_leaves_what_waits_to_come_again_and_a_skip_does_not(group: Group, client: Client) -> None:
+    """Offsets and times of a topic say nothing about its group's retry topic."""
+    with client.consumer("retried", TOPIC, start="earliest") as consumer:
+        consumer.nack(*consumer.receive(1, timeout=10), delay_level=-1)
+    client.wait_dispatched()
+    assert client.groups.resend("retried", *client.groups.dead_letters("retried")) == 1
+    client.wait_dispatched()
+    for arguments in (("--to-offset", 3), ("--by-duration", "0s"), ("--to-earliest",), ("--shift-by", 20)):
+        assert ask(group, "reset", "retried", *arguments, "--execute").code == 0
+        queues = client.groups.info("retried").queues
+        assert [(queue.offset, queue.lag) for queue in queues if queue.is_retry] == [(0, 1)], arguments
+    named = ask(group, "reset", "retried", "--to-offset", 1, "--topic", "%RETRY%retried")
+    assert "0 messages again, 1 skipped" in named.err
+    assert ask(group, "skip", "retried", "--execute").code == 0
+    assert client.groups.info("retried").lag == 0
+
+
 def test_a_reset_beyond_a_queue_says_that_it_was_cut(group: Group, client: Client) -> None:
     stand(client, "cut", 1, 15)
     told = "cut to where the queue begins or ends"

@@ -68,6 +68,18 @@ def test_followed_errors_come_as_they_happen(tmp_path: Path) -> None:
             process.kill()
 
 
+def test_following_ends_at_the_timeout(tmp_path: Path) -> None:
+    log = a_log(tmp_path, "writer")
+    log.note("first", 1000)
+    began_s = time.monotonic()
+    for interval in ("50ms", "1h"):
+        follow = ("--follow", "--timeout", "300ms", "--interval", interval, "--json")
+        outcome = call("errors", "--store", tmp_path, *follow)
+        assert outcome.code == 0
+        assert [row["text"] for row in outcome.json_lines] == ["first"]
+    assert 0.6 <= time.monotonic() - began_s < 60
+
+
 def test_a_role_that_died_is_told_with_the_group_dead(make_group: Callable[..., Group]) -> None:
     group = make_group()
     before = group.pid("query")

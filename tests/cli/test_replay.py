@@ -251,6 +251,28 @@ def test_wrong_replays_are_refused(client: Client) -> None:
     assert tuple(ReplayPosition()) == (0, 0)
 
 
+def test_a_replay_of_a_topic_into_itself_is_refused_and_stores_nothing(group: Group, client: Client) -> None:
+    """With an end in the future it would copy its own copies for ever."""
+    before, journals = client.count(TOPIC), journals_of(group)
+    outcome = ask(group, "--to", TOPIC, "--end", "2100-01-01")
+    assert outcome.code == 2
+    assert f"--topic {TOPIC} and --to {TOPIC} are one topic" in outcome.err
+    with pytest.raises(BadRequestError, match=f"'{TOPIC}' to '{TOPIC}' would double the topic"):
+        client.replay(TOPIC, TOPIC, key="k1")
+
+    async def go() -> None:
+        async with AsyncClient(group.store) as asking:
+            await asking.replay(TOPIC, TOPIC, end="2100-01-01")
+
+    with pytest.raises(BadRequestError, match="would double the topic"):
+        asyncio.run(go())
+    assert (client.count(TOPIC), journals_of(group)) == (before, journals)
+
+
+def journals_of(group: Group) -> set[Path]:
+    return set((group.paths.own / "replays").glob("*"))
+
+
 # Trace
 
 

@@ -71,6 +71,14 @@ def test_a_store_without_a_control_file_is_not_running(tmp_path: Path) -> None:
     assert call("stat", "--store", tmp_path).code == 9
 
 
+def test_a_file_in_the_place_of_a_store_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "control"
+    file.touch()
+    outcome = call("stat", "--store", file)
+    assert outcome.code == 3
+    assert outcome.err == f"mqproc: {file}: a file; --store takes the folder that holds a store's files\n"
+
+
 def test_watched_words_come_again_with_their_rates(tmp_path: Path) -> None:
     control = make_control(tmp_path)
     command = [sys.executable, "-m", "mqproc", "stat", "--watch", "--interval", "50ms", "--json", "--store", tmp_path]

@@ -125,12 +125,14 @@ def test_a_killed_group_stays_on_the_screen_its_successor_is_followed_and_a_gone
     make_group: Callable[..., Group],
 ) -> None:
     group = make_group()
-    with PseudoTerminal("top", "--store", group.store, "--interval", "200ms") as terminal:
-        terminal.until("ready, up")
+    # Wide enough for the store's path and the state behind it, wherever the tests have their folders.
+    with PseudoTerminal("top", "--store", group.store, "--interval", "200ms", columns=300) as terminal:
+        terminal.until(f"{group.store}  ready, up")
         group.kill()
         terminal.until("not ready", "the supervisor has been silent", timeout_s=60)
         group.start()
-        terminal.until("ready, up", "up with the log")
+        # Of the new one: it would not be seen to go if it had not been seen to come.
+        terminal.until(f"{group.store}  ready, up", "up with the log")
         assert group.stop() == 0
         terminal.until("down, not ready")
         group.store.rename(group.store.with_name("elsewhere"))

@@ -1,8 +1,9 @@
-"""What a consumer keeps of a queue when answers come that have no messages."""
+"""What a consumer keeps of a queue when answers come that have no messages, and of queues that it has no more."""
 
 from __future__ import annotations
 
-from mqproc.client.assignment import PROGRESS_S, Cursor, Piece
+from mqproc.client.assignment import PROGRESS_S, Assignment, Cursor, Piece
+from mqproc.wire.group_operations import GroupAssignment
 
 
 def fetched(cursor: Cursor[list[int]], first: int, end: int, *, moved: bool = False) -> None:
@@ -62,3 +63,74 @@ def test_a_queue_that_ends_earlier_now_is_gone_on_from_there() -> None:
     cursor.hand_out(cursor.pieces.popleft().messages, 12)
     cursor.take_empty()
     assert (cursor.position, len(cursor.pieces)) == (10, 1), "those in hands are done first"
+
+
+QUEUE = "Orders", 0
+
+
+def assigned(assignment: Assignment[list[int]], generation: int, *queues: tuple[str, int, int, int]) -> None:
+    assignment.apply(GroupAssignment("one", generation, True, list(queues)))
+
+
+def test_messages_of_before_a_reset_hold_no_queue_back() -> None:
+    """Nobody can acknowledge them any more, and other queues are to be given back nevertheless."""
+    assignment: Assignment[list[int]] = Assignment()
+    assigned(assignment, 1, ("Orders", 0, 1, 10), ("Orders", 1, 2, 10))
+    assert assignment.to_release() is not None
+    assignment.cursors[QUEUE].hand_out([10, 11], 12)
+    assignment.cursors["Orders", 1].hand_out([10], 11)
+    assigned(assignment, 2, ("Orders", 0, 3, 0))
+    assert assignment.to_release() is None, "queue 1 is in hands"
+    assert assignment.ack(("Orders", 1), 10)
+    found = assignment.to_release()
+    assert found is not None
+    generation, left = found
+    assert (generation, [(each.queue_id, each.position, each.lost) for each in left]) == (
+        2,
+        [(0, 10, True), (1, 11, False)],
+    )
+
+
+def test_a_queue_that_comes_back_does_not_wait_for_messages_of_before() -> None:
+    """It was taken away, and there are messages of both times in somebody's hands."""
+    assignment: Assignment[list[int]] = Assignment()
+    assigned(assignment, 1, (*QUEUE, 1, 10))
+    old = assignment.cursors[QUEUE]
+    old.hand_out([10, 11], 12)
+    assigned(assignment, 2)
+    assigned(assignment, 3, (*QUEUE, 2, 20))
+    new = assignment.cursors[QUEUE]
+    new.hand_out([20], 21)
+    assert old.lost, "the queue was taken from it in the end"
+    assert assignment.to_release() is not None, "so nothing waits for its messages"
+    assert not assignment.ack(QUEUE, 11)
+    assert (old.in_hands, new.in_hands) == (True, True)
+    assert not assignment.ack(QUEUE, 20)
+    assert new.position == 21
+    assert not assignment.ack(QUEUE, 20)
+
+
+def test_a_message_is_acknowledged_in_a_queue_that_is_to_be_given_back() -> None:
+    assignment: Assignment[list[int]] = Assignment()
+    assigned(assignment, 1, (*QUEUE, 1, 10))
+    assert assignment.to_release() is not None
+    old = assignment.cursors[QUEUE]
+    old.hand_out([10, 11], 12)
+    assigned(assignment, 2)
+    assert assignment.ack(QUEUE, 10)
+    assert assignment.to_release() is None, "11 is in hands"
+    assert assignment.ack(QUEUE, 11)
+    found = assignment.to_release()
+    assert found is not None
+    assert [(each.position, each.lost) for each in found[1]] == [(12, False)]
+    assert not assignment.ack(QUEUE, 11)
+
+
+def test_however_often_a_queue_is_reset_it_has_one_turn() -> None:
+    assignment: Assignment[list[int]] = Assignment()
+    for epoch in range(1, 5):
+        assigned(assignment, epoch, ("Orders", 0, epoch, 0), ("Orders", 1, 9, 0))
+    for queue_id, cursor in enumerate(assignment.cursors.values()):
+        fetched(cursor, 0, 4 + queue_id)
+    given = [assignment.next_ready(exclusive=False) for _ in range(4)]
+    assert [cursor.queue_id for cursor in given if cursor is not None] in ([0, 1, 0, 1], [1, 0, 1, 0])

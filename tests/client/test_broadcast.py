@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,16 +14,21 @@ from typing import Any
 import pytest
 
 from mqproc import (
+    AsyncClient,
     BadRequestError,
     Client,
+    CorruptStoreError,
+    GroupInUseError,
     GroupNotFoundError,
     StoreBusyError,
+    StoredMessage,
 )
 from mqproc.client.broadcast import OwnProgress, load_offsets
 from mqproc.client.core import Call
 from mqproc.client.driving import drive
 from mqproc.client.group_steps import ResetTo
 from mqproc.client.subscription import subscription
+from mqproc.store.groups.settings import RETRY_MAX_TIMES
 from mqproc.wire.group_operations import GroupAssignment
 from mqproc.wire.operations import Operation
 from tests.client.consuming import all_of, bodies_of, fill
@@ -46,7 +54,9 @@ def test_every_broadcast_consumer_reads_everything_and_keeps_its_own_progress(cl
     paths = [tmp_path / f"{number}.json" for number in range(2)]
     for path in paths:
         with client.consumer("cast", "Cast", start="earliest", broadcast=True, offsets_path=path) as consumer:
+            assert consumer.lag() == len(sent)
             assert bodies_of(all_of(consumer, len(sent))) == sent
+            assert consumer.lag() == 0
             with pytest.raises(BadRequestError, match="broadcast"):
                 consumer.nack()
     with client.consumer("cast", "Cast", broadcast=True, offsets_path=paths[0]) as consumer:
@@ -93,6 +103,61 @@ def test_a_broadcast_consumer_that_could_not_learn_where_to_begin_begins_there_l
     assert load_offsets(path) == {"CastLate": {0: 5, 1: 5, 2: 0}}
 
 
+def test_a_handler_that_fails_has_a_broadcast_message_passed_over(
+    client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing can come again to one consumer alone; in order it is tried as often as a member's before."""
+    fill(client, "CastFailing", 3, queues=1)
+    for ordered, tries in ((False, 1), (True, 1 + RETRY_MAX_TIMES)):
+        tried: list[bytes] = []
+        stop = threading.Event()
+
+        def handle(message: StoredMessage, tried: list[bytes] = tried, stop: threading.Event = stop) -> None:
+            tried.append(message.body)
+            if message.body == b"2":
+                stop.set()
+            else:
+                raise ValueError("never")
+
+        path = tmp_path / f"{ordered}.json"
+        with client.consumer(
+            "cast-failing", "CastFailing", start="earliest", broadcast=True, offsets_path=path
+        ) as consumer:
+            consumer.run(handle, ordered=ordered, stop=stop, pause_s=0.001)
+        assert sorted(tried) == sorted([b"0", b"1"] * tries + [b"2"])
+        assert load_offsets(path) == {"CastFailing": {0: 3}}
+    assert sum("was broadcast" in record.message for record in caplog.records) == 4
+
+
+def test_an_async_handler_that_fails_has_a_broadcast_message_passed_over(
+    client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(client, "CastAsync", 2, queues=1)
+    path = tmp_path / "async.json"
+
+    async def go() -> None:
+        stop = asyncio.Event()
+
+        async def handle(message: StoredMessage) -> None:
+            if message.body == b"1":
+                stop.set()
+            raise ValueError("never")
+
+        async with (
+            AsyncClient(client.store) as asking,
+            await asking.consumer(
+                "cast-async", "CastAsync", start="earliest", broadcast=True, offsets_path=path
+            ) as consumer,
+        ):
+            assert await consumer.lag() == 2
+            await consumer.run(handle, stop=stop)
+            assert await consumer.lag() == 0
+
+    asyncio.run(go())
+    assert load_offsets(path) == {"CastAsync": {0: 2}}
+    assert sum("was broadcast" in record.message for record in caplog.records) == 2
+
+
 def test_a_broadcast_consumer_seeks_for_itself(client: Client, tmp_path: Path) -> None:
     sent = fill(client, "CastSought", 20, queues=2)
     path = tmp_path / "offsets.json"
@@ -130,3 +195,45 @@ def test_a_topic_that_came_while_nobody_looked_begins_where_the_start_says(clien
         assert consumer.queues == [("CastAway", 0)]
         client.send("CastAway", b"4", queue_id=0)
         assert [message.body for message in itertools.islice(consumer.messages(timeout=PATIENCE_S), 1)] == [b"4"]
+
+
+def test_a_broadcast_consumer_without_a_name_or_a_path_finds_its_progress_again(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever process it is in; a second one that lives beside it has to have a name."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    fill(client, "CastNameless", 4, queues=1)
+    with client.consumer("cast-nameless", "CastNameless", start="earliest", broadcast=True) as consumer:
+        assert bodies_of(all_of(consumer, 4)) == [b"0", b"1", b"2", b"3"]
+        with pytest.raises(GroupInUseError, match="a name or an offsets_path of its own"):
+            client.consumer("cast-nameless", "CastNameless", start="earliest", broadcast=True)
+        with client.consumer("cast-nameless", "CastNameless", start="earliest", broadcast=True, name="two") as other:
+            assert len(all_of(other, 4)) == 4
+    client.send("CastNameless", b"4")
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    with client.consumer("cast-nameless", "CastNameless", broadcast=True) as consumer:
+        assert [message.body for message in consumer.receive(10, timeout=PATIENCE_S)] == [b"4"]
+
+
+def test_a_broadcast_consumer_that_could_not_begin_has_no_file(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(client, "CastRefused", 1, queues=1)
+    path = tmp_path / "offsets.json"
+    path.write_text("no json")
+    for _ in range(2):
+        with pytest.raises(CorruptStoreError, match=r"offsets\.json"):
+            client.consumer("cast-refused", "CastRefused", broadcast=True, offsets_path=path)
+    path.unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(OwnProgress, "looking", refuse)
+        with pytest.raises(StoreBusyError):
+            client.consumer("cast-refused", "CastRefused", broadcast=True, offsets_path=path)
+    with client.consumer(
+        "cast-refused", "CastRefused", broadcast=True, offsets_path=path, start="earliest"
+    ) as consumer:
+        assert len(all_of(consumer, 1)) == 1
+
+
+def refuse(_own: OwnProgress) -> None:
+    raise StoreBusyError("not now")

@@ -21,8 +21,10 @@ from mqproc import (
     StaleOffsetError,
     StoredMessage,
 )
+from mqproc.client import group_calls
 from mqproc.client.consumer import HOLD_S, Consumer
 from mqproc.client.group_steps import ResetTo
+from mqproc.client.nacking import Nacking
 from tests.client.consuming import all_batches_of, all_of, bodies_of, fill, offsets
 from tests.conftest import PATIENCE_S, Group, wait_until
 
@@ -414,6 +416,38 @@ def test_too_many_failures_end_among_the_dead_letters(client: Client) -> None:
         ("%RETRY%dying", b"0", 0),
         ("%RETRY%dying", b"1", 0),
     ]
+
+
+def test_any_number_of_messages_is_nacked_and_sent_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than one request names; what is not stored at once is asked for again behind the others."""
+    monkeypatch.setattr(group_calls, "NAMED_MAX", 8)
+    monkeypatch.setattr(group_calls, "RESENT_AT_ONCE", 8)
+    sent = fill(client, "Many", 20, queues=1)
+    with client.consumer("many", "Many", start="earliest") as consumer:
+        consumer.nack(*all_of(consumer, 20), delay_level=-1)
+    assert offsets(client, "many", "Many") == [20]
+    client.wait_dispatched()
+    dead = list(client.groups.dead_letters("many"))
+    assert bodies_of(dead) == sent
+    assert client.groups.resend("many", *dead) == 20
+    assert client.groups.resend("many") == 0
+    with client.consumer("many", "Many") as consumer:
+        assert bodies_of(all_of(consumer, 20)) == sent
+
+
+def test_what_could_not_be_stored_is_asked_for_behind_the_others(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_calls, "NAMED_MAX", 2)
+    fill(client, "Busy", 4, queues=1)
+    messages = list(client.pull("Busy", 0, 0).messages)
+    nacking = Nacking("g", messages, 0)
+    assert bodies_of(nacking.answered([group_calls.NOT_NOW, 3])) == [b"1"]
+    assert (nacking.is_busy, [message.body for message in nacking.left]) == (True, [b"2", b"3", b"0"])
+    assert bodies_of(nacking.answered([3, 3])) == [b"2", b"3"]
+    assert (nacking.is_busy, [message.body for message in nacking.left]) == (False, [b"0"])
+    assert nacking.answered([group_calls.GONE]) == []
+    assert (nacking.left, nacking.gone) == ([], messages[:1])
 
 
 def test_a_handler_that_fails_nacks_and_in_order_tries_again(client: Client, caplog: pytest.LogCaptureFixture) -> None:

@@ -56,6 +56,8 @@ class Pick(enum.Enum):
     RANDOM = "any version of each"
     ONE_MISSING = "everything but one page"
     ONE_PRESENT = "one page only"
+    PREFIX = "all pages up to one, in the order of files and pages"
+    SUFFIX = "all from one on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +384,7 @@ class _Chooser:
         self._loss = loss
         self._rng = rng
         open_pages = [(number, page) for number, node in sorted(nodes.items()) for page in sorted(node.pending)]
+        # The one that is missing or present, the last of a prefix, or the first of a suffix.
         self._one = rng.choice(open_pages) if open_pages else (0, 0)
         self._garbage: tuple[int, int, range] | None = None
         if loss.garbage:
@@ -412,14 +415,23 @@ class _Chooser:
                 yield range(start + SECTOR - len(stored), start + SECTOR)
 
     def _choose(self, number: int, page: int, versions: list[bytes]) -> bytes:
-        pick, is_one = self._loss.pick, (number, page) == self._one
-        if pick is Pick.NONE or (pick is Pick.ONE_MISSING and is_one) or (pick is Pick.ONE_PRESENT and not is_one):
-            return versions[0]
-        if pick is not Pick.RANDOM:
-            return versions[-1]
+        if self._loss.pick is not Pick.RANDOM:
+            return versions[-1] if self._is_present((number, page)) else versions[0]
         if self._loss.grain is Grain.PAGE:
             return self._rng.choice(versions)
         return b"".join(self._rng.choice(versions)[at : at + SECTOR] for at in range(0, PAGE, SECTOR))
+
+    def _is_present(self, place: tuple[int, int]) -> bool:
+        match self._loss.pick:
+            case Pick.ONE_MISSING:
+                return place != self._one
+            case Pick.ONE_PRESENT:
+                return place == self._one
+            case Pick.PREFIX:
+                return place <= self._one
+            case Pick.SUFFIX:
+                return place >= self._one
+        return self._loss.pick is Pick.ALL
 
 
 def _pages(fd: int, offset: int, size: int, *, holes: bool = False) -> Iterator[tuple[int, bytes]]:

@@ -112,6 +112,11 @@ PLANTS = {
         "        self._writes.store([_message_of(found) for found in points], stored, refused)",
         "        self._pass(found); self._writes.store([_message_of(found) for found in points], stored, refused)",
     ),
+    "a start passes what is received in the order of the revive queues": Plant(
+        "mqproc.process.pops",
+        "        for found in sorted(self._open, key=lambda found: found.key):",
+        "        for found in self._open:",
+    ),
     "an acknowledgement is answered and not stored": Plant(
         "mqproc.process.pops",
         "        self._writes.store([self._ack_of(found, offsets) for found, offsets in acks], stored, refused)",

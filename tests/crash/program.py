@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mqproc.armed_io import CRASH_POINTS
 from mqproc.client import unique_id
 from mqproc.config import FlushDiskType, Options
 from mqproc.layout import control as words_of
@@ -55,39 +56,16 @@ RECOVERY_CRASHES_MAX = 3
 KILL_CHANCES = (0.0, 0.004, 0.02)
 # In lives with kills a turn's chance that the next role that comes to one of these points is killed there.
 POINT_CHANCE = 0.01
-POINTS = (
-    "append.reserved",
-    "append.before_publish",
-    "append.after_publish",
-    "delay.delivered",
-    "dispatch.units_written",
-    "dispatch.entries_put",
-    "dispatch.queues_published",
-    "flush.before_msync",
-    "flush.after_msync",
-    "flush.before_mark",
-    "offsets.tmp",
-    "offsets.renamed",
-    "retention.min_stored",
-    "retention.log_unlinked",
-    "retention.cq_unlinked",
-    "retention.index_unlinked",
-    "retry.copied",
-    "roll.blank",
-    "roll.fallocated",
-    "roll.renamed",
-    "timer.delivered",
-    "timer.filed",
-    "topic.deletion_durable",
-    "topic.queues_deleted",
-    "transaction.committed",
-    "transaction.rolled_back",
-)
+OF_THE_SUPERVISOR = ("control.", "recover.", "supervisor.")
+POINTS = tuple(sorted(point for point in CRASH_POINTS if not point.startswith(OF_THE_SUPERVISOR)))
 GARBAGE_CHANCE = 0.25
 # Of images that were recovered well.
 DAMAGED_CHANCE = 0.05
 ALIVE_CHANCE = 0.05
 PARTY_CHANCE = 0.3
+HOARD_CHANCE = 0.3
+# What is received a few messages at a time takes long.
+HOARD_TURNS_TIMES = 4
 FAULT_CHANCE = 0.4
 FAULTS = (
     *(Fault("sync", 0, errno.EIO),) * 3,
@@ -100,7 +78,10 @@ BOOT_ID = Path("boot_id")
 ROLE_NAMES = tuple(spec.name for spec in ROLES)
 # Mostly with room; full enough to delete what has expired; so full that not even that is asked.
 DISK_USED = (0.3, 0.3, 0.3, 0.3, 0.8, 0.87)
-PICKS = (Pick.NONE, Pick.ALL, Pick.ONE_MISSING, Pick.ONE_PRESENT, Pick.RANDOM, Pick.RANDOM, Pick.RANDOM, Pick.RANDOM)
+PICKS = (
+    *(Pick.NONE, Pick.ALL, Pick.ONE_MISSING, Pick.ONE_PRESENT, Pick.PREFIX, Pick.SUFFIX),
+    *(Pick.RANDOM,) * 4,
+)
 
 
 def small_options(rng: random.Random) -> Options:
@@ -196,8 +177,11 @@ class Story:
     def _choose_parties(self) -> list[Party]:
         rng, senders = self._rng, self._senders
         queues = self._options.default_topic_queue_nums
-        parties = Consumers(rng, senders, queues), Members(rng), Receivers(rng, senders), Producers(rng, senders)
-        return [party for party in parties if rng.random() < PARTY_CHANCE]
+        receivers = Receivers(rng, senders, hoards=rng.random() < HOARD_CHANCE)
+        parties = Consumers(rng, senders, queues), Members(rng), receivers, Producers(rng, senders)
+        chosen: list[Party] = [party for party in parties if rng.random() < PARTY_CHANCE]
+        self._turns_times = HOARD_TURNS_TIMES if receivers.hoards and receivers in chosen else 1
+        return chosen
 
     def run(self) -> Tally:
         """Tell it to its end; raises Broken, or whatever the product raised."""
@@ -260,7 +244,8 @@ class Story:
 
     def _wait_for_deliveries(self, group: Group, schedule: Schedule, clock: SimulatedClock) -> None:
         left: dict[str, int] = {}
-        for _ in range(DELIVERY_LOOKS):
+        looks = DELIVERY_LOOKS * self._turns_times
+        for _ in range(looks):
             for _ in range(TURNS_PER_LOOK):
                 schedule.turn()
                 clock.advance(TURN_MS)
@@ -268,7 +253,7 @@ class Story:
             if not left:
                 return
             clock.advance(LOOK_MS if WAITING in left else SHORT_LOOK_MS)
-        raise Broken(f"left after {DELIVERY_LOOKS:,} looks: {left}")
+        raise Broken(f"left after {looks:,} looks: {left}")
 
     def _left(self, group: Group) -> dict[str, int]:
         """How many messages of what are still to be delivered or consumed."""
@@ -297,7 +282,7 @@ class Story:
                 schedule.add(name, lambda party=party: party.run(group.paths, schedule, clock))
         if self._deleting:
             schedule.add("deleter", lambda: self._deletions.run(group.paths, schedule))
-        turns = rng.randint(*TURNS)
+        turns = rng.randint(*TURNS) * self._turns_times
         if rng.random() < FAULT_CHANCE:
             fault = rng.choice(FAULTS)
             machine.fault = dataclasses.replace(fault, nth=machine.kinds.get(fault.call, 0) + rng.randint(1, 40))
@@ -326,12 +311,16 @@ class Story:
         chance = self._rng.random()
         if chance < 0.3:
             clock.advance(self._rng.randint(1, 20))
-        elif chance < 0.32:
+            return
+        # As often in a longer life as in another one.
+        chance = (chance - 0.3) * self._turns_times
+        if chance < 0.02:
             clock.advance(LONG_JUMP_MS)
-        elif chance < 0.321:
+        elif chance < 0.021:
             clock.advance(HOUR_MS)
-        elif chance < 0.323:
-            clock.step(self._rng.choice((-70_000, -500, 10_000)))
+        elif chance < 0.023:
+            # After a long step back anything may be received again.
+            clock.step(self._rng.choice((-70_000, -500, 10_000) if self._turns_times == 1 else (-500, 10_000)))
 
     def _kill_a_role(self, group: Group) -> None:
         name = self._rng.choice((*ROLE_NAMES, words_of.WRITER, words_of.WRITER, words_of.DISPATCHER))

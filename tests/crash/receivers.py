@@ -1,15 +1,16 @@
 """Simple consumers of a simulated group: they receive, acknowledge, ask for more time, and forget.
 
 What was received and not acknowledged is in an open check point, or was sent again. What was acknowledged never comes
-again, and nothing comes again before its time is over. What was received before a loss of power may come once more;
-anything may when the clock is set back by more than the minute that store times stay ahead of it.
+again, and nothing comes again before its time is over. What was received before a loss of power may come once more, but
+for what is open in a row from the group's progress on, which the next start passes; anything may when the clock is set
+back by more than the minute that store times stay ahead of it.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from mqproc.client import group_calls
@@ -31,6 +32,7 @@ OWN_TOPICS = (*TOPICS, *(pop_retry_topic(GROUP, topic) for topic in TOPICS))
 RETRIES_MAX = 3
 IN_HAND_MAX = 20
 PATIENT_COUNT = 500
+HOARD_MAX = 12
 INVISIBLE_MS = (1_000, 1_000, 5_000, 60_000)
 Place = tuple[str, int, int]
 
@@ -41,6 +43,8 @@ class Receivers:
 
     rng: random.Random
     senders: Senders
+    hoards: bool = False
+    """They have many check points open at a time, for long."""
     patient: bool = False
     acked: set[int] = field(default_factory=set)
     """Numbers of messages whose acknowledgement was answered; a power loss may take it."""
@@ -80,20 +84,34 @@ class Receivers:
 
     def _act(self, caller: Caller, hand: list[StoredMessage], clock: SimulatedClock) -> None:
         chance = self.rng.random()
-        if not hand or (chance < 0.4 and len(hand) < IN_HAND_MAX):
+        if self.hoards and not self.patient and chance < 0.6 and len(hand) < IN_HAND_MAX:
+            self._hoard(caller, hand, clock)
+        elif not hand or (chance < 0.4 and len(hand) < IN_HAND_MAX):
             hand += self._receive(caller, clock)
         elif self.patient or chance < 0.7:
             count = len(hand) if self.patient else self.rng.randint(1, len(hand))
+            if not self.patient and self.rng.random() < 0.5:
+                self.rng.shuffle(hand)
             self._ack(caller, [hand.pop(0) for _ in range(count)])
         elif chance < 0.8:
             hand += self._ask_for_time(caller, hand.pop(self.rng.randrange(len(hand))))
         elif chance < 0.9:
             hand.pop(self.rng.randrange(len(hand)))
 
-    def _receive(self, caller: Caller, clock: SimulatedClock) -> list[StoredMessage]:
-        invisible_ms = self.rng.choice(INVISIBLE_MS)
+    def _hoard(self, caller: Caller, hand: list[StoredMessage], clock: SimulatedClock) -> None:
+        """Many check points at a time, all open for long: a few messages in each."""
+        for _ in range(self.rng.randint(2, HOARD_MAX)):
+            received = self._receive(caller, clock, self.rng.randint(1, 2), INVISIBLE_MS[-1])
+            hand += received
+            if not received:
+                return
+
+    def _receive(
+        self, caller: Caller, clock: SimulatedClock, count: int = 0, invisible_ms: int = 0
+    ) -> list[StoredMessage]:
+        invisible_ms = invisible_ms or self.rng.choice(INVISIBLE_MS)
         timeout_ms = self.rng.choice((0, 0, 200))
-        count = PATIENT_COUNT if self.patient else self.rng.randint(1, 8)
+        count = count or (PATIENT_COUNT if self.patient else self.rng.randint(1, 8))
         request = GroupReceiveRequest(GROUP, list(TOPICS), count, invisible_ms, timeout_ms, EARLIEST, 0)
         outcome = caller.call(group_calls.receive(request))
         received: list[StoredMessage] = outcome.value if outcome.error is None else []
@@ -142,13 +160,19 @@ class Receivers:
         self.deleted |= {topic, pop_retry_topic(GROUP, topic)}
 
     def go_on(self, found: Found, *, power_loss: bool) -> None:
-        if power_loss:
-            # The group's progress may be from before they were received.
-            given = _CheckPoints(found).newest
-            self.repeatable |= self.tried.keys() | self._not_before_ms.keys()
-            self.repeatable |= {
-                self.senders.number_of(placed.message) for place, placed in self._of_topics(found) if place in given
-            }
+        if not power_loss:
+            return
+        # The group's progress may be from before they were received. What is open in a row from there on is passed.
+        checked = _CheckPoints(found)
+        passed = checked.passed_from(found.of_group(GROUP))
+        numbers = {place: self.senders.number_of(placed.message) for place, placed in self._of_topics(found)}
+        received = self.tried.keys() | self._not_before_ms.keys()
+        received |= {number for place, number in numbers.items() if place in checked.newest}
+        waiting = {numbers[place]: due_ms for place, due_ms in passed.items() if place in numbers}
+        self.repeatable |= received - waiting.keys()
+        self._not_before_ms |= waiting
+        # What was acknowledged and is open has lost that, and comes when its time is over.
+        self.acked -= waiting.keys()
 
     def check(self, found: Found, *, power_loss: bool) -> None:
         """What progress has passed is open where the next start looks for it, or done, or was sent again, once."""
@@ -212,13 +236,28 @@ class _CheckPoints:
                 self._add(said)
 
     def _add(self, point: CheckPoint) -> None:
-        for offset in point.offsets:
-            place = point.topic, point.queue_id, offset
+        for place in _places_of(point):
             before = self.newest.get(place)
             if before is None or before.pop_time_ms < point.pop_time_ms:
                 self.newest[place] = point
+
+    def passed_from(self, progress: Mapping[tuple[str, int], int]) -> dict[Place, int]:
+        """Open places that a start has progress pass, with the time in ms before which nobody gets them again."""
+        points = {id(point): point for point in self.newest.values()}.values()
+        stands, passed = dict(progress), dict[Place, int]()
+        for point in sorted(points, key=lambda point: point.key):
+            queue = point.topic, point.queue_id
+            open_ = [place for place in _places_of(point) if self.newest[place] is point and self.is_open(place)]
+            if open_ and queue in stands and point.offsets[0] <= stands[queue] < point.next_offset:
+                stands[queue] = point.next_offset
+                passed |= dict.fromkeys(open_, point.due_ms)
+        return passed
 
     def is_open(self, place: Place) -> bool:
         """Whether somebody has received what lies there, and it is not done."""
         point = self.newest.get(place)
         return point is not None and (point.key, place[2]) not in self._done
+
+
+def _places_of(point: CheckPoint) -> list[Place]:
+    return [(point.topic, point.queue_id, offset) for offset in point.offsets]

@@ -167,6 +167,17 @@ class RecordingIO(StoreIO):
             self.dead = True
             raise Killed
 
+    def crash_amid(self, name: str, fd: int, data: Any, offset: int) -> None:
+        """Half of a write is there when its process is killed; of one that is not killed the write is the call."""
+        self._check_alive()
+        if self._machine.kills_at(name):
+            half = memoryview(data).cast("B")[: memoryview(data).nbytes // 2 + 1]
+            self._machine.journal.note("point", name)
+            os.pwrite(fd, half, offset)
+            self._changed(fd, offset, len(half))
+            self.dead = True
+            raise Killed
+
     def path_of(self, fd: int) -> str:
         path, moved = self._paths.get(fd, ("", -1))
         if moved != self._machine.names_moved:

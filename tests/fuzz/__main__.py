@@ -1,4 +1,4 @@
-"""python -m tests.fuzz files|frames|json|records FIRST:STOP or a case of the corpus, or --level ci|nightly"""
+"""python -m tests.fuzz files|frames|json|records|shared FIRST:STOP or a case of the corpus, or --level ci|nightly"""
 
 from __future__ import annotations
 

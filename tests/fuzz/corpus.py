@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from mqproc.layout import record
+from mqproc.layout import control, record
 from tests.fuzz.files import Files, Harm
 from tests.fuzz.json_files import JsonFiles
 from tests.fuzz.kinds import Fuzzer
 from tests.fuzz.records import KINDS, LOGS, Records
+from tests.fuzz.shared_files import TOOLS, SharedFiles
 
 Case = Callable[[Fuzzer], None]
 
@@ -63,6 +65,25 @@ def _record(kind: int, place: int, data: bytes) -> Case:
     return replay
 
 
+def _control(harm: Callable[[Path], object]) -> Case:
+    """What lies in the place of the control file, for each tool and a start."""
+
+    def replay(fuzzer: Fuzzer) -> None:
+        assert isinstance(fuzzer, SharedFiles)
+        for tool in TOOLS:
+            fuzzer.lay(fuzzer.paths.control, harm)
+            fuzzer.look(tool)
+
+    return replay
+
+
+def _words(value: int) -> Case:
+    """A control file that is one by its head, and whose other words all say the same."""
+    words = [value] * (control.FILE_SIZE // control.WORD_SIZE)
+    words[control.HEADER_MAGIC], words[control.HEADER_VERSION] = control.MAGIC, control.VERSION
+    return _control(lambda path: path.write_bytes(struct.pack(f"={len(words)}q", *words)))
+
+
 _STORE_TIME: Final = record.BORN_HOST + record.HOST_V4_SIZE
 CORPUS: Final[dict[str, dict[str, Case]]] = {
     "files": {
@@ -85,6 +106,12 @@ CORPUS: Final[dict[str, dict[str, Case]]] = {
     "json": {
         "lists too deep": _json(b"[" * 100_000),
         "objects too deep": _json(b'{"a":' * 100_000),
+    },
+    "shared": {
+        "words that say nothing": _words(1 << 62),
+        "words below 0": _words(-1),
+        "words below all numbers of C": _words(-(1 << 63)),
+        "a folder for the control file": _control(Path.mkdir),
     },
     "records": {
         "a store time behind all calendars": _record(1, _STORE_TIME, (1 << 62).to_bytes(8, "big")),

@@ -31,7 +31,7 @@ from tests.conftest import Group, wait_until
 from tests.fuzz.mutations import damage
 from tests.store.recovery.recovering import RecordingIO, Recovered, contents, recover, written_ranges
 
-# What no start looks at, or makes anew whatever it is.
+# What no start looks at, or makes anew whatever it is: `shared_files.py` has lock and control.
 UNTOUCHED = ("lock", "mqproc/control", "mqproc/errors", "log.jsonl")
 BATCH = 40
 SEGMENT = 1 << 17

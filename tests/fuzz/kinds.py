@@ -10,6 +10,7 @@ from tests.fuzz.files import Files
 from tests.fuzz.frames import Frames
 from tests.fuzz.json_files import JsonFiles
 from tests.fuzz.records import Records
+from tests.fuzz.shared_files import SharedFiles
 
 
 class Fuzzer(Protocol):
@@ -29,4 +30,5 @@ KINDS: Final[dict[str, Callable[[Path], Fuzzer]]] = {
     "frames": Frames,
     "json": JsonFiles,
     "records": Records,
+    "shared": SharedFiles,
 }

@@ -44,12 +44,14 @@ LEVELS: Final[dict[str, list[Shard]]] = {
         *_shards("frames", range(100_000), 50_000),
         *_shards("records", range(20_000), 10_000),
         *_shards("json", range(20_000), 10_000),
+        *_shards("shared", range(2_000), 1_000),
     ],
     "nightly": [
         *_shards("frames", range(1_000_000, 2_000_000), 50_000),
         *_shards("files", range(1_000_000, 1_100_000), 500),
         *_shards("json", range(1_000_000, 2_000_000), 50_000),
         *_shards("records", range(1_000_000, 2_000_000), 50_000),
+        *_shards("shared", range(1_000_000, 1_100_000), 5_000),
     ],
 }
 

@@ -1,6 +1,6 @@
 """Some seeds of every kind of fuzzing, and what has found bugs.
 
-MQPROC_FUZZ=2000,100000,100000,20000 asks for more seeds of files, frames, JSON and records.
+MQPROC_FUZZ=2000,100000,100000,20000,2000 asks for more seeds of files, frames, JSON, records and shared files.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from tests.fuzz.corpus import CORPUS
 from tests.fuzz.kinds import KINDS
 from tests.fuzz.levels import LEVELS, Shard, run_level, run_shard
 
-COUNTS = map(int, os.environ.get("MQPROC_FUZZ", "40,3000,3000,1000").split(","))
-SEEDS = dict(zip(("files", "frames", "json", "records"), COUNTS, strict=True))
+COUNTS = map(int, os.environ.get("MQPROC_FUZZ", "40,3000,3000,1000,100").split(","))
+SEEDS = dict(zip(("files", "frames", "json", "records", "shared"), COUNTS, strict=True))
 
 
 @pytest.mark.proven

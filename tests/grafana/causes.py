@@ -144,7 +144,8 @@ class Roles(Scenario):
             self.signal(role, signal.SIGCONT)
         for sender in self.senders:
             sender.end()
-        self._borrower.send_signal(signal.SIGINT)
+        # Not SIGINT, which is ignored in what is started by somebody who ignores it.
+        self._borrower.send_signal(signal.SIGTERM)
         self._borrower.wait(30)
 
     def close(self) -> None:

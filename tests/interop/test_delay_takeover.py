@@ -70,3 +70,25 @@ def test_a_brokers_store_goes_on_where_it_stood(tmp_path: Path) -> None:
         assert after == before | {"1": before["1"] + 1}
     finally:
         group.close()
+
+
+def test_a_kill_right_behind_the_first_delivery_makes_none_twice(tmp_path: Path) -> None:
+    """RocketMQ's file does not say from where on deliveries bear marks, and what is delivered is saved later."""
+    group = opened(tmp_path, "i_broker")
+    try:
+        written = group.words()["written"]
+        with group.client() as client:
+            client.send("LifeTopic", b"ours", delay_level=1)
+        wait_until(lambda: group.words()["delivered_messages"] == 1)
+        group.kill()
+        group.start()
+        with group.client() as client:
+            client.send("LifeTopic", b"next", delay_level=1)
+            wait_until(lambda: group.words()["delayed_messages"] == 1, what="the next one waits")
+            wait_until(lambda: group.words()["delayed_messages"] == 0, what="the next one is delivered")
+            group.wait_dispatched()
+            found = [message.body for message in client.scan(physical_offset=written) if message.topic == "LifeTopic"]
+        assert found == [b"ours", b"next"]
+        assert group.stop() == 0
+    finally:
+        group.close()

@@ -10,7 +10,6 @@ import base64
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from tests.cli.repairing import damage_in
 from tests.conftest import Group, wait_until
 from tests.interop.java_stores import SIZES
 from tests.interop.rocketmq import Line, RocketMq, rocketmq_options
+from tests.interop.timer_store import units
 
 pytestmark = pytest.mark.timeout(1000)
 
@@ -47,18 +47,6 @@ class Told:
     bodies: list[bytes] = field(default_factory=list)
     """What the topic has in the end."""
     waiting: int = 0
-
-
-def units(store: Path) -> list[tuple[int, int]]:
-    """(slot, physical offset) of units of slots that are not delivered."""
-    check = {row["name"]: row["value"] for row in dumped(store / "config" / "timercheck")}
-    rows = [row for path in sorted((store / "timerlog").iterdir()) for row in dumped(path)]
-    return sorted((row["slot_ms"], row["physical_offset"]) for row in rows if row["slot_ms"] >= check["read_ms"])
-
-
-def dumped(path: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = call("store", "dump", path, "--json").json["rows"]
-    return rows
 
 
 def parked(number: int, due_ms: int) -> Line:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tarfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from mqproc.store.groups import offsets_json
 from mqproc.store.groups.check_points import CheckPoint
 from mqproc.store.groups.open_check_points import OpenCheckPoints, begins_of
 from mqproc.store.slices import finish
+from tests.conftest import Group, wait_until
 from tests.golden.fixtures import GOLDEN
 from tests.interop.pop_store import GROUP, LATE_MS, LATER_MS, NAME, TOPIC
 
@@ -72,3 +74,33 @@ def test_what_the_timer_has_delivered_is_in_the_revive_topic_alone(store: Path) 
     found = read(store)
     assert len(read(store, found.parked_until_ms)) == 1
     assert len(read(store, found.parked_until_ms + 1)) == 0
+
+
+def again(group: Group) -> Counter[tuple[bytes, int]]:
+    """What came again, and how often it did."""
+    with group.client() as client:
+        return Counter((message.body, message.reconsume_times) for message in client.range(RETRY))
+
+
+def test_what_is_open_comes_again_once_though_the_group_is_killed_when_it_has(store: Path) -> None:
+    """All of it is overdue. RocketMQ had sent 10 and 11 again, and the next one has the latter."""
+    group = Group(store)
+    group.options = {"metrics_port": 0, "max_message_size": 32768, "broker_name": "broker-a"}
+    group.start()
+    expected = Counter([(b"10", 1), (b"11", 1), (b"4", 1), (b"6", 1), (b"9", 1), (b"11", 2)])
+    try:
+        wait_until(lambda: again(group) == expected, what="all of it again")
+        group.kill()
+        group.start()
+
+        def is_settled() -> bool:
+            """Whether the timer has delivered what RocketMQ had parked there, and nothing is open."""
+            words = group.words()
+            return bool(words["timed_messages"] == 0 and words["received_from"] == words["written"] > 0)
+
+        wait_until(is_settled, what="nothing open")
+        group.wait_dispatched()
+        assert again(group) == expected
+        assert group.stop() == 0
+    finally:
+        group.close()

@@ -47,7 +47,7 @@ class Answer:
 
 
 def get(control: Control, store: Path, path: str, method: str = "GET") -> Answer:
-    app = make_app(make_collector(store, control), IO, StorePaths(store), "1.2.3")
+    app = make_app(make_collector(store, control), StorePaths(store), "1.2.3")
     scope = {"type": "http", "method": method, "path": path, "headers": [], "query_string": b"", "root_path": ""}
     answer = Answer()
 
@@ -61,13 +61,6 @@ def get(control: Control, store: Path, path: str, method: str = "GET") -> Answer
 def test_a_running_group_is_alive_and_ready(control: Control, tmp_path: Path) -> None:
     assert get(control, tmp_path, "/healthz").status == 200
     assert get(control, tmp_path, "/readyz").body == b"ok\n"
-
-
-def test_a_recovering_group_is_alive_but_not_ready(control: Control, tmp_path: Path) -> None:
-    control.store(layout.GROUP_STATE, layout.GROUP_RECOVERING)
-    assert get(control, tmp_path, "/healthz").status == 200
-    answer = get(control, tmp_path, "/readyz")
-    assert (answer.status, answer.body) == (503, b"the group is recovering\n")
 
 
 def test_a_dead_supervisor_is_neither(control: Control, tmp_path: Path) -> None:
@@ -100,11 +93,11 @@ def test_ready_names_the_role_that_is_not(control: Control, tmp_path: Path) -> N
 def test_what_is_wrong_while_the_group_serves_is_told_with_what_to_do(
     control: Control, tmp_path: Path, changes: dict[int, int], said: str
 ) -> None:
-    assert snapshot(make_collector(tmp_path, control), IO, StorePaths(tmp_path))["warnings"] == []
+    assert snapshot(make_collector(tmp_path, control), StorePaths(tmp_path))["warnings"] == []
     write_record(tmp_path, 7000, round(time.time() * 1000) - 12_000)
     for word, value in changes.items():
         control.store(word, value)
-    found = snapshot(make_collector(tmp_path, control), IO, StorePaths(tmp_path))
+    found = snapshot(make_collector(tmp_path, control), StorePaths(tmp_path))
     assert found["ready"]
     (warning,) = found["warnings"]
     assert said in warning
@@ -142,7 +135,7 @@ def test_an_event_is_a_snapshot_of_the_group(control: Control, tmp_path: Path) -
     assert errors is not None
     errors.note("disk nearly full", 1_700_000_000_000)
     collector = make_collector(tmp_path, control)
-    event = StatusFeed(collector, IO, StorePaths(tmp_path), "1.2.3").event()
+    event = StatusFeed(collector, StorePaths(tmp_path), "1.2.3").event()
     collector.close()
     found = json.loads(event.removeprefix(b"data: "))
     assert event.endswith(b"\n\n")
@@ -162,7 +155,36 @@ def test_an_event_is_a_snapshot_of_the_group(control: Control, tmp_path: Path) -
         "last_ms": 1_700_000_000_059,
     }
     assert found["errors"][0]["text"] == "disk nearly full"
+    assert found["topics_found"] == 60
     assert sum(found["latencies"]["append"]["counts"]) == 0
+
+
+@pytest.mark.parametrize("series_max", [3, 1000], ids=["more than metrics have", "all in metrics"])
+def test_a_name_is_looked_for_in_all_topics_and_groups(
+    control: Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, series_max: int
+) -> None:
+    make_queues(tmp_path, topics=260, queues=1, messages=10)
+    lags = [GroupLag(f"group-{number}", "orders", 10, 1.0) for number in range(70)]
+    collector = make_collector(tmp_path, control, metrics_series_max=series_max)
+    picture = dataclasses.replace(collector.picture(), lags=lags)
+    monkeypatch.setattr(collector, "picture", lambda: picture)
+    feed = StatusFeed(collector, StorePaths(tmp_path), "1.2.3")
+
+    def looked_for(name: str) -> tuple[int, int, int, int, int, int]:
+        found = json.loads(feed.event(name).removeprefix(b"data: "))
+        assert found["name"] == name
+        return (
+            *(len(found["topics"]), found["topics_found"], found["topic_count"]),
+            *(len(found["groups"]), found["groups_found"], found["group_count"]),
+        )
+
+    assert looked_for("") == (50, 260, 260, 50, 70, 70)
+    assert looked_for("PIC-7") == (11, 11, 260, 0, 0, 70)
+    assert looked_for("topic-1") == (50, 111, 260, 0, 0, 70)
+    assert looked_for("group-6") == (0, 0, 260, 11, 11, 70)
+    assert looked_for("orders") == (0, 0, 260, 50, 70, 70)
+    assert looked_for("") == (50, 260, 260, 50, 70, 70)
+    collector.close()
 
 
 def test_totals_are_of_all_groups_though_only_some_are_sent(
@@ -172,7 +194,7 @@ def test_totals_are_of_all_groups_though_only_some_are_sent(
     collector = make_collector(tmp_path, control)
     picture = dataclasses.replace(collector.picture(), lags=lags)
     monkeypatch.setattr(collector, "picture", lambda: picture)
-    found = snapshot(collector, IO, StorePaths(tmp_path))
+    found = snapshot(collector, StorePaths(tmp_path))
     assert len(found["groups"]) == 50
     assert (found["group_count"], found["group_lag_messages"]) == (70, 700)
 
@@ -182,6 +204,6 @@ def test_the_supervisors_errors_stand_in_its_row(control: Control, tmp_path: Pat
     assert errors is not None
     errors.note("query has died", 1_700_000_000_000)
     errors.note("query has died", 1_700_000_000_000)
-    (row,) = [role for role in snapshot(make_collector(tmp_path, control), IO, StorePaths(tmp_path))["roles"]
+    (row,) = [role for role in snapshot(make_collector(tmp_path, control), StorePaths(tmp_path))["roles"]
               if role["role"] == layout.SUPERVISOR]  # fmt: skip
     assert row["errors"] == 2

@@ -15,6 +15,7 @@ from mqproc.control import Control
 from mqproc.layout import control as layout
 from mqproc.layout import figures
 from mqproc.metrics.catalogue import COUNTER, METRICS, family_names
+from mqproc.metrics.collector import TOLD_IN_RECOVERY
 from mqproc.metrics.error_log import ErrorLog
 from mqproc.metrics.exposition import render
 from mqproc.metrics.topics import OTHERS
@@ -171,6 +172,39 @@ def test_topics_beyond_the_bound_are_added_up(tmp_path: Path, scrape: Scrape) ->
     assert value(text, "mqproc_topics") == 5
     assert len(re.findall(r"^mqproc_stored_messages\{", text, re.MULTILINE)) == 3
     assert value(text, "mqproc_messages_appended_total", topic=OTHERS) == 30
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["recovery was seen", "it was too short to be seen"])
+def test_a_start_has_a_table_of_its_own(tmp_path: Path, control: Control, *, seen: bool) -> None:
+    control.store(layout.GROUP_STATE, layout.GROUP_DOWN)
+    make_queues(tmp_path, topics=2, queues=1, messages=10)
+    collector = make_collector(tmp_path, control)
+
+    def topics() -> int | None:
+        table = collector.picture().table
+        return table.topic_count if table else None
+
+    assert topics() == 2
+    if seen:
+        control.store(layout.GROUP_STATE, layout.GROUP_RECOVERING)
+        assert topics() is None
+    make_queues(tmp_path, topics=3, queues=1, messages=10)
+    assert topics() == (None if seen else 2)
+    control.store(layout.GROUP_STATE, layout.GROUP_STARTING)
+    assert topics() == 3
+    make_queues(tmp_path, topics=4, queues=1, messages=10)
+    control.store(layout.GROUP_STATE, layout.GROUP_STOPPING)
+    assert topics() == 3, "one group has one"
+    collector.close()
+
+
+def test_a_group_that_recovers_tells_only_what_is_known(control: Control, scrape: Scrape) -> None:
+    control.store(layout.GROUP_STATE, layout.GROUP_RECOVERING)
+    text = scrape()
+    assert family_names(text) == {metric.name for metric in METRICS}
+    samples = {line.split("{")[0].split()[0] for line in text.splitlines() if not line.startswith("#")}
+    assert samples == TOLD_IN_RECOVERY
+    assert value(text, "mqproc_group_recovering") == 1
 
 
 def test_names_follow_prometheus_rules() -> None:

@@ -122,7 +122,7 @@ def test_topics_roles_and_theme_can_be_clicked_through(group: Group, page: Chrom
     page.click("#filter")
     page.type("pay")
     page.wait(lambda: [row[0] for row in rows(page, "topics")] == [long], "one topic is left")
-    assert page.text("[data-show=topic_count]") == "1 of the 2 shown, 2 in all"
+    assert page.text("[data-show=topic_count]") == "1 found, 2 in all"
     assert page.value("[ofAll(50, 70), ofAll(2, 2)].join()") == "50 of 70,2"
     assert page.text("[data-show=group_count]") == "0"
     assert page.value("[atMost(0.005), atMost(null), atMost(Infinity)].join()") == "≤ 5 ms,–,longer"
@@ -139,6 +139,29 @@ def test_topics_roles_and_theme_can_be_clicked_through(group: Group, page: Chrom
     cut = "[...document.querySelectorAll('section')].filter(each => each.scrollWidth > each.clientWidth)"
     assert page.value(f"{cut}.map(each => each.innerText)") == []
     assert page.screenshot(tmp_path / "phone.png").startswith(b"\x89PNG")
+    assert page.problems == []
+
+
+def test_the_filter_finds_what_is_not_shown(group: Group, page: Chromium) -> None:
+    with group.client() as client:
+        # The last ones to get a message are shown.
+        for topic in ("hidden-one", *(f"shown-{number:02d}" for number in range(69))):
+            client.send(topic, b"x")
+        client.wait_dispatched()
+        client.groups.commit("billing", "hidden-one", 0, 0)
+    page.wait(lambda: page.text("[data-show=topic_count]") == "50 of 70", "50 of 70")
+    assert len(rows(page, "topics")) == 50
+    assert "hidden-one" not in {row[0] for row in rows(page, "topics")}
+    page.click("#filter")
+    page.type("Hidden")
+    page.wait(lambda: [row[0] for row in rows(page, "topics")] == ["hidden-one"], "it is found")
+    assert page.text("[data-show=topic_count]") == "1 found, 70 in all"
+    page.wait(lambda: [row[:3] for row in rows(page, "groups")] == [["billing", "hidden-one", "1"]], "its group, too")
+    assert page.value("document.querySelector('#filter').select()") is None
+    page.type("shown-")
+    page.wait(lambda: page.text("[data-show=topic_count]") == "50 of 69 found, 70 in all", "the others")
+    assert rows(page, "groups") == [["none"]]
+    assert page.text("[data-show=group_count]") == "0 found, 1 in all"
     assert page.problems == []
 
 

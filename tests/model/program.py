@@ -2,8 +2,9 @@
 
 Every message is consumed at least once; a queue gives what it gave before, or what comes right behind that, and to
 ordered members only when all before it is done; progress never goes back and never passes what nobody has settled;
-every nack makes one copy for later, no more. A simple consumer of another group gets every message too, and nothing
-again that it has acknowledged.
+every nack makes one copy for later, no more. Members receive and loop, several in one process, also with asyncio. What
+a loop gives comes when all before it is done, and is done itself when the loop goes on or the member leaves. A
+simple consumer of another group gets every message too, and nothing again that it has acknowledged.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ from mqproc.layout import control as words_of
 from mqproc.message import StoredMessage
 from mqproc.names import DEAD_LETTER_PREFIX, RETRY_PREFIX
 from tests.conftest import Group, wait_until
-from tests.model.members import Member, Place
+from tests.model.members import Host, Member, Place, Seen
 
 QUEUES: Final = 5
 STEPS: Final = 120
-MEMBERS_MAX: Final = 4
+MEMBERS_MAX: Final = 5
+ALONE: Final = 0.5
+"""How likely a member has a process of its own where it could join one that has members."""
+ASYNC: Final = 0.4
+"""How likely a process has members of asyncio's client."""
 RETRIES: Final = 2
 SENT_LEAST: Final = 100
 NACKS_LEAST: Final = 8
@@ -112,6 +117,7 @@ class Program:
         """By role, and of the group."""
         self.topic, self.name = f"model-{seed}", f"model-group-{seed}"
         self.members: list[Member] = []
+        self.member_numbers = itertools.count()
         self.numbers = itertools.count()
         self.sent: list[bytes] = []
         self.settled: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
@@ -129,8 +135,9 @@ class Program:
 
     def step(self) -> None:
         steps: list[tuple[Callable[[], None], float]]
-        steps = [(self.send, 14), (self.receive, 40), (self.ack, 25), (self.nack, 6), (self.commit, 4), (self.join, 8)]
-        steps += [(self.leave, 3), (self.kill_member, 3), (self.stop_member, 1), (self.kill_role, 3)]
+        steps = [(self.send, 14), (self.receive, 25), (self.ack, 18), (self.nack, 6), (self.commit, 4), (self.join, 8)]
+        steps += [(self.iterate, 20), (self.break_off, 3), (self.leave, 3)]
+        steps += [(self.kill_host, 3), (self.stop_host, 1), (self.kill_role, 3)]
         steps += [(self.simple.receive, 10), (self.simple.ack, 8), (self.kill_group, 0.4)]
         (chosen,) = self.random.choices([step for step, _ in steps], [weight for _, weight in steps])
         chosen()
@@ -162,47 +169,108 @@ class Program:
 
     def join(self) -> None:
         if len(self.members) < MEMBERS_MAX:
-            self.members.append(Member(self.group.store, self.name, self.topic, ordered=self.ordered))
+            hosts = self._hosts()
+            if not hosts or self.random.random() < ALONE:
+                is_async = self.random.random() < ASYNC
+                hosts = [Host(self.group.store, self.name, self.topic, ordered=self.ordered, is_async=is_async)]
+            self.members.append(Member(self.random.choice(hosts), next(self.member_numbers)))
+
+    def _hosts(self) -> list[Host]:
+        """Processes that have members, each once, in the order of their first ones."""
+        return list(dict.fromkeys(member.host for member in self.members))
 
     def receive(self) -> None:
         if member := self._any_member():
             self._take(member, self.random.randint(1, 20))
 
     def _take(self, member: Member, count: int) -> None:
-        found = member.ask("receive", count)
+        found: list[Seen] = member.ask("receive", count)
         if self.ordered:
             self._check_order(found)
         for place, body in found:
-            topic, queue_id, offset = place
-            assert offset <= self.seen[topic, queue_id], (
-                f"{place} came before {self.seen[topic, queue_id]} of its queue"
-            )
-            self.seen[topic, queue_id] = max(self.seen[topic, queue_id], offset + 1)
+            self._see(place)
             member.held = [each for each in member.held if each[0] != place] + [(place, body)]
 
-    def _check_order(self, found: list[tuple[Place, bytes]]) -> None:
+    def _see(self, place: Place) -> None:
+        topic, queue_id, offset = place
+        assert offset <= self.seen[topic, queue_id], f"{place} came before {self.seen[topic, queue_id]} of its queue"
+        self.seen[topic, queue_id] = max(self.seen[topic, queue_id], offset + 1)
+
+    def iterate(self) -> None:
+        if member := self._any_member():
+            self._iterate(member, self.random.randint(1, 20))
+
+    def _iterate(self, member: Member, count: int) -> None:
+        """Go on with a member's loop: each message is done when the next one is asked for, or the loop has ended."""
+        found, is_over = member.ask("iterate", count)
+        for each in found:
+            self._loop_went_on(member)
+            self._check_before([each])
+            self._see(each[0])
+            member.in_loop = each
+        if is_over:
+            self._loop_went_on(member)
+
+    def _loop_went_on(self, member: Member) -> None:
+        if member.in_loop is not None:
+            self._done_in_loop(member.in_loop, is_nacked=member.is_nacked)
+        member.in_loop, member.is_nacked = None, False
+
+    def _done_in_loop(self, seen: Seen, *, is_nacked: bool) -> None:
+        (topic, queue_id, offset), body = seen
+        self.settled[topic, queue_id].add(offset)
+        if not is_nacked:
+            self.acked.add(body)
+
+    def break_off(self) -> None:
+        """A loop is left; what it had given is not done, as long as its member has not left too."""
+        if (member := self._any_member()) and member.in_loop is not None:
+            member.ask("break_off")
+            if not member.is_nacked:
+                member.left.append(member.in_loop)
+            member.in_loop, member.is_nacked = None, False
+
+    def _check_order(self, found: list[Seen]) -> None:
         """A queue's messages came together and in order, and all before them was done."""
         offsets: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
         for (topic, queue_id, offset), _ in found:
             offsets[topic, queue_id].append(offset)
         for queue, came in offsets.items():
             assert came == list(range(came[0], came[0] + len(came))), f"{queue}: {came} is no order"
-            open_before = set(range(came[0])) - self.settled[queue]
-            assert not open_before, f"{queue}: {came[0]} came while {sorted(open_before)} were not done"
+        self._check_before(found)
+
+    def _check_before(self, found: list[Seen]) -> None:
+        """All before the first message of each queue was done."""
+        first: dict[tuple[str, int], int] = {}
+        for (topic, queue_id, offset), _ in found:
+            first.setdefault((topic, queue_id), offset)
+        for queue, offset in first.items():
+            open_before = set(range(offset)) - self.settled[queue]
+            assert not open_before, f"{queue}: {offset} came while {sorted(open_before)} were not done"
 
     def ack(self) -> None:
         if (member := self._any_member()) and member.held:
             self._settle(member, "ack", self.random.randint(1, len(member.held)))
 
     def nack(self) -> None:
-        if (member := self._any_member()) and member.held:
+        member = self._any_member()
+        if member and member.in_loop is not None and not member.is_nacked:
+            self._nack_in_loop(member, member.in_loop)
+        elif member and member.held:
             self._settle(member, "nack", self.random.randint(1, min(3, len(member.held))))
+
+    def _nack_in_loop(self, member: Member, seen: Seen) -> None:
+        """It comes again later, and the loop goes on behind it with the next step."""
+        self.nacks[seen] += 1
+        self._done_in_loop(seen, is_nacked=True)
+        member.is_nacked = True
+        member.ask("nack_given")
 
     def _settle(self, member: Member, what: str, count: int) -> None:
         self.random.shuffle(member.held)
         self._settle_these(member, what, member.held[:count])
 
-    def _settle_these(self, member: Member, what: str, chosen: list[tuple[Place, bytes]]) -> None:
+    def _settle_these(self, member: Member, what: str, chosen: list[Seen]) -> None:
         member.held = [each for each in member.held if each not in chosen]
         for place, body in chosen:
             topic, queue_id, offset = place
@@ -220,22 +288,28 @@ class Program:
     def leave(self) -> None:
         if member := self._any_member():
             self.members.remove(member)
+            self._loop_went_on(member)
+            for seen in member.left:
+                self._done_in_loop(seen, is_nacked=False)
             member.ask("leave")
-            member.end()
+            if member.host not in self._hosts():
+                member.host.end()
 
-    def kill_member(self) -> None:
+    def kill_host(self) -> None:
         if member := self._any_member():
-            self.members.remove(member)
-            member.end()
+            self.members = [each for each in self.members if each.host is not member.host]
+            member.host.end()
 
-    def stop_member(self) -> None:
-        """Silent for longer than its session: others get its queues, and it comes back."""
+    def stop_host(self) -> None:
+        """Silent for longer than its members' sessions: others get their queues, and they come back."""
         if member := self._any_member():
-            os.kill(member.process.pid or 0, signal.SIGSTOP)
+            process = member.host.process
+            silent = {each.member_id for each in self.members if each.host is member.host}
+            os.kill(process.pid or 0, signal.SIGSTOP)
             try:
-                wait_until(lambda: member.member_id not in self._member_ids(), what="end of a silent member")
+                wait_until(lambda: not silent & self._member_ids(), what="end of silent members")
             finally:
-                os.kill(member.process.pid or 0, signal.SIGCONT)
+                os.kill(process.pid or 0, signal.SIGCONT)
 
     def _member_ids(self) -> set[str]:
         return {member.member_id for member in self.client.groups.info(self.name).members}
@@ -250,9 +324,7 @@ class Program:
         """All of it, its consumers too; what they had not committed comes again."""
         if self.kills["group"] < GROUP_KILLS_MAX:
             self.kills["group"] += 1
-            for member in self.members:
-                member.end()
-            self.members.clear()
+            self.close()
             self.group.kill()
             self.group.start()
             self.deaths.forget()
@@ -276,6 +348,8 @@ class Program:
         if not self.members:
             self.join()
         (last,) = self.members
+        wait_until(lambda: self._has_no_loop(last), PATIENCE_S, "the end of a loop")
+        self._loop_for_ever(last)
         wait_until(lambda: self._has_nacked(last), PATIENCE_S, "enough nacks")
         wait_until(lambda: self._has_buried(last), PATIENCE_S, "a dead letter")
         wait_until(lambda: self._drained(last), PATIENCE_S, "everything consumed")
@@ -295,6 +369,22 @@ class Program:
             (dead, {copy: count for copy, count in wanted.items() if copy[1] > RETRIES}),
         ):
             assert Counter((each.body, each.reconsume_times) for each in copies) == of_wanted
+
+    def _has_no_loop(self, last: Member) -> bool:
+        if last.in_loop is not None:
+            self._iterate(last, 20)
+        return last.in_loop is None
+
+    def _loop_for_ever(self, last: Member) -> None:
+        """A loop over the consumer itself gives what comes, and what it has given when it is left comes again."""
+        if last.held:
+            self._settle(last, "ack", len(last.held))
+        self.send()
+        found: list[Seen] = last.ask("first")
+        self._check_before(found)
+        for place, _body in found:
+            self._see(place)
+        last.left += found
 
     def _has_nacked(self, last: Member) -> bool:
         missing = NACKS_LEAST - self.nacks.total()
@@ -321,7 +411,10 @@ class Program:
         return False
 
     def _drained(self, last: Member) -> bool:
-        self._take(last, 64)
+        if self.random.random() < 0.5:
+            self._take(last, 64)
+        else:
+            self._iterate(last, 64)
         if last.held:
             self._settle(last, "ack", len(last.held))
         last.ask("commit")
@@ -333,8 +426,10 @@ class Program:
         return copies >= self.nacks.total() and self.client.groups.info(self.name).lag == 0
 
     def close(self) -> None:
-        for member in self.members:
-            member.end()
+        """End all members' processes."""
+        for host in self._hosts():
+            host.end()
+        self.members.clear()
 
 
 def run(group: Group, seed: int, deaths: Deaths) -> Program:

@@ -1,7 +1,7 @@
 """Outages of a real group: kills at named points, power cuts, failing calls, a full disk, a disk that fails.
 
 python -m tests.outages kills 0:10         stories of these seeds; each that fails prints the line that repeats it
-python -m tests.outages --level ci         50 kills, 20 cuts and some of each other kind; nightly: 1,000 and 500
+python -m tests.outages --level ci         65 kills, 20 cuts and some of each other kind; nightly: 1,000 and 500
 """
 
 from __future__ import annotations

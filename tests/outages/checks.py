@@ -8,6 +8,7 @@ from collections.abc import Collection
 from mqproc.config import Options
 from mqproc.errors import GroupNotFoundError
 from mqproc.io import StoreIO
+from mqproc.shm.bell import names_of
 from mqproc.store.verify import verify_store
 from tests.conftest import SMALL
 from tests.outages.customers import GROUP, TOPICS, Heard, Place
@@ -54,7 +55,7 @@ def check_stopped(group: WarmGroup, *, whole: bool) -> None:
     assert verified.clean, [finding.to_json() for finding in verified.findings.in_order()]
     if whole:
         assert_equals_rebuild(group)
-    left = sorted(str(path) for path in group.store.rglob("*.tmp"))
+    left = sorted(str(path) for path in group.store.rglob("*.tmp")) + names_of(group.words()["store_id"])
     assert not left, left
 
 

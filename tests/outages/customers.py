@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from mqproc import Client, Message
 from mqproc.client import group_calls
 from mqproc.errors import MqprocError
+from mqproc.wire.group_operations import EARLIEST, GroupJoinRequest
 from tests.outages.warm_group import forked
 
 TOPICS = ("outage-a", "outage-b")
@@ -31,8 +32,14 @@ PAUSE_S = 0.01
 COMMIT_CHANCE = 0.1
 DELETE_CHANCE = 0.03
 ASIDE_CHANCE = 0.1
-# Messages of these are not counted: they keep those roles at work that deliver, copy and decide.
-LATER, DECIDED = "Later", "Decided"
+# Messages of these are not counted: they keep those roles at work that deliver, copy, decide, and hand out.
+LATER, DECIDED, RECEIVED = "Later", "Decided", "Received"
+# Simple consumers; the second group has members now and then, who get what comes again.
+RECEIVERS = ("outage-receivers", "outage-both")
+RECEIVED_MAX = 10
+INVISIBLE_S = 1.0
+SESSION_MS = 3_000
+JOIN_CHANCE = 0.2
 
 
 class Place(NamedTuple):
@@ -128,7 +135,7 @@ class _Customer:
         elif choice < DELETE_CHANCE + COMMIT_CHANCE:
             self._commit()
         elif choice < DELETE_CHANCE + COMMIT_CHANCE + ASIDE_CHANCE:
-            self._chance.choice((self._send_later, self._give_back, self._decide))()
+            self._chance.choice((self._send_later, self._give_back, self._decide, self._receive))()
         else:
             self._send()
 
@@ -169,6 +176,22 @@ class _Customer:
             transaction.commit()
         else:
             transaction.rollback()
+
+    def _receive(self) -> None:
+        """Receive some messages: one is done, one gets more time, the others come again."""
+        group = self._chance.choice(RECEIVERS)
+        if group == RECEIVERS[-1] and self._chance.random() < JOIN_CHANCE:
+            # Until its session is over: it never says a word again.
+            self._client.run(
+                group_calls.join(GroupJoinRequest(group, [RECEIVED], self._name, "", SESSION_MS, EARLIEST, 0, []))
+            )
+            return
+        self._client.send_batch(RECEIVED, [b"received"] * RECEIVED_MAX)
+        receiver = self._client.simple_consumer(group, RECEIVED, start="earliest")
+        received = receiver.receive(RECEIVED_MAX, INVISIBLE_S)
+        receiver.ack(*received[:1])
+        for message in received[1:2]:
+            receiver.change_invisible_duration(message, INVISIBLE_S)
 
     def _make_and_delete(self) -> None:
         self._gone += 1

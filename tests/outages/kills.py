@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 from pathlib import Path
@@ -24,9 +25,32 @@ GOES_ON: Final = 100
 KILL_ALL_CHANCE: Final = 0.6
 TORN_BYTES: Final = 50
 POINTS: Final = tuple(CRASH_POINTS)
-IN_A_START: Final = ("recover.", "supervisor.locked", "supervisor.recovered", "supervisor.forked")
-IN_A_STOP: Final = ("offsets.", "supervisor.stopped")
-NTH_MAX: Final = {"append.": 100, "dispatch.": 100, "flush.": 4, "roll.": 3, "supervisor.forked": 8, "retention.": 2}
+IN_A_START: Final = (
+    "control.",
+    "recover.",
+    "supervisor.bells",
+    "supervisor.forked",
+    "supervisor.locked",
+    "supervisor.recovered",
+)
+IN_A_STOP: Final = ("offsets.", "supervisor.abort_removed", "supervisor.stopped")
+AT_A_DEATH: Final = "supervisor.buried"
+NTH_MAX: Final = {
+    "ack.": 100,
+    "append.": 100,
+    "checkpoint.": 8,
+    "cq.half_unit": 100,
+    "cq.roll": 8,
+    "dispatch.": 100,
+    "flush.": 4,
+    "index.": 4,
+    "mark.": 8,
+    "pop.": 2,
+    "retention.": 2,
+    "retry.": 2,
+    "roll.": 3,
+    "supervisor.forked": 8,
+}
 """How often a point is passed at least, within a second or two; once where nothing is said."""
 OPTIONS: Final[dict[str, Any]] = {
     "mapped_file_size_commit_log": 1 << 18,
@@ -92,6 +116,10 @@ class Kills:
         with self._customers(life):
             if point.startswith(IN_A_STOP):
                 self._stop_and_die(armed)
+                return
+            if point == AT_A_DEATH:
+                os.kill(group.pid(self._chance.choice(words_of.ROLES)), signal.SIGKILL)
+                assert group.wait_ended() == -signal.SIGKILL, f"{armed} was not passed at the end of a role"
                 return
             wait_until(self._has_died, POINT_TIMEOUT_S, f"{armed}")
             group.goes_on(GOES_ON)

@@ -36,7 +36,7 @@ KINDS: Final[dict[str, Callable[[int, Path], int]]] = {
 NEED_DISKS: Final = {"cuts", "full", "eio"}
 LEVELS: Final[dict[str, Mapping[str, range]]] = {
     "brief": {kind: range(1) for kind in KINDS},
-    "ci": {"kills": range(10), "cuts": range(4), "faults": range(4), "full": range(1), "eio": range(1)},
+    "ci": {"kills": range(13), "cuts": range(4), "faults": range(4), "full": range(1), "eio": range(1)},
     "nightly": {
         "kills": range(1_000, 1_200),
         "cuts": range(1_000, 1_100),

@@ -63,7 +63,7 @@ def test_a_disk_that_is_left_mounted_is_found(tmp_path: Path) -> None:
 def test_a_level_kills_at_every_point_and_fails_calls_of_storage() -> None:
     for level in ("ci", "nightly"):
         assert {point for seed in LEVELS[level]["kills"] for point in points_of(seed)} == {*CRASH_POINTS}
-    assert sum(len(points_of(seed)) for seed in LEVELS["ci"]["kills"]) == 50
+    assert sum(len(points_of(seed)) for seed in LEVELS["ci"]["kills"]) >= 50
 
 
 def test_without_the_right_to_mount_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

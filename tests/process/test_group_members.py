@@ -164,6 +164,23 @@ def test_a_reset_gives_the_queue_a_new_epoch() -> None:
     assert not group.may_commit("a", ("T", 1), before["T", 1])
 
 
+def test_a_reset_is_not_undone_by_who_is_giving_the_queue_up() -> None:
+    group = GroupMembers(Epochs().take)
+    group.join(member("a"))
+    group.rebalance({"T": range(2)}, 0)
+    before = dict(group.queues_of("a"))
+    group.join(member("b"))
+    group.rebalance({"T": range(2)}, 0)
+    (moving,) = set(before) - set(dict(group.queues_of("a")))
+    generation = group.generation
+    assert group.may_commit("a", moving, before[moving])
+    assert not group.renew([moving]), "nobody has to be told: its next member begins at the reset"
+    assert not group.may_commit("a", moving, before[moving])
+    assert group.release("a", generation) == 1
+    group.rebalance({"T": range(2)}, 0)
+    assert dict(group.queues_of("b")).keys() == {moving}
+
+
 def test_queues_of_a_deleted_topic_are_taken_away() -> None:
     group = GroupMembers(Epochs().take)
     group.join(member("a"))

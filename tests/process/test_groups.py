@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mqproc.errors import NotAMemberError, StoreBusyError
+from mqproc.layout import control as words_of
 from mqproc.process.groups import SESSION_MS_MAX, SESSION_MS_MIN, TICKS_PER_SESSION, held_until_ns
 from mqproc.wire.connection import Connection
 from mqproc.wire.group_operations import (
@@ -20,7 +21,8 @@ from mqproc.wire.group_operations import (
     GroupJoinRequest,
     GroupResetRequest,
 )
-from mqproc.wire.operations import Operation
+from mqproc.wire.operations import Empty, Operation
+from tests.conftest import wait_until
 from tests.process.test_query import PATIENCE_S, Caller, Group
 
 MS = 1_000_000
@@ -138,6 +140,60 @@ def test_a_member_comes_back_when_its_old_connection_is_closed_and_not_before(st
     assert new.answer() is None
 
 
+def test_who_does_not_read_answers_holds_up_no_heartbeats_and_no_ends_of_sessions(store: Group) -> None:
+    """Its requests wait, for seconds if need be; the role then sleeps until the next deadline of the others."""
+    slow, stays, silent = store.connect(), store.connect(), store.connect()
+    slow.call(Operation.PING, Empty())
+    unread = next(iter(store.role._server.connections.values()))
+    slow.ask(Operation.PING, Empty())
+    store.role._take(store.role._server.poll(0))
+    unread.paused = True
+    join(silent, "audit", "silent", SESSION_MS_MIN)
+    beating = beat(stays, "billing", join(stays, "billing", "stays", SESSION_MS_MIN))
+    found = wait_until(stays.answer, PATIENCE_S, "an answer to the heartbeat")
+    assert (found[0], found[1].changed) == (beating, False)
+    wait_until(lambda: store.step() >= 0 and "audit" not in store.role._groups.members(), PATIENCE_S, "a session's end")
+    join(stays, "billing", "stays", SESSION_MS_MAX)
+
+    def is_idle() -> bool:
+        return store.step() == 0 and store.role._groups.seconds_left(time.monotonic_ns(), 9.0) == 9.0
+
+    wait_until(is_idle, PATIENCE_S, "a role that sleeps")
+    assert store.control.words[words_of.QUERY_WAITING] == 1
+    unread.paused = False
+    assert slow.answer() is not None
+
+
+def test_heartbeats_are_answered_though_requests_wait_all_the_time(
+    store: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One request a step is served, and another comes: nobody is known to be silent, but nobody has to doubt."""
+    monkeypatch.setattr("mqproc.process.query.STEP_NS", 0)
+    member, others = store.connect(), [store.connect() for _ in range(4)]
+    beating = beat(member, "billing", join(member, "billing", "one", SESSION_MS_MIN))
+
+    def answered() -> Any:
+        for other in others:
+            other.ask(Operation.PING, Empty())
+        return member.answer()
+
+    found = wait_until(answered, PATIENCE_S, "an answer to the heartbeat")
+    assert (found[0], found[1].changed) == (beating, False)
+    assert store.control.words[words_of.QUERY_WAITING] > 0
+
+
+def test_a_session_ends_when_all_that_came_within_it_was_served(store: Group) -> None:
+    caller = store.connect()
+    join(caller, "billing", "one", SESSION_MS_MIN)
+    groups = store.role._groups
+    heard_ns = groups.members()["billing"].members["one"].heard_ns
+    over_ns = heard_ns + SESSION_MS_MIN * MS + 2
+    groups.step(over_ns, heard_ns + SESSION_MS_MIN * MS)
+    assert "billing" in groups.members(), "its heartbeat may be among what waits"
+    groups.step(over_ns, over_ns)
+    assert "billing" not in groups.members()
+
+
 def test_clients_with_many_members_may_die_together(store: Group) -> None:
     """Each member's end is news to the others, and telling them is how the role finds that they are gone too."""
     stays, callers = store.connect(), [store.connect() for _ in range(8)]
@@ -178,7 +234,7 @@ def test_a_member_may_be_lost_by_the_answer_to_it(store: Group, monkeypatch: pyt
         beat(dies, "billing", assigned)
         store.step()
     elif at == "deadline":
-        groups.step(now_ns + SESSION_MS_MIN * MS // 2, quiet=True)
+        groups.step(now_ns + SESSION_MS_MIN * MS // 2, now_ns + SESSION_MS_MIN * MS // 2)
     elif at == "join":
         beat(stays, "billing", join(stays, "billing", "other"))
         found = stays.answer()
@@ -188,5 +244,6 @@ def test_a_member_may_be_lost_by_the_answer_to_it(store: Group, monkeypatch: pyt
         groups.on_stop()
     assert dying.closed
     assert [list(members.members) for members in groups.members().values()] == ([["other"]] if at == "join" else [])
-    groups.step(now_ns + 2 * SESSION_MS_MIN * MS, quiet=True)
-    assert groups.seconds_left(now_ns + 2 * SESSION_MS_MIN * MS, 9.0) > 0
+    over_ns = now_ns + 2 * SESSION_MS_MIN * MS
+    groups.step(over_ns, over_ns)
+    assert groups.seconds_left(over_ns, 9.0) > 0

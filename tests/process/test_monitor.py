@@ -85,6 +85,8 @@ def test_a_taken_port_is_tried_again(context: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         context.options = load_options(flags=[f"metrics_port={port}"], environment={})
+        # A predecessor that was killed has left it.
+        context.control.store(layout.MONITOR_PORT, port)
         monitor = Monitor(cast(RoleContext, context))
         assert context.control.load(layout.MONITOR_PORT) == 0
         assert monitor.do_work() == 0

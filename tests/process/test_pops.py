@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from mqproc.errors import BadRequestError, StoreBusyError
+from mqproc.errors import BadRequestError, GroupInUseError, StoreBusyError
 from mqproc.layout.record_codec import decode_records
 from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC
 from mqproc.process.appender import NewMessage
 from mqproc.store.groups.check_points import CheckPoint
 from mqproc.store.reads import queue_messages
-from mqproc.wire.group_operations import EARLIEST, GroupInvisibleRequest, GroupReceiveRequest
+from mqproc.wire.group_operations import EARLIEST, GroupInvisibleRequest, GroupJoinRequest, GroupReceiveRequest
 from mqproc.wire.operations import Operation
 from tests.conftest import wait_until
 from tests.process.test_query import Caller, Group
@@ -139,6 +139,25 @@ def test_a_receive_that_waits_for_a_queue_is_tried_when_the_one_before_it_is_ans
             stored.pop()(0)
             found.append(wait_until(caller.answer, SOON_S, "an answer"))
         assert [decode_records(payload)[0].body for _, _, payload in found] == [b"0", b"1"]
+    finally:
+        group.close()
+
+
+def test_a_receive_that_waits_is_refused_once_the_group_has_members(tmp_path: Path) -> None:
+    """Both would have what comes next."""
+    group = Group(tmp_path / "store")
+    try:
+        receiver, member = group.connect(), group.connect()
+        while not is_read(receiver):
+            pass
+        receiver.ask(Operation.GROUP_RECEIVE, GroupReceiveRequest("g", ["Orders"], 1, timeout_ms=600_000))
+        wait_until(lambda: receiver.answer() is None and len(group.role._pops._held) == 1)
+        member.call(Operation.GROUP_JOIN, GroupJoinRequest("g", ["Orders"], "one", start=EARLIEST))
+        group.store.engine.append("Orders", [b"0"], time.time_ns() // 1_000_000, queues=1)
+        group.dispatch()
+        with pytest.raises(GroupInUseError, match="has members"):
+            wait_until(receiver.answer, SOON_S, "a refusal")
+        assert len(group.role._pops._held) == 0
     finally:
         group.close()
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from mqproc import BadRequestError, Client, FilterSyntaxError, GroupInUseError, SqlFilter
+from mqproc.client import group_calls
 from mqproc.client.simple_consumer import SimpleConsumer
 from mqproc.io import StoreIO
 from mqproc.layout.control import QUERY, WRITER
@@ -74,6 +75,14 @@ def test_each_message_is_one_receivers_and_done_when_acknowledged(shared: Group,
     assert one.ack(*second) == 13
     assert other.ack(*second) == 0
     assert client.groups.info("each").lag == 0
+
+
+def test_any_number_of_messages_is_acknowledged(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_calls, "NAMED_MAX", 4)
+    fill(client, "AnyNumber", 10)
+    consumer = client.simple_consumer("any-number", "AnyNumber", start="earliest")
+    assert consumer.ack(*received(consumer, 10)) == 10
+    assert consumer.ack() == 0
 
 
 def test_a_receive_waits_for_what_comes(client: Client) -> None:

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mqproc.shm import bell as bell_module
-from mqproc.shm.bell import MAX_WAIT_S, Bell, EventBell, SemaphoreBell, semaphore_name, unlink_semaphore, warm
+from mqproc.shm.bell import MAX_WAIT_S, Bell, EventBell, SemaphoreBell, names_of, semaphore_name, unlink_semaphore, warm
 
 ROUNDS = 20_000
 # Words of a test's map, each in a line of its own.
@@ -137,6 +137,18 @@ def test_only_an_event_bell_stands_in_an_epoll(cells: Cells) -> None:
         by_semaphore.fileno()
     event.close()
     by_semaphore.close()
+
+
+def test_a_stores_semaphores_are_found_whatever_their_epoch(cells: Cells) -> None:
+    store_id = secrets.randbits(60)
+    names = [semaphore_name(store_id, epoch, 3) for epoch in (1, 7, 1 << 31)]
+    bells = [SemaphoreBell(name, cells, 0) for name in names]
+    assert names_of(store_id) == sorted(names)
+    assert names_of(store_id + 1) == []
+    for bell in bells:
+        bell.unlink()
+        bell.close()
+    assert names_of(store_id) == []
 
 
 def test_semaphore_names_are_hex_and_never_taken_over(cells: Cells) -> None:

@@ -14,6 +14,7 @@ import pytest
 from mqproc.control import Control
 from mqproc.errors import StoreLockedError
 from mqproc.io import StoreIO
+from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 from mqproc.shm.clock import Clock
 from mqproc.shm.lock import StoreLock, holder_of
@@ -115,6 +116,20 @@ def test_lock_that_nobody_owns_up_to(paths: StorePaths) -> None:
     lock = StoreLock.acquire(io, paths)
     with pytest.raises(StoreLockedError, match="in use by another process"):
         StoreLock.acquire(io, paths)
+    lock.close()
+
+
+@pytest.mark.parametrize("pid", [0, -1, (1 << 22) + 1, 1 << 62])
+@pytest.mark.parametrize("since_ms", [-1, 1 << 62])
+def test_a_damaged_control_file_names_nobody(paths: StorePaths, pid: int, since_ms: int) -> None:
+    io = StoreIO()
+    lock = StoreLock.acquire(io, paths)
+    control = Control.create(io, paths, Clock(), os.getpid())
+    control.store(layout.SUPERVISOR_PID, pid)
+    control.store(layout.GROUP_STARTED_MS, since_ms)
+    with pytest.raises(StoreLockedError, match=r"in use by another process$"):
+        StoreLock.acquire(io, paths)
+    control.close()
     lock.close()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,9 @@ class FailingIO(StoreIO):
         self._try("sync")
         super().sync(fd)
 
-    def rename(self, source: Path, target: Path) -> None:
+    def rename(self, source: Path, target: Path, between: Callable[[], None] | None = None) -> None:
         self._try(f"rename {target.name}")
-        super().rename(source, target)
+        super().rename(source, target, between)
 
     def unlink(self, path: Path) -> None:
         self._try(f"unlink {path.name}")

@@ -112,6 +112,9 @@ def make_hooks(arguments: argparse.Namespace) -> Hooks:
             raise CorruptStoreError("damaged below the mark")
         if arguments.recovery == "unsynced":
             raise FailedSyncError(5, "Input/output error", "commitlog/00000000000000000000")
+        if arguments.recovery == "held":
+            while not (context.paths.root / "go").exists():
+                time.sleep(0.002)
         if arguments.recovery == "slow":
             for _ in range(6000):  # In steps: a signal that comes just before a sleep is heard after it.
                 time.sleep(0.01)

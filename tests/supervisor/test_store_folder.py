@@ -49,6 +49,13 @@ def test_file_in_its_place_is_refused(tmp_path: Path) -> None:
         prepare(tmp_path / "store")
 
 
+@pytest.mark.parametrize("name", ["lock", "mqproc/control"])
+def test_a_folder_in_the_place_of_a_file_that_a_start_opens_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(StoreAccessError, match=f"{name}: a folder"):
+        prepare(tmp_path)
+
+
 def test_our_part_behind_a_symlink_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "store").mkdir()

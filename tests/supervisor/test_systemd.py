@@ -1,5 +1,7 @@
 """The unit under a real systemd: READY is waited for, STATUS is shown, a reload is one, a hung supervisor is replaced.
 
+Its limits hold for every process of the group: descriptors for clients, and the kernel's choice when memory is short.
+
 systemd's user instance runs in namespaces of its own, with the unit's own settings of start, stop, reload, watchdog and
 restart. What the unit shuts off (users, folders, system calls) such an instance cannot; `test_deploy` looks at that.
 """
@@ -8,12 +10,15 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from mqproc.layout import control as layout
 
 SYSTEMD = Path("/usr/lib/systemd/systemd")
 UNIT = Path(__file__).parents[2] / "supervisor" / "deploy" / "mqproc.service"
@@ -23,6 +28,7 @@ WATCHDOG_S = 8
 KEPT = re.compile(
     r"^(Type|NotifyAccess|ExecReload|TimeoutStartSec|TimeoutStopSec|KillMode|Restart\w*|OOMPolicy)=.*$", re.MULTILINE
 )
+LIMITS = ("LimitNOFILE", "OOMScoreAdjust")
 SCRIPT = """
 set -u
 mount -t tmpfs tmpfs /run && mkdir -p -m 700 /run/systemd/system /run/user || exit 77
@@ -38,6 +44,10 @@ echo 777 > {folder}/store/new_size
 systemctl --user reload mq.service && echo "reloaded"
 for _ in $(seq 300); do grep -q "reload 777" {folder}/store/events && echo "options reloaded" && break; sleep 0.1; done
 first=$(show MainPID)
+group="$first $(cat /proc/$first/task/$first/children)"
+echo "processes $(echo $group | wc -w)"
+for pid in $group; do awk '/^Max open files/ {{print "files " $4 " " $5}}' /proc/$pid/limits; done | sort -u
+for pid in $group; do echo "oom $(cat /proc/$pid/oom_score_adj)"; done | sort -u
 kill -STOP "$first"
 until_is NRestarts 1
 until_is SubState running
@@ -47,11 +57,29 @@ echo "stopped $(show ActiveState) $(show Result)"
 """
 
 
+def can(script: str) -> bool:
+    """Whether a shell may do it."""
+    return subprocess.run(["bash", "-c", script], capture_output=True, check=False).returncode == 0
+
+
+def limits() -> dict[str, int]:
+    """The unit's, or others in the place of what only a system's own systemd may set; they reach the same processes."""
+    unit = UNIT.read_text()
+    found = {name: int(re.findall(rf"^{name}=(.*)$", unit, re.MULTILINE)[0]) for name in LIMITS}
+    if not can(f"ulimit -Hn {found['LimitNOFILE']}"):
+        found["LimitNOFILE"] = resource.getrlimit(resource.RLIMIT_NOFILE)[1] // 2
+    if not can(f"echo {found['OOMScoreAdjust']} > /proc/self/oom_score_adj"):
+        found["OOMScoreAdjust"] *= -1
+    return found
+
+
 def test_a_real_systemd_starts_reloads_watches_and_stops_a_group(tmp_path: Path) -> None:
     tools = ("unshare", "systemctl")
     if os.geteuid() != 0 or not SYSTEMD.exists() or not all(map(shutil.which, tools)):
         pytest.skip("a systemd of one's own needs root, systemd and unshare")
-    kept = "\n".join(found[0] for found in KEPT.finditer(UNIT.read_text()))
+    limited = limits()
+    lines = [found[0] for found in KEPT.finditer(UNIT.read_text())]
+    kept = "\n".join([*lines, *(f"{name}={value}" for name, value in limited.items())])
     environment = f"Environment=PYTHONPATH={PROGRAM.parents[2]}"
     start = f"ExecStart={sys.executable} {PROGRAM} {tmp_path}/store"
     (tmp_path / "mq.service").write_text(f"[Service]\n{kept}\nWatchdogSec={WATCHDOG_S}\n{environment}\n{start}\n")
@@ -66,6 +94,9 @@ def test_a_real_systemd_starts_reloads_watches_and_stops_a_group(tmp_path: Path)
         "status ready",
         "reloaded",
         "options reloaded",
+        f"processes {len(layout.ROLES) + 2}",
+        "files {0} {0}".format(limited["LimitNOFILE"]),
+        f"oom {limited['OOMScoreAdjust']}",
         "replaced",
         "stopped inactive success",
     ], (done.stdout, done.stderr, (tmp_path / "log").read_text()[-2000:])

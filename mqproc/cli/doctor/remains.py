@@ -18,6 +18,7 @@ from mqproc.cli.doctor.patient import Patient
 from mqproc.errors import NotRunningError
 from mqproc.layout import control as layout
 from mqproc.layout import record
+from mqproc.metrics.health import error_text
 from mqproc.quantities import counted
 from mqproc.wire.address import connect_path
 
@@ -230,18 +231,18 @@ def _problems(patient: Patient) -> list[str]:
     assert words is not None
     found = []
     if words["group_state"] != layout.GROUP_READY:
-        found.append(f"the group is {layout.GROUP_NAMES[words['group_state']]}")
+        found.append(f"the group is {layout.name_of(words['group_state'], layout.GROUP_NAMES)}")
     now_ns, limit_ns = time.monotonic_ns(), patient.options.heartbeat_timeout_ms * 1_000_000
     for role in layout.ROLES:
         state = words[f"{role}.supervised"]
         silent_ns = now_ns - words[f"{role}.heartbeat_ns"]
         if state != layout.RUNNING:
-            found.append(f"{role} is {layout.SUPERVISED_NAMES[state]}")
+            found.append(f"{role} is {layout.name_of(state, layout.SUPERVISED_NAMES)}")
         elif silent_ns > limit_ns and words[f"{role}.state"] not in layout.BUSY_STATES:
             found.append(f"{role} has been silent for {silent_ns / 1e9:.0f} s")
     for word, what in (("dispatch_errno", "dispatch"), ("segment_errno", "the next segment")):
         if number := words[word]:
-            found.append(f"{what} is held up by errno {number} ({os.strerror(number)})")
+            found.append(f"{what} is held up: {error_text(number)}")
     return found
 
 
@@ -253,7 +254,7 @@ def _held_segments(patient: Patient) -> Said | None:
     if held == layout.HELD_NOTHING:
         return ok("nothing keeps segments that have expired")
     return warning(
-        f"segments that are due are kept: {layout.HELD_NAMES[held]}",
+        f"segments that are due are kept: {layout.name_of(held, layout.HELD_NAMES)}",
         "the disk fills although messages have expired",
         f"mqproc store retention {patient.store_flag} shows them; mqproc group list {patient.store_flag}",
     )

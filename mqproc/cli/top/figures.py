@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from mqproc.layout import control as layout
 from mqproc.shm.histogram import Buckets
 
 Snapshot = Mapping[str, Any]
 Row = dict[str, Any]
 
+_RECOVERING: Final = layout.GROUP_NAMES[layout.GROUP_RECOVERING]
 _LATE_S: Final = 1.0
 _VERY_LATE_S: Final = 10.0
 
@@ -100,8 +102,11 @@ _GROWING: Final = {
 
 
 def passed_s(now: Snapshot, before: Snapshot | None) -> float:
-    """Seconds between two snapshots of one group; 0 without an earlier one, or when another group has started."""
-    if before is None or before["epoch"] != now["epoch"]:
+    """Seconds between two snapshots of one group; 0 without an earlier one, or when another group has started.
+
+    0, too, when recovery has ended between them: positions that were not known before are no rates.
+    """
+    if before is None or before["epoch"] != now["epoch"] or before["group"] == _RECOVERING != now["group"]:
         return 0.0
     passed_ms: int = now["time_ms"] - before["time_ms"]
     return max(0.0, passed_ms / 1000)

@@ -51,7 +51,7 @@ class Source:
                 old.control.close()
             if (settings := self._read_settings()) != self._settings:
                 self._settings, self._collector.options = settings, self._options()
-            return snapshot(self._collector, self._io, self._paths, rows_max=ROWS_MAX)
+            return snapshot(self._collector, self._paths, rows_max=ROWS_MAX)
         except FileNotFoundError as error:
             raise NotRunningError(f"{error.filename or self._paths.root}: the store has gone away") from None
 

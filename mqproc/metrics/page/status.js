@@ -5,6 +5,7 @@
 const KEPT = 300;
 const RATE_S = 5;
 const LATENCY_S = 60;
+const TYPED_MS = 200;
 const seen = [];
 
 const one = (selector) => document.querySelector(selector);
@@ -192,17 +193,25 @@ function ofAll(shown, all) {
   return all > shown ? `${shown} of ${all}` : String(all);
 }
 
+function searched(name, shown, found, all) {
+  return name && all ? `${ofAll(shown, found)} found, ${all} in all` : ofAll(shown, all);
+}
+
+// The monitor searches all that it knows, and sends the first of what it finds.
 function showTopics(now) {
-  const wanted = one("#filter").value.toLowerCase();
   const before = earlier(RATE_S);
   const passed = Math.max(0.001, (now.time_ms - before.time_ms) / 1000);
   const old = Object.fromEntries(before.topics.map((topic) => [topic.topic, topic]));
   const speed = (topic, key) => count(Math.max(0, topic[key] - (old[topic.topic] ?? topic)[key]) / passed);
-  const rows = now.topics.filter((topic) => topic.topic.toLowerCase().includes(wanted));
-  fill("topics", rows.map((topic) => [topic.topic, [String(topic.queues), "minor"], count(topic.stored),
+  fill("topics", now.topics.map((topic) => [topic.topic, [String(topic.queues), "minor"], count(topic.stored),
     [count(topic.appended), "minor"], speed(topic, "appended"), speed(topic, "delivered"), ago(topic.last_ms, now.time_ms)]));
-  const searched = `${rows.length} of the ${now.topics.length} shown`;
-  show("topic_count", wanted ? `${searched}, ${now.topic_count} in all` : ofAll(now.topics.length, now.topic_count));
+  show("topic_count", searched(now.name, now.topics.length, now.topics_found, now.topic_count));
+}
+
+function showGroups(now) {
+  fill("groups", now.groups.map((group) => [group.group, group.topic, count(group.lag_messages),
+    group.lag_messages && group.lag_s !== null ? span(group.lag_s) : "–"]));
+  show("group_count", searched(now.name, now.groups.length, now.groups_found, now.group_count));
 }
 
 function showDisk(now) {
@@ -244,24 +253,32 @@ function showAll() {
     const middle = latency(name, 0.5);
     return [name, atMost(middle.value), atMost(latency(name, 0.99).value), count(middle.total)];
   }));
-  fill("groups", now.groups.map((group) => [group.group, group.topic, count(group.lag_messages),
-    group.lag_messages && group.lag_s !== null ? span(group.lag_s) : "–"]));
-  show("group_count", ofAll(now.groups.length, now.group_count));
+  showGroups(now);
   fill("errors", now.errors.map((error) => [ago(error.last_ms, now.time_ms), error.role, count(error.count), error.text]));
 }
 
 function take(snapshot) {
   const last = seen[seen.length - 1];
-  if (last && last.epoch !== snapshot.epoch) seen.length = 0;
+  // Recovery ends with positions that were not known before: that is no rate.
+  const recovered = last && last.group === "recovering" && snapshot.group !== "recovering";
+  if (last && (last.epoch !== snapshot.epoch || recovered)) seen.length = 0;
   seen.push(snapshot);
   if (seen.length > KEPT) seen.shift();
   showAll();
 }
 
-const events = new EventSource("/events");
-events.onmessage = (event) => { one("#lost").hidden = true; take(JSON.parse(event.data)); };
-events.onerror = () => { one("#lost").hidden = false; };
-one("#filter").addEventListener("input", () => { if (seen.length) showTopics(seen[seen.length - 1]); });
+let events = null;
+
+function look() {
+  if (events) events.close();
+  events = new EventSource(`/events?name=${encodeURIComponent(one("#filter").value)}`);
+  events.onmessage = (event) => { one("#lost").hidden = true; take(JSON.parse(event.data)); };
+  events.onerror = () => { one("#lost").hidden = false; };
+}
+
+look();
+let pause = 0;
+one("#filter").addEventListener("input", () => { clearTimeout(pause); pause = setTimeout(look, TYPED_MS); });
 
 const root = document.documentElement;
 root.dataset.theme = localStorage.getItem("mqproc-theme") || "";

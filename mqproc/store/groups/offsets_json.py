@@ -201,8 +201,8 @@ def replace(io: StoreIO, syncs: Syncing, paths: StorePaths, text: bytes) -> None
         # The name stays all the time: it is replaced by the rename.
         io.unlink(copy)
         io.keep_link(path, copy)
-    syncs.rename(temporary, path)
-    io.crash_point("offsets.renamed")
+    syncs.rename(temporary, path, lambda: io.crash_point("offsets.renamed"))
+    io.crash_point("offsets.dirsynced")
 
 
 def _copy_of(path: Path) -> Path:

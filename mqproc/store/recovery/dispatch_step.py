@@ -69,7 +69,8 @@ class DispatchStep:
 
     def rebuild(self, lost: dict[int, int], stop: int) -> Redispatched:
         """Build queues again up to a log position: by number, from where on. Raises OSError."""
-        done = self._redispatch.run(min(lost.values()), stop, put_entries=False, only=lost)
+        # Where all is missing above that position, nothing below it is to be gone over.
+        done = self._redispatch.run(min(stop, *lost.values()), stop, put_entries=False, only=lost)
         if done.no_room is not None:
             raise done.no_room
         self.rebuilt.update(lost)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
@@ -176,7 +176,7 @@ class DryRunIO(StoreIO):
     def write_file_atomically(self, path: Path, data: bytes, mode: int = 0o644) -> None:
         self._new(path).write(0, data)
 
-    def rename(self, source: Path, target: Path) -> None:
+    def rename(self, source: Path, target: Path, between: Callable[[], None] | None = None) -> None:
         if self._is_folder(source):
             self._folders.discard(source)
             self._add_folder(target)

@@ -11,7 +11,7 @@ Below the mark nothing is walked but what is known or suspected to be damaged: `
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,6 +31,13 @@ from mqproc.store.visitor import Visit
 WALK_BYTES = 8 << 20
 _CRC_PAIR = record.CRC_NAME + b"\x01"
 _NOTHING_WRITTEN = scan.REASON_NAMES[scan.ZERO]
+
+Told = Callable[[int, int], None]
+"""Hears how many bytes of how many a step has gone over, now and then."""
+
+
+def _nobody(done: int, extent: int) -> None:
+    return
 
 
 @dataclass(slots=True)
@@ -55,9 +62,10 @@ class LogEnd:
 class LogRecovery:
     """Recovery of one store's log. Nothing else may have the store open; every segment has its full length."""
 
-    def __init__(self, io: StoreIO, segments: LogSegments) -> None:
+    def __init__(self, io: StoreIO, segments: LogSegments, told: Told = _nobody) -> None:
         self._io = io
         self._segments = segments
+        self._told = told
         self._resync = Resync(segments)
         self._out = np.zeros(scan.SCAN_SIZE, np.int64)
 
@@ -195,6 +203,7 @@ class LogRecovery:
         With `whole_only` a record without a CRC of its own ends them too.
         """
         while found.end < limit:
+            self._told(found.end - found.start, limit - found.start)
             base = self._segments.start_of(found.end)
             try:
                 view = self._segments.view(base)

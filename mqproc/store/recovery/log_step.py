@@ -21,7 +21,7 @@ from mqproc.paths import StorePaths
 from mqproc.store.damage import MISSING_SEGMENT, DamageLedger, Hole, merged
 from mqproc.store.log_flush import make_segment
 from mqproc.store.marks import DurableMark
-from mqproc.store.recovery.log_recovery import LogEnd, LogRecovery
+from mqproc.store.recovery.log_recovery import LogEnd, LogRecovery, Told
 from mqproc.store.recovery.queue_recovery import LOG_BYTES_MAX
 from mqproc.store.recovery.store_files import LogFiles, StoreFiles
 from mqproc.store.segments import LogSegments
@@ -59,6 +59,7 @@ class LogStep:
         ledger: DamageLedger,
         mark: DurableMark,
         now_ms: Callable[[], int],
+        told: Told,
     ) -> None:
         self._io = io
         self._paths = paths
@@ -67,7 +68,7 @@ class LogStep:
         self._ledger = ledger
         self._mark = mark
         self._now_ms = now_ms
-        self._recovery = LogRecovery(io, segments)
+        self._recovery = LogRecovery(io, segments, told)
 
     def run(self, known_end: Callable[[], int]) -> LogState:
         """Recover. `known_end` tells up to where queues, index and marks know the log, if no segment is left of it.

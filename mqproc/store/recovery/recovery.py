@@ -17,6 +17,7 @@ what it was vouches for nothing: then that part is compared with the log from it
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -159,6 +160,7 @@ class Recovery:
             self._now_ms,
             self._report,
             self._scanners,
+            functools.partial(self._tell, words_of.STEP_DISPATCH),
         )
         self._topics = self._load_topics()
         self._changed = not self._clean
@@ -181,11 +183,19 @@ class Recovery:
         self._index.close()
         self._segments.close()
         self._table.close()
+        self._tell(words_of.STEP_NONE)
         self._words[words_of.RECOVERY_US] = int((time.perf_counter() - started) * 1_000_000)
 
     def _begin(self) -> None:
         """A step begins."""
         self._began = time.perf_counter()
+        self._tell(words_of.STEP_NONE)
+
+    def _tell(self, step: int, done: int = 0, extent: int = 0) -> None:
+        """What is done now, for those who ask the monitor."""
+        self._words[words_of.RECOVERY_STEP] = step
+        self._words[words_of.RECOVERY_DONE] = done
+        self._words[words_of.RECOVERY_EXTENT] = extent
 
     def _end(self, text: str) -> None:
         """A step has ended: one line, with the time that it took."""
@@ -204,7 +214,14 @@ class Recovery:
     def _recover_log(self) -> LogState:
         self._begin()
         step = LogStep(
-            self._io, self._paths, self._segments, self._files, self._ledger, self._marks["commitlog"], self._now_ms
+            self._io,
+            self._paths,
+            self._segments,
+            self._files,
+            self._ledger,
+            self._marks["commitlog"],
+            self._now_ms,
+            functools.partial(self._tell, words_of.STEP_LOG),
         )
         log = step.run(self._known_end)
         found = log.found
@@ -361,6 +378,7 @@ class Recovery:
     # What is durable
 
     def _settle(self, log: LogState, dispatched: int) -> None:
+        self._tell(words_of.STEP_DURABLE)
         rows = ["consumequeue", *(["index"] if self._options.message_index_enable else [])]
         vouched = self._files.all_in_order and all(self._trusted(name, log) is not None for name in rows)
         settling = Settling(self._io, self._paths, self._options, self._marks, log, dispatched, vouched=vouched)

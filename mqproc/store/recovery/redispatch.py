@@ -30,6 +30,7 @@ from mqproc.store.damage import DamageLedger
 from mqproc.store.dispatcher import Dispatch, Gap
 from mqproc.store.index_files import IndexFiles
 from mqproc.store.queue_table import QueueTable
+from mqproc.store.recovery.log_recovery import Told
 from mqproc.store.recovery.resync import Resync
 from mqproc.store.recovery.scan_ahead import ScanAhead, Scanners
 from mqproc.store.segments import LogSegments
@@ -79,6 +80,7 @@ class Redispatch:
         now_ms: Callable[[], int],
         report: Callable[[str], None],
         scanners: Scanners,
+        told: Told,
     ) -> None:
         self._io = io
         self._options = options
@@ -91,6 +93,7 @@ class Redispatch:
         self._now_ms = now_ms
         self._report = report
         self._scanners = scanners
+        self._told = told
         self._resync = Resync(segments)
 
     def run(
@@ -144,6 +147,7 @@ class Redispatch:
         done = Redispatched(start, start, gaps=dispatch.gaps)
         try:
             while done.position < stop:
+                self._told(done.position - start, stop - start)
                 self._segments.read_ahead(done.position, stop)
                 step = dispatch.step(done.position, stop)
                 done.records += step.records

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,9 +65,9 @@ class RecordingIO(StoreIO):
         self._note("replace", path)
         super().write_file_atomically(path, data, mode)
 
-    def rename(self, source: Path, target: Path) -> None:
+    def rename(self, source: Path, target: Path, between: Callable[[], None] | None = None) -> None:
         self._note("rename", target)
-        super().rename(source, target)
+        super().rename(source, target, between)
 
     def unlink(self, path: Path) -> None:
         if path.exists():

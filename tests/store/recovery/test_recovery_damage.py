@@ -22,6 +22,7 @@ from mqproc.config import OnDamage
 from mqproc.errors import CorruptStoreError, StoreAccessError
 from mqproc.io import Entry, StoreIO
 from mqproc.layout import control as words_of
+from mqproc.layout import queue_table as table_layout
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.store.queue_extent import filler_position
 from tests.store.recovery.recovering import NOW_MS, RecordingIO, contents, recover
@@ -166,6 +167,23 @@ def test_a_hole_at_a_queues_end_keeps_its_offsets(store: StoppedStore) -> None:
     assert found.holes == [(store.offsets[min(lost)], store.offsets[max(lost) + 1], "zeros")]
     assert found.queues() == before
     assert_whole(store, found, lost=lost)
+
+
+def test_queue_offsets_that_nobody_has_above_the_mark_keep_no_start_from_coming(store: StoppedStore) -> None:
+    """As another program leaves them that counts a message and then does not store it."""
+    engine = store.engine
+    before = engine.append("First", [b"above the mark"] * 4).tolist()
+    engine.append("Second", [b"into the next segment" * 50] * (SEGMENT // 1_000))
+    for queue_id in range(4):
+        word = table_layout.entry_word(engine.table.find("First", queue_id), table_layout.NEXT_OFFSET)
+        engine.table.words[word] += 3
+    engine.appender.read_next_offsets()
+    behind = engine.append("First", [b"behind the gap"] * 4).tolist()
+    found = store.recover(clean=False)
+    assert (found.end, found.holes) == (store.end, [])
+    units = [found.units("First", queue_id) for queue_id in range(4)]
+    assert {unit[0] for each in units for unit in each.values()} >= {*before, *behind}
+    assert store.recover().queues() == found.queues()
 
 
 def test_a_hole_at_the_logs_beginning_is_told_at_its_queues(store: StoppedStore) -> None:

@@ -1,0 +1,176 @@
+"""What a real group's monitor says while the store is recovered, however long that takes, and afterwards."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from mqproc import Message
+from mqproc.control_words import SUPERVISOR_TIMEOUT_NS
+from mqproc.layout import control as layout
+from mqproc.metrics.collector import TOLD_IN_RECOVERY
+from tests.cli.calling import call
+from tests.conftest import START_TIMEOUT_S, wait_until
+from tests.metrics.chromium import Chromium, browser
+from tests.metrics.held_recovery import POINTS, HeldGroup
+
+MESSAGES = 3000
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[HeldGroup]:
+    """A group whose store is recovered from its log alone; the last run's table of queues is garbage."""
+    group = HeldGroup(tmp_path / "store")
+    group.start()
+    with group.client() as client:
+        client.create_topic("orders", 2)
+        client.send_many([Message("orders", b"x" * 500, queue_id=number % 2) for number in range(MESSAGES)])
+        client.wait_dispatched()
+        client.groups.commit("billing", "orders", 0, 100)
+    group.kill()
+    # Without marks everything is read.
+    shutil.rmtree(group.paths.marks)
+    group.paths.queues.write_bytes(b"garbage")
+    group.begin()
+    yield group
+    group.close()
+
+
+def values(text: str) -> dict[str, float]:
+    """Samples without labels, by name."""
+    return {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if not sample.labels
+    }
+
+
+def first_event(group: HeldGroup) -> Any:
+    with urllib.request.urlopen(f"{group.url()}/events", timeout=60) as answer:
+        return json.loads(answer.readline().removeprefix(b"data: "))
+
+
+def maps_a_table(group: HeldGroup) -> bool:
+    maps = Path(f"/proc/{group.pid(layout.MONITOR)}/maps").read_text()
+    assert "(deleted)" not in "".join(line for line in maps.splitlines() if str(group.store) in line)
+    return str(group.paths.queues) in maps
+
+
+def wait_ready(group: HeldGroup) -> None:
+    wait_until(group.ready, START_TIMEOUT_S, "group ready")
+
+
+def test_a_recovering_group_is_alive_but_not_ready(group: HeldGroup) -> None:
+    log, dispatch, durable = POINTS
+    group.until_at(log)
+    monitor = group.pid(layout.MONITOR)
+    # Longer than a supervisor may be silent that does not recover.
+    beaten_ns = group.words()["supervisor_heartbeat_ns"]
+    wait_until(lambda: time.monotonic_ns() - beaten_ns > SUPERVISOR_TIMEOUT_NS, what="a long recovery")
+
+    assert group.get("/healthz") == (200, "ok\n")
+    status, text = group.get("/readyz")
+    assert status == 503
+    found = re.fullmatch(r"the group is recovering: reading the log, ([\d.]+) of ([\d.]+) MB\n", text)
+    assert found is not None, text
+    assert 1 <= float(found[1]) < float(found[2])
+    status, text = group.get("/metrics")
+    assert status == 200
+    offered = {line.split("{")[0].split()[0] for line in text.splitlines() if line and not line.startswith("#")}
+    assert offered == TOLD_IN_RECOVERY
+    samples = values(text)
+    assert [samples[f"mqproc_{name}"] for name in ("up", "group_ready", "group_recovering")] == [1, 0, 1]
+    event = first_event(group)
+    assert (event["group"], event["ready"], event["topics"]) == ("recovering", False, [])
+    (problem,) = event["problems"]
+    assert problem.startswith("the group is recovering: reading the log")
+    assert not maps_a_table(group)
+
+    group.go_on(log)
+    group.until_at(dispatch)
+    status, text = group.get("/readyz")
+    assert status == 503
+    found = re.fullmatch(r"the group is recovering: dispatching, ([\d.]+) of ([\d.]+) MB\n", text)
+    assert found is not None, text
+    group.go_on(dispatch)
+    group.until_at(durable)
+    assert group.get("/readyz") == (503, "the group is recovering: making it durable\n")
+    # The new table is there, and is opened when all of recovery is over.
+    assert first_event(group)["topics"] == []
+    assert not maps_a_table(group)
+
+    group.go_on(durable)
+    wait_ready(group)
+    assert group.get("/readyz") == (200, "ok\n")
+    assert (group.pid(layout.MONITOR), group.words()["monitor.restarts"]) == (monitor, 0)
+    status, text = group.get("/metrics")
+    assert values(text)["mqproc_group_recovering"] == 0
+    assert f'mqproc_messages_appended_total{{topic="orders"}} {MESSAGES}\n' in text
+    assert maps_a_table(group)
+    # A picture is shown for half a second.
+    wait_until(lambda: first_event(group)["ready"], what="a picture of the ready group")
+    event = first_event(group)
+    assert (event["group"], event["problems"]) == ("ready", [])
+    assert [topic["stored"] for topic in event["topics"] if topic["topic"] == "orders"] == [MESSAGES]
+    (lag,) = event["groups"]
+    assert (lag["group"], lag["lag_messages"]) == ("billing", MESSAGES // 2 - 100)
+    assert event["errors"] == []
+    assert group.words()["recovery_step"] == layout.STEP_NONE
+    assert group.stop() == 0
+
+
+def test_the_command_line_says_so_too(group: HeldGroup) -> None:
+    group.until_at(POINTS[0])
+    began_s = time.monotonic()
+    status = call("status", "--store", group.store, "--timeout", "30s")
+    assert time.monotonic() - began_s < 30, "nobody waits for an answer"
+    assert status.code == 1
+    assert status.out.startswith(f"{group.store}: recovering, not ready")
+    assert "✗ the group is recovering: reading the log, " in status.out
+    roles = {role["role"]: role for role in call("status", "--store", group.store, "--json").json["roles"]}
+    assert roles[layout.MONITOR]["pid"] == group.pid(layout.MONITOR)
+    assert (roles[layout.WRITER]["state"], roles[layout.WRITER]["pid"]) == ("STOPPED", 0)
+    words = call("stat", "--store", group.store, "--json").json["words"]
+    assert (words["alive"], words["recovery_step"]) == (1, layout.STEP_LOG)
+    page = call("top", "--store", group.store, "--once", "--interval", "200ms").out
+    assert "recovering, not ready" in page
+    group.go_on(*POINTS)
+    wait_ready(group)
+    assert call("status", "--store", group.store).code == 0
+
+
+def test_one_that_is_killed_meanwhile_is_told_as_dead(group: HeldGroup) -> None:
+    group.until_at(POINTS[0])
+    assert group.process is not None
+    group.process.kill()
+    group.process.wait(60)
+    beaten_ns = group.words()["supervisor_heartbeat_ns"]
+    wait_until(lambda: time.monotonic_ns() - beaten_ns > SUPERVISOR_TIMEOUT_NS, what="silence")
+    assert call("stat", "--store", group.store, "--json").json["words"]["alive"] == 0
+    assert call("status", "--store", group.store).code == 9
+
+
+@pytest.mark.skipif(browser() is None, reason="no Chromium is installed: apt-get install chromium")
+def test_the_page_says_so_and_goes_on_by_itself(group: HeldGroup, tmp_path: Path) -> None:
+    group.until_at(POINTS[0])
+    with Chromium(tmp_path / "profile") as page:
+        page.open(f"{group.url()}/")
+        page.wait(lambda: page.text("#verdict") == "recovering", "the page says recovering")
+        assert page.text("#problems").startswith("the group is recovering: reading the log, ")
+        assert not page.value("document.querySelector('#problems').hidden")
+        group.go_on(*POINTS)
+        page.wait(lambda: page.text("#verdict") == "ready", "the page says ready", START_TIMEOUT_S)
+        page.wait(lambda: "orders" in page.text("#topics tbody"), "the topics are there")
+        assert page.text("[data-show=write_rate]") == "0 B/s", "what was written before is no rate"
+        assert page.value("document.querySelector('#lost').hidden")
+        assert page.problems == []

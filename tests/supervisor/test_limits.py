@@ -1,0 +1,49 @@
+"""What a group may open, and when the kernel ends it: the unit's limits, and what the supervisor makes of them.
+
+`test_systemd` sees them on processes that a real systemd has started.
+"""
+
+from __future__ import annotations
+
+import re
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mqproc.config import FIELDS
+from mqproc.layout import control as layout
+from tests.supervisor.running_group import RunningGroup
+
+StartGroup = Callable[..., RunningGroup]
+
+DEPLOY = Path(__file__).parents[2] / "supervisor" / "deploy"
+FILES_BESIDE_CLIENTS = 8192
+"""Segments, ConsumeQueue and index files that a role may have open."""
+
+
+def limit(unit: str, name: str) -> int:
+    """What a unit says."""
+    (found,) = re.findall(rf"^{name}=(.*)$", (DEPLOY / unit).read_text(), re.MULTILINE)
+    return int(found)
+
+
+@pytest.mark.parametrize("unit", ["mqproc.service", "mqproc@.service"])
+def test_the_unit_has_descriptors_for_every_client_and_outlives_others(unit: str) -> None:
+    clients_max = FIELDS["max_connections"].metadata["high"]
+    assert limit(unit, "LimitNOFILE") >= clients_max + FILES_BESIDE_CLIENTS
+    assert limit(unit, "OOMScoreAdjust") < 0
+
+
+def test_every_process_may_open_all_that_its_hard_limit_lets_it(start_group: StartGroup) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        group = start_group("--roles=writer,query")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    for process in (layout.SUPERVISOR, layout.TEMPLATE, "writer", "query"):
+        assert psutil.Process(group.pid(process)).rlimit(psutil.RLIMIT_NOFILE) == (hard, hard), process
+    assert group.stop() == 0

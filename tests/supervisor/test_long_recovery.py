@@ -1,0 +1,110 @@
+"""A recovery that takes long: the monitor runs meanwhile, and ends when it fails; the loop takes it over as it is.
+
+Recovery runs in the supervisor, which looks after nobody until it is over.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from mqproc.layout import control as layout
+from tests.supervisor.running_group import RunningGroup, alive, wait_until
+
+StartGroup = Callable[..., RunningGroup]
+
+ROLES = "--roles=writer,monitor"
+SILENT_MS = 500
+
+
+def in_recovery(start_group: StartGroup, *arguments: str) -> RunningGroup:
+    """A group that recovers until `go_on`; its monitor is at work."""
+    silent = f"--set=heartbeat_timeout_ms={SILENT_MS}"
+    group = start_group(ROLES, "--recovery=held", silent, *arguments, wait=False)
+    wait_until(lambda: any(line.startswith("recover ") for line in group.events), "recovery")
+    wait_until(lambda: group.cycles(layout.MONITOR) > 0, "the monitor at work")
+    return group
+
+
+def go_on(group: RunningGroup) -> None:
+    (group.root / "go").touch()
+
+
+def test_the_monitor_works_while_nothing_else_runs_and_goes_on_afterwards(start_group: StartGroup) -> None:
+    group = in_recovery(start_group)
+    pid = group.pid(layout.MONITOR)
+    began_ns = time.monotonic_ns()
+    beaten = group.control.load(layout.SUPERVISOR_HEARTBEAT_NS)
+    wait_until(lambda: time.monotonic_ns() - began_ns > 2e6 * SILENT_MS, "as long as would be silent")
+    cycles = group.cycles(layout.MONITOR)
+    wait_until(lambda: group.cycles(layout.MONITOR) > cycles, "it works on")
+    assert group.control.load(layout.GROUP_STATE) == layout.GROUP_RECOVERING
+    assert group.control.load(layout.SUPERVISOR_HEARTBEAT_NS) == beaten
+    assert group.pid(layout.WRITER) == 0
+    go_on(group)
+    group.wait_for_line("all serve")
+    assert (group.pid(layout.MONITOR), group.word(layout.MONITOR, "incarnation")) == (pid, 1)
+    assert not any("aborted" in line for line in group.lines)
+    states = [line.split()[:2] for line in group.lines if line.startswith(("monitor", "writer", "recovery"))]
+    assert states == [
+        ["monitor", "STARTING,"],
+        ["recovery:", "nothing"],
+        ["monitor", "RUNNING,"],
+        ["writer", "STARTING,"],
+        ["writer", "RUNNING,"],
+    ]
+    (said,) = [line for line in group.lines if line.startswith("monitor RUNNING")]
+    took_ms = float(said.split()[-2])
+    assert took_ms < (time.monotonic_ns() - began_ns) / 1e6 - SILENT_MS, "its own start, not recovery's"
+    assert group.stop() == 0
+
+
+def test_a_monitor_that_dies_is_started_again_when_recovery_is_over(start_group: StartGroup) -> None:
+    group = in_recovery(start_group)
+    before = group.kill(layout.MONITOR)
+    go_on(group)
+    group.wait_for_line("all serve")
+    wait_until(lambda: group.running(layout.MONITOR) and group.pid(layout.MONITOR) not in (0, before), "a successor")
+    assert (group.word(layout.MONITOR, "incarnation"), group.word(layout.MONITOR, "restarts")) == (2, 1)
+    assert not alive(before)
+    assert group.stop() == 0
+
+
+def test_a_monitor_that_hangs_is_replaced_when_recovery_is_over(start_group: StartGroup) -> None:
+    group = in_recovery(start_group)
+    wait_until(lambda: group.control.load(layout.role_word(layout.MONITOR, "sleeping")), "it waits")
+    before = group.kill(layout.MONITOR, signal.SIGSTOP)
+    go_on(group)
+    group.wait_for_line("while running: aborted")
+    wait_until(lambda: group.running(layout.MONITOR) and group.pid(layout.MONITOR) not in (0, before), "a successor")
+    assert group.stop() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_recovery_ends_it(start_group: StartGroup, number: signal.Signals) -> None:
+    group = in_recovery(start_group)
+    pid = group.pid(layout.MONITOR)
+    assert group.stop(number) == 130
+    assert not alive(pid)
+    assert group.lock_is_free
+    assert (group.root / "abort").exists()
+    assert group.control.load(layout.GROUP_STATE) == layout.GROUP_DOWN
+
+
+def test_a_recovery_that_fails_ends_it(start_group: StartGroup) -> None:
+    group = start_group(ROLES, "--recovery=refuse", wait=False)
+    assert group.wait() == 6
+    assert group.errors == ["damaged below the mark"]
+    assert any(line.startswith("monitor STARTING") for line in group.lines)
+    assert group.lock_is_free
+
+
+def test_a_supervisor_that_is_killed_amid_recovery_takes_it_along(start_group: StartGroup) -> None:
+    group = in_recovery(start_group)
+    pid = group.pid(layout.MONITOR)
+    group.process.kill()
+    wait_until(lambda: not alive(pid), "no monitor")
+    wait_until(lambda: group.lock_is_free, "no lock")

@@ -1,0 +1,41 @@
+"""A signal that asks for the end is heard wherever it comes: before recovery, amid it, and by the loop."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from mqproc.supervisor.signals import STOPPING, Signals
+
+
+@pytest.fixture
+def signals() -> Iterator[Signals]:
+    signals = Signals()
+    yield signals
+    signals.close()
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_one_that_came_before_recovery_interrupts_it(signals: Signals, number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+    with pytest.raises(KeyboardInterrupt), signals.interrupting():
+        pytest.fail("recovery has begun")
+    assert signals.take() == [number]
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_one_amid_recovery_interrupts_it(signals: Signals, number: signal.Signals) -> None:
+    with pytest.raises(KeyboardInterrupt), signals.interrupting():
+        os.kill(os.getpid(), number)
+
+
+def test_others_and_later_ones_wait_for_the_loop(signals: Signals) -> None:
+    os.kill(os.getpid(), signal.SIGHUP)
+    with signals.interrupting():
+        os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert signals.take() == [signal.SIGHUP, signal.SIGUSR1, signal.SIGTERM]
+    assert signals.take() == []
