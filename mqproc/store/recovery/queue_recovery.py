@@ -272,7 +272,7 @@ class QueueRecovery:
         """Fillers for queue offsets that no record of the log has; how many units changed.
 
         They name the hole that lies there, if one does. With `keep_units` units that are there already stay, as far as
-        they point between the gap's ends.
+        they could be of records between the gap's ends.
         """
         return sum(self._fill(gap, holes, keep_units=keep_units) for gap in gaps if gap.stop - gap.first <= FILL_MAX)
 
@@ -300,8 +300,11 @@ class QueueRecovery:
             there = as_units(self._files.read_units(topic, queue_id, first, len(wanted)))
         except FileNotFoundError:
             return
-        offsets = there["physical_offset"]
-        kept = (there["size"] > 0) & (offsets >= gap.physical_end) & (offsets < gap.physical_stop)
+        offsets, sizes = there["physical_offset"].astype(np.int64), there["size"].astype(np.int64)
+        is_filler = sizes == FILLER_SIZE
+        # A power loss may leave anything where a file begins; fillers point to the begin of something longer.
+        is_record = (sizes >= record.FIXED_SIZE_V4) & (offsets + sizes <= gap.physical_stop)
+        kept = (offsets >= gap.physical_end) & (offsets < gap.physical_stop) & (is_filler | is_record)
         wanted[: len(there)][kept] = there[kept]
 
     def fill_holes(self, holes: Iterable[tuple[int, int]]) -> int:

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import signal
+import struct
 from pathlib import Path
 
 import pytest
@@ -184,6 +185,25 @@ def test_queue_offsets_that_nobody_has_above_the_mark_keep_no_start_from_coming(
     units = [found.units("First", queue_id) for queue_id in range(4)]
     assert {unit[0] for each in units for unit in each.values()} >= {*before, *behind}
     assert store.recover().queues() == found.queues()
+
+
+def test_garbage_before_a_queues_first_unit_is_no_unit(store: StoppedStore) -> None:
+    """A topic that was deleted and made again begins amid its file; of that a power loss may have left anything."""
+    engine = store.engine
+    numbers = [engine.table.create_queue("Again", queue_id) for queue_id in range(4)]
+    for number in numbers:
+        engine.table.words[table_layout.entry_word(number, table_layout.NEXT_OFFSET)] = 23
+    engine.appender.read_next_offsets()
+    engine.append("Again", [b"above the mark"] * 8)
+    size = store.queue_file("First", 0).stat().st_size
+    for queue_id in range(4):
+        path = store.queue_file("Again", queue_id)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(struct.pack(">qiq", 0, 796_433_280, -732_891_136_580_372_184) + bytes(range(200, 250)) * 9)
+        os.truncate(path, size)
+    found = store.recover(clean=False)
+    assert {ends for (topic, _queue_id), ends in found.queues().items() if topic == "Again"} == {(23, 25)}
+    assert store.recover(clean=False).queues() == found.queues()
 
 
 def test_a_hole_at_the_logs_beginning_is_told_at_its_queues(store: StoppedStore) -> None:
