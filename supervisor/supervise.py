@@ -54,6 +54,9 @@ EXIT_NOT_BOOTED: Final = 3
 EXIT_INTERRUPTED: Final = 130
 _MS: Final = 1_000_000
 
+Ready = Callable[[Control], None]
+"""Is told when every role serves, with the group's words."""
+
 
 def supervise(
     paths: StorePaths,
@@ -62,7 +65,7 @@ def supervise(
     hooks: Hooks,
     *,
     report: Report = print,
-    ready: Callable[[], None] = lambda: None,
+    ready: Ready = lambda control: None,
     timing: Timing | None = None,
     policy: RestartPolicy | None = None,
     io: StoreIO | None = None,
@@ -120,7 +123,7 @@ class Supervisor:
         hooks: Hooks,
         specs: Sequence[RoleSpec],
         lock: StoreLock,
-        ready: Callable[[], None],
+        ready: Ready,
         timing: Timing,
         policy: RestartPolicy,
     ) -> None:
@@ -254,7 +257,7 @@ class Supervisor:
         if self._group.all_have_run:
             self._set_group_state(layout.GROUP_READY)
             with contextlib.suppress(OSError):
-                self._ready()
+                self._ready(self._control)
         else:
             self._group.start_next()
 

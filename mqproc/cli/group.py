@@ -28,6 +28,7 @@ from mqproc.paths import StorePaths
 from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest, StatusAnswer
 
 if TYPE_CHECKING:
+    from mqproc.control import Control
     from mqproc.supervisor import Outcome, Report
 
 # Stopping in order writes out and syncs whatever is dirty.
@@ -92,9 +93,9 @@ def start_group(paths: StorePaths, load_options: Callable[[], Options], report: 
     hooks = replace(engine_hooks(), reload=lambda: adopted_options(paths, load_options(), report))
 
     def run(report: Report, ready: Callable[[], None]) -> Outcome:
-        def told() -> None:
+        def told(control: Control) -> None:
             # The monitor has tried its port by now; it goes on trying.
-            if not control_words.read_words(paths)["monitor_port"]:
+            if not control.load(layout.MONITOR_PORT):
                 report(not_offered(options))
             ready()
 

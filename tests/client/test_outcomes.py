@@ -211,8 +211,13 @@ def test_a_full_server_is_asked_again(tmp_path: Path) -> None:
     with MemoryRoles(tmp_path, Limits(connections=1)) as roles:
         with Client(roles.store) as only, Client(roles.store, timeout=1.0) as other:
             only.send("orders", b"x")
-            with pytest.raises(TooManyConnectionsError):
-                other.send("orders", b"y")
+            told: list[Exception] = []
+            while not any(isinstance(error, TooManyConnectionsError) for error in told):
+                # Its time may also end while the server's refusal is on its way.
+                with pytest.raises((TooManyConnectionsError, SendOutcomeUnknownError)) as raised:
+                    other.send("orders", b"y")
+                told.append(raised.value)
+                assert len(told) < 10
         with Client(roles.store) as later:
             later.send("orders", b"z")
     assert [message.body for message in roles.messages] == [b"x", b"z"]

@@ -10,6 +10,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.Map;
 import java.util.Properties;
+import java.util.concurrent.ThreadLocalRandom;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.common.MQVersion;
@@ -39,7 +40,8 @@ import org.apache.rocketmq.store.config.MessageStoreConfig;
 final class StoreBroker {
     private static final int TIMEOUT_MS = 10_000;
     /** Just above the ports of well-known services; the broker takes the one two below, too. */
-    private static final int LOWEST_PORT = 1026;
+    private static final int LOWEST_PORT = 12_000;
+    private static final int OUTGOING_PORTS = 32_000;
 
     static {
         System.setProperty("tls.server.mode", "disabled");  // Making a certificate takes seconds.
@@ -79,14 +81,26 @@ final class StoreBroker {
         client.start();
     }
 
+    /**
+     * A port that is free, and the one two below it, where a broker listens too. Not one of those that the system gives
+     * to outgoing connections: such a one may be taken again before it is used.
+     */
     static int freePort() throws IOException {
-        int port = 0;
-        while (port < LOWEST_PORT) {
-            try (var socket = new ServerSocket(0)) {
-                port = socket.getLocalPort();
+        for (int tries = 0; tries < 1_000; tries++) {
+            int port = ThreadLocalRandom.current().nextInt(LOWEST_PORT, OUTGOING_PORTS);
+            if (isFree(port) && isFree(port - 2)) {
+                return port;
             }
         }
-        return port;
+        throw new IOException("no free port");
+    }
+
+    private static boolean isFree(int port) {
+        try (var socket = new ServerSocket(port)) {
+            return socket.isBound();
+        } catch (IOException taken) {
+            return false;
+        }
     }
 
     /** Makes a topic of one queue, and a group. */
