@@ -314,9 +314,12 @@ class ConsumeQueueFiles:
         return queue_extent.extent(row, lambda physical_offset, size: physical_offset >= 0 and size > 0)
 
     def extent_below(self, topic: str, queue_id: int, physical_offset: int) -> QueueExtent:
-        """What a queue holds of records that begin below a log position. Units below it must be whole."""
+        """What a queue holds of records that end at or below a log position, where one begins; its units must be whole.
+
+        What is left of a deleted queue may end with a torn one, which nobody has synced: its size is anything.
+        """
         row = _Row(self, topic, queue_id, 0)
-        return queue_extent.extent(row, lambda at, size: 0 <= at < physical_offset and size > 0)
+        return queue_extent.extent(row, lambda at, size: at >= 0 and 0 < size <= physical_offset - at)
 
     def first_offset(self, topic: str, queue_id: int, start: int) -> int:
         """Queue offset behind the fillers that a row, whose first file begins at byte `start`, may begin with."""

@@ -54,6 +54,17 @@ def row(files: ConsumeQueueFiles, topic: str = "T", queue_id: int = 0) -> dict[i
     return {start: files.path(topic, queue_id, start).read_bytes() for start in files.starts(topic, queue_id)}
 
 
+def test_a_torn_unit_of_a_record_that_ends_nowhere_is_none_below_a_position(tmp_path: Path) -> None:
+    """As a power loss leaves it behind the last units of a deleted queue, of which nothing was synced any more."""
+    files = open_files(tmp_path)
+    files.write_run("T", 0, 0, units(0, 5))
+    files.write_run("T", 0, 5, np.frombuffer(struct.pack(">qiq", 500, 39_848_564, -7), np.uint8))
+    extent = files.extent_below("T", 0, 800)
+    assert (extent.first_offset, extent.max_offset, extent.last_physical_end) == (0, 5, 500)
+    assert files.extent_below("T", 0, 500 + 39_848_564).max_offset == 6
+    files.close()
+
+
 def test_a_run_over_file_borders_lies_at_its_queue_offsets(tmp_path: Path) -> None:
     files = open_files(tmp_path)
     files.write_run("T", 0, 0, units(0, 50))
