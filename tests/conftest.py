@@ -114,6 +114,10 @@ class Group:
     def ready(self) -> bool:
         if self.process is not None and self.process.poll() is not None:
             pytest.fail(f"the group ended with {self.process.returncode}:\n{self.output.read_text()[-4000:]}")
+        return self.is_ready()
+
+    def is_ready(self) -> bool:
+        """As `ready`, of a group that may as well have ended."""
         words = self.words()
         if not words or words["group_state"] != words_of.GROUP_READY:
             return False

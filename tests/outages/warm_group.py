@@ -63,7 +63,8 @@ class WarmGroup(Group):
         self.begin(environment)
         process = self.process
         assert process is not None
-        wait_until(lambda: process.poll() is not None or self.ready(), START_TIMEOUT_S, f"a start with {environment}")
+        what = f"a start with {environment}"
+        wait_until(lambda: process.poll() is not None or self.is_ready(), START_TIMEOUT_S, what)
         return process.poll() is None
 
     def run(self, *arguments: str) -> int:
