@@ -23,7 +23,10 @@ def start_detached(store: Path, settings: Sequence[str], config: Path | None, re
     for setting in settings:
         command += ["--set", setting]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=os.environ) as child:
+    # In a session of its own, so that Ctrl-C is this command's alone.
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, env=os.environ, start_new_session=True
+    ) as child:
         assert child.stdout is not None
         assert child.stderr is not None
         try:
@@ -31,11 +34,22 @@ def start_detached(store: Path, settings: Sequence[str], config: Path | None, re
                 report(line.rstrip())
             errors = child.stderr.read().strip()
         except (KeyboardInterrupt, SystemExit):
-            if child.wait() == 0:
-                stop(store)
+            _take_back(child, store, report)
             raise
     if child.returncode != 0:
         raise StartError(f"{store}: the group did not start: {errors or f'exit code {child.returncode}'}")
+
+
+def _take_back(child: subprocess.Popen[str], store: Path, report: Callable[[str], None]) -> None:
+    """Stop a group that was just being started, once it is up; one that the start was refused for is another's."""
+    try:
+        child.communicate(timeout=DOWN_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        report(f"the group is starting still; mqproc down --store {store} stops it")
+        return
+    if child.returncode == 0:
+        stop(store)
 
 
 def stop(store: Path) -> None:

@@ -33,6 +33,8 @@ from mqproc.store.unsynced import Unsynced
 ITEM_STEP_BYTES: Final = 8 * MIB
 # Space is allocated by the step, then doubling, up to this much at once.
 ALLOCATED_AHEAD_MAX_BYTES: Final = 64 * MIB
+# No more than one part in so many of what is free is taken before it is needed.
+AHEAD_OF_FREE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class _MappedIndex:
         self.file_ms = file_ms(path.name)
         self.slots = slots
         self.items = items
+        self._folder = path.parent
         self._fd = io.open(path, write=True)
         try:
             size = io.size(self._fd)
@@ -169,11 +172,12 @@ class _MappedIndex:
         self._step_items = min(whole_items, self.items)
 
     def _allocate(self, start: int, reach: int) -> None:
-        """Allocate to `reach` at least, and as much again as the items before take.
+        """Allocate to `reach` at least, and as much again as the items before take while the disk has plenty of room.
 
         A call may wait for the file system's journal, which a sync elsewhere holds for tenths of a second.
         """
-        ahead = min(start - layout.items_start(self.slots), ALLOCATED_AHEAD_MAX_BYTES)
+        _used, free = self._io.disk_usage(self._folder)
+        ahead = min(start - layout.items_start(self.slots), ALLOCATED_AHEAD_MAX_BYTES, free // AHEAD_OF_FREE)
         end = min(max(reach, start + ahead + layout.ITEM_SIZE), len(self.mapping))
         self._io.allocate(self._fd, start, end - start)
         self._allocated_end = end

@@ -16,7 +16,7 @@ from tests.conftest import wait_until
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", [*SIGNALS, signal.SIGINT])
 @pytest.mark.parametrize("when", ["commitlog/*", "mqproc/writer.sock"])
 def test_a_benchmark_takes_its_group_and_store_along(number: signal.Signals, when: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mqproc", "bench", "append", "--seconds", "300", "--no-limits"]

@@ -7,14 +7,11 @@ Messages 0 to 3 of the topic have tag a, the others tag b, and the group asks fo
 
 from __future__ import annotations
 
-import json
-import subprocess
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from tests.golden.fixtures import GOLDEN
+from tests.interop.made_golden import make_golden
 from tests.interop.rocketmq import Line, RocketMq
 
 NAME = "j_pop"
@@ -74,16 +71,5 @@ def make(rocketmq: RocketMq, store: Path) -> None:
     assert rocketmq.ask("stop", store) == {"clean": True}
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        with RocketMq(folder) as rocketmq:
-            make(rocketmq, folder / "store")
-        archive = GOLDEN / f"{NAME}.tar.gz"
-        # The wheel of the timer is 38 MB of which some pages are written.
-        subprocess.run(["tar", "--sparse", "-czf", archive, "-C", folder, "store"], check=True, timeout=TIMEOUT_S)
-        print(json.dumps({"archive": str(archive), "bytes": archive.stat().st_size}))
-
-
 if __name__ == "__main__":
-    main()
+    make_golden(NAME, make)

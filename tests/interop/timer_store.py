@@ -9,16 +9,13 @@ with them and cancelled, and one is due so much later that it waits in a slot ha
 from __future__ import annotations
 
 import base64
-import json
-import subprocess
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, Final
 
 from tests.cli.calling import call
-from tests.golden.fixtures import GOLDEN
 from tests.interop.java_stores import SIZES
+from tests.interop.made_golden import make_golden
 from tests.interop.rocketmq import Line, RocketMq, rocketmq_options
 
 NAME: Final = "k_timer"
@@ -36,7 +33,6 @@ WAITING: Final = [f"waiting {number}" for number in range(5)]
 CANCELLED, FAR = "cancelled", "far"
 SOON_MS, LATER_MS, FAR_MS = 2_000, 30_000, 400 * 86_400_000
 APART_MS: Final = 700
-TIMEOUT_S: Final = 60
 
 
 def parked(body: str, due_ms: int, **properties: str) -> Line:
@@ -90,16 +86,5 @@ def make(rocketmq: RocketMq, store: Path) -> None:
     assert time.time_ns() // 1_000_000 < later_ms, "closing took too long: what was to wait is delivered"
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        with RocketMq(folder) as rocketmq:
-            make(rocketmq, folder / "store")
-        archive = GOLDEN / f"{NAME}.tar.gz"
-        # The wheel of the timer is 38 MB of which some pages are written.
-        subprocess.run(["tar", "--sparse", "-czf", archive, "-C", folder, "store"], check=True, timeout=TIMEOUT_S)
-        print(json.dumps({"archive": str(archive), "bytes": archive.stat().st_size}))
-
-
 if __name__ == "__main__":
-    main()
+    make_golden(NAME, make)

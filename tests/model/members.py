@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 from mqproc import AsyncClient, Client
 from mqproc.client.aio_consumer import AsyncConsumer
@@ -29,23 +29,38 @@ Place = tuple[str, int, int]
 Seen = tuple[Place, bytes]
 
 
-class Served:
-    """One member in its process; what it can be told."""
+C = TypeVar("C", Consumer, AsyncConsumer)
 
-    def __init__(self, consumer: Consumer, ordered: bool) -> None:
-        self._consumer = consumer.__enter__()
+
+class _Member(Generic[C]):
+    """What members of both clients have."""
+
+    def __init__(self, consumer: C, ordered: bool) -> None:
+        self._consumer = consumer
         self._ordered = ordered
         self._held: dict[Place, StoredMessage] = {}
-        self._loop: Iterator[StoredMessage] | None = None
         self._given: StoredMessage | None = None
 
     def joined(self) -> str:
         return self._consumer.member_id
 
-    def receive(self, count: int) -> list[Seen]:
-        found = self._consumer.receive(count, LOOK_S, ordered=self._ordered)
+    def ack(self, places: Iterable[Place]) -> None:
+        self._consumer.ack(*map(self._held.pop, places))
+
+    def _took(self, found: list[StoredMessage]) -> list[Seen]:
         self._held |= {_place(message): message for message in found}
         return _seen(found)
+
+
+class Served(_Member[Consumer]):
+    """One member in its process; what it can be told."""
+
+    def __init__(self, consumer: Consumer, ordered: bool) -> None:
+        super().__init__(consumer.__enter__(), ordered)
+        self._loop: Iterator[StoredMessage] | None = None
+
+    def receive(self, count: int) -> list[Seen]:
+        return self._took(self._consumer.receive(count, LOOK_S, ordered=self._ordered))
 
     def iterate(self, count: int) -> tuple[list[Seen], bool]:
         """Go on with the loop, or begin one: what came, and whether the loop is over, so that all of it is done."""
@@ -70,9 +85,6 @@ class Served:
             return _seen([message])
         raise AssertionError("the loop has ended")
 
-    def ack(self, places: Iterable[Place]) -> None:
-        self._consumer.ack(*map(self._held.pop, places))
-
     def nack(self, places: Iterable[Place]) -> None:
         self._consumer.nack(*map(self._held.pop, places), delay_level=1)
 
@@ -89,23 +101,15 @@ class Served:
         self._consumer.__exit__(None, None, None)
 
 
-class AsyncServed:
+class AsyncServed(_Member[AsyncConsumer]):
     """The same of asyncio's client."""
 
     def __init__(self, consumer: AsyncConsumer, ordered: bool) -> None:
-        self._consumer = consumer
-        self._ordered = ordered
-        self._held: dict[Place, StoredMessage] = {}
+        super().__init__(consumer, ordered)
         self._loop: AsyncGenerator[StoredMessage] | None = None
-        self._given: StoredMessage | None = None
-
-    def joined(self) -> str:
-        return self._consumer.member_id
 
     async def receive(self, count: int) -> list[Seen]:
-        found = await self._consumer.receive(count, LOOK_S, ordered=self._ordered)
-        self._held |= {_place(message): message for message in found}
-        return _seen(found)
+        return self._took(await self._consumer.receive(count, LOOK_S, ordered=self._ordered))
 
     async def iterate(self, count: int) -> tuple[list[Seen], bool]:
         found: list[StoredMessage] = []
@@ -127,9 +131,6 @@ class AsyncServed:
     async def first(self) -> list[Seen]:
         async with contextlib.aclosing(_generator(aiter(self._consumer))) as loop:
             return _seen([await anext(loop)])
-
-    def ack(self, places: Iterable[Place]) -> None:
-        self._consumer.ack(*map(self._held.pop, places))
 
     async def nack(self, places: Iterable[Place]) -> None:
         await self._consumer.nack(*map(self._held.pop, places), delay_level=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -144,7 +145,17 @@ def test_a_file_is_sparse_beyond_what_was_allocated(tmp_path: Path) -> None:
     assert layout.items_start(5_000_000) < allocated < layout.items_start(5_000_000) + 2 * index_files.ITEM_STEP_BYTES
 
 
-def test_space_is_allocated_as_much_again_as_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("free", "starts"),
+    [
+        (1 << 40, [0, 4096, 8192, 16384, 32768, 49152, 65536]),
+        (index_files.AHEAD_OF_FREE * 4096, range(0, 5 * 16384, 4096)),
+    ],
+    ids=["plenty of room", "little room"],
+)
+def test_space_is_allocated_as_much_again_as_is_used(
+    free: int, starts: Sequence[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One call for each doubling: a call may have to wait for a sync of something else."""
     monkeypatch.setattr(index_files, "ITEM_STEP_BYTES", 4096)
     monkeypatch.setattr(index_files, "ALLOCATED_AHEAD_MAX_BYTES", 16384)
@@ -155,6 +166,9 @@ def test_space_is_allocated_as_much_again_as_is_used(tmp_path: Path, monkeypatch
             allocated.append((offset - layout.items_start(64), size))
             super().allocate(fd, offset, size)
 
+        def disk_usage(self, folder: Path) -> tuple[int, int]:
+            return 0, free
+
     items = 5 * 16384 // layout.ITEM_SIZE
     index = IndexFiles(TracedIO(), tmp_path, slots=64, items=items)
     offsets = np.arange(1, items, dtype=np.int64)
@@ -164,8 +178,8 @@ def test_space_is_allocated_as_much_again_as_is_used(tmp_path: Path, monkeypatch
     index.close()
     steps = [(start, size) for start, size in allocated if start >= 0]
     assert steps[0] == (0, 4096 + layout.ITEM_SIZE)
-    assert [start for start, _size in steps] == [0, 4096, 8192, 16384, 32768, 49152, 65536]
-    assert max(size for _start, size in steps) == 16384 + layout.ITEM_SIZE
+    assert [start for start, _size in steps] == list(starts)
+    assert max(size for _start, size in steps) == max(np.diff(starts)) + layout.ITEM_SIZE
 
 
 @pytest.mark.parametrize("sync_follows", [True, False])

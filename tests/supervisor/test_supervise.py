@@ -300,11 +300,10 @@ class TestKills:
         assert group.stop() == 0
 
     def test_template_that_hangs_is_killed_and_replaced(self, start_group: StartGroup) -> None:
-        group = start_group(FEW, "--set=heartbeat_timeout_ms=500", "--timing=spawn_ms=2000")
+        group = start_group(FEW, "--set=heartbeat_timeout_ms=500", "--timing=spawn_ms=5000")
         group.kill("template", signal.SIGSTOP)
         group.kill_and_wait("writer")
-        # A busy machine may have its successor take as long.
-        assert group.word("template", "restarts") >= 1
+        assert group.word("template", "restarts") == 1
 
     def test_killed_supervisor_takes_everything_along_and_frees_the_lock(self, start_group: StartGroup) -> None:
         killed = itertools.count(1)

@@ -272,7 +272,7 @@ class _Verifier:
         lasting = inventory.findings
         deadline = time.monotonic() + _PATIENCE_S
         while is_running and lasting:
-            again = take_inventory(self._io, self._paths, inventory.sizes).findings
+            again = set(take_inventory(self._io, self._paths, inventory.sizes).findings)
             lasting = [finding for finding in lasting if finding in again]
             if time.monotonic() > deadline or all(finding.as_note for finding in lasting):
                 break
