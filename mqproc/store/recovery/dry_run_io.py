@@ -219,6 +219,10 @@ class DryRunIO(StoreIO):
     def sync_folder(self, folder: Path) -> None:
         return
 
+    def disk_usage(self, folder: Path) -> tuple[int, int]:
+        """Of the store's file system: the folder may be one that only this storage has."""
+        return super().disk_usage(self._root)
+
     # Descriptors
 
     def open(self, path: Path, *, write: bool = False, create: bool = False, mode: int = 0o644) -> int:

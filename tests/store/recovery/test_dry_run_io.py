@@ -120,6 +120,15 @@ def test_a_folder_is_moved_as_a_whole(dry: DryRunIO, tmp_path: Path) -> None:
     assert (change.path, change.what, change.target) == (tmp_path / "folder", "moved", tmp_path / "aside")
 
 
+def test_a_folder_that_only_this_storage_has_is_on_the_store_s_disk(dry: DryRunIO, tmp_path: Path) -> None:
+    made = tmp_path / "made" / "inside"
+    dry.make_folder(made)
+    used, free = dry.disk_usage(made)
+    assert used > 0
+    assert free > 0
+    assert not made.exists()
+
+
 def test_what_is_stored_to_in_place_is_told_apart_from_what_is_replaced(dry: DryRunIO, tmp_path: Path) -> None:
     """Of a file that is replaced or removed untouched another name keeps the bytes; of the others only a copy does."""
     for name in ("stored", "replaced", "removed", "stored then removed", "made again"):
