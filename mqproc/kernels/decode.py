@@ -26,6 +26,7 @@ from mqproc.kernels.host_text import HOST_TEXT_MAX, host_text
 from mqproc.kernels.intrinsics import copy_bytes, load_be32, load_be64
 from mqproc.kernels.jit import inlined, kernel
 from mqproc.kernels.primitive import Bytes, Words
+from mqproc.kernels.queue_lookup import same_bytes
 from mqproc.kernels.record_check import (
     REASON_NAMES,
     body_length_at,
@@ -241,9 +242,21 @@ def take_hosts(buf: Bytes, places: Words, row: int, offsets: Int32s, data: Bytes
     """The hosts of `row` as text → `offsets` int32[n + 1] and `data` uint8[≥ HOST_TEXT_MAX × n]; returns the bytes."""
     count = offsets.size - 1
     end = 0
+    host_before = 0
+    size_before = 0
     offsets[0] = 0
     for i in range(count):
-        end = host_text(buf, int(places[row * count + i]), int(places[(row + 1) * count + i]), data, end)
+        host = int(places[row * count + i])
+        size = int(places[(row + 1) * count + i])
+        # Most messages have the host of the one before: its text is there.
+        if size == size_before and same_bytes(buf, host, buf, host_before, size):
+            text = int(offsets[i - 1])
+            copy_bytes(data, end, data, text, end - text)
+            end += end - text
+        else:
+            end = host_text(buf, host, size, data, end)
+        host_before = host
+        size_before = size
         offsets[i + 1] = end
     return end
 

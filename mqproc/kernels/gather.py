@@ -78,9 +78,10 @@ LOOK_BYTES = 1024
 """What looking at a record costs beside its bytes."""
 
 # A queue's records lie apart in the log, so the processor does not see where it reads next: it is told this many units
-# ahead, the record's first lines. (Measured: a third to a half less time per record.)
+# ahead, so many bytes of the record. (Measured: a third to a half less time per record; 512 instead of 256 bytes takes
+# a third off one with a body of 128. A number of lines that goes by the record's size is slower than a fixed one.)
 AHEAD_UNITS = 8
-_AHEAD_BYTES = 256
+_AHEAD_BYTES = 512
 _LINE = 64
 
 TIME_MIN = 0

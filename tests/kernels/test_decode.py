@@ -64,6 +64,21 @@ def test_columns_have_arrows_types(log: SmallLog) -> None:
         assert (offsets.dtype, data.dtype) == (np.int32, np.uint8)
 
 
+def test_a_host_as_the_one_before_reads_alike() -> None:
+    """Equal, all but equal in each byte that may differ, and of another length, in any order."""
+    hosts = [host_bytes(*each) for each in (("10.0.0.1", 1), ("10.0.0.1", 2), ("11.0.0.1", 1), ("::1", 1), ("::2", 1))]
+    rows = [hosts[number] for number in (0, 0, 1, 1, 0, 2, 2, 2, 3, 3, 4, 3, 3, 0, 0)]
+    buf = kernel_bytes(b"".join(rows) + bytes(8))
+    sizes = np.array([len(row) for row in rows], np.int64)
+    starts = np.cumsum(sizes) - sizes
+    places = np.concatenate([starts, sizes])
+    for kernel in (decode.take_hosts, plain(decode.take_hosts)):
+        offsets, data = np.zeros(len(rows) + 1, np.int32), np.zeros(HOST_TEXT_MAX * len(rows), np.uint8)
+        assert kernel(buf, places, 0, offsets, data) == offsets[-1]
+        texts = [data[start:stop].tobytes().decode() for start, stop in itertools.pairwise(offsets)]
+        assert texts == [host_text_of(row) for row in rows]
+
+
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(ALL_COLUMNS), unique=True))
 def test_any_subset_is_the_same_as_all(names: list[str]) -> None:
