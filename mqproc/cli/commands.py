@@ -53,6 +53,20 @@ class Moment(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
+class LaterMoment(click.ParamType["int | str"]):
+    """A moment of a work that is gone on with: one relative to now stays the text, which counts from the work's start.
+
+    So the same command means the same messages, however much later it is given again.
+    """
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        moment_ms = MOMENT.convert(value, param, ctx)
+        text = str(value).strip()
+        return text if times.is_duration(text) or text == "now" else moment_ms
+
+
 class Size(click.ParamType[int]):
     """Bytes: a number, or one with unit: `64KiB`, `10MB`, `1g`."""
 
@@ -67,6 +81,7 @@ class Size(click.ParamType[int]):
 
 SECONDS = Seconds()
 MOMENT = Moment()
+LATER_MOMENT = LaterMoment()
 SIZE = Size()
 
 

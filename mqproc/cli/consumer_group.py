@@ -183,6 +183,8 @@ def _lag_rows(queues: Sequence[GroupQueue], at_ms: int) -> list[dict[str, Any]]:
 
 # Moving progress
 
+_TARGETS = ("--to-earliest", "--to-latest", "--to-offset", "--to-datetime", "--by-duration", "--shift-by")
+
 
 @group.command(cls=Command)
 @click.argument("name", metavar="GROUP", shell_complete=complete_group, callback=_check_name)
@@ -215,8 +217,9 @@ def reset(
     is named or it goes to the latest. Members go on from there at once. A group that is not there yet is made when
     --topic names what it shall read.
     """
-    if to_datetime is not None and by_duration is not None:
-        raise click.UsageError("--to-datetime and --by-duration exclude each other")
+    given = [value is not None for value in (to_offset, to_datetime, by_duration, shift_by)]
+    if sum((to_earliest, to_latest, *given)) != 1:
+        raise click.UsageError(f"give exactly one of {', '.join(_TARGETS[:-1])} and {_TARGETS[-1]}")
     time = to_datetime if by_duration is None else now_ms() - round(by_duration * 1000)
     to = ResetTo(to_earliest, to_latest, to_offset, time, shift_by)
 
@@ -302,6 +305,7 @@ def delete(invocation: Invocation, name: str, execute: bool) -> int:
         stays = f"; {DEAD_LETTER_PREFIX}{name} stays" if has_dead_letters else ""
         out.note(f"group {name} is forgotten{stays}")
     else:
-        held = f", but it has {counted(len(found.members), 'member')}" if found.members else ""
-        out.note(f"would forget {name} with its progress in {counted(queues, 'queue')}{held}; --execute does it")
+        held = counted(len(found.members), "member")
+        can = f"--execute does it when it has no members; now it has {held}" if found.members else "--execute does it"
+        out.note(f"would forget {name} with its progress in {counted(queues, 'queue')}; {can}")
     return 0 if execute else EXIT_NOT_EXECUTED

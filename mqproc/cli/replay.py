@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from mqproc.cli.commands import MOMENT, Command
+from mqproc.cli.commands import LATER_MOMENT, Command
 from mqproc.cli.completing import complete_topic
 from mqproc.cli.filters import filter_of, filter_options
 from mqproc.cli.import_journal import Entry, Fingerprint, Journal
@@ -19,7 +19,7 @@ from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output
 from mqproc.cli.progress import Progress
 from mqproc.cli.replay_options import replay_options
-from mqproc.cli.times import format_duration, format_time, now_ms
+from mqproc.cli.times import format_duration, format_time, now_ms, parse_time_ms
 from mqproc.client import Client
 from mqproc.client.replay import Replay, ReplayPosition, ReplayProgress, ReplaySource
 from mqproc.io import StoreIO
@@ -40,8 +40,8 @@ _OFFSET_BITS: Final = 48
 @click.command(cls=Command)
 @click.option("--topic", required=True, shell_complete=complete_topic, help="Topic whose messages are sent once more.")
 @replay_options
-@click.option("--begin", type=MOMENT, metavar="TIME", help="From this time on: ISO 8601, epoch ms, or 15m ago.")
-@click.option("--end", type=MOMENT, metavar="TIME", help="Up to this time.  [default: when the replay began]")
+@click.option("--begin", type=LATER_MOMENT, metavar="TIME", help="From this time on: ISO 8601, epoch ms, or 15m ago.")
+@click.option("--end", type=LATER_MOMENT, metavar="TIME", help="Up to this time.  [default: when the replay began]")
 @click.option("--key", default="", help="Only messages with this key.")
 @filter_options
 @click.option("--queues", type=click.IntRange(1, 65535), help="Queues of a topic that is made.  [as many]")
@@ -51,8 +51,8 @@ def replay(
     invocation: Invocation,
     topic: str,
     to: str,
-    begin: int | None,
-    end: int | None,
+    begin: int | str | None,
+    end: int | str | None,
     key: str,
     tags: str,
     sql: str,
@@ -64,8 +64,8 @@ def replay(
 
     Copies keep body, tag, keys, properties and born time; REPLAYED_MESSAGE_ID names the message each was made of.
 
-    The same command again goes on where it stopped, after Ctrl-C or a kill: no message twice, none missed. When it is
-    finished, --restart sends them again.
+    The same command again goes on where it stopped, after Ctrl-C or a kill: no message twice, none missed; 15m and 2h
+    are before its first start. When it is finished, --restart sends them again.
     """
     if key and (tags or sql):
         raise click.UsageError("--key goes without --tag and --sql")
@@ -83,12 +83,17 @@ def replay(
         try:
             entry = _entry(journal, invocation.out, restart=restart)
             if entry is not None:
-                # With what had been stored in the millisecond in which the replay began.
-                source = ReplaySource(topic, begin, entry.started_ms + 1 if end is None else end, key, chosen)
+                source = ReplaySource(topic, *_bounds(begin, end, entry.started_ms), key, chosen)
                 job = _Job(client, journal, entry, source, to, rate, queues)
                 job.run(invocation.out)
         finally:
             journal.close()
+
+
+def _bounds(begin: int | str | None, end: int | str | None, started_ms: int) -> tuple[int | None, int]:
+    """What is replayed, by store time; without an end with what had been stored in the millisecond of the start."""
+    moments = [parse_time_ms(moment, started_ms) if isinstance(moment, str) else moment for moment in (begin, end)]
+    return moments[0], started_ms + 1 if moments[1] is None else moments[1]
 
 
 def _entry(journal: Journal, out: Output, *, restart: bool) -> Entry | None:

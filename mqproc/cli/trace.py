@@ -11,7 +11,11 @@ from mqproc.cli.completing import complete_topic
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.message_format import FIELD_COLUMNS, to_row
 from mqproc.cli.output import Column, Output
+from mqproc.cli.times import format_time
 from mqproc.client.tracing import Trace
+from mqproc.layout import properties as names
+from mqproc.message import StoredMessage
+from mqproc.names import SCHEDULE_TOPIC, TIMER_TOPIC
 
 _KEYS = [Column("key"), Column("unique", "unique id"), Column("indexed")]
 _PROGRESS = [
@@ -50,11 +54,24 @@ def trace(invocation: Invocation, message_id: str, topic: str) -> None:
         _print(invocation.out, found)
 
 
+def _delivery(message: StoredMessage) -> str:
+    """Where and when a message is delivered that waits for its time; "" for others."""
+    to = f"to {message.properties.get(names.REAL_TOPIC, '?')} queue {message.properties.get(names.REAL_QID, '?')}"
+    if message.topic == SCHEDULE_TOPIC:
+        return f"{to}, by delay level {message.queue_id + 1}"
+    at_ms = message.properties.get(names.TIMER_DELIVER_MS) or message.properties.get(names.TIMER_OUT_MS, "")
+    if message.topic == TIMER_TOPIC and at_ms.isdecimal():
+        return f"{to}, at {format_time(int(at_ms))}"
+    return ""
+
+
 def _print(out: Output, found: Trace) -> None:
     message = found.message
     out.fields(FIELD_COLUMNS, to_row(message, "text", preview=True))
     out.line("")
     out.line(f"queue unit  {message.topic} queue {message.queue_id} offset {message.queue_offset}: {found.unit}")
+    if delivery := _delivery(message):
+        out.line(f"delivery    {delivery}")
     for title, columns, parts in (
         ("index", _KEYS, found.keys),
         ("groups", _PROGRESS, found.progress),

@@ -25,6 +25,7 @@ from mqproc.client.subscription import (
     broadcast_path,
     filter_of,
     subscription,
+    trials_of,
 )
 from mqproc.client.tracing import Trace
 from mqproc.errors import MqprocError
@@ -212,7 +213,10 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
         """Become a member of a consumer group; see `Client.consumer`."""
         wanted = subscription(group, topics, name, session_timeout, start)
         path = broadcast_path(self.store, group, name, offsets_path) if broadcast else ""
-        consumer = AsyncConsumer(self, wanted, filter_of(filter), pull_messages, path)
+        asked = filter_of(filter)
+        for trial in trials_of(asked, wanted):
+            await self.run(trial)
+        consumer = AsyncConsumer(self, wanted, asked, pull_messages, path)
         await consumer.start()
         return consumer
 

@@ -175,7 +175,7 @@ class AsyncConsumer:
         if self._closed:
             raise BadRequestError("the consumer is closed")
         pull_bytes = self._assignment.pull_bytes
-        for cursor in self._assignment.to_pull():
+        for cursor in self._assignment.to_pull(_clock()):
             cursor.pulling = True
             self._spawn(self._pull(cursor, pull_bytes))
         self._commit_soon()
@@ -195,7 +195,7 @@ class AsyncConsumer:
             cursor.pulling = False
         else:
             if found.status is PullStatus.NO_MATCHED_LOGIC_QUEUE:
-                cursor.pulling, cursor.lost = False, True
+                cursor.absent(_clock())
             else:
                 cursor.fetched(Piece(found.batch, found.next_offset), found.status in MOVED, _clock())
         self._changed.set()

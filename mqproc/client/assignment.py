@@ -26,6 +26,9 @@ PULL_BYTES_MIN: Final = 64 << 10
 PROGRESS_S: Final = 1.0
 """A queue's pulls tell no sooner than this again how far they have come through messages that do not match."""
 
+ABSENT_S: Final = 0.2
+"""After how long a queue is asked for again that was not there."""
+
 PIECES_AHEAD: Final = 2
 """A queue is pulled from while it has fewer pieces than this."""
 
@@ -64,6 +67,7 @@ class Cursor(Generic[M]):
         "next_offset",
         "pieces",
         "progress_at",
+        "pull_at",
         "pulling",
         "queue_id",
         "revoked",
@@ -83,6 +87,8 @@ class Cursor(Generic[M]):
         """What is on its way to the server."""
         self.pieces: deque[Piece[M]] = deque()
         self.pulling = False
+        self.pull_at = 0.0
+        """Before it no pull begins."""
         self.progress_at = 0.0
         """When a pull may tell again that it has passed messages which do not match."""
         self.in_loop = False
@@ -111,6 +117,14 @@ class Cursor(Generic[M]):
     def progress_s(self, now: float) -> float:
         """After how many seconds a pull that begins now shall tell how far it has come without a match."""
         return max(0.0, self.progress_at - now)
+
+    def absent(self, now: float) -> None:
+        """A pull has found no such queue: it is asked for again until the server takes it away.
+
+        It never does when the topic was made again before anybody looked: then the queue goes on, at later offsets.
+        """
+        self.pulling = False
+        self.pull_at = now + ABSENT_S
 
     def fetched(self, piece: Piece[M], moved: bool, now: float) -> None:
         """Take a pull's answer. `moved`: the queue does not have the offset that was asked for."""
@@ -273,12 +287,12 @@ class Assignment(Generic[M]):
         """How much one pull may bring, so that all of them fit the buffer."""
         return max(PULL_BYTES_MIN, min(PULL_BYTES_MAX, BUFFER_BYTES // max(1, len(self.cursors))))
 
-    def to_pull(self) -> list[Cursor[M]]:
+    def to_pull(self, now: float) -> list[Cursor[M]]:
         """Cursors that have little left and nothing on its way."""
         return [
             cursor
             for cursor in self.cursors.values()
-            if not cursor.pulling and len(cursor.pieces) < PIECES_AHEAD and not cursor.lost
+            if not cursor.pulling and len(cursor.pieces) < PIECES_AHEAD and not cursor.lost and now >= cursor.pull_at
         ]
 
     def next_ready(self, *, exclusive: bool) -> Cursor[M] | None:

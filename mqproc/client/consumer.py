@@ -233,7 +233,7 @@ class Consumer:
         if not self._fetcher.usable:
             return
         with self._lock:
-            cursors, pull_bytes = self._assignment.to_pull(), self._assignment.pull_bytes
+            cursors, pull_bytes = self._assignment.to_pull(_clock()), self._assignment.pull_bytes
             for cursor in cursors:
                 cursor.pulling = True
         for cursor in cursors:
@@ -253,7 +253,7 @@ class Consumer:
                 self._error = error
             return
         if found.status is PullStatus.NO_MATCHED_LOGIC_QUEUE:
-            cursor.pulling, cursor.lost = False, True
+            cursor.absent(_clock())
             return
         with self._lock:
             cursor.fetched(Piece(found.batch, found.next_offset), found.status in MOVED, _clock())

@@ -323,10 +323,18 @@ def with_key(
     return call_of(Operation.BY_KEY, request, lambda answer, rows: (lazy_records(rows), bool(answer.complete)))
 
 
+def _moment_text(moment_ms: int) -> str:
+    """ISO 8601 in UTC; the number itself when it is no moment that has such a name."""
+    try:
+        return datetime.datetime.fromtimestamp(moment_ms / 1000, datetime.UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return str(moment_ms)
+
+
 def _bounds(begin: Time, end: Time) -> tuple[int, int]:
     begin_ms, end_ms = time_ms(begin, 0), time_ms(end, TIME_MAX_MS)
     if end_ms < begin_ms:
-        raise BadRequestError(f"the end {end_ms} is before the begin {begin_ms}")
+        raise BadRequestError(f"the end {_moment_text(end_ms)} is before the begin {_moment_text(begin_ms)}")
     return begin_ms, end_ms
 
 

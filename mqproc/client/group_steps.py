@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from mqproc.client import core, group_calls
 from mqproc.client.assignment import Queue
 from mqproc.client.core import Call, Time
-from mqproc.errors import BadRequestError, GroupNotFoundError, TopicNotFoundError
+from mqproc.errors import BadRequestError, GroupNotFoundError, NoSuchQueueError, TopicNotFoundError
 from mqproc.groups import GroupInfo
 from mqproc.message import QueueInfo
 from mqproc.names import RETRY_PREFIX
@@ -65,7 +65,7 @@ def plan_reset(
 
     What waits in retry topics is the group's own, and has other offsets: it stays, unless all is to be skipped.
 
-    Raises TopicNotFoundError, GroupNotFoundError.
+    Raises TopicNotFoundError, GroupNotFoundError, NoSuchQueueError for queue ids that none of the topics has.
     """
     to.check()
     known: dict[tuple[str, int], int | None] = {}
@@ -76,10 +76,12 @@ def plan_reset(
         if not topics:
             raise
     moves = []
+    missing = set(queues)
     for topic in topics or sorted({topic for topic, _ in known if to.latest or not topic.startswith(RETRY_PREFIX)}):
         found: list[QueueInfo] = yield core.queues(topic)
         if not found and topics:
             raise TopicNotFoundError(f"no topic {topic!r}")
+        missing -= {queue.queue_id for queue in found}
         for queue in found:
             if queues and queue.queue_id not in queues:
                 continue
@@ -87,6 +89,8 @@ def plan_reset(
             after = yield from _target(queue, to, before)
             if before != after:
                 moves.append(Move(topic, queue.queue_id, before, after))
+    if missing:
+        raise NoSuchQueueError(f"no topic of the reset has a queue {', '.join(map(str, sorted(missing)))}")
     return moves
 
 

@@ -63,7 +63,9 @@ class ConnectionLost(Exception):
         """What a user sees whose request may be made again: the role is being restarted, or nobody is there."""
         if self.connected:
             return RetryLaterError(f"{self}; the role is being restarted, or has ended", hint_ms=RESTART_MS)
-        return NotRunningError(str(self))
+        return NotRunningError(
+            f"{self}; no group serves this store now: mqproc up starts one, mqproc status says whether one is starting"
+        )
 
 
 class Attempts:

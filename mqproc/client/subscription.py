@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mqproc.client.core import Call, Time, chosen
+from mqproc.client.core import Call, Time, chosen, pull, pull_request
 from mqproc.client.group_calls import join, start_of
 from mqproc.errors import BadRequestError
-from mqproc.message import Filter, TagFilter
+from mqproc.message import Filter, PullResult, SqlFilter, TagFilter
 from mqproc.names import check_topic
 from mqproc.wire.group_operations import GroupAssignment, GroupJoinRequest
 
 SESSION_TIMEOUT_S: Final = 10.0
 CONSUMER_PULL_MESSAGES: Final = 2048
+_BEHIND_EVERY_QUEUE: Final = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,15 @@ def filter_of(filter: Filter | str | None) -> Filter | None:
     found = TagFilter(filter) if isinstance(filter, str) else filter
     chosen("", found)
     return found
+
+
+def trials_of(filter: Filter | None, wanted: Subscription) -> list[Call[PullResult]]:
+    """What the server is asked before a consumer with this filter joins: a member whose filter is wrong would have
+    queues, and serve none. A pull of nothing, which has an SQL92 filter parsed; none for other filters.
+    """
+    if not isinstance(filter, SqlFilter):
+        return []
+    return [pull(pull_request(wanted.topics[0], 0, _BEHIND_EVERY_QUEUE, 1, 1, "", 0.0, False, filter))]
 
 
 def broadcast_path(store: Path, group: str, name: str, given: str | Path | None) -> str:

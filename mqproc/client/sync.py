@@ -36,6 +36,7 @@ from mqproc.client.subscription import (
     broadcast_path,
     filter_of,
     subscription,
+    trials_of,
 )
 from mqproc.client.tracing import Trace
 from mqproc.client.transaction_calls import half_message
@@ -219,7 +220,10 @@ class Client(Calls):
         """
         wanted = subscription(group, topics, name, session_timeout, start)
         path = broadcast_path(self.store, group, name, offsets_path) if broadcast else ""
-        return Consumer(self, wanted, filter_of(filter), pull_messages, path)
+        asked = filter_of(filter)
+        for trial in trials_of(asked, wanted):
+            self.run(trial)
+        return Consumer(self, wanted, asked, pull_messages, path)
 
     def simple_consumer(
         self,

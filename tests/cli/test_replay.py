@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from mqproc.cli.times import format_time
 from mqproc.client.aio import AsyncClient
 from mqproc.client.replay import IN_FLIGHT, PAGE_MESSAGES, REPLAYED, ReplayPosition, ReplayProgress
 from mqproc.client.sync import Client
@@ -140,6 +141,19 @@ def test_a_replay_that_was_ended_goes_on_with_no_message_twice(group: Group, num
     assert outcome.code == 0
     assert "going on at queue" in outcome.err
     assert bodies(group, to) == Counter(range(COUNT))
+
+
+def test_a_time_relative_to_now_means_the_same_messages_when_the_command_is_given_again(group: Group) -> None:
+    began = time.time_ns() // 1_000_000
+    command = ("--to", "of-late", "--begin", "1h", "--end", "now")
+    assert f"{COUNT:,} messages" in ask(group, *command).err
+    wait_until(lambda: time.time_ns() // 1_000_000 > began + 1, what="a later millisecond")
+    again = ask(group, *command)
+    assert (again.code, f"all {COUNT:,} messages were sent" in again.err) == (0, True)
+    assert bodies(group, "of-late") == Counter(range(COUNT))
+    refused = ask(group, "--to", "x", "--begin", "1h", "--end", "2h")
+    assert refused.code == 2
+    assert re.search(r"the end 20\S+T\S+ is before the begin 20\S+T", refused.err)
 
 
 def test_a_terminal_shows_a_bar_that_grows_and_goes_on_where_a_replay_was_stopped(group: Group) -> None:
@@ -303,6 +317,16 @@ def test_a_trace_tells_where_a_message_is(group: Group, client: Client) -> None:
     assert shown.code == 0
     assert f"{TOPIC} queue {queue.queue_id} offset {last.queue_offset}: FOUND" in shown.out
     assert "billing" in shown.out
+
+
+def test_a_trace_tells_when_a_message_that_waits_is_delivered(group: Group, client: Client) -> None:
+    client.create_topic("later", 1)
+    timed = client.send("later", b"x", delay=3600)
+    level = client.send("later", b"x", delay_level=18)
+    group.wait_dispatched()
+    due_ms = int(client.get(timed.message_id).properties["TIMER_DELIVER_MS"])
+    assert f"delivery    to later queue 0, at {format_time(due_ms)}\n" in trace(group, timed.message_id).out
+    assert "delivery    to later queue 0, by delay level 18\n" in trace(group, level.message_id).out
 
 
 def test_a_trace_follows_a_message_into_the_dead_letters(group: Group, client: Client) -> None:

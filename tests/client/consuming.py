@@ -6,7 +6,10 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
+import pytest
+
 from mqproc import Client
+from mqproc.client import core
 from tests.conftest import PATIENCE_S
 
 QUIET_S = 1.0
@@ -21,6 +24,25 @@ def fill(client: Client, topic: str, count: int, queues: int = 4) -> list[bytes]
         client.send_batch(topic, bodies, queue_ids=[number % queues for number in range(count)])
     client.wait_dispatched()
     return bodies
+
+
+def hide_from_one_pull(monkeypatch: pytest.MonkeyPatch, topic: str) -> list[int]:
+    """The topic's next pull asks for a queue that is not there: a topic that is deleted and made again at once.
+
+    The offsets that its pulls ask for.
+    """
+    asked: list[int] = []
+    made = core.pull_request
+
+    def pull_request(name: str, queue_id: int, offset: int, *others: Any) -> Any:
+        if name != topic:
+            return made(name, queue_id, offset, *others)
+        asked.append(offset)
+        # A pull of what is not there waits for it when it asks from the beginning.
+        return made(name, queue_id, offset, *others) if asked[1:] else made(f"Not{name}", queue_id, 1, *others)
+
+    monkeypatch.setattr(core, "pull_request", pull_request)
+    return asked
 
 
 def all_of(consumer: Any, count: int) -> list[Any]:

@@ -12,14 +12,16 @@ from mqproc import (
     AsyncClient,
     AsyncConsumer,
     BadRequestError,
+    FilterSyntaxError,
     GroupNotFoundError,
+    SqlFilter,
     StaleOffsetError,
     StoredMessage,
     TagFilter,
 )
 from mqproc.client.consumer import HOLD_S
 from mqproc.client.group_steps import ResetTo
-from tests.client.consuming import all_batches_of_async, all_of_async
+from tests.client.consuming import all_batches_of_async, all_of_async, hide_from_one_pull
 from tests.conftest import PATIENCE_S, Group
 
 Program = Callable[[AsyncClient], Awaitable[None]]
@@ -188,6 +190,30 @@ def test_broadcast_keeps_its_own_progress(run: Callable[[Program], None], tmp_pa
             async with consumer:
                 found = [message.body for message in await all_of_async(consumer, len(expected))]
             assert sorted(found, key=int) == expected
+
+    run(program)
+
+
+def test_a_topic_that_is_made_again_before_anybody_looks_is_gone_on_with(
+    run: Callable[[Program], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def program(client: AsyncClient) -> None:
+        sent = await fill(client, "Hidden", 3, queues=1)
+        asked = hide_from_one_pull(monkeypatch, "Hidden")
+        async with await client.consumer("hidden", "Hidden", start="earliest") as consumer:
+            assert [message.body for message in await all_of_async(consumer, 3)] == sent
+        assert asked[:2] == [0, 0]
+        assert await offsets(client, "hidden") == [3]
+
+    run(program)
+
+
+def test_nobody_joins_with_a_filter_that_is_wrong(run: Callable[[Program], None]) -> None:
+    async def program(client: AsyncClient) -> None:
+        with pytest.raises(FilterSyntaxError, match="character 3: "):
+            await client.consumer("mistyped", "NotYet", filter=SqlFilter("a >"))
+        with pytest.raises(GroupNotFoundError):
+            await client.groups.info("mistyped")
 
     run(program)
 

@@ -7,12 +7,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from mqproc import (
     BadRequestError,
     Client,
+    FilterSyntaxError,
     GroupInUseError,
     GroupNotFoundError,
     OffsetOutOfRangeError,
@@ -25,7 +27,7 @@ from mqproc.client import group_calls
 from mqproc.client.consumer import HOLD_S, Consumer
 from mqproc.client.group_steps import ResetTo
 from mqproc.client.nacking import Nacking
-from tests.client.consuming import all_batches_of, all_of, bodies_of, fill, offsets
+from tests.client.consuming import all_batches_of, all_of, bodies_of, fill, hide_from_one_pull, offsets
 from tests.conftest import PATIENCE_S, Group, wait_until
 
 
@@ -111,6 +113,21 @@ def test_a_topic_that_comes_later_is_read_from_its_beginning(client: Client) -> 
         assert [message.body for message in consumer.receive(1, timeout=PATIENCE_S)] == [b"0"]
 
 
+@pytest.mark.parametrize("broadcast", [False, True])
+def test_a_topic_that_is_made_again_before_anybody_looks_is_gone_on_with(
+    client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broadcast: bool
+) -> None:
+    topic = f"Hidden{broadcast}"
+    sent = fill(client, topic, 3, queues=1)
+    asked = hide_from_one_pull(monkeypatch, topic)
+    own = {"broadcast": True, "offsets_path": tmp_path / "offsets.json"} if broadcast else {}
+    with client.consumer(f"hidden-{broadcast}", topic, start="earliest", **own) as consumer:
+        assert [message.body for message in all_of(consumer, 3)] == sent
+    assert asked[:2] == [0, 0]
+    if not broadcast:
+        assert offsets(client, "hidden-False", topic) == [3]
+
+
 def test_filters_pass_what_matches_and_progress_passes_the_rest(client: Client) -> None:
     client.create_topic("Filtered", 1)
     client.send_batch("Filtered", [b"%d" % n for n in range(100)], tags=["a" if n % 10 else "b" for n in range(100)])
@@ -120,6 +137,13 @@ def test_filters_pass_what_matches_and_progress_passes_the_rest(client: Client) 
     assert offsets(client, "filtered", "Filtered") == [100]
     with client.consumer("sql", "Filtered", filter=SqlFilter("TAGS = 'b'"), start="earliest") as consumer:
         assert len(list(itertools.islice(consumer.messages(timeout=PATIENCE_S), 10))) == 10
+
+
+def test_nobody_joins_with_a_filter_that_is_wrong(client: Client) -> None:
+    with pytest.raises(FilterSyntaxError, match="character 3: "):
+        client.consumer("mistyped", "NotYet", filter=SqlFilter("a >"))
+    with pytest.raises(GroupNotFoundError):
+        client.groups.info("mistyped")
 
 
 def test_progress_passes_at_once_what_filters_do_not_let_through(client: Client) -> None:
