@@ -3,6 +3,7 @@
 python -m tests.crash SEED[:STOP]       stories of these seeds; each that fails prints the line that repeats it
 python -m tests.crash --level ci        10,000 images; nightly: 1,000,000, resumable with --progress
 python -m tests.crash --sweep           each storage call of a fixed program fails once in each way
+python -m tests.crash --plants          each planted bug is noticed
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ def tell(seed: int, images: int, folder: Path, journal_path: Path | None) -> int
 
 def tell_seeds(arguments: argparse.Namespace, folder: Path) -> int:
     """Stories in this process; how many failed."""
+    from tests.crash.levels import prefix
+
     first, _, stop = arguments.seeds.partition(":")
     failed = total = 0
     started = time.perf_counter()
@@ -48,7 +51,7 @@ def tell_seeds(arguments: argparse.Namespace, folder: Path) -> int:
             failed += 1
             traceback.print_exc()
             planted = f' --plant "{arguments.plant}"' if arguments.plant else ""
-            print(f"repeat: python -m tests.crash {seed} --images {arguments.images}{planted}", flush=True)
+            print(f"repeat: {prefix()}python -m tests.crash {seed} --images {arguments.images}{planted}", flush=True)
             if arguments.until_failure:
                 break
     print(f"{total:,} images, {failed} stories failed, {time.perf_counter() - started:.1f} s")
@@ -64,6 +67,13 @@ def run_level(arguments: argparse.Namespace, folder: Path) -> int:
     for repeat in progress.failed:
         print(f"repeat: {repeat}")
     return len(progress.failed)
+
+
+def catch_plants(arguments: argparse.Namespace, folder: Path) -> int:
+    """Every planted bug; how many were not noticed."""
+    from tests.crash import levels
+
+    return len(levels.catch_all(folder, arguments.workers))
 
 
 def sweep(arguments: argparse.Namespace, folder: Path) -> int:
@@ -87,10 +97,11 @@ def main() -> int:
         prog="python -m tests.crash", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("seeds", nargs="?", help="one seed, or FIRST:STOP")
-    parser.add_argument("--level", choices=("ci", "nightly"))
+    parser.add_argument("--level", choices=("ci", "nightly", "twins-ci", "twins-nightly"))
     parser.add_argument("--sweep", nargs="?", const=BOTH, choices=(BOTH, "ASYNC_FLUSH", "SYNC_FLUSH"))
     parser.add_argument("--whole", action="store_true", help="of the sweep: also all of the seldom ways to fail")
     parser.add_argument("--case", help="of the sweep: one run only, as it was printed")
+    parser.add_argument("--plants", action="store_true", help="plant each bug, and tell stories until one notices it")
     parser.add_argument(
         "--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes of level and sweep"
     )
@@ -103,12 +114,18 @@ def main() -> int:
     parser.add_argument("--journal", type=Path, help="write down what happens: a diff shows where two stories part")
     parser.add_argument("--until-failure", action="store_true", help="stop at the first story that fails")
     arguments = parser.parse_args()
-    if sum(map(bool, (arguments.seeds, arguments.level, arguments.sweep))) != 1:
-        parser.error("give seeds, or --level, or --sweep")
+    if sum(map(bool, (arguments.seeds, arguments.level, arguments.sweep, arguments.plants))) != 1:
+        parser.error("give seeds, or --level, or --sweep, or --plants")
     if arguments.plant:
         plant(arguments.plant)
     where = arguments.folder or (Path("/dev/shm") if Path("/dev/shm").is_dir() else None)
-    work = tell_seeds if arguments.seeds else run_level if arguments.level else sweep
+    chosen = (
+        (arguments.seeds, tell_seeds),
+        (arguments.level, run_level),
+        (arguments.plants, catch_plants),
+        (arguments.sweep, sweep),
+    )
+    work = next(work for asked, work in chosen if asked)
     try:
         with tempfile.TemporaryDirectory(dir=where) as folder:
             return 1 if work(arguments, Path(folder)) else 0

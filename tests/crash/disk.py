@@ -207,6 +207,11 @@ class Disk:
         if number not in self._mapped:
             self._mapped[number] = os.dup(fd)
 
+    @property
+    def has_maps(self) -> bool:
+        """Whether files are stored to through maps."""
+        return bool(self._mapped)
+
     def observe(self) -> None:
         """Note what was stored through maps."""
         for number in self._mapped:

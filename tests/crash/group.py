@@ -111,13 +111,15 @@ class Group:
                 raise
             self._fallen.append(name)
 
-    def restart_fallen(self) -> None:
-        """Start roles again that a failed call has ended, or a kill at a named point."""
+    def restart_fallen(self) -> bool:
+        """Start roles again that a failed call has ended, or a kill amid their work; whether there were any."""
+        have_fallen = bool(self._fallen)
         while self._fallen:
             name = self._fallen.pop()
             self._ios[name].dead = True
             self._sync_behind(name)
             self.start(name)
+        return have_fallen
 
     def restart_stuck(self) -> None:
         """End roles whose calls go on failing, as somebody does who sees that, and start them again."""
@@ -137,6 +139,10 @@ class Group:
             while not role.on_stop():
                 self._machine.disk.observe()
                 self._schedule.pause()
+        except Killed:
+            # Amid a kernel its storage was not told: a killed process ends nothing in order.
+            context.io.dead = True
+            raise
         finally:
             self._roles.pop(name, None)
             _close(role)

@@ -5,23 +5,31 @@ A level goes over the seeds in order. What it has done stands in a file, where o
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
+import re
+import shlex
 import shutil
+import subprocess
+import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Final, TypeVar
 
 import msgspec
 
 from mqproc.config import FlushDiskType
+from mqproc.kernels import jit
 from tests.crash.journal import Unheard
+from tests.crash.planted import PLANTS
 from tests.crash.program import Story
 from tests.crash.sweep import RARELY, Case, Whole, cases
 from tests.workers import worker_pool
@@ -34,6 +42,11 @@ CASES_PER_WORKER = 1_000
 # The next one in order may take long: whoever is done with another goes on meanwhile.
 AHEAD_PER_WORKER = 4
 LARGE_BYTES = 256 << 10
+ROOT: Final = Path(__file__).resolve().parents[2]
+# Stories that are told at most until one notices a planted bug, and their images.
+STORIES_PER_PLANT = 60
+IMAGES_PER_PLANT = 2
+INTERPRETED: Final = {"NUMBA_DISABLE_JIT": "1"}
 TELL_EVERY_S = 30
 
 
@@ -44,9 +57,21 @@ class Level:
     images: int
     first_seed: int
     images_per_crash: int = 10
+    twins: bool = False
+    """Kernels run as the plain functions they were written as, and what they store in maps is seen line by line."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of the processes that tell its stories."""
+        return INTERPRETED if self.twins else {}
 
 
-LEVELS = {"ci": Level(10_000, 0), "nightly": Level(1_000_000, 1_000_000)}
+LEVELS = {
+    "ci": Level(10_000, 0),
+    "nightly": Level(1_000_000, 1_000_000),
+    "twins-ci": Level(300, 1, twins=True),
+    "twins-nightly": Level(20_000, 1_000_000, twins=True),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +109,14 @@ class Progress:
         return ", ".join(parts)
 
 
+def prefix() -> str:
+    """What stands before a command that repeats what this process did."""
+    return "" if jit.COMPILED else "".join(f"{name}={value} " for name, value in INTERPRETED.items())
+
+
 def tell_story(seed: int, images: int, folder: Path) -> Told:
     """One story in a folder of its own."""
-    repeat = f"python -m tests.crash {seed} --images {images}"
+    repeat = f"{prefix()}python -m tests.crash {seed} --images {images}"
     place = folder / f"seed{seed}"
     try:
         tally = Story(seed, place, images, Unheard()).run()
@@ -119,7 +149,7 @@ def run_level(level: Level, folder: Path, workers: int, progress_path: Path | No
     seeds = itertools.count(progress.next_seed)
     told_s = started
     stories = ((seed, level.images_per_crash, folder) for seed in seeds)
-    for told in _in_order(tell_story, stories, workers, STORIES_PER_WORKER):
+    for told in _in_order(tell_story, stories, workers, STORIES_PER_WORKER, level.environment):
         progress.next_seed += 1
         progress.images += told.images
         progress.stories += 1
@@ -170,6 +200,44 @@ def run_sweep(
     return progress
 
 
+def catch(name: str, folder: Path) -> Told:
+    """Plant a bug in a process of its own, tell stories there until one notices it, and then that one without it."""
+    seed = PLANTS[name].seed
+    command = ["-m", "tests.crash", f"{seed}:{seed + STORIES_PER_PLANT}", "--plant", name]
+    command += ["--images", str(IMAGES_PER_PLANT), "--until-failure"]
+    repeat = shlex.join(["python", *command])
+    try:
+        done = subprocess.run(
+            [sys.executable, *command, "--folder", str(folder)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=STORY_TIMEOUT_S,
+            check=False,
+        )
+        noticed = re.search(rf"repeat: python -m tests.crash (\d+) --images {IMAGES_PER_PLANT} --plant", done.stdout)
+        if "tests.crash.placed.Broken: " not in done.stderr or noticed is None:
+            return Told(repeat, failure=f"not noticed: {name}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    except subprocess.TimeoutExpired as error:
+        return Told(repeat, failure=f"{name}: {error}\n")
+    # Several bugs may be noticed by the same story at the same time.
+    return tell_story(int(noticed[1]), IMAGES_PER_PLANT, folder / name.replace(" ", "-"))
+
+
+def catch_all(folder: Path, workers: int) -> list[str]:
+    """Plant every bug; the lines that repeat what went wrong. Says how many were noticed."""
+    started = time.perf_counter()
+    names = sorted(PLANTS)
+    failed = []
+    for told in _in_order(catch, ((name, folder) for name in names), workers, CASES_PER_WORKER):
+        if told.failure:
+            failed.append(told.repeat)
+            print(f"{told.failure}repeat: {told.repeat}", flush=True)
+    caught, took_s = len(names) - len(failed), time.perf_counter() - started
+    print(f"{caught} of {len(names)} planted bugs caught, {took_s:.1f} s", flush=True)
+    return failed
+
+
 def _read(path: Path | None, none_yet: T) -> T:
     """What stands in a file of progress, or nothing done yet."""
     return msgspec.json.decode(path.read_bytes(), type=type(none_yet)) if path and path.exists() else none_yet
@@ -184,19 +252,35 @@ def _write(path: Path | None, progress: object) -> None:
 
 
 def _in_order(
-    work: Callable[..., T], arguments: Iterator[tuple[object, ...]], workers: int, tasks_per_worker: int
+    work: Callable[..., T],
+    arguments: Iterator[tuple[object, ...]],
+    workers: int,
+    tasks_per_worker: int,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[T]:
     """Results of `work`, one for each tuple of arguments, by so many processes, a few of them ahead."""
     # A worker's large buffers of zeros are pages that nobody touches, not memory that is filled anew for each recovery.
-    os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(LARGE_BYTES))
+    variables = {"MALLOC_MMAP_THRESHOLD_": str(LARGE_BYTES), **environment}
     ahead: deque[Future[T]] = deque()
-    with worker_pool(workers, tasks_per_worker, _begin) as pool:
+    with _environment(variables), worker_pool(workers, tasks_per_worker, _begin) as pool:
         while True:
             for each in itertools.islice(arguments, AHEAD_PER_WORKER * workers - len(ahead)):
                 ahead.append(pool.submit(work, *each))
             if not ahead:
                 return
             yield ahead.popleft().result(STORY_TIMEOUT_S)
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Processes that are started meanwhile have these variables, unless they have others by these names."""
+    before = dict(os.environ)
+    os.environ.update({name: value for name, value in variables.items() if name not in before})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _tidy(place: Path) -> None:

@@ -21,106 +21,146 @@ class Plant:
     module: str
     line: str
     bug: str
+    seed: int
+    """Where to begin looking: a story that noticed the bug when it was planted first."""
 
 
 PLANTS = {
     "answer without the sync": Plant(
-        "mqproc.process.writer", "                self._appender.sync()", "                pass"
+        "mqproc.process.writer",
+        "                self._appender.sync()",
+        "                pass",
+        seed=0,
     ),
     "publish before the bytes are written": Plant(
         "mqproc.process.writer",
         "            self._appender.write_out()",
         "            self._appender.publish(); self._appender.write_out()",
+        seed=0,
     ),
-    "names are not synced": Plant("mqproc.io", "        self.sync_folder(target.parent)", "        pass"),
+    "names are not synced": Plant("mqproc.io", "        self.sync_folder(target.parent)", "        pass", seed=1),
     "a cut tail stays as it is": Plant(
         "mqproc.store.recovery.log_recovery",
         "            found.cut_bytes += self._zero_tail(base, found.end - base)",
         "            pass",
+        seed=0,
     ),
     "segments behind the end stay": Plant(
-        "mqproc.store.recovery.log_recovery", "            if start > found.end:", "            if False:"
+        "mqproc.store.recovery.log_recovery",
+        "            if start > found.end:",
+        "            if False:",
+        seed=2,
     ),
     "flushed is published without a sync": Plant(
-        "mqproc.store.log_flush", "            self._sync(synced, written)", "            pass"
+        "mqproc.store.log_flush",
+        "            self._sync(synced, written)",
+        "            pass",
+        seed=7,
     ),
-    "a new writer clears nothing": Plant("mqproc.store.succession", "    if reserved_end > written:", "    if False:"),
+    "a new writer clears nothing": Plant(
+        "mqproc.store.succession", "    if reserved_end > written:", "    if False:", seed=4
+    ),
     "a new writer counts nothing": Plant(
         "mqproc.store.succession",
         "    latest_ms = count_published(segments, table, words[words_of.TABLE_AT], written)",
         "    latest_ms = 0",
+        seed=3,
     ),
     "index entries twice after a restart": Plant(
         "mqproc.process.dispatcher",
         "                index.roll_back(committed(self._words))",
         "                committed(self._words)",
+        seed=17,
     ),
     "queues' and index's marks run ahead of the log's": Plant(
         "mqproc.process.dispatched_flusher",
         "        position = min(dispatched, self._context.control.flushed)",
         "        position = dispatched",
+        seed=3,
     ),
     "the queues' mark moves though files are dirty": Plant(
         "mqproc.process.cq_flusher",
         "            if done.complete and not self._syncs.ended():",
         "            if not self._syncs.ended():",
+        seed=11,
     ),
     "the log's mark runs ahead of what is flushed": Plant(
         "mqproc.store.log_flush",
         "        if not self._mark.move(flushed, timestamp_ms):",
         "        if not self._mark.move(words[words_of.WRITTEN], timestamp_ms):",
+        seed=5,
     ),
     "the checkpoint confirms what is not flushed": Plant(
         "mqproc.store.log_flush",
         "                checkpoint_layout.CONFIRM_PHYSICAL_OFFSET: flushed,",
         "                checkpoint_layout.CONFIRM_PHYSICAL_OFFSET: words[words_of.WRITTEN],",
+        seed=3,
     ),
     "a record that has lost its CRC is taken for whole": Plant(
         "mqproc.store.recovery.log_recovery",
         "            if whole_only and (bare := self._without_crc(view, position)) is not None:",
         "            if False:",
+        seed=12,
     ),
     "damage is cut as if it were torn": Plant(
         "mqproc.store.recovery.log_recovery",
         "            if goes_on and (mark is None or visit is not None or found.end in known_holes):",
         "            if False:",
+        seed=0,
     ),
     "readers do not look at CRCs": Plant(
-        "mqproc.store.reads.unit_walk", "    verify: int = VERIFY_CRCS", "    verify: int = 0"
+        "mqproc.store.reads.unit_walk",
+        "    verify: int = VERIFY_CRCS",
+        "    verify: int = 0",
+        seed=2,
     ),
     "recovery leaves queues open": Plant(
-        "mqproc.store.recovery.recovery", "        self._queues.close()", "        pass"
+        "mqproc.store.recovery.recovery",
+        "        self._queues.close()",
+        "        pass",
+        seed=0,
     ),
     "a failed sync is tried again": Plant(
-        "mqproc.store.final_syncs", "        self._words[self._errno_word] = number", "        pass"
+        "mqproc.store.final_syncs",
+        "        self._words[self._errno_word] = number",
+        "        pass",
+        seed=2,
     ),
     "index files are trusted above their mark": Plant(
         "mqproc.store.index_files",
         "            kept = self._rebuild_file(name, floor, mark, store_timestamp_ms)",
         "            kept = self._rebuild_file(name, floor, 1 << 62, store_timestamp_ms)",
+        seed=0,
     ),
     "a commit is answered and its message not stored": Plant(
-        "mqproc.process.transactions", "        self._writes.store([new], stored, refused)", "        stored(-1)"
+        "mqproc.process.transactions",
+        "        self._writes.store([new], stored, refused)",
+        "        stored(-1)",
+        seed=7,
     ),
     "progress of a member that has lost the queue is taken": Plant(
         "mqproc.process.group_members",
         "        return of is not None and (of.member_id, of.epoch) == (member_id, epoch)",
         "        return of is not None",
+        seed=2,
     ),
     "progress passes what is received before its check point": Plant(
         "mqproc.process.pops",
         "        self._writes.store([_message_of(found) for found in points], stored, refused)",
         "        self._pass(found); self._writes.store([_message_of(found) for found in points], stored, refused)",
+        seed=2,
     ),
     "a start passes what is received in the order of the revive queues": Plant(
         "mqproc.process.pops",
         "        for found in sorted(self._open, key=lambda found: found.key):",
         "        for found in self._open:",
+        seed=544,
     ),
     "an acknowledgement is answered and not stored": Plant(
         "mqproc.process.pops",
         "        self._writes.store([self._ack_of(found, offsets) for found, offsets in acks], stored, refused)",
         "        stored(-1)",
+        seed=4,
     ),
 }
 

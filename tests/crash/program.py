@@ -37,6 +37,7 @@ from tests.crash.receivers import Receivers
 from tests.crash.recording_io import DISK_BYTES, Fault, Holes, Killed, Machine
 from tests.crash.schedule import LONG_JUMP_MS, Schedule, SimulatedClock
 from tests.crash.senders import Senders, SimulatedIds
+from tests.crash.twins import Lines
 from tests.crash.watch import Watch
 
 FIRST_MS = 1_700_000_000_000
@@ -144,6 +145,8 @@ class Tally:
     kills: int = 0
     messages: int = 0
     stored: int = 0
+    lines: int = 0
+    """Of kernels, where they are not compiled."""
     digest: str = ""
     """Of all that happened; the same in every run of a seed."""
     ends: Counter[str] = field(default_factory=Counter)
@@ -171,6 +174,7 @@ class Story:
         self._deleting = self._rng.random() < 0.3
         self._deletions = Deletions(self._rng, self._senders, self._parties)
         self._boots = 0
+        self._lines = Lines()
         self._set_back = False
         self.tally = Tally()
 
@@ -189,7 +193,9 @@ class Story:
         with contextlib.chdir(self._folder), simulated_ids(SimulatedIds()), simulated_boots():
             self._boot(0)
             self._root.mkdir()
-            self._tell()
+            with self._lines:
+                self._tell()
+        self.tally.lines = self._lines.seen
         self.tally.digest = self._journal.digest
         # Buffers of the roles' servers and writers lie in cycles: megabytes that the collector takes for little.
         gc.collect()
@@ -267,7 +273,9 @@ class Story:
         """A machine with a disk as it is; its file system tells some, all or no pages of zeros to be holes."""
         holes = Holes(self._rng.getrandbits(32), self._rng.choice((0, 128, 256)))
         used = int(DISK_BYTES * self._rng.choice(DISK_USED))
-        return Machine(Disk.of(root), self._journal, holes, used, kill_at=kill_at)
+        machine = Machine(Disk.of(root), self._journal, holes, used, kill_at=kill_at)
+        self._lines.watch(machine)
+        return machine
 
     def _work(self, machine: Machine, schedule: Schedule, clock: SimulatedClock) -> None:
         rng = self._rng
@@ -292,7 +300,8 @@ class Story:
         told_of_failure = False
         for turn in range(turns):
             schedule.turn()
-            group.restart_fallen()
+            if group.restart_fallen():
+                self._lines.go_on()
             self._pass_time(clock)
             self._senders.time_ms = clock.time_ms()
             watch.look()
@@ -300,6 +309,7 @@ class Story:
                 self._kill_a_role(group)
             if kill_chance and rng.random() < POINT_CHANCE:
                 machine.deadly_point = rng.choice(POINTS)
+                self._lines.kill_amid(machine, rng)
             if machine.failed and not told_of_failure:
                 told_of_failure = True
                 crashes.add(turn + rng.randint(0, TURNS_AFTER_FAULT_MAX))
@@ -372,6 +382,8 @@ class Story:
 
     def _look_at_images(self, group: Group, machine: Machine, now_ms: int) -> None:
         truth = self._truth(group)
+        # A role of another group that lives on in an image is not the one that is to be killed.
+        machine.lines_until_kill = 0
         before = self._boots
         for _ in range(self._images):
             shared = self._root if self._rng.random() < 0.5 else None

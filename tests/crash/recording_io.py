@@ -58,7 +58,7 @@ class Holes:
         return zlib.crc32(run.to_bytes(4, "big")) & 0xFF < self.of_256
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Machine:
     """What all processes of a machine share: its disk, the calls counted so far, what shall fail."""
 
@@ -80,6 +80,8 @@ class Machine:
     """The whole group ends before this call, from 1; 0 = never."""
     deadly_point: str = ""
     """The next process that comes to this point is killed there."""
+    lines_until_kill: int = 0
+    """The role that has run so many lines more of interpreted kernels is killed there; 0 = none is."""
     over: bool = False
     """The machine has lost its power, or all of its processes were killed."""
     keeps_versions: bool = True
