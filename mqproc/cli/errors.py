@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -50,8 +49,8 @@ def errors(invocation: Invocation, role: str | None, since: int | None, follow: 
         out.shape = "jsonl"
     _print(out, found)
     out.flush()
-    deadline_s = time.monotonic() + invocation.timeout if invocation.timeout_given else math.inf
-    _follow(paths, out, role, {_key(error): error.count for error in found}, max(interval, 0.05), deadline_s)
+    seen = {_key(error): error.count for error in found}
+    _follow(paths, out, role, seen, max(interval, 0.05), invocation.ends_s())
 
 
 def _wanted(paths: StorePaths, role: str | None, since_ms: int | None) -> list[SeenError]:
@@ -82,10 +81,10 @@ def _follow(
     role: str | None,
     seen: dict[tuple[str, str], int],
     pause_s: float,
-    deadline_s: float,
+    ends_s: float,
 ) -> None:
-    """A line for each error that has come since the last look, with how often; the last look is at the deadline."""
-    while (left_s := deadline_s - time.monotonic()) > 0:
+    """A line for each error that has come since the last look, with how often; the last look is at `ends_s`."""
+    while (left_s := ends_s - time.monotonic()) > 0:
         time.sleep(min(pause_s, left_s))
         found = _wanted(paths, role, None)
         for error in found:

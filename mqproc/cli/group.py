@@ -17,7 +17,7 @@ from mqproc import control_words
 from mqproc.cli.commands import Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output, format_bytes
-from mqproc.cli.supervisor_client import ask_supervisor, check_listening
+from mqproc.cli.supervisor_client import ask_supervisor, check_listening, stop_group
 from mqproc.cli.times import format_duration, now_ms
 from mqproc.config import Options
 from mqproc.io import StoreIO
@@ -111,11 +111,12 @@ def start_group(paths: StorePaths, load_options: Callable[[], Options], report: 
 def down(invocation: Invocation) -> None:
     """Stop the group in order.
 
-    Returns when everything is durable and the store's lock is free. A --timeout ends the waiting, not the stopping.
+    Returns when everything is durable and the store's lock is free; recovery is cut short, and the next start repeats
+    it. A --timeout ends the waiting, not the stopping.
     """
     started = time.monotonic()
     timeout_s = invocation.timeout if invocation.timeout_given else DOWN_TIMEOUT_S
-    ask_supervisor(invocation.existing_paths(), Operation.STOP_GROUP, None, timeout_s)
+    stop_group(invocation.existing_paths(), timeout_s)
     took_s = time.monotonic() - started
     if invocation.out.is_json:
         invocation.out.document({"stopped": True, "seconds": round(took_s, 3)})

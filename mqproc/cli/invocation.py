@@ -5,7 +5,9 @@ Precedence: flag, then environment, then config file, then default.
 
 from __future__ import annotations
 
+import math
 import os
+import time
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,6 +53,10 @@ class Invocation:
     @property
     def out(self) -> Output:
         return Output(self.output or "table", self.color)
+
+    def ends_s(self) -> float:
+        """When a command ends that goes on by itself, in monotonic seconds: at a --timeout that was given, or never."""
+        return time.monotonic() + self.timeout if self.timeout_given else math.inf
 
     def config_file(self) -> Path | None:
         """The config file: --config, MQPROC_CONFIG, ./mqproc.toml if it is there."""

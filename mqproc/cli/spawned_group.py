@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mqproc.cli.group import DOWN_TIMEOUT_S
-from mqproc.cli.supervisor_client import ask_supervisor
+from mqproc.cli.supervisor_client import stop_group
 from mqproc.errors import NotRunningError, StartError
 from mqproc.paths import StorePaths
-from mqproc.wire.operations import Operation
 
 
 def start_detached(store: Path, settings: Sequence[str], config: Path | None, report: Callable[[str], None]) -> None:
@@ -55,7 +54,7 @@ def _take_back(child: subprocess.Popen[str], store: Path, report: Callable[[str]
 def stop(store: Path) -> None:
     """Stop a group in order, if it runs."""
     try:
-        ask_supervisor(StorePaths(store), Operation.STOP_GROUP, None, DOWN_TIMEOUT_S)
+        stop_group(StorePaths(store), DOWN_TIMEOUT_S)
     except NotRunningError:
         return
 

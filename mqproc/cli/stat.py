@@ -38,7 +38,7 @@ _STATE_WORDS = {
 @click.command(cls=Command)
 @click.option("--prefix", default="", metavar="TEXT", help="Only names that begin so: writer, disp, cq-flusher…")
 @click.option("--changed", is_flag=True, help="Leave out what is 0.")
-@click.option("--watch", is_flag=True, help="Print again and again, with rates, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Print again and again, with rates, until Ctrl-C or a --timeout.")
 @click.option("--interval", type=SECONDS, default="1", help="Pause between two prints of --watch.  [default: 1s]")
 @pass_invocation
 def stat(invocation: Invocation, prefix: str, changed: bool, watch: bool, interval: float) -> None:
@@ -49,7 +49,7 @@ def stat(invocation: Invocation, prefix: str, changed: bool, watch: bool, interv
     out = invocation.out
     paths = invocation.existing_paths()
     if watch:
-        _watch(paths, out, prefix, max(interval, 0.05))
+        _watch(paths, out, prefix, max(interval, 0.05), invocation.ends_s())
         return
     _print(out, read_all(paths), prefix, changed)
 
@@ -103,8 +103,11 @@ def _print(out: Output, values: dict[str, Any], prefix: str, changed: bool) -> N
     out.rows("words", _COLUMNS, rows)
 
 
-def _watch(paths: StorePaths, out: Output, prefix: str, interval_s: float) -> None:
-    """A block each time: changed words with their rates. Follows a new group when one has started."""
+def _watch(paths: StorePaths, out: Output, prefix: str, interval_s: float, ends_s: float) -> None:
+    """A block each time: changed words with their rates. Follows a new group when one has started.
+
+    The last block is printed at `ends_s`, of the monotonic clock.
+    """
     before: dict[str, Any] = {}
     before_s = 0.0
     while True:
@@ -113,7 +116,10 @@ def _watch(paths: StorePaths, out: Output, prefix: str, interval_s: float) -> No
             before = {}
         _print_block(out, values, before, now_s - before_s, prefix)
         before, before_s = values, now_s
-        time.sleep(interval_s)
+        left_s = ends_s - time.monotonic()
+        if left_s <= 0:
+            return
+        time.sleep(min(interval_s, left_s))
 
 
 def _print_block(out: Output, values: dict[str, Any], before: dict[str, Any], passed_s: float, prefix: str) -> None:

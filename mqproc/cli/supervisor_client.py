@@ -5,15 +5,27 @@ Small and without numpy, so that `mqproc status` answers at once.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import socket
 import time
 from typing import Any
 
 import msgspec
 
-from mqproc.errors import MqprocError, NotRunningError, ProtocolError, RequestTimeoutError, error_from_wire
+from mqproc import control_words
+from mqproc.errors import (
+    CorruptStoreError,
+    MqprocError,
+    NotRunningError,
+    ProtocolError,
+    RequestTimeoutError,
+    error_from_wire,
+)
+from mqproc.layout.control import GROUP_RECOVERING
 from mqproc.paths import StorePaths
-from mqproc.wire.address import connect_path
+from mqproc.wire.address import connect_path, peer_pid
 from mqproc.wire.frame import ANSWER, HEADER, HEADER_SIZE, MAGIC, OPERATION_MASK, REFUSAL, encode_header
 from mqproc.wire.operations import ANSWERS, Empty, ErrorAnswer, Operation, Options
 
@@ -39,6 +51,30 @@ def ask_supervisor(paths: StorePaths, operation: Operation, options: Options | N
     if word != operation | ANSWER:
         raise ProtocolError(f"{paths.root}: the supervisor answered with 0x{word:04X}")
     return msgspec.msgpack.decode(answer, type=ANSWERS[Operation(word & OPERATION_MASK)])
+
+
+def stop_group(paths: StorePaths, timeout_s: float) -> None:
+    """Have the group stop in order; returns when the store's lock is free, or the time is over. Raises as above.
+
+    A supervisor that recovers its store reads no requests. A signal ends it amid that, which the next start repeats.
+    """
+    if not _is_recovering(paths):
+        ask_supervisor(paths, Operation.STOP_GROUP, None, timeout_s)
+        return
+    deadline = time.monotonic() + timeout_s
+    with _connect(paths, timeout_s) as sock:
+        with contextlib.suppress(ProcessLookupError):
+            # Whoever listens is the supervisor, whatever the file says of one that may be long gone.
+            os.kill(peer_pid(sock), signal.SIGTERM)
+        _await_end(sock, deadline)
+
+
+def _is_recovering(paths: StorePaths) -> bool:
+    try:
+        return control_words.read_words(paths)["group_state"] == GROUP_RECOVERING
+    except (NotRunningError, CorruptStoreError):
+        # A group outlives its file.
+        return False
 
 
 def check_listening(paths: StorePaths, timeout_s: float) -> None:

@@ -183,6 +183,7 @@ class Writer:
     def do_work(self) -> int:
         requests = self._requests or self._server.poll(0)
         self._requests = []
+        self._tell_connections()
         if not requests:
             return self._save_topics_when_due()
         messages = self._words[words_of.APPENDED_MESSAGES]
@@ -203,9 +204,11 @@ class Writer:
             if self._to_ring_keeper:
                 self._to_ring_keeper = False
                 self._keeper_bell.ring()
+        return max(len(requests), self._words[words_of.APPENDED_MESSAGES] - messages)
+
+    def _tell_connections(self) -> None:
         if len(self._server.connections) != self._connections:
             self._connections = self._words[words_of.WRITER_CONNECTIONS] = len(self._server.connections)
-        return max(len(requests), self._words[words_of.APPENDED_MESSAGES] - messages)
 
     def timed(self, began_ns: int, ended_ns: int, *, alone: bool) -> None:
         self._times.timed(began_ns, ended_ns, alone=alone)

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,19 @@ def test_a_file_in_the_place_of_a_store_is_told(tmp_path: Path) -> None:
     outcome = call("stat", "--store", file)
     assert outcome.code == 3
     assert outcome.err == f"mqproc: {file}: a file; --store takes the folder that holds a store's files\n"
+
+
+def test_watching_ends_at_the_timeout(tmp_path: Path) -> None:
+    make_control(tmp_path).close()
+    began_s = time.monotonic()
+    for interval in ("50ms", "1h"):
+        watch = ("--watch", "--timeout", "300ms", "--interval", interval, "--json")
+        outcome = call("stat", "--store", tmp_path, *watch)
+        assert outcome.code == 0
+        blocks = [block["words"] for block in outcome.json_lines]
+        assert len(blocks) >= 2
+        assert {block["dispatch_behind_bytes"] for block in blocks} == {3000}
+    assert 0.6 <= time.monotonic() - began_s < 60
 
 
 def test_watched_words_come_again_with_their_rates(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from mqproc import Message
 from mqproc.control_words import SUPERVISOR_TIMEOUT_NS
 from mqproc.layout import control as layout
 from mqproc.metrics.collector import TOLD_IN_RECOVERY
+from mqproc.supervisor.supervise import EXIT_INTERRUPTED
 from tests.cli.calling import call
 from tests.conftest import START_TIMEOUT_S, wait_until
 from tests.metrics.chromium import Chromium, browser
@@ -64,6 +65,22 @@ def maps_a_table(group: HeldGroup) -> bool:
     maps = Path(f"/proc/{group.pid(layout.MONITOR)}/maps").read_text()
     assert "(deleted)" not in "".join(line for line in maps.splitlines() if str(group.store) in line)
     return str(group.paths.queues) in maps
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_down_ends_recovery_and_the_next_start_repeats_it(group: HeldGroup, point: str) -> None:
+    group.go_on(*POINTS[: POINTS.index(point)])
+    group.until_at(point)
+    outcome = call("down", "--store", group.store)
+    assert outcome.code == 0, outcome
+    assert group.process is not None
+    assert group.process.wait(60) == EXIT_INTERRUPTED, group.output.read_text()[-3000:]
+    assert call("down", "--store", group.store).code == 9
+    group.go_on(*POINTS)
+    group.begin()
+    wait_ready(group)
+    with group.client() as client:
+        assert sum(queue.max_offset for queue in client.queues("orders")) == MESSAGES
 
 
 def wait_ready(group: HeldGroup) -> None:

@@ -72,3 +72,12 @@ def test_a_client_that_goes_on_sending_is_told_to_come_back(make_group: Callable
     stored = sum(error is None for error in outcomes)
     assert {type(error) for error in outcomes} <= {type(None), RetryLaterError, ConnectionLost}
     assert group.words()["appended_messages"] == stored * MESSAGES
+
+
+def test_a_client_counts_while_it_is_connected_whether_it_asks_or_not(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    others = group.words()["writer_connections"]
+    silent = open_socket(group.paths.socket(WRITER))
+    wait_until(lambda: group.words()["writer_connections"] == others + 1, what="a client that says nothing")
+    silent.close()
+    wait_until(lambda: group.words()["writer_connections"] == others, what="it is gone")
