@@ -58,15 +58,17 @@ def stop_group(paths: StorePaths, timeout_s: float) -> None:
 
     A supervisor that recovers its store reads no requests. A signal ends it amid that, which the next start repeats.
     """
-    if not _is_recovering(paths):
-        ask_supervisor(paths, Operation.STOP_GROUP, None, timeout_s)
-        return
     deadline = time.monotonic() + timeout_s
-    with _connect(paths, timeout_s) as sock:
-        with contextlib.suppress(ProcessLookupError):
-            # Whoever listens is the supervisor, whatever the file says of one that may be long gone.
-            os.kill(peer_pid(sock), signal.SIGTERM)
-        _await_end(sock, deadline)
+    if _is_recovering(paths):
+        with _connect(paths, timeout_s) as sock:
+            # Whoever listens is the supervisor, whatever the file says of one that may be long gone. It has no pid
+            # here where it runs in a container: there it is asked, and answers when it has recovered.
+            if pid := peer_pid(sock):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+                _await_end(sock, deadline)
+                return
+    ask_supervisor(paths, Operation.STOP_GROUP, None, timeout_s)
 
 
 def _is_recovering(paths: StorePaths) -> bool:

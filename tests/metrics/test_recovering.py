@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import time
@@ -15,6 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mqproc import Message
+from mqproc.cli import supervisor_client
 from mqproc.control_words import SUPERVISOR_TIMEOUT_NS
 from mqproc.layout import control as layout
 from mqproc.metrics.collector import TOLD_IN_RECOVERY
@@ -81,6 +83,25 @@ def test_down_ends_recovery_and_the_next_start_repeats_it(group: HeldGroup, poin
     wait_ready(group)
     with group.client() as client:
         assert sum(queue.max_offset for queue in client.queues("orders")) == MESSAGES
+
+
+def test_down_signals_nobody_when_the_supervisor_has_no_pid_here(
+    group: HeldGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One in another container: a signal to process 0 would go to the caller's own group of processes."""
+    group.until_at(POINTS[0])
+    signalled: list[int] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(supervisor_client, "peer_pid", lambda _sock: 0)
+        patched.setattr(os, "kill", lambda pid, _signal: signalled.append(pid))
+        outcome = call("down", "--store", group.store, "--timeout", "300ms")
+    assert signalled == []
+    assert "did not answer in 0.3 s" in outcome.err
+    # It is asked all the same, and goes when it hears that.
+    group.go_on(*POINTS)
+    assert group.process is not None
+    group.process.wait(START_TIMEOUT_S)
+    assert group.output.read_text().endswith("group down\n")
 
 
 def wait_ready(group: HeldGroup) -> None:
