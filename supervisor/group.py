@@ -341,7 +341,7 @@ class Group:
         pid = member.pid
         self._bury(member)
         self._context.io.crash_point("supervisor.buried")
-        self._log_trace(member.name, pid, death)
+        was_told = self._log_trace(member.name, pid, death)
         was_lent = self._end_loan(member, death)
         detail = f"pid {pid}, {death}, lived {death.lived_ms / 1000:.1f} s"
         if member.asked_ns and (death.clean or member.to_start_again):
@@ -351,6 +351,8 @@ class Group:
             self._sync_for(member.name)
             self.start(member)
         else:
+            if not was_told:
+                log.get_logger().error("a role died", dead_role=member.name, dead_pid=pid, death=str(death))
             self._died(member, death, detail)
 
     def _end_loan(self, member: Member, death: Death) -> bool:
@@ -420,12 +422,15 @@ class Group:
         if not remember_failed_sync(context.io, context.paths, f"{layout.SUPERVISOR}: {os.strerror(number)}"):
             context.report(f"{context.paths.read_only}: could not be written; the next start will not know of it")
 
-    def _log_trace(self, name: str, pid: int, death: Death) -> None:
+    def _log_trace(self, name: str, pid: int, death: Death) -> bool:
+        """Whether there was one."""
         io, trace = self._context.io, self._traces[name]
-        if io.size(trace):
-            text = io.pread(trace, _TRACE_BYTES_MAX, 0).decode(errors="replace")
-            io.set_size(trace, 0)
-            log.get_logger().error("a role crashed", crashed_role=name, crashed_pid=pid, death=str(death), trace=text)
+        if not io.size(trace):
+            return False
+        text = io.pread(trace, _TRACE_BYTES_MAX, 0).decode(errors="replace")
+        io.set_size(trace, 0)
+        log.get_logger().error("a role crashed", crashed_role=name, crashed_pid=pid, death=str(death), trace=text)
+        return True
 
     # The template's end
 

@@ -95,7 +95,13 @@ def supervise(
         clean = not io.exists(paths.abort)
         context = GroupContext(paths, options, io, clock, control, _lenient(report), clean)
         supervisor = Supervisor(context, hooks, specs, lock, ready, timing or Timing(), policy or RestartPolicy())
-        return supervisor.run()
+        try:
+            return supervisor.run()
+        except MqprocError as error:
+            # The caller prints it; who asks later finds it here.
+            if errors is not None:
+                errors.note(f"the group did not start: {error}", clock.time_ms())
+            raise
 
 
 def _raise_open_files() -> None:
@@ -333,6 +339,7 @@ class Supervisor:
         """A role cannot be kept running."""
         booted = self._control.load(layout.GROUP_STATE) == layout.GROUP_READY
         code = EXIT_NOT_BOOTED if halt.exit_code == EXIT_FAILED and not booted else halt.exit_code
+        log.get_logger().error("the group halts", reason=halt.reason, exit_code=code)
         self._stop(Outcome(code, halt.reason))
         self._group.problems.append(halt.reason)
 

@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from mqproc.metrics.collector import Collector, Picture
 from mqproc.metrics.exposition import CONTENT_TYPE, render
@@ -69,13 +70,24 @@ class StatusFeed:
 
     async def events(self, name: str) -> AsyncIterator[bytes]:
         """Snapshots until the client goes."""
-        self.streams += 1
+        while True:
+            yield self.event(name)
+            await asyncio.sleep(EVENT_EVERY_S)
+
+
+class EventStream(StreamingResponse):
+    """One client's snapshots. It counts from the moment that it is let in: many come at once after a restart."""
+
+    def __init__(self, feed: StatusFeed, name: str) -> None:
+        super().__init__(feed.events(name), headers={"content-type": "text/event-stream"})
+        self._feed = feed
+        feed.streams += 1
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            while True:
-                yield self.event(name)
-                await asyncio.sleep(EVENT_EVERY_S)
+            await super().__call__(scope, receive, send)
         finally:
-            self.streams -= 1
+            self._feed.streams -= 1
 
 
 def make_app(collector: Collector, paths: StorePaths, version: str) -> Starlette:
@@ -95,8 +107,7 @@ def make_app(collector: Collector, paths: StorePaths, version: str) -> Starlette
     async def events(request: Request) -> Response:
         if feed.streams >= STREAMS_MAX:
             return PlainTextResponse(f"{STREAMS_MAX} look already\n", 503)
-        name = request.query_params.get("name", "")
-        return StreamingResponse(feed.events(name), headers={"content-type": "text/event-stream"})
+        return EventStream(feed, request.query_params.get("name", ""))
 
     routes = [
         Route("/metrics", metrics),

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+import structlog
+
 from mqproc.config import Options
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
@@ -156,7 +158,7 @@ class GroupLags:
         now_ms = time.time() * 1000
         try:
             for queue in wanted[:TIMES_MAX]:
-                stored_ms = times.store_time_ms(queue.topic, queue.queue_id, queue.offset)
+                stored_ms = _store_time_ms(times, queue)
                 seconds = max(0.0, (now_ms - stored_ms) / 1000) if stored_ms >= 0 else -1.0
                 self._ages[queue.key] = _Age(queue.offset, stored_ms, seconds, self._looks)
         finally:
@@ -167,6 +169,18 @@ class GroupLags:
     def _is_known(self, queue: _Behind) -> bool:
         age = self._ages.get(queue.key)
         return age is not None and age.offset == queue.offset and age.stored_ms >= 0
+
+
+def _store_time_ms(times: QueueTimes, queue: _Behind) -> int:
+    """When a group's oldest message was stored; below 0 when that is not known, as of one that cannot be read."""
+    try:
+        return times.store_time_ms(queue.topic, queue.queue_id, queue.offset)
+    except (CorruptStoreError, OSError) as error:
+        # The other figures are right, and who watches must have them now above all.
+        structlog.get_logger().warning(
+            "a message's age is not known", topic=queue.topic, queue_id=queue.queue_id, error=str(error)
+        )
+        return -1
 
 
 def bounded(lags: list[GroupLag], most: int) -> list[GroupLag]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,11 +12,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from mqproc import Message
 from mqproc.io import StoreIO
 from mqproc.metrics.error_log import ErrorLog
 from mqproc.paths import StorePaths
 from tests.cli.calling import call
-from tests.conftest import Group, wait_until
+from tests.conftest import START_TIMEOUT_S, Group, wait_until
 
 
 def a_log(store: Path, owner: str) -> ErrorLog:
@@ -80,11 +84,50 @@ def test_following_ends_at_the_timeout(tmp_path: Path) -> None:
     assert 0.6 <= time.monotonic() - began_s < 60
 
 
-def test_a_role_that_died_is_told_with_the_group_dead(make_group: Callable[..., Group]) -> None:
+def texts(group: Group) -> list[str]:
+    return [row["text"] for row in call("errors", "--store", group.store, "--json").json["errors"]]
+
+
+@pytest.mark.parametrize(("number", "what"), [(signal.SIGSEGV, "a role crashed"), (signal.SIGKILL, "a role died")])
+def test_a_role_that_died_is_told_with_the_group_dead(
+    make_group: Callable[..., Group], number: signal.Signals, what: str
+) -> None:
     group = make_group()
     before = group.pid("query")
-    os.kill(before, signal.SIGSEGV)
+    os.kill(before, number)
     wait_until(lambda: group.pid("query") not in (0, before), what="another query role")
     group.kill()
-    rows = call("errors", "--store", group.store, "--json").json["errors"]
-    assert any("crashed" in row["text"] or "query" in row["text"] for row in rows), rows
+    assert [text.startswith(what) and "query" in text for text in texts(group)] == [True], texts(group)
+
+
+def test_what_halted_a_group_is_told_afterwards(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    process = group.process
+    assert process is not None
+    killed = 0
+
+    def ended_or_back() -> bool:
+        return process.poll() is not None or group.words()["query.pid"] not in (0, killed)
+
+    while process.poll() is None:
+        killed = group.words()["query.pid"]
+        os.kill(killed, signal.SIGKILL)
+        wait_until(ended_or_back, what="query again, or the end of the group")
+    assert any(text.startswith("the group halts reason=query") for text in texts(group)), texts(group)
+
+
+def test_why_a_group_did_not_start_is_told_afterwards(make_group: Callable[..., Group]) -> None:
+    group = make_group(on_damage="refuse")
+    with group.client() as client:
+        client.send_many([Message("orders", b"x" * 1000) for _ in range(3)])
+        client.wait_dispatched()
+    assert group.stop() == 0
+    with min(group.paths.commit_log.iterdir()).open("r+b") as file:
+        file.seek(200)
+        file.write(b"\xff" * 100)
+    # Without a mark everything is looked at.
+    shutil.rmtree(group.paths.marks)
+    group.launch(["up", "--store", str(group.store), "--set", "on_damage=refuse"])
+    assert group.process is not None
+    assert group.process.wait(START_TIMEOUT_S) == 6
+    assert any(text.startswith("the group did not start: ") for text in texts(group)), texts(group)

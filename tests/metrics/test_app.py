@@ -15,7 +15,7 @@ import pytest
 
 from mqproc.control import Control
 from mqproc.layout import control as layout
-from mqproc.metrics.app import StatusFeed, make_app
+from mqproc.metrics.app import STREAMS_MAX, StatusFeed, make_app
 from mqproc.metrics.error_log import ErrorLog
 from mqproc.metrics.groups import GroupLag
 from mqproc.metrics.snapshot import snapshot
@@ -207,3 +207,30 @@ def test_the_supervisors_errors_stand_in_its_row(control: Control, tmp_path: Pat
     (row,) = [role for role in snapshot(make_collector(tmp_path, control), StorePaths(tmp_path))["roles"]
               if role["role"] == layout.SUPERVISOR]  # fmt: skip
     assert row["errors"] == 2
+
+
+def test_no_more_look_at_once_than_may_though_all_come_together(control: Control, tmp_path: Path) -> None:
+    app = make_app(make_collector(tmp_path, control), StorePaths(tmp_path), "1.2.3")
+    scope = {"type": "http", "method": "GET", "path": "/events", "headers": [], "query_string": b"", "root_path": ""}
+
+    async def come_together() -> tuple[list[int], int]:
+        leave = asyncio.Event()
+
+        async def receive() -> Any:
+            await leave.wait()
+            return {"type": "http.disconnect"}
+
+        answers = [Answer() for _ in range(2 * STREAMS_MAX)]
+        clients = [asyncio.create_task(app(scope, receive, answer.send)) for answer in answers]
+        async with asyncio.timeout(60):
+            while not all(answer.body for answer in answers):
+                await asyncio.sleep(0)
+            leave.set()
+            await asyncio.gather(*clients)
+            later = Answer()
+            await app(scope, receive, later.send)
+        return [answer.status for answer in answers], later.status
+
+    statuses, later = asyncio.run(come_together())
+    assert sorted(statuses) == [200] * STREAMS_MAX + [503] * STREAMS_MAX
+    assert later == 200

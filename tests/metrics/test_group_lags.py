@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from mqproc.metrics import groups
 from mqproc.metrics.groups import GroupLag, GroupLags
@@ -99,3 +100,20 @@ def test_new_groups_come_before_those_that_move(lags: Lags) -> None:
 def test_a_group_at_the_end_is_0_seconds_behind(lags: Lags) -> None:
     lags.stand(3)
     assert (lags.look().messages, lags.look().seconds) == (0, 0.0)
+
+
+def test_a_message_that_cannot_be_read_takes_nothing_from_the_other_figures(lags: Lags) -> None:
+    """A disk that does not read, a file cut short under a running group: told in the log, and the rest is right."""
+    (file,) = (lags.store.engine.paths.consume_queue / "T" / str(QUEUES - 1)).iterdir()
+    file.rename(file.with_suffix(".kept"))
+    file.symlink_to(file)
+    lags.stand(0)
+    with structlog.testing.capture_logs() as logged:
+        found = [lags.look() for _ in range(4)][-1]
+    assert found.messages == 3 * QUEUES
+    assert hours(found) == pytest.approx(3 + (QUEUES - 2) / 60, abs=0.01)
+    assert {line["event"] for line in logged} == {"a message's age is not known"}
+    assert "Too many levels of symbolic links" in logged[0]["error"]
+    file.unlink()
+    file.with_suffix(".kept").rename(file)
+    assert hours([lags.look() for _ in range(4)][-1]) == pytest.approx(3 + (QUEUES - 1) / 60, abs=0.01)

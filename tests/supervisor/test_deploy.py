@@ -22,6 +22,7 @@ import pytest
 
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
+from mqproc.supervisor.supervise import EXIT_INTERRUPTED
 from tests.conftest import SMALL, Group, skip_unless_nobody_can_run, wait_until
 from tests.supervisor.running_group import PROGRAM
 
@@ -75,9 +76,12 @@ def test_both_units_differ_in_names_only() -> None:
 
 
 def test_every_exit_code_that_stays_wrong_is_not_restarted() -> None:
-    prevented = re.search(r"^RestartPreventExitStatus=(.*)$", (DEPLOY / "mqproc.service").read_text(), re.MULTILINE)
+    unit = (DEPLOY / "mqproc.service").read_text()
+    prevented = re.search(r"^RestartPreventExitStatus=(.*)$", unit, re.MULTILINE)
     assert prevented is not None
-    assert set(map(int, prevented[1].split())) == {2, 6, 7, 8}
+    assert set(map(int, prevented[1].split())) == {2, 6, 7, 8, EXIT_INTERRUPTED}
+    # Who is told to end while it recovers has not failed.
+    assert f"\nSuccessExitStatus={EXIT_INTERRUPTED}\n" in unit
 
 
 # The container
