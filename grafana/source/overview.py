@@ -55,7 +55,7 @@ _GLANCE = Row(
         ),
         _glance(
             "Dispatch behind",
-            "Store time between the last record and the last one that consumers can see.",
+            "Age of the oldest record that consumers cannot see yet.",
             "s",
             Query("max(mqproc_dispatch_behind_seconds{$S})", "behind"),
             warn=1,

@@ -55,7 +55,8 @@ def up(invocation: Invocation, detach: bool) -> int:
     """Start the group on a store and stay in the foreground.
 
     Prints one line per change of state. Ctrl-C or SIGTERM stops in order, a second Ctrl-C hurries. SIGHUP reads the
-    options again, SIGUSR1 opens the log file of --detach anew. The store's folder is made when missing.
+    options again, but at a terminal, where it says that the terminal is closed, it stops; SIGUSR1 opens the log file of
+    --detach anew. The store's folder is made when missing.
     """
     outcome = start_group(invocation.paths(), invocation.options, _reporter(invocation.out), detach=detach)
     if outcome.exit_code and outcome.reason:

@@ -69,6 +69,14 @@ def maps_a_table(group: HeldGroup) -> bool:
     return str(group.paths.queues) in maps
 
 
+def test_the_doctor_lets_a_recovery_come_to_its_end(group: HeldGroup) -> None:
+    group.until_at(POINTS[0])
+    found = {row["check"]: row for row in call("doctor", "--store", group.store, "--json").json["findings"]}
+    assert found["group"]["level"] == "warning"
+    assert found["group"]["found"].startswith("the group is recovering: reading the log")
+    assert "restart" not in found["group"]["mend"]
+
+
 @pytest.mark.parametrize("point", POINTS)
 def test_down_ends_recovery_and_the_next_start_repeats_it(group: HeldGroup, point: str) -> None:
     group.go_on(*POINTS[: POINTS.index(point)])

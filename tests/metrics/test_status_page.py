@@ -72,7 +72,7 @@ def test_lag_rises_and_falls_as_the_dispatcher_is_stopped_and_continued(group: G
         send(group, 4000)
         assert behind(group) > 2 * first
         page.wait(lambda: page.text("#dispatch-behind") == f"{in_bytes(behind(group))} behind", "lag rises")
-        # Seconds lie between the message that is dispatched and the one that is written.
+        # The oldest message that is not dispatched grows old.
         page.wait(lambda: {"warn", "bad"} & classes(page, "[data-arrow=dispatch]"), "the arrow is coloured")
     finally:
         os.kill(dispatcher, signal.SIGCONT)

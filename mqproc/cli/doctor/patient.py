@@ -83,8 +83,22 @@ class Patient:
         """What makes a running group go by a changed file."""
         if not self.running:
             return ""
+        return f", then {self.taking_up(names)}"
+
+    def taking_up(self, names: Iterable[str]) -> str:
+        """How the running group gets changed options: by a signal where it can have them so, else by a new start."""
         reloads = all(FIELDS[name].metadata["reload"] for name in names)
-        return f", then kill -HUP {self.supervisor_pid}" if reloads else f", then {self.restart}"
+        return f"kill -HUP {self.supervisor_pid}" if reloads and not self._at_terminal else self.restart
+
+    @property
+    def _at_terminal(self) -> bool:
+        """Whether the group runs at a terminal: to it a SIGHUP says that the terminal is closed, and it ends."""
+        try:
+            stdin = os.readlink(f"/proc/{self.supervisor_pid}/fd/0")
+        except OSError:
+            # Whose group it is, we cannot tell; a new start is right for all.
+            return True
+        return stdin.startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
 
     @property
     def stop(self) -> str:

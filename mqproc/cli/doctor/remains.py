@@ -18,7 +18,7 @@ from mqproc.cli.doctor.patient import Patient
 from mqproc.errors import NotRunningError
 from mqproc.layout import control as layout
 from mqproc.layout import record
-from mqproc.metrics.health import error_text
+from mqproc.metrics.health import error_text, recovering
 from mqproc.quantities import counted
 from mqproc.wire.address import connect_path
 
@@ -216,6 +216,13 @@ def _group(patient: Patient) -> Said | None:
     words = patient.words
     if not patient.running or words is None:
         return None
+    if words["group_state"] == layout.GROUP_RECOVERING:
+        # Of the roles only the monitor runs then.
+        return warning(
+            recovering(words),
+            "nothing can be sent or read until it has",
+            f"let it come to its end; mqproc status {patient.store_flag} tells how far it is",
+        )
     problems = _problems(patient)
     if not problems:
         return ok("every role runs")

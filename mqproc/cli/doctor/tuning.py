@@ -255,11 +255,10 @@ def _changed_options(patient: Patient) -> Said | None:
         f"{name} = {value} ({patient.settings[name].source}), the group has {patient.used[name]}"
         for name, value in other.items()
     )
-    reloads = all(FIELDS[name].metadata["reload"] for name in other)
     return warning(
         shown,
         "what was changed since the group started does nothing yet",
-        f"kill -HUP {patient.supervisor_pid}" if reloads else patient.restart,
+        patient.taking_up(other),
     )
 
 

@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -31,7 +32,8 @@ from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from tests.cli.calling import call
 from tests.cli.doctor.healthy_host import limits, make_host
-from tests.conftest import AS_NOBODY, Group, skip_unless_nobody_can_run
+from tests.cli.pseudo_terminal import PseudoTerminal
+from tests.conftest import AS_NOBODY, SMALL, START_TIMEOUT_S, Group, skip_unless_nobody_can_run
 from tests.golden.fixtures import load_fixture, options_of
 
 HOUR_MS = 3_600_000
@@ -245,6 +247,18 @@ def test_a_running_group_is_looked_at(make_group: Callable[..., Group], tmp_path
     group.paths.socket("query").unlink()
     deaf = {each.check: each for each in bad(look(group.paths, tmp_path))}["sockets"]
     assert (deaf.level, "query.sock" in deaf.found) == (Level.ERROR, True)
+
+
+def test_a_group_at_a_terminal_gets_changed_options_by_a_new_start(tmp_path: Path) -> None:
+    """SIGHUP tells it that its terminal is closed, and ends it."""
+    paths = StorePaths(tmp_path / "store")
+    flags = [part for name, value in SMALL.items() for part in ("--set", f"{name}={value}")]
+    with PseudoTerminal("up", "--store", paths.root, *flags) as terminal:
+        terminal.until("group ready", timeout_s=START_TIMEOUT_S)
+        changed = {each.check: each for each in bad(look(paths, tmp_path, "file_reserved_time=100"))}
+        assert changed["changed-options"].mend.startswith(f"mqproc down --store {paths.root}; mqproc up")
+        terminal.process.send_signal(signal.SIGHUP)
+        assert terminal.end() == 0
 
 
 def test_too_few_index_slots_are_mended_as_the_doctor_says(make_group: Callable[..., Group]) -> None:
