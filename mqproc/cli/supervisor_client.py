@@ -45,7 +45,7 @@ def ask_supervisor(paths: StorePaths, operation: Operation, options: Options | N
         except OSError as error:
             raise NotRunningError(f"{paths.root}: the supervisor went away: {error}") from None
         if operation is Operation.STOP_GROUP and not word & REFUSAL:
-            _await_end(sock, deadline)
+            _await_end(paths, sock, deadline)
     if word & REFUSAL:
         raise _refusal(answer)
     if word != operation | ANSWER:
@@ -54,7 +54,7 @@ def ask_supervisor(paths: StorePaths, operation: Operation, options: Options | N
 
 
 def stop_group(paths: StorePaths, timeout_s: float) -> None:
-    """Have the group stop in order; returns when the store's lock is free, or the time is over. Raises as above.
+    """Have the group stop in order; returns when the store's lock is free. Raises as above.
 
     A supervisor that recovers its store reads no requests. A signal ends it amid that, which the next start repeats.
     """
@@ -66,7 +66,7 @@ def stop_group(paths: StorePaths, timeout_s: float) -> None:
             if pid := peer_pid(sock):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
-                _await_end(sock, deadline)
+                _await_end(paths, sock, deadline)
                 return
     ask_supervisor(paths, Operation.STOP_GROUP, None, timeout_s)
 
@@ -121,11 +121,13 @@ def _exactly(sock: socket.socket, size: int, deadline: float) -> bytes:
     return data
 
 
-def _await_end(sock: socket.socket, deadline: float) -> None:
-    """The connection closes when the store's lock is free."""
+def _await_end(paths: StorePaths, sock: socket.socket, deadline: float) -> None:
+    """The connection closes when the store's lock is free. Raises RequestTimeoutError when it is not by then."""
     try:
         _exactly(sock, 1, deadline)
-    except (TimeoutError, OSError):
+    except TimeoutError:
+        raise RequestTimeoutError(f"{paths.root}: the group has not ended yet; it goes on stopping") from None
+    except OSError:
         return
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -91,6 +92,20 @@ def test_down_ends_recovery_and_the_next_start_repeats_it(group: HeldGroup, poin
     wait_ready(group)
     with group.client() as client:
         assert sum(queue.max_offset for queue in client.queues("orders")) == MESSAGES
+
+
+def test_down_does_not_say_stopped_while_the_group_is_there(group: HeldGroup) -> None:
+    group.until_at(POINTS[0])
+    process = group.process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    try:
+        outcome = call("down", "--store", group.store, "--timeout", "300ms")
+    finally:
+        process.send_signal(signal.SIGCONT)
+    assert outcome.code == 4
+    assert outcome.err == f"mqproc: {group.store}: the group has not ended yet; it goes on stopping\n"
+    assert process.wait(60) == EXIT_INTERRUPTED
 
 
 def test_down_signals_nobody_when_the_supervisor_has_no_pid_here(
