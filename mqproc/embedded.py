@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from mqproc.errors import ERROR_BY_CODE, MqprocError, NotRunningError, StartErro
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 120.0
+LOOK_AGAIN_S = 0.05
 _ERROR_BY_EXIT_CODE = {
     error.exit_code: error for error in reversed(ERROR_BY_CODE.values()) if error.exit_code not in (0, 1)
 }
@@ -25,12 +27,13 @@ _ERROR_BY_EXIT_CODE = {
 
 @contextmanager
 def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout: float = 30.0) -> Iterator[Client]:
-    """A client of the store at `path`. `options` apply when the group is started here; `timeout` in seconds.
+    """A client of the store at `path`. `options` apply when the group is started here; `timeout` in seconds is the
+    client's, and how long a group that somebody else is starting is waited for.
 
     Raises StartError and its kin with what `mqproc up` said.
     """
     store = Path(path).absolute()
-    started = _start_unless_running(store, options or {})
+    started = _start_unless_running(store, options or {}, timeout)
     try:
         with Client(store, timeout=timeout) as client:
             yield client
@@ -39,17 +42,26 @@ def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout:
             _run_command("down", store, [], STOP_TIMEOUT_S)
 
 
-def _start_unless_running(store: Path, options: Mapping[str, Any]) -> bool:
+def _start_unless_running(store: Path, options: Mapping[str, Any], timeout_s: float) -> bool:
     if _answers(store):
         return False
     flags = [part for name, value in options.items() for part in ("--set", f"{name}={value}")]
     try:
         _run_command("up", store, ["--detach", *flags], START_TIMEOUT_S)
     except StoreLockedError:
-        # Somebody started it at the same moment: then it is theirs.
-        if _answers(store):
+        # Somebody else is starting it: then it is theirs.
+        if not _answers_within(store, timeout_s):
+            raise
+        return False
+    return True
+
+
+def _answers_within(store: Path, timeout_s: float) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while not _answers(store):
+        if time.monotonic() >= deadline:
             return False
-        raise
+        time.sleep(LOOK_AGAIN_S)
     return True
 
 

@@ -72,6 +72,8 @@ def _print(out: Output, found: Trace) -> None:
     out.line(f"queue unit  {message.topic} queue {message.queue_id} offset {message.queue_offset}: {found.unit}")
     if delivery := _delivery(message):
         out.line(f"delivery    {delivery}")
+    if found.transaction:
+        out.line(f"transaction {found.transaction}")
     for title, columns, parts in (
         ("index", _KEYS, found.keys),
         ("groups", _PROGRESS, found.progress),

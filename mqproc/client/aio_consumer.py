@@ -17,6 +17,7 @@ from mqproc.client.consumer import AT_ONCE, COMMIT_S, HOLD_S, LOOK_S, MOVED, REC
 from mqproc.client.driving import drive_async
 from mqproc.client.group_steps import ResetTo, lag_behind, seek_targets
 from mqproc.client.nacking import Nacking
+from mqproc.client.outage import Outage
 from mqproc.client.subscription import Subscription
 from mqproc.errors import BadRequestError, MqprocError, NotAMemberError, RequestTimeoutError
 from mqproc.layout.lazy_records import UnreadRecords
@@ -54,6 +55,7 @@ class AsyncConsumer:
         self._pull_messages = pull_messages
         self._assignment: Assignment[Any] = Assignment()
         self._parse: Callable[[Any, memoryview], Any] = core.unread_pull
+        self._outage = Outage("mqproc.consumer", f"fetching by consumer of group {subscription.group}", client.retry)
         self._error: BaseException | None = None
         self._closed = False
         self._left: dict[int, tuple[Cursor[Any], StoredMessage]] = {}
@@ -191,9 +193,10 @@ class AsyncConsumer:
         except BadRequestError as error:
             self._error = error
         except MqprocError as error:
-            await asyncio.sleep(self._client.retry.pause_s(0, error.hint_ms))
+            await asyncio.sleep(self._outage.failed(error))
             cursor.pulling = False
         else:
+            self._outage.over()
             if found.status is PullStatus.NO_MATCHED_LOGIC_QUEUE:
                 cursor.absent(_clock())
             else:

@@ -63,20 +63,19 @@ class AsyncMembership(Member):
         self._let_go()
 
     async def _run(self) -> None:
-        failures = 0
+        outage = self._outage(self._client.retry)
         while True:
             try:
                 await (self._ask(self._line, self._beating()) if self._line is not None else self._join())
-                failures = 0
+                outage.over()
                 continue
             except FINAL as error:
                 self._on_end(error)
                 return
             except (MqprocError, ConnectionLost) as error:
-                hint_ms = error.hint_ms if isinstance(error, MqprocError) else 0
+                pause_s = outage.failed(error)
             self._let_go()
-            await asyncio.sleep(self._client.retry.pause_s(failures, hint_ms))
-            failures += 1
+            await asyncio.sleep(pause_s)
 
     async def _join(self) -> None:
         if self._line is None:

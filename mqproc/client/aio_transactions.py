@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from mqproc.client import transaction_calls
 from mqproc.client.core import QUERY
+from mqproc.client.outage import Outage
 from mqproc.client.retry import ConnectionLost
 from mqproc.client.transaction_calls import POLL_S, Handle
 from mqproc.client.transactions import Begun
@@ -134,21 +135,20 @@ class AsyncTransactionProducer:
             self._let_go()
 
     async def _answer_checks(self) -> None:
-        failures = 0
+        outage = Outage("mqproc.transactions", f"waiting for checks of group {self.group}", self._client.retry)
         while True:
             try:
                 for message in await self._poll():
                     await self._resolve(message)
-                failures = 0
+                outage.over()
                 continue
             except (BadRequestError, PermissionDeniedError) as error:
                 self.failure = error
                 return
             except (MqprocError, ConnectionLost) as error:
-                hint_ms = error.hint_ms if isinstance(error, MqprocError) else 0
+                pause_s = outage.failed(error)
             self._let_go()
-            await asyncio.sleep(self._client.retry.pause_s(failures, hint_ms))
-            failures += 1
+            await asyncio.sleep(pause_s)
 
     async def _poll(self) -> list[StoredMessage]:
         if self._line is None:

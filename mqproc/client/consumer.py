@@ -84,7 +84,7 @@ class Consumer:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._turn = threading.Lock()
-        self._fetcher = Fetcher(client)
+        self._fetcher = Fetcher(client, f"consumer of group {subscription.group}")
         self._parse: Callable[[Any, memoryview], Any] = core.unread_pull
         self._error: BaseException | None = None
         self._closed = False

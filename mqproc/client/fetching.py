@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mqproc.client.core import QUERY, Call
+from mqproc.client.outage import Outage
 from mqproc.client.retry import ConnectionLost
 from mqproc.errors import MqprocError
 
@@ -22,12 +23,13 @@ Done = Callable[[Any, MqprocError | ConnectionLost | None], None]
 class Fetcher:
     """Calls to the query role without waiting for each. One thread at a time uses it; any may `wake` it."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, who: str) -> None:
+        """`who` fetches, in words for the log: a consumer of what."""
         self._client = client
         self._line: Line | None = None
         self._under_way: dict[int, Done] = {}
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._failures = 0
+        self._outage = Outage("mqproc.consumer", f"fetching by {who}", client.retry)
         self._pause_until = 0.0
 
     def __len__(self) -> int:
@@ -95,14 +97,13 @@ class Fetcher:
         if failure is not None or line.connection.closed:
             self._fail_later(failure)
         elif count:
-            self._failures, self._pause_until = 0, 0.0
+            self._outage.over()
+            self._pause_until = 0.0
         return count
 
     def _fail_later(self, error: MqprocError | ConnectionLost | None) -> None:
         """Have the next calls wait: the longer the more often they failed."""
-        hint_ms = error.hint_ms if isinstance(error, MqprocError) else 0
-        self._pause_until = time.monotonic() + self._client.retry.pause_s(self._failures, hint_ms)
-        self._failures += 1
+        self._pause_until = time.monotonic() + self._outage.failed(error)
 
     def wake(self) -> None:
         """End a `wait` of another thread, or the next one."""

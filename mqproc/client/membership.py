@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from mqproc.client import group_calls
 from mqproc.client.core import QUERY, Call
 from mqproc.client.lines import Line
+from mqproc.client.outage import Outage
 from mqproc.client.retry import ConnectionLost, RetryPolicy
 from mqproc.client.subscription import Subscription
 from mqproc.errors import (
@@ -65,6 +66,9 @@ class Member:
         self._asked_at = 0.0
         self.valid_until = 0.0
         """Until then, by the monotonic clock, the server surely counts this consumer as a member."""
+
+    def _outage(self, policy: RetryPolicy) -> Outage:
+        return Outage("mqproc.consumer", f"membership of group {self._subscription.group}", policy)
 
     def _joining(self) -> Call[GroupAssignment]:
         self._asked_at = time.monotonic()
@@ -130,21 +134,20 @@ class Membership(Member):
             self._thread.join(self._heartbeat_s + self._client.timeout_s)
 
     def _run(self) -> None:
-        failures = 0
+        outage = self._outage(self._client.retry)
         try:
             while not self._closing.is_set():
                 try:
                     self._ask(self._line, self._beating()) if self._line is not None else self._join()
-                    failures = 0
+                    outage.over()
                     continue
                 except FINAL as error:
                     self._on_end(error)
                     return
                 except (MqprocError, ConnectionLost) as error:
-                    hint_ms = error.hint_ms if isinstance(error, MqprocError) else 0
+                    pause_s = outage.failed(error)
                 self._let_go()
-                self._closing.wait(self._client.retry.pause_s(failures, hint_ms))
-                failures += 1
+                self._closing.wait(pause_s)
         finally:
             self._let_go()
 

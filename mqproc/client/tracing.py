@@ -13,8 +13,10 @@ from mqproc.client import core, group_calls
 from mqproc.client.core import PULL_BYTES
 from mqproc.client.group_steps import Steps
 from mqproc.client.replay import REPLAYED
-from mqproc.errors import GroupNotFoundError, MessageNotFoundError
+from mqproc.client.transaction_calls import open_transactions
+from mqproc.errors import BadTopicError, GroupNotFoundError, MessageNotFoundError, TopicNotFoundError
 from mqproc.groups import GroupInfo
+from mqproc.layout import properties
 from mqproc.message import StoredMessage
 from mqproc.names import DEAD_LETTER_PREFIX, HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC
 
@@ -22,6 +24,7 @@ ORIGIN: Final = "ORIGIN_MESSAGE_ID"
 """Property of a copy: the offset message id of the message that was first sent."""
 
 CopyKind = Literal["original", "half message", "delayed", "retry", "dead letter"]
+TransactionState = Literal["", "open", "committed", "rolled back"]
 _COPIES_MAX: Final = 256
 
 
@@ -66,18 +69,22 @@ class TracedCopy:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Where a message is. `unit`: FOUND when its queue's unit leads to the record, else what a pull there says."""
+    """Where a message is. `unit`: FOUND when its queue's unit leads to the record, else what a pull there says.
+
+    `transaction`: what has become of it, when it was sent in one; "" when it was not, or when nothing tells.
+    """
 
     message: StoredMessage
     unit: str
     keys: tuple[TracedKey, ...]
     progress: tuple[TracedProgress, ...]
     copies: tuple[TracedCopy, ...]
+    transaction: TransactionState
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name, as `--json` prints them."""
         parts = {name: [asdict(part) for part in getattr(self, name)] for name in ("keys", "progress", "copies")}
-        return {"message": self.message.to_json(), "unit": self.unit, **parts}
+        return {"message": self.message.to_json(), "unit": self.unit, "transaction": self.transaction, **parts}
 
 
 def trace(message_id: str, topic: str) -> Steps[Trace]:
@@ -87,7 +94,8 @@ def trace(message_id: str, topic: str) -> Steps[Trace]:
     keys = yield from _keys(message)
     progress = yield from _progress(message)
     copies = yield from _copies(message)
-    return Trace(message, unit, keys, progress, copies)
+    transaction = yield from _transaction(message, copies)
+    return Trace(message, unit, keys, progress, copies, transaction)
 
 
 def _unit(message: StoredMessage) -> Steps[str]:
@@ -159,6 +167,22 @@ def _original(message_id: str) -> Steps[Iterable[StoredMessage]]:
     return (found,)
 
 
+def _transaction(message: StoredMessage, copies: Iterable[TracedCopy]) -> Steps[TransactionState]:
+    """A half message that is open is among the open ones; once committed, its message is where it was to go."""
+    names = {each.message_id: each.real_topic for each in copies if each.kind == "half message"}
+    if message.topic == HALF_TOPIC:
+        names[message.message_id] = message.properties.get(properties.REAL_TOPIC, "")
+    if not names or not message.unique_id:
+        return ""
+    if (yield open_transactions("", [message.unique_id, *names], 1)):
+        return "open"
+    try:
+        sent = yield core.by_key(next(iter(names.values())), message.unique_id, None, None, 1, True, "store")
+    except (TopicNotFoundError, BadTopicError):
+        return ""  # Deleted since, or a record that names none.
+    return "committed" if sent else "rolled back"
+
+
 def _kind(topic: str) -> CopyKind | None:
     if topic.startswith(RETRY_PREFIX):
         return "retry"
@@ -178,5 +202,5 @@ def _copy(message: StoredMessage) -> TracedCopy:
         message.message_id,
         message.store_timestamp_ms,
         message.reconsume_times,
-        message.properties.get("REAL_TOPIC", ""),
+        message.properties.get(properties.REAL_TOPIC, ""),
     )

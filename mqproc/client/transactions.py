@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from mqproc.client import transaction_calls
 from mqproc.client.core import QUERY
 from mqproc.client.lines import Line
+from mqproc.client.outage import Outage
 from mqproc.client.retry import ConnectionLost
 from mqproc.client.transaction_calls import POLL_S, Handle
 from mqproc.errors import BadRequestError, MqprocError, PermissionDeniedError, TransactionEndedError
@@ -183,21 +184,20 @@ class TransactionProducer:
             self._let_go()
 
     def _answer_checks(self) -> None:
-        failures = 0
+        outage = Outage("mqproc.transactions", f"waiting for checks of group {self.group}", self._client.retry)
         while not self._closing.is_set():
             try:
                 for message in self._poll():
                     self._resolve(message)
-                failures = 0
+                outage.over()
                 continue
             except (BadRequestError, PermissionDeniedError) as error:
                 self.failure = error
                 return
             except (MqprocError, ConnectionLost) as error:
-                hint_ms = error.hint_ms if isinstance(error, MqprocError) else 0
+                pause_s = outage.failed(error)
             self._let_go()
-            self._closing.wait(self._client.retry.pause_s(failures, hint_ms))
-            failures += 1
+            self._closing.wait(pause_s)
 
     def _poll(self) -> list[StoredMessage]:
         if self._line is None:

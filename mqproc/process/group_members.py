@@ -103,10 +103,6 @@ class GroupMembers:
             del self.givings[queue]
         return len(gone)
 
-    def expired(self, now_ns: int) -> list[Member]:
-        """Members that were silent for longer than their session."""
-        return [member for member in self.members.values() if now_ns - member.heard_ns > member.session_ns]
-
     def free_overdue(self, now_ns: int) -> int:
         """Take queues from members that do not release them in time; how many."""
         overdue = [

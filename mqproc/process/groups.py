@@ -10,7 +10,6 @@ What must outlive the role lies in `store.groups`; members are forgotten with it
 from __future__ import annotations
 
 import functools
-import heapq
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from mqproc.errors import (
 )
 from mqproc.layout import control as words_of
 from mqproc.names import check_topic
+from mqproc.process.deadlines import Deadlines
 from mqproc.process.group_members import GroupMembers, Member
 from mqproc.process.group_sharing import Queue
 from mqproc.process.group_state import GroupState
@@ -126,9 +126,7 @@ class Groups:
         self._held: dict[MemberKey, _Held] = {}
         self._of_connection: dict[Connection, set[MemberKey]] = {}
         self._lost = LostClients(self._end_members_of)
-        self._deadlines: list[tuple[int, int, MemberKey]] = []
-        self._deadline_of: dict[MemberKey, int] = {}
-        self._sequence = 0
+        self._deadlines: Deadlines[MemberKey] = Deadlines()
         self._table_changes = table.changes
         now_ns = self._clock.monotonic_ns()
         self._share_from_ns = now_ns + RETURN_NS if context.incarnation > 1 else now_ns
@@ -162,10 +160,10 @@ class Groups:
 
     def seconds_left(self, now_ns: int, at_most_s: float) -> float:
         """How long time asks for nothing."""
-        due_ns = self._deadlines[0][0] if self._deadlines else now_ns + int(at_most_s * 1e9)
+        left_s = self._deadlines.seconds_left(now_ns, at_most_s)
         if self._unshared or self._giving_up():
-            due_ns = min(due_ns, self._look_ns)
-        return min(at_most_s, max(0.0, (due_ns - now_ns) / 1e9))
+            left_s = min(left_s, max(0.0, (self._look_ns - now_ns) / 1e9))
+        return left_s
 
     def drop(self, connection: Connection) -> None:
         """The members of a client that is gone are none any more, as soon as nothing else is under way here."""
@@ -212,19 +210,16 @@ class Groups:
         key = group, member.member_id
         held = self._held.get(key)
         due_ns = held.deadline_ns if held is not None else member.heard_ns + member.session_ns + 1
-        self._sequence += 1
-        self._deadline_of[key] = self._sequence
-        heapq.heappush(self._deadlines, (due_ns, self._sequence, key))
+        self._deadlines.set(key, due_ns)
 
     def _look_at_deadlines(self, now_ns: int, served_to_ns: int) -> int:
-        due: list[tuple[int, int, MemberKey]] = []
-        while self._deadlines and self._deadlines[0][0] <= now_ns:
-            due.append(heapq.heappop(self._deadlines))
-        for _, sequence, key in due:
-            if self._deadline_of.get(key) != sequence:
-                continue  # Another one has been set since.
+        due = self._deadlines.take(now_ns)
+        for key in due:
             group, member_id = key
-            member = self._groups[group].members[member_id]
+            members = self._groups.get(group)
+            member = members.members.get(member_id) if members is not None else None
+            if member is None:
+                continue  # The end of another one's has ended it too.
             if key in self._held:
                 self._let_go(key)
             elif served_to_ns - member.heard_ns > member.session_ns:
@@ -351,7 +346,7 @@ class Groups:
         members = self._groups[group]
         self._forget_connection(group, members.members[member_id])
         members.leave(member_id)
-        self._deadline_of.pop(key, None)
+        self._deadlines.forget(key)
         held = self._held.pop(key, None)
         if held is not None:
             # It has no queues any more; with its next request it learns that it is no member.

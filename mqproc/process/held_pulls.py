@@ -6,7 +6,6 @@ operation, and only the pulls of queues that moved are tried again.
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from mqproc.layout import queue_table as layout
 from mqproc.message import PullStatus
+from mqproc.process.deadlines import Deadlines
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.pull import Pulled
 from mqproc.wire.connection import Connection
@@ -64,9 +64,8 @@ class HeldPulls:
         self._table = table
         self._by_queue: dict[tuple[str, int], list[HeldPull]] = {}
         self._by_connection: dict[Connection, set[HeldPull]] = {}
-        self._deadlines: list[tuple[int, int, HeldPull]] = []
+        self._deadlines: Deadlines[HeldPull] = Deadlines()
         self._due: deque[HeldPull] = deque()
-        self._sequence = 0
         self._count = 0
         # What is compared, a row each queue: its place among the table's words (−1 = no such queue), the maximum seen.
         self._queues: list[tuple[str, int]] = []
@@ -84,21 +83,17 @@ class HeldPulls:
         if pull.queue not in self._known:
             self._table_changes = NEVER_LISTED
         self._by_connection.setdefault(pull.connection, set()).add(pull)
-        self._set_deadline(pull)
+        self._deadlines.set(pull, pull.deadline_ns)
         self._count += 1
 
     def hasten(self, pull: HeldPull) -> None:
         """Have a pull that has passed messages answered in time to tell so."""
         if pull.progress_ns < pull.deadline_ns and not pull.released:
             pull.deadline_ns = pull.progress_ns
-            self._set_deadline(pull)
-
-    def _set_deadline(self, pull: HeldPull) -> None:
-        self._sequence += 1
-        heapq.heappush(self._deadlines, (pull.deadline_ns, self._sequence, pull))
+            self._deadlines.set(pull, pull.deadline_ns)
 
     def release(self, pull: HeldPull) -> None:
-        """Forget a pull that is answered; its place in the heap goes when its time comes."""
+        """Forget a pull that is answered."""
         if pull.released:
             return
         pull.released = True
@@ -112,9 +107,7 @@ class HeldPulls:
         of_connection.discard(pull)
         if not of_connection:
             del self._by_connection[pull.connection]
-        if len(self._deadlines) > 2 * self._count + 64:
-            self._deadlines = [entry for entry in self._deadlines if _counts(entry)]
-            heapq.heapify(self._deadlines)
+        self._deadlines.forget(pull)
 
     def drop(self, connection: Connection) -> None:
         """Forget the pulls of a client that is gone."""
@@ -163,20 +156,11 @@ class HeldPulls:
 
     def expired(self, now_ns: int) -> list[HeldPull]:
         """The pulls whose time is over."""
-        found = []
-        while self._deadlines and (self._deadlines[0][0] <= now_ns or not _counts(self._deadlines[0])):
-            entry = heapq.heappop(self._deadlines)
-            if _counts(entry):
-                found.append(entry[2])
-        return found
+        return self._deadlines.take(now_ns)
 
     def seconds_left(self, now_ns: int, at_most_s: float) -> float:
         """How long nothing expires."""
-        while self._deadlines and not _counts(self._deadlines[0]):
-            heapq.heappop(self._deadlines)
-        if not self._deadlines:
-            return at_most_s
-        return min(at_most_s, max(0, self._deadlines[0][0] - now_ns) / 1e9)
+        return self._deadlines.seconds_left(now_ns, at_most_s)
 
     def all(self) -> list[HeldPull]:
         """Every held pull."""
@@ -196,11 +180,6 @@ class HeldPulls:
         self._known = set(queues)
         self._cells = np.array(cells, np.int64)
         self._seen = np.array(seen, np.int64)
-
-
-def _counts(entry: tuple[int, int, HeldPull]) -> bool:
-    """Whether a deadline is one still: its pull is held, and has got no other one since."""
-    return entry[0] == entry[2].deadline_ns and not entry[2].released
 
 
 def has_no_queue(pulled: Pulled) -> bool:

@@ -70,11 +70,11 @@ class Door:
         if uid not in self._allowed_uids:
             return PermissionDeniedError(f"user {uid} may not use a socket of user {os.getuid()}")
         if len(self._inside) >= self._inside_max:
-            return self._too_many()
+            return self._too_many("max_connections allows no more")
         return None
 
-    def _too_many(self) -> TooManyConnectionsError:
-        return TooManyConnectionsError(f"{len(self._inside):,} connections are open already", hint_ms=100)
+    def _too_many(self, why: str) -> TooManyConnectionsError:
+        return TooManyConnectionsError(f"{len(self._inside):,} connections are open already; {why}", hint_ms=100)
 
     def _send_off(self, sock: socket.socket, error: MqprocError) -> None:
         self._count_reject(error.code)
@@ -90,7 +90,7 @@ class Door:
         try:
             sock, _ = self._listener.accept()
             sock.setblocking(False)
-            self._send_off(sock, self._too_many())
+            self._send_off(sock, self._too_many("no file descriptor is left"))
         except OSError:
             pass  # Somebody else took the descriptor; the client waits in the backlog.
         self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

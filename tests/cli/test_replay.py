@@ -21,7 +21,7 @@ from mqproc.client.aio import AsyncClient
 from mqproc.client.replay import IN_FLIGHT, PAGE_MESSAGES, REPLAYED, ReplayPosition, ReplayProgress
 from mqproc.client.sync import Client
 from mqproc.errors import BadRequestError, TopicNotFoundError
-from mqproc.message import SqlFilter
+from mqproc.message import Message, SqlFilter
 from tests.cli.calling import Outcome, call
 from tests.cli.pseudo_terminal import PseudoTerminal
 from tests.conftest import Group, wait_until
@@ -367,6 +367,27 @@ def test_a_trace_of_a_retry_shows_the_original_the_retry_and_the_dead_letter(gro
         assert found["message"]["message_id"] == start
     shown = trace(group, retry.message_id).out
     assert all(place.message_id in shown for place in (sent, retry, dead))
+
+
+def test_a_trace_tells_what_became_of_a_transaction(group: Group, client: Client) -> None:
+    client.create_topic("bills", 1)
+    kept, lost, undecided = [
+        client.transaction("billing", Message("bills", body)).begin() for body in (b"kept", b"lost", b"undecided")
+    ]
+    wait_until(lambda: len(client.transactions.open("billing")) == 3, what="the half messages known")
+    halves = {each.transaction_id: each.message_id for each in client.transactions.open("billing")}
+    kept.commit()
+    lost.rollback()
+    group.wait_dispatched()
+    wait_until(lambda: len(client.transactions.open("billing")) == 1, what="the ends known")
+    states = {kept: "committed", lost: "rolled back", undecided: "open"}
+    for transaction, state in states.items():
+        assert f"\ntransaction {state}\n" in trace(group, halves[transaction.transaction_id]).out
+    (sent,) = client.pull("bills", 0, 0).messages
+    assert trace(group, sent.message_id, "--json").json["transaction"] == "committed"
+    plain = client.send("bills", b"plain")
+    group.wait_dispatched()
+    assert client.trace(plain.message_id).transaction == ""
 
 
 def test_no_message_no_trace(group: Group) -> None:

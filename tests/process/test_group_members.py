@@ -73,14 +73,6 @@ def test_who_does_not_release_in_time_loses_the_queue() -> None:
     assert len(ids(group, "b")) == 1
 
 
-def test_a_silent_member_expires() -> None:
-    group = GroupMembers(Epochs().take)
-    group.join(member("a"))
-    group.join(member("b", now_ns=5 * SECOND))
-    assert group.expired(10 * SECOND) == []
-    assert [of.member_id for of in group.expired(10 * SECOND + 1)] == ["a"]
-
-
 def test_queues_of_a_member_that_is_gone_are_free_at_once() -> None:
     group = GroupMembers(Epochs().take)
     for name in "ab":

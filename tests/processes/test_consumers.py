@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -11,12 +12,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from mqproc import Client
+from mqproc.client.core import QUERY, ping
+from mqproc.client.retry import NO_RETRY
+from mqproc.errors import TooManyConnectionsError
 from mqproc.layout import control as words_of
 from tests.conftest import PATIENCE_S, Group, keeps_below, wait_until
 
 MEMBER = Path(__file__).with_name("group_member.py")
 SESSION_S = 2.0
+CROWD = 8
 
 
 class Process:
@@ -127,3 +134,38 @@ def test_a_killed_query_role_loses_no_commit_and_members_come_back(
     assert group.stop() == 0
     text = group.paths.consumer_offsets.read_text()
     assert '"Kept@kept":{0:250,1:250,2:250,3:250' in text
+
+
+def test_a_consumer_that_the_server_has_no_place_for_says_so_and_goes_on_when_there_is_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A member has one connection to say that it lives and one to fetch by; here a second one is one too many."""
+    full = Group(tmp_path / "full", max_connections=CROWD).start()
+    with full.client() as client, contextlib.ExitStack() as crowd:
+        client.create_topic("orders", 1)
+        client.send("orders", b"waits")
+        client.wait_dispatched()
+        consumers = [
+            crowd.enter_context(client.consumer(f"group-{number}", "orders", start="earliest")) for number in range(2)
+        ]
+        others = [crowd.enter_context(full.client(retry=NO_RETRY)) for _ in range(CROWD)]
+        refused = [each for each in others if is_refused(each)]
+        assert refused
+        # One of them takes the connection that the client has to spare.
+        assert len(wait_until(lambda: consumers[0].receive(timeout=0.1), what="a message")) == 1
+        wait_until(lambda: not consumers[1].receive(timeout=0.1) and caplog.messages, what="a word in the log")
+        assert caplog.messages[0].startswith("fetching by consumer of group group-1 has failed for")
+        assert "max_connections allows no more" in caplog.messages[0]
+        for each in others:
+            each.close()
+        assert len(wait_until(lambda: consumers[1].receive(timeout=0.1), what="a message")) == 1
+    assert "works again" in caplog.messages[-1]
+    full.close()
+
+
+def is_refused(client: Client) -> bool:
+    try:
+        client.run(ping(QUERY))
+    except TooManyConnectionsError:
+        return True
+    return False

@@ -1,0 +1,64 @@
+"""What is tried for ever says so in the log when nothing comes of it for long, and not at every try."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from mqproc.client.outage import AGAIN_S, QUIET_S, Outage
+from mqproc.client.retry import ConnectionLost, RetryPolicy
+from mqproc.errors import TooManyConnectionsError
+
+POLICY = RetryPolicy(jitter=0.0)
+FULL = TooManyConnectionsError("query has 8 clients", hint_ms=400)
+
+
+class Clock:
+    """Time that a test sets."""
+
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def outage(clock: Clock) -> Outage:
+    return Outage("mqproc.consumer", "fetching", POLICY, clock)
+
+
+def test_pauses_grow_and_are_never_shorter_than_the_server_asked_for(outage: Outage) -> None:
+    lost = ConnectionLost("closed", taken=False)
+    assert [outage.failed(lost) for _ in range(3)] == [0.001, 0.002, 0.004]
+    assert outage.failed(FULL) == 0.4
+    outage.over()
+    assert outage.failed(lost) == 0.001
+
+
+def test_a_restart_is_not_worth_a_word_and_what_lasts_is_told_now_and_then(
+    outage: Outage, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="mqproc.consumer"):
+        outage.failed(FULL)
+        clock.now_s += QUIET_S - 0.1
+        outage.failed(FULL)
+        outage.over()
+        outage.failed(FULL)
+        clock.now_s += QUIET_S
+        outage.failed()
+        assert not caplog.messages
+        for _ in range(10):
+            outage.failed(FULL)
+        assert caplog.messages == ["fetching has failed for 2 s, and is tried on: query has 8 clients"]
+        clock.now_s += AGAIN_S
+        outage.failed(ConnectionLost("refused", taken=False, connected=False))
+        outage.over()
+        outage.over()
+    assert caplog.messages[1].startswith("fetching has failed for 62 s, and is tried on: refused; no group serves")
+    assert caplog.messages[2:] == ["fetching works again after 62 s"]
