@@ -91,6 +91,12 @@ def recovers(words: Mapping[str, int]) -> bool:
     return words["group_state"] == layout.GROUP_RECOVERING and _runs(words["supervisor_pid"])
 
 
+def positions_known(words: Mapping[str, int]) -> bool:
+    """Whether recovery has come to its end: before that, and when it was cut short, positions are nothing but zeros."""
+    state = words["group_state"]
+    return state != layout.GROUP_RECOVERING and (state != layout.GROUP_DOWN or words["recovery_us"] > 0)
+
+
 def _runs(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:

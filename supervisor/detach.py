@@ -10,13 +10,16 @@ The second fork makes sure that the supervisor never gets a terminal. It writes 
 from __future__ import annotations
 
 import json
+import math
 import os
+import select
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, NoReturn, TextIO
+from typing import Any, Final, NoReturn
 
-from mqproc.errors import MqprocError
+from mqproc.errors import MqprocError, RequestTimeoutError
 from mqproc.io import StoreIO
 from mqproc.layout.control import SUPERVISOR
 from mqproc.paths import StorePaths
@@ -26,16 +29,21 @@ from mqproc.supervisor.store_folder import prepare_folder
 
 EXIT_FAILED: Final = 1
 EXIT_NOT_BOOTED: Final = 3
+EXIT_INTERRUPTED: Final = 130
+_READ_MAX: Final = 1 << 16
+# What poll takes is bounded.
+_WAIT_MAX_S: Final = 3600.0
 
 Run = Callable[[Report, Callable[[], None]], Outcome]
 """The group's life: takes `report` and `ready` for `supervise`."""
 
 
-def detach(run: Run, paths: StorePaths, report: Report = print) -> Outcome:
+def detach(run: Run, paths: StorePaths, report: Report = print, *, timeout_s: float = math.inf) -> Outcome:
     """Run a group in the background; returns once it is ready (exit code 0) or has ended before that.
 
-    Until then its lines are handed to `report` here; all go to the store's log, too. The caller has no threads and has
-    not taken the store's lock: both would be the wrong process's.
+    The waiting ends after `timeout_s` or by Ctrl-C, too; the start goes on then, which the outcome's reason says. Until
+    then its lines are handed to `report` here; all go to the store's log, too. The caller has no threads and has not
+    taken the store's lock: both would be the wrong process's.
     """
     reader, writer = os.pipe()
     sys.stdout.flush()
@@ -45,19 +53,49 @@ def detach(run: Run, paths: StorePaths, report: Report = print) -> Outcome:
         os.close(reader)
         _lead(run, paths, writer)
     os.close(writer)
-    os.waitpid(leader, 0)
-    with open(reader, encoding="utf-8") as lines:
-        return _follow(lines, report, paths.log)
+    goes_on = (
+        f"it goes on starting in the background: mqproc status --store {paths.root} tells how far it is, "
+        f"mqproc down --store {paths.root} ends it"
+    )
+    try:
+        os.waitpid(leader, 0)
+        return _follow(reader, report, paths, time.monotonic() + timeout_s)
+    except TimeoutError:
+        reason = f"{paths.root}: the group is not ready after {timeout_s:g} s; {goes_on}"
+        return Outcome(RequestTimeoutError.exit_code, reason)
+    except KeyboardInterrupt:
+        return Outcome(EXIT_INTERRUPTED, f"{paths.root}: not waited for any longer; {goes_on}")
+    finally:
+        os.close(reader)
 
 
-def _follow(lines: TextIO, report: Report, log_path: Path) -> Outcome:
-    for line in lines:
+def _follow(reader: int, report: Report, paths: StorePaths, deadline: float) -> Outcome:
+    """Raises TimeoutError at the deadline, in monotonic seconds."""
+    for line in _lines(reader, deadline):
         message: dict[str, Any] = json.loads(line)
         if "report" in message:
             report(message["report"])
         else:
             return Outcome(message["exit_code"], message["reason"])
-    return Outcome(EXIT_NOT_BOOTED, f"the supervisor ended without a word; see {log_path}")
+    return Outcome(EXIT_NOT_BOOTED, f"the supervisor ended without a word; see {paths.log}")
+
+
+def _lines(reader: int, deadline: float) -> Iterator[bytes]:
+    """Lines as they come, up to the end of the pipe."""
+    poll = select.poll()
+    poll.register(reader, select.POLLIN)
+    data = b""
+    while True:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        if not poll.poll(math.ceil(min(left_s, _WAIT_MAX_S) * 1000)):
+            continue
+        piece = os.read(reader, _READ_MAX)
+        if not piece:
+            return
+        *lines, data = (data + piece).split(b"\n")
+        yield from lines
 
 
 def _lead(run: Run, paths: StorePaths, writer: int) -> NoReturn:

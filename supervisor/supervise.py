@@ -1,6 +1,6 @@
 """The supervisor: lock, template, monitor, recovery, spawn in order, watch, restart, stop in order.
 
-    supervise()   lock → control → warm → bells, sockets → template → monitor → recovery → loop
+    supervise()   lock → control → bells, sockets → warm → template → monitor → recovery → loop
                   → everything ended → lock free
 
 The loop is single-threaded and sleeps in one place, at the control socket's epoll, which also holds children (pidfds),
@@ -177,10 +177,7 @@ class Supervisor:
         self._manager.say_state(layout.GROUP_RECOVERING)
         write_settings(context.io, context.paths, context.options)
         bell.warm()
-        with self._signals.interrupting():
-            self._hooks.warm(context)
-        gc.collect()
-        gc.freeze()
+        # Before kernels are made ready, which takes minutes where they are compiled: who asks is told what goes on.
         resources = Resources.make(context.paths, self._control, self._specs)
         context.io.crash_point("supervisor.bells")
         stack.callback(resources.close)
@@ -196,6 +193,12 @@ class Supervisor:
         stack.callback(self._lock.close)
         stack.callback(resources.remove_sockets)
         stack.callback(self._group.kill_all)
+        self._control.store(layout.RECOVERY_STEP, layout.STEP_KERNELS)
+        with self._signals.interrupting():
+            self._hooks.warm(context)
+        self._control.store(layout.RECOVERY_STEP, layout.STEP_NONE)
+        gc.collect()
+        gc.freeze()
         self._group.start_template()
         resources.unlink_names()
         self._recover()

@@ -154,7 +154,8 @@ _REQUESTS = Row(
         ),
         Panel(
             "Append duration",
-            "From taking an append request to having stored it; under SYNC_FLUSH with the sync.",
+            "The writer's step that stored and answered a request, with all others that were ready then; under "
+            "SYNC_FLUSH with the sync. Time on the way from and to the client is not in it.",
             "s",
             quantiles("mqproc_append_duration_seconds"),
         ),

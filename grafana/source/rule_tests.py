@@ -63,6 +63,13 @@ def _events(alert: str, metric: str) -> Case:
     return Case(alert, {metric: steps(1)}, {"all of it was long ago": {metric: stays(7)}})
 
 
+def _disk_limits(delete_any_age: float, refuse_sends: float) -> Series:
+    return {
+        'mqproc_disk_limit_ratio{limit="delete_any_age"}': stays(delete_any_age),
+        'mqproc_disk_limit_ratio{limit="refuse_sends"}': stays(refuse_sends),
+    }
+
+
 def _append_buckets(fast: int) -> Series:
     """Of 200 appends between two scrapes so many take less than half a second, the others less than one."""
     bucket = "mqproc_append_duration_seconds_bucket"
@@ -167,7 +174,14 @@ CASES: Final = (
     _events("MqprocErrorsLogged", f"mqproc_errors_total{{{_ROLE}}}"),
     _events("MqprocClockSteps", "mqproc_clock_steps_total"),
     _level("MqprocDiskFull", "mqproc_disk_full", 0, 1),
-    _level("MqprocDiskAlmostFull", "mqproc_disk_usage_ratio", 0.85, 0.86),
+    Case(
+        "MqprocDiskAlmostFull",
+        {"mqproc_disk_usage_ratio": stays(0.86), **_disk_limits(0.85, 0.9)},
+        {
+            "it is no more than allowed": {"mqproc_disk_usage_ratio": stays(0.85), **_disk_limits(0.85, 0.9)},
+            "the options allow more": {"mqproc_disk_usage_ratio": stays(0.94), **_disk_limits(0.95, 0.98)},
+        },
+    ),
     Case(
         "MqprocSegmentWaits",
         {"mqproc_segment_wait_seconds_total": grows(0.16)},

@@ -303,10 +303,15 @@ def _room(durations: Durations) -> list[Alert]:
         Alert(
             "MqprocDiskAlmostFull",
             WARNING,
-            "mqproc_disk_usage_ratio > 0.85",
+            # The group's own limits, whatever its options make of them.
+            "mqproc_disk_usage_ratio > ignoring (limit)"
+            ' min without (limit) (mqproc_disk_limit_ratio{limit=~"delete_any_age|refuse_sends"})',
             5 * MINUTE,
             "the disk of {{ $labels.instance }} fills",
-            "{{ $value | humanizePercentage }} are used; sends will be refused at 90 %.",
+            "{{ $value | humanizePercentage }} are used"
+            '{{ range printf `mqproc_disk_limit_ratio{limit="refuse_sends",job=%q,instance=%q}`'
+            " $labels.job $labels.instance | query }}"
+            "; sends are refused above {{ . | value | humanizePercentage }}{{ end }}.",
         ),
         Alert(
             "MqprocSegmentWaits",

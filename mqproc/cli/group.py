@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import termios
 import time
@@ -23,7 +24,7 @@ from mqproc.config import Options
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
 from mqproc.metrics.dispatch_lag import dispatch_behind_ms
-from mqproc.metrics.health import not_offered, readiness, ready_problems_of
+from mqproc.metrics.health import not_offered, readiness, ready_problems_of, recovery_stands_at
 from mqproc.paths import StorePaths
 from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest, StatusAnswer
 
@@ -56,9 +57,16 @@ def up(invocation: Invocation, detach: bool) -> int:
 
     Prints one line per change of state. Ctrl-C or SIGTERM stops in order, a second Ctrl-C hurries. SIGHUP reads the
     options again, but at a terminal, where it says that the terminal is closed, it stops; SIGUSR1 opens the log file of
-    --detach anew. The store's folder is made when missing.
+    --detach anew. The store's folder is made when missing. With --detach a --timeout, and Ctrl-C, end the waiting, not
+    the start.
     """
-    outcome = start_group(invocation.paths(), invocation.options, _reporter(invocation.out), detach=detach)
+    outcome = start_group(
+        invocation.paths(),
+        invocation.options,
+        _reporter(invocation.out),
+        detach=detach,
+        timeout_s=invocation.timeout if invocation.timeout_given else math.inf,
+    )
     if outcome.exit_code and outcome.reason:
         invocation.out.note(f"mqproc: {outcome.reason}")
     return outcome.exit_code
@@ -81,8 +89,15 @@ def _json_text(text: str) -> str:
     return json.dumps(text)
 
 
-def start_group(paths: StorePaths, load_options: Callable[[], Options], report: Report, *, detach: bool) -> Outcome:
-    """Run a group here until it ends, or in the background until it is ready."""
+def start_group(
+    paths: StorePaths,
+    load_options: Callable[[], Options],
+    report: Report,
+    *,
+    detach: bool,
+    timeout_s: float = math.inf,
+) -> Outcome:
+    """Run a group here until it ends, or in the background until it is ready, for which `timeout_s` is waited."""
     # Numpy would start threads of its own, and the supervisor forks.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Numba and the kernels take a second: only who starts a group pays.
@@ -104,7 +119,7 @@ def start_group(paths: StorePaths, load_options: Callable[[], Options], report: 
 
     if not detach:
         return run(report, lambda: None)
-    return run_detached(run, paths, report)
+    return run_detached(run, paths, report, timeout_s=timeout_s)
 
 
 @click.command(cls=Command)
@@ -211,7 +226,7 @@ def group_status(
 ) -> dict[str, Any]:
     """What the supervisor says, with each process's memory and the positions of the control file.
 
-    Ready is what /readyz calls so.
+    Ready is what /readyz calls so. Positions are None amid recovery: they are not known yet.
     """
     answer, words = _answer_and_words(paths, timeout_s)
     roles: list[dict[str, Any]] = [
@@ -221,6 +236,13 @@ def group_status(
     for role in roles:
         role |= process_figures(int(role["pid"]))
     problems = ready_problems_of(words, heartbeat_timeout_ms * 1_000_000)
+    recovers = answer.group == layout.GROUP_NAMES[layout.GROUP_RECOVERING]
+    positions = {
+        "written_bytes": words["written"],
+        "dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),
+        "dispatch_behind_ms": dispatch_behind_ms(StoreIO(), paths, words),
+        "flush_behind_bytes": control_words.flush_behind_bytes(words),
+    }
     return {
         "group": answer.group,
         "ready": not problems,
@@ -228,10 +250,8 @@ def group_status(
         "store": answer.store,
         "epoch": answer.epoch,
         "started_ms": answer.started_ms,
-        "written_bytes": words["written"],
-        "dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),
-        "dispatch_behind_ms": dispatch_behind_ms(StoreIO(), paths, words),
-        "flush_behind_bytes": control_words.flush_behind_bytes(words),
+        "recovery": recovery_stands_at(words) if recovers else None,
+        **(dict.fromkeys(positions) if recovers else positions),
         "read_only": control_words.read_only(words),
         "damage_holes": control_words.damage_holes(words),
         "pss_bytes": sum(role["pss_bytes"] or 0 for role in roles),
@@ -280,6 +300,17 @@ def process_figures(pid: int) -> dict[str, Any]:
     }
 
 
+def _positions_text(found: Mapping[str, Any]) -> str:
+    if found["written_bytes"] is None:
+        return "positions are not known before recovery has come to its end"
+    sizes = {name: format_bytes(found[f"{name}_bytes"]) for name in ("written", "dispatch_behind", "flush_behind")}
+    late_s = found["dispatch_behind_ms"] / 1000
+    return (
+        f"written {sizes['written']}, dispatch {sizes['dispatch_behind']}, {late_s:.1f} s behind, "
+        f"flush {sizes['flush_behind']} behind"
+    )
+
+
 def _print_status(out: Output, found: Mapping[str, Any]) -> None:
     since = format_duration((now_ms() - found["started_ms"]) / 1000)
     state = readiness(found["group"], ready=found["ready"])
@@ -287,14 +318,7 @@ def _print_status(out: Output, found: Mapping[str, Any]) -> None:
     holes = found["damage_holes"]
     damaged = f", DAMAGED: {holes} ranges of the log, see mqproc/damage.json" if holes else ""
     out.line(f"{found['store']}: {state}{read_only}{damaged}, up {since}, epoch {found['epoch']}")
-    sizes = {
-        name: format_bytes(found[f"{name}_bytes"]) for name in ("written", "dispatch_behind", "flush_behind", "pss")
-    }
-    late_s = found["dispatch_behind_ms"] / 1000
-    out.line(
-        f"written {sizes['written']}, dispatch {sizes['dispatch_behind']}, {late_s:.1f} s behind, "
-        f"flush {sizes['flush_behind']} behind, memory {sizes['pss']}"
-    )
+    out.line(f"{_positions_text(found)}, memory {format_bytes(found['pss_bytes'])}")
     for problem in found["problems"]:
         out.line(f"✗ {problem}")
     out.line("")

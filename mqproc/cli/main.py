@@ -42,6 +42,7 @@ _LAZY = {
     "run": ("mqproc.cli.group:run", "Run one role at this terminal, for a debugger."),
     "status": ("mqproc.cli.group:status", "Show the roles, their memory, and how far they are."),
     "demo": ("mqproc.cli.demo:demo", "Show everything on 336,776 real flights."),
+    "examples": ("mqproc.cli.examples:examples", "Show examples: commands and Python that run as they stand."),
     "topic": ("mqproc.cli.topic:topic", "Create, list, inspect and delete topics."),
     "send": ("mqproc.cli.send:send", "Send messages: one, from stdin, or a file's lines."),
     "import": ("mqproc.cli.importing:import_", "Import CSV, JSON lines, Parquet or plain lines."),
@@ -102,6 +103,7 @@ class MainGroup(Group):
                     ("mqproc up --store DIR", "start a group; Ctrl-C stops it"),
                     ("mqproc send TOPIC TEXT", "send a message"),
                     ("mqproc tail TOPIC", "read it back"),
+                    ("mqproc examples", "more, in Python too"),
                 ]
             )
 

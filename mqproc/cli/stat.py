@@ -37,7 +37,7 @@ _STATE_WORDS = {
 
 @click.command(cls=Command)
 @click.option("--prefix", default="", metavar="TEXT", help="Only names that begin so: writer, disp, cq-flusher…")
-@click.option("--changed", is_flag=True, help="Leave out what is 0.")
+@click.option("--changed", is_flag=True, help="Leave out what is 0, of the figures of --watch too.")
 @click.option("--watch", is_flag=True, help="Print again and again, with rates, until Ctrl-C or a --timeout.")
 @click.option("--interval", type=SECONDS, default="1", help="Pause between two prints of --watch.  [default: 1s]")
 @pass_invocation
@@ -45,19 +45,20 @@ def stat(invocation: Invocation, prefix: str, changed: bool, watch: bool, interv
     """Show every shared word, also of a dead group.
 
     Figures that follow from several words stand first: how far dispatch and flush are behind, whether the group lives.
+    Amid recovery positions and counters are not known yet, and have no value.
     """
     out = invocation.out
     paths = invocation.existing_paths()
     if watch:
-        _watch(paths, out, prefix, max(interval, 0.05), invocation.ends_s())
+        _watch(paths, out, prefix, changed, max(interval, 0.05), invocation.ends_s())
         return
     _print(out, read_all(paths), prefix, changed)
 
 
 def read_all(paths: StorePaths) -> dict[str, Any]:
-    """What follows from several words, then every word, read at one moment."""
+    """What follows from several words, then every word, read at one moment. What is not known yet is None."""
     words = control_words.read_words(paths)
-    return {
+    found: dict[str, Any] = {
         "alive": int(control_words.is_alive(words, time.monotonic_ns())),
         "dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),
         "dispatch_behind_ms": dispatch_behind_ms(StoreIO(), paths, words),
@@ -66,6 +67,9 @@ def read_all(paths: StorePaths) -> dict[str, Any]:
         "read_only": int(control_words.read_only(words)),
         **words,
     }
+    if control_words.positions_known(words):
+        return found
+    return found | dict.fromkeys(_KNOWN_AFTER_RECOVERY)
 
 
 _FIGURE_HELP = {
@@ -78,6 +82,19 @@ _FIGURE_HELP = {
 }
 
 
+_OF_EVERY_ROLE = tuple(f".{name}" for name in layout.COMMON_NAMES)
+# Zeros until recovery has come to its end. What a role says of its own process is known, and all of the monitor's,
+# which runs meanwhile.
+_KNOWN_AFTER_RECOVERY = (
+    *(name for name in _FIGURE_HELP if name not in ("alive", "read_only")),
+    *(
+        name
+        for name, word in layout.WORDS.items()
+        if word.owner in layout.ROLES and word.owner != layout.MONITOR and not name.endswith(_OF_EVERY_ROLE)
+    ),
+)
+
+
 def _rows(values: dict[str, Any], prefix: str, changed: bool) -> Iterator[dict[str, Any]]:
     for name, value in values.items():
         if not name.startswith(prefix) or (changed and not value) or name in _HIDDEN:
@@ -87,8 +104,10 @@ def _rows(values: dict[str, Any], prefix: str, changed: bool) -> Iterator[dict[s
         yield {"name": name, "value": value, "unit": unit, "owner": word.owner if word else "", "help": text}
 
 
-def shown(name: str, value: int) -> int | str:
+def shown(name: str, value: int | None) -> int | str | None:
     """A state's name beside its number; everything else as it is."""
+    if value is None:
+        return None
     names = _STATE_WORDS.get(name.rpartition(".")[2])
     return f"{names[value]} ({value})" if names and 0 <= value < len(names) else value
 
@@ -103,7 +122,7 @@ def _print(out: Output, values: dict[str, Any], prefix: str, changed: bool) -> N
     out.rows("words", _COLUMNS, rows)
 
 
-def _watch(paths: StorePaths, out: Output, prefix: str, interval_s: float, ends_s: float) -> None:
+def _watch(paths: StorePaths, out: Output, prefix: str, changed: bool, interval_s: float, ends_s: float) -> None:
     """A block each time: changed words with their rates. Follows a new group when one has started.
 
     The last block is printed at `ends_s`, of the monotonic clock.
@@ -114,7 +133,7 @@ def _watch(paths: StorePaths, out: Output, prefix: str, interval_s: float, ends_
         values, now_s = read_all(paths), time.monotonic()
         if before and before["epoch"] != values["epoch"]:
             before = {}
-        _print_block(out, values, before, now_s - before_s, prefix)
+        _print_block(out, values, before, now_s - before_s, prefix, changed)
         before, before_s = values, now_s
         left_s = ends_s - time.monotonic()
         if left_s <= 0:
@@ -122,11 +141,14 @@ def _watch(paths: StorePaths, out: Output, prefix: str, interval_s: float, ends_
         time.sleep(min(interval_s, left_s))
 
 
-def _print_block(out: Output, values: dict[str, Any], before: dict[str, Any], passed_s: float, prefix: str) -> None:
-    rows = [row for row in _rows(values, prefix, False) if _moving(row["name"], row["value"], before)]
+def _print_block(
+    out: Output, values: dict[str, Any], before: dict[str, Any], passed_s: float, prefix: str, changed: bool
+) -> None:
+    rows = [row for row in _rows(values, prefix, False) if _moving(row["name"], row["value"], before, changed)]
     for row in rows:
         name, value = row["name"], row["value"]
-        row["per_second"] = round((value - before[name]) / passed_s) if name in before else 0
+        known = value is not None and before.get(name) is not None
+        row["per_second"] = round((value - before[name]) / passed_s) if known else None if value is None else 0
         if out.shape == "table":
             row["value"] = shown(name, value)
     if out.shape == "json":
@@ -141,10 +163,13 @@ def _print_block(out: Output, values: dict[str, Any], before: dict[str, Any], pa
     out.flush()
 
 
-def _moving(name: str, value: int, before: dict[str, Any]) -> bool:
-    """Watched are the figures, and words that changed since the last block (all that are not 0 in the first)."""
+def _moving(name: str, value: int | None, before: dict[str, Any], changed: bool) -> bool:
+    """Watched are the figures, and words that changed since the last block (all that are not 0 in the first).
+
+    With `changed` the figures, too, only when they are not 0 or have just become so.
+    """
     if name in _FIGURE_HELP:
-        return True
+        return not changed or bool(value) or (bool(before) and before[name] != value)
     if name.endswith("_ns"):
         return False
     return before[name] != value if before else bool(value)

@@ -56,8 +56,8 @@ GROUP_DOWN, GROUP_RECOVERING, GROUP_STARTING, GROUP_READY, GROUP_STOPPING = rang
 GROUP_NAMES = ("down", "recovering", "starting", "ready", "stopping")
 
 # What of recovery takes long.
-STEP_NONE, STEP_LOG, STEP_DISPATCH, STEP_DURABLE = range(4)
-STEP_NAMES = ("nothing", "reading the log", "dispatching", "making it durable")
+STEP_NONE, STEP_LOG, STEP_DISPATCH, STEP_DURABLE, STEP_KERNELS = range(5)
+STEP_NAMES = ("nothing", "reading the log", "dispatching", "making it durable", "making kernels ready")
 
 
 def name_of(value: int, names: Sequence[str]) -> str:
@@ -154,6 +154,7 @@ _COMMON = (
     ("cycles", "", "steps that did work"),
     ("errors", "", "errors that were logged"),
 )
+COMMON_NAMES = tuple(name for name, _, _ in _COMMON)
 _common = {
     (role, name): _word(role, f"{role}.{name}", unit, help_text) for role in ROLES for name, unit, help_text in _COMMON
 }

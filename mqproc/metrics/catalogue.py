@@ -70,7 +70,7 @@ METRICS: tuple[Metric, ...] = (
     _histogram(
         "mqproc_append_duration_seconds",
         "seconds",
-        "Duration of the step that stored and answered it.",
+        "Duration of the writer's step that stored the request: all requests ready then, waits and syncs; sampled.",
     ),
     _histogram("mqproc_message_size_bytes", "bytes", "Size of records."),
     _gauge("mqproc_commit_log_min_offset_bytes", "bytes", "Physical offset of the first record that can be read."),
@@ -183,6 +183,12 @@ METRICS: tuple[Metric, ...] = (
     _gauge("mqproc_disk_used_bytes", "bytes", "Of the file system that holds the store."),
     _gauge("mqproc_disk_free_bytes", "bytes", "Of the file system that holds the store."),
     _gauge("mqproc_disk_usage_ratio", "ratio", "Used share of the file system that holds the store, 0 to 1."),
+    _gauge(
+        "mqproc_disk_limit_ratio",
+        "ratio",
+        "Used share above which this happens by the options: delete_expired, delete_any_age, refuse_sends.",
+        "limit",
+    ),
     _gauge("mqproc_disk_full", "", "1 while sends are refused because the disk is nearly full."),
     _gauge("mqproc_recovery_duration_seconds", "seconds", "Duration of the last recovery."),
     _gauge("mqproc_recovery_cut_bytes", "bytes", "Torn tail cut by the last recovery."),

@@ -38,6 +38,12 @@ _HISTOGRAMS = {
     "role_step": "mqproc_role_cycle_seconds",
 }
 
+_DISK_LIMITS: Final[Mapping[str, Callable[[Options], int]]] = {
+    "delete_expired": lambda options: options.disk_max_used_space_ratio,
+    "delete_any_age": lambda options: options.disk_space_clean_forcibly_ratio,
+    "refuse_sends": lambda options: options.disk_space_warning_level_ratio,
+}
+
 _SYNC_ERRNOS = tuple(word.name for word in layout.WORDS.values() if word.index in layout.SYNC_ERRNO_WORDS)
 
 PLAIN: Final[Mapping[str, tuple[str, float]]] = {
@@ -128,6 +134,7 @@ def samples_of_words(
         **_by_role(control, words, to_unix),
         **_by_target(words, to_unix),
         **_histograms(control),
+        "mqproc_disk_limit_ratio": [((limit,), of(options) / 100) for limit, of in _DISK_LIMITS.items()],
     }
 
 

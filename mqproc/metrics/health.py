@@ -56,13 +56,12 @@ def ready_problems_of(words: Mapping[str, int], timeout_ns: int) -> list[str]:
         problems.append(f"the group is {layout.name_of(state, layout.GROUP_NAMES)}")
     for role in layout.ROLES:
         supervised = words[f"{role}.supervised"]
-        silent_ns = now_ns - words[f"{role}.heartbeat_ns"]
-        busy = words[f"{role}.state"] in layout.BUSY_STATES
         if supervised != layout.RUNNING:
             name = layout.name_of(supervised, layout.SUPERVISED_NAMES)
             problems.append(f"{role} is {name}{_MENDS.get(supervised, '')}")
-        elif silent_ns > timeout_ns and not busy:
-            problems.append(f"{role} has been silent for {silent_ns / 1e9:.1f} s: it is ended, and started again")
+        elif is_silent(words, role, timeout_ns, now_ns):
+            silent_s = (now_ns - words[f"{role}.heartbeat_ns"]) / 1e9
+            problems.append(f"{role} has been silent for {silent_s:.1f} s: it is ended, and started again")
     if errno := control_words.sync_errno(words):
         reason = f"a sync failed with errno {errno}"
         problems.append(f"the store is read-only: {reason}; mend the disk, mqproc down, mqproc store repair")
@@ -74,14 +73,36 @@ def ready_problems_of(words: Mapping[str, int], timeout_ns: int) -> list[str]:
     return problems
 
 
+def is_silent(words: Mapping[str, int], role: str, timeout_ns: int, now_ns: int) -> bool:
+    """Whether a role is held for dead: it runs, and has not beaten for longer than `heartbeat_timeout_ms`.
+
+    This is the one rule of all that tell of it. One that says that it is busy is not: a sync may take that long.
+    """
+    if words[f"{role}.supervised"] != layout.RUNNING or is_busy(words, role):
+        return False
+    return now_ns - words[f"{role}.heartbeat_ns"] > timeout_ns
+
+
+def is_busy(words: Mapping[str, int], role: str) -> bool:
+    """Whether a role says that it is at something that may take long, for which it does not beat."""
+    return words[f"{role}.state"] in layout.BUSY_STATES
+
+
 def recovering(words: Mapping[str, int]) -> str:
     """That the group recovers, and how far it is where recovery goes over the log."""
     text = f"the group is {layout.GROUP_NAMES[layout.GROUP_RECOVERING]}"
+    if words["recovery_step"] == layout.STEP_NONE:
+        return text
+    return f"{text}: {recovery_stands_at(words)}"
+
+
+def recovery_stands_at(words: Mapping[str, int]) -> str:
+    """What recovery does, and how far it is where it goes over the log."""
     step, extent = words["recovery_step"], words["recovery_extent"]
     if step == layout.STEP_NONE:
-        return text
+        return "not at the log yet"
     far = f", {min(words['recovery_done'], extent) / 1e6:,.1f} of {extent / 1e6:,.1f} MB" if extent else ""
-    return f"{text}: {layout.name_of(step, layout.STEP_NAMES)}{far}"
+    return f"{layout.name_of(step, layout.STEP_NAMES)}{far}"
 
 
 def not_offered(options: Options) -> str:

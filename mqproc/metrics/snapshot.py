@@ -1,6 +1,7 @@
 """A group at one moment as plain values, for people's eyes: what the status page and `mqproc top` show.
 
-Figures that grow are given as they stand; who shows rates takes two snapshots. Keys carry their unit.
+Figures that grow are given as they stand; who shows rates takes two snapshots. Keys carry their unit. What is not known
+is None: amid recovery positions, queues and the disk, which the control file has zeros for then.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from mqproc.layout import figures
 from mqproc.metrics.collector import Collector, Picture
 from mqproc.metrics.from_words import takes_nothing
 from mqproc.metrics.groups import GroupLag
-from mqproc.metrics.health import unflushed_seconds, warnings_of
+from mqproc.metrics.health import is_busy, is_silent, recovery_stands_at, unflushed_seconds, warnings_of
 from mqproc.metrics.topics import TopicFigures
 from mqproc.paths import StorePaths
 from mqproc.shm.histogram import Buckets, read_buckets
@@ -45,6 +46,7 @@ def as_values(
     control = collector.control
     words = picture.words
     wanted = name.lower()
+    known = control_words.positions_known(words)
     topics = [topic for topic in (picture.table.every if picture.table else []) if wanted in topic.topic.lower()]
     groups = [lag for lag in picture.lags if wanted in lag.group.lower() or wanted in lag.topic.lower()]
     return {
@@ -53,21 +55,27 @@ def as_values(
         "epoch": words["epoch"],
         "group": layout.name_of(words["group_state"], layout.GROUP_NAMES),
         "ready": not picture.problems,
+        "recovery": recovery_stands_at(words) if picture.recovers else None,
         "problems": picture.problems,
         "warnings": warnings_of(words, time.monotonic_ns(), picture.dispatch_behind_ms),
         "started_ms": words["group_started_ms"],
         "sync_flush": collector.options.sync_flush,
-        "path": {**_path(picture), "read_only": takes_nothing(control)},
+        "path": {**_if(known, _path(picture)), "read_only": takes_nothing(control)},
         "latencies": {name: _buckets(control, name) for name in LATENCIES},
-        "roles": _roles(control, picture),
+        "roles": _roles(picture, collector.options.heartbeat_timeout_ms * 1_000_000),
         "topics": _topics(topics, rows_max),
-        "topics_found": len(topics),
-        "topic_count": picture.table.topic_count if picture.table else 0,
-        "queue_count": picture.table.queue_count if picture.table else 0,
         "groups": _groups(groups, rows_max),
-        "groups_found": len(groups),
-        "group_count": len(picture.lags),
-        "group_lag_messages": sum(lag.messages for lag in picture.lags),
+        **_if(
+            known,
+            {
+                "topics_found": len(topics),
+                "topic_count": picture.table.topic_count if picture.table else 0,
+                "queue_count": picture.table.queue_count if picture.table else 0,
+                "groups_found": len(groups),
+                "group_count": len(picture.lags),
+                "group_lag_messages": sum(lag.messages for lag in picture.lags),
+            },
+        ),
         "disk": _disk(collector, picture),
         "errors": [
             {"role": error.owner, "text": error.text, "count": error.count}
@@ -75,6 +83,11 @@ def as_values(
             for error in picture.errors[:ERRORS_MAX]
         ],
     }
+
+
+def _if(known: bool, values: dict[str, Any]) -> dict[str, Any]:
+    """The values, or None for each where nothing is known."""
+    return values if known else dict.fromkeys(values)
 
 
 def latency(control: Control, name: str) -> Buckets:
@@ -118,15 +131,20 @@ def _path(picture: Picture) -> dict[str, Any]:
     }
 
 
-def _roles(control: Control, picture: Picture) -> list[dict[str, Any]]:
+def _roles(picture: Picture, timeout_ns: int) -> list[dict[str, Any]]:
+    """Every process but the template. `silent` is as /readyz has it; `silent_s` is None for one that need not beat."""
     words = picture.words
     now_ns = time.monotonic_ns()
+    silent_ns = max(0, now_ns - words["supervisor_heartbeat_ns"])
+    recovers = control_words.recovers(words)
     rows: list[dict[str, Any]] = [
         {
             "role": layout.SUPERVISOR,
             "state": layout.name_of(words["group_state"], layout.GROUP_NAMES),
             "pid": words["supervisor_pid"],
-            "silent_s": max(0, now_ns - words["supervisor_heartbeat_ns"]) / 1e9,
+            "busy": recovers,
+            "silent": silent_ns > control_words.SUPERVISOR_TIMEOUT_NS and not recovers,
+            "silent_s": None if recovers else silent_ns / 1e9,
             "restarts": 0,
             "errors": picture.supervisor_errors,
             "cycles": 0,
@@ -135,12 +153,17 @@ def _roles(control: Control, picture: Picture) -> list[dict[str, Any]]:
     for role in layout.ROLES:
         supervised = layout.name_of(words[f"{role}.supervised"], layout.SUPERVISED_NAMES)
         said = layout.name_of(words[f"{role}.state"], layout.STATE_NAMES)
+        # Who is started before recovery runs long before the supervisor has time to see it.
+        runs = supervised == "RUNNING" or (supervised, said) == ("STARTING", "running")
+        beaten_ns = words[f"{role}.heartbeat_ns"] if words[f"{role}.pid"] else 0
         rows.append(
             {
                 "role": role,
-                "state": said if supervised == "RUNNING" else supervised,
+                "state": said if runs else supervised,
                 "pid": words[f"{role}.pid"],
-                "silent_s": max(0, now_ns - words[f"{role}.heartbeat_ns"]) / 1e9 if words[f"{role}.pid"] else 0.0,
+                "busy": is_busy(words, role),
+                "silent": is_silent(words, role, timeout_ns, now_ns),
+                "silent_s": max(0, now_ns - beaten_ns) / 1e9 if beaten_ns else None,
                 "restarts": words[f"{role}.restarts"],
                 "errors": words[f"{role}.errors"],
                 "cycles": words[f"{role}.cycles"],
@@ -181,19 +204,24 @@ def _groups(lags: list[GroupLag], rows_max: int) -> list[dict[str, Any]]:
 def _disk(collector: Collector, picture: Picture) -> dict[str, Any]:
     words, options = picture.words, collector.options
     used, free = words["disk_used_bytes"], words["disk_free_bytes"]
+    total = used + free
     return {
-        "used_bytes": used,
-        "free_bytes": free,
-        "used_ratio": used / (used + free) if used + free else 0.0,
+        # The keeper looks at the disk; until it has for the first time nothing is known of it.
+        **_if(total > 0, {"used_bytes": used, "free_bytes": free, "used_ratio": used / total if total else None}),
         "full": bool(words["disk_full"]),
         "warning_ratio": options.disk_space_warning_level_ratio / 100,
         "clean_ratio": options.disk_max_used_space_ratio / 100,
-        "log_bytes": words["written"] - words["min_physical_offset"],
-        "oldest_ms": words["oldest_store_timestamp_ms"],
         "reserved_hours": options.file_reserved_time,
-        "deleted_bytes": words["retention_bytes"],
-        "deleted_segments": words["retention_segments"],
-        "held_by": layout.name_of(words["retention_held_by"], layout.HELD_NAMES),
-        "last_look_ms": words["retention_pass_ms"],
-        "holes": control_words.damage_holes(words),
+        **_if(
+            control_words.positions_known(words),
+            {
+                "log_bytes": words["written"] - words["min_physical_offset"],
+                "oldest_ms": words["oldest_store_timestamp_ms"],
+                "deleted_bytes": words["retention_bytes"],
+                "deleted_segments": words["retention_segments"],
+                "held_by": layout.name_of(words["retention_held_by"], layout.HELD_NAMES),
+                "last_look_ms": words["retention_pass_ms"],
+                "holes": control_words.damage_holes(words),
+            },
+        ),
     }

@@ -52,6 +52,7 @@ SAMPLE_NS: Final = 10_000_000
 
 SLOW_STEP_NS: Final = 10_000_000
 """A step that takes longer is timed in any case, and counts for itself: slow ones are rare, and what one looks for."""
+assert SLOW_STEP_NS >= SAMPLE_NS  # So a slow one ends when steps are looked at.
 
 EXIT_FAILED: Final = 1
 BOOT_EXIT_CODES: Final = frozenset({3, 6, 7, 8})
@@ -249,7 +250,8 @@ class Loop:
     """Runs one role until it is asked to stop.
 
     The clock is read once a step, behind it: that is the next step's beginning, and the end of waiting for more work.
-    Steps are counted in local variables; shared words get the sum when a step is timed and before each wait.
+    Steps are counted here; the shared word gets the sum when a step is timed and before each wait. All else that is not
+    a step's own comes up every SAMPLE_NS: so a step that is not timed costs one comparison and one count.
     """
 
     def __init__(self, role: Role, context: RoleContext, signals: RoleSignals) -> None:
@@ -267,7 +269,10 @@ class Loop:
         timeout_s = context.options.heartbeat_timeout_ms / 1000
         self._idle_wait_s = min(MAX_WAIT_S, timeout_s / BEATS_PER_TIMEOUT)
         self._now_ns = 0
+        # From then on each step is looked at, until one has been timed: the first that begins afterwards. The one that
+        # ends just then would be too long on the average, since long ones are more likely to.
         self._sample_ns = 0
+        self._sampling = True
         # Steps that did work: not in the shared word yet; not timed yet.
         self._uncounted = 0
         self._untimed = 0
@@ -289,10 +294,9 @@ class Loop:
         while not self._signals.stop_asked:
             if self._signals.reload_asked:
                 self._reload()
-            done = self._sampled_step() if self._now_ns >= self._sample_ns else self._step()
+            done = self._step()
             if done:
                 worked = True
-                self._uncounted += 1
             if done > SPIN_WORK_MAX:
                 continue
             if worked and self._lingered():
@@ -306,24 +310,28 @@ class Loop:
     def _step(self) -> int:
         began_ns = self._now_ns
         done = self._do_work()
-        now_ns = self._now_ns = self._monotonic_ns()
-        if now_ns - began_ns >= SLOW_STEP_NS and done:
-            self._time(began_ns, 1, alone=True)
-            self._untimed -= 1
+        if done:
+            self._uncounted += 1
+        self._now_ns = now_ns = self._monotonic_ns()
+        if now_ns >= self._sample_ns:
+            self._look_at(began_ns, done)
         return done
 
-    def _sampled_step(self) -> int:
-        """Now and then: say "alive", time a step for those before it, count them."""
+    def _look_at(self, began_ns: int, done: int) -> None:
+        """Now and then: say "alive", count steps, time one for those before it; a slow one for itself."""
         self._heart.beat_if_due()
-        began_ns = self._now_ns
-        done = self._step()
-        if done:
-            self._count()
-            if self._now_ns - began_ns < SLOW_STEP_NS:
-                self._time(began_ns, self._untimed + 1, alone=False)
-                self._untimed = -1
-                self._sample_ns = self._now_ns + SAMPLE_NS
-        return done
+        if not done:
+            self._sampling = True
+            return
+        self._count()
+        if self._now_ns - began_ns >= SLOW_STEP_NS:
+            self._time(began_ns, 1, alone=True)
+            self._untimed -= 1
+        elif self._sampling:
+            self._time(began_ns, self._untimed, alone=False)
+            self._untimed = 0
+            self._sample_ns = self._now_ns + SAMPLE_NS
+        self._sampling = self._now_ns >= self._sample_ns
 
     def _time(self, began_ns: int, steps: int, *, alone: bool) -> None:
         self._heart.timed(self._now_ns - began_ns, steps)
@@ -340,27 +348,17 @@ class Loop:
     def _go_on(self) -> None:
         """There was a little work, so more may come: look for it before sleeping, letting others run in between."""
         deadline = self._now_ns + self._spin_ns
-        steps = 0
-        try:
-            while not self._signals.any_asked:
-                if self._now_ns < self._sample_ns:
-                    done = self._step()
-                else:
-                    self._uncounted += steps
-                    steps = 0
-                    done = self._sampled_step()
-                if done:
-                    steps += 1
-                    deadline = self._now_ns + self._spin_ns
-                    if done > SPIN_WORK_MAX:
-                        return
-                elif self._now_ns >= deadline:
+        while not self._signals.any_asked:
+            done = self._step()
+            if done:
+                deadline = self._now_ns + self._spin_ns
+                if done > SPIN_WORK_MAX:
                     return
-                else:
-                    os.sched_yield()
-                    self._now_ns = self._monotonic_ns()
-        finally:
-            self._uncounted += steps
+            elif self._now_ns >= deadline:
+                return
+            else:
+                os.sched_yield()
+                self._waited(self._monotonic_ns())
 
     def _lingered(self) -> bool:
         """Sleep a moment without asking to be woken; what comes meanwhile is found afterwards."""
@@ -368,21 +366,24 @@ class Loop:
         if pause_s <= 0 or self._signals.any_asked:
             return False
         time.sleep(pause_s)
-        self._now_ns = self._monotonic_ns()
+        self._waited(self._monotonic_ns())
         return True
 
     def _rest(self) -> None:
         self._count()
         self._bell.announce()
         try:
-            if self._step():
-                self._uncounted += 1
-            elif not self._signals.any_asked:
+            if not self._step() and not self._signals.any_asked:
                 self._heart.beat()
                 self._role.wait(self._idle_wait_s)
         finally:
             self._bell.awake()
-            self._now_ns = self._heart.beat()
+            self._waited(self._heart.beat())
+
+    def _waited(self, now_ns: int) -> None:
+        """What came to its end was no step, so the next one may be timed whatever its length."""
+        self._now_ns = now_ns
+        self._sampling = now_ns >= self._sample_ns
 
     def _reload(self) -> None:
         self._signals.reload_asked = False

@@ -93,6 +93,16 @@ def test_watching_ends_at_the_timeout(tmp_path: Path) -> None:
     assert 0.6 <= time.monotonic() - began_s < 60
 
 
+def test_watching_leaves_out_figures_that_are_0_when_asked_to(tmp_path: Path) -> None:
+    make_control(tmp_path).close()
+    for flags, there in (((), True), (("--changed",), False)):
+        watch = ("--watch", "--timeout", "150ms", "--interval", "50ms", "--json", *flags)
+        outcome = call("stat", "--store", tmp_path, *watch)
+        for block in outcome.json_lines:
+            assert ("read_only" in block["words"]) == there
+            assert block["words"]["dispatch_behind_bytes"] == 3000
+
+
 def test_watched_words_come_again_with_their_rates(tmp_path: Path) -> None:
     control = make_control(tmp_path)
     command = [sys.executable, "-m", "mqproc", "stat", "--watch", "--interval", "50ms", "--json", "--store", tmp_path]

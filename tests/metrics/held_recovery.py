@@ -5,7 +5,7 @@ Run as a program it is `mqproc up` but for that: see `HeldGroup`.
 
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
 import time
 import urllib.error
@@ -15,7 +15,8 @@ from typing import Final
 
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
-from tests.conftest import ROOT, START_TIMEOUT_S, Group, wait_until
+from tests.conftest import START_TIMEOUT_S, Group, wait_until
+from tests.nursery import nursery
 
 POINTS: Final = ("recover.scanned", "recover.cq_rebuilt", "recover.marked")
 """In the order in which recovery comes to them: the log is read, all is dispatched, the marks are moved."""
@@ -42,13 +43,8 @@ class HeldGroup(Group):
         """Start, and wait for nothing."""
         flags = [f"{name}={value}" for name, value in self.options.items()]
         with self.output.open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.metrics.held_recovery", str(self.store), *flags],
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-            )
+            command = ["tests.metrics.held_recovery", str(self.store), *flags]
+            self.process = nursery().start(command, os.environ, output.fileno())
 
     def until_at(self, point: str) -> None:
         """Wait until recovery stands there."""

@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from mqproc.cli.top.figures import VIEWS
+from mqproc.cli.top.screen import Screen
+from mqproc.cli.top.state import State
 from mqproc.control import Control
 from mqproc.layout import control as layout
 from mqproc.metrics.app import STREAMS_MAX, StatusFeed, make_app
@@ -107,6 +110,24 @@ def test_a_busy_role_is_not_silent(control: Control, tmp_path: Path) -> None:
     control.store(layout.role_word(layout.WRITER, "heartbeat_ns"), 1)
     control.store(layout.role_word(layout.WRITER, "state"), layout.STATE_SYNCING)
     assert get(control, tmp_path, "/readyz").status == 200
+    now = snapshot(make_collector(tmp_path, control), StorePaths(tmp_path))
+    assert not any(role["silent"] for role in now["roles"])
+
+
+@pytest.mark.parametrize(("silent_s", "silent"), [(5, False), (20, True)])
+def test_page_and_top_hold_a_role_for_dead_when_readyz_does(
+    control: Control, tmp_path: Path, silent_s: int, silent: bool
+) -> None:
+    """One that is in one long step has not beaten for seconds, and is well."""
+    beaten_ns = time.monotonic_ns() - silent_s * 1_000_000_000
+    control.store(layout.role_word(layout.WRITER, "heartbeat_ns"), beaten_ns)
+    assert (get(control, tmp_path, "/readyz").status == 503) == silent
+    now = snapshot(make_collector(tmp_path, control), StorePaths(tmp_path))
+    (writer,) = (role for role in now["roles"] if role["role"] == layout.WRITER)
+    assert (writer["silent"], round(writer["silent_s"])) == (silent, silent_s)
+    # `top` has it in red only then.
+    shown = "\n".join(Screen().page(State(VIEWS[0], 1.0, ""), now, None, 200))
+    assert (f"\x1b[1;31m{silent_s}" in shown) == silent
 
 
 def test_the_page_has_everything_that_it_asks_for_and_nothing_from_elsewhere(control: Control, tmp_path: Path) -> None:

@@ -75,6 +75,12 @@ def test_lag_is_the_difference_of_words(scrape: Scrape) -> None:
     assert value(text, "mqproc_disk_usage_ratio") == 0.3
 
 
+def test_the_disks_limits_are_those_of_the_options(scrape: Scrape) -> None:
+    text = scrape(disk_space_clean_forcibly_ratio=60, disk_space_warning_level_ratio=70)
+    limits = {"delete_expired": 0.75, "delete_any_age": 0.6, "refuse_sends": 0.7}
+    assert {limit: value(text, "mqproc_disk_limit_ratio", limit=limit) for limit in limits} == limits
+
+
 def test_the_loss_window_is_as_old_as_the_last_moment_at_which_all_was_durable(
     control: Control, scrape: Scrape
 ) -> None:

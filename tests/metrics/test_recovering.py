@@ -153,6 +153,10 @@ def test_a_recovering_group_is_alive_but_not_ready(group: HeldGroup) -> None:
     assert [samples[f"mqproc_{name}"] for name in ("up", "group_ready", "group_recovering")] == [1, 0, 1]
     event = first_event(group)
     assert (event["group"], event["ready"], event["topics"]) == ("recovering", False, [])
+    assert event["recovery"].startswith("reading the log, ")
+    assert set(event["path"].values()) == {None, False}, "but for read_only"
+    assert (event["topic_count"], event["group_count"], event["disk"]["used_ratio"]) == (None, None, None)
+    assert not any(role["silent"] for role in event["roles"])
     (problem,) = event["problems"]
     assert problem.startswith("the group is recovering: reading the log")
     assert not maps_a_table(group)
@@ -203,11 +207,37 @@ def test_the_command_line_says_so_too(group: HeldGroup) -> None:
     assert (roles[layout.WRITER]["state"], roles[layout.WRITER]["pid"]) == ("STOPPED", 0)
     words = call("stat", "--store", group.store, "--json").json["words"]
     assert (words["alive"], words["recovery_step"]) == (1, layout.STEP_LOG)
+    # Zeros that stand for what is not known yet would say that all is well.
+    assert "positions are not known before recovery has come to its end" in status.out
+    assert "behind" not in status.out
+    found = call("status", "--store", group.store, "--json").json
+    assert found["recovery"].startswith("reading the log, ")
+    assert {found[f"{name}_bytes"] for name in ("written", "dispatch_behind", "flush_behind")} == {None}
+    unknown = ("written", "dispatched", "disk_used_bytes", "dispatch_behind_bytes", "dispatch_behind_ms", "flushed")
+    assert {words[name] for name in unknown} == {None}
+    assert words["monitor_port"] > 0
     page = call("top", "--store", group.store, "--once", "--interval", "200ms").out
     assert "recovering, not ready" in page
+    assert re.search(r"^ recovery +recovering +reading the log, [\d.]+ of [\d.]+ MB$", page, re.MULTILINE), page
+    assert "a power loss takes -, -   queues -, index - behind" in page
+    assert "- % used, - free   log -" in page
+    assert "up with the log" not in page
+    assert "✗" not in page, "recovery is no fault"
+    assert re.search(r"^ supervisor .* -$", page, re.MULTILINE), "it need not beat"
+    assert re.search(r"^ monitor +running ", page, re.MULTILINE)
+    page = call("top", "--store", group.store, "--once", "--interval", "200ms", "--view", "topics").out
+    assert "not known before recovery has come to its end" in page
     group.go_on(*POINTS)
     wait_ready(group)
     assert call("status", "--store", group.store).code == 0
+
+
+def test_positions_that_recovery_did_not_come_to_are_not_told(group: HeldGroup) -> None:
+    group.until_at(POINTS[0])
+    assert call("down", "--store", group.store).code == 0
+    page = call("top", "--store", group.store, "--once", "--interval", "200ms").out
+    assert "not known   recovery was cut short" in page, page
+    assert call("stat", "--store", group.store, "--json").json["words"]["written"] is None
 
 
 def test_one_that_is_killed_meanwhile_is_told_as_dead(group: HeldGroup) -> None:
@@ -229,6 +259,12 @@ def test_the_page_says_so_and_goes_on_by_itself(group: HeldGroup, tmp_path: Path
         page.wait(lambda: page.text("#verdict") == "recovering", "the page says recovering")
         assert page.text("#problems").startswith("the group is recovering: reading the log, ")
         assert not page.value("document.querySelector('#problems').hidden")
+        assert page.value("document.querySelector('#verdict').className") == "badge warn"
+        assert page.text("[data-show=dispatcher]") == page.text("#dispatch-behind") == "–"
+        assert page.text("[data-show=unflushed_bytes]") == page.text("[data-show=queues]") == "–"
+        assert page.value("document.querySelectorAll('.bad:not([hidden])').length") == 0, "nothing is at fault"
+        assert page.text("#disk tr td:last-child") == "–", "what is used of it"
+        assert page.text("#topics tbody") == "not known yet"
         group.go_on(*POINTS)
         page.wait(lambda: page.text("#verdict") == "ready", "the page says ready", START_TIMEOUT_S)
         page.wait(lambda: "orders" in page.text("#topics tbody"), "the topics are there")

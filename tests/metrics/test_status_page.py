@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -63,9 +64,10 @@ def test_lag_rises_and_falls_as_the_dispatcher_is_stopped_and_continued(group: G
     try:
         send(group, 2000)
         page.wait(lambda: "KiB behind" in page.text("#dispatch-behind"), "lag is shown")
-        silent: Callable[[], Any] = lambda: "silent" in page.text("#roles tbody")  # noqa: E731
+        silent: Callable[[], Any] = lambda: "running, silent for" in page.text("#roles tbody")  # noqa: E731
         page.wait(silent, "the dispatcher is called silent")
-        assert page.value("document.querySelector('.node[data-role=dispatcher]').classList.contains('bad')")
+        # It is not held for dead yet: /readyz does not either.
+        assert "warn" in classes(page, ".node[data-role=dispatcher]")
         assert page.text("#dispatch-behind") == f"{in_bytes(behind(group))} behind"
         assert page.text("[data-show=dispatcher]") == "2000 to go"
         first = behind(group)
@@ -105,6 +107,19 @@ def test_a_page_of_a_group_that_is_late_says_what_to_do(make_group: Callable[...
             os.kill(dispatcher, signal.SIGCONT)
         page.wait(lambda: page.value("document.querySelector('#warnings').hidden"), "nothing is to be done")
         assert page.problems == []
+
+
+def test_a_role_is_red_when_it_is_held_for_dead(group: Group, page: Chromium) -> None:
+    def look(**said: object) -> str:
+        role = {"pid": 1, "state": "running", "busy": False, "silent": False, "silent_s": 0.1} | said
+        return str(page.value(f"Object.values(looks({json.dumps(role)})).join(': ')"))
+
+    assert look() == "good: running"
+    assert look(silent_s=5) == "warn: running, silent for 5 s"
+    assert look(silent_s=12, silent=True) == "bad: silent for 12 s"
+    assert look(silent_s=50, state="syncing", busy=True) == "good: syncing for 50 s"
+    assert look(pid=0, silent_s=None, state="STOPPED") == ": STOPPED"
+    assert look(pid=0, silent_s=None, state="BACKOFF") == "bad: BACKOFF"
 
 
 def test_numbers_fit_on_their_arrows(group: Group, page: Chromium) -> None:

@@ -13,11 +13,11 @@ from mqproc.layout import figures
 from mqproc.process.append_times import AppendTimes
 from mqproc.shm.histogram import read_buckets
 from mqproc.store.succession import take_over
+from tests.conftest import keeps_below
 from tests.store.engine import Engine
 
-# The bar. A busy machine costs processor time, too: the best of some rounds counts.
+# The bar.
 BATCH_NS_MAX = 10.0
-ROUNDS = 3
 
 
 def counts(engine: Engine) -> tuple[int, int, int, float]:
@@ -96,5 +96,4 @@ def test_a_slow_step_is_counted_with_its_own_frames_only(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("role", [layout.WRITER, layout.DISPATCHER, layout.QUERY, STEP])
 def test_counting_costs_a_message_of_a_batch_nanoseconds(role: str) -> None:
-    best = min(counting_cost(128, role, pairs=51)["message_ns"] for _ in range(ROUNDS))
-    assert best < BATCH_NS_MAX
+    keeps_below(BATCH_NS_MAX, lambda: counting_cost(128, role, pairs=51)["message_ns"])

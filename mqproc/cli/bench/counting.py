@@ -2,8 +2,8 @@
 
 The kernels that the roles call at each step, as they are and without what they count, and the loop that counts and
 times the steps of every role. What is left when the other run's time is taken off is the counting. Both loops read the
-clock behind each step, since a loop must know when to rest: that is not counting, and not in what is left. The runs are
-short and take turns, and the median of their pairs stands up to a busy machine.
+clock behind each step, since a loop must know when to rest and to beat: that is not counting, and not in what is left.
+The runs are short and take turns, and the median of their pairs stands up to a busy machine.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mqproc.kernels.jit import kernel, variant
 from mqproc.layout import control as layout
 from mqproc.layout import queue_table
 from mqproc.paths import StorePaths
-from mqproc.process.loop import Heart, Loop, RoleContext, RoleSignals
+from mqproc.process.loop import SAMPLE_NS, Heart, Loop, RoleContext, RoleSignals
 from mqproc.shm.bell import EventBell
 from mqproc.shm.clock import Clock
 
@@ -149,15 +149,15 @@ class _Worker:
 
 
 class _UncountedLoop(Loop):
-    """The same loop, which neither looks how long a step took nor counts it; it reads the clock, for its rests."""
+    """The same loop, which neither looks how long a step took nor counts it; its clock is for rests and beats."""
 
     def _step(self) -> int:
         done = self._do_work()
-        self._now_ns = self._monotonic_ns()
+        self._now_ns = now_ns = self._monotonic_ns()
+        if now_ns >= self._sample_ns:
+            self._heart.beat_if_due()
+            self._sample_ns = now_ns + SAMPLE_NS
         return done
-
-    def _sampled_step(self) -> int:
-        return self._step()
 
     def _count(self) -> None:
         pass

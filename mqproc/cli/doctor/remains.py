@@ -18,7 +18,7 @@ from mqproc.cli.doctor.patient import Patient
 from mqproc.errors import NotRunningError
 from mqproc.layout import control as layout
 from mqproc.layout import record
-from mqproc.metrics.health import error_text, recovering
+from mqproc.metrics.health import error_text, is_silent, recovering
 from mqproc.quantities import counted
 from mqproc.wire.address import connect_path
 
@@ -242,11 +242,10 @@ def _problems(patient: Patient) -> list[str]:
     now_ns, limit_ns = time.monotonic_ns(), patient.options.heartbeat_timeout_ms * 1_000_000
     for role in layout.ROLES:
         state = words[f"{role}.supervised"]
-        silent_ns = now_ns - words[f"{role}.heartbeat_ns"]
         if state != layout.RUNNING:
             found.append(f"{role} is {layout.name_of(state, layout.SUPERVISED_NAMES)}")
-        elif silent_ns > limit_ns and words[f"{role}.state"] not in layout.BUSY_STATES:
-            found.append(f"{role} has been silent for {silent_ns / 1e9:.0f} s")
+        elif is_silent(words, role, limit_ns, now_ns):
+            found.append(f"{role} has been silent for {(now_ns - words[f'{role}.heartbeat_ns']) / 1e9:.0f} s")
     for word, what in (("dispatch_errno", "dispatch"), ("segment_errno", "the next segment")):
         if number := words[word]:
             found.append(f"{what} is held up: {error_text(number)}")

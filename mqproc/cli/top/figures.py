@@ -141,9 +141,11 @@ def shown_rows(view: View, rows: list[Row], sort: str, *, ascending: bool, wante
     return kept
 
 
-def path_rate(name: str, now: Snapshot, before: Snapshot | None) -> float:
-    """How fast one of the path's figures grows, a second."""
+def path_rate(name: str, now: Snapshot, before: Snapshot | None) -> float | None:
+    """How fast one of the path's figures grows, a second; None when it is not known."""
     seconds = passed_s(now, before)
+    if now["path"][name] is None:
+        return None
     return max(0.0, (now["path"][name] - before["path"][name]) / seconds) if seconds and before is not None else 0.0
 
 
@@ -161,9 +163,11 @@ def _buckets(snapshot: Snapshot, name: str) -> Buckets:
 
 
 def lateness(now: Snapshot, before: Snapshot | None) -> str:
-    """How dispatch stands: `well`, `late`, or `stalled` when it does not move or is very late."""
+    """How dispatch stands: `well`, `late`, `stalled` when it does not move or is very late, or `unknown`."""
     path = now["path"]
     behind = path["dispatch_behind_bytes"]
+    if behind is None:
+        return "unknown"
     if not behind:
         return "well"
     stands = bool(passed_s(now, before)) and before is not None and (

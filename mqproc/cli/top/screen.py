@@ -24,6 +24,7 @@ from mqproc.cli.top.figures import (
     shown_rows,
 )
 from mqproc.cli.top.state import HELP, State
+from mqproc.layout import control as layout
 from mqproc.metrics.health import readiness
 from mqproc.quantities import counted
 
@@ -31,8 +32,18 @@ _BARS: Final = "▁▂▃▄▅▆▇█"
 _GAP: Final = "  "
 _TEXT_WIDTH_MIN: Final = 8
 _TEXT_WIDTH_MAX: Final = 44
-_STYLES: Final = {"well": "bold green", "late": "bold yellow", "stalled": "bold red"}
+_STYLES: Final = {"well": "bold green", "late": "bold yellow", "stalled": "bold red", "unknown": "bold yellow"}
 _GOOD_STATES: Final = frozenset({"running", "ready", "syncing", "allocating"})
+_RECOVERS: Final = layout.GROUP_NAMES[layout.GROUP_RECOVERING]
+# A role that has not been started yet is at no fault.
+_OTHER_STATES: Final = {
+    _RECOVERS: "bold yellow",
+    layout.SUPERVISED_NAMES[layout.STARTING]: "bold yellow",
+    layout.SUPERVISED_NAMES[layout.STOPPED]: "dim",
+}
+_QUIET_S: Final = 3.0
+"""So long no role is silent that is well; a step of its may take longer, so this is no fault yet."""
+_UNKNOWN: Final = "-"
 _LABEL: Final = 10
 HISTORY_MAX: Final = 60
 
@@ -52,7 +63,8 @@ class Screen:
 
     def note(self, now: Snapshot) -> None:
         """A new snapshot has been taken."""
-        self._history = [*self._history[1 - HISTORY_MAX :], now["path"]["dispatch_behind_bytes"]]
+        if (behind := now["path"]["dispatch_behind_bytes"]) is not None:
+            self._history = [*self._history[1 - HISTORY_MAX :], behind]
 
     def frame(self, state: State, now: Snapshot, before: Snapshot | None, columns: int, lines: int) -> list[str]:
         """Exactly `lines` lines of at most `columns` characters, with their colours."""
@@ -79,13 +91,15 @@ class Screen:
     def _head(self, state: State, now: Snapshot, before: Snapshot | None, columns: int) -> list[Text]:
         lines = [_title(state, now, columns), self._dispatch(now, before, columns), _rates(now, before)]
         lines += [_durable(now), _latencies(now, before), _machine(now)]
-        lines += [Text.assemble((f" ✗ {problem}", "bold red")) for problem in now["problems"][:3]]
+        lines += [Text.assemble((f" ✗ {problem}", "bold red")) for problem in _problems(now)[:3]]
         lines += [Text.assemble((f" ! {warning}", "bold yellow")) for warning in now["warnings"][:2]]
         return [*lines, Text()]
 
     def _dispatch(self, now: Snapshot, before: Snapshot | None, columns: int) -> Text:
         """What everybody wants to know first."""
         path, how = now["path"], lateness(now, before)
+        if how == "unknown":
+            return _not_known(now)
         words = {"well": "up with the log", "late": "late", "stalled": "STALLED"}[how]
         if how == "well" and path["dispatch_behind_bytes"]:
             words = "keeps up"
@@ -102,9 +116,26 @@ class Screen:
         return text + Text(f"  {spark}", "dim")
 
 
+def _problems(now: Snapshot) -> list[str]:
+    """What is wrong, but for recovery, which has a line of its own and comes to its end by itself."""
+    problems: list[str] = now["problems"]
+    if now["recovery"] is None:
+        return problems
+    return [problem for problem in problems if not problem.startswith(f"the group is {_RECOVERS}")]
+
+
+def _not_known(now: Snapshot) -> Text:
+    """In the place of dispatch, while positions are not known: how far recovery is."""
+    if now["recovery"] is None:
+        return Text.assemble(_label("dispatch"), (" not known ", "bold yellow reverse"), "  recovery was cut short")
+    return Text.assemble(_label("recovery"), (f" {_RECOVERS} ", "bold yellow reverse"), f"  {now['recovery']}")
+
+
 def _title(state: State, now: Snapshot, columns: int) -> Text:
     ready = now["ready"]
     word, style = readiness(now["group"], ready=ready), "bold green" if ready else "bold red"
+    if now["recovery"] is not None:
+        style = _STYLES["late"]
     since = format_duration((now["time_ms"] - now["started_ms"]) / 1000) if ready else "-"
     left = Text.assemble((" mqproc top ", "reverse bold"), f" {now['store']}  ", (word, style), f", up {since}")
     held = "held  " if state.held else f"every {state.interval_s:g} s  "
@@ -117,31 +148,32 @@ def _label(text: str) -> tuple[str, str]:
 
 
 def _rates(now: Snapshot, before: Snapshot | None) -> Text:
-    def rate(name: str) -> float:
+    def rate(name: str) -> float | None:
         return path_rate(name, now, before)
 
     path = now["path"]
+    clients = _UNKNOWN if path["producers"] is None else f"{path['producers']} + {path['consumers']}"
     return Text.assemble(
         _label("rates"),
         f"sent {_rate(rate('appended_messages'))}/s",
         f" ▸ dispatched {_rate(rate('dispatched_messages'))}/s",
         f" ▸ delivered {_rate(rate('delivered_messages'))}/s",
-        f"   {format_bytes(rate('written_bytes'))}/s",
+        f"   {_bytes(rate('written_bytes'))}/s",
         f"   {_rate(rate('requests'))} requests/s, ",
         (f"{_rate(rate('rejects'))} refused/s", "bold red" if rate("rejects") else ""),
-        f"   {path['producers']} + {path['consumers']} clients",
+        f"   {clients} clients",
     )
 
 
 def _durable(now: Snapshot) -> Text:
     path = now["path"]
     kind = "SYNC_FLUSH" if now["sync_flush"] else "ASYNC_FLUSH"
-    lost = f"a power loss takes {format_bytes(path['flush_behind_bytes'])}, {_seconds(path['unflushed_s'])}"
+    lost = f"a power loss takes {_bytes(path['flush_behind_bytes'])}, {_seconds(path['unflushed_s'])}"
     return Text.assemble(
         _label("durable"),
         ("READ-ONLY  ", "bold red") if path["read_only"] else "",
-        f"{lost}   queues {format_bytes(path['queues_behind_bytes'])}, "
-        f"index {format_bytes(path['index_behind_bytes'])} behind   {kind}",
+        f"{lost}   queues {_bytes(path['queues_behind_bytes'])}, "
+        f"index {_bytes(path['index_behind_bytes'])} behind   {kind}",
     )
 
 
@@ -149,7 +181,7 @@ def _latencies(now: Snapshot, before: Snapshot | None) -> Text:
     parts = []
     for name in ("append", "dispatch", "pull", "key", "flush"):
         found = quantile_s(name, 0.99, now, before)
-        parts.append(f"{name} {'-' if found is None else '≤ ' + _seconds(found)}")
+        parts.append(f"{name} {_UNKNOWN if found is None else '≤ ' + _seconds(found)}")
     return Text.assemble(_label("99 % in"), "  ".join(parts))
 
 
@@ -157,12 +189,13 @@ def _machine(now: Snapshot) -> Text:
     disk = now["disk"]
     memory = sum(role["memory_bytes"] for role in now["roles"])
     share = disk["used_ratio"]
-    style = "bold red" if disk["full"] else "bold yellow" if share > disk["clean_ratio"] else ""
+    style = "bold red" if disk["full"] else "bold yellow" if (share or 0) > disk["clean_ratio"] else ""
+    used = _UNKNOWN if share is None else f"{100 * share:.0f}"
     damage = (f"   {disk['holes']} DAMAGED RANGES", "bold red") if disk["holes"] else ""
     return Text.assemble(
         _label("disk"),
-        (f"{100 * share:.0f} % used, {format_bytes(disk['free_bytes'])} free", style),
-        f"   log {format_bytes(disk['log_bytes'])}   memory {format_bytes(memory)}",
+        (f"{used} % used, {_bytes(disk['free_bytes'])} free", style),
+        f"   log {_bytes(disk['log_bytes'])}   memory {format_bytes(memory)}",
         damage,
     )
 
@@ -185,7 +218,7 @@ def _table(state: State, now: Snapshot, before: Snapshot | None, room: int, colu
     for place, row in enumerate(shown):
         lines.append(Text.assemble(" ", *(part for field in fields for part in field.cell(place, row))))
     if not rows:
-        nothing = f"nothing here has {state.filter!r} in it" if all_rows else _nothing(view.name)
+        nothing = f"nothing here has {state.filter!r} in it" if all_rows else _nothing(view.name, now)
         lines.append(Text(f" {nothing}", "dim"))
     return lines
 
@@ -242,7 +275,9 @@ def _tabs(state: State, shown: int, total: int) -> Text:
     return Text.assemble(*parts, (count, "dim"), (wanted, "bold yellow"), ("▏" if state.typing else "", "bold yellow"))
 
 
-def _nothing(view: str) -> str:
+def _nothing(view: str, now: Snapshot) -> str:
+    if now["topic_count"] is None and view in ("topics", "groups"):
+        return "not known before recovery has come to its end"
     return {
         "topics": "no topic yet: mqproc send TOPIC TEXT makes one",
         "groups": "no consumer group has progress yet",
@@ -253,11 +288,13 @@ def _nothing(view: str) -> str:
 def _style(column: Column, row: Row) -> str:
     name, value = column.name, row[column.name]
     if name == "state":
-        return "green" if value in _GOOD_STATES else "bold red"
+        return "green" if value in _GOOD_STATES else _OTHER_STATES.get(value, "bold red")
     if name in ("errors", "restarts") and value:
         return "bold yellow"
     if name == "silent_s":
-        return "bold red" if value > 3 else "dim"
+        if row["silent"]:
+            return "bold red"
+        return "yellow" if (value or 0) > _QUIET_S and not row["busy"] else "dim"
     if name == "lag_per_s" and value > 0:
         return "yellow"
     return ""
@@ -265,7 +302,7 @@ def _style(column: Column, row: Row) -> str:
 
 def _cell(column: Column, value: Any) -> str:
     if value is None:
-        return "-"
+        return _UNKNOWN
     if column.kind == "count":
         return f"{value:,}"
     if column.kind == "rate":
@@ -282,11 +319,19 @@ def _cell(column: Column, value: Any) -> str:
     return str(value)
 
 
-def _rate(value: float) -> str:
+def _bytes(value: float | None) -> str:
+    return _UNKNOWN if value is None else format_bytes(value)
+
+
+def _rate(value: float | None) -> str:
+    if value is None:
+        return _UNKNOWN
     return f"{value:,.0f}" if abs(value) >= 10 or not value else f"{value:.1f}"
 
 
-def _seconds(value: float) -> str:
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return _UNKNOWN
     if value == float("inf"):
         return "longer"
     if 0 < value < 1:

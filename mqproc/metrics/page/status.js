@@ -3,6 +3,7 @@
 "use strict";
 
 const KEPT = 300;
+const QUIET_S = 3;
 const RATE_S = 5;
 const LATENCY_S = 60;
 const TYPED_MS = 200;
@@ -14,6 +15,7 @@ const all = (selector) => document.querySelectorAll(selector);
 // Numbers for people
 
 function bytes(value) {
+  if (value === null) return "–";
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let unit = 0;
   while (value >= 1024 && unit < units.length - 1) { value /= 1024; unit += 1; }
@@ -21,6 +23,7 @@ function bytes(value) {
 }
 
 function count(value) {
+  if (value === null) return "–";
   if (value >= 1e6) return `${(value / 1e6).toFixed(2)} M`;
   if (value >= 1e4) return `${(value / 1e3).toFixed(1)} k`;
   return value < 10 && value % 1 ? value.toFixed(1) : String(Math.round(value));
@@ -62,6 +65,7 @@ function rate(key) {
   const now = seen[seen.length - 1];
   const before = earlier(RATE_S);
   const passed = (now.time_ms - before.time_ms) / 1000;
+  if (now.path[key] === null) return null;
   return passed > 0 ? Math.max(0, now.path[key] - before.path[key]) / passed : 0;
 }
 
@@ -91,7 +95,7 @@ function level(element, value, warn, bad) {
   element.classList.toggle("warn", value >= warn && value < bad);
 }
 
-function fill(id, rows) {
+function fill(id, rows, nothing = "none") {
   const body = one(`#${id} tbody`);
   const columns = document.querySelectorAll(`#${id} thead th`).length;
   if (!rows.length) {
@@ -99,7 +103,7 @@ function fill(id, rows) {
     const td = document.createElement("td");
     td.colSpan = columns;
     td.className = "none";
-    td.textContent = "none";
+    td.textContent = nothing;
     row.append(td);
     body.replaceChildren(row);
     return;
@@ -118,6 +122,7 @@ function fill(id, rows) {
 }
 
 function line(name, value) {
+  if (value === null) return;
   const svg = one(`svg[data-line="${name}"]`);
   const values = (svg.values = (svg.values || []).concat(value).slice(-KEPT));
   const top = Math.max(...values, 1);
@@ -125,6 +130,22 @@ function line(name, value) {
   const from = 300 - step * (values.length - 1);
   const points = values.map((each, place) => `${(from + step * place).toFixed(1)},${(57 - (54 * each) / top).toFixed(1)}`);
   svg.firstElementChild.setAttribute("d", `M${points.join("L")}`);
+}
+
+// What is not known is null: amid recovery, all positions.
+function orUnknown(value, text) {
+  return value === null ? "–" : text(value);
+}
+
+// A role that has not been started yet is at no fault; one that has not beaten lately may be in a long step.
+function looks(role) {
+  if (role.silent) return { kind: "bad", text: `silent for ${span(role.silent_s)}` };
+  if (!role.pid) return { kind: role.state === "STOPPED" ? "" : "bad", text: role.state };
+  const quiet = role.silent_s !== null && role.silent_s >= QUIET_S;
+  if (role.state === "STARTING") return { kind: "warn", text: role.state };
+  if (quiet && !role.busy) return { kind: "warn", text: `${role.state}, silent for ${span(role.silent_s)}` };
+  if (role.state === "recovering") return { kind: "warn", text: role.state };
+  return { kind: "good", text: quiet ? `${role.state} for ${span(role.silent_s)}` : role.state };
 }
 
 function showPath(now) {
@@ -141,32 +162,34 @@ function showPath(now) {
   show("request_rate", `${count(rates.answer)} req/s`);
   for (const [name, value] of Object.entries(rates)) one(`[data-arrow="${name}"]`).classList.toggle("flows", value > 0);
 
-  show("producers", `${path.producers} connected`);
-  show("consumers", `${path.consumers} connected`);
-  show("log_bytes", bytes(path.written_bytes - path.min_bytes));
-  show("queues", `${count(now.queue_count)} queues`);
-  show("query", `${path.waiting_pulls} waiting`);
-  show("writer", path.read_only ? "READ-ONLY" : `${count(path.appended_messages)} messages`);
-  show("dispatcher", path.dispatch_behind_messages ? `${count(path.dispatch_behind_messages)} to go` : "all done");
+  show("producers", orUnknown(path.producers, (value) => `${value} connected`));
+  show("consumers", orUnknown(path.consumers, (value) => `${value} connected`));
+  show("log_bytes", bytes(now.disk.log_bytes));
+  show("queues", orUnknown(now.queue_count, (value) => `${count(value)} queues`));
+  show("query", orUnknown(path.waiting_pulls, (value) => `${value} waiting`));
+  show("writer", path.read_only ? "READ-ONLY" : orUnknown(path.appended_messages, (value) => `${count(value)} messages`));
+  show("dispatcher", orUnknown(path.dispatch_behind_messages, (value) => value ? `${count(value)} to go` : "all done"));
 
   show("append_p99", `99 %: ${atMost(latency("append", 0.99).value)}`);
-  const undurable = Math.max(path.queues_behind_bytes, path.index_behind_bytes);
-  show("queues_behind", undurable ? `${bytes(undurable)} not durable` : "all durable");
+  const undurable = path.queues_behind_bytes === null ? null : Math.max(path.queues_behind_bytes, path.index_behind_bytes);
+  show("queues_behind", orUnknown(undurable, (value) => value ? `${bytes(value)} not durable` : "all durable"));
   show("pull_p99", `99 %: ${atMost(latency("pull", 0.99).value)}`);
-  show("dispatch_behind", path.dispatch_behind_bytes
-    ? `${bytes(path.dispatch_behind_bytes)} behind` : "0 B behind");
-  show("unflushed", path.flush_behind_bytes ? `${span(path.unflushed_s)} not durable` : "all durable");
-  show("behind_bytes", `${bytes(path.dispatch_behind_bytes)}, ${span(path.dispatch_behind_s)}`);
-  show("unflushed_bytes", `${bytes(path.flush_behind_bytes)}, ${span(path.unflushed_s)}`);
-  show("group_lag", now.group_count ? `groups ${count(now.group_lag_messages)} behind` : "no groups");
+  show("dispatch_behind", orUnknown(path.dispatch_behind_bytes, (value) => `${bytes(value)} behind`));
+  show("unflushed", orUnknown(path.flush_behind_bytes,
+    (value) => value ? `${span(path.unflushed_s)} not durable` : "all durable"));
+  show("behind_bytes", orUnknown(path.dispatch_behind_bytes, (value) => `${bytes(value)}, ${span(path.dispatch_behind_s)}`));
+  show("unflushed_bytes", orUnknown(path.flush_behind_bytes, (value) => `${bytes(value)}, ${span(path.unflushed_s)}`));
+  show("group_lag", orUnknown(now.group_count,
+    (value) => value ? `groups ${count(now.group_lag_messages)} behind` : "no groups"));
   level(one('[data-arrow="dispatch"]'), path.dispatch_behind_s, 1, 10);
   level(one('[data-arrow="write"]'), path.unflushed_s, 15, 60);
   const states = Object.fromEntries(now.roles.map((role) => [role.role, role]));
   for (const node of all(".node[data-role]")) {
     const roles = node.dataset.role.split(" ").map((name) => states[name]);
-    const well = roles.every((role) => role && role.pid && role.silent_s < 3);
-    node.classList.toggle("good", Boolean(well));
-    node.classList.toggle("bad", !well);
+    const kinds = roles.map((role) => (role ? looks(role).kind : "bad"));
+    node.classList.remove("good", "warn", "bad");
+    const worst = ["bad", "warn", "", "good"].find((kind) => kinds.includes(kind));
+    if (worst) node.classList.add(worst);
   }
   line("append", rates.append);
   line("deliver", rates.deliver);
@@ -180,17 +203,20 @@ function showRoles(now) {
   const passed = Math.max(0.001, (now.time_ms - before.time_ms) / 1000);
   fill("roles", now.roles.map((role) => {
     const used = old[role.role] && old[role.role].pid === role.pid ? role.cpu_s - old[role.role].cpu_s : 0;
-    const silent = role.silent_s >= 3;
-    const state = silent ? `silent for ${span(role.silent_s)}` : role.state;
-    const kind = !role.pid || silent ? "bad" : "good";
-    return [role.role, [state, kind], bytes(role.memory_bytes), [`${Math.round((100 * used) / passed)} %`, "minor"],
+    const { kind, text } = looks(role);
+    return [role.role, [text, kind], bytes(role.memory_bytes), [`${Math.round((100 * used) / passed)} %`, "minor"],
       [String(role.restarts), role.restarts ? "warn" : ""], [String(role.errors), role.errors ? "warn" : ""]];
   }));
   show("memory", bytes(now.roles.reduce((sum, role) => sum + role.memory_bytes, 0)));
 }
 
 function ofAll(shown, all) {
+  if (all === null) return "–";
   return all > shown ? `${shown} of ${all}` : String(all);
+}
+
+function nothingOf(all) {
+  return all === null ? "not known yet" : "none";
 }
 
 function searched(name, shown, found, all) {
@@ -204,31 +230,33 @@ function showTopics(now) {
   const old = Object.fromEntries(before.topics.map((topic) => [topic.topic, topic]));
   const speed = (topic, key) => count(Math.max(0, topic[key] - (old[topic.topic] ?? topic)[key]) / passed);
   fill("topics", now.topics.map((topic) => [topic.topic, [String(topic.queues), "minor"], count(topic.stored),
-    [count(topic.appended), "minor"], speed(topic, "appended"), speed(topic, "delivered"), ago(topic.last_ms, now.time_ms)]));
+    [count(topic.appended), "minor"], speed(topic, "appended"), speed(topic, "delivered"), ago(topic.last_ms, now.time_ms)]),
+    nothingOf(now.topic_count));
   show("topic_count", searched(now.name, now.topics.length, now.topics_found, now.topic_count));
 }
 
 function showGroups(now) {
   fill("groups", now.groups.map((group) => [group.group, group.topic, count(group.lag_messages),
-    group.lag_messages && group.lag_s !== null ? span(group.lag_s) : "–"]));
+    group.lag_messages && group.lag_s !== null ? span(group.lag_s) : "–"]), nothingOf(now.group_count));
   show("group_count", searched(now.name, now.groups.length, now.groups_found, now.group_count));
 }
 
 function showDisk(now) {
   const disk = now.disk;
   const bar = one("#disk-bar");
-  bar.style.width = `${(100 * disk.used_ratio).toFixed(1)}%`;
+  bar.style.width = `${(100 * (disk.used_ratio ?? 0)).toFixed(1)}%`;
   bar.className = disk.full ? "bad" : disk.used_ratio >= disk.clean_ratio ? "warn" : "";
   fill("disk", [
-    ["used", `${(100 * disk.used_ratio).toFixed(1)} % of ${bytes(disk.used_bytes + disk.free_bytes)}`],
+    ["used", orUnknown(disk.used_ratio,
+      (value) => `${(100 * value).toFixed(1)} % of ${bytes(disk.used_bytes + disk.free_bytes)}`)],
     ["free", [bytes(disk.free_bytes), disk.full ? "bad" : ""]],
     ["sends are refused above", `${Math.round(100 * disk.warning_ratio)} %`],
     ["log", bytes(disk.log_bytes)],
-    ["oldest message", ago(disk.oldest_ms, now.time_ms)],
+    ["oldest message", orUnknown(disk.oldest_ms, (value) => ago(value, now.time_ms))],
     ["kept for", `${disk.reserved_hours} h`],
-    ["deleted in this run", `${disk.deleted_segments} segments, ${bytes(disk.deleted_bytes)}`],
-    ["held back by", disk.held_by],
-    ["damaged ranges", [String(disk.holes), disk.holes ? "bad" : ""]],
+    ["deleted in this run", orUnknown(disk.deleted_segments, (value) => `${value} segments, ${bytes(disk.deleted_bytes)}`)],
+    ["held back by", disk.held_by ?? "–"],
+    ["damaged ranges", [orUnknown(disk.holes, String), disk.holes ? "bad" : ""]],
   ]);
 }
 
@@ -236,13 +264,15 @@ function showAll() {
   const now = seen[seen.length - 1];
   const verdict = one("#verdict");
   verdict.textContent = now.ready ? "ready" : now.group === "ready" ? "not ready" : now.group;
-  verdict.className = `badge ${now.ready ? "good" : "bad"}`;
+  // Recovery comes to its end by itself.
+  verdict.className = `badge ${now.ready ? "good" : now.recovery === null ? "bad" : "warn"}`;
   document.title = `${now.ready ? "" : "⚠ "}mqproc ${now.store}`;
   one("#store").textContent = now.store;
-  one("#since").textContent = `up ${span((now.time_ms - now.started_ms) / 1000)}`;
+  one("#since").textContent = now.recovery !== null ? "" : `up ${span((now.time_ms - now.started_ms) / 1000)}`;
   one("#version").textContent = now.version;
   one("#problems").hidden = now.ready;
   one("#problems").textContent = now.problems.join(" · ");
+  one("#problems").classList.toggle("warnings", now.recovery !== null);
   one("#warnings").hidden = !now.warnings.length;
   one("#warnings").textContent = now.warnings.join(" · ");
   showPath(now);

@@ -1,0 +1,120 @@
+"""`--detach`: what the caller is told, what goes on without it, and the log file that stands for a terminal."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import psutil
+
+from mqproc.layout import control as layout
+from mqproc.wire.operations import Operation
+from tests.cli.calling import call
+from tests.supervisor.running_group import RunningGroup, wait_until
+
+StartGroup = Callable[..., RunningGroup]
+FEW = "--roles=writer,dispatcher"
+
+
+class TestDetach:
+    def test_returns_when_ready_and_the_group_goes_on(self, start_group: StartGroup) -> None:
+        group = start_group(FEW, "--detach", wait=False)
+        assert group.wait() == 0
+        assert group.lines[-1] == "outcome 0: ready"
+        assert "writer RUNNING" in " ".join(group.lines)
+        pid = group.pid("supervisor")
+        assert psutil.Process(pid).ppid() != os.getpid()
+        assert os.getsid(pid) not in (pid, os.getsid(0))
+        assert group.control.load(layout.GROUP_STATE) == layout.GROUP_READY
+        log = (group.root / "mqproc" / "log.jsonl").read_text()
+        assert '"event": "group ready"' in log
+        group.ask(Operation.STOP_GROUP)
+        wait_until(lambda: group.lock_is_free)
+
+    def test_returns_the_reason_when_it_cannot_start(self, start_group: StartGroup) -> None:
+        group = start_group(FEW, "--detach", "--recovery=refuse", wait=False)
+        assert group.wait() == 6
+        assert group.lines[-1] == "outcome 6: damaged below the mark"
+
+    def test_gives_up_waiting_at_its_timeout_and_the_start_goes_on(self, start_group: StartGroup) -> None:
+        group = start_group(FEW, "--detach", "--timeout=0.5", "--recovery=held", wait=False)
+        assert group.wait() == 4
+        assert group.lines[-1] == (
+            f"outcome 4: {group.root}: the group is not ready after 0.5 s; it goes on starting in the background: "
+            f"mqproc status --store {group.root} tells how far it is, mqproc down --store {group.root} ends it"
+        )
+        _let_start_and_stop(group)
+
+    def test_ctrl_c_ends_the_waiting_and_says_so(self, start_group: StartGroup) -> None:
+        group = start_group(FEW, "--detach", "--recovery=held", wait=False)
+        wait_until(lambda: "recover clean" in group.events, "recovery")
+        group.process.send_signal(signal.SIGINT)
+        assert group.wait() == 130
+        assert f"outcome 130: {group.root}: not waited for any longer; it goes on starting" in group.lines[-1]
+        _let_start_and_stop(group)
+
+    def test_whoever_asks_while_kernels_are_compiled_finds_the_group(self, start_group: StartGroup) -> None:
+        group = start_group(FEW, "--detach", "--timeout=0.1", "--recovery=warms", wait=False)
+        assert group.wait() == 4
+        wait_until(lambda: "warm" in group.events, "kernels are made ready")
+        status = call("status", "--store", group.root)
+        assert (status.code, f"{group.root}: recovering, not ready" in status.out) == (1, True), status
+        assert "✗ the group is recovering: making kernels ready\n" in status.out
+        assert call("down", "--store", group.root).code == 0
+        wait_until(lambda: group.lock_is_free)
+        assert not list(group.paths.own.glob("*.sock")), "no names stay"
+
+
+def _let_start_and_stop(group: RunningGroup) -> None:
+    (group.root / "go").touch()
+    wait_until(lambda: group.control.load(layout.GROUP_STATE) == layout.GROUP_READY, "group ready")
+    group.ask(Operation.STOP_GROUP)
+    wait_until(lambda: group.lock_is_free)
+
+
+class TestRotatedLog:
+    """SIGUSR1 after the log file was moved away."""
+
+    def test_every_process_writes_to_the_new_file(self, start_group: StartGroup) -> None:
+        group = start_group(FEW, "--detach", wait=False)
+        assert group.wait() == 0
+        log = group.paths.log
+        moved = log.rename(log.with_suffix(".1"))
+        group.kill("supervisor", signal.SIGUSR1)
+        wait_until(log.exists)
+        everybody = ("supervisor", "template", "writer", "dispatcher")
+        wait_until(lambda: {_output_of(group.pid(role)) for role in everybody} == {(log.stat().st_ino,) * 2})
+        wait_until(lambda: "log file opened anew" in log.read_text())
+        assert "opened anew" not in moved.read_text()
+        group.kill_and_wait("writer")
+        assert _output_of(group.pid("writer")) == (log.stat().st_ino,) * 2
+        assert "writer EXITED" in log.read_text()
+        group.ask(Operation.STOP_GROUP)
+        wait_until(lambda: group.lock_is_free)
+
+    def test_a_file_that_cannot_be_opened_leaves_the_old_one(self, start_group: StartGroup) -> None:
+        group = start_group(FEW, "--detach", wait=False)
+        assert group.wait() == 0
+        log = group.paths.log
+        moved = log.rename(log.with_suffix(".1"))
+        log.mkdir()
+        group.kill("supervisor", signal.SIGUSR1)
+        wait_until(lambda: "log file not opened anew, the old one goes on: [Errno 21]" in moved.read_text())
+        group.ask(Operation.STOP_GROUP)
+        wait_until(lambda: group.lock_is_free)
+
+    def test_the_output_of_a_group_in_the_foreground_stays(self, start_group: StartGroup) -> None:
+        group = start_group(FEW)
+        before = _output_of(group.process.pid)
+        for role in ("supervisor", "template", "writer"):
+            group.kill(role, signal.SIGUSR1)
+        group.ask(Operation.STATUS)
+        assert _output_of(group.process.pid) == before
+        assert not group.paths.log.exists()
+        assert group.stop() == 0
+
+
+def _output_of(pid: int) -> tuple[int, int]:
+    """Inodes of a process's standard output and error."""
+    return os.stat(f"/proc/{pid}/fd/1").st_ino, os.stat(f"/proc/{pid}/fd/2").st_ino
