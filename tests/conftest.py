@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -85,8 +86,8 @@ class Group:
         self.paths = StorePaths(store)
         self.options = SMALL | options
         self.environment: dict[str, str] = {}
-        """Variables beside this process's own. With any it is a program of its own that is started, for the loader and
-        the modules to see them."""
+        """Variables beside this process's own. With LD_PRELOAD it is a program of its own that is started, for the
+        loader to see it."""
         self.process: Running | None = None
         self.output = store.with_name(store.name + ".log")
 
@@ -99,16 +100,17 @@ class Group:
     def launch(self, arguments: list[str]) -> None:
         """Run `mqproc` with these arguments as this group's supervisor, and wait for nothing."""
         self.output.touch(0o600)
-        if not self.environment:
-            self.process = nursery().start(arguments, os.environ, self.output)
-            return
+        environment = os.environ | self.environment
         with self.output.open("ab") as output:
+            if "LD_PRELOAD" not in self.environment:
+                self.process = nursery().start(["mqproc", *arguments], environment, output.fileno())
+                return
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "mqproc", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env=os.environ | self.environment,
+                env=environment,
             )
 
     def ready(self) -> bool:
@@ -213,6 +215,24 @@ def skip_unless_nobody_can_run() -> None:
         pytest.skip(f"others may not read {sys.prefix} or {ROOT}")
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `-n …` files that declare a longer time begin first, then those of many tests: none is long at the end."""
+    if not hasattr(config, "workerinput"):
+        return
+    times_s: dict[Path, float] = {}
+    counts: Counter[Path] = Counter(item.path for item in items)
+    for item in items:
+        declared = item.get_closest_marker("timeout")
+        time_s = float(declared.args[0]) if declared and declared.args else 0.0
+        times_s[item.path] = max(time_s, times_s.get(item.path, 0.0))
+    items.sort(key=lambda item: (-times_s[item.path], -counts[item.path], item.path))
+
+
+OWN_SPARK = {"tests/spark/jobs/test_cluster.py"}
+"""What starts Spark as other programs, and shares no session with the rest."""
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With `-n …` a file's tests stay together, and all that need Spark share one session."""
@@ -221,6 +241,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return "spark" if file.startswith("tests/spark/") else file
+            return "spark" if file.startswith("tests/spark/") and file not in OWN_SPARK else file
 
+    # In the order in which they are collected.
+    config.option.loadscopereorder = False
     return ByFile(config, log)

@@ -1,22 +1,25 @@
-"""Groups that are forked from a process that has loaded what `mqproc up` loads: many starts, cheaply.
+"""Programs that are forked from a process that has loaded what `mqproc up` loads: many starts, cheaply.
 
 A program that is started anew spends seconds of processor time on imports and compiled code, which tests of a group
-are not about. What such a group runs is `mqproc up` all the same, from the parsing of its arguments on, in a process
-of its own. The nursery is a process without threads beside the one that runs tests; it ends, and takes all that it has
-forked along, when that one ends.
+are not about. What is run is `mqproc up`, or the program of a test's own, all the same: from the parsing of its
+arguments on, in a process of its own. The nursery is a process without threads beside the one that runs tests; it ends,
+and takes all that it has forked along, when that one ends.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import json
 import os
+import runpy
 import selectors
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -52,6 +55,8 @@ class Nursery:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         command = [sys.executable, "-m", "tests.nursery", str(theirs.fileno())]
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+        # What is forked has its output buffered, as a program whose output goes to a file or a pipe.
+        environment.pop("PYTHONUNBUFFERED", None)
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=environment)
         theirs.close()
         self._socket = ours
@@ -60,12 +65,17 @@ class Nursery:
         self._owner = os.getpid()
         atexit.register(self.close)
 
-    def start(self, arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> Forked:
-        """Run `mqproc` with these arguments and variables; what it says goes behind what is in `output`."""
-        request = json.dumps([list(arguments), dict(environment), os.getcwd(), str(output)]).encode()
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int | None = None
+    ) -> Forked:
+        """Run a module as `python -m` would, with its arguments and these variables; stderr None: to stdout, too.
+
+        The caller's descriptors stay the caller's.
+        """
+        request = json.dumps([list(command), dict(environment), os.getcwd()]).encode()
         assert len(request) <= MESSAGE_BYTES_MAX, "so many variables do not fit into a message"
         with self._lock:
-            self._socket.send(request)
+            socket.send_fds(self._socket, [request], [stdout, stdout if stderr is None else stderr])
             deadline = time.monotonic() + START_TIMEOUT_S
             while (pid := self._hear(deadline - time.monotonic())) is None:
                 assert time.monotonic() < deadline, "the nursery does not answer"
@@ -114,6 +124,20 @@ def nursery() -> Nursery:
     return _nurseries[os.getpid()]
 
 
+def run_forked(command: Sequence[str], timeout_s: float = START_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+    """Run a module with its arguments to its end, as subprocess.run would."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = nursery().start(command, os.environ, out.fileno(), err.fileno())
+        try:
+            code = process.wait(timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+        for file in (out, err):
+            file.seek(0)
+        return subprocess.CompletedProcess(command, code, out.read(), err.read())
+
+
 class Forked:
     """A process of the nursery's, as its test sees it."""
 
@@ -144,11 +168,18 @@ class Forked:
 
 def serve(fd: int) -> None:
     """The nursery's life."""
-    from mqproc.cli import engine
+    import setproctitle
+
+    from mqproc.cli import engine, main
     from mqproc.cli.warm_kernels import make_ready
 
     assert engine.SPECS
+    assert main
     make_ready()
+    # The first title finds the room for all: arguments and variables as the program was given them, before they change.
+    setproctitle.setproctitle("nursery of tests")
+    # A collection in what is forked would else touch, and thereby copy, all that is loaded.
+    gc.freeze()
     asked = socket.socket(fileno=fd)
     wake, woken = os.pipe()
     os.set_blocking(wake, False)
@@ -163,7 +194,7 @@ def serve(fd: int) -> None:
             if key.fd == wake:
                 os.read(wake, 4096)
                 continue
-            request = asked.recv(MESSAGE_BYTES_MAX)
+            request, outputs, _flags, _address = socket.recv_fds(asked, MESSAGE_BYTES_MAX, 2)
             if not request:
                 return
             pid = os.fork()
@@ -171,7 +202,9 @@ def serve(fd: int) -> None:
                 ready.close()
                 for own in (asked.detach(), wake, woken):
                     os.close(own)
-                _live(*json.loads(request))
+                _live(outputs, *json.loads(request))
+            for fd in outputs:
+                os.close(fd)
             asked.send(json.dumps([pid, None]).encode())
         _tell_ends(asked)
 
@@ -182,12 +215,11 @@ def _tell_ends(asked: socket.socket) -> None:
             asked.send(json.dumps([ended[0], os.waitstatus_to_exitcode(ended[1])]).encode())
 
 
-def _live(arguments: list[str], environment: dict[str, str], folder: str, output: str) -> None:
+def _live(outputs: list[int], command: list[str], environment: dict[str, str], folder: str) -> None:
     """A forked process's life. Does not return."""
-    from mqproc.cli.main import main
     from mqproc.supervisor import prctl
 
-    code = 1
+    code = 0
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -195,21 +227,28 @@ def _live(arguments: list[str], environment: dict[str, str], folder: str, output
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(environment)
-        fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        os.dup2(fd, 1)
-        os.dup2(fd, 2)
-        os.close(fd)
-        sys.argv = ["mqproc", *arguments]
-        code = main(arguments)
+        for fd, standard in zip(outputs, (1, 2), strict=True):
+            os.dup2(fd, standard)
+            os.close(fd)
+        sys.argv = command
+        runpy.run_module(command[0], run_name="__main__")
     except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else 1
+        code = _code_of(ended)
     except BaseException:
         traceback.print_exc()
+        code = 1
     finally:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _code_of(ended: SystemExit) -> int:
+    if ended.code is None or isinstance(ended.code, int):
+        return ended.code or 0
+    print(ended.code, file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

@@ -6,8 +6,16 @@ import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.context import ForkServerContext
 
 EXIT_INTERRUPTED = 130
+
+
+def loaded_context() -> ForkServerContext:
+    """For processes of tests that are clients: forked from one that has loaded the client and its kernels."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.loaded_client"])
+    return context
 
 
 class _Pool(ProcessPoolExecutor):

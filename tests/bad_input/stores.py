@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from tests.bad_input.scene import IS_ROOT, Answer, Scene
 from tests.cli.calling import call
 from tests.conftest import Group
 from tests.golden.fixtures import Fixture, load_fixture
+from tests.nursery import run_forked
 from tests.store.recovery.recovering import contents
 
 SEGMENT_OF_THEIRS = 1 << 16
@@ -37,8 +37,7 @@ OF_STORES = (("store", "verify"), ("store", "info"), ("store", "repair"), ("stor
 
 def _up(store: Path, *flags: str) -> Answer:
     """`mqproc up` that must end by itself: its exit code, and the one line of its errors."""
-    command = [sys.executable, "-m", "mqproc", "up", "--store", str(store), *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = run_forked(["mqproc", "up", "--store", str(store), *flags])
     assert "Traceback" not in done.stderr
     lines = done.stderr.splitlines()
     return Answer(f"exit {done.returncode}", done.stderr if len(lines) == 1 else f"{len(lines)} lines: {done.stderr}")

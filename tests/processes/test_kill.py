@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import multiprocessing
 import os
 import signal
 import time
@@ -23,6 +22,7 @@ from mqproc.errors import MqprocError, SendOutcomeUnknownError
 from mqproc.layout import control as words_of
 from tests.conftest import Group, wait_until
 from tests.processes.rebuild import assert_equals_rebuild
+from tests.workers import loaded_context
 
 CLIENTS = 4
 BATCH = 20
@@ -67,7 +67,7 @@ class Load:
     """Four client processes at work."""
 
     def __init__(self, group: Group, folder: Path) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = loaded_context()
         self.stop = context.Event()
         self.reports = [folder / f"client{number}.json" for number in range(CLIENTS)]
         self.processes = [

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -30,6 +29,7 @@ from mqproc.store.verify import verify_store
 from tests.conftest import Group, wait_until
 from tests.processes.rebuild import rebuilt
 from tests.store.retention.retaining import ALL_HOURS
+from tests.workers import loaded_context
 
 SEGMENT = 65536
 QUEUES = 3
@@ -82,7 +82,7 @@ class Load:
     """Client processes that send."""
 
     def __init__(self, group: Group, folder: Path) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = loaded_context()
         self.stop = context.Event()
         self.reports = [folder / f"sender{number}.json" for number in range(SENDERS)]
         self.processes = [

@@ -15,6 +15,7 @@ import pytest
 from mqproc import Message
 from mqproc.cli.main import cli
 from mqproc.config import PAGE_BYTES, Options
+from tests.cli.calling import call
 from tests.conftest import Group
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
@@ -65,10 +66,7 @@ def test_every_command_of_the_readme_exists() -> None:
     commands = {match for block in blocks("sh") for match in re.findall(r"(?<!/)\bmqproc ([a-z]+)", block)}
     assert {"up", "send", "tail", "message", "stat"} <= commands
     for command in sorted(commands):
-        help_text = subprocess.run(
-            [sys.executable, "-m", "mqproc", command, "--help"], capture_output=True, text=True, timeout=60, check=False
-        )
-        assert help_text.returncode == 0, command
+        assert call(command, "--help").code == 0, command
 
 
 def command_lines() -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
@@ -26,6 +25,7 @@ from tests.soak.clients import GROUP, RETRIES, TOPICS, WORKERS
 from tests.soak.progress import Worked
 from tests.soak.watching import SAMPLES_MIN, Taken, grown, medians, taken
 from tests.store.retention.retaining import ALL_HOURS
+from tests.workers import loaded_context
 
 KILL_EVERY_S: Final = 5.0
 MEMBER_KILL_EVERY_S: Final = 30.0
@@ -71,7 +71,7 @@ class Soak:
     def run(self) -> None:
         """Raises AssertionError naming what was lost."""
         self._random = random.Random(self.seed)
-        self._context = multiprocessing.get_context("spawn")
+        self._context = loaded_context()
         self._stops = {name: self._context.Event() for name in CLIENTS}
         self._lives: Counter[str] = Counter()
         self._ends: deque[tuple[float, list[QueueInfo]]] = deque()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import fcntl
+import math
 import os
 import signal
 import sys
@@ -120,6 +121,12 @@ def make_hooks(arguments: argparse.Namespace) -> Hooks:
                 time.sleep(0.01)
         context.report("recovery: nothing to do")
 
+    def warm(context: GroupContext) -> None:
+        note(context.paths.root, "warm")
+        if arguments.recovery == "warms":
+            while True:
+                time.sleep(0.01)
+
     def finish(context: GroupContext, clean: bool) -> None:
         note(context.paths.root, f"finish {'clean' if clean else 'unclean'}")
 
@@ -133,7 +140,7 @@ def make_hooks(arguments: argparse.Namespace) -> Hooks:
         note(Path(arguments.store), f"sync for {role}")
         return arguments.sync_errno
 
-    return Hooks(recover=recover, finish=finish, reload=reload, sync_active_segments=sync)
+    return Hooks(warm=warm, recover=recover, finish=finish, reload=reload, sync_active_segments=sync)
 
 
 def main() -> int:
@@ -145,6 +152,7 @@ def main() -> int:
     parser.add_argument("--recovery", default="")
     parser.add_argument("--sync-errno", type=int, default=0)
     parser.add_argument("--detach", action="store_true")
+    parser.add_argument("--timeout", type=float, default=math.inf)
     parser.add_argument("--timing", action="append", default=[], metavar="NAME=MS")
     arguments = parser.parse_args()
     bad = dict(item.split(":") for item in arguments.bad)
@@ -168,7 +176,10 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     print("begin")  # Not flushed: a fork must not write it a second time.
     try:
-        outcome = detach(run, paths, say) if arguments.detach else run(say, lambda: say("all serve"))
+        if arguments.detach:
+            outcome = detach(run, paths, say, timeout_s=arguments.timeout)
+        else:
+            outcome = run(say, lambda: say("all serve"))
     except MqprocError as error:
         print(error, file=sys.stderr)
         return error.exit_code

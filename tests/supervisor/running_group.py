@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,8 +23,11 @@ from mqproc.wire import frame
 from mqproc.wire.address import connect_path
 from mqproc.wire.operations import ANSWERS, Empty, Operation, Options
 from mqproc.wire.protocol import FrameReader, decode_refusal, encode_frame, encode_options
+from tests.nursery import nursery
 
 PROGRAM = Path(__file__).with_name("group_program.py")
+MODULE = "tests.supervisor.group_program"
+
 PATIENCE_S = 60.0
 
 
@@ -41,40 +42,38 @@ def wait_until(condition: Callable[[], object], what: str = "", timeout_s: float
 
 
 def _collect(stream: TextIO, lines: list[str]) -> None:
-    for line in stream:
-        lines.append(line.rstrip())
+    with stream:
+        for line in stream:
+            lines.append(line.rstrip())
 
 
 class RunningGroup:
     """One run of `group_program.py`."""
 
-    def __init__(self, root: Path, *arguments: str, wait: bool = True, stdout: int = subprocess.PIPE) -> None:
+    def __init__(self, root: Path, *arguments: str, wait: bool = True, stdout: int | None = None) -> None:
         self.root = root
         self.paths = StorePaths(root)
         self.lines: list[str] = []
         self.errors: list[str] = []
         self._control: Control | None = None
-        command = [sys.executable, str(PROGRAM), str(root), *arguments]
-        environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-        self.process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self._readers = [
-            threading.Thread(target=_collect, args=(stream, lines))
-            for stream, lines in ((self.process.stdout, self.lines), (self.process.stderr, self.errors))
-            if stream is not None
-        ]
+        self._readers: list[threading.Thread] = []
+        told = self._collected(self.lines) if stdout is None else os.dup(stdout)
+        complained = self._collected(self.errors)
+        self.process = nursery().start([MODULE, str(root), *arguments], os.environ, told, complained)
+        for fd in (told, complained):
+            os.close(fd)
         for reader in self._readers:
             reader.start()
         if wait:
             self.wait_for_line("all serve")
 
     # What it says
+
+    def _collected(self, lines: list[str]) -> int:
+        """Where to write what becomes these lines."""
+        reads, writes = os.pipe()
+        self._readers.append(threading.Thread(target=_collect, args=(os.fdopen(reads), lines)))
+        return writes
 
     def wait_for_line(self, text: str, count: int = 1) -> float:
         def there() -> bool:
@@ -162,9 +161,6 @@ class RunningGroup:
         if self.process.poll() is None:
             self.process.kill()
         self.wait()
-        for stream in (self.process.stdout, self.process.stderr):
-            if stream is not None:
-                stream.close()
         if self._control is not None:
             self._control.close()
 

@@ -241,7 +241,7 @@ class ShadowFile:
                 own = tempfile.TemporaryFile()  # noqa: SIM115
                 for at in range(0, self.size, _CHUNK):
                     data = self.read(at, _CHUNK)
-                    if any(data):
+                    if data.count(0) < len(data):
                         self._io.pwrite(own.fileno(), data, at)
                 self._io.set_size(own.fileno(), self.size)
             self._own = own

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
@@ -23,6 +22,7 @@ from mqproc.spark.sink.options import COLUMNS, WriteOptions, check_columns, writ
 from mqproc.spark.sink.sending import RowSender
 from tests.conftest import Group, wait_until
 from tests.spark.rows import messages_of
+from tests.workers import loaded_context
 
 KILLS = 4
 ROWS = 60_000
@@ -109,7 +109,7 @@ def _send_all(store: str, write: str) -> None:
 
 def test_killed_again_and_again_each_row_is_there_once(running: Group) -> None:
     chance = random.Random(5)
-    context = multiprocessing.get_context("spawn")
+    context = loaded_context()
     with running.client() as client:
         client.create_topic("Killed", 4)
         for kill in range(KILLS):
