@@ -2,7 +2,7 @@
 
 python -m tests.crash SEED[:STOP]       stories of these seeds; each that fails prints the line that repeats it
 python -m tests.crash --level ci        10,000 images; nightly: 1,000,000, resumable with --progress
-python -m tests.crash --sweep           each storage call of a fixed program fails once in each way
+python -m tests.crash --sweep           each storage call of a fixed program fails in each way
 python -m tests.crash --plants          each planted bug is noticed
 """
 
@@ -73,22 +73,21 @@ def catch_plants(arguments: argparse.Namespace, folder: Path) -> int:
     """Every planted bug; how many were not noticed."""
     from tests.crash import levels
 
-    return len(levels.catch_all(folder, arguments.workers))
+    return len(levels.catch_all(folder, arguments.workers, arguments.progress))
 
 
 def sweep(arguments: argparse.Namespace, folder: Path) -> int:
     """The sweep in both ways to flush, or one of them, or one case of it; how many runs failed."""
     from mqproc.config import FlushDiskType
     from tests.crash import levels
-    from tests.crash.sweep import RARELY, Whole, case_of
+    from tests.crash.sweep import Whole, case_of
 
     flushes = [flush for flush in FlushDiskType if arguments.sweep in (BOTH, flush.value)]
     if arguments.case:
         whole = Whole(folder / "whole", flushes[0])
         whole.run(folder / "case", case_of(arguments.case, whole.calls))
         return 0
-    rarely = 1 if arguments.whole else RARELY
-    done = [levels.run_sweep(flush, folder, arguments.workers, arguments.progress, rarely) for flush in flushes]
+    done = [levels.run_sweep(flush, folder, arguments.workers, arguments.progress) for flush in flushes]
     return len({repeat for swept in done for repeat in swept.failed})
 
 
@@ -99,14 +98,13 @@ def main() -> int:
     parser.add_argument("seeds", nargs="?", help="one seed, or FIRST:STOP")
     parser.add_argument("--level", choices=("ci", "nightly", "twins-ci", "twins-nightly"))
     parser.add_argument("--sweep", nargs="?", const=BOTH, choices=(BOTH, "ASYNC_FLUSH", "SYNC_FLUSH"))
-    parser.add_argument("--whole", action="store_true", help="of the sweep: also all of the seldom ways to fail")
     parser.add_argument("--case", help="of the sweep: one run only, as it was printed")
     parser.add_argument("--plants", action="store_true", help="plant each bug, and tell stories until one notices it")
     parser.add_argument(
         "--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes of level and sweep"
     )
     parser.add_argument(
-        "--progress", type=Path, help="of a level or the sweep: what is done stands here, and it goes on"
+        "--progress", type=Path, help="of a level, the sweep or --plants: what is done stands here, and it goes on"
     )
     parser.add_argument("--images", type=int, default=10, help="images looked at in each crash (default 10)")
     parser.add_argument("--folder", type=Path, help="where stores are made (default /dev/shm, where it is there)")

@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,14 +31,14 @@ from mqproc.kernels import jit
 from tests.crash.journal import Unheard
 from tests.crash.planted import PLANTS
 from tests.crash.program import Story
-from tests.crash.sweep import RARELY, Case, Whole, cases
+from tests.crash.sweep import Case, Ran, Whole, cases
 from tests.workers import worker_pool
 
 T = TypeVar("T")
 STORY_TIMEOUT_S = 1_800
 # A worker's compiled kernels and maps grow a little with each story.
 STORIES_PER_WORKER = 50
-CASES_PER_WORKER = 1_000
+CALLS_PER_WORKER = 600
 # The next one in order may take long: whoever is done with another goes on meanwhile.
 AHEAD_PER_WORKER = 4
 LARGE_BYTES = 256 << 10
@@ -127,17 +127,21 @@ def tell_story(seed: int, images: int, folder: Path) -> Told:
     return Told(repeat, tally.images, tally.messages)
 
 
-def run_case(whole: Whole, case: Case, flush: FlushDiskType, folder: Path) -> Told:
-    """One run of the sweep's program in a folder of its own."""
-    repeat = f"python -m tests.crash --sweep {flush.value} --case {case}"
-    place = folder / f"case{case}"
-    try:
-        whole.run(place, case)
-    except Exception:
-        return Told(repeat, failure=traceback.format_exc())
-    finally:
-        _tidy(place)
-    return Told(repeat)
+def run_cases(whole: Whole, chosen: Sequence[Case], flush: FlushDiskType, folder: Path) -> list[Told]:
+    """Runs of the sweep's program, with one call failing in every way, but once where two ways are the same run."""
+    told, ran = [], list[Ran]()
+    for case in chosen:
+        failure = ""
+        if not any(other.is_also(case) for other in ran):
+            place = folder / f"case{case}"
+            try:
+                ran.append(whole.run(place, case))
+            except Exception:
+                failure = traceback.format_exc()
+            finally:
+                _tidy(place)
+        told.append(Told(f"python -m tests.crash --sweep {flush.value} --case {case}", failure=failure))
+    return told
 
 
 def run_level(level: Level, folder: Path, workers: int, progress_path: Path | None = None) -> Progress:
@@ -169,33 +173,36 @@ def run_level(level: Level, folder: Path, workers: int, progress_path: Path | No
 
 @dataclass(slots=True)
 class Swept:
-    """What has been done of a sweep: so many of its cases, in order, and those of them that failed, by way to flush."""
+    """What has been done of a sweep: so many of its calls, in order, and the cases that failed, by way to flush."""
 
-    runs: dict[str, int] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
 
 
-def run_sweep(
-    flush: FlushDiskType, folder: Path, workers: int, progress_path: Path | None = None, rarely: int = RARELY
-) -> Swept:
+def run_sweep(flush: FlushDiskType, folder: Path, workers: int, progress_path: Path | None = None) -> Swept:
     """Every case in one way to flush that is not done yet. What failed is printed."""
     progress = _read(progress_path, Swept())
     whole = Whole(folder / f"whole-{flush.value}", flush)
-    chosen = list(cases(whole.calls, rarely))
-    done = progress.runs.get(flush.value, 0)
-    left = ((whole, case, flush, folder) for case in chosen[done:])
+    chosen = list(cases(whole.calls))
+    total = sum(map(len, chosen))
+    done = progress.calls.get(flush.value, 0)
+    tried = sum(map(len, chosen[:done]))
+    left = ((whole, ways, flush, folder) for ways in chosen[done:])
     told_s = time.perf_counter()
-    for told in _in_order(run_case, left, workers, CASES_PER_WORKER):
-        done += 1
-        progress.runs[flush.value] = done
-        if told.failure:
-            progress.failed.append(told.repeat)
-            print(f"{told.failure}repeat: {told.repeat}", flush=True)
+    for ways in _in_order(run_cases, left, workers, CALLS_PER_WORKER):
+        done, tried = done + 1, tried + len(ways)
+        progress.calls[flush.value] = done
+        for told in ways:
+            if told.failure:
+                progress.failed.append(told.repeat)
+                print(f"{told.failure}repeat: {told.repeat}", flush=True)
         _write(progress_path, progress)
         if time.perf_counter() - told_s > TELL_EVERY_S or done == len(chosen):
             told_s = time.perf_counter()
             print(
-                f"{flush.value}: {done:,} of {len(chosen):,} failures, {len(progress.failed)} runs failed", flush=True
+                f"{flush.value}: {done:,} of {len(chosen):,} calls, {tried:,} of {total:,} failures, "
+                f"{len(progress.failed)} runs failed",
+                flush=True,
             )
     return progress
 
@@ -224,17 +231,28 @@ def catch(name: str, folder: Path) -> Told:
     return tell_story(int(noticed[1]), IMAGES_PER_PLANT, folder / name.replace(" ", "-"))
 
 
-def catch_all(folder: Path, workers: int) -> list[str]:
-    """Plant every bug; the lines that repeat what went wrong. Says how many were noticed."""
+@dataclass(slots=True)
+class Caught:
+    """Which planted bugs were caught."""
+
+    names: list[str] = field(default_factory=list)
+
+
+def catch_all(folder: Path, workers: int, progress_path: Path | None = None) -> list[str]:
+    """Plant every bug that is not caught yet; the lines that repeat what went wrong. Says how many were noticed."""
     started = time.perf_counter()
-    names = sorted(PLANTS)
+    progress = _read(progress_path, Caught())
+    left = [name for name in sorted(PLANTS) if name not in progress.names]
     failed = []
-    for told in _in_order(catch, ((name, folder) for name in names), workers, CASES_PER_WORKER):
+    for name, told in zip(left, _in_order(catch, ((name, folder) for name in left), workers, len(PLANTS)), strict=True):
         if told.failure:
             failed.append(told.repeat)
             print(f"{told.failure}repeat: {told.repeat}", flush=True)
-    caught, took_s = len(names) - len(failed), time.perf_counter() - started
-    print(f"{caught} of {len(names)} planted bugs caught, {took_s:.1f} s", flush=True)
+        else:
+            progress.names.append(name)
+            _write(progress_path, progress)
+    took_s = time.perf_counter() - started
+    print(f"{len(PLANTS) - len(failed)} of {len(PLANTS)} planted bugs caught, {took_s:.1f} s", flush=True)
     return failed
 
 

@@ -44,6 +44,23 @@ class Fault:
     """All later calls of its kind fail too that the same process makes."""
     short: bool = False
     """Half of what a `pwrite` was to write is there."""
+    errno_asked: bool = False
+    """Somebody has asked which error it was: with another one the run might have been another."""
+    met_again: bool = False
+    """Whom the failure met has made another call of its kind, or was asked whether it is stuck."""
+
+
+class _Failure(OSError):
+    """A call that failed as told; notes when anybody asks with what."""
+
+    fault: Fault
+
+    @property
+    def errno(self) -> int:  # type: ignore[override]
+        self.fault.errno_asked = True
+        found = super().errno
+        assert found is not None
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +139,8 @@ class RecordingIO(StoreIO):
         """Where open files lay when so many names had moved."""
         self._stuck_with: dict[str, int] = {}
         """Kinds of calls of which all fail from now on, with what."""
+        self._met = ""
+        """The kind of the call that has failed as told."""
         self.dead = False
 
     # One call
@@ -149,11 +168,19 @@ class RecordingIO(StoreIO):
         if machine.calls == machine.kill_at:
             machine.over = True
             raise Killed
+        fault = machine.fault
+        if fault is None:
+            return
+        fault.met_again = fault.met_again or call == self._met
         if number := self._stuck_with.get(call) or machine.fails(call):
             machine.failed = True
-            if machine.fault is not None and machine.fault.sticky:
+            self._met = call
+            if fault.sticky:
                 self._stuck_with[call] = number
-            raise OSError(number, os.strerror(number), self.path_of(path) if isinstance(path, int) else str(path))
+            where = self.path_of(path) if isinstance(path, int) else str(path)
+            failure = _Failure(number, os.strerror(number), where)
+            failure.fault = fault
+            raise failure
 
     def _check_alive(self) -> None:
         if self.dead or self._machine.over:
@@ -286,6 +313,8 @@ class RecordingIO(StoreIO):
     @property
     def stuck(self) -> bool:
         """Whether calls of it go on failing."""
+        if self._met and self._machine.fault is not None:
+            self._machine.fault.met_again = True
         return bool(self._stuck_with)
 
     @property

@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import os
 import pickle
 import random
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from mqproc.config import FlushDiskType, Options
 from mqproc.errors import MqprocError
@@ -39,6 +42,7 @@ from tests.crash.receivers import Receivers
 from tests.crash.recording_io import Fault, Machine
 from tests.crash.schedule import Schedule, SimulatedClock
 from tests.crash.senders import Fate, Senders, SimulatedIds
+from tests.store.recovery.recovering import everything_below
 
 TURNS_MAX = 4_000
 # Then whoever has had nothing but failures since is ended: they are not asked to do without what they need.
@@ -53,8 +57,8 @@ TAKES_SPACE = frozenset(
 )
 # What a process may have too many of.
 LACKS = {"open": errno.EMFILE, "create": errno.EMFILE, "map": errno.ENOMEM}
-# Prime to how many of the seldom ways a call has, so that all of them come.
-RARELY = 13
+# By how this process's second starts have begun, which all went well to their end.
+ENDED_WELL: Final[set[bytes]] = set()
 ROOT, IMAGE = Path("store"), Path("image")
 
 
@@ -94,33 +98,41 @@ def case_of(text: str, calls: list[str]) -> Case:
     return Case(int(nth), calls[int(nth) - 1], getattr(errno, name), "short" in how, "sticky" in how)
 
 
-def cases(calls: list[str], rarely: int = RARELY) -> Iterator[Case]:
-    """Every way in which each of the calls of a run without failures can fail.
-
-    Of those that are seldom, and fail much as the others do, every `rarely`-th: no room for a descriptor or a map, and
-    failures that stay.
-    """
-    seldom = 0
+def cases(calls: list[str]) -> Iterator[tuple[Case, ...]]:
+    """Every way in which each of the calls of a run without failures can fail; those of one call together."""
     for nth, call in enumerate(calls, 1):
-        yield Case(nth, call, errno.EIO)
-        if call in TAKES_SPACE:
-            yield Case(nth, call, errno.ENOSPC)
-        if call == "pwrite":
-            yield Case(nth, call, errno.ENOSPC, short=True)
-        for case in _seldom(nth, call):
-            if seldom % rarely == 0:
-                yield case
-            seldom += 1
+        yield tuple(_cases_of(nth, call))
 
 
-def _seldom(nth: int, call: str) -> Iterator[Case]:
-    if call in LACKS:
-        yield Case(nth, call, LACKS[call])
-        yield Case(nth, call, LACKS[call], sticky=True)
+def _cases_of(nth: int, call: str) -> Iterator[Case]:
+    ways = [errno.EIO]
     if call in TAKES_SPACE:
-        yield Case(nth, call, errno.ENOSPC, sticky=True)
-    if call not in LACKS:
-        yield Case(nth, call, errno.EIO, sticky=True)
+        ways.append(errno.ENOSPC)
+    if call in LACKS:
+        ways.append(LACKS[call])
+    for way in ways:
+        yield Case(nth, call, way)
+    if call == "pwrite":
+        yield Case(nth, call, errno.ENOSPC, short=True)
+    for way in ways:
+        yield Case(nth, call, way, sticky=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A case that ended well, and what other cases of its call were, step by step, the same run."""
+
+    case: Case
+    errno_asked: bool
+    met_again: bool
+
+    def is_also(self, case: Case) -> bool:
+        """Nobody asked for what makes them two: which error it was, or whether it stays."""
+        if case.short or self.case.short:
+            return False
+        if case.errno != self.case.errno and self.errno_asked:
+            return False
+        return case.sticky == self.case.sticky or not self.met_again
 
 
 def options_of(flush: FlushDiskType) -> Options:
@@ -173,17 +185,28 @@ class Whole:
         """The storage calls that were made, by kind."""
         return self.program.calls
 
-    def run(self, folder: Path, case: Case) -> None:
-        """The life in which the case's call is made, which fails, and the last life. Raises Broken."""
+    def run(self, folder: Path, case: Case) -> Ran:
+        """The life in which the case's call is made, which fails, and the last life. Raises Broken.
+
+        A second start that begins as another one did goes on as that: it ends there.
+        """
         begin = max((each for each in self._begins if each.calls < case.nth), key=lambda each: each.calls)
         program: Program = pickle.loads(begin.program)
         folder.mkdir(parents=True)
         with contextlib.chdir(folder):
             copy_store(begin.store, ROOT)
-            program.fault = Fault("", case.nth, case.errno, short=case.short, sticky=case.sticky)
-            program.live(begin.life)
-            if begin.life != LAST:
-                program.live(LAST)
+            program.fault = fault = Fault("", case.nth, case.errno, short=case.short, sticky=case.sticky)
+            with contextlib.suppress(Known):
+                program.live(begin.life)
+                if begin.life != LAST:
+                    program.live(LAST)
+            if program.second_start:
+                ENDED_WELL.add(program.second_start)
+        return Ran(case, fault.errno_asked, fault.met_again)
+
+
+class Known(Exception):
+    """What comes now has come before, and went well."""
 
 
 def copy_store(source: Path, target: Path) -> None:
@@ -207,6 +230,8 @@ class Program:
         self.fault: Fault | None = None
         """What shall fail, counted from the first call of the first life on."""
         self.calls: list[str] = []
+        self.second_start = b""
+        """How the second try to start began, of a start that met the failure: equal ones go on equally."""
 
     def live(self, life: Life) -> None:
         """One life; all are killed at its end, in the last one stopped in order. Raises Broken."""
@@ -248,7 +273,22 @@ class Program:
                 machine.over = True
                 machine.disk.let_go()
                 schedule.end_all()
+                self.second_start = self._fingerprint()
+                if self.second_start in ENDED_WELL:
+                    raise Known from None
         raise Broken("a start that met no failure failed")
+
+    def _fingerprint(self) -> bytes:
+        """Of all that a life goes on from: the store, whoever has sent what, the time, and what the seed says next."""
+        digest = hashlib.blake2b(pickle.dumps({**vars(self), "fault": None, "calls": None}))
+        for name, entry in everything_below(ROOT):
+            digest.update(f"{name} {entry.stat(follow_symlinks=False).st_mode}\0".encode())
+            if entry.is_symlink():
+                digest.update(os.readlink(entry.path).encode())
+            elif entry.is_file():
+                data = Path(entry.path).read_bytes()
+                digest.update(f"{len(data)} ".encode() + data)
+        return digest.digest()
 
     def _send_one(self, group: Group, schedule: Schedule, clock: SimulatedClock) -> None:
         """The failure has passed at the latest when the second try has begun."""

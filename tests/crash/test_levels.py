@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from mqproc.config import FlushDiskType
 from tests.crash.levels import Level, run_level
-from tests.crash.sweep import Whole, case_of, cases
+from tests.crash.sweep import ENDED_WELL, ROOT, Case, Ran, Whole, case_of, cases
+from tests.store.recovery.recovering import contents
 
-# Prime to the three ways in which a call can fail, so that a sample has all of them.
+# Of all calls, and of those of which all ways to fail are compared.
 EVERY = 29
+COMPARED_EVERY = 149
 
 
 @pytest.mark.timeout(600)
@@ -32,13 +35,56 @@ def test_a_level_goes_on_where_it_ended(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flush", list(FlushDiskType), ids=lambda flush: flush.value)
 def test_a_sample_of_single_failures_loses_nothing(flush: FlushDiskType, tmp_path: Path) -> None:
     whole = Whole(tmp_path / "whole", flush)
-    of_all = list(cases(whole.calls))
+    of_all = [case for ways in cases(whole.calls) for case in ways]
     assert all(case_of(str(case), whole.calls) == case for case in of_all)
     for is_short in (False, True):
         sample = [case for case in of_all if case.short is is_short][::EVERY]
         assert sample
         for case in sample:
             whole.run(tmp_path / str(case), case)
+
+
+@pytest.mark.proven
+@pytest.mark.timeout(600)
+def test_ways_to_fail_that_nobody_told_apart_leave_the_same_store(tmp_path: Path) -> None:
+    whole = Whole(tmp_path / "whole", FlushDiskType.SYNC_FLUSH)
+    same = 0
+    for ways in list(cases(whole.calls))[::COMPARED_EVERY]:
+        ran = list[tuple[Ran, dict[str, tuple[int, bytes]]]]()
+        for case in ways:
+            ENDED_WELL.clear()
+            place = tmp_path / str(case)
+            ended = whole.run(place, case)
+            # Where a path is too long for a socket, a file says where it is.
+            found = ended, {name: what for name, what in contents(place / ROOT).items() if not name.endswith(".sock")}
+            equal = [left for first, left in ran if first.is_also(case)]
+            for left in equal:
+                other = [name for name in left.keys() | found[1].keys() if left.get(name) != found[1].get(name)]
+                assert not other, case
+            same += bool(equal)
+            if not equal:
+                ran.append(found)
+    assert same
+
+
+def test_which_ways_to_fail_are_one_run() -> None:
+    once, other, stays, short = (
+        Case(7, "pwrite", errno.EIO),
+        Case(7, "pwrite", errno.ENOSPC),
+        Case(7, "pwrite", errno.ENOSPC, sticky=True),
+        Case(7, "pwrite", errno.ENOSPC, short=True),
+    )
+    found = {
+        (asked, again): [case for case in (other, stays, short) if Ran(once, asked, again).is_also(case)]
+        for asked in (False, True)
+        for again in (False, True)
+    }
+    assert found == {
+        (False, False): [other, stays],
+        (False, True): [other],
+        (True, False): [],
+        (True, True): [],
+    }
 
 
 @pytest.mark.parametrize("flush", list(FlushDiskType), ids=lambda flush: flush.value)

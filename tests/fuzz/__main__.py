@@ -19,7 +19,8 @@ from tests.fuzz.levels import LEVELS, Shard, run_level, run_shard
 @click.argument("kind", type=click.Choice(sorted(KINDS)), required=False)
 @click.argument("seeds", required=False)
 @click.option("--level", type=click.Choice(sorted(LEVELS)), help="100,000 frames and 2,000 files, or many more.")
-@click.option("--workers", type=int, default=len(os.sched_getaffinity(0)), show_default=True, help="Of a level.")
+# One more than there are processors: now and then one waits, for a store's group or a tool.
+@click.option("--workers", type=int, default=len(os.sched_getaffinity(0)) + 1, show_default=True, help="Of a level.")
 @click.option("--progress", type=click.Path(path_type=Path), help="Of a level: it goes on from what stands here.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Where the files lie; /dev/shm where it is there.")
 def main(

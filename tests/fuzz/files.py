@@ -174,8 +174,8 @@ class Files:
         assert found.dispatched == found.end, "dispatch is not at the end"
         units = {
             (topic, queue_id, queue_offset): unit
-            for topic, queue_id in found.queues()
-            for queue_offset, unit in found.units(topic, queue_id).items()
+            for (topic, queue_id), of_queue in found.units_of(found.queues()).items()
+            for queue_offset, unit in of_queue.items()
         }
         for message in intact:
             place = message.topic, message.queue_id, message.queue_offset

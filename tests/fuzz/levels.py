@@ -40,7 +40,7 @@ def _shards(kind: str, seeds: range, size: int) -> Iterator[Shard]:
 LEVELS: Final[dict[str, list[Shard]]] = {
     "ci": [
         # The longest first: at the end no worker waits long for another one.
-        *_shards("files", range(2_000), 500),
+        *_shards("files", range(2_000), 1_000),
         *_shards("frames", range(100_000), 50_000),
         *_shards("records", range(20_000), 10_000),
         *_shards("json", range(20_000), 10_000),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,15 +141,21 @@ class Recovered:
 
     def units(self, topic: str, queue_id: int) -> dict[int, Unit]:
         """(physical offset, size, tags code) of every unit from the queue's minimum on, by queue offset."""
-        minimum, maximum = self.queues()[topic, queue_id]
+        return self.units_of({(topic, queue_id): self.queues()[topic, queue_id]})[topic, queue_id]
+
+    def units_of(self, queues: Mapping[tuple[str, int], tuple[int, int]]) -> dict[tuple[str, int], dict[int, Unit]]:
+        """The same of each of these queues, given with what they hold."""
+        found = {}
         files = ConsumeQueueFiles(StoreIO(), self.paths.consume_queue, self.options.consume_queue_file_bytes)
         try:
-            data = files.read_units(topic, queue_id, minimum, maximum - minimum) if maximum > minimum else b""
+            for queue, (minimum, maximum) in queues.items():
+                data = files.read_units(*queue, minimum, maximum - minimum) if maximum > minimum else b""
+                units: list[Unit] = as_units(data).tolist()
+                assert len(units) == maximum - minimum
+                found[queue] = dict(enumerate(units, minimum))
         finally:
             files.close()
-        units: list[Unit] = as_units(data).tolist()
-        assert len(units) == maximum - minimum
-        return dict(enumerate(units, minimum))
+        return found
 
     def said_of(self, step: str) -> str:
         """The one line of a step of recovery."""
