@@ -169,11 +169,14 @@ def python_processes(of: int) -> dict[str, list[psutil.Process]]:
 
 
 def kill_python(of: int) -> bool:
-    """Kill a query's source and all workers, which cannot take notice; False when no query runs.
+    """Kill a query's source and all workers, which cannot take notice; False, and nobody killed, when no query runs.
 
-    Without its source a query ends. With the workers alone it might go on: what is idle is not missed.
+    Without its source a query ends. With the workers alone it might go on: what is idle is not missed. While a query
+    is being made nobody is killed: who waits for one would have it fail again and again.
     """
     found = python_processes(of)
+    if not found["source"]:
+        return False
     killed = found["worker"] + found["source"]
     for process in killed:
         with contextlib.suppress(psutil.Error):
@@ -181,7 +184,7 @@ def kill_python(of: int) -> bool:
     # Spark hands work to workers that die but are not dead.
     _gone, alive = psutil.wait_procs(killed, 30)
     assert not alive, f"{alive} outlive being killed"
-    return bool(found["source"])
+    return True
 
 
 # The command
