@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
@@ -21,6 +21,7 @@ from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
 from mqproc.errors import BadRequestError, MqprocError, NotRunningError, StoreBusyError
 
 T = TypeVar("T")
+OnFailure = Callable[[MqprocError | ConnectionLost], object]
 
 _clock = time.monotonic
 
@@ -64,8 +65,11 @@ class AsyncCalls:
 
     # Running calls
 
-    async def run(self, call: Call[T]) -> T:
-        """Make a call, again when that is safe, and return its value or raise its error."""
+    async def run(self, call: Call[T], on_failure: OnFailure | None = None) -> T:
+        """Make a call, again when that is safe, and return its value or raise its error.
+
+        `on_failure` is told of each try that failed.
+        """
         deadline = _clock() + self.timeout_s + call.wait_s
         closings = self._closings
         attempts: Attempts | None = None
@@ -73,6 +77,8 @@ class AsyncCalls:
             try:
                 return await self._run_once(call, deadline)
             except (MqprocError, ConnectionLost) as error:
+                if on_failure is not None:
+                    on_failure(error)
                 attempts = attempts or Attempts(self.retry, deadline, repeatable=call.repeatable, is_send=call.is_send)
                 pause_s = attempts.pause_after(error, _clock())
             if self._closings == closings:

@@ -189,11 +189,11 @@ class AsyncConsumer:
         request = core.pull_request(*place, self._pull_messages, pull_bytes, "", HOLD_S, False, filter, progress_s)
         call: core.Call[Any] = core.pull_as(request, self._parse)
         try:
-            found = await self._client.run(call)
+            found = await self._client.run(call, self._outage.failed)
         except BadRequestError as error:
             self._error = error
         except MqprocError as error:
-            await asyncio.sleep(self._outage.failed(error))
+            await asyncio.sleep(self._client.retry.pause_s(0, error.hint_ms))
             cursor.pulling = False
         else:
             self._outage.over()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -137,6 +138,7 @@ class AsyncTransactionProducer:
     async def _answer_checks(self) -> None:
         outage = Outage("mqproc.transactions", f"waiting for checks of group {self.group}", self._client.retry)
         while True:
+            began = time.monotonic()
             try:
                 for message in await self._poll():
                     await self._resolve(message)
@@ -146,7 +148,7 @@ class AsyncTransactionProducer:
                 self.failure = error
                 return
             except (MqprocError, ConnectionLost) as error:
-                pause_s = outage.failed(error)
+                pause_s = outage.failed(error, time.monotonic() - began)
             self._let_go()
             await asyncio.sleep(pause_s)
 

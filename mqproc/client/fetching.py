@@ -31,6 +31,7 @@ class Fetcher:
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._outage = Outage("mqproc.consumer", f"fetching by {who}", client.retry)
         self._pause_until = 0.0
+        self._connected_at = 0.0
 
     def __len__(self) -> int:
         return len(self._under_way)
@@ -45,7 +46,7 @@ class Fetcher:
         try:
             line = self._current()
         except (MqprocError, ConnectionLost) as error:
-            self._fail_later(error)
+            self._fail_later(error, 0.0)
             done(None, error)
             return
         self._under_way[line.connection.submit(call)] = done
@@ -53,6 +54,7 @@ class Fetcher:
     def _current(self) -> Line:
         if self._line is None:
             self._line = self._client.take_line(QUERY)
+            self._connected_at = time.monotonic()
         return self._line
 
     def wait(self, timeout_s: float) -> int:
@@ -95,15 +97,16 @@ class Fetcher:
         if line.connection.closed:
             self._line = None
         if failure is not None or line.connection.closed:
-            self._fail_later(failure)
+            stood_s = time.monotonic() - self._connected_at if line.connection.closed else 0.0
+            self._fail_later(failure, stood_s)
         elif count:
             self._outage.over()
             self._pause_until = 0.0
         return count
 
-    def _fail_later(self, error: MqprocError | ConnectionLost | None) -> None:
+    def _fail_later(self, error: MqprocError | ConnectionLost | None, stood_s: float) -> None:
         """Have the next calls wait: the longer the more often they failed."""
-        self._pause_until = time.monotonic() + self._outage.failed(error)
+        self._pause_until = time.monotonic() + self._outage.failed(error, stood_s)
 
     def wake(self) -> None:
         """End a `wait` of another thread, or the next one."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from mqproc.client.retry import ConnectionLost, RetryPolicy
-from mqproc.errors import MqprocError
+from mqproc.errors import MqprocError, RequestTimeoutError
 
 QUIET_S: Final = 2.0
 AGAIN_S: Final = 60.0
@@ -33,9 +33,14 @@ class Outage:
         self._since = self._tell_at = 0.0
         self._told = False
 
-    def failed(self, error: MqprocError | ConnectionLost | None = None) -> float:
-        """Seconds to wait before the next try; without an `error` it failed with one that was told before."""
+    def failed(self, error: MqprocError | ConnectionLost | None = None, stood_s: float = 0.0) -> float:
+        """Seconds to wait before the next try; without an `error` it failed with one that was told before.
+
+        A try that stood for a while, as one does that waits for messages, and was then cut off was none that failed.
+        """
         now = self._clock()
+        if stood_s > QUIET_S and not isinstance(error, RequestTimeoutError):
+            self.over()
         if not self._failures:
             self._since, self._tell_at = now, now + QUIET_S
         if error is not None and now >= self._tell_at:
@@ -50,7 +55,7 @@ class Outage:
     def over(self) -> None:
         """A try has succeeded."""
         if self._told:
-            self._log.warning("%s works again after %.0f s", self._what, self._clock() - self._since)
+            self._log.warning("%s works again", self._what)
         self._failures, self._told = 0, False
 
 

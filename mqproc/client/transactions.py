@@ -11,6 +11,7 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -186,6 +187,7 @@ class TransactionProducer:
     def _answer_checks(self) -> None:
         outage = Outage("mqproc.transactions", f"waiting for checks of group {self.group}", self._client.retry)
         while not self._closing.is_set():
+            began = time.monotonic()
             try:
                 for message in self._poll():
                     self._resolve(message)
@@ -195,7 +197,7 @@ class TransactionProducer:
                 self.failure = error
                 return
             except (MqprocError, ConnectionLost) as error:
-                pause_s = outage.failed(error)
+                pause_s = outage.failed(error, time.monotonic() - began)
             self._let_go()
             self._closing.wait(pause_s)
 

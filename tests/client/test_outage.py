@@ -8,7 +8,7 @@ import pytest
 
 from mqproc.client.outage import AGAIN_S, QUIET_S, Outage
 from mqproc.client.retry import ConnectionLost, RetryPolicy
-from mqproc.errors import TooManyConnectionsError
+from mqproc.errors import RequestTimeoutError, TooManyConnectionsError
 
 POLICY = RetryPolicy(jitter=0.0)
 FULL = TooManyConnectionsError("query has 8 clients", hint_ms=400)
@@ -61,4 +61,16 @@ def test_a_restart_is_not_worth_a_word_and_what_lasts_is_told_now_and_then(
         outage.over()
         outage.over()
     assert caplog.messages[1].startswith("fetching has failed for 62 s, and is tried on: refused; no group serves")
-    assert caplog.messages[2:] == ["fetching works again after 62 s"]
+    assert caplog.messages[2:] == ["fetching works again"]
+
+
+def test_what_stood_for_a_while_and_was_cut_off_begins_anew(
+    outage: Outage, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost = ConnectionLost("closed", taken=False)
+    for _ in range(3):
+        outage.failed(lost, stood_s=30.0)
+        clock.now_s += 30.0
+    assert not caplog.messages
+    outage.failed(RequestTimeoutError("no answer"), stood_s=30.0)
+    assert caplog.messages == ["fetching has failed for 30 s, and is tried on: no answer"]

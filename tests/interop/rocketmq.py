@@ -6,6 +6,7 @@ Main.java. It needs a JDK and Maven, whose repository keeps what was downloaded 
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import json
@@ -50,9 +51,12 @@ def classpath() -> str:
         if shutil.which(program) is None:
             _unavailable(f"{needed} is needed: there is no {program} on the path")
     listed, stamp, state = TARGET / "classpath.txt", TARGET / "built", _state_of_sources()
-    if not stamp.exists() or stamp.read_text() != state or not _all_there(listed):
-        _build()
-        stamp.write_text(state)
+    with (JAVA / "pom.xml").open() as turn:
+        # One process of the tests builds, the others wait for it.
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        if not stamp.exists() or stamp.read_text() != state or not _all_there(listed):
+            _build()
+            stamp.write_text(state)
     return f"{TARGET / 'classes'}{os.pathsep}{listed.read_text().strip()}"
 
 

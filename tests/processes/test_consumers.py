@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import os
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from mqproc import Client
+from mqproc.client.aio import AsyncClient
 from mqproc.client.core import QUERY, ping
 from mqproc.client.retry import NO_RETRY
 from mqproc.errors import TooManyConnectionsError
@@ -169,3 +171,21 @@ def is_refused(client: Client) -> bool:
     except TooManyConnectionsError:
         return True
     return False
+
+
+def test_an_async_consumer_whose_group_is_down_says_so_though_it_is_no_member(
+    group: Group, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def program() -> None:
+        async with asyncio.timeout(PATIENCE_S), AsyncClient(group.store) as client:
+            await client.create_topic("news", 1)
+            async with await client.consumer(
+                "readers", "news", broadcast=True, offsets_path=tmp_path / "offsets.json"
+            ) as consumer:
+                assert await consumer.receive(timeout=0.1) == []
+                assert group.stop() == 0
+                while not caplog.messages:
+                    assert await consumer.receive(timeout=0.1) == []
+        assert caplog.messages[0].startswith("fetching by consumer of group readers has failed for")
+
+    asyncio.run(program())
