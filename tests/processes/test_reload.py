@@ -73,6 +73,7 @@ READERS = {
     "store/retention/plan.py": {words_of.KEEPER},
     "store/retention/request.py": {words_of.KEEPER},
     "store/retention/retention.py": {words_of.KEEPER},
+    "metrics/from_words.py": {words_of.MONITOR},
     "metrics/snapshot.py": {words_of.MONITOR, TOP},
     # Of a command that ends at once.
     "store/retention/survey.py": set(),
@@ -332,6 +333,23 @@ def shown_by_the_page(name: str, value: float) -> Callable[[FromFile, Callable[[
     return seen
 
 
+def shown_to_prometheus(limit: str, value: float) -> Callable[[FromFile, Callable[[], None]], None]:
+    def seen(group: FromFile, change: Callable[[], None]) -> None:
+        url = f"http://127.0.0.1:{wait_until(lambda: group.word('monitor_port'))}/metrics"
+
+        def told() -> float:
+            with urllib.request.urlopen(url, timeout=20) as answer:
+                text = answer.read().decode()
+            (found,) = re.findall(rf'^mqproc_disk_limit_ratio{{[^}}]*limit="{limit}"[^}}]*}} (\S+)$', text, re.M)
+            return float(found)
+
+        assert told() != value
+        change()
+        wait_until(lambda: told() == value, what=f"{limit} = {value}")
+
+    return seen
+
+
 def shown_by_top(name: str, value: float) -> Callable[[FromFile, Callable[[], None]], None]:
     def seen(group: FromFile, change: Callable[[], None]) -> None:
         source = Source(group.paths, lambda: read_settings(StoreIO(), group.paths))
@@ -373,6 +391,7 @@ CASES = [
         "delete_consume_queue_files_interval", words_of.KEEPER, 0, queues_without_pause,
         EXPIRED | {"delete_consume_queue_files_interval": ONE_MINUTE},
     ),
+    Case("disk_space_clean_forcibly_ratio", words_of.MONITOR, 84, shown_to_prometheus("delete_any_age", 0.84)),
     *(
         Case(option, reader, value, by(name, shown))
         for option, value, name, shown in (
