@@ -86,10 +86,10 @@ def _lines(reader: int, deadline: float) -> Iterator[bytes]:
     poll.register(reader, select.POLLIN)
     data = b""
     while True:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
+        left_s = max(0.0, deadline - time.monotonic())
         if not poll.poll(math.ceil(min(left_s, _WAIT_MAX_S) * 1000)):
+            if not left_s:
+                raise TimeoutError
             continue
         piece = os.read(reader, _READ_MAX)
         if not piece:

@@ -24,7 +24,7 @@ class Fetcher:
     """Calls to the query role without waiting for each. One thread at a time uses it; any may `wake` it."""
 
     def __init__(self, client: Client, who: str) -> None:
-        """`who` fetches, in words for the log: a consumer of what."""
+        """`who` fetches, in words for the log."""
         self._client = client
         self._line: Line | None = None
         self._under_way: dict[int, Done] = {}

@@ -207,8 +207,15 @@ def _disk(collector: Collector, picture: Picture) -> dict[str, Any]:
     total = used + free
     return {
         # The keeper looks at the disk; until it has for the first time nothing is known of it.
-        **_if(total > 0, {"used_bytes": used, "free_bytes": free, "used_ratio": used / total if total else None}),
-        "full": bool(words["disk_full"]),
+        **_if(
+            total > 0,
+            {
+                "used_bytes": used,
+                "free_bytes": free,
+                "used_ratio": used / max(1, total),
+                "full": bool(words["disk_full"]),
+            },
+        ),
         "warning_ratio": options.disk_space_warning_level_ratio / 100,
         "clean_ratio": options.disk_max_used_space_ratio / 100,
         "reserved_hours": options.file_reserved_time,
