@@ -28,7 +28,8 @@ KINDS: Final[dict[str, tuple[str, Filter | None]]] = {
 }
 """What a consumer is given, and by which filter; a filter lets 1 message in 100 through."""
 FILTER_PASSES_ONE_IN: Final = 100
-_WAIT_S: Final = 0.1
+# A step ends when nothing has come for so long: what is left of a round's last step does not come.
+_WAIT_S: Final = 0.001
 _LOOK_S: Final = 0.05
 _PULL_AGAIN_S: Final = HOLD_S / 2
 OWN_SETTINGS: Final = ("max_connections=8192",)
@@ -77,33 +78,31 @@ def take(store: Path, shape: Shape, kind: str, index: int, memory_name: str, res
     memory.close()
 
 
-def _to_the_end(consumer: Consumer, steps: Iterator[bool], everything: int, shape: Shape, recorder: Recorder) -> None:
+def _to_the_end(consumer: Consumer, steps: Iterator[None], everything: int, shape: Shape, recorder: Recorder) -> None:
     passed = 0
     started_ns = time.monotonic_ns()
     while passed < everything and not recorder.stopped:
-        some = next(steps)
+        next(steps)
         at = sum(consumer.positions().values())
         recorder.add(started_ns, at - passed, (at - passed) * shape.size)
         passed, started_ns = at, time.monotonic_ns()
-        if passed and not some:
-            return  # Behind the last message that a filter lets through a pull is held, and nothing is passed.
 
 
-def _batches(consumer: Consumer) -> Iterator[bool]:
-    """Whether something came, for each batch."""
+def _batches(consumer: Consumer) -> Iterator[None]:
+    """A step is a batch, or that none came."""
     while True:
         for _ in consumer.batches(timeout=_WAIT_S):
-            yield True
-        yield False
+            yield
+        yield
 
 
-def _objects(consumer: Consumer, step: int) -> Iterator[bool]:
-    """Whether something came, for each step of messages. Every body is looked at."""
+def _objects(consumer: Consumer, step: int) -> Iterator[None]:
+    """A step is so many messages, or that no more came. Every body is looked at."""
     while True:
         messages = consumer.messages(timeout=_WAIT_S)
         while sum(len(message.body) for message in itertools.islice(messages, step)):
-            yield True
-        yield False
+            yield
+        yield
 
 
 # Waiting
