@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from mqproc.cli.group import process_figures
@@ -93,17 +93,16 @@ class CpuMeter:
     """CPU seconds of processes between two moments."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
-        self._processes = {name: psutil.Process(pid) for name, pid in pids.items() if pid and psutil.pid_exists(pid)}
+        self._clocks = {name: _cpu_clock_of(pid) for name, pid in pids.items() if pid}
         self._before = self._read()
 
     def _read(self) -> dict[str, float]:
         found = {}
-        for name, process in self._processes.items():
+        for name, clock in self._clocks.items():
             try:
-                times = process.cpu_times()
-            except psutil.Error:
-                continue
-            found[name] = times.user + times.system
+                found[name] = time.clock_gettime(clock)
+            except OSError:
+                continue  # The process has ended.
         return found
 
     def restart(self) -> None:
@@ -113,6 +112,14 @@ class CpuMeter:
         """CPU seconds by process since the last restart."""
         now = self._read()
         return {name: max(0.0, now[name] - self._before.get(name, 0.0)) for name in now}
+
+
+def _cpu_clock_of(pid: int) -> int:
+    """The clock of all threads of a process, as clock_getcpuclockid(3) makes it on Linux.
+
+    The times of /proc count ticks: who wakes at ticks, or for less than one, has too much or too little of them.
+    """
+    return (~pid << 3) | 2
 
 
 def memory_of(pids: Mapping[str, int]) -> dict[str, int]:
