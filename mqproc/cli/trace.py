@@ -44,7 +44,8 @@ _COPIES = [
 def trace(invocation: Invocation, message_id: str, topic: str) -> None:
     """Show where a message is: record, queue unit, index entries, groups that are past it, copies of it.
 
-    Copies are what waits for its time, retries, and dead letters. Exit code 5 when there is no such message.
+    Copies are what waits for its time or its transaction, what was delivered of it, retries, and dead letters.
+    Exit code 5 when there is no such message.
     """
     with invocation.client() as client:
         found = client.trace(message_id, topic)

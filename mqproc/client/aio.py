@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mqproc.client import core, sending, tracing
 from mqproc.client.aio_calls import AsyncCalls
-from mqproc.client.aio_consumer import AsyncConsumer
+from mqproc.client.aio_consumer import AsyncConsumer, JoiningConsumer
 from mqproc.client.aio_groups import AsyncGroups
 from mqproc.client.aio_producer import AsyncProducer
 from mqproc.client.aio_replay import AsyncReplays
@@ -22,6 +23,7 @@ from mqproc.client.simple_consumer import AsyncSimpleConsumer
 from mqproc.client.subscription import (
     CONSUMER_PULL_MESSAGES,
     SESSION_TIMEOUT_S,
+    Subscription,
     broadcast_path,
     filter_of,
     subscription,
@@ -197,7 +199,7 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
 
     # Consuming
 
-    async def consumer(
+    def consumer(
         self,
         group: str,
         topics: str | Sequence[str],
@@ -209,14 +211,18 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
         pull_messages: int = CONSUMER_PULL_MESSAGES,
         broadcast: bool = False,
         offsets_path: str | Path | None = None,
-    ) -> AsyncConsumer:
-        """Become a member of a consumer group; see `Client.consumer`."""
+    ) -> JoiningConsumer:
+        """Become a member of a consumer group, when it is awaited or entered; see `Client.consumer`."""
         wanted = subscription(group, topics, name, session_timeout, start)
         path = broadcast_path(self.store, group, name, offsets_path) if broadcast else ""
-        asked = filter_of(filter)
-        for trial in trials_of(asked, wanted):
+        return JoiningConsumer(functools.partial(self._join, wanted, filter_of(filter), pull_messages, path))
+
+    async def _join(
+        self, wanted: Subscription, filter: Filter | None, pull_messages: int, broadcast: str
+    ) -> AsyncConsumer:
+        for trial in trials_of(filter, wanted):
             await self.run(trial)
-        consumer = AsyncConsumer(self, wanted, asked, pull_messages, path)
+        consumer = AsyncConsumer(self, wanted, filter, pull_messages, broadcast)
         await consumer.start()
         return consumer
 

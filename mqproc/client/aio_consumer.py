@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,7 +38,7 @@ _clock = time.monotonic
 class AsyncConsumer:
     """A member of a consumer group, made by `AsyncClient.consumer`.
 
-        async with await client.consumer("billing", "orders") as consumer:
+        async with client.consumer("billing", "orders") as consumer:
             async for message in consumer:
                 await handle(message)
 
@@ -397,3 +397,24 @@ class AsyncConsumer:
         if self.is_broadcast:
             return RETRY_MAX_TIMES
         return (await self._client.run(group_calls.info(self._subscription.group))).retry_max_times
+
+
+class JoiningConsumer:
+    """A consumer that has not joined its group yet: `async with` joins, and leaves at the end; `await` joins."""
+
+    def __init__(self, join: Callable[[], Coroutine[Any, Any, AsyncConsumer]]) -> None:
+        self._join = join
+        self._consumer: AsyncConsumer | None = None
+
+    def __await__(self) -> Generator[Any, None, AsyncConsumer]:
+        return self._join().__await__()
+
+    async def __aenter__(self) -> AsyncConsumer:
+        self._consumer = await self._join()
+        return self._consumer
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._consumer is not None
+        await self._consumer.__aexit__(kind, error, traceback)

@@ -23,8 +23,9 @@ from mqproc.names import DEAD_LETTER_PREFIX, HALF_TOPIC, RETRY_PREFIX, SCHEDULE_
 ORIGIN: Final = "ORIGIN_MESSAGE_ID"
 """Property of a copy: the offset message id of the message that was first sent."""
 
-CopyKind = Literal["original", "half message", "delayed", "retry", "dead letter"]
+CopyKind = Literal["original", "half message", "delayed", "delivered", "retry", "dead letter"]
 TransactionState = Literal["", "open", "committed", "rolled back"]
+_WAITING: Final = ("half message", "delayed")
 _COPIES_MAX: Final = 256
 
 
@@ -143,7 +144,9 @@ def _progress(message: StoredMessage) -> Steps[tuple[TracedProgress, ...]]:
 
 
 def _copies(message: StoredMessage) -> Steps[tuple[TracedCopy, ...]]:
-    """Records with the same unique id, or without one with the same key and origin, in the topics of copies."""
+    """Records with the same unique id, or without one with the same key and origin: in the topics of copies, and where
+    a message that waited was to go.
+    """
     key, unique = (message.unique_id, True) if message.unique_id else (" ".join(message.keys[:1]), False)
     if not key:
         return ()
@@ -151,12 +154,15 @@ def _copies(message: StoredMessage) -> Steps[tuple[TracedCopy, ...]]:
     found: list[StoredMessage] = []
     if origin != message.message_id:
         found += yield from _original(origin)
+    to = message.properties.get(properties.REAL_TOPIC, "") if _kind(message.topic) in _WAITING else ""
     topics: list[str] = [info.topic for info in (yield core.topics())]
-    for topic in filter(_kind, topics):
+    for topic in topics:
+        if topic != to and not _kind(topic):
+            continue
         same: list[StoredMessage] = yield core.by_key(topic, key, None, None, _COPIES_MAX, unique, "store")
         found += (each for each in same if unique or each.properties.get(ORIGIN) == origin)
     others = {each.message_id: each for each in found if each.message_id != message.message_id}
-    return tuple(map(_copy, sorted(others.values(), key=lambda each: each.physical_offset)))
+    return tuple(_copy(each, to) for each in sorted(others.values(), key=lambda each: each.physical_offset))
 
 
 def _original(message_id: str) -> Steps[Iterable[StoredMessage]]:
@@ -193,9 +199,9 @@ def _kind(topic: str) -> CopyKind | None:
     return "half message" if topic == HALF_TOPIC else None
 
 
-def _copy(message: StoredMessage) -> TracedCopy:
+def _copy(message: StoredMessage, delivered_to: str) -> TracedCopy:
     return TracedCopy(
-        _kind(message.topic) or "original",
+        _kind(message.topic) or ("delivered" if message.topic == delivered_to else "original"),
         message.topic,
         message.queue_id,
         message.queue_offset,

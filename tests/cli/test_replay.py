@@ -329,6 +329,18 @@ def test_a_trace_tells_when_a_message_that_waits_is_delivered(group: Group, clie
     assert "delivery    to later queue 0, by delay level 18\n" in trace(group, level.message_id).out
 
 
+def test_a_trace_of_what_waited_shows_what_was_delivered_of_it(group: Group, client: Client) -> None:
+    client.create_topic("soon", 1)
+    with client.consumer("early", "soon", start="earliest") as consumer:
+        sent = client.send("soon", b"x", delay_level=1)
+        (delivered,) = consumer.receive(1, timeout=30)
+    group.wait_dispatched()
+    (copy,) = client.trace(sent.message_id).copies
+    assert (copy.kind, copy.topic, copy.message_id) == ("delivered", "soon", delivered.message_id)
+    (before,) = client.trace(delivered.message_id).copies
+    assert (before.kind, before.message_id) == ("delayed", sent.message_id)
+
+
 def test_a_trace_follows_a_message_into_the_dead_letters(group: Group, client: Client) -> None:
     sent = client.send("doomed", b"x", keys="case-1")
     group.wait_dispatched()
@@ -385,6 +397,9 @@ def test_a_trace_tells_what_became_of_a_transaction(group: Group, client: Client
         assert f"\ntransaction {state}\n" in trace(group, halves[transaction.transaction_id]).out
     (sent,) = client.pull("bills", 0, 0).messages
     assert trace(group, sent.message_id, "--json").json["transaction"] == "committed"
+    (delivered,) = client.trace(halves[kept.transaction_id]).copies
+    assert (delivered.kind, delivered.message_id) == ("delivered", sent.message_id)
+    assert client.trace(halves[lost.transaction_id]).copies == ()
     plain = client.send("bills", b"plain")
     group.wait_dispatched()
     assert client.trace(plain.message_id).transaction == ""

@@ -73,7 +73,7 @@ async def reached(condition: Callable[[], bool], what: str) -> None:
 def test_every_message_comes_once_in_order_and_is_committed(run: Callable[[Program], None]) -> None:
     async def program(client: AsyncClient) -> None:
         sent = await fill(client, "Once", 2000)
-        async with await client.consumer("once", "Once", start="earliest", pull_messages=100) as consumer:
+        async with client.consumer("once", "Once", start="earliest", pull_messages=100) as consumer:
             found = await all_of_async(consumer, len(sent))
             assert len(consumer.queues) == 4
             assert await consumer.lag() == 0
@@ -89,12 +89,12 @@ def test_every_message_comes_once_in_order_and_is_committed(run: Callable[[Progr
 def test_a_loop_that_is_left_commits_what_is_done(run: Callable[[Program], None]) -> None:
     async def program(client: AsyncClient) -> None:
         sent = await fill(client, "Left", 20, queues=1)
-        async with await client.consumer("left", "Left", start="earliest") as consumer:
+        async with client.consumer("left", "Left", start="earliest") as consumer:
             async for message in consumer:
                 if message.body == b"7":
                     break
         assert await offsets(client, "left") == [8]
-        async with await client.consumer("left", "Left") as consumer:
+        async with client.consumer("left", "Left") as consumer:
             assert [message.body for message in await all_of_async(consumer, 12)] == sent[8:]
 
     run(program)
@@ -117,7 +117,7 @@ def test_members_share_and_hand_over(run: Callable[[Program], None]) -> None:
 def test_batches_are_arrow(run: Callable[[Program], None]) -> None:
     async def program(client: AsyncClient) -> None:
         sent = await fill(client, "Arrow", 300)
-        async with await client.consumer("arrow", "Arrow", start="earliest") as consumer:
+        async with client.consumer("arrow", "Arrow", start="earliest") as consumer:
             batches = await all_batches_of_async(consumer, ["body"], len(sent))
             with pytest.raises(BadRequestError, match="either"):
                 await consumer.receive()
@@ -144,7 +144,7 @@ def test_handlers_run_as_tasks(run: Callable[[Program], None], ordered: bool) ->
             if len(seen) == 199:
                 stop.set()
 
-        async with await client.consumer(group, topic, start="earliest") as consumer:
+        async with client.consumer(group, topic, start="earliest") as consumer:
             await consumer.run(handle, workers=8, ordered=ordered, stop=stop, pause_s=0.01)
         assert len({message.body for message in seen}) == 199
         if ordered:
@@ -161,7 +161,7 @@ def test_handlers_run_as_tasks(run: Callable[[Program], None], ordered: bool) ->
 def test_what_is_nacked_comes_again_and_ends_among_the_dead_letters(run: Callable[[Program], None]) -> None:
     async def program(client: AsyncClient) -> None:
         await fill(client, "NackedAsync", 4, queues=1)
-        async with await client.consumer("nacked-async", "NackedAsync", start="earliest") as consumer:
+        async with client.consumer("nacked-async", "NackedAsync", start="earliest") as consumer:
             first = await consumer.receive(4, timeout=PATIENCE_S)
             assert len(first) == 4
             consumer.ack(first[0], first[2])
@@ -200,7 +200,7 @@ def test_a_topic_that_is_made_again_before_anybody_looks_is_gone_on_with(
     async def program(client: AsyncClient) -> None:
         sent = await fill(client, "Hidden", 3, queues=1)
         asked = hide_from_one_pull(monkeypatch, "Hidden")
-        async with await client.consumer("hidden", "Hidden", start="earliest") as consumer:
+        async with client.consumer("hidden", "Hidden", start="earliest") as consumer:
             assert [message.body for message in await all_of_async(consumer, 3)] == sent
         assert asked[:2] == [0, 0]
         assert await offsets(client, "hidden") == [3]
@@ -260,14 +260,14 @@ def test_a_consumer_goes_on_from_where_it_seeks(run: Callable[[Program], None], 
 
     async def program(client: AsyncClient) -> None:
         sent = await fill(client, "AioSought", 20, queues=2)
-        async with await client.consumer("aio-sought", "AioSought") as consumer:
+        async with client.consumer("aio-sought", "AioSought") as consumer:
             await consumer.seek(ResetTo(offset=7))
             assert await bodies(consumer, 6) == sent[14:]
             await consumer.seek(ResetTo(shift=-1))
             assert await bodies(consumer, 2) == sent[18:]
             assert consumer.positions() == {("AioSought", 0): 10, ("AioSought", 1): 10}
         path = tmp_path / "offsets.json"
-        async with await client.consumer("aio-sought", "AioSought", broadcast=True, offsets_path=path) as consumer:
+        async with client.consumer("aio-sought", "AioSought", broadcast=True, offsets_path=path) as consumer:
             await consumer.seek(ResetTo(earliest=True))
             assert await bodies(consumer, len(sent)) == sent
 

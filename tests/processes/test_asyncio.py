@@ -33,7 +33,7 @@ def test_dead_letters_are_sent_again_and_traced(group: Group) -> None:
         await client.groups.change("billing", retry_max_times=0)
         sent = await client.send("orders", b"x", keys="k")
         await client.wait_dispatched()
-        async with await client.consumer("billing", "orders", start="earliest") as consumer:
+        async with client.consumer("billing", "orders", start="earliest") as consumer:
             (message,) = await consumer.receive(1, timeout=10)
             await consumer.nack(message)
             await consumer.commit()

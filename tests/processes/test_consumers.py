@@ -179,7 +179,7 @@ def test_an_async_consumer_whose_group_is_down_says_so_though_it_is_no_member(
     async def program() -> None:
         async with asyncio.timeout(PATIENCE_S), AsyncClient(group.store) as client:
             await client.create_topic("news", 1)
-            async with await client.consumer(
+            async with client.consumer(
                 "readers", "news", broadcast=True, offsets_path=tmp_path / "offsets.json"
             ) as consumer:
                 assert await consumer.receive(timeout=0.1) == []
