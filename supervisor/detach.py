@@ -13,6 +13,7 @@ import json
 import math
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -48,16 +49,20 @@ def detach(run: Run, paths: StorePaths, report: Report = print, *, timeout_s: fl
     reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
+    # Ctrl-C is for whoever waits: one that comes before the leader has left the terminal would end it, and the start.
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     leader = os.fork()
     if leader == 0:
         os.close(reader)
-        _lead(run, paths, writer)
+        _lead(run, paths, writer, heard)
     os.close(writer)
     goes_on = (
         f"it goes on starting in the background: mqproc status --store {paths.root} tells how far it is, "
         f"mqproc down --store {paths.root} ends it"
     )
     try:
+        # The leader holds its own back until it is out of reach.
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
         os.waitpid(leader, 0)
         return _follow(reader, report, paths, time.monotonic() + timeout_s)
     except TimeoutError:
@@ -98,15 +103,23 @@ def _lines(reader: int, deadline: float) -> Iterator[bytes]:
         yield from lines
 
 
-def _lead(run: Run, paths: StorePaths, writer: int) -> NoReturn:
+def _lead(run: Run, paths: StorePaths, writer: int, heard: set[int | signal.Signals]) -> NoReturn:
     code = EXIT_FAILED
     try:
         os.setsid()
+        _forget_interrupt()
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
         code = _supervise(run, paths, writer) if os.fork() == 0 else 0
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(code)
+
+
+def _forget_interrupt() -> None:
+    """Drop a Ctrl-C that has come and waits to be heard."""
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, handler)
 
 
 def _supervise(run: Run, paths: StorePaths, writer: int) -> int:

@@ -77,12 +77,15 @@ _GLANCE = Row(
         ),
         _glance(
             "Disk",
-            "Used share of the file system that holds the store.",
+            "What is used of the file system, as a share of each of the group's limits: from 100 % on it is passed.",
             "percentunit",
-            Query("max(mqproc_disk_usage_ratio{$S})", "used"),
-            warn=0.75,
-            bad=0.9,
-            maximum=1,
+            Query(
+                "max by (limit) (mqproc_disk_usage_ratio{$S} / on (job, instance) group_right ()"
+                ' mqproc_disk_limit_ratio{$S,limit=~"delete_any_age|refuse_sends"})',
+                "{{limit}}",
+            ),
+            warn=0.9,
+            bad=1,
         ),
         _glance(
             "Read-only",

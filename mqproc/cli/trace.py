@@ -35,6 +35,10 @@ _COPIES = [
     Column("real_topic", "to"),
     Column("message_id"),
 ]
+_TRANSACTION = {
+    "given up": "given up: nobody said what became of it, TRANS_CHECK_MAX_TIME_TOPIC has it",
+    "ended": "ended; how is not known: what was made of it may be in the log no more",
+}
 
 
 @click.command(cls=Command)
@@ -74,7 +78,7 @@ def _print(out: Output, found: Trace) -> None:
     if delivery := _delivery(message):
         out.line(f"delivery    {delivery}")
     if found.transaction:
-        out.line(f"transaction {found.transaction}")
+        out.line(f"transaction {_TRANSACTION.get(found.transaction, found.transaction)}")
     for title, columns, parts in (
         ("index", _KEYS, found.keys),
         ("groups", _PROGRESS, found.progress),

@@ -13,8 +13,8 @@ from mqproc.client import core, group_calls
 from mqproc.client.core import PULL_BYTES
 from mqproc.client.group_steps import Steps
 from mqproc.client.replay import REPLAYED
-from mqproc.client.transaction_calls import open_transactions
-from mqproc.errors import BadTopicError, GroupNotFoundError, MessageNotFoundError, TopicNotFoundError
+from mqproc.client.transaction_ends import TransactionState, transaction_state
+from mqproc.errors import GroupNotFoundError, MessageNotFoundError
 from mqproc.groups import GroupInfo
 from mqproc.layout import properties
 from mqproc.message import StoredMessage
@@ -24,7 +24,6 @@ ORIGIN: Final = "ORIGIN_MESSAGE_ID"
 """Property of a copy: the offset message id of the message that was first sent."""
 
 CopyKind = Literal["original", "half message", "delayed", "delivered", "retry", "dead letter"]
-TransactionState = Literal["", "open", "committed", "rolled back"]
 _WAITING: Final = ("half message", "delayed")
 _COPIES_MAX: Final = 256
 
@@ -95,7 +94,9 @@ def trace(message_id: str, topic: str) -> Steps[Trace]:
     keys = yield from _keys(message)
     progress = yield from _progress(message)
     copies = yield from _copies(message)
-    transaction = yield from _transaction(message, copies)
+    halves = [each.message_id for each in copies if each.kind == "half message"]
+    halves += [message.message_id] if message.topic == HALF_TOPIC else []
+    transaction = yield from transaction_state(message, halves)
     return Trace(message, unit, keys, progress, copies, transaction)
 
 
@@ -171,22 +172,6 @@ def _original(message_id: str) -> Steps[Iterable[StoredMessage]]:
     except MessageNotFoundError:
         return ()  # Expired meanwhile.
     return (found,)
-
-
-def _transaction(message: StoredMessage, copies: Iterable[TracedCopy]) -> Steps[TransactionState]:
-    """A half message that is open is among the open ones; once committed, its message is where it was to go."""
-    names = {each.message_id: each.real_topic for each in copies if each.kind == "half message"}
-    if message.topic == HALF_TOPIC:
-        names[message.message_id] = message.properties.get(properties.REAL_TOPIC, "")
-    if not names or not message.unique_id:
-        return ""
-    if (yield open_transactions("", [message.unique_id, *names], 1)):
-        return "open"
-    try:
-        sent = yield core.by_key(next(iter(names.values())), message.unique_id, None, None, 1, True, "store")
-    except (TopicNotFoundError, BadTopicError):
-        return ""  # Deleted since, or a record that names none.
-    return "committed" if sent else "rolled back"
 
 
 def _kind(topic: str) -> CopyKind | None:

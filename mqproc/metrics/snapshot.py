@@ -171,9 +171,10 @@ def _roles(picture: Picture, timeout_ns: int) -> list[dict[str, Any]]:
         )
     for row in rows:
         figures_ = picture.processes.get(row["role"])
-        row["memory_bytes"] = figures_.pss_bytes if figures_ else 0
-        row["cpu_s"] = figures_.cpu_s if figures_ else 0.0
-        row["open_fds"] = figures_.open_fds if figures_ else 0
+        # What does not run has no figures: None, which is not the same as 0.
+        row["memory_bytes"] = figures_.pss_bytes if figures_ else None
+        row["cpu_s"] = figures_.cpu_s if figures_ else None
+        row["open_fds"] = figures_.open_fds if figures_ else None
     return rows
 
 

@@ -276,6 +276,7 @@ class Loop:
         # Steps that did work: not in the shared word yet; not timed yet.
         self._uncounted = 0
         self._untimed = 0
+        self._last_took_ns = 0
 
     def run(self) -> None:
         """Until SIGTERM, then the role's own end."""
@@ -285,6 +286,10 @@ class Loop:
             self._work()
         finally:
             self._count()
+            if self._untimed:
+                # None comes any more that could stand for them.
+                self._heart.timed(self._last_took_ns, self._untimed)
+                self._untimed = 0
         self._heart.enter(layout.STATE_STOPPING)
         while not self._role.on_stop():
             self._heart.beat_if_due()
@@ -329,6 +334,7 @@ class Loop:
             self._untimed -= 1
         elif self._sampling:
             self._time(began_ns, self._untimed, alone=False)
+            self._last_took_ns = self._now_ns - began_ns
             self._untimed = 0
             self._sample_ns = self._now_ns + SAMPLE_NS
         self._sampling = self._now_ns >= self._sample_ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
@@ -403,6 +404,55 @@ def test_a_trace_tells_what_became_of_a_transaction(group: Group, client: Client
     plain = client.send("bills", b"plain")
     group.wait_dispatched()
     assert client.trace(plain.message_id).transaction == ""
+
+
+def test_a_trace_does_not_say_how_a_transaction_ended_when_nothing_tells(group: Group, client: Client) -> None:
+    client.create_topic("receipts", 1)
+    kept, lost = [client.transaction("till", Message("receipts", body)).begin() for body in (b"kept", b"lost")]
+    wait_until(lambda: len(client.transactions.open("till")) == 2, what="the half messages known")
+    halves = {each.transaction_id: each.message_id for each in client.transactions.open("till")}
+    # A message of its own that bears the same unique id was not made by a commit.
+    client.send(Message("receipts", b"another", unique_id=lost.transaction_id))
+    kept.commit()
+    lost.rollback()
+    group.wait_dispatched()
+    wait_until(lambda: not client.transactions.open("till"), what="the ends known")
+    assert client.trace(halves[kept.transaction_id]).transaction == "committed"
+    assert client.trace(halves[lost.transaction_id]).transaction == "rolled back"
+    client.delete_topic("receipts")
+    assert "\ntransaction ended; how is not known" in trace(group, halves[kept.transaction_id]).out
+    client.create_topic("receipts", 1)
+    assert client.trace(halves[kept.transaction_id]).transaction == "ended"
+
+
+def test_a_trace_does_not_call_rolled_back_what_is_not_dispatched_yet(tmp_path: Path) -> None:
+    with contextlib.closing(Group(tmp_path / "store").start()) as group, group.client() as client:
+        client.create_topic("notes", 1)
+        begun = client.transaction("desk", Message("notes", b"x")).begin()
+        wait_until(lambda: len(client.transactions.open("desk")) == 1, what="the half message known")
+        (half,) = client.transactions.open("desk")
+        os.kill(group.pid("dispatcher"), signal.SIGSTOP)
+        try:
+            begun.commit()
+            assert client.trace(half.message_id).transaction == "ended"
+        finally:
+            os.kill(group.pid("dispatcher"), signal.SIGCONT)
+        group.wait_dispatched()
+        assert client.trace(half.message_id).transaction == "committed"
+
+
+def test_a_trace_tells_of_a_transaction_that_was_given_up(tmp_path: Path) -> None:
+    options = {"transaction_timeout": 100, "transaction_check_interval": 100, "transaction_check_max": 1}
+    with contextlib.closing(Group(tmp_path / "store", **options).start()) as group, group.client() as client:
+        client.create_topic("cheques", 1)
+        begun = client.transaction("bank", Message("cheques", b"x")).begin()
+        wait_until(lambda: len(client.transactions.open("bank")) == 1, what="the half message known")
+        (half,) = client.transactions.open("bank")
+        with client.transaction_producer("bank", lambda _: None):
+            wait_until(lambda: not client.transactions.open("bank"), what="the transaction given up")
+        group.wait_dispatched()
+        assert half.transaction_id == begun.transaction_id
+        assert client.trace(half.message_id).transaction == "given up"
 
 
 def test_no_message_no_trace(group: Group) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mqproc.cli.top.figures import VIEWS
+from mqproc.cli.top.figures import VIEWS, rows_of
 from mqproc.cli.top.screen import Screen
 from mqproc.cli.top.state import State
 from mqproc.control import Control
@@ -128,6 +128,21 @@ def test_page_and_top_hold_a_role_for_dead_when_readyz_does(
     # `top` has it in red only then.
     shown = "\n".join(Screen().page(State(VIEWS[0], 1.0, ""), now, None, 200))
     assert (f"\x1b[1;31m{silent_s}" in shown) == silent
+
+
+def test_a_role_that_does_not_run_has_no_memory_rather_than_none_of_it(control: Control, tmp_path: Path) -> None:
+    """Others have figures as soon as they run: rates begin then."""
+    control.store(layout.supervised_word(layout.QUERY, "pid"), 0)
+    now = snapshot(make_collector(tmp_path, control), StorePaths(tmp_path))
+    (query,) = (role for role in now["roles"] if role["role"] == layout.QUERY)
+    assert (query["memory_bytes"], query["cpu_s"], query["open_fds"]) == (None, None, None)
+    began = {**query, "memory_bytes": 1 << 20, "cpu_s": 1.5, "open_fds": 3}
+    later = {**now, "time_ms": now["time_ms"] + 1000, "roles": [began]}
+    (row,) = rows_of(VIEWS[0], {**now, "roles": [query]}, later)
+    assert row["cpu_percent"] is None
+    (row,) = rows_of(VIEWS[0], later, {**now, "roles": [query]})
+    assert row["cpu_percent"] == 0
+    Screen().page(State(VIEWS[0], 1.0, ""), now, None, 200)
 
 
 def test_the_page_has_everything_that_it_asks_for_and_nothing_from_elsewhere(control: Control, tmp_path: Path) -> None:

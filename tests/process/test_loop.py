@@ -214,17 +214,18 @@ def test_one_step_of_many_is_timed_and_stands_for_those_before_it(context: RoleC
     """The first step is one; the next comes 10 ms later, and stands for the 100 between them and itself."""
     role, found = run_timed(context, [30_000, *[100_000] * 100, 200_000, 100_000])
     assert role.told == [(30_000, False), (200_000, False)]
-    assert sum(found.counts) == 1 + 101
-    assert found.total == pytest.approx((30_000 + 101 * 200_000) / 1e9)
+    # The last one has no later one to stand for it: it is counted with the one that was timed before.
+    assert sum(found.counts) == 1 + 101 + 1
+    assert found.total == pytest.approx((30_000 + 102 * 200_000) / 1e9)
     assert context.control.load(layout.role_word(NAME, "cycles")) == 103
 
 
 def test_a_slow_step_is_timed_in_any_case_and_stands_for_itself(context: RoleContext) -> None:
     role, found = run_timed(context, [30_000, 100_000, SLOW_STEP_NS, 2 * SLOW_STEP_NS, 50_000, 50_000])
     assert role.told == [(30_000, False), (SLOW_STEP_NS, True), (2 * SLOW_STEP_NS, True), (50_000, False)]
-    # The step of 100 µs is counted with the one of 50 µs.
-    assert found.total == pytest.approx((30_000 + 3 * SLOW_STEP_NS + 2 * 50_000) / 1e9)
-    assert sum(found.counts) == 5
+    # The step of 100 µs is counted with the first one of 50 µs, and so is the last.
+    assert found.total == pytest.approx((30_000 + 3 * SLOW_STEP_NS + 3 * 50_000) / 1e9)
+    assert sum(found.counts) == 6
 
 
 def test_steps_of_a_role_that_fails_are_counted(context: RoleContext) -> None:

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from mqproc.config import Options, load_options
@@ -143,6 +144,16 @@ def make_hooks(arguments: argparse.Namespace) -> Hooks:
     return Hooks(warm=warm, recover=recover, finish=finish, reload=reload, sync_active_segments=sync)
 
 
+def interrupted(call: Callable[[], None]) -> Callable[[], None]:
+    """The call, just behind a Ctrl-C."""
+
+    def made() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        call()
+
+    return made
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("store")
@@ -152,6 +163,7 @@ def main() -> int:
     parser.add_argument("--recovery", default="")
     parser.add_argument("--sync-errno", type=int, default=0)
     parser.add_argument("--detach", action="store_true")
+    parser.add_argument("--ctrl-c-at-setsid", action="store_true")
     parser.add_argument("--timeout", type=float, default=math.inf)
     parser.add_argument("--timing", action="append", default=[], metavar="NAME=MS")
     arguments = parser.parse_args()
@@ -174,6 +186,8 @@ def main() -> int:
         print(line, flush=True)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if arguments.ctrl_c_at_setsid:
+        os.setsid = interrupted(os.setsid)
     print("begin")  # Not flushed: a fork must not write it a second time.
     try:
         if arguments.detach:

@@ -54,6 +54,13 @@ class TestDetach:
         assert f"outcome 130: {group.root}: not waited for any longer; it goes on starting" in group.lines[-1]
         _let_start_and_stop(group)
 
+    def test_ctrl_c_does_not_end_a_start_that_has_not_left_the_terminal_yet(self, start_group: StartGroup) -> None:
+        group = start_group(FEW, "--detach", "--ctrl-c-at-setsid", wait=False)
+        assert group.wait() == 0
+        assert group.lines[-1] == "outcome 0: ready"
+        group.ask(Operation.STOP_GROUP)
+        wait_until(lambda: group.lock_is_free)
+
     def test_whoever_asks_while_kernels_are_compiled_finds_the_group(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--detach", "--timeout=0.1", "--recovery=warms", wait=False)
         assert group.wait() == 4

@@ -122,9 +122,13 @@ def rows_of(view: View, now: Snapshot, before: Snapshot | None) -> list[Row]:
         row = dict(found)
         was = earlier.get(tuple(row[name] for name in names))
         for rate, (figure, factor) in _GROWING.get(view.name, {}).items():
-            grown = row[figure] - was[figure] if was is not None and seconds else 0
+            if row[figure] is None:
+                row[rate] = None
+                continue
+            earlier_figure = was[figure] if was is not None else None
+            grown = row[figure] - earlier_figure if earlier_figure is not None and seconds else 0
             row[rate] = factor * grown / seconds if seconds else 0.0
-        if "cpu_percent" in row:
+        if row.get("cpu_percent") is not None:
             row["cpu_percent"] = max(0.0, row["cpu_percent"])
         rows.append(row)
     return rows

@@ -187,7 +187,7 @@ def _latencies(now: Snapshot, before: Snapshot | None) -> Text:
 
 def _machine(now: Snapshot) -> Text:
     disk = now["disk"]
-    memory = sum(role["memory_bytes"] for role in now["roles"])
+    memory = sum(role["memory_bytes"] or 0 for role in now["roles"])
     share = disk["used_ratio"]
     style = "bold red" if disk["full"] else "bold yellow" if (share or 0) > disk["clean_ratio"] else ""
     used = _UNKNOWN if share is None else f"{100 * share:.0f}"

@@ -202,12 +202,14 @@ function showRoles(now) {
   const old = Object.fromEntries(before.roles.map((role) => [role.role, role]));
   const passed = Math.max(0.001, (now.time_ms - before.time_ms) / 1000);
   fill("roles", now.roles.map((role) => {
-    const used = old[role.role] && old[role.role].pid === role.pid ? role.cpu_s - old[role.role].cpu_s : 0;
+    const was = old[role.role];
+    const used = was && was.pid === role.pid && was.cpu_s !== null ? role.cpu_s - was.cpu_s : 0;
+    const percent = orUnknown(role.cpu_s, () => `${Math.round((100 * used) / passed)} %`);
     const { kind, text } = looks(role);
-    return [role.role, [text, kind], bytes(role.memory_bytes), [`${Math.round((100 * used) / passed)} %`, "minor"],
+    return [role.role, [text, kind], bytes(role.memory_bytes), [percent, "minor"],
       [String(role.restarts), role.restarts ? "warn" : ""], [String(role.errors), role.errors ? "warn" : ""]];
   }));
-  show("memory", bytes(now.roles.reduce((sum, role) => sum + role.memory_bytes, 0)));
+  show("memory", bytes(now.roles.reduce((sum, role) => sum + (role.memory_bytes ?? 0), 0)));
 }
 
 function ofAll(shown, all) {

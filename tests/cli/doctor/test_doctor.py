@@ -55,6 +55,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.rmtree(store)
 
 
+@pytest.fixture(autouse=True)
+def half_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How full the disk is under these tests is no matter of theirs."""
+    monkeypatch.setattr(StoreIO, "disk_usage", lambda self, path: (100 << 30, 100 << 30))
+
+
 @pytest.fixture
 def store(written: Path, tmp_path: Path) -> StorePaths:
     """A copy of it that a test may harm."""
