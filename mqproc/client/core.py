@@ -74,6 +74,8 @@ IN_FLIGHT: Final = 4
 WRITER: Final = "writer"
 QUERY: Final = "query"
 TIME_MAX_MS: Final = 1 << 62
+# Unix times in seconds from 1973 to 5138; as ms all these are before April 1973.
+_SECONDS: Final = (100_000_000, 100_000_000_000)
 PULL_MESSAGES: Final = 1024
 KEY_MESSAGES_MAX: Final = 65_536
 PULL_BYTES: Final = 8 << 20
@@ -133,7 +135,7 @@ def socket_paths(store_or_socket: str | Path) -> dict[str, Path]:
 def time_ms(moment: Time, default: int) -> int:
     """A moment as Unix ms: a number is that already, text is ISO 8601, local time where it names no zone.
 
-    Raises BadRequestError for a text that is none.
+    Raises BadRequestError for a text that is none, and as `refuse_seconds`.
     """
     if moment is None:
         return default
@@ -144,7 +146,17 @@ def time_ms(moment: Time, default: int) -> int:
             raise BadRequestError(f"{moment!r} is no ISO 8601 time") from None
     if isinstance(moment, datetime.datetime):
         return round(moment.timestamp() * 1000)
+    refuse_seconds(moment)
     return int(moment)
+
+
+def refuse_seconds(moment: float) -> None:
+    """Raise BadRequestError for a Unix time that is surely in seconds.
+
+    Taken for ms it would say 1970: a message to be delivered later would come at once, and everything be in range.
+    """
+    if _SECONDS[0] <= moment < _SECONDS[1]:
+        raise BadRequestError(f"{moment} looks like seconds: Unix times are in ms, {moment * 1000:.0f}, or datetimes")
 
 
 def _decode_options(operation: int, options: memoryview) -> Any:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mqproc.client.batch import Batch
 from mqproc.client.columns import is_arrow, numbers
-from mqproc.client.core import time_ms
+from mqproc.client.core import refuse_seconds, time_ms
 from mqproc.errors import BadLevelError, BadMessageError, BadRequestError
 
 # Times are no later than this is from now; what is no number compares as more.
@@ -47,7 +47,11 @@ def is_column(value: Any) -> bool:
 
 def _times_ms(times: Any) -> NDArray[np.int64]:
     found: NDArray[Any] = np.asarray(times)
-    return found.astype("datetime64[ms]").astype(np.int64) if found.dtype.kind == "M" else found
+    if found.dtype.kind == "M":
+        return found.astype("datetime64[ms]").astype(np.int64)
+    if found.dtype.kind in "iuf" and found.size:
+        refuse_seconds(found.max().item())
+    return found
 
 
 def by_time(batch: Batch) -> tuple[list[Batch], NDArray[np.int64] | None]:

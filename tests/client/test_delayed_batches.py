@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from mqproc.client import core
 from mqproc.client.batch import Batch
 from mqproc.client.delayed_batches import by_time, deliver_at_ms
 from mqproc.client.encoding import encode_batch
@@ -108,6 +110,15 @@ def test_wrong_times_are_refused() -> None:
 def test_a_delay_that_is_no_time_is_refused(delay: Any) -> None:
     with pytest.raises(BadLevelError, match="no number of seconds"):
         deliver_at_ms(None, np.array(delay) if isinstance(delay, list) else delay)
+
+
+@pytest.mark.parametrize("seconds", [1_795_420_000, 1_795_420_000.5, [1_795_420_000], np.array([0.0, 1_795_420_000.5])])
+def test_seconds_are_not_taken_for_milliseconds(seconds: Any) -> None:
+    with pytest.raises(BadRequestError, match=r"^17954\d+(\.5)? looks like seconds: Unix times are in ms, 17954\d{8},"):
+        deliver_at_ms(seconds, None)
+    assert core.time_ms(0, 7) == 0
+    assert core.time_ms(1_795_420_000_000, 7) == 1_795_420_000_000
+    assert core.time_ms(datetime.datetime(1971, 1, 1, tzinfo=datetime.UTC), 7) == 31_536_000_000
 
 
 def test_nothing_waits_for_nothing() -> None:
