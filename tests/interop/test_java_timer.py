@@ -131,7 +131,7 @@ def test_rocketmq_delivers_what_is_due(told: Told) -> None:
 
 def test_rocketmqs_timer_files_are_clean(told: Told) -> None:
     code, document = told.verified
-    assert damage_in(document) == []
+    assert damage_in(document) == [], document["findings"]
     assert [each for each in document["findings"] if each["kind"].startswith("timer")] == []
     assert code == 0
 

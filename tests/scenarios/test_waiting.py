@@ -64,7 +64,7 @@ def test_what_was_due_before_it_was_sent_is_there_within_200_ms(group: Group) ->
         def late_s() -> float:
             offset = next(offsets)
             began = time.monotonic()
-            client.send("past", b"x", deliver_at=time.time() - 60)
+            client.send("past", b"x", deliver_at=(time.time() - 60) * 1000)
             (found,) = client.pull("past", 0, offset, timeout=60).messages
             assert found.body == b"x"
             return time.monotonic() - began

@@ -79,24 +79,33 @@ final class StoreTimer {
         }
     }
 
-    /** Runs until all of the timer's queue is filed, and a topic's queue 0 has so many messages. */
+    /** Runs until all of the timer's queue is filed, a topic's queue 0 has so many messages, and their slots are past. */
     JSONObject run(String topic, long messages) throws Exception {
         // A broker says so when it is, or becomes, the master.
         timer.setShouldRunningDequeue(true);
         timer.start();
         long deadline = System.currentTimeMillis() + TIMEOUT_MS;
         while (isBehind() || store.getMaxOffsetInQueue(topic, 0) < messages) {
-            if (System.currentTimeMillis() > deadline) {
-                throw new IllegalStateException("filed " + timer.getCommitQueueOffset() + ", " + topic + " has "
-                    + store.getMaxOffsetInQueue(topic, 0));
-            }
-            Thread.sleep(10);
+            sleepBefore(deadline, topic);
+        }
+        // The timer goes on to the next slot only after a slot's messages are there.
+        long delivered = System.currentTimeMillis();
+        while (timer.getCurrReadTimeMs() <= delivered) {
+            sleepBefore(deadline, topic);
         }
         JSONObject state = new JSONObject();
         state.put("queueOffset", timer.getCommitQueueOffset());
         state.put("delivered", store.getMaxOffsetInQueue(topic, 0));
         state.put("messages", timer.getTimerWheel().getAllNum(timer.getCurrReadTimeMs()));
         return state;
+    }
+
+    private void sleepBefore(long deadline, String topic) throws Exception {
+        if (System.currentTimeMillis() > deadline) {
+            throw new IllegalStateException("filed " + timer.getCommitQueueOffset() + ", " + topic + " has "
+                + store.getMaxOffsetInQueue(topic, 0) + ", read to " + timer.getCurrReadTimeMs());
+        }
+        Thread.sleep(10);
     }
 
     private boolean isBehind() throws Exception {
