@@ -274,12 +274,14 @@ class LevelDeliveries:
     def _save_steps(self, durable: int) -> Iterator[None]:
         """Write the offsets as they were when the log had the part of it that is durable now.
 
-        With `durable` 0 the flushers say up to where it is.
+        With `durable` 0 the flushers say up to where it is. Otherwise what the caller found written has all that is
+        counted: what a writer has appended since must not keep a stopping keeper from saving.
         """
         if self._syncs.ended():
             return  # Once a sync has failed the log tells a next run what was delivered.
         if self._snapshot is None:
-            self._snapshot = (self._offsets(), self._begin(), self._words[words_of.WRITTEN])
+            end = durable or self._words[words_of.WRITTEN]
+            self._snapshot = (self._offsets(), min(self._begin(), end), end)
         offsets, log, end = self._snapshot
         if max(durable, self._context.control.flushed) < end:
             return

@@ -459,13 +459,14 @@ class TimerDeliveries:
     def _save_steps(self, durable: int) -> Iterator[None]:
         """Write the check as of when it was last synced for, once the log is durable behind what it counts.
 
-        With `durable` 0 the flushers say up to where it is.
+        With `durable` 0 the flushers say up to where it is. Otherwise what the caller found written has all that is
+        counted: what a writer has appended since must not keep a stopping keeper from saving.
         """
         if self._store is None or self._syncs.ended():
             return  # Once a sync has failed the log tells a next run what was delivered.
         if self._snapshot is None:
-            end = self._words[words_of.WRITTEN]
-            picture = self._store.picture(self._begin(self._store), end, self._clock.time_ms())
+            end = durable or self._words[words_of.WRITTEN]
+            picture = self._store.picture(min(self._begin(self._store), end), end, self._clock.time_ms())
             self._dirty = False
             for _ in self._store.sync_steps():
                 yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -12,9 +13,14 @@ from mqproc.config import Options
 from mqproc.layout import control as words_of
 from mqproc.layout import timer_check
 from mqproc.layout.timer_check import TimerCheck
+from mqproc.process import keeper as keeper_module
 from mqproc.process.keeper import Keeper
+from mqproc.store import rocketmq_json
+from mqproc.store.log_flush import sync_log
 from mqproc.store.retention import request as retention_request
 from tests.process.flusher_rig import Rig
+from tests.process.test_timer_deliveries import SLOT_MS, begun, pairs
+from tests.process.test_timer_deliveries import rig_with as timed_rig
 from tests.store.retention.retaining import ALL_HOURS
 
 SEGMENT = 65536
@@ -139,6 +145,32 @@ def test_a_failed_sync_of_delay_offsets_is_final_and_told_once(tmp_path: Path) -
     assert "delayOffset.json" in found.paths.read_only.read_text()
     assert sum("delayOffset.json could not be saved" in line["event"] for line in logged) == 1
     assert sum("delayOffset.json" in path for path in found.io.synced) == 1
+    keeper.close()
+
+
+def test_what_comes_while_a_keeper_stops_does_not_keep_it_from_saving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer is stopped after the keeper, and takes messages until then."""
+    found = timed_rig(tmp_path, [(b"later", pairs(SLOT_MS))])
+    keeper = begun(found)
+    keeper._levels._levels[2].offset = 1  # As of a delivery.
+    words = found.control.words
+    end = words[words_of.WRITTEN]
+
+    def sync_while_messages_come(*given: Any) -> None:
+        sync_log(*given)
+        words[words_of.WRITTEN] = end + 100
+
+    monkeypatch.setattr(keeper_module, "sync_log", sync_while_messages_come)
+    assert keeper.on_stop()
+    assert words[words_of.WRITTEN] > end
+    check = timer_check.decode(found.paths.timer_check.read_bytes())
+    assert (check.queue_offset, check.timer_log_flushed > 0) == (1, True)
+    levels = rocketmq_json.parse(found.paths.delay_offsets.read_text())
+    assert levels["offsetTable"]["3"] == 1
+    # Neither vouches for more of the log than was synced: a loss of power may take the rest.
+    assert check.log == levels["mqproc"]["log"] == end
     keeper.close()
 
 

@@ -10,12 +10,13 @@ import time
 import pytest
 
 from mqproc.cli.bench.figures import CpuMeter
+from tests.conftest import wait_until
 
 
 def test_what_a_process_uses_between_two_ticks_is_counted() -> None:
     meter = CpuMeter({"here": os.getpid()})
     began = time.process_time()
-    # Far less than the 10 ms of a tick each time, as with a role that is woken for a moment.
+    # Far less than the 10 ms of a tick, as with a role that is woken for a moment.
     while time.process_time() - began < 0.001:
         pass
     used = meter.seconds()["here"]
@@ -27,10 +28,7 @@ def test_another_processes_threads_count_and_one_that_has_ended_is_left_out() ->
     child = subprocess.Popen([sys.executable, "-c", f"{busy}; input()"], stdin=subprocess.PIPE)
     meter = CpuMeter({"child": child.pid, "nobody": 0})
     try:
-        deadline = time.monotonic() + 60
-        while meter.seconds().get("child", 0.0) < 0.01 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert meter.seconds()["child"] >= 0.01
+        wait_until(lambda: meter.seconds()["child"] >= 0.01, what="the child's work")
     finally:
         child.communicate(b"\n")
     assert meter.seconds() == {}
