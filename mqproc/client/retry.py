@@ -22,7 +22,7 @@ RESTART_MS: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Exponential pauses with jitter, until the request's timeout is over.
+    """Exponential pauses with jitter, until the request's timeout leaves no time for another attempt.
 
     The nth pause is `base_ms` · 2ⁿ, at most `max_ms`, times a random factor from 1 − `jitter` to 1, and never shorter
     than what the server asked for. `enabled` False raises the first error instead.
@@ -96,7 +96,9 @@ class Attempts:
             hint_ms = error.hint_ms
         pause_s = self._policy.pause_s(self._count, hint_ms)
         self._count += 1
-        if not again or not self._policy.enabled or now + pause_s >= self._deadline:
+        # An answer that the deadline cuts off would make an unknown outcome of what is known now.
+        answered_s = min(pause_s, self._policy.max_ms / 1000)
+        if not again or not self._policy.enabled or now + pause_s + answered_s >= self._deadline:
             raise seen from None
         return pause_s
 

@@ -57,9 +57,14 @@ def test_a_refusal_for_now_is_tried_again(client: Client, roles: MemoryRoles) ->
 
 
 def test_a_refusal_for_now_lasts_until_the_timeout(roles: MemoryRoles) -> None:
+    # Asked at 0, 1 and 2 s: the next answer would have less time than the pause before it.
+    patient = RetryPolicy(base_ms=1000, max_ms=1000, jitter=0)
     roles.behaviour = first(10_000, lambda request: request.refuse(RetryLaterError("restarting")))
-    with Client(roles.store, timeout=0.3) as client, pytest.raises(RetryLaterError):
-        client.send("orders", b"x")
+    with Client(roles.store, timeout=4.0, retry=patient) as client:
+        began = time.monotonic()
+        with pytest.raises(RetryLaterError):
+            client.send("orders", b"x")
+        assert 2 <= time.monotonic() - began < 4
     roles.behaviour = first(1, lambda request: request.refuse(RetryLaterError("restarting")))
     with Client(roles.store, retry=NO_RETRY) as client, pytest.raises(RetryLaterError):
         client.send("orders", b"x")
