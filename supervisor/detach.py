@@ -39,13 +39,22 @@ Run = Callable[[Report, Callable[[], None]], Outcome]
 """The group's life: takes `report` and `ready` for `supervise`."""
 
 
-def detach(run: Run, paths: StorePaths, report: Report = print, *, timeout_s: float = math.inf) -> Outcome:
+def detach(
+    run: Run,
+    paths: StorePaths,
+    report: Report = print,
+    *,
+    timeout_s: float = math.inf,
+    began_s: float | None = None,
+) -> Outcome:
     """Run a group in the background; returns once it is ready (exit code 0) or has ended before that.
 
-    The waiting ends after `timeout_s` or by Ctrl-C, too; the start goes on then, which the outcome's reason says. Until
-    then its lines are handed to `report` here; all go to the store's log, too. The caller has no threads and has not
-    taken the store's lock: both would be the wrong process's.
+    The waiting ends by Ctrl-C, too, or `timeout_s` after `began_s`, in monotonic seconds, which is now when it is None;
+    the start goes on then, which the outcome's reason says. Until then its lines are handed to `report` here; all go to
+    the store's log, too. The caller has no threads and has not taken the store's lock: both would be the wrong
+    process's.
     """
+    deadline = (time.monotonic() if began_s is None else began_s) + timeout_s
     reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -64,7 +73,7 @@ def detach(run: Run, paths: StorePaths, report: Report = print, *, timeout_s: fl
         # The leader holds its own back until it is out of reach.
         signal.pthread_sigmask(signal.SIG_SETMASK, heard)
         os.waitpid(leader, 0)
-        return _follow(reader, report, paths, time.monotonic() + timeout_s)
+        return _follow(reader, report, paths, deadline)
     except TimeoutError:
         reason = f"{paths.root}: the group is not ready after {timeout_s:g} s; {goes_on}"
         return Outcome(RequestTimeoutError.exit_code, reason)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mqproc import control_words
+from mqproc.cli.beginning import Beginning
 from mqproc.cli.commands import Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output, format_bytes
@@ -30,7 +31,7 @@ from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest
 
 if TYPE_CHECKING:
     from mqproc.control import Control
-    from mqproc.supervisor import Outcome, Report
+    from mqproc.supervisor import GroupContext, Outcome, Report
 
 # Stopping in order writes out and syncs whatever is dirty.
 DOWN_TIMEOUT_S = 120.0
@@ -60,13 +61,17 @@ def up(invocation: Invocation, detach: bool) -> int:
     --detach anew. The store's folder is made when missing. With --detach a --timeout, and Ctrl-C, end the waiting, not
     the start.
     """
-    outcome = start_group(
-        invocation.paths(),
-        invocation.options,
-        _reporter(invocation.out),
-        detach=detach,
-        timeout_s=invocation.timeout if invocation.timeout_given else math.inf,
-    )
+    paths = invocation.paths()
+    with contextlib.closing(Beginning(paths)) as beginning:
+        outcome = start_group(
+            paths,
+            invocation.options,
+            _reporter(invocation.out),
+            detach=detach,
+            asked_from_here=beginning.close,
+            timeout_s=invocation.timeout if invocation.timeout_given else math.inf,
+            began_s=invocation.began_s,
+        )
     if outcome.exit_code and outcome.reason:
         invocation.out.note(f"mqproc: {outcome.reason}")
     return outcome.exit_code
@@ -95,9 +100,15 @@ def start_group(
     report: Report,
     *,
     detach: bool,
-    timeout_s: float = math.inf,
+    asked_from_here: Callable[[], None],
+    timeout_s: float,
+    began_s: float,
 ) -> Outcome:
-    """Run a group here until it ends, or in the background until it is ready, for which `timeout_s` is waited."""
+    """Run a group here until it ends, or in the background until it is ready.
+
+    For that `timeout_s` is waited, from `began_s` on, in monotonic seconds. `asked_from_here` is called, by the
+    supervisor, once it can be asked itself.
+    """
     # Numpy would start threads of its own, and the supervisor forks.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Numba and the kernels take a second: only who starts a group pays.
@@ -106,7 +117,13 @@ def start_group(
     from mqproc.supervisor import supervise
 
     options = adopted_options(paths, load_options(), report)
-    hooks = replace(engine_hooks(), reload=lambda: adopted_options(paths, load_options(), report))
+    engine = engine_hooks()
+
+    def warm(context: GroupContext) -> None:
+        asked_from_here()
+        engine.warm(context)
+
+    hooks = replace(engine, warm=warm, reload=lambda: adopted_options(paths, load_options(), report))
 
     def run(report: Report, ready: Callable[[], None]) -> Outcome:
         def told(control: Control) -> None:
@@ -119,7 +136,7 @@ def start_group(
 
     if not detach:
         return run(report, lambda: None)
-    return run_detached(run, paths, report, timeout_s=timeout_s)
+    return run_detached(run, paths, report, timeout_s=timeout_s, began_s=began_s)
 
 
 @click.command(cls=Command)

@@ -25,6 +25,16 @@ if TYPE_CHECKING:
 
 DEFAULT_CONFIG = "mqproc.toml"
 DEFAULT_TIMEOUT_S = 10.0
+# Of /proc/<pid>/stat, counted from the state, which follows the name.
+_START_FIELD = 19
+
+
+def process_began_s() -> float:
+    """When this process began, in monotonic seconds, to a tick of the system: an interpreter's own start counts."""
+    with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[_START_FIELD])
+    lived_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.monotonic() - lived_s
 
 
 @dataclass(slots=True)
@@ -39,6 +49,7 @@ class Invocation:
     timeout_given: bool = False
     color: str = "auto"
     verbose: bool = False
+    began_s: float = field(default_factory=time.monotonic)
 
     def take(self, name: str, value: Any) -> None:
         """An option's value; a later one wins, `--set` collects."""
@@ -56,7 +67,7 @@ class Invocation:
 
     def ends_s(self) -> float:
         """When a command ends that goes on by itself, in monotonic seconds: at a --timeout that was given, or never."""
-        return time.monotonic() + self.timeout if self.timeout_given else math.inf
+        return self.began_s + self.timeout if self.timeout_given else math.inf
 
     def config_file(self) -> Path | None:
         """The config file: --config, MQPROC_CONFIG, ./mqproc.toml if it is there."""
@@ -99,6 +110,9 @@ class Invocation:
         if paths.root.is_file():
             raise StoreAccessError(f"{paths.root}: a file; --store takes the folder that holds a store's files")
         if not paths.root.is_dir():
+            from mqproc.cli.beginning import check_not_beginning
+
+            check_not_beginning(paths)
             raise StoreAccessError(f"{paths.root}: no such folder; mqproc up --store {paths.root} makes a store there")
         return paths
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +17,7 @@ import click
 
 from mqproc.cli.commands import Group
 from mqproc.cli.ending import end_in_order
-from mqproc.cli.invocation import Invocation
+from mqproc.cli.invocation import Invocation, process_began_s
 from mqproc.errors import MqprocError
 
 EXIT_CODES = {
@@ -124,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, this program's own unless arguments are given, and return the exit code."""
     if arguments is None:
         end_in_order()
-    invocation = Invocation()
+    invocation = Invocation(began_s=process_began_s() if arguments is None else time.monotonic())
     try:
         result = cli.main(arguments, "mqproc", standalone_mode=False, obj=invocation)
     except click.exceptions.Abort:

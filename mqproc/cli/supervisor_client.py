@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from mqproc import control_words
+from mqproc.cli.beginning import check_not_beginning
 from mqproc.errors import (
     CorruptStoreError,
     MqprocError,
@@ -92,6 +93,7 @@ def _connect(paths: StorePaths, timeout_s: float) -> socket.socket:
         sock.connect(str(target))
     except (OSError, NotRunningError):
         sock.close()
+        check_not_beginning(paths)
         raise NotRunningError(
             f"{paths.root}: no group runs on this store; mqproc up --store {paths.root} starts one"
         ) from None

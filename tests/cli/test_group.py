@@ -44,6 +44,67 @@ def test_a_detached_group_lives_until_down(tmp_path: Path) -> None:
     assert not StorePaths(Path(store)).abort.exists()
 
 
+def test_who_asks_while_the_program_is_loaded_is_told_so(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    command = ["up", "--store", str(store), "--set", "metrics_port=0"]
+    up = subprocess.Popen([sys.executable, "-c", _LOADS_WHEN_TOLD, *command], stdin=subprocess.PIPE)
+    assert up.stdin is not None
+    told = f"mqproc: {store}: mqproc up has begun here and still loads its program; ask again\n"
+    try:
+        wait_until(lambda: call("status", "--store", store).err == told, what="a group that begins")
+        # Of a folder that is there, too, and whatever a client wants.
+        store.mkdir(0o700)
+        for words in (["status"], ["down"], ["restart", "query"]):
+            outcome = call(*words, "--store", store)
+            assert (outcome.code, outcome.err) == (9, told)
+        up.stdin.close()
+        wait_until(lambda: call("status", "--store", store).code == 0, what="a group that is ready")
+        assert call("down", "--store", store).code == 0
+        assert up.wait(60) == 0
+        assert "no group runs on this store" in call("status", "--store", store).err
+    finally:
+        up.kill()
+        up.wait(60)
+
+
+_LOADS_WHEN_TOLD = """
+import sys
+from mqproc.cli.main import main
+
+class Held:
+    def find_spec(self, name, path=None, target=None):
+        if name == "mqproc.cli.engine":
+            sys.stdin.read()
+
+sys.meta_path.insert(0, Held())
+sys.exit(main())
+"""
+
+
+def test_a_timeout_counts_from_the_begin_of_the_command(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    command = ["up", "--detach", "--timeout=600s", "--store", store, "--set", "metrics_port=0"]
+    up = subprocess.run(
+        [sys.executable, "-c", _BEGAN_LONG_AGO, *command], capture_output=True, text=True, timeout=120, check=False
+    )
+    try:
+        assert (up.returncode, "the group is not ready after 600 s" in up.stderr) == (4, True), up
+        wait_until(lambda: call("status", "--store", store).code == 0, what="a group that is ready")
+    finally:
+        assert call("down", "--store", store).code == 0
+
+
+_BEGAN_LONG_AGO = """
+import sys, time
+from mqproc.cli.invocation import Invocation
+from mqproc.cli.main import cli
+
+began = Invocation(began_s=time.monotonic() - 601)
+outcome = cli.main(sys.argv[1:], "mqproc", standalone_mode=False, obj=began)
+sys.exit(outcome)
+"""
+
+
 def test_a_role_is_restarted_by_name(group: Group) -> None:
     before = group.pid("query")
     outcome = call("restart", "query", "--store", group.store, "--json")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
+from mqproc.cli.invocation import process_began_s
 from tests.cli.calling import call
 
 
@@ -60,3 +63,8 @@ def test_a_wrong_configuration_is_exit_code_8(tmp_path: Path) -> None:
     broken = tmp_path / "broken.toml"
     broken.write_text("store = [")
     assert call("config", "check", "--config", broken).code == 8
+
+
+def test_a_command_begins_with_its_process() -> None:
+    ago_s = time.monotonic() - process_began_s()
+    assert ago_s == pytest.approx(time.time() - psutil.Process().create_time(), abs=1.0)

@@ -165,6 +165,7 @@ def main() -> int:
     parser.add_argument("--detach", action="store_true")
     parser.add_argument("--ctrl-c-at-setsid", action="store_true")
     parser.add_argument("--timeout", type=float, default=math.inf)
+    parser.add_argument("--began-before", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--timing", action="append", default=[], metavar="NAME=MS")
     arguments = parser.parse_args()
     bad = dict(item.split(":") for item in arguments.bad)
@@ -185,13 +186,14 @@ def main() -> int:
     def say(line: str) -> None:
         print(line, flush=True)
 
+    began_s = time.monotonic() - arguments.began_before
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if arguments.ctrl_c_at_setsid:
         os.setsid = interrupted(os.setsid)
     print("begin")  # Not flushed: a fork must not write it a second time.
     try:
         if arguments.detach:
-            outcome = detach(run, paths, say, timeout_s=arguments.timeout)
+            outcome = detach(run, paths, say, timeout_s=arguments.timeout, began_s=began_s)
         else:
             outcome = run(say, lambda: say("all serve"))
     except MqprocError as error:

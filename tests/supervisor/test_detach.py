@@ -46,6 +46,13 @@ class TestDetach:
         )
         _let_start_and_stop(group)
 
+    def test_what_the_caller_did_before_counts(self, start_group: StartGroup) -> None:
+        group = start_group(FEW, "--detach", "--timeout=600", "--began-before=601", "--recovery=held", wait=False)
+        assert group.wait() == 4
+        assert "the group is not ready after 600 s; it goes on starting" in group.lines[-1]
+        wait_until(lambda: "recover clean" in group.events, "recovery")
+        _let_start_and_stop(group)
+
     def test_ctrl_c_ends_the_waiting_and_says_so(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--detach", "--recovery=held", wait=False)
         wait_until(lambda: "recover clean" in group.events, "recovery")
