@@ -1,8 +1,9 @@
 """The one decorator of all kernels, with their compiler options in one place.
 
 Compiled code is cached beside the sources. numba keeps an entry while the kernel's own file is unchanged, but a kernel
-also contains the code of every kernel it calls, the primitives, and the offsets of `mqproc.layout` as constants. So
-the stamp of an entry also has a fingerprint of both folders: a change in any of their files compiles again.
+also contains the code of every kernel it calls, the primitives, and the offsets of `mqproc.layout` as constants, which
+follow from what that imports: a counter for each error moves all words behind it. So the stamp of an entry also has a
+fingerprint of both folders and of those modules: a change in any of their files compiles again.
 """
 
 # mypy: allow-untyped-calls
@@ -29,16 +30,18 @@ COMPILED = not _numba.config.DISABLE_JIT
 """False under NUMBA_DISABLE_JIT=1: kernels are then the plain functions they were written as."""
 
 _FROZEN_FOLDERS = ("kernels", "layout")
+FROZEN_MODULES = ("delay_levels.py", "errors.py", "message.py", "names.py")
+"""What the files of these folders import of the package beside each other, directly or not."""
 
 
 @functools.cache
 def sources_fingerprint(package: Path = Path(__file__).parent.parent) -> str:
     """SHA-256 of all sources that compiled code may have frozen into it."""
     digest = hashlib.sha256()
-    for folder in _FROZEN_FOLDERS:
-        for path in sorted((package / folder).glob("*.py")):
-            digest.update(f"{folder}/{path.name}\0".encode())
-            digest.update(path.read_bytes())
+    paths = [path for folder in _FROZEN_FOLDERS for path in sorted((package / folder).glob("*.py"))]
+    for path in (*paths, *(package / name for name in FROZEN_MODULES)):
+        digest.update(f"{path.relative_to(package)}\0".encode())
+        digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from numba import config
 
+import mqproc
 from mqproc.kernels import crc, jit
 from mqproc.kernels.intrinsics import load_be32
 from mqproc.kernels.jit import COMPILED, kernel, plain, sources_fingerprint
@@ -47,14 +49,33 @@ def test_a_change_of_any_source_makes_another_fingerprint(tmp_path: Path) -> Non
     for folder in ("kernels", "layout"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "offsets.py").write_text("START = 0\n")
+    for name in jit.FROZEN_MODULES:
+        (tmp_path / name).write_text("START = 0\n")
     seen = set()
-    for path in ("kernels/offsets.py", "layout/offsets.py", "layout/new.py"):
+    for path in ("kernels/offsets.py", "layout/offsets.py", "layout/new.py", *jit.FROZEN_MODULES):
         sources_fingerprint.cache_clear()
         seen.add(sources_fingerprint(tmp_path))
         (tmp_path / path).write_text("START = 8\n")
     sources_fingerprint.cache_clear()
     seen.add(sources_fingerprint(tmp_path))
-    assert len(seen) == 4
+    assert len(seen) == 4 + len(jit.FROZEN_MODULES)
+
+
+def test_the_fingerprint_is_of_all_that_kernels_take_constants_from() -> None:
+    """A module that none of it covers could move the offsets under code that was compiled before."""
+    package = Path(mqproc.__file__).parent
+    left = [path for folder in ("kernels", "layout") for path in (package / folder).glob("*.py")]
+    found: set[str] = set()
+    while left:
+        for node in ast.walk(ast.parse(left.pop().read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for name in (name for name in names if name.startswith("mqproc.")):
+                top = f"{name.split('.')[1]}.py"
+                if top not in ("kernels.py", "layout.py") and top not in found:
+                    found.add(top)
+                    left.append(package / top)
+    assert found == set(jit.FROZEN_MODULES)
 
 
 def test_cached_code_is_used_again_until_a_source_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
