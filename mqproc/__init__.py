@@ -10,6 +10,8 @@ import importlib
 import importlib.metadata
 from typing import TYPE_CHECKING
 
+# First of all, so that it is older than whatever else is imported.
+from mqproc.began import IMPORTED_NS as _IMPORTED_NS  # noqa: F401
 from mqproc.errors import (
     BadLevelError,
     BadMessageError,

@@ -129,7 +129,11 @@ def _begin_child(work_fd: int) -> int:
 
 
 def _leave(note: Path) -> None:
+    """Say that the cache is full; what was there before, of other sources, is of no use any more."""
     with contextlib.suppress(OSError):  # Without it the next start looks again.
         for old in note.parent.glob(f"{_NOTE}*"):
             old.unlink(missing_ok=True)
+        for code in note.parent.glob(f"*{jit.CODE_SUFFIX}"):
+            if not code.name.endswith(jit.code_ending()):
+                code.unlink(missing_ok=True)
         note.touch()

@@ -4,6 +4,10 @@ Compiled code is cached beside the sources. numba keeps an entry while the kerne
 also contains the code of every kernel it calls, the primitives, and the offsets of `mqproc.layout` as constants, which
 follow from what that imports: a counter for each error moves all words behind it. So the stamp of an entry also has a
 fingerprint of both folders and of those modules: a change in any of their files compiles again.
+
+The file with the code has the fingerprint in its name. numba writes what an entry's code is made of before the code,
+into files that it numbers anew when sources change: one that was killed in between would leave the last sources' code
+to be taken for that of these, for good, and counters would be kept where other words are now.
 """
 
 # mypy: allow-untyped-calls
@@ -21,6 +25,8 @@ from typing import Any, TypeVar, cast
 import numba
 from numba import types
 
+from mqproc.began import IMPORTED_NS
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 # What is used of numba goes beyond its type stubs.
@@ -30,19 +36,40 @@ COMPILED = not _numba.config.DISABLE_JIT
 """False under NUMBA_DISABLE_JIT=1: kernels are then the plain functions they were written as."""
 
 _FROZEN_FOLDERS = ("kernels", "layout")
-FROZEN_MODULES = ("delay_levels.py", "errors.py", "message.py", "names.py")
+FROZEN_MODULES = ("began.py", "delay_levels.py", "errors.py", "message.py", "names.py")
 """What the files of these folders import of the package beside each other, directly or not."""
+
+CODE_SUFFIX = ".nbc"
+_PACKAGE = Path(__file__).parent.parent
+_NAMED_DIGITS = 16
+# The kernel's clock for files goes by ticks.
+_TICK_NS = 20_000_000
 
 
 @functools.cache
-def sources_fingerprint(package: Path = Path(__file__).parent.parent) -> str:
+def sources_fingerprint(package: Path = _PACKAGE) -> str:
     """SHA-256 of all sources that compiled code may have frozen into it."""
     digest = hashlib.sha256()
-    paths = [path for folder in _FROZEN_FOLDERS for path in sorted((package / folder).glob("*.py"))]
-    for path in (*paths, *(package / name for name in FROZEN_MODULES)):
+    for path in _frozen_sources(package):
         digest.update(f"{path.relative_to(package)}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+@functools.cache
+def sources_changed(since_ns: int, package: Path = _PACKAGE) -> bool:
+    """Whether these sources may have been changed after `since_ns` (Unix time), as when a package is upgraded.
+
+    A process that has imported some of them before and others afterwards is of neither version: what it compiles is for
+    itself.
+    """
+    changed_ns = max(path.stat().st_ctime_ns for path in _frozen_sources(package))
+    return changed_ns + _TICK_NS > since_ns
+
+
+def _frozen_sources(package: Path) -> list[Path]:
+    paths = [path for folder in _FROZEN_FOLDERS for path in sorted((package / folder).glob("*.py"))]
+    return [*paths, *(package / name for name in FROZEN_MODULES)]
 
 
 def _without_literals(get_call_template: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,14 +116,25 @@ def _compiled(function: F, *, forceinline: bool) -> F:
     dispatcher = _numba.njit(
         function, nogil=True, error_model="numpy", boundscheck=False, _nrt=False, forceinline=forceinline
     )
-    with contextlib.suppress(RuntimeError):  # No folder can be written to: each process compiles for itself.
-        dispatcher.enable_caching()
-        # numba has no public way for what follows; tests show that it is honoured.
-        dispatcher._cache.load_overload = functools.partial(_load_compiled, dispatcher._cache)
-        files = dispatcher._cache._cache_file
-        files._source_stamp = (files._source_stamp, sources_fingerprint())
+    if not sources_changed(IMPORTED_NS):
+        with contextlib.suppress(RuntimeError):  # No folder can be written to: each process compiles for itself.
+            _cache_by_fingerprint(dispatcher)
     dispatcher.get_call_template = _without_literals(dispatcher.get_call_template)
     return cast(F, dispatcher)
+
+
+def _cache_by_fingerprint(dispatcher: Any) -> None:
+    """numba has no public way for most of this; tests show that it is honoured."""
+    dispatcher.enable_caching()
+    dispatcher._cache.load_overload = functools.partial(_load_compiled, dispatcher._cache)
+    files = dispatcher._cache._cache_file
+    files._source_stamp = (files._source_stamp, sources_fingerprint())
+    files._data_name_pattern = files._data_name_pattern.removesuffix(CODE_SUFFIX) + code_ending()
+
+
+def code_ending() -> str:
+    """How the names of files end that have code compiled from these sources."""
+    return f".{sources_fingerprint()[:_NAMED_DIGITS]}{CODE_SUFFIX}"
 
 
 def variant(function: F, **others: Callable[..., Any]) -> F:

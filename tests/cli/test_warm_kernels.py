@@ -33,11 +33,16 @@ def test_a_full_cache_is_only_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     asked, note = compiled(monkeypatch), tmp_path / "mqproc-warmed-now"
     (tmp_path / "mqproc-warmed-before").touch()
     (tmp_path / "other").touch()
+    (tmp_path / "crc.total-1.py311.1.nbc").touch()  # As a version wrote it whose code had its number only.
+    (tmp_path / "crc.total-1.py311.1.0123456789abcdef.nbc").touch()
+    kept = tmp_path / f"crc.total-1.py311.1{jit.code_ending()}"
+    kept.touch()
     monkeypatch.setattr(warm_kernels, "_note_of_full_cache", lambda: note)
     warm_kernels.make_ready()
     warm_kernels.make_ready()
     assert len(asked) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mqproc-warmed-now", "mqproc-warming.lock", "other"]
+    left = {"mqproc-warmed-now", "mqproc-warming.lock", "other", kept.name}
+    assert {path.name for path in tmp_path.iterdir()} == left
 
 
 def test_without_a_cache_children_compile_each_time(monkeypatch: pytest.MonkeyPatch) -> None:

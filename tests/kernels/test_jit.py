@@ -7,11 +7,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from numba import config
+from numba.core.caching import IndexDataCacheFile
 
 import mqproc
 from mqproc.kernels import crc, jit
@@ -25,6 +27,11 @@ pytestmark = pytest.mark.skipif(not COMPILED, reason="nothing is compiled")
 @kernel
 def field(buf: Bytes, i: int) -> int:
     return load_be32(buf, i)
+
+
+@kernel
+def later_field(buf: Bytes, i: int) -> int:
+    return load_be32(buf, i + 1)
 
 
 @kernel
@@ -91,6 +98,48 @@ def test_cached_code_is_used_again_until_a_source_changes(tmp_path: Path, monkey
     assert [compile_again(), compile_again()] == [0, 1]
 
 
+def test_code_that_was_not_written_any_more_is_not_taken_from_other_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """numba tells first what an entry's code is made of: who is killed then leaves the last sources' code there."""
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    buf = np.arange(8, dtype=np.uint8)
+
+    def compile_again(source: Callable[..., int]) -> tuple[int, int]:
+        compiled = kernel(source)
+        value: int = compiled(buf, 0)
+        return value, sum(_dispatcher(compiled).stats.cache_hits.values())
+
+    old, other = cast(FunctionType, plain(field)), cast(FunctionType, plain(later_field))
+    new = renamed(other, old)
+    assert compile_again(old) == (0x00010203, 0)
+    monkeypatch.setattr(jit, "sources_fingerprint", lambda: "of other sources")
+    with monkeypatch.context() as killed:
+        killed.setattr(IndexDataCacheFile, "_save_data", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            compile_again(new)
+    assert compile_again(new) == (0x01020304, 0)
+    assert compile_again(new) == (0x01020304, 1)
+
+
+def test_what_is_of_two_versions_is_compiled_for_itself_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(jit, "sources_changed", lambda since_ns: True)
+    assert kernel(plain(field))(np.full(4, 1, np.uint8), 0) == 0x01010101
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_sources_that_change_after_the_import_are_noticed(tmp_path: Path) -> None:
+    for folder in ("kernels", "layout"):
+        (tmp_path / folder).mkdir()
+    for name in jit.FROZEN_MODULES:
+        (tmp_path / name).write_text("START = 0\n")
+    made_ns = max(path.stat().st_ctime_ns for path in tmp_path.iterdir())
+    assert not jit.sources_changed(made_ns + 10**9, tmp_path)
+    assert jit.sources_changed(made_ns, tmp_path)
+    assert jit.sources_changed(made_ns - 10**9, tmp_path)
+
+
 def test_loading_imports_no_compiler_and_a_kernel_that_is_compiled_then_has_it() -> None:
     """In a process of its own: this one has compiled."""
     program = """
@@ -115,6 +164,21 @@ assert compiles()
 def test_without_a_folder_to_write_to_a_kernel_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
     assert kernel(plain(field))(np.full(4, 1, np.uint8), 0) == 0x01010101
+
+
+def renamed(function: FunctionType, other: FunctionType) -> FunctionType:
+    """`function` as it would be if it stood where `other` stands."""
+    other_code = other.__code__
+    code = function.__code__.replace(
+        co_name=other_code.co_name, co_qualname=other_code.co_qualname, co_firstlineno=other_code.co_firstlineno
+    )
+    same = FunctionType(code, function.__globals__, other.__name__)
+    same.__annotations__, same.__module__ = function.__annotations__, other.__module__
+    return same
+
+
+def interrupted(*arguments: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _dispatcher(compiled: Callable[..., Any]) -> Any:
