@@ -331,8 +331,8 @@ def error(problem: str, node: Node) -> FilterSyntaxError:
 
 
 def error_at(problem: str, position: int) -> FilterSyntaxError:
-    """What is wrong at a place."""
-    return FilterSyntaxError(f"filter, character {position}: {problem}", position=position)
+    """What is wrong at a place: `position` counts from 0 as Python does, the text from 1 as SQL tools do."""
+    return FilterSyntaxError(f"filter, character {position + 1} (the first is 1): {problem}", position=position)
 
 
 def condition(node: Node) -> Node:

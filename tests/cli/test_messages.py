@@ -179,7 +179,7 @@ def test_messages_are_filtered_by_properties(store: Path) -> None:
     assert [row["keys"] for row in rows] == [[f"order-{number}"] for number in expected]
     assert ask(store, "message", "range", TOPIC, "--count", "--sql", wanted).out == f"{len(expected)}\n"
     wrong = ask(store, "message", "range", TOPIC, "--sql", "color = ")
-    assert (wrong.code, "character 8" in wrong.err) == (2, True)
+    assert (wrong.code, "character 9 (the first is 1): the filter ends" in wrong.err) == (2, True)
     assert ask(store, "tail", TOPIC, "--sql", wanted, "--tag", "odd").code == 2
 
 

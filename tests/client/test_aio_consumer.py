@@ -210,7 +210,7 @@ def test_a_topic_that_is_made_again_before_anybody_looks_is_gone_on_with(
 
 def test_nobody_joins_with_a_filter_that_is_wrong(run: Callable[[Program], None]) -> None:
     async def program(client: AsyncClient) -> None:
-        with pytest.raises(FilterSyntaxError, match="character 3: "):
+        with pytest.raises(FilterSyntaxError, match="character 4 "):
             await client.consumer("mistyped", "NotYet", filter=SqlFilter("a >"))
         with pytest.raises(GroupNotFoundError):
             await client.groups.info("mistyped")

@@ -140,7 +140,7 @@ def test_filters_pass_what_matches_and_progress_passes_the_rest(client: Client) 
 
 
 def test_nobody_joins_with_a_filter_that_is_wrong(client: Client) -> None:
-    with pytest.raises(FilterSyntaxError, match="character 3: "):
+    with pytest.raises(FilterSyntaxError, match="character 4 "):
         client.consumer("mistyped", "NotYet", filter=SqlFilter("a >"))
     with pytest.raises(GroupNotFoundError):
         client.groups.info("mistyped")

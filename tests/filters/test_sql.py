@@ -171,7 +171,7 @@ def test_errors_tell_the_place(expression: str, position: int, problem: str) -> 
     with pytest.raises(FilterSyntaxError, match=problem) as caught:
         compiled(expression)
     assert caught.value.position == position
-    assert f"character {position}:" in str(caught.value)
+    assert f"character {position + 1} (the first is 1): " in str(caught.value), "people count from 1"
 
 
 @pytest.mark.parametrize("expression", ["a = 1 b", "a = 1)", "a like 'x%'", "a - b", "a = 05", "a = --5"])
