@@ -22,6 +22,7 @@
     │   ├── PropertiesTooLargeError PROPERTIES_TOO_LARGE
     │   ├── NoSuchQueueError        NO_SUCH_QUEUE
     │   ├── BadLevelError           BAD_LEVEL
+    │   ├── BadTimeError            BAD_TIME
     │   └── FilterSyntaxError       BAD_FILTER
     ├── TopicNotFoundError          TOPIC_NOT_FOUND       exit 5
     ├── TopicExistsError            TOPIC_EXISTS
@@ -195,13 +196,19 @@ class NoSuchQueueError(BadRequestError):
 
 
 class BadLevelError(BadRequestError):
-    """A delay level, or a time to deliver at, is out of range."""
+    """A delay level is out of range."""
 
     code = "BAD_LEVEL"
 
 
+class BadTimeError(BadRequestError):
+    """A time to deliver at, or a delay, is none, is too far ahead, or as many wait for that time as may."""
+
+    code = "BAD_TIME"
+
+
 class FilterSyntaxError(BadRequestError):
-    """A filter expression cannot be parsed; `position` counts characters from 0."""
+    """A filter expression cannot be parsed; `position` counts characters from 0, the text counts them from 1."""
 
     code = "BAD_FILTER"
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mqproc.client.batch import Batch
 from mqproc.client.columns import is_arrow, numbers
 from mqproc.client.core import refuse_seconds, time_ms
-from mqproc.errors import BadLevelError, BadMessageError, BadRequestError
+from mqproc.errors import BadMessageError, BadRequestError, BadTimeError
 
 # Times are no later than this is from now; what is no number compares as more.
 _DELAY_MS_MAX: Final = 1 << 61
@@ -34,9 +34,9 @@ def deliver_at_ms(deliver_at: Times, delay: Any) -> Any:
     try:
         after_ms = np.rint(np.asarray(delay, np.float64) * 1000)
     except (TypeError, ValueError) as error:
-        raise BadMessageError(f"delays: {error}") from None
+        raise BadTimeError(f"a delay is a number of seconds, or one for each message: {error}") from None
     if not (np.abs(after_ms) < _DELAY_MS_MAX).all():
-        raise BadLevelError("a delay is no number of seconds, or too many")
+        raise BadTimeError("a delay is no number of seconds, or too many")
     return now_ms + after_ms.astype(np.int64) if is_column(delay) else now_ms + int(after_ms)
 
 

@@ -52,6 +52,7 @@ from mqproc.errors import (
     BadLevelError,
     BadMessageError,
     BadRequestError,
+    BadTimeError,
     FrameTooLargeError,
     PropertiesTooLargeError,
 )
@@ -272,13 +273,14 @@ def check_message(message: Message) -> None:
 
 
 def _check_delay(delay_level: Any, deliver_at_ms: Any) -> None:
-    """Raise BadLevelError or BadMessageError when messages wait for no time that there is."""
-    if not isinstance(delay_level, int) or not isinstance(deliver_at_ms, int):
-        raise BadMessageError("a frame's messages wait for one time; send_batch takes one for each message")
+    """Raise BadLevelError, BadTimeError or BadMessageError when messages wait for no time that there is."""
+    for name, value in (("delay_level", delay_level), ("deliver_at_ms", deliver_at_ms)):
+        if not isinstance(value, int):
+            raise BadMessageError(f"{name} is a {type(value).__name__}: messages sent so wait for one time, an integer")
     if not 0 <= delay_level <= DELAY_LEVELS:
         raise BadLevelError(f"delay level {delay_level} is out of range: from 1 to {DELAY_LEVELS}")
     if not 0 <= deliver_at_ms < 1 << 62:
-        raise BadLevelError(f"deliver_at_ms = {deliver_at_ms} is no time")
+        raise BadTimeError(f"deliver_at_ms = {deliver_at_ms} is no time")
     if delay_level and deliver_at_ms:
         raise BadMessageError("a message has a delay level or a time to deliver at, not both")
 

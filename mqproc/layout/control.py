@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 MAGIC = 0x3130434F5250514D  # "MQPROC01", little-endian
-VERSION = 3
+VERSION = 4
 PAGE_SIZE = 4096
 LINE_SIZE = 64
 WORD_SIZE = 8

@@ -19,7 +19,7 @@ import msgspec
 
 from mqproc.config import SLOT_MESSAGES_MAX, Options
 from mqproc.delay_levels import DELAY_LEVELS, delays_ms_of
-from mqproc.errors import BadLevelError, BadMessageError
+from mqproc.errors import BadLevelError, BadMessageError, BadTimeError
 from mqproc.layout import properties
 from mqproc.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.wire.operations import QUEUE_ANY, QUEUE_COLUMN, AppendRequest
@@ -31,15 +31,15 @@ _DELETES = f"{properties.TIMER_DEL_UNIQKEY}{properties.NAME_END}".encode()
 
 
 def waits(request: AppendRequest, payload: memoryview, now_ms: int) -> bool:
-    """Whether the messages are not for now. Raises BadLevelError, also when one comes too late to cancel another."""
+    """Whether the messages are not for now. Raises BadLevelError, BadTimeError, also of what is too late to cancel."""
     if not 0 <= request.delay_level <= DELAY_LEVELS:
         raise BadLevelError(f"delay level {request.delay_level} is out of range: from 0 to {DELAY_LEVELS}")
     if request.deliver_at_ms < 0:
-        raise BadLevelError(f"deliver_at_ms = {request.deliver_at_ms} is no time")
+        raise BadTimeError(f"deliver_at_ms = {request.deliver_at_ms} is no time")
     if request.delay_level > 0 or request.deliver_at_ms > now_ms or request.transaction:
         return True
     if request.deliver_at_ms and _cancels(request, payload):
-        raise BadLevelError("the time of the message that is to be cancelled has come")
+        raise BadTimeError("the time of the message that is to be cancelled has come")
     return False
 
 
@@ -52,7 +52,7 @@ def _cancels(request: AppendRequest, payload: memoryview) -> bool:
 def parked(request: AppendRequest, real_queue_id: int, options: Options, now_ms: int) -> AppendRequest:
     """The request for the topic that the messages wait in; `real_queue_id` is where they go from there.
 
-    Raises BadLevelError, BadMessageError.
+    Raises BadMessageError, BadTimeError.
     """
     if request.batch:
         raise BadMessageError("messages that wait for their time cannot be a batch")
@@ -74,7 +74,7 @@ def parked(request: AppendRequest, real_queue_id: int, options: Options, now_ms:
 def check_slot(
     request: AppendRequest, payload: memoryview, options: Options, now_ms: int, waiting_in: Callable[[int], int]
 ) -> None:
-    """Raise BadLevelError for messages that the slot of the time to deliver at has no room for.
+    """Raise BadTimeError for messages that the slot of the time to deliver at has no room for.
 
     `waiting_in` tells how many wait in the slot of a time, in ms; it is asked where there is a limit only. What cancels
     another message is let through.
@@ -86,7 +86,7 @@ def check_slot(
     waiting = waiting_in(slot_ms)
     if waiting + request.count > limit and not _cancels(request, payload):
         slot = f"the slot of {request.deliver_at_ms} ({options.timer_precision_ms:,} ms wide)"
-        raise BadLevelError(f"{slot} holds {waiting:,} messages; timer_congest_num_each_slot = {limit:,}")
+        raise BadTimeError(f"{slot} holds {waiting:,} messages; timer_congest_num_each_slot = {limit:,}")
 
 
 def real_queue(request: AppendRequest, queues: int, rotation: int) -> tuple[int, int]:
@@ -103,7 +103,7 @@ def _timer_slot_ms(deliver_at_ms: int, options: Options, now_ms: int) -> int:
     limit_s = options.timer_max_delay_sec
     if deliver_at_ms - now_ms > limit_s * 1000:
         ahead_s = (deliver_at_ms - now_ms) / 1000
-        raise BadLevelError(f"deliver_at is {ahead_s:,.0f} s ahead; timer_max_delay_sec = {limit_s:,}")
+        raise BadTimeError(f"deliver_at is {ahead_s:,.0f} s ahead; timer_max_delay_sec = {limit_s:,}")
     precision = options.timer_precision_ms
     return (deliver_at_ms - 1) // precision * precision
 

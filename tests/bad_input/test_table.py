@@ -179,7 +179,9 @@ TABLE = [
     question(22, "too many", "BAD_REQUEST", "65,537.*from 1 to 65,536", Operation.BY_KEY, by_key("k", most=65_537)),
     question(22, "none", "BAD_REQUEST", "max_messages = 0.*from 1 to", Operation.BY_KEY, by_key("k", most=0)),
     *(
-        question(23, f"SQL: {sql}", "BAD_FILTER", rf"character {at}: .*; position {at}$", Operation.PULL, pull(sql=sql))
+        question(
+            23, f"SQL: {sql}", "BAD_FILTER", rf"character {at + 1} .*; position {at}$", Operation.PULL, pull(sql=sql)
+        )
         for sql, at in BAD_SQL.items()
     ),
     question(23, "much SQL", "BAD_FILTER", "of 4,103 bytes exceeds 4,096; position 4096", Operation.PULL, LONG_SQL),
@@ -195,7 +197,7 @@ TABLE = [
         23,
         "a simple consumer's",
         "BAD_FILTER",
-        "character 4.*; position 4$",
+        "character 5 .*; position 4$",
         Operation.GROUP_RECEIVE,
         GroupReceiveRequest("group", ["known"], 1, 1_000, 0, EARLIEST, 0, [], "a = = 1"),
     ),
@@ -218,8 +220,8 @@ TABLE = [
     # Times
     refused(24, "a level below 0", "BAD_LEVEL", "-1 is out of range: from 0 to 18", append(delay_level=-1)),
     refused(24, "a level above the last", "BAD_LEVEL", "19 is out of range: from 0 to 18", append(delay_level=19)),
-    refused(24, "a time below 0", "BAD_LEVEL", "-5", append(deliver_at_ms=-5)),
-    refused(24, "a time too far off", "BAD_LEVEL", "timer_max_delay_sec = 259,200", append(deliver_at_ms=1 << 50)),
+    refused(24, "a time below 0", "BAD_TIME", "-5", append(deliver_at_ms=-5)),
+    refused(24, "a time too far off", "BAD_TIME", "timer_max_delay_sec = 259,200", append(deliver_at_ms=1 << 50)),
     question(
         24,
         "a retry level above the last",

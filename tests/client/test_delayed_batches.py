@@ -15,7 +15,7 @@ from mqproc.client.batch import Batch
 from mqproc.client.delayed_batches import by_time, deliver_at_ms
 from mqproc.client.encoding import encode_batch
 from mqproc.client.sending import joined
-from mqproc.errors import BadLevelError, BadMessageError, BadRequestError
+from mqproc.errors import BadLevelError, BadMessageError, BadRequestError, BadTimeError
 from mqproc.message import BatchResult
 
 FRAME_BYTES = 1 << 26
@@ -108,7 +108,7 @@ def test_wrong_times_are_refused() -> None:
 
 @pytest.mark.parametrize("delay", [float("nan"), float("inf"), -float("inf"), 1e30, [1.0, float("nan")]])
 def test_a_delay_that_is_no_time_is_refused(delay: Any) -> None:
-    with pytest.raises(BadLevelError, match="no number of seconds"):
+    with pytest.raises(BadTimeError, match="no number of seconds"):
         deliver_at_ms(None, np.array(delay) if isinstance(delay, list) else delay)
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from mqproc.config import Options
-from mqproc.errors import BadLevelError, BadMessageError
+from mqproc.errors import BadLevelError, BadMessageError, BadTimeError
 from mqproc.layout.properties import decode, encode
 from mqproc.names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.process.parking import check_slot, parked, real_queue, waits
@@ -84,7 +84,7 @@ def test_what_waits_and_what_does_not() -> None:
 
 
 def test_wrong_wishes_are_refused() -> None:
-    with pytest.raises(BadLevelError, match="259,200"):
+    with pytest.raises(BadTimeError, match="259,200"):
         parked(request(deliver_at_ms=NOW + 259_200_001), 0, OPTIONS, NOW)
     with pytest.raises(BadMessageError, match="one time"):
         parked(request(deliver_at_ms=NOW + 5, delay_level=2), 0, OPTIONS, NOW)
@@ -95,9 +95,9 @@ def test_wrong_wishes_are_refused() -> None:
             parked(request(transaction=True, **changes), 0, OPTIONS, NOW)
     with pytest.raises(BadMessageError, match="one queue"):
         real_queue(request(queue_id=QUEUE_COLUMN), 8, 0)
-    with pytest.raises(BadLevelError, match="cancelled"):
+    with pytest.raises(BadTimeError, match="cancelled"):
         waits(request(deliver_at_ms=NOW, gap_before_tag=b"TIMER_DEL_UNIQKEY\x01k\x02"), NOTHING, NOW)
-    with pytest.raises(BadLevelError, match="cancelled"):
+    with pytest.raises(BadTimeError, match="cancelled"):
         waits(request(deliver_at_ms=NOW, properties_bytes=20), memoryview(b"TIMER_DEL_UNIQKEY\x01k\x02"), NOW)
 
 
@@ -119,7 +119,7 @@ def test_a_slot_takes_as_many_as_it_may(waiting: int, count: int, fits: int) -> 
     if fits:
         check_slot(for_later, NOTHING, options, NOW, waiting_in)
     else:
-        with pytest.raises(BadLevelError, match=rf"holds {waiting} messages; timer_congest_num_each_slot = 100"):
+        with pytest.raises(BadTimeError, match=rf"holds {waiting} messages; timer_congest_num_each_slot = 100"):
             check_slot(for_later, NOTHING, options, NOW, waiting_in)
     assert asked == [NOW - 500 + 2000]
     cancel = memoryview(b"TIMER_DEL_UNIQKEY\x01k\x02")

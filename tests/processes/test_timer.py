@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from mqproc.errors import BadLevelError
+from mqproc.errors import BadLevelError, BadTimeError
 from mqproc.layout import timer_check, timer_wheel
 from mqproc.layout.control import KEEPER, WRITER
 from mqproc.message import Message
@@ -73,7 +73,7 @@ def test_a_time_that_has_come_is_no_reason_to_wait(group: Group) -> None:
         client.send("t", b"this instant", delay=0)
         group.wait_dispatched()
         assert len(received(client, "t")) == 2
-        with pytest.raises(BadLevelError, match="timer_max_delay_sec"):
+        with pytest.raises(BadTimeError, match="timer_max_delay_sec"):
             client.send("t", b"too far", delay=259_200 + 10)
         with pytest.raises(BadLevelError):
             client.send("t", b"no such level", delay_level=19)
@@ -87,7 +87,7 @@ def test_a_slot_takes_no_more_than_its_limit(make_group: Callable[..., Group]) -
         for number in range(100):
             client.send("t", b"%d" % number, deliver_at=slot_ms + 1 + number)
         wait_until(lambda: group.words()["timed_messages"] == 100, what="all are in the wheel")
-        with pytest.raises(BadLevelError, match="holds 100 messages; timer_congest_num_each_slot = 100"):
+        with pytest.raises(BadTimeError, match="holds 100 messages; timer_congest_num_each_slot = 100"):
             client.send("t", b"one too many", deliver_at=slot_ms + 500)
         client.send("t", b"a second later", deliver_at=slot_ms + 1500)
 
@@ -262,5 +262,5 @@ def test_a_message_is_cancelled_by_its_unique_id(group: Group, key: str) -> None
         wait_until(lambda: group.words()["timed_messages"] == 0)
         group.wait_dispatched()
         assert [message.unique_id for message in received(client, "t")] == [second.unique_id]
-        with pytest.raises(BadLevelError):
+        with pytest.raises(BadTimeError):
             client.send("t", b"", deliver_at=now_ms() - 1, properties={"TIMER_DEL_UNIQKEY": second.unique_id})

@@ -69,7 +69,7 @@ def test_another_version_is_an_error(paths: StorePaths) -> None:
     control = create(paths)
     control.store(layout.HEADER_VERSION, layout.VERSION + 1)
     control.close()
-    with pytest.raises(CorruptStoreError, match="version at byte 64: expected 0x3, found 0x4"):
+    with pytest.raises(CorruptStoreError, match="version at byte 64: expected 0x4, found 0x5"):
         Control.open(IO, paths)
 
 
