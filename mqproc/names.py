@@ -25,6 +25,8 @@ CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 REVIVE_TOPIC: Final = "rmq_sys_REVIVE_LOG_DefaultCluster"
 """Check points of messages that simple consumers have received."""
 REVIVE_QUEUES: Final = 8
+SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+"""Groups of the system's own: their progress says which transactions and check points may be open."""
 CHECK_POINT_MESSAGES: Final = 32
 """Of one check point, at most: RocketMQ's broker keeps what is acknowledged in as many bits."""
 REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"

@@ -62,6 +62,8 @@ _MOVE_COLUMNS = [
     Column("after", kind="count"),
     Column("messages", "again", "count"),
 ]
+# A table has it in words: beside "again" a number below 0 reads as one that comes again.
+_MOVES_TABLE = [*_MOVE_COLUMNS[:-1], Column("outcome")]
 
 
 _LAZY = {"dlq": ("mqproc.cli.dead_letters:dlq", "Look at a group's dead letters, and send them again.")}
@@ -81,6 +83,17 @@ def _check_name(_context: click.Context, _parameter: click.Parameter, name: str)
 
     try:
         check_group(name)
+    except BadRequestError as error:
+        raise click.BadParameter(str(error)) from None
+    return name
+
+
+def _check_owner(_context: click.Context, _parameter: click.Parameter, name: str) -> str:
+    """Of a group that is there, whatever it is called: refused before there is a plan when it is the system's own."""
+    from mqproc.store.groups.settings import refuse_system_group
+
+    try:
+        refuse_system_group(name)
     except BadRequestError as error:
         raise click.BadParameter(str(error)) from None
     return name
@@ -233,7 +246,7 @@ def reset(
 
 
 @group.command(cls=Command)
-@click.argument("name", metavar="GROUP", shell_complete=complete_group)
+@click.argument("name", metavar="GROUP", shell_complete=complete_group, callback=_check_owner)
 @_topics
 @_execute
 @pass_invocation
@@ -268,13 +281,22 @@ def _move(
     rows = [dataclasses.asdict(move) | {"messages": move.messages} for move in moves]
     out = invocation.out
     done = execute or not moves
-    if rows or out.shape != "table":
+    if out.shape != "table":
         out.rows("moves", _MOVE_COLUMNS, rows, group=name, executed=execute)
+    elif rows:
+        shown = [row | {"outcome": _outcome(move)} for row, move in zip(rows, moves, strict=True)]
+        out.rows("moves", _MOVES_TABLE, shown)
     if not out.is_json:
         out.note(_said(name, moves, execute))
         if count := sum(map(cut, moves)):
             out.note(f"{counted(count, 'queue')} cut to where the queue begins or ends: there is nothing beyond")
     return 0 if done else EXIT_NOT_EXECUTED
+
+
+def _outcome(move: Move) -> str:
+    if move.before is None:
+        return "begins here"
+    return f"{move.messages:,} again" if move.messages > 0 else f"{-move.messages:,} skipped"
 
 
 def _said(name: str, moves: Sequence[Move], execute: bool) -> str:
@@ -287,7 +309,7 @@ def _said(name: str, moves: Sequence[Move], execute: bool) -> str:
 
 
 @group.command(cls=Command)
-@click.argument("name", metavar="GROUP", shell_complete=complete_group)
+@click.argument("name", metavar="GROUP", shell_complete=complete_group, callback=_check_owner)
 @_execute
 @pass_invocation
 def delete(invocation: Invocation, name: str, execute: bool) -> int:

@@ -13,7 +13,7 @@ from mqproc.process.log import get_logger
 from mqproc.store.final_syncs import FinalSyncs
 from mqproc.store.groups.corrections import Corrections
 from mqproc.store.groups.progress import GroupProgress
-from mqproc.store.groups.settings import GroupSettings, SubscriptionGroups, check_group
+from mqproc.store.groups.settings import GroupSettings, SubscriptionGroups, check_group, refuse_system_group
 from mqproc.store.log_flush import sync_log
 from mqproc.wire.group_operations import EARLIEST, LATEST, GroupSettingsRequest
 
@@ -109,7 +109,8 @@ class GroupState:
         self.settings.add(replace(self.settings.of(options.group), **changes), self._clock.time_ms())
 
     def delete(self, group: str) -> None:
-        """Forget a group, durably. Raises GroupNotFoundError, OSError."""
+        """Forget a group, durably. Raises GroupNotFoundError, BadRequestError for the system's own, OSError."""
+        refuse_system_group(group)
         if group not in self.progress.groups() and self.settings.get(group) is None:
             raise GroupNotFoundError(f"no group {group!r}")
         self.progress.forget(group)

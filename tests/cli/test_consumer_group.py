@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from mqproc import Client
+from mqproc import BadRequestError, Client
+from mqproc.client import Move
 from tests.cli.calling import Outcome, call
 from tests.client.consuming import all_of
 from tests.conftest import PATIENCE_S, Group, wait_until
@@ -202,6 +203,18 @@ def test_a_group_skips_is_cloned_and_deleted(group: Group, client: Client) -> No
     assert ask(group, "clone", "missing", "copy").code == 5
     planned = ask(group, "skip", "copy", "--json")
     assert (planned.code, sum(row["messages"] for row in planned.json["moves"])) == (1, -33)
+    told = ask(group, "skip", "copy")
+    assert [line.split()[2:] for line in told.out.splitlines()] == [
+        ["before", "after", "outcome"],
+        ["3", "20", "17", "skipped"],
+        ["4", "20", "16", "skipped"],
+    ]
+    assert [line.split()[2:] for line in ask(group, "reset", "copy", "--to-earliest").out.splitlines()[1:]] == [
+        ["3", "0", "3", "again"],
+        ["4", "0", "4", "again"],
+    ]
+    fresh = ask(group, "clone", "copy", "fresh-copy").out.splitlines()[1:]
+    assert [line.split()[2:] for line in fresh] == [["-", "3", "begins", "here"], ["-", "4", "begins", "here"]]
     assert ask(group, "skip", "copy", "--execute").code == 0
     assert progress(client, "copy") == [20, 20]
 
@@ -217,6 +230,31 @@ def test_a_group_skips_is_cloned_and_deleted(group: Group, client: Client) -> No
     assert ask(group, "delete", "copy", "--execute", "--json").json["deleted"] is True
     assert ask(group, "info", "copy").code == 5
     assert ask(group, "delete", "copy", "--execute").code == 5
+
+
+@pytest.mark.parametrize("name", ["CID_RMQ_SYS_TRANS", "CID_RMQ_SYS_REVIVE_GROUP"])
+def test_what_the_system_keeps_for_itself_is_nobody_elses_to_move(group: Group, client: Client, name: str) -> None:
+    """Its progress says which transactions and check points are open: behind them nobody would look for them again."""
+    stand(client, "source", 3, 4)
+    for arguments in (
+        ("reset", name, "--to-latest", "--topic", TOPIC),
+        ("clone", "source", name),
+        ("skip", name),
+        ("delete", name),
+    ):
+        refused = ask(group, *arguments)
+        assert (refused.code, "is the system's own" in refused.err) == (2, True), arguments
+    calls: list[Callable[[], object]] = [
+        lambda: client.consumer(name, TOPIC),
+        lambda: client.simple_consumer(name, TOPIC).receive(1),
+        lambda: client.groups.commit(name, TOPIC, 0, 1),
+        lambda: client.groups.execute(name, [Move(TOPIC, 0, None, 1)]),
+        lambda: client.groups.change(name, retry_max_times=1),
+        lambda: client.groups.delete(name),
+    ]
+    for does in calls:
+        with pytest.raises(BadRequestError, match="is the system's own"):
+            does()
 
 
 def test_dead_letters_are_listed_and_sent_again(group: Group, client: Client) -> None:

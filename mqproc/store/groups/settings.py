@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.io import StoreIO
-from mqproc.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, TOPIC_BYTES_MAX
+from mqproc.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SYSTEM_GROUP_PREFIX, TOPIC_BYTES_MAX
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
 from mqproc.store.final_syncs import Syncing
@@ -45,6 +45,13 @@ def check_group(group: str) -> None:
         raise BadRequestError(f"group {group[:64]!r} has {found[0]!r} at {found.start()}; allowed are A-Za-z0-9_%|-")
     if len(group) > GROUP_BYTES_MAX:
         raise BadRequestError(f"group of {len(group)} bytes exceeds {GROUP_BYTES_MAX}: {group[:64]!r}…")
+    refuse_system_group(group)
+
+
+def refuse_system_group(group: str) -> None:
+    """Raise BadRequestError for a group that RocketMQ keeps to itself: who moves it loses what it stands for."""
+    if group.startswith(SYSTEM_GROUP_PREFIX):
+        raise BadRequestError(f"group {group[:64]!r} is the system's own: it cannot be joined, moved or deleted")
 
 
 def retry_topic(group: str) -> str:
