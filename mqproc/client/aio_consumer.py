@@ -12,6 +12,7 @@ from mqproc.client import core, group_calls
 from mqproc.client.aio_broadcast import AsyncBroadcast
 from mqproc.client.aio_handling import AsyncHandling
 from mqproc.client.aio_membership import AsyncMembership
+from mqproc.client.amounts import at_least_one
 from mqproc.client.assignment import Assignment, Cursor, Piece, entries
 from mqproc.client.consumer import AT_ONCE, COMMIT_S, HOLD_S, LOOK_S, MOVED, RECEIVE_MESSAGES
 from mqproc.client.driving import drive_async
@@ -342,6 +343,7 @@ class AsyncConsumer:
     ) -> list[StoredMessage]:
         """Up to so many messages; see `Consumer.receive`."""
         self._use(core.unread_pull)
+        at_least_one("max_messages", max_messages)
         deadline = _clock() + timeout
         while True:
             self._changed.clear()

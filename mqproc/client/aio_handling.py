@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
+from mqproc.client.amounts import at_least_one
 from mqproc.client.handling import BUSY_S, IDLE_S, MESSAGES_AT_ONCE
 from mqproc.errors import MessageNotFoundError
 from mqproc.message import StoredMessage
@@ -32,7 +33,7 @@ class AsyncHandling:
         """`tries_in_order`: after how many failures a message is a dead letter; None when order does not matter."""
         self._consumer = consumer
         self._handler = handler
-        self._workers = workers
+        self._workers = at_least_one("workers", workers)
         self._tries_in_order = tries_in_order
         self._stop = stop
         self._pause_s = pause_s

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from mqproc.client import core, group_calls
+from mqproc.client.amounts import at_least_one
 from mqproc.client.assignment import Assignment, Cursor, Piece, entries
 from mqproc.client.broadcast import Broadcast
 from mqproc.client.driving import drive
@@ -416,6 +417,7 @@ class Consumer:
         With `ordered` a queue's next messages come only when those before them are done.
         """
         self._use(core.unread_pull)
+        at_least_one("max_messages", max_messages)
         deadline = _clock() + timeout
         with self._turn:
             while True:

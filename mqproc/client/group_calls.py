@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+from mqproc.client.amounts import milliseconds
 from mqproc.client.core import Call, Time, call_of, nothing, time_ms
 from mqproc.errors import ERROR_BY_CODE, BadRequestError, GroupNotFoundError, InternalError, MqprocError
 from mqproc.groups import GroupInfo, GroupMember, GroupQueue, GroupSummary
@@ -152,7 +153,8 @@ def acks(group: str, messages: Sequence[StoredMessage]) -> Iterator[Call[int]]:
 
 def change_invisible(group: str, message: StoredMessage, duration_s: float) -> Call[StoredMessage]:
     """The message with its new handle."""
-    request = GroupInvisibleRequest(group, message.topic, _handle_of(message), round(duration_s * 1000))
+    duration_ms = milliseconds("invisible_duration", duration_s)
+    request = GroupInvisibleRequest(group, message.topic, _handle_of(message), duration_ms)
     # Made again after a lost answer it would name a handle that is not the message's any more.
     return call_of(
         Operation.GROUP_INVISIBLE, request, lambda answer, _: _with_handle(message, answer.handle), repeatable=False

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final
 
+from mqproc.client.amounts import at_least_one
 from mqproc.errors import MessageNotFoundError
 from mqproc.message import StoredMessage
 
@@ -36,7 +37,7 @@ class Handling:
         """`tries_in_order`: after how many failures a message is a dead letter; None when order does not matter."""
         self._consumer = consumer
         self._handler = handler
-        self._workers = workers
+        self._workers = at_least_one("workers", workers)
         self._tries_in_order = tries_in_order
         self._stop = stop
         self._pause_s = pause_s

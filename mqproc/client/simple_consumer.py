@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from mqproc.client import group_calls
+from mqproc.client.amounts import milliseconds
 from mqproc.client.core import Call, chosen
 from mqproc.client.subscription import Subscription
 from mqproc.message import Filter, StoredMessage
@@ -26,7 +27,7 @@ class _Calls:
 
     def receive(self, max_messages: int, invisible_duration: float, timeout: float) -> Call[list[StoredMessage]]:
         wanted = self.subscription
-        times = round(invisible_duration * 1000), round(timeout * 1000)
+        times = milliseconds("invisible_duration", invisible_duration), milliseconds("timeout", timeout)
         request = GroupReceiveRequest(
             wanted.group,
             list(wanted.topics),

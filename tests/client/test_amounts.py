@@ -1,0 +1,68 @@
+"""Numbers that callers give to consumers: what makes no sense is refused in words, and not by Python's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqproc import AsyncClient, Client
+from mqproc.client.amounts import at_least_one, milliseconds
+from mqproc.errors import BadRequestError
+from tests.client.consuming import fill
+from tests.conftest import Group
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Group]:
+    started = Group(tmp_path / "store").start()
+    yield started
+    started.close()
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "2", None])
+def test_a_number_of_things_is_one_at_least(value: Any) -> None:
+    assert at_least_one("workers", 1) == 1
+    with pytest.raises(BadRequestError, match=r"^workers = .* is out of range: 1 at least$"):
+        at_least_one("workers", value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), "1s", None])
+def test_a_duration_is_a_number_of_seconds(value: Any) -> None:
+    assert milliseconds("timeout", 0.0304) == 30
+    with pytest.raises(BadRequestError, match=r"^timeout = .* is no number of seconds$"):
+        milliseconds("timeout", value)
+
+
+def test_consumers_refuse_them(group: Group) -> None:
+    with group.client() as client:
+        fill(client, "Amounts", 2)
+        refused: list[tuple[str, Callable[[Client], object]]] = [
+            ("invisible_duration", lambda client: client.simple_consumer("s", "Amounts").receive(1, float("nan"))),
+            ("timeout", lambda client: client.simple_consumer("s", "Amounts").receive(1, timeout=float("inf"))),
+        ]
+        for name, call in refused:
+            with pytest.raises(BadRequestError, match=rf"^{name} = "):
+                call(client)
+        with client.consumer("amounts", "Amounts", start="earliest") as consumer:
+            with pytest.raises(BadRequestError, match=r"^workers = 0 "):
+                consumer.run(print, workers=0)
+            with pytest.raises(BadRequestError, match=r"^max_messages = 0 "):
+                consumer.receive(0)
+            assert len(consumer.receive(2, timeout=10)) == 2
+
+    async def program() -> None:
+        async with AsyncClient(group.store) as client, client.consumer("async-amounts", "Amounts") as consumer:
+            with pytest.raises(BadRequestError, match=r"^workers = 0 "):
+                await consumer.run(_handle, workers=0)
+            with pytest.raises(BadRequestError, match=r"^max_messages = 0 "):
+                await consumer.receive(0)
+
+    asyncio.run(program())
+
+
+async def _handle(_message: object) -> None:
+    raise AssertionError("nobody asked for messages")
