@@ -39,7 +39,7 @@ def test_a_duration_is_a_number_of_seconds(value: Any) -> None:
 
 def test_consumers_refuse_them(group: Group) -> None:
     with group.client() as client:
-        fill(client, "Amounts", 2)
+        fill(client, "Amounts", 2, queues=1)
         refused: list[tuple[str, Callable[[Client], object]]] = [
             ("invisible_duration", lambda client: client.simple_consumer("s", "Amounts").receive(1, float("nan"))),
             ("timeout", lambda client: client.simple_consumer("s", "Amounts").receive(1, timeout=float("inf"))),
