@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
-from mqproc.errors import StoreAccessError
+from mqproc.errors import StartError, StoreAccessError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 
@@ -37,6 +39,16 @@ def prepare_folder(io: StoreIO, paths: StorePaths) -> None:
                 raise StoreAccessError(f"{path}: a folder")
     except OSError as error:
         raise StoreAccessError(f"{error.filename or root}: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def starting(paths: StorePaths) -> Iterator[None]:
+    """A disk that is full, or the like, is told of the store: what is written to may have no name of its own."""
+    try:
+        yield
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise StartError(f"{paths.root}: the group cannot start: {where}{error.strerror or error}") from error
 
 
 def _check(folder: Path) -> None:

@@ -23,7 +23,7 @@ from typing import Final
 from mqproc.armed_io import store_io
 from mqproc.config import FIELDS, Options
 from mqproc.control import Control
-from mqproc.errors import BadRequestError, MqprocError, StoreBusyError, StoreReadOnlyError
+from mqproc.errors import BadRequestError, MqprocError, StoreAccessError, StoreBusyError, StoreReadOnlyError
 from mqproc.io import FailedSyncError, StoreIO
 from mqproc.layout import control as layout
 from mqproc.metrics.error_log import ErrorLog
@@ -46,7 +46,7 @@ from mqproc.supervisor.resources import Resources
 from mqproc.supervisor.restarts import EXIT_FAILED, Death, Halt, RestartPolicy
 from mqproc.supervisor.signals import Signals
 from mqproc.supervisor.stopping import StopPlan
-from mqproc.supervisor.store_folder import prepare_folder
+from mqproc.supervisor.store_folder import prepare_folder, starting
 from mqproc.supervisor.template import Inheritance
 from mqproc.wire.operations import RunAnswer, RunRequest, StatusAnswer
 
@@ -81,7 +81,8 @@ def supervise(
     paths = StorePaths(paths.root.absolute())
     with contextlib.ExitStack() as stack:
         prepare_folder(io, paths)
-        lock = StoreLock.acquire(io, paths)
+        with starting(paths):
+            lock = StoreLock.acquire(io, paths)
         stack.callback(lock.close)
         io.crash_point("supervisor.locked")
         errors = ErrorLog.create(io, paths, layout.SUPERVISOR)
@@ -89,7 +90,8 @@ def supervise(
         set_title(layout.SUPERVISOR, paths.root)
         prctl.become_subreaper()
         _raise_open_files()
-        control = Control.create(io, paths, clock, os.getpid())
+        with starting(paths):
+            control = Control.create(io, paths, clock, os.getpid())
         stack.callback(control.close)
         stack.callback(control.store, layout.GROUP_STATE, layout.GROUP_DOWN)
         clean = not io.exists(paths.abort)
@@ -163,7 +165,8 @@ class Supervisor:
             self._signals = Signals()
             stack.callback(self._signals.close)
             try:
-                self._begin(stack)
+                with starting(self._context.paths):
+                    self._begin(stack)
             except KeyboardInterrupt:
                 return Outcome(EXIT_INTERRUPTED, "interrupted before the group was up; the next start recovers")
             while not self._ended:
@@ -321,8 +324,9 @@ class Supervisor:
         self._manager.say_reloading()
         try:
             self.reload()
-        except MqprocError as error:
-            self._context.report(f"options not reloaded: {error}")
+        except (MqprocError, OSError) as error:
+            # Whoever asked by a signal hears of it nowhere else.
+            log.get_logger().error(f"options not reloaded: {error}")
         self._manager.say_state(self._control.load(layout.GROUP_STATE))
 
     def _reopen_logs(self) -> None:
@@ -330,7 +334,7 @@ class Supervisor:
         try:
             reopened = log_file.reopen()
         except OSError as error:
-            self._context.report(f"log file not opened anew, the old one goes on: {error}")
+            log.get_logger().error(f"log file not opened anew, the old one goes on: {error}")
             return
         if reopened:
             self._group.reopen_logs()
@@ -467,9 +471,14 @@ class Supervisor:
         found, old = self._hooks.reload(), self._options
         changed = [name for name in FIELDS if getattr(found, name) != getattr(old, name)]
         taken = {name: getattr(found, name) for name in changed if FIELDS[name].metadata["reload"]}
-        self._options = dataclasses.replace(old, **taken)
+        options = dataclasses.replace(old, **taken)
+        try:
+            write_settings(self._context.io, self._context.paths, options)
+        except OSError as error:
+            # Roles read it there. Without it all goes on by the old ones.
+            raise StoreAccessError(f"{self._context.paths.settings}: {error.strerror}") from error
+        self._options = options
         self._group.changes |= taken
-        write_settings(self._context.io, self._context.paths, self._options)
         self._group.signal_all(signal.SIGHUP)
         self._context.report(_reload_line(taken, [name for name in changed if name not in taken]))
 

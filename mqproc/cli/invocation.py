@@ -70,7 +70,10 @@ class Invocation:
         return self.began_s + self.timeout if self.timeout_given else math.inf
 
     def config_file(self) -> Path | None:
-        """The config file: --config, MQPROC_CONFIG, ./mqproc.toml if it is there."""
+        """The config file: --config, MQPROC_CONFIG, ./mqproc.toml if it is there.
+
+        Once one was found it is always that one: a group whose file has gone must not fall back to defaults.
+        """
         named = self.config or os.environ.get("MQPROC_CONFIG")
         if named:
             path = Path(named)
@@ -78,7 +81,10 @@ class Invocation:
                 raise ConfigurationError(f"{path}: no such file")
             return path
         default = Path(DEFAULT_CONFIG)
-        return default if default.is_file() else None
+        if not default.is_file():
+            return None
+        self.config = default
+        return default
 
     def store_path(self) -> Path:
         """The store's folder, absolute. Raises a usage error that tells how to name one."""

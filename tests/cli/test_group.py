@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from mqproc.layout.control import ROLES
 from mqproc.paths import StorePaths
 from tests.cli.calling import call
@@ -153,6 +155,15 @@ def test_status_tells_state_and_lag(group: Group) -> None:
 
 def test_a_wrong_option_is_a_configuration_error(tmp_path: Path) -> None:
     assert mqproc("up", "--store", str(tmp_path / "s"), "--set", "max_queues=1").returncode == 8
+
+
+@pytest.mark.parametrize("how", [(), ("--detach",)])
+def test_a_start_that_the_disk_refuses_says_of_which_store(tmp_path: Path, how: tuple[str, ...]) -> None:
+    store = tmp_path / "store"
+    # No file may have a byte.
+    refused = f"prlimit --fsize=0 {sys.executable} -m mqproc up --store {store}".split()
+    up = subprocess.run([*refused, *how], capture_output=True, text=True, timeout=120, check=False)
+    assert (up.returncode, up.stderr) == (3, f"mqproc: {store}: the group cannot start: File too large\n")
 
 
 def test_a_group_that_is_stopped_in_order_leaves_no_abort_file(make_group: Callable[..., Group]) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mqproc.cli.invocation import process_began_s
+from mqproc.cli.invocation import Invocation, process_began_s
+from mqproc.config import FIELDS
+from mqproc.errors import ConfigurationError
 from tests.cli.calling import call
 
 
@@ -63,6 +65,21 @@ def test_a_wrong_configuration_is_exit_code_8(tmp_path: Path) -> None:
     broken = tmp_path / "broken.toml"
     broken.write_text("store = [")
     assert call("config", "check", "--config", broken).code == 8
+
+
+def test_a_config_file_that_was_found_and_is_gone_is_no_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MQPROC_CONFIG", raising=False)
+    invocation = Invocation()
+    assert invocation.options().max_queues == FIELDS["max_queues"].default
+    config = tmp_path / "mqproc.toml"
+    config.write_text("max_queues = 4096\n")
+    assert invocation.options().max_queues == 4096
+    config.unlink()
+    with pytest.raises(ConfigurationError, match=r"^mqproc\.toml: no such file$"):
+        invocation.options()
 
 
 def test_a_command_begins_with_its_process() -> None:

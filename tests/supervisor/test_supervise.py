@@ -18,10 +18,11 @@ import psutil
 import pytest
 
 from mqproc.control import Control
-from mqproc.errors import BadRequestError, ConfigurationError, UnknownCommandError
-from mqproc.io import StoreIO
+from mqproc.errors import BadRequestError, ConfigurationError, StoreAccessError, UnknownCommandError
+from mqproc.io import REPLACING_SUFFIX, StoreIO
 from mqproc.layout import control as layout
 from mqproc.wire.operations import Operation, RoleRequest, StatusAnswer
+from tests.cli.calling import call
 from tests.conftest import keeps_below
 from tests.supervisor.running_group import RunningGroup, alive, titles_of, wait_until
 
@@ -417,6 +418,25 @@ class TestControlSocket:
         (group.root / "new_size").write_text("5")
         with pytest.raises(ConfigurationError):
             group.ask(Operation.RELOAD)
+
+    def test_options_that_cannot_be_kept_are_not_taken_and_the_group_goes_on(self, start_group: StartGroup) -> None:
+        group = start_group(FEW)
+        settings = group.paths.settings
+        # What a full disk does, for anybody.
+        in_the_way = settings.with_name(settings.name + REPLACING_SUFFIX)
+        in_the_way.mkdir()
+        (group.root / "new_size").write_text("777")
+        group.process.send_signal(signal.SIGHUP)
+        told = f"options not reloaded: {settings}: Is a directory"
+        wait_until(lambda: any(told in line for line in group.errors), told)
+        assert told in call("errors", "--store", group.root).out
+        with pytest.raises(StoreAccessError):
+            group.ask(Operation.RELOAD)
+        in_the_way.rmdir()
+        group.ask(Operation.RELOAD)
+        group.wait_for_line("options reloaded: max_message_size = 777")
+        wait_until(lambda: "writer reload 777" in group.events)
+        assert group.stop() == 0
 
 
 def _store_word(group: RunningGroup, index: int, value: int) -> None:
