@@ -17,6 +17,7 @@ import errno
 import faulthandler
 import json
 import os
+import random
 import signal
 import socket
 import time
@@ -273,6 +274,10 @@ class Loop:
         # ends just then would be too long on the average, since long ones are more likely to.
         self._sample_ns = 0
         self._sampling = True
+        # Since the last wait, and how long the last work between two waits was.
+        self._burst_began_ns = 0
+        self._burst_steps = 0
+        self._burst_ns = 0
         # Steps that did work: not in the shared word yet; not timed yet.
         self._uncounted = 0
         self._untimed = 0
@@ -326,7 +331,7 @@ class Loop:
         """Now and then: say "alive", count steps, time one for those before it; a slow one for itself."""
         self._heart.beat_if_due()
         if not done:
-            self._sampling = True
+            self._passed()
             return
         self._count()
         if self._now_ns - began_ns >= SLOW_STEP_NS:
@@ -387,9 +392,21 @@ class Loop:
             self._waited(self._heart.beat())
 
     def _waited(self, now_ns: int) -> None:
-        """What came to its end was no step, so the next one may be timed whatever its length."""
-        self._now_ns = now_ns
-        self._sampling = now_ns >= self._sample_ns
+        steps = self._uncounted + self._untimed
+        if steps != self._burst_steps:
+            self._burst_steps = steps
+            self._burst_ns = self._now_ns - self._burst_began_ns
+        self._burst_began_ns = self._now_ns = now_ns
+        if now_ns >= self._sample_ns:
+            self._passed()
+
+    def _passed(self) -> None:
+        """The time to look came while nothing was done, so a time in what is done next is drawn instead.
+
+        The first step behind a wait would always be the one otherwise, and others are of another length.
+        """
+        if not self._sampling:
+            self._sample_ns = self._now_ns + int(random.random() * self._burst_ns)
 
     def _reload(self) -> None:
         self._signals.reload_asked = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import random
 import signal
 import tempfile
 import time
@@ -173,16 +174,24 @@ def test_counts_steps_that_did_work(context: RoleContext) -> None:
 class TimedRole(Scripted):
     """Takes as long for each step as `took_ns` says, by the clock that the loop reads; notes what it is told."""
 
-    def __init__(self, context: RoleContext, took_ns: list[int]) -> None:
-        super().__init__(context, [1] * len(took_ns))
+    def __init__(self, context: RoleContext, took_ns: list[int], steps: list[int], wait_ns: int) -> None:
+        super().__init__(context, steps)
         self.told: list[tuple[int, bool]] = []
         self._took_ns = iter(took_ns)
+        self._wait_ns = wait_ns
 
     def do_work(self) -> int:
+        self._pass(next(self._took_ns, 0))
+        return super().do_work()
+
+    def wait(self, timeout_s: float) -> None:
+        self._pass(self._wait_ns)
+        super().wait(timeout_s)
+
+    def _pass(self, time_ns: int) -> None:
         clock = self.context.clock
         assert isinstance(clock, SteppedClock)
-        clock.now_ns += next(self._took_ns, 0)
-        return super().do_work()
+        clock.now_ns += time_ns
 
     def timed(self, began_ns: int, ended_ns: int, *, alone: bool) -> None:
         self.told.append((ended_ns - began_ns, alone))
@@ -197,13 +206,15 @@ class SteppedClock(Clock):
         return self.now_ns
 
 
-def run_timed(context: RoleContext, took_ns: list[int]) -> tuple[TimedRole, Buckets]:
+def run_timed(
+    context: RoleContext, took_ns: list[int], steps: list[int] | None = None, wait_ns: int = 0
+) -> tuple[TimedRole, Buckets]:
     clock = SteppedClock()
     context = dataclasses.replace(context, clock=clock, heart=Heart(context.control, NAME, clock))
     made: list[TimedRole] = []
 
     def factory(context: RoleContext) -> TimedRole:
-        made.append(TimedRole(context, took_ns))
+        made.append(TimedRole(context, took_ns, steps or [1] * len(took_ns), wait_ns))
         return made[0]
 
     assert run(context, factory) == 0
@@ -226,6 +237,23 @@ def test_a_slow_step_is_timed_in_any_case_and_stands_for_itself(context: RoleCon
     # The step of 100 µs is counted with the first one of 50 µs, and so is the last.
     assert found.total == pytest.approx((30_000 + 3 * SLOW_STEP_NS + 3 * 50_000) / 1e9)
     assert sum(found.counts) == 6
+
+
+def test_the_first_step_behind_a_wait_does_not_stand_for_the_others(
+    context: RoleContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bursts of one short step and nine long ones, 20 ms apart: it would be timed each time, and they never."""
+    monkeypatch.setattr(random, "random", random.Random(1).random)
+    bursts = 300
+    took_ns, steps = [0], [1]
+    for _ in range(bursts):
+        took_ns += [10_000, *[500_000] * 9, 0, 0]
+        steps += [*[1] * 10, 0, 0]
+    role, found = run_timed(context, took_ns, steps, wait_ns=20_000_000)
+    assert role.log.count("wait") >= bursts
+    assert sum(found.counts) == 1 + 10 * bursts
+    assert found.total == pytest.approx(sum(took_ns) / 1e9, rel=0.05)
+    assert 0.02 * len(role.told) < role.told.count((10_000, False)) < 0.2 * len(role.told)
 
 
 def test_steps_of_a_role_that_fails_are_counted(context: RoleContext) -> None:
