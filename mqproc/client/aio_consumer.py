@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from mqproc.client import core, group_calls
 from mqproc.client.aio_broadcast import AsyncBroadcast
@@ -410,6 +410,13 @@ class JoiningConsumer:
 
     def __await__(self) -> Generator[Any, None, AsyncConsumer]:
         return self._join().__await__()
+
+    # Type checkers know what it has; others are told what is missing.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            how = "`async with client.consumer(…) as consumer`, or await it"
+            raise AttributeError(f"{name}: this consumer has not joined its group yet: {how}")
 
     async def __aenter__(self) -> AsyncConsumer:
         self._consumer = await self._join()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -204,6 +205,17 @@ def test_a_topic_that_is_made_again_before_anybody_looks_is_gone_on_with(
             assert [message.body for message in await all_of_async(consumer, 3)] == sent
         assert asked[:2] == [0, 0]
         assert await offsets(client, "hidden") == [3]
+
+    run(program)
+
+
+def test_who_forgot_to_join_is_told_so(run: Callable[[Program], None]) -> None:
+    async def program(client: AsyncClient) -> None:
+        forgotten: Any = client.consumer("forgotten", "NotYet")
+        with pytest.raises(AttributeError, match="receive: this consumer has not joined its group yet: `async with "):
+            await forgotten.receive(1)
+        with pytest.raises(GroupNotFoundError):
+            await client.groups.info("forgotten")
 
     run(program)
 
