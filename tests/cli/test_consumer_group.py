@@ -257,6 +257,25 @@ def test_what_the_system_keeps_for_itself_is_nobody_elses_to_move(group: Group, 
             does()
 
 
+def test_a_groups_name_may_have_what_rocketmq_takes(group: Group, client: Client) -> None:
+    """RocketMQ's names are of ^[%|a-zA-Z0-9_-]+$, also one that looks like a retry topic."""
+    name = "%RETRY%odd|Name_1-2"
+    stand(client, name, 18, 20)
+    with client.consumer(name, TOPIC) as consumer:
+        first, second = consumer.receive(2, timeout=PATIENCE_S)
+        consumer.nack(first, delay_level=1)
+        consumer.nack(second, delay_level=-1)
+        (again,) = consumer.receive(2, timeout=PATIENCE_S)
+        assert (again.body, again.topic) == (first.body, f"%RETRY%{name}")
+        consumer.ack(again)
+    client.wait_dispatched()
+    assert [letter["body"] for letter in ask(group, "dlq", "list", name, "--json").json["dead_letters"]] == [
+        second.body.decode()
+    ]
+    assert ask(group, "lag", name, "--max", 0).code == 0
+    assert ask(group, "delete", name, "--execute").err == f"group {name} is forgotten; %DLQ%{name} stays\n"
+
+
 def test_dead_letters_are_listed_and_sent_again(group: Group, client: Client) -> None:
     client.groups.change("sick", retry_max_times=0)
     with client.consumer("sick", TOPIC, start="earliest") as consumer:
