@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mqproc.control import Control
+from mqproc.errors import TopicNotFoundError
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from tests.cli.calling import call
@@ -150,6 +152,22 @@ def test_a_small_and_a_changed_terminal_are_used_as_they_are(group: Group) -> No
         terminal.until("silent", "monitor")
         terminal.send("q")
         assert terminal.end() == 0
+
+
+def test_what_is_refused_and_who_is_connected_is_seen_on_a_narrow_terminal(group: Group) -> None:
+    with PseudoTerminal("top", "--store", group.store, "--interval", "200ms", columns=80) as terminal:
+        terminal.until("0 refused/s", "memory")
+        with group.client() as client:
+
+            def refused() -> bool:
+                with pytest.raises(TopicNotFoundError):
+                    client.delete_topic("nobody-made-it")
+                return re.search(r" [1-9][\d,.]* refused/s", terminal.text()) is not None
+
+            wait_until(refused, what="refusals")
+            client.send("orders", b"x")
+            client.pull("orders", 0, 0)
+            terminal.until("1 + 1 cli")
 
 
 def test_one_picture_for_pipes_and_programs(group: Group) -> None:

@@ -151,17 +151,15 @@ def _rates(now: Snapshot, before: Snapshot | None) -> Text:
     def rate(name: str) -> float | None:
         return path_rate(name, now, before)
 
-    path = now["path"]
-    clients = _UNKNOWN if path["producers"] is None else f"{path['producers']} + {path['consumers']}"
     return Text.assemble(
         _label("rates"),
         f"sent {_rate(rate('appended_messages'))}/s",
         f" ▸ dispatched {_rate(rate('dispatched_messages'))}/s",
         f" ▸ delivered {_rate(rate('delivered_messages'))}/s",
-        f"   {_bytes(rate('written_bytes'))}/s",
-        f"   {_rate(rate('requests'))} requests/s, ",
+        # A narrow terminal has what is wrong, too.
+        "   ",
         (f"{_rate(rate('rejects'))} refused/s", "bold red" if rate("rejects") else ""),
-        f"   {clients} clients",
+        f"   {_bytes(rate('written_bytes'))}/s   {_rate(rate('requests'))} requests/s",
     )
 
 
@@ -186,7 +184,8 @@ def _latencies(now: Snapshot, before: Snapshot | None) -> Text:
 
 
 def _machine(now: Snapshot) -> Text:
-    disk = now["disk"]
+    disk, path = now["disk"], now["path"]
+    clients = _UNKNOWN if path["producers"] is None else f"{path['producers']} + {path['consumers']}"
     memory = sum(role["memory_bytes"] or 0 for role in now["roles"])
     share = disk["used_ratio"]
     style = "bold red" if disk["full"] else "bold yellow" if (share or 0) > disk["clean_ratio"] else ""
@@ -195,8 +194,8 @@ def _machine(now: Snapshot) -> Text:
     return Text.assemble(
         _label("disk"),
         (f"{used} % used, {_bytes(disk['free_bytes'])} free", style),
-        f"   log {_bytes(disk['log_bytes'])}   memory {format_bytes(memory)}",
         damage,
+        f"  log {_bytes(disk['log_bytes'])}  memory {format_bytes(memory)}  {clients} clients",
     )
 
 
