@@ -214,7 +214,7 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
     ) -> JoiningConsumer:
         """Become a member of a consumer group, when it is awaited or entered; see `Client.consumer`."""
         wanted = subscription(group, topics, name, session_timeout, start)
-        path = broadcast_path(self.store, group, name, offsets_path) if broadcast else ""
+        path = broadcast_path(self.store, group, name, offsets_path, broadcast=broadcast)
         return JoiningConsumer(functools.partial(self._join, wanted, filter_of(filter), pull_messages, path))
 
     async def _join(

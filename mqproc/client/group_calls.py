@@ -203,7 +203,10 @@ def reset(group: str, offsets: Sequence[tuple[str, int, int]]) -> Call[None]:
 
 
 def change(group: str, retry_max_times: int | None, retry_queue_nums: int | None, enabled: bool | None) -> Call[None]:
-    """Settings that are None stay as they are."""
+    """Settings that are None stay as they are. Raises BadRequestError for numbers below 0."""
+    for name, value in (("retry_max_times", retry_max_times), ("retry_queue_nums", retry_queue_nums)):
+        if value is not None and value < 0:
+            raise BadRequestError(f"{name} = {value} is out of range: 0 at least")
     numbers = [-1 if value is None else int(value) for value in (retry_max_times, retry_queue_nums, enabled)]
     return call_of(Operation.GROUP_SETTINGS, GroupSettingsRequest(group, *numbers), nothing)
 

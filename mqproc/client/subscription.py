@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from mqproc.client.amounts import milliseconds
 from mqproc.client.core import Call, Time, chosen, pull, pull_request
 from mqproc.client.group_calls import join, start_of
 from mqproc.errors import BadRequestError
 from mqproc.message import Filter, PullResult, SqlFilter, TagFilter
 from mqproc.names import check_topic
+from mqproc.store.groups.settings import check_group
 from mqproc.wire.group_operations import GroupAssignment, GroupJoinRequest
 
 SESSION_TIMEOUT_S: Final = 10.0
@@ -52,13 +54,14 @@ def subscription(
     group: str, topics: str | Sequence[str], name: str, session_timeout: float, start: Time
 ) -> Subscription:
     """Raises BadRequestError, BadTopicError."""
+    check_group(group)
     wanted = (topics,) if isinstance(topics, str) else tuple(topics)
     if not wanted:
         raise BadRequestError(f"a consumer of group {group!r} names no topic")
     for topic in wanted:
         check_topic(topic)
     name = name or f"{socket.gethostname()}@{os.getpid()}"
-    return Subscription(group, wanted, name, round(session_timeout * 1000), *start_of(start))
+    return Subscription(group, wanted, name, milliseconds("session_timeout", session_timeout), *start_of(start))
 
 
 def filter_of(filter: Filter | str | None) -> Filter | None:
@@ -77,12 +80,18 @@ def trials_of(filter: Filter | None, wanted: Subscription) -> list[Call[PullResu
     return [pull(pull_request(wanted.topics[0], 0, _BEHIND_EVERY_QUEUE, 1, 1, "", 0.0, False, filter))]
 
 
-def broadcast_path(store: Path, group: str, name: str, given: str | Path | None) -> str:
-    """Where a broadcast consumer keeps its progress: by store, group and name, below the user's home.
+def broadcast_path(store: Path, group: str, name: str, given: str | Path | None, *, broadcast: bool) -> str:
+    """Where a broadcast consumer keeps its progress: by store, group and name, below the user's home. "" for others.
 
-    One without a name finds its progress again too, in whatever process.
+    One without a name finds its progress again too, in whatever process. Raises BadRequestError.
     """
+    if not broadcast:
+        if given is not None:
+            raise BadRequestError("offsets_path is for broadcast=True: a member's progress is its group's")
+        return ""
     if given is not None:
         return str(Path(given).absolute())
+    if "/" in name or "\0" in name:
+        raise BadRequestError(f"name {name[:64]!r} can be no file's: give an offsets_path, or a name without it")
     place = hashlib.sha256(os.fsencode(store)).hexdigest()[:16]
     return str(Path.home() / ".mqproc" / "offsets" / place / f"{group}@{name or socket.gethostname()}.json")

@@ -219,7 +219,7 @@ class Client(Calls):
         every queue, and keeps its progress in the file `offsets_path`, which is its own, or one that goes by its name.
         """
         wanted = subscription(group, topics, name, session_timeout, start)
-        path = broadcast_path(self.store, group, name, offsets_path) if broadcast else ""
+        path = broadcast_path(self.store, group, name, offsets_path, broadcast=broadcast)
         asked = filter_of(filter)
         for trial in trials_of(asked, wanted):
             self.run(trial)

@@ -43,6 +43,9 @@ def test_consumers_refuse_them(group: Group) -> None:
         refused: list[tuple[str, Callable[[Client], object]]] = [
             ("invisible_duration", lambda client: client.simple_consumer("s", "Amounts").receive(1, float("nan"))),
             ("timeout", lambda client: client.simple_consumer("s", "Amounts").receive(1, timeout=float("inf"))),
+            ("session_timeout", lambda client: client.consumer("s", "Amounts", session_timeout=float("nan"))),
+            ("retry_max_times", lambda client: client.groups.change("s", retry_max_times=-5)),
+            ("retry_queue_nums", lambda client: client.groups.change("s", retry_queue_nums=-1)),
         ]
         for name, call in refused:
             with pytest.raises(BadRequestError, match=rf"^{name} = "):

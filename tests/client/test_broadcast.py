@@ -215,6 +215,23 @@ def test_a_broadcast_consumer_without_a_name_or_a_path_finds_its_progress_again(
         assert [message.body for message in consumer.receive(10, timeout=PATIENCE_S)] == [b"4"]
 
 
+@pytest.mark.parametrize("group", ["", "../other", "a/b", None])
+def test_no_group_leads_out_of_the_folder_of_progress(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: Any
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(BadRequestError, match=r"^(the group's name is empty|group .*(has '.' at|has '/' at|is None))"):
+        client.consumer(group, "Cast", broadcast=True)
+    with pytest.raises(BadRequestError, match=r"'\.\./me' can be no file's"):
+        client.consumer("cast-named", "Cast", broadcast=True, name="../me")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_member_is_given_no_file(client: Client, tmp_path: Path) -> None:
+    with pytest.raises(BadRequestError, match="offsets_path is for broadcast=True"):
+        client.consumer("cast-member", "Cast", offsets_path=tmp_path / "offsets.json")
+
+
 def test_a_broadcast_consumer_that_could_not_begin_has_no_file(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
