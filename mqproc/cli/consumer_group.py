@@ -17,6 +17,7 @@ from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output
 from mqproc.cli.times import format_duration, now_ms
 from mqproc.client import Client, Move, ResetTo
+from mqproc.client.group_steps import check_read
 from mqproc.errors import BadRequestError
 from mqproc.groups import GroupInfo, GroupQueue
 from mqproc.names import DEAD_LETTER_PREFIX
@@ -166,6 +167,7 @@ def lag(invocation: Invocation, name: str, topics: tuple[str, ...], limit: int |
     """Show what a group has not consumed, topic by topic, for people and for checks."""
     with invocation.client() as client:
         found = client.groups.info(name)
+    check_read(found, topics)
     queues = [queue for queue in found.queues if not topics or queue.topic in topics]
     rows = _lag_rows(queues, now_ms())
     left = sum(queue.lag for queue in queues)

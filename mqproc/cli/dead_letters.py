@@ -100,6 +100,8 @@ def resend(invocation: Invocation, name: str, offsets: tuple[int, ...], execute:
         out.document({"group": name, "dead_letters": len(letters), "sent": sent, "executed": execute})
     elif execute:
         out.note(f"{sent:,} of {found} sent to {name} again")
+    elif not letters:
+        out.note(f"{name} has no dead letters")
     else:
         out.note(f"would send {found} to {name} again; --execute does it")
     if not execute:

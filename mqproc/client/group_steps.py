@@ -138,9 +138,20 @@ def execute(group: str, moves: list[Move]) -> Steps[None]:
         yield group_calls.reset(group, [(move.topic, move.queue_id, move.after) for move in moves])
 
 
+def check_read(info: GroupInfo, topics: tuple[str, ...]) -> None:
+    """Raise TopicNotFoundError for a topic that a group has nothing to do with: a mistyped one would pass unseen."""
+    for topic in topics:
+        if all(queue.topic != topic for queue in info.queues):
+            raise TopicNotFoundError(f"group {info.group} has no progress in topic {topic!r}")
+
+
 def plan_clone(source: str, target: str, topics: tuple[str, ...] = ()) -> Steps[list[Move]]:
-    """What giving `target` the progress of `source` would move. Retry topics are each group's own."""
+    """What giving `target` the progress of `source` would move. Retry topics are each group's own.
+
+    Raises GroupNotFoundError, TopicNotFoundError for one that `source` has no progress in.
+    """
     info: GroupInfo = yield group_calls.info(source)
+    check_read(info, topics)
     before: dict[tuple[str, int], int | None] = {}
     try:
         other: GroupInfo = yield group_calls.info(target)

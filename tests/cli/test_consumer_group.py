@@ -91,7 +91,11 @@ def test_lag_is_a_check(group: Group, client: Client) -> None:
     assert ask(group, "lag", "late", "--max", 0).code == 1
     assert ask(group, "lag", "late", "--max-age", "1h").code == 0
     assert ask(group, "lag", "late", "--max-age", "1ms", "--json").json["exceeded"] is True
+    client.create_topic("other", 1)
+    client.groups.commit("late", "other", 0, 0)
     assert ask(group, "lag", "late", "--max", 0, "--topic", "other").code == 0
+    mistyped = ask(group, "lag", "late", "--max", 0, "--topic", "othr")
+    assert (mistyped.code, mistyped.err) == (5, "mqproc: group late has no progress in topic 'othr'\n")
     stand(client, "late", 20, 20)
     assert ask(group, "lag", "late", "--max-age", "0").code == 0
 
@@ -201,6 +205,7 @@ def test_a_group_skips_is_cloned_and_deleted(group: Group, client: Client) -> No
     assert ask(group, "clone", "source", "copy", "--execute").code == 0
     assert progress(client, "copy") == [3, 4]
     assert ask(group, "clone", "missing", "copy").code == 5
+    assert ask(group, "clone", "source", "other-copy", "--topic", "othr").code == 5
     planned = ask(group, "skip", "copy", "--json")
     assert (planned.code, sum(row["messages"] for row in planned.json["moves"])) == (1, -33)
     told = ask(group, "skip", "copy")
@@ -310,6 +315,8 @@ def test_dead_letters_are_listed_and_sent_again(group: Group, client: Client) ->
 
 def test_a_deletion_names_dead_letters_only_where_there_are_some(group: Group, client: Client) -> None:
     stand(client, "well", 1, 1)
+    none = ask(group, "dlq", "resend", "well")
+    assert (none.code, none.err) == (0, "well has no dead letters\n")
     assert ask(group, "delete", "well", "--execute").err == "group well is forgotten\n"
     with client.consumer("ill", TOPIC, start="earliest") as consumer:
         consumer.nack(*consumer.receive(1, timeout=PATIENCE_S), delay_level=-1)
