@@ -14,7 +14,6 @@ from __future__ import annotations
 import bisect
 import multiprocessing
 import os
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -27,6 +26,7 @@ from numpy.typing import DTypeLike, NDArray
 from mqproc.config import MIB
 from mqproc.delay_levels import DELAYS_MS
 from mqproc.kernels.dispatch_buffers import ScanResult
+from mqproc.store.forking import leave_signals_to_the_parent, signals_held
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.recovery.resync import Resync
 from mqproc.store.segments import LogSegments
@@ -96,6 +96,9 @@ class ScanAhead:
                 self._start()
         except OSError as error:
             self._give_up(str(error))
+        except BaseException:
+            self.close()
+            raise
 
     def scan(self, start: int, stop: int) -> ScanResult:
         """As `Scans` says."""
@@ -153,10 +156,11 @@ class ScanAhead:
         here, there = multiprocessing.Pipe()
         others = [*self._pipes, here]
         process = multiprocessing.get_context("fork").Process(target=self._serve, args=(there, others), daemon=True)
-        process.start()
+        with signals_held():
+            process.start()
+            self._pipes.append(here)
+            self._processes.append(process)
         there.close()
-        self._pipes.append(here)
-        self._processes.append(process)
 
     # A scanner's side
 
@@ -165,9 +169,7 @@ class ScanAhead:
         # A copy of its end would keep this process from seeing that it is gone.
         for other in others:
             other.close()
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        leave_signals_to_the_parent()
         resync = Resync(self._segments)
         try:
             while True:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from mqproc.errors import CorruptStoreError, InternalError
 from mqproc.io import StoreIO
 from mqproc.kernels import dispatch_buffers, index_verify, record_check, scan, verify
+from mqproc.store.forking import leave_signals_to_the_parent, signals_held
 from mqproc.store.verify.index_details import IndexDetails, IndexQuestion
 from mqproc.store.verify.index_pass import IndexPass
 from mqproc.store.verify.inventory import Queue
@@ -89,8 +90,12 @@ class Workers:
         if jobs > 1:
             for module in (scan, dispatch_buffers, record_check, verify, index_verify):
                 module.warm()
-            for slot in range(jobs):
-                self._start(picture, slot)
+            try:
+                for slot in range(jobs):
+                    self._start(picture, slot)
+            except BaseException:
+                self.close()
+                raise
 
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[Task, Any]]:
         """Each task with its result, in the order in which they are ready. Raises what a task raised."""
@@ -129,9 +134,10 @@ class Workers:
         others = [*self._processes, here]
         context = multiprocessing.get_context("fork")
         process = context.Process(target=_serve, args=(there, others, picture, self._done, slot), daemon=True)
-        process.start()
+        with signals_held():
+            process.start()
+            self._processes[here] = process
         there.close()
-        self._processes[here] = process
 
     def _hand(self, pipe: _Pipe, waiting: list[Task]) -> None:
         if waiting:
@@ -163,7 +169,7 @@ def _serve(pipe: _Pipe, others: list[_Pipe], picture: Picture, done: Any, slot: 
     # A copy of the parent's end would keep this process from seeing that it is gone.
     for other in others:
         other.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_signals_to_the_parent()
 
     def advance(size: int) -> None:
         done[slot] += size
