@@ -29,22 +29,23 @@ _RECORD_COLUMNS = [*RECORD_COLUMNS, Column("message_id")]
 
 
 @click.command(cls=Command)
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", required=False, type=click.Path(path_type=Path))
 @click.option("--max", "most", type=click.IntRange(0), default=0, metavar="N", help="Stop after so many rows.  [all]")
 @click.option("--topic", default="", help="Of a folder: only records of this topic.")
 @click.option("--fields", is_flag=True, help="Of a file: each field with its bytes, value and meaning.")
 @pass_invocation
-def dump(invocation: Invocation, path: Path, most: int, topic: str, fields: bool) -> int:
+def dump(invocation: Invocation, path: Path | None, most: int, topic: str, fields: bool) -> int:
     """Print every CommitLog record of the store PATH, or explain the file PATH.
 
-    Of a folder, --json prints one JSON line a record, in the order of the log. Holes are told on stderr, and the
-    exit code is then 1. Of a store that runs only what is published counts. A file may be the checkpoint, a CommitLog
-    segment, a ConsumeQueue, an index file, one of the timer's files, a durable mark, the control file, the queue
-    table, groups' progress, the error list, the topics' journal, a marker or a config file: first comes which bytes
-    are what, from the first to the last, then each record, unit, item or word. The exit code is 1 when a segment has
-    damage, or when a config file's reader would not take it.
+    Without PATH it is the store that --store and the like name. Of a folder, --json prints one JSON line a record, in
+    the order of the log. Holes are told on stderr, and the exit code is then 1. Of a store that runs only what is
+    published counts. A file may be the checkpoint, a CommitLog segment, a ConsumeQueue, an index file, one of the
+    timer's files, a durable mark, the control file, the queue table, groups' progress, the error list, the topics'
+    journal, a marker or a config file: first comes which bytes are what, from the first to the last, then each record,
+    unit, item or word. The exit code is 1 when a segment has damage, or when a config file's reader would not take it.
     """
     io = StoreIO()
+    path = path or invocation.paths().root
     if path.is_dir():
         return _dump_log(invocation, io, path, most, topic)
     if not path.exists():

@@ -22,6 +22,7 @@ from mqproc.config import MIB
 from mqproc.errors import CorruptStoreError, TopicNotFoundError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
+from mqproc.quantities import counted
 
 if TYPE_CHECKING:
     from mqproc.store.export import Selection, Taken
@@ -79,6 +80,8 @@ def export(
     from mqproc.store.verify.inventory import take_inventory
     from mqproc.store.verify.verifier import positions_of, sizes_of
 
+    if begin is not None and end is not None and begin >= end:
+        raise click.UsageError("--end is not after --begin: no message lies between them")
     io = StoreIO()
     paths = store_of(invocation, io, folder)
     options = options_for(invocation, io, paths)
@@ -101,7 +104,7 @@ def export(
             if count == 0 and topic not in configs:
                 raise TopicNotFoundError(f"{paths.root}: no topic {topic!r} there")
         sink.finish([configs.get(topic) or _made_up(topic) for topic in selection.topics])
-    _tell(invocation.out, target, taken, time.monotonic() - started_s)
+    _tell(invocation.out, paths, target, taken, time.monotonic() - started_s)
     return EXIT_DAMAGE if taken.lost else 0
 
 
@@ -149,10 +152,10 @@ def _made_up(topic: str) -> TopicConfig:
     return TopicConfig(topic, 1)
 
 
-def _tell(out: Output, target: Path, taken: Taken, seconds: float) -> None:
+def _tell(out: Output, paths: StorePaths, target: Path, taken: Taken, seconds: float) -> None:
     for lost in taken.lost:
         size = format_bytes(lost.stop - lost.start)
-        out.note(f"hole [{lost.start}, {lost.stop}), {size}: {lost.reason}")
+        out.note(f"{paths.commit_log}: hole [{lost.start}, {lost.stop}), {size}: {lost.reason}")
     rows = [{"topic": topic, "messages": count} for topic, count in taken.by_topic.items()]
     if out.shape == "json":
         holes = [{"start": lost.start, "stop": lost.stop, "reason": lost.reason} for lost in taken.lost]
@@ -169,4 +172,4 @@ def _tell(out: Output, target: Path, taken: Taken, seconds: float) -> None:
         return
     out.rows("topics", _COLUMNS, rows)
     if out.shape == "table":
-        out.line(f"{taken.messages:,} messages, {format_bytes(taken.size)}, to {target} in {seconds:.2f} s")
+        out.line(f"{counted(taken.messages, 'message')}, {format_bytes(taken.size)}, to {target} in {seconds:.2f} s")

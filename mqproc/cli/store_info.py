@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mqproc.layout.marks import Mark
     from mqproc.message import QueueInfo
     from mqproc.store.reads.reader import StoreReader
+    from mqproc.store.verify.inventory import Inventory
 
 _FACTS = (
     ("store", "", "text"),
@@ -112,6 +113,8 @@ def describe_store(io: StoreIO, paths: StorePaths, options: Options) -> dict[str
     """Everything that can be told without reading all of it. What cannot be read is None, and `trouble` says why."""
     from mqproc.store import checkpoint_file
     from mqproc.store.segments import LogSegments, adopted_segment_size
+    from mqproc.store.verify.inventory import take_inventory
+    from mqproc.store.verify.verifier import sizes_of
 
     holder = holder_of(io, paths)
     checkpoint = checkpoint_file.read(io, paths.checkpoint)
@@ -119,7 +122,12 @@ def describe_store(io: StoreIO, paths: StorePaths, options: Options) -> dict[str
     starts = LogSegments(io, paths.commit_log, segment_bytes).starts()
     marks = _marks(io, paths)
     reading = _Reading(paths, options)
-    index_files = _index_files(io, paths, options)
+    holes = _holes(io, paths)
+    inventory = take_inventory(io, paths, sizes_of(io, paths, options))
+    index_files = _index_files(io, inventory)
+    described = reading.describe()
+    # A running group's files come and go; those that are not yet whole are no damage.
+    described["trouble"] = described["trouble"] or (None if holder else _files_at_fault(inventory, holes))
     return {
         "store": str(paths.root),
         "held_by": str(holder) if holder else None,
@@ -127,7 +135,7 @@ def describe_store(io: StoreIO, paths: StorePaths, options: Options) -> dict[str
         "stopped_in_order": not io.exists(paths.abort),
         "read_only": _text(io, paths.read_only),
         "log_begin": starts[0] if starts else 0,
-        **reading.describe(),
+        **described,
         "segments": len(starts),
         "segment_bytes": segment_bytes,
         "written_by": _written_by(io, paths, segment_bytes, reading.log_end, marks.get("commitlog")),
@@ -137,7 +145,7 @@ def describe_store(io: StoreIO, paths: StorePaths, options: Options) -> dict[str
         "index_timestamp_ms": checkpoint.index_timestamp_ms,
         **_timer(io, paths),
         "marks": {name: mark.offset for name, mark in marks.items()},
-        "holes": _holes(io, paths),
+        "holes": holes,
         "index_files": index_files,
         "parts": {
             "commitlog": _size_of(paths.commit_log),
@@ -187,7 +195,6 @@ class _Reading:
             if (of_topic := [queue for queue in queues if queue.topic == topic])
         ]
         messages = sum(queue.max_offset - queue.min_offset for queue in queues)
-        is_lost = messages > 0 and end == reader.visible.begin
         return {
             "log_end": end,
             "first_store_timestamp_ms": _first_ms(reader),
@@ -196,8 +203,16 @@ class _Reading:
             "queues": len(queues),
             "messages": messages,
             "by_topic": by_topic,
-            "trouble": f"the log is empty, but its queues have {counted(messages, 'message')}" if is_lost else None,
+            "trouble": _one_without_the_other(end - reader.visible.begin, len(queues), messages),
         }
+
+
+def _one_without_the_other(log_bytes: int, queues: int, messages: int) -> str | None:
+    if messages and not log_bytes:
+        return f"the log is empty, but its queues have {counted(messages, 'message')}"
+    if log_bytes and not queues:
+        return f"the log has {counted(log_bytes, 'byte')}, but there are no queues: a start makes them again from it"
+    return None
 
 
 def _first_ms(reader: StoreReader) -> int | None:
@@ -263,13 +278,29 @@ def _holes(io: StoreIO, paths: StorePaths) -> list[dict[str, Any]]:
         return []
 
 
-def _index_files(io: StoreIO, paths: StorePaths, options: Options) -> list[dict[str, Any]]:
-    """Each index file's header; those of another length than the others have none."""
-    from mqproc.store.verify.inventory import take_inventory
-    from mqproc.store.verify.picture import read_index_headers
-    from mqproc.store.verify.verifier import sizes_of
+def _files_at_fault(inventory: Inventory, holes: list[dict[str, Any]]) -> str | None:
+    """What names and lengths tell of damage that no start has found yet, None when nothing."""
+    from mqproc.store.verify.findings import Severity
 
-    inventory = take_inventory(io, paths, sizes_of(io, paths, options))
+    faults = [
+        f"{each.file}: {each.kind}"
+        for each in inventory.findings
+        if each.severity is Severity.DAMAGE
+        and not any(
+            hole["start"] <= (-1 if each.physical_offset is None else each.physical_offset) < hole["stop"]
+            for hole in holes
+        )
+    ]
+    if not faults:
+        return None
+    more = f" and {counted(len(faults) - 1, 'more file')}" if len(faults) > 1 else ""
+    return f"{faults[0]}{more}; mqproc store verify tells what to do"
+
+
+def _index_files(io: StoreIO, inventory: Inventory) -> list[dict[str, Any]]:
+    """Each index file's header; those of another length than the others have none."""
+    from mqproc.store.verify.picture import read_index_headers
+
     return [
         {
             "file": file.name,

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 EXIT_DAMAGE = 1
 # Rows of a table that people read; JSON and CSV have all.
 _ROWS_MAX = 100
+_DOWN = "; mqproc down stops a group"
 _ACTIONS = [Column("file"), Column("what"), Column("why")]
 _CHANGES = [
     Column("file"),
@@ -83,7 +84,7 @@ def repair(invocation: Invocation, folder: Path | None, execute: bool, jobs: int
 def _execute(io: StoreIO, out: Output, job: Repair, plan: RepairPlan) -> None:
     try:
         job.execute(io, plan, out.note)
-    except (MqprocError, OSError):
+    except (MqprocError, OSError, KeyboardInterrupt, SystemExit):
         if io.exists(job.kept):
             out.note(f"not done to the end; {job.kept} has copies of what changed; the next repair goes on")
         raise
@@ -128,14 +129,21 @@ def _alone(io: StoreIO, paths: StorePaths, *, execute: bool) -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         if execute:
-            with contextlib.closing(StoreLock.acquire(io, paths)):
+            with contextlib.closing(_acquire(io, paths)):
                 yield
         elif (holder := holder_of(io, paths)) is not None:
-            raise StoreLockedError(f"{paths.root}: the store is in use by {holder}; mqproc down stops a group")
+            raise StoreLockedError(f"{paths.root}: the store is in use by {holder}{_DOWN}")
         else:
             yield
     except PermissionError as error:
         raise StoreAccessError(f"{error.filename}: {error.strerror}") from None
+
+
+def _acquire(io: StoreIO, paths: StorePaths) -> StoreLock:
+    try:
+        return StoreLock.acquire(io, paths)
+    except StoreLockedError as error:
+        raise StoreLockedError(f"{error}{_DOWN}") from None
 
 
 def _print_repair(

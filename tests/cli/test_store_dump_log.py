@@ -37,6 +37,8 @@ def test_a_missing_segment_is_a_hole(tmp_path: Path) -> None:
     whole = [each["phyOffset"] for each in directory.undamaged["records"] if not 131072 <= each["phyOffset"] < 196608]
     assert [row["physical_offset"] for row in outcome.json_lines] == whole
     assert call("store", "dump", store / "commitlog", "--json") == outcome
+    assert call("store", "dump", "--store", store, "--json") == outcome
+    assert call("store", "dump").code == 2
 
 
 def test_a_short_segment_is_a_hole(tmp_path: Path) -> None:

@@ -92,6 +92,37 @@ def test_what_cannot_be_opened_is_told_with_the_reason(tmp_path: Path) -> None:
     assert (found["log_end"], found["topics"], found["segments"]) == (None, None, 9)
 
 
+NO_QUEUES = "the log has 290,296 bytes, but there are no queues: a start makes them again from it"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("d14_middle_file_gone_clean/clean", "commitlog/00000000000000131072: segment_missing"),
+        ("d17_empty_next_file/clean", "commitlog/00000000000000327680: segment_empty"),
+        ("d18_stray_file/clean", "commitlog/notes.txt: stray_file"),
+        ("d08_no_consumequeue_clean/clean", NO_QUEUES),
+        ("d10_no_index_clean/clean", None),
+        ("c4_killed_settled/before", None),
+    ],
+)
+def test_damage_that_names_and_lengths_show_is_told(tmp_path: Path, name: str, said: str | None) -> None:
+    store = BY_NAME[name].unpack(tmp_path)
+    found = call("store", "info", store, "--json").json
+    hint = "; mqproc store verify tells what to do" if said != NO_QUEUES else ""
+    assert found["trouble"] == (said and f"{said}{hint}")
+
+
+def test_of_several_files_at_fault_one_is_named_and_what_is_known_already_is_not(tmp_path: Path) -> None:
+    store = BY_NAME["d14_middle_file_gone_clean/clean"].unpack(tmp_path)
+    (store / "commitlog" / "notes.txt").write_text("x")
+    found = call("store", "info", store, "--json").json
+    assert found["trouble"].endswith(" and 1 more file; mqproc store verify tells what to do")
+    assert call("store", "repair", store, "--execute").code == 0
+    found = call("store", "info", store, "--json").json
+    assert (found["trouble"], [(hole["start"], hole["stop"]) for hole in found["holes"]]) == (None, [(131072, 196608)])
+
+
 @pytest.mark.parametrize("emptied", [True, False])
 def test_a_log_that_is_gone_is_no_other_programs_work(tmp_path: Path, emptied: bool) -> None:
     store = StoppedStore(tmp_path / "store")

@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -90,7 +91,9 @@ def test_recover_says_cuts_and_holes(tmp_path: Path) -> None:
     store = BY_NAME["d01_zero_tail/before"].unpack(tmp_path / "torn")
     outcome = call("store", "recover", store)
     assert outcome.code == 0
-    assert "cut 190 bytes" in outcome.out
+    assert "; cut 190 bytes (bad size); removed 1 segment behind it (" in outcome.out
+    store = BY_NAME["c4_killed_settled/before"].unpack(tmp_path / "whole")
+    assert " to the end 290,296; removed 1 segment behind it (" in call("store", "recover", store).out
     assert call("store", "recover", store, "--dry-run", "--execute").code == 2
     refused = call(
         "store", "recover", BY_NAME["d14_middle_file_gone_clean/clean"].unpack(tmp_path / "no"),
@@ -236,9 +239,9 @@ def test_killed_at_any_call_the_next_repair_ends_it(
 
 
 class FailingIO(RecordingIO):
-    """The first call that changes what has `part` in its path fails; and all later ones on it."""
+    """The first call that changes what has `part` in its path fails, or None: Ctrl-C; and all later ones on it."""
 
-    def __init__(self, part: str, number: int) -> None:
+    def __init__(self, part: str, number: int | None) -> None:
         super().__init__()
         self._part = part
         self._number = number
@@ -246,6 +249,8 @@ class FailingIO(RecordingIO):
     def _note(self, call: str, path: Path) -> None:
         super()._note(call, path)
         if self._part in str(path) and call in ("pwrite", "allocate", "set_size", "create"):
+            if self._number is None:
+                raise KeyboardInterrupt
             raise OSError(self._number, os.strerror(self._number), str(path))
 
 
@@ -269,6 +274,17 @@ def test_a_disk_that_fills_up_meanwhile_is_told_and_the_next_repair_ends_it(
     if outcome.code == 1:
         assert (damaged / "abort").exists()
         assert outcome.json["clean"] is False if outcome.out else "copies of what changed" in outcome.err
+    assert repair().code == 0
+    assert_repaired(whole, damaged, intact)
+
+
+def test_who_interrupts_it_is_told_where_the_copies_are(whole: StoppedStore, damaged: Path, repair: Call) -> None:
+    intact = intact_of(whole, damaged)
+    outcome = repair(FailingIO("/store/consumequeue", None))
+    assert (outcome.code, outcome.out) == (130, "")
+    (kept,) = (damaged / "mqproc" / "repaired").iterdir()
+    assert f"not done to the end; {kept} has copies of what changed; the next repair goes on" in outcome.err
+    assert (damaged / "abort").exists()
     assert repair().code == 0
     assert_repaired(whole, damaged, intact)
 
@@ -424,7 +440,7 @@ def test_a_store_in_use_is_not_touched(group: Group, tmp_path: Path) -> None:
     for arguments in (("repair",), ("repair", "--execute"), ("recover",), ("recover", "--execute")):
         outcome = call("store", *arguments[:1], group.store, *arguments[1:])
         assert (outcome.code, outcome.out) == (7, "")
-        assert "the store is in use by pid" in outcome.err
+        assert re.search(r"the store is in use by pid .*; mqproc down stops a group\n", outcome.err)
     store = BY_NAME["d18_stray_file/clean"].unpack(tmp_path)
     lock = StoreLock.acquire(StoreIO(), StorePaths(store))
     try:

@@ -226,10 +226,10 @@ class Recovery:
         log = step.run(self._known_end)
         found = log.found
         text = f"log: {counted(found.records, 'record')} from the {log.whence} {found.start:,} to the end {log.end:,}"
-        if found.cut_bytes or found.removed_segments:
-            text += f"; cut {found.cut_bytes:,} bytes"
-            text += f" ({found.cut_reason or 'unfinished'})" if found.cut_bytes else ""
-            text += f" and {counted(found.removed_segments, 'segment')} behind it"
+        if found.cut_bytes:
+            text += f"; cut {counted(found.cut_bytes, 'byte')} ({found.cut_reason or 'unfinished'})"
+        if found.removed_segments:
+            text += f"; removed {counted(found.removed_segments, 'segment')} behind it"
         if log.kept is not None:
             text += f"; another program has held the store, and kept the log up to {log.kept:,}"
         if holes := len(self._ledger.holes):
