@@ -22,6 +22,7 @@ from mqproc.errors import (
     NotRunningError,
     ProtocolError,
     RequestTimeoutError,
+    StoreAccessError,
     error_from_wire,
 )
 from mqproc.layout.control import GROUP_RECOVERING
@@ -93,11 +94,25 @@ def _connect(paths: StorePaths, timeout_s: float) -> socket.socket:
         sock.connect(str(target))
     except (OSError, NotRunningError):
         sock.close()
+        _check_reach(paths)
         check_not_beginning(paths)
         raise NotRunningError(
             f"{paths.root}: no group runs on this store; mqproc up --store {paths.root} starts one"
         ) from None
     return sock
+
+
+def _check_reach(paths: StorePaths) -> None:
+    """Raise StoreAccessError when this user cannot see whether somebody listens."""
+    try:
+        paths.socket("ctl").lstat()
+    except PermissionError as error:
+        owner = paths.root.stat().st_uid
+        raise StoreAccessError(
+            f"{paths.root}: only its owner, user {owner}, may ask whether a group runs: {error.strerror}"
+        ) from None
+    except FileNotFoundError:
+        return
 
 
 def _receive(sock: socket.socket, deadline: float) -> tuple[int, bytes]:

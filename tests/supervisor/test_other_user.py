@@ -91,6 +91,9 @@ def test_root_starts_a_group_as_another_user_whom_alone_it_serves(other: OtherUs
     assert refused.returncode != 0
     assert "Permission denied" in refused.stderr
     assert other.mqproc(STRANGER, "down").returncode != 0
+    asked = other.mqproc(STRANGER, "status")
+    told = f"mqproc: {other.store}: only its owner, user {OWNER}, may ask whether a group runs: Permission denied\n"
+    assert (asked.returncode, asked.stderr) == (3, told)
     assert supervisor.is_running()
 
     stopped = other.mqproc(OWNER, "down")
