@@ -8,19 +8,20 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import click
 
 from mqproc.cli.commands import Command
-from mqproc.cli.completing import complete_topic
+from mqproc.cli.completing import complete_group, complete_topic
 from mqproc.cli.filters import filter_of, filter_options
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.message_format import BODIES, DEFAULT_FORMAT, FORMAT_HELP, compile_format, shown_body, to_json
 from mqproc.cli.output import Output, encode_json
 from mqproc.cli.times import EPOCH_MS_MIN, parse_time_ms
 from mqproc.client import Client
+from mqproc.client.group_steps import check_read
 from mqproc.errors import MqprocError, TopicNotFoundError
 from mqproc.message import Filter, PullResult, PullStatus, QueueInfo, StoredMessage
 from mqproc.quantities import counted
@@ -39,14 +40,14 @@ _NUMBER = re.compile(r"-?\d+")
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where to begin or end: `kind` is beginning, end, offset, last, or time."""
+    """Where to begin or end: `kind` is beginning, end, stored, offset, last, or time."""
 
     kind: str
     value: int = 0
 
 
 class PositionType(click.ParamType[Position]):
-    """`beginning`, `end`, an offset, `-N`, or a time."""
+    """`beginning`, `end`, `stored`, an offset, `-N`, or a time."""
 
     name = "position"
 
@@ -56,15 +57,16 @@ class PositionType(click.ParamType[Position]):
         try:
             return parse_position(str(value))
         except ValueError as error:
-            self.fail(f"{error}; or beginning, end, an offset, -N", param, ctx)
+            self.fail(f"{error}; or beginning, end, stored, an offset, -N", param, ctx)
 
 
 POSITION = PositionType()
+STORED = Position("stored")
 
 
 def parse_position(text: str) -> Position:
     """A position. Whole numbers below 100,000,000,000 are offsets, larger ones times in ms. Raises ValueError."""
-    if text in ("beginning", "end"):
+    if text in ("beginning", "end", "stored"):
         return Position(text)
     if _NUMBER.fullmatch(text) and int(text) < EPOCH_MS_MIN:
         number = int(text)
@@ -84,9 +86,16 @@ class Span:
 @click.command(cls=Command)
 @click.argument("topic", shell_complete=complete_topic)
 @click.option(
-    "--from", "start", type=POSITION, metavar="WHERE", help="Where to begin.  [default: -10; with --follow: end]"
+    "--from",
+    "start",
+    type=POSITION,
+    metavar="WHERE",
+    help="Where to begin.  [default: -10; with --follow: end; with --group: stored]",
 )
 @click.option("--until", "stop", type=POSITION, metavar="WHERE", help="Where to end.  [default: end, as it is now]")
+@click.option(
+    "--group", metavar="GROUP", shell_complete=complete_group, help="Whose progress `stored` is; it is not moved."
+)
 @click.option("--queue", "queues", multiple=True, type=click.IntRange(0), help="Only this queue; may be repeated.")
 @filter_options
 @click.option("--follow", "-f", is_flag=True, help="Go on with what comes.")
@@ -99,6 +108,7 @@ def tail(
     topic: str,
     start: Position | None,
     stop: Position | None,
+    group: str | None,
     queues: tuple[int, ...],
     tags: str,
     sql: str,
@@ -109,21 +119,38 @@ def tail(
 ) -> None:
     """Print messages of a topic, and follow it.
 
-    WHERE is beginning, end, an offset, -N for the last N messages, or a time: 2026-11-21T10:00, epoch ms, 15m ago.
-    Messages come in the order of the log; --json prints one JSON line a message.
+    WHERE is beginning, end, an offset, -N for the last N messages, stored (what --group is to get next), or a time:
+    2026-11-21T10:00, epoch ms, 15m ago. Messages come in the order of the log; --json prints one JSON line a
+    message.
     """
     write = _writer(invocation.out, template, body)
     if follow and stop is not None:
         raise click.UsageError("--follow has no --until")
+    if group is None and STORED in (start, stop):
+        raise click.UsageError("stored is a group's progress: say whose with --group")
     chosen = filter_of(tags, sql)
-    start = start or Position("end" if follow else "last", 0 if follow else 10)
+    start = start or _usual_start(group, follow=follow)
     with invocation.client() as client:
-        reader = Tail(client, topic, chosen, queues, invocation.out.note)
+        stored = _progress(client, group, topic) if group is not None else {}
+        reader = Tail(client, topic, chosen, queues, invocation.out.note, stored)
         found = reader.messages(start, stop, follow=follow)
         for message in itertools.islice(found, most):
             write(message)
             if follow:
                 invocation.out.flush()
+
+
+def _usual_start(group: str | None, *, follow: bool) -> Position:
+    if group is not None:
+        return STORED
+    return Position("end") if follow else Position("last", 10)
+
+
+def _progress(client: Client, group: str, topic: str) -> dict[int, int]:
+    """A group's next offsets in a topic by queue; one that has none stored is missing. Raises GroupNotFoundError."""
+    found = client.groups.info(group)
+    check_read(found, (topic,))
+    return {each.queue_id: each.offset for each in found.queues if each.topic == topic and each.offset is not None}
 
 
 def _writer(out: Output, template: str | None, body: str | None) -> Callable[[StoredMessage], None]:
@@ -155,13 +182,22 @@ class Tail:
     """Reads queues of a topic in the order of the log. What is damaged is stepped over, and told once."""
 
     def __init__(
-        self, client: Client, topic: str, chosen: Filter | None, queues: Sequence[int], note: Callable[[str], None]
+        self,
+        client: Client,
+        topic: str,
+        chosen: Filter | None,
+        queues: Sequence[int],
+        note: Callable[[str], None],
+        stored: Mapping[int, int],
     ) -> None:
-        """Only `queues`, all without any; `note` takes a line for people. Raises TopicNotFoundError."""
+        """Only `queues`, all without any; `note` takes a line for people; `stored` are offsets by queue, which begins
+        where it has none. Raises TopicNotFoundError.
+        """
         self._client = client
         self._topic = topic
         self._filter = chosen
         self._note = note
+        self._stored = stored
         self._told: set[str] = set()
         self._lock = threading.Lock()
         found = sorted(client.queues(topic), key=lambda info: info.queue_id)
@@ -192,6 +228,8 @@ class Tail:
             return info.min_offset
         if position.kind == "end":
             return info.max_offset
+        if position.kind == "stored":
+            return self._stored.get(info.queue_id, info.min_offset)
         if position.kind == "last":
             return max(info.min_offset, info.max_offset - position.value)
         if position.kind == "time":

@@ -18,7 +18,8 @@ def parse_tags(expression: str) -> list[str]:
     _check_size(expression)
     if separator := _SEPARATOR.search(expression):
         place = separator.start()
-        raise FilterSyntaxError(f"filter has byte 0x{ord(separator[0]):02X} at {place}", position=place)
+        told = f"filter, character {place + 1} (the first is 1): no tag has byte 0x{ord(separator[0]):02X}"
+        raise FilterSyntaxError(told, position=place)
     if expression.strip() in ("", "*"):
         return []
     tags = [tag for part in expression.split("||") if (tag := part.strip())]

@@ -213,7 +213,7 @@ TABLE = [
         )
         for what, tags, says in (
             ("none of them", " || ", r"' \|\| ' names no tag"),
-            ("a separator", "a || b\x02", "byte 0x02 at 6"),
+            ("a separator", "a || b\x02", r"character 7 \(the first is 1\): no tag has byte 0x02"),
             ("too long", "a || " + "b" * 4_092, "of 4,097 bytes exceeds 4,096"),
         )
     ),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mqproc.client import Client
 from mqproc.message import Message
 from tests.cli.calling import Outcome, call
 from tests.conftest import Group, wait_until
@@ -170,6 +171,29 @@ def test_tail_begins_and_ends_where_it_is_told(store: Path) -> None:
     assert [row["physical_offset"] for row in later] == [
         row["physical_offset"] for row in everything if row["store_timestamp_ms"] >= middle
     ]
+
+
+def test_tail_begins_where_a_group_stands_and_leaves_it_there(store: Path) -> None:
+    stands = {0: 4, 1: 10, 2: 0}
+    with Client(store) as client:
+        for queue_id, offset in stands.items():
+            client.groups.commit("tailed", TOPIC, queue_id, offset)
+
+    def seen(*arguments: object) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for row in ask(store, "tail", TOPIC, *arguments, "--json").json_lines:
+            found.setdefault(row["queue_id"], []).append(row["queue_offset"])
+        return found
+
+    # Queue 3, where it has no progress, from its beginning; queue 1 is done.
+    left = {0: [*range(4, 10)], 2: [*range(10)], 3: [*range(10)]}
+    assert seen("--group", "tailed") == seen("--group", "tailed", "--from", "stored") == left
+    assert seen("--group", "tailed", "--from", "beginning", "--until", "stored", "--queue", 0) == {0: [*range(4)]}
+    with Client(store) as client:
+        progress = {queue.queue_id: queue.offset for queue in client.groups.info("tailed").queues}
+    assert progress == stands | {3: None}
+    assert "--group" in ask(store, "tail", TOPIC, "--from", "stored").err
+    assert ask(store, "tail", TOPIC, "--group", "unknown").code == 5
 
 
 def test_messages_are_filtered_by_properties(store: Path) -> None:
