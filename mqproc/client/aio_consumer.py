@@ -355,7 +355,7 @@ class AsyncConsumer:
                 return found
 
     def ack(self, *messages: StoredMessage) -> None:
-        """Messages that `receive` gave are done."""
+        """Messages that `receive` gave are done. Not after `close`: they come again, to whoever has their queue then."""
         revoked = False
         for message in messages:
             queue = message.topic, message.queue_id

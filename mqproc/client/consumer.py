@@ -430,7 +430,7 @@ class Consumer:
                     return found
 
     def ack(self, *messages: StoredMessage) -> None:
-        """Messages that `receive` gave are done."""
+        """Messages that `receive` gave are done. Not after `close`: they come again, to whoever has their queue then."""
         revoked = False
         with self._lock:
             for message in messages:
