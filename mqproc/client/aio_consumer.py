@@ -355,7 +355,7 @@ class AsyncConsumer:
                 return found
 
     def ack(self, *messages: StoredMessage) -> None:
-        """Messages that `receive` gave are done. Not after `close`: they come again, to whoever has their queue then."""
+        """Messages that `receive` gave are done. After `close` it is too late: they come again."""
         revoked = False
         for message in messages:
             queue = message.topic, message.queue_id

@@ -430,7 +430,7 @@ class Consumer:
                     return found
 
     def ack(self, *messages: StoredMessage) -> None:
-        """Messages that `receive` gave are done. Not after `close`: they come again, to whoever has their queue then."""
+        """Messages that `receive` gave are done. After `close` it is too late: they come again."""
         revoked = False
         with self._lock:
             for message in messages:

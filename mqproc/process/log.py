@@ -130,7 +130,14 @@ def get_logger() -> Logger:
 
 def _for_people(*, colors: bool) -> list[structlog.typing.Processor]:
     plain = structlog.dev.plain_traceback
-    return [structlog.dev.ConsoleRenderer(timestamp_key="ts", colors=colors, exception_formatter=plain)]
+    return [_trace_below, structlog.dev.ConsoleRenderer(timestamp_key="ts", colors=colors, exception_formatter=plain)]
+
+
+def _trace_below(logger: Any, method: str, event: EventDict) -> EventDict:
+    """A process's Python stack has lines of its own, below the one that tells of its end."""
+    if trace := event.pop("trace", ""):
+        event["stack"] = trace
+    return event
 
 
 def _in_order(logger: Any, method: str, event: EventDict) -> EventDict:

@@ -62,6 +62,20 @@ def test_terminal_gets_text(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b" not in stream.getvalue()
 
 
+def test_a_stack_has_lines_of_its_own_for_people_and_is_a_field_of_json() -> None:
+    text, stack = io.StringIO(), 'Fatal Python error: Aborted\n  File "writer.py", line 7 in do_work'
+    log.configure("supervisor", text, log_format=LogFormat.HUMAN)
+    log.get_logger().error("a role crashed", crashed_role="writer", trace=stack)
+    first, *rest = text.getvalue().splitlines()
+    assert "a role crashed" in first
+    assert "crashed_role=writer" in first
+    assert [line for line in rest if line] == stack.splitlines()
+    fields = io.StringIO()
+    log.configure("supervisor", fields, log_format=LogFormat.JSON)
+    log.get_logger().error("a role crashed", trace=stack)
+    assert json.loads(fields.getvalue())["trace"] == stack
+
+
 def test_the_option_says_what_a_line_looks_like_wherever_it_goes() -> None:
     stream, terminal = io.StringIO(), Terminal()
     log.configure("writer", stream, log_format=LogFormat.HUMAN)
