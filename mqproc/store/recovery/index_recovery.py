@@ -3,12 +3,14 @@
     min ── no key ── file: begin … end ── no key ── file: begin … end ── no key ── limit
 
 Files follow each other without a record in between that has a key; where one has, files are missing, and the index is
-made again from that record on. A healthy index costs a look at the few records between its files.
+made again from that record on. So it is from a file's last record on, when that file and the next one have not all of
+its entries. A healthy index costs a look at the few records at and between the ends of its files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -17,11 +19,13 @@ from numpy.typing import NDArray
 from mqproc.config import MIB
 from mqproc.io import StoreIO
 from mqproc.kernels import index as kernels
-from mqproc.kernels.intrinsics import load_be64
+from mqproc.kernels.fields import ABSENT, find_property, place_at, place_size, properties_at, properties_end
+from mqproc.kernels.intrinsics import load_be32, load_be64
 from mqproc.kernels.keyed import AT_BLANK, FOUND_SIZE, IS_KEYED, KEYS_NAME, STOPPED_AT, UNIQ_KEY_NAME, find_keyed
 from mqproc.kernels.record_check import record_size
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import index_file as layout
+from mqproc.layout import properties, record
 from mqproc.paths import StorePaths
 from mqproc.store.index_headers import IndexHeader, read_header
 from mqproc.store.segments import LogSegments
@@ -29,6 +33,18 @@ from mqproc.store.segments import LogSegments
 # Of a longer range between two files only so much of its beginning and of its end is looked at: a store whose records
 # have no keys must not be read whole at each start.
 LOOK_BYTES_MAX: Final = 128 * MIB
+_KEY_SEPARATOR: Final = properties.KEY_SEPARATOR.encode()
+
+
+@dataclass(frozen=True, slots=True)
+class _LastRecord:
+    """The record that a file ends with, and how many of its entries are not in the files up to there."""
+
+    offset: int
+    missing: int
+
+
+_NO_RECORD: Final = _LastRecord(-1, 0)
 
 
 class IndexCheck:
@@ -57,21 +73,64 @@ class IndexCheck:
 
         `names` are the files, oldest first; entries at or above `limit` are not looked at.
         """
-        at = begin
+        at, last = begin, _NO_RECORD
         for number, name in enumerate(names):
             header = self._header(name, newest=number == len(names) - 1)
             if header is None:
-                return min(at, limit)
+                return last.offset if last.missing else min(at, limit)
             if header.count == layout.FIRST_ITEM:
                 continue
+            if last.missing and not self._goes_on(name, header, last):
+                return last.offset
             missing = self._first_keyed(at, min(header.begin_physical_offset, limit))
             if missing is not None:
                 return missing
             at = max(at, self._behind(header.end_physical_offset))
-            if at >= limit:
+            last = self._last_record(name, header, last, begin, limit)
+            if at >= limit and not last.missing:
                 return limit
-        missing = self._first_keyed(at, limit)
+        missing = last.offset if last.missing else self._first_keyed(at, limit)
         return limit if missing is None else missing
+
+    def _goes_on(self, name: str, header: IndexHeader, last: _LastRecord) -> bool:
+        """Whether a file begins with what the one before it lacks of its last record."""
+        begins = self._items_of(name, header, last.offset, backwards=False)
+        return begins >= last.missing or (begins > 0 and header.end_physical_offset == last.offset)
+
+    def _last_record(self, name: str, header: IndexHeader, before: _LastRecord, begin: int, limit: int) -> _LastRecord:
+        """The record of a file's last item; `before` is that of the file before it."""
+        offset = header.end_physical_offset
+        if not begin <= offset < limit:
+            return _NO_RECORD
+        wanted = before.missing if before.offset == offset else self._entries_of(offset)
+        return _LastRecord(offset, max(0, wanted - self._items_of(name, header, offset, backwards=True)))
+
+    def _items_of(self, name: str, header: IndexHeader, physical_offset: int, *, backwards: bool) -> int:
+        """How many items of a record a file begins with, or ends with."""
+        view = self._map(name)
+        items = range(layout.FIRST_ITEM, header.count)
+        for number, item in enumerate(reversed(items) if backwards else items):
+            if load_be64(view, self._item(item) + layout.ITEM_PHYSICAL_OFFSET) != physical_offset:
+                return number
+        return len(items)
+
+    def _entries_of(self, physical_offset: int) -> int:
+        """How many entries the record at an offset has, 0 when it is not there."""
+        base = self._segments.start_of(physical_offset)
+        at = physical_offset - base
+        try:
+            view = self._segments.view(base)
+        except FileNotFoundError:
+            return 0
+        total = record_size(view, at, len(view))
+        if total < 0 or self._behind_hole(physical_offset) != physical_offset:
+            return 0
+        if load_be32(view, at + record.SYS_FLAG) & record.SYS_FLAG_TRANSACTION_MASK == record.SYS_FLAG_ROLLBACK:
+            return 0
+        first, end = properties_at(view, at), properties_end(view, at, total)
+        unique, keys = (find_property(view, first, end, name) for name in (UNIQ_KEY_NAME, KEYS_NAME))
+        text = b"" if keys == ABSENT else view[place_at(keys) : place_at(keys) + place_size(keys)].tobytes()
+        return (unique != ABSENT) + sum(map(bool, text.split(_KEY_SEPARATOR)))
 
     def count_entries(self, names: Sequence[str], begin: int) -> int:
         """Entries of records at or above `begin`. Offsets in the files ascend."""
