@@ -14,7 +14,7 @@ from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output
 from mqproc.cli.store_options import options_for, store_of
 from mqproc.errors import CorruptStoreError, MqprocError, NotRunningError
-from mqproc.io import StoreIO
+from mqproc.io import Kind, StoreIO
 from mqproc.layout import control as layout
 from mqproc.layout import index_file, timer_check
 from mqproc.paths import StorePaths
@@ -252,7 +252,8 @@ def _written_by(io: StoreIO, paths: StorePaths, segment_bytes: int, log_end: int
 def _marks(io: StoreIO, paths: StorePaths) -> dict[str, Mark]:
     from mqproc.layout import marks
 
-    found = {name: marks.decode(io.read_file(paths.mark(name))) for name in io.names(paths.marks)}
+    files = [entry.name for entry in io.entries(paths.marks) if entry.kind is Kind.FILE]
+    found = {name: marks.decode(io.read_file(paths.mark(name))) for name in files}
     return {name: mark for name, mark in found.items() if mark is not None}
 
 

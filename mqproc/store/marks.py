@@ -93,7 +93,7 @@ class DurableMark:
     def _read(self) -> layout.Mark | None:
         try:
             return layout.decode(self._io.read_file(self._path))
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             return None
 
 

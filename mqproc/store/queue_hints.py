@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mqproc.errors import CorruptStoreError
-from mqproc.io import StoreIO
+from mqproc.io import Kind, StoreIO
 from mqproc.layout import queue_table as layout
 from mqproc.paths import StorePaths
 from mqproc.store.queue_table import QueueTable
@@ -30,6 +30,9 @@ Hints = dict[tuple[str, int], QueueHint]
 
 def read_hints(io: StoreIO, paths: StorePaths) -> Hints | None:
     """By (topic, queue id), queues of deleted topics left out; None when there is no whole table."""
+    entry = io.entry(paths.queues)
+    if entry is None or entry.kind is not Kind.FILE:
+        return None
     try:
         table = QueueTable(io, paths.queues)
         try:

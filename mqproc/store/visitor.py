@@ -94,7 +94,7 @@ def _is_our_checkpoint(io: StoreIO, paths: StorePaths) -> bool:
     """Whether the checkpoint confirms the log just up to our mark, where no record begins that RocketMQ could name."""
     try:
         mark = marks.decode(io.read_file(paths.mark("commitlog")))
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return False
     return mark is not None and checkpoint_file.read(io, paths.checkpoint).confirm_physical_offset == mark.offset
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from mqproc.errors import CorruptStoreError, OffsetOverflowError, StaleOffsetError
-from mqproc.io import FailedSyncError, StoreIO
+from mqproc.io import FailedSyncError, Kind, StoreIO
 from mqproc.layout import progress as progress_layout
 from mqproc.paths import StorePaths
 from mqproc.store.final_syncs import Syncing
@@ -78,6 +78,9 @@ def _load_beside(io: StoreIO, paths: StorePaths, file: ProgressFile) -> Loaded:
 
 
 def _open(io: StoreIO, paths: StorePaths) -> ProgressFile | None:
+    entry = io.entry(paths.progress)
+    if entry is None or entry.kind is not Kind.FILE:
+        return None
     try:
         return ProgressFile(io, paths.progress)
     except (FileNotFoundError, CorruptStoreError):

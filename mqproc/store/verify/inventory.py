@@ -20,6 +20,8 @@ Queue = tuple[str, int]
 # Parts of a store that RocketMQ has and we do not look into.
 _UNKNOWN_PARTS = ("batchconsumequeue", "consumequeue_ext", "compaction")
 
+_MARKS = ("commitlog", "consumequeue", "index")
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -253,7 +255,8 @@ class _Look:
         paths = self._paths
         settings = [paths.config / entry.name for entry in self._list(paths.config)]
         markers = (paths.checkpoint, paths.abort, paths.timer_wheel, paths.timer_check)
-        for path in (*markers, *(path for path in settings if path.suffix == ".json")):
+        ours = (paths.progress, paths.queues, paths.settings, *(paths.mark(name) for name in _MARKS))
+        for path in (*markers, *ours, *(path for path in settings if path.suffix == ".json")):
             entry = self._io.entry(path)
             if entry is not None and entry.kind is EntryKind.SYMLINK:
                 self._tell(Kind.SYMLINK, path)

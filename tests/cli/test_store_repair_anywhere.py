@@ -1,0 +1,111 @@
+"""Any file of a store may be empty, too short, too long, gone, or something else: a start has a rule for it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mqproc.store.reads.reader import StoreReader
+from tests.cli.calling import call
+from tests.cli.repairing import flags_of, is_intact
+from tests.store.stopped_store import SEGMENT, StoppedStore
+
+
+def cut_off(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def lengthen(path: Path) -> None:
+    os.truncate(path, path.stat().st_size + 5000)
+
+
+def put_a_folder_there(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+    (path / "precious").write_text("kept")
+
+
+WAYS: tuple[Callable[[Path], None], ...] = (
+    lambda path: os.truncate(path, 0),
+    cut_off,
+    lengthen,
+    Path.unlink,
+    put_a_folder_there,
+)
+WAY_NAMES = ("empty", "short", "long", "gone", "folder")
+# The first, one in the middle and the last of each kind: (folder, which).
+PLACES = [(folder, which) for folder in ("commitlog", "consumequeue/First/0", "index") for which in (0, 1, -1)]
+OWN = ["marks/commitlog", "marks/consumequeue", "marks/index", "queues", "progress", "settings.json", "opened.json"]
+FILES = ["checkpoint", "config/topics.json", *(f"mqproc/{name}" for name in OWN)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
+    store = StoppedStore(tmp_path_factory.mktemp("whole") / "store")
+    for name in FILES:
+        if not (store.root / name).exists():
+            (store.root / name).parent.mkdir(exist_ok=True)
+            (store.root / name).write_text("{}")
+    return store
+
+
+@pytest.fixture
+def store(whole: StoppedStore, tmp_path: Path) -> Path:
+    shutil.copytree(whole.root, tmp_path / "store")
+    return tmp_path / "store"
+
+
+def harm(store: Path, place: str | tuple[str, int], way: Callable[[Path], None]) -> Path:
+    path = store / place if isinstance(place, str) else sorted((store / place[0]).iterdir())[place[1]]
+    way(path)
+    return path
+
+
+def assert_has_all_that_is_intact(whole: StoppedStore, store: Path, intact: set[int]) -> None:
+    with StoreReader(store, whole.engine.options) as reader:
+        assert {message.physical_offset for message in reader.messages()} == intact
+    assert intact
+
+
+@pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
+@pytest.mark.parametrize("place", [*FILES, *PLACES], ids=str)
+def test_no_start_is_refused(
+    whole: StoppedStore, store: Path, place: str | tuple[str, int], way: Callable[[Path], None]
+) -> None:
+    harm(store, place, way)
+    intact = {offset for offset in whole.offsets if is_intact(store, offset, SEGMENT)}
+    outcome = call("store", "recover", store, "--execute", "--json", *flags_of(whole.engine.options))
+    assert outcome.code in (0, 1), outcome.err
+    assert (outcome.json["executed"], outcome.json["refused"]) == (True, None)
+    assert_has_all_that_is_intact(whole, store, intact)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=WAY_NAMES)
+@pytest.mark.parametrize("place", [*FILES, *PLACES], ids=str)
+def test_repair_leaves_it_clean(
+    whole: StoppedStore, store: Path, place: str | tuple[str, int], way: Callable[[Path], None]
+) -> None:
+    harm(store, place, way)
+    intact = {offset for offset in whole.offsets if is_intact(store, offset, SEGMENT)}
+    flags = flags_of(whole.engine.options)
+    assert call("store", "repair", store, "--execute", *flags).code == 0
+    assert call("store", "verify", store, *flags).code == 0
+    assert_has_all_that_is_intact(whole, store, intact)
+
+
+@pytest.mark.parametrize("name", ["marks/commitlog", "marks/index", "queues", "progress", "settings.json"])
+def test_a_folder_in_the_place_of_one_of_our_own_files_is_told(whole: StoppedStore, store: Path, name: str) -> None:
+    harm(store, f"mqproc/{name}", put_a_folder_there)
+    flags = flags_of(whole.engine.options)
+    outcome = call("store", "verify", store, "--json", *flags)
+    assert outcome.code == 1
+    told = [(each["kind"], each["file"]) for each in outcome.json["findings"] if each["severity"] == "damage"]
+    assert told == [("misplaced_file", f"mqproc/{name}")]
+    found = call("store", "info", store, "--json", *flags).json
+    assert found["trouble"] == f"mqproc/{name}: misplaced_file; mqproc store verify tells what to do"
+    assert call("store", "repair", store, "--execute", *flags).code == 0
+    assert [path.read_text() for path in store.rglob("precious")] == ["kept"]
