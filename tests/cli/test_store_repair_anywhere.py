@@ -81,6 +81,9 @@ def test_no_start_is_refused(
     outcome = call("store", "recover", store, "--execute", "--json", *flags_of(whole.engine.options))
     assert outcome.code in (0, 1), outcome.err
     assert (outcome.json["executed"], outcome.json["refused"]) == (True, None)
+    left = call("store", "verify", store, "--json", *flags_of(whole.engine.options)).json["findings"]
+    # Settings that nobody can read are the operator's to mend, or a repair's.
+    assert {each["kind"] for each in left if each["severity"] == "damage"} <= {"config_unreadable"}
     assert_has_all_that_is_intact(whole, store, intact)
 
 

@@ -84,7 +84,7 @@ class StoreFiles:
         paths = self._paths
         markers = [paths.checkpoint, paths.lock, paths.timer_wheel, paths.timer_check]
         markers += [paths.queues, paths.opened, paths.damage, paths.progress, paths.topics_journal]
-        markers += [paths.retention_report, paths.unconsumed]
+        markers += [paths.retention_report, paths.unconsumed, paths.settings]
         markers += [paths.marks / entry.name for entry in self._look(paths.marks)]
         self._top = {path: self._allowed(path) for path in markers}
         self._timer_log = self._allowed(paths.timer_log)
