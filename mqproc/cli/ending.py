@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from types import FrameType
+from typing import Final
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_AGAIN_S: Final = 0.01
 _mask_before: set[signal.Signals] | set[int] = set()
+_unblocking = False
 
 
 def end_in_order() -> None:
@@ -26,6 +30,10 @@ def end_in_order() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
+    if _unblocking:
+        # Python passes over what is raised here: it comes once more when the fork is over.
+        threading.Timer(_AGAIN_S, os.kill, (os.getpid(), number)).start()
+        return
     raise SystemExit(128 + number)
 
 
@@ -36,7 +44,12 @@ def _hold_back() -> None:
 
 
 def _let_come() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _mask_before)
+    global _unblocking
+    _unblocking = True
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _mask_before)
+    finally:
+        _unblocking = False
 
 
 def _leave_to_the_system() -> None:

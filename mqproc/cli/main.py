@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except click.UsageError as error:
         help_command = f"; {error.ctx.command_path} --help tells more" if error.ctx else ""
-        return _failed(f"{error.format_message()}{help_command}", error.exit_code, invocation)
+        return _failed(f"{error.format_message().removesuffix('.')}{help_command}", error.exit_code, invocation)
     except click.ClickException as error:
         return _failed(error.format_message(), error.exit_code, invocation)
     except MqprocError as error:

@@ -86,6 +86,14 @@ def test_a_mistyped_command_brings_a_suggestion_in_one_line() -> None:
     assert "did you mean 'create'" in call("topic", "craete").err
 
 
+def test_what_is_missing_is_told_in_one_sentence() -> None:
+    outcome = call("topic", "create")
+    assert (outcome.code, outcome.err) == (
+        2,
+        "mqproc: Missing argument 'TOPIC'; mqproc topic create --help tells more\n",
+    )
+
+
 def test_an_error_is_one_line_and_its_traceback_is_for_those_who_ask(tmp_path: Path) -> None:
     outcome = call("status", "--store", tmp_path)
     assert outcome.code == 9

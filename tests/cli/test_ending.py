@@ -56,6 +56,31 @@ def test_forked_processes_end_as_they_always_do(number: signal.Signals) -> None:
     assert (done.returncode, done.stdout.split("\n")) == (128 + number, [str(-number), "cleaned up", ""]), done.stderr
 
 
+AMID_FORK = """
+import os, signal, time
+from mqproc.cli.ending import end_in_order
+# Hooks before a fork run in the opposite order: this one when the signals are held back already.
+os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.{name}))
+end_in_order()
+try:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    time.sleep(60)
+    print("goes on")
+finally:
+    print("cleaned up")
+"""
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_that_comes_amid_a_fork_is_heard_behind_it(number: signal.Signals) -> None:
+    program = AMID_FORK.format(name=number.name)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (128 + number, "cleaned up\n"), done.stderr
+
+
 def test_what_is_ignored_stays_ignored() -> None:
     program = PROGRAM.format(name="SIGHUP", before="signal.signal(signal.SIGHUP, signal.SIG_IGN)").replace(
         "os.kill(child, signal.SIGHUP)", "os.kill(child, signal.SIGHUP); os.kill(child, signal.SIGKILL)"

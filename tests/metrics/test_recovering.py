@@ -221,7 +221,7 @@ def test_the_command_line_says_so_too(group: HeldGroup) -> None:
     assert "recovering, not ready" in page
     assert re.search(r"^ recovery +recovering +reading the log, [\d.]+ of [\d.]+ MB$", page, re.MULTILINE), page
     assert "a power loss takes -, -   queues -, index - behind" in page
-    assert "- % used, - free   log -" in page
+    assert "- % used, - free  log -" in page
     assert "up with the log" not in page
     assert "✗" not in page, "recovery is no fault"
     assert re.search(r"^ supervisor .* -$", page, re.MULTILINE), "it need not beat"
