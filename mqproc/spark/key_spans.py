@@ -101,6 +101,6 @@ def _records(found: Survey, positions: list[int]) -> Iterator[Span]:
         size = record.BLANK_SIZE
         if sizes.get(base, 0) > position - base:
             size = max(size, int(record_size(log.view(base), position - base, sizes[base])))
-            log.touched(size)
+            log.touched(position, size)
         yield position, position + size
     log.close()

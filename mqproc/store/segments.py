@@ -25,7 +25,7 @@ MAPPED_SEGMENTS_MAX = 64
 PRESENT_BYTES_MAX = 32 << 20
 # So much of a log that is read in order is asked for before it is needed.
 AHEAD_BYTES = 32 << 20
-# What the kernel maps around one fault.
+# What the kernel maps around one fault, at a multiple of it.
 PAGES_AROUND_BYTES = 64 << 10
 
 
@@ -48,7 +48,8 @@ class LogSegments:
         self._mapped_max = mapped_max
         self._whole = whole
         self._maps: OrderedDict[int, tuple[mmap.mmap, NDArray[np.uint8]]] = OrderedDict()
-        self._present_bytes = 0
+        # The numbers of the stretches of PAGES_AROUND_BYTES of the log that may be present.
+        self._present: set[int] = set()
         self._asked_to = 0
 
     def starts(self) -> list[int]:
@@ -71,13 +72,25 @@ class LogSegments:
         self._maps.move_to_end(start)
         return found[1]
 
-    def touched(self, size: int, reads: int = 1) -> None:
-        """Say that `reads` places within `size` bytes were read; lets go of pages when too many may be present.
+    def touched(self, position: int, size: int = 1) -> None:
+        """Say that [position, position + size) was read; lets go of all pages when too many may be present.
 
-        A read brings in the pages around it too.
+        What several read one after the other, as the queues of a topic do that lie between each other, counts once.
         """
-        self._present_bytes += min(max(size, PAGES_AROUND_BYTES), reads * (PAGES_AROUND_BYTES + size))
-        if self._present_bytes > PRESENT_BYTES_MAX:
+        if size <= PRESENT_BYTES_MAX:
+            first, last = position // PAGES_AROUND_BYTES, (position + max(size, 1) - 1) // PAGES_AROUND_BYTES
+            self._present.update(range(first, last + 1))
+            self._let_go_of_many()
+        else:
+            self.let_go_all()
+
+    def touched_at(self, positions: NDArray[np.int64]) -> None:
+        """The same of the beginnings of records that lie far apart."""
+        self._present.update((positions // PAGES_AROUND_BYTES).tolist())
+        self._let_go_of_many()
+
+    def _let_go_of_many(self) -> None:
+        if len(self._present) * PAGES_AROUND_BYTES > PRESENT_BYTES_MAX:
             self.let_go_all()
 
     def read_ahead(self, position: int, stop: int) -> None:
@@ -110,7 +123,7 @@ class LogSegments:
         """Let go of all mapped pages; the views stay valid and fault them in again."""
         for mapping, _view in self._maps.values():
             self.io.unmap_pages(mapping, 0, len(mapping))
-        self._present_bytes = 0
+        self._present.clear()
 
     def forget_below(self, physical_offset: int) -> None:
         """Drop the maps of segments that end at or below an offset. Views that someone still holds stay valid."""

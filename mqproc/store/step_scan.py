@@ -75,7 +75,7 @@ class StepScan:
             segment_start=base,
             with_entries=self._with_entries,
         )
-        self._segments.touched(result.stopped_at - (start - base))
+        self._segments.touched(start, result.stopped_at - (start - base))
         return result
 
     def result(self) -> ScanResult:

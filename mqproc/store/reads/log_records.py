@@ -68,7 +68,7 @@ class LogRecords:
         if reason > 0:
             place = f"{self.segments.path(start)}: record [{physical_offset}, {physical_offset + size})"
             raise CorruptStoreError(f"{place}: {REASON_NAMES[reason]}")
-        self.segments.touched(size)
+        self.segments.touched(physical_offset, size)
         return view[at : at + size].copy()
 
     def copies(self, places: Iterable[int]) -> list[bytes | None]:
@@ -85,7 +85,7 @@ class LogRecords:
             at = place - start
             size = checked_size(view, at, limit, place, VERIFY_CRCS) if start >= 0 else 0
             found.append(view[at : at + size].tobytes() if size > 0 else None)
-            segments.touched(max(size, 0))
+            segments.touched(place, size)
         return found
 
     def gathered(self, places: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
@@ -130,8 +130,7 @@ class LogRecords:
         while gather.gather(*walk) != gather.UNITS_DONE:
             found[rows[state[gather.UNIT]]] = False
             state[gather.UNIT] += 1
-        if len(rows):
-            self.segments.touched(int(ats.max() - ats.min()), reads=len(rows))
+        self.segments.touched_at(places[rows])
         return out[: int(state[gather.OUT_AT])]
 
     def store_timestamp_ms(self, physical_offset: int) -> int:
@@ -140,7 +139,7 @@ class LogRecords:
         if found is None:
             return -1
         start, view, limit = found
-        self.segments.touched(1)
+        self.segments.touched(physical_offset)
         return int(stored_at_ms(view, physical_offset - start, limit, physical_offset))
 
     def first_record(self) -> int:

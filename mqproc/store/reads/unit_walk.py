@@ -23,6 +23,7 @@ from mqproc.layout.record_codec import decode_record
 from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles, as_units
 from mqproc.store.reads.log_records import LogRecords
 from mqproc.store.reads.passing import Passing
+from mqproc.store.segments import PAGES_AROUND_BYTES
 
 FIRST_CHUNK_UNITS = 1024
 # A chunk's records may lie far apart, and what is read of the log stays present until the chunk is done.
@@ -198,14 +199,16 @@ class Walk:
         kernel.uncount(self._state)
 
     def _account(self) -> None:
-        """Tell how much of the log was read: no more than lies between the first and the last record."""
+        """Tell what was read of the log: all between the first and the last record, or each one where few lie there."""
         looked_at = int(self._state[kernel.UNIT])
         if looked_at == 0:
             return
-        units = as_units(self._units)
-        first, last = units[0], units[min(looked_at, len(units)) - 1]
-        span = abs(int(last["physical_offset"]) - int(first["physical_offset"])) + int(last["size"])
-        self._records.segments.touched(span, reads=looked_at)
+        positions = as_units(self._units)["physical_offset"][:looked_at]
+        first, last = int(positions[0]), int(positions[-1])
+        if 0 <= last - first < len(positions) * PAGES_AROUND_BYTES:
+            self._records.segments.touched(first, last - first + 1)
+        else:
+            self._records.segments.touched_at(positions.astype(np.int64))
 
     def step_over_damage(self, stop_offset: int) -> Damage:
         """After Halt.DAMAGE: consume the units that have no intact record, up to the next one that has."""

@@ -191,7 +191,7 @@ class QueueRecovery:
         except FileNotFoundError:
             return None
         at = physical_offset - base
-        self._segments.touched(1)
+        self._segments.touched(physical_offset)
         size = record_size(view, at, len(view))
         if size < 0 or load_be64(view, at + record.PHYSICAL_OFFSET) != physical_offset:
             return None

@@ -48,7 +48,7 @@ class SegmentTimes:
     def _look_at_begin(self, start: int) -> int | None:
         view = self._segments.view(start)
         found = int(scan.find_record(view, 0, len(view), start, self._out))
-        self._segments.touched(1)
+        self._segments.touched(start)
         if found < 0 or not self._out[scan.COUNT]:
             return None
         return int(self._out[scan.LAST_STORE_TIMESTAMP_MS])
@@ -58,7 +58,7 @@ class SegmentTimes:
         for tail in _TAIL_BYTES:
             first = max(0, len(view) - tail)
             latest = self._latest_from(view, first, start)
-            self._segments.touched(len(view) - first)
+            self._segments.touched(start + first, len(view) - first)
             if latest is not None or first == 0:
                 return latest
         return None
