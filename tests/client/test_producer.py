@@ -20,8 +20,9 @@ from mqproc.errors import (
     StoreBusyError,
 )
 from mqproc.message import Message
+from mqproc.wire.connection import Request
 from tests.client.memory_roles import MemoryRoles, first
-from tests.conftest import PATIENCE_S
+from tests.conftest import PATIENCE_S, wait_until
 
 
 def batcher(**limits: float) -> Batcher[int]:
@@ -145,9 +146,17 @@ def test_refusals_for_now_are_tried_again_and_losses_are_told(client: Client, ro
 
 
 def test_memory_is_bounded(client: Client, roles: MemoryRoles) -> None:
-    roles.behaviour = lambda request: True
+    taken: list[int] = []
+
+    def take(request: Request) -> bool:
+        taken.append(len(request.payload))
+        return True
+
+    roles.behaviour = take
     producer = client.producer(linger_ms=0, max_buffered_bytes=10_000)
     futures = [producer.send("orders", bytes(4000)) for _ in range(2)]
+    # What the writer has not taken would be sent again to its successor.
+    wait_until(lambda: sum(taken) >= 8000, what="both with the writer")
     with pytest.raises(StoreBusyError):
         producer.send("orders", bytes(4000), timeout=0.05)
     roles.stop()
