@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mqproc import AsyncClient, Client
@@ -35,6 +36,15 @@ def test_a_duration_is_a_number_of_seconds(value: Any) -> None:
     assert milliseconds("timeout", 0.0304) == 30
     with pytest.raises(BadRequestError, match=r"^timeout = .* is no number of seconds$"):
         milliseconds("timeout", value)
+
+
+def test_numpys_numbers_are_numbers() -> None:
+    assert at_least_one("workers", np.int64(7)) == 7
+    assert [milliseconds("timeout", seconds) for seconds in (np.float32(2), np.int64(2))] == [2000, 2000]
+    with pytest.raises(BadRequestError):
+        at_least_one("workers", np.int64(0))
+    with pytest.raises(BadRequestError):
+        milliseconds("timeout", np.float32("nan"))
 
 
 def test_consumers_refuse_them(group: Group) -> None:
