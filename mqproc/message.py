@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mqproc.frozen import quick_init
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Message:
     """A message to send.
@@ -62,6 +65,7 @@ class SendStatus(enum.StrEnum):
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class SendResult:
     """Where one message went. `message_id` is RocketMQ's offset message id, `unique_id` its client id (UNIQ_KEY)."""
@@ -202,6 +206,7 @@ class PullStatus(enum.StrEnum):
     CORRUPT = "CORRUPT"
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class PullResult:
     """One pull's answer. `next_offset` is where the next pull of this queue should begin, whatever the status.

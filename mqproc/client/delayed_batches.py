@@ -26,6 +26,8 @@ Times = Any
 
 def deliver_at_ms(deliver_at: Times, delay: Any) -> Any:
     """What `Batch.deliver_at_ms` is of a time, or of a delay in seconds from now on: one, or one for each message."""
+    if delay is None and deliver_at is None:
+        return 0
     if delay is None:
         return _times_ms(deliver_at) if is_column(deliver_at) else time_ms(deliver_at, 0)
     if deliver_at is not None:

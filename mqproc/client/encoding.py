@@ -205,39 +205,22 @@ def _now_ms() -> int:
 
 def encode_message(message: Message, *, wait: bool = True, oneway: bool = False) -> AppendFrame:
     """One message as a frame: the path of single sends, so nothing is done that one message does not need."""
-    topic, body, tag = message.topic, message.body, message.tag
+    topic, body, queue_id = message.topic, message.body, message.queue_id
     _check_topic(topic)
     if type(body) is not bytes:
         body = _as_bytes(body)
-    if message.properties or message.unique_id or message.sharding_key:
+    if not _is_plain(message):
         return encode_messages([message], wait=wait, oneway=oneway)
-    if tag:
-        check_tag(tag)
-    keys = b""
-    if message.keys:
-        check_keys(message.keys)
-        keys = KEY_SEPARATOR.join(message.keys).encode()
-        if len(keys) + len(tag.encode()) > PROPERTIES_SIZE_MAX - FIXED_PAIRS_BYTES:
-            raise PropertiesTooLargeError(f"keys of {len(keys):,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
-    elif len(tag) > _SHORT_TAG and len(tag.encode()) > PROPERTIES_SIZE_MAX - FIXED_PAIRS_BYTES:
-        raise PropertiesTooLargeError(f"a tag of {len(tag.encode()):,} bytes exceeds {PROPERTIES_SIZE_MAX:,}")
-    queue_id = QUEUE_ANY
-    if message.queue_id is not None:
-        queue_id = message.queue_id
-        check_queue_id(queue_id)
-    if message.flag:
-        check_flag(message.flag)
-    if message.delay_level or message.deliver_at_ms:
-        _check_delay(message.delay_level, message.deliver_at_ms)
+    keys = _check_plain(message)
     prefix, counter = reserve(1)
     born = message.born_timestamp_ms
     options = AppendRequest(
         topic=topic,
         count=1,
-        queue_id=queue_id,
+        queue_id=QUEUE_ANY if queue_id is None else queue_id,
         bodies_bytes=len(body),
         keys_bytes=len(keys) if keys else COLUMN_ABSENT,
-        tag=tag,
+        tag=message.tag,
         unique_prefix=prefix,
         unique_counter=counter,
         born_timestamp_ms=_now_ms() if born is None else born,
@@ -253,10 +236,40 @@ def encode_message(message: Message, *, wait: bool = True, oneway: bool = False)
     return AppendFrame(topic, 1, _encode_options(options), payload, prefix, counter)
 
 
+def _is_plain(message: Message) -> bool:
+    """Whether the writer makes the whole property string of a message's tag and keys."""
+    return not (message.properties or message.unique_id or message.sharding_key)
+
+
+def _check_plain(message: Message) -> bytes:
+    """Raise a BadRequestError when a plain message's tag, keys, queue, flag or time cannot be; returns its keys."""
+    tag, keys = message.tag, b""
+    if tag != "":
+        check_tag(tag)
+    if message.keys:
+        check_keys(message.keys)
+        keys = KEY_SEPARATOR.join(message.keys).encode()
+        if len(keys) + len(tag.encode()) > PROPERTIES_SIZE_MAX - FIXED_PAIRS_BYTES:
+            raise PropertiesTooLargeError(f"keys of {len(keys):,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
+    elif len(tag) > _SHORT_TAG and len(tag.encode()) > PROPERTIES_SIZE_MAX - FIXED_PAIRS_BYTES:
+        raise PropertiesTooLargeError(f"a tag of {len(tag.encode()):,} bytes exceeds {PROPERTIES_SIZE_MAX:,}")
+    if message.queue_id is not None:
+        check_queue_id(message.queue_id)
+    if message.flag:
+        check_flag(message.flag)
+    if message.delay_level or message.deliver_at_ms:
+        _check_delay(message.delay_level, message.deliver_at_ms)
+    return keys
+
+
 def check_message(message: Message) -> None:
     """Raise a BadRequestError when a message could not be sent, for those who send it later with others."""
     _check_topic(message.topic)
-    _as_bytes(message.body)
+    if type(message.body) is not bytes:
+        _as_bytes(message.body)
+    if _is_plain(message):
+        _check_plain(message)
+        return
     check_tag(message.tag)
     check_unique_id(message.unique_id)
     check_sharding_key(message.sharding_key, message.properties, names_queue=message.queue_id is not None)

@@ -96,13 +96,17 @@ class Producer:
         if on_done is not None:
             future.add_done_callback(on_done)
         with self._changed:
-            if not self._changed.wait_for(lambda: self._closing or self._batcher.has_room(message), timeout):
-                raise StoreBusyError(f"{self._batcher.buffered_bytes:,} bytes are waiting to be sent")
+            if not self._batcher.has_room(message):
+                self._wait_for_room(message, timeout)
             if self._closing:
                 raise BadRequestError("the producer is closed")
             if self._batcher.add(message, future, _clock()):
                 self._changed.notify_all()
         return future
+
+    def _wait_for_room(self, message: Message, timeout: float | None) -> None:
+        if not self._changed.wait_for(lambda: self._closing or self._batcher.has_room(message), timeout):
+            raise StoreBusyError(f"{self._batcher.buffered_bytes:,} bytes are waiting to be sent")
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything given so far has its outcome. Raises RequestTimeoutError."""

@@ -21,7 +21,7 @@ from mqproc.client.encoding import (
     encode_messages,
     frame_key,
 )
-from mqproc.client.unique_id import unique_id
+from mqproc.client.unique_id import unique_id, unique_ids
 from mqproc.errors import BadMessageError, BadRequestError, ProtocolError
 from mqproc.layout.record_codec import host_hex
 from mqproc.message import BatchResult, Message, SendResult
@@ -140,17 +140,20 @@ def send_group(messages: Sequence[Message], *, wait: bool = True) -> Call[list[S
         answer = _decode_append(options)
         host, store_timestamp_ms = host_hex(answer.store_host), answer.store_timestamp_ms
         physical_offsets, queue_offsets, queue_ids = _columns(payload, frame.count)
-        rows = zip(messages, physical_offsets.tolist(), queue_offsets.tolist(), queue_ids.tolist(), strict=True)
+        own_ids = unique_ids(frame.unique_prefix, frame.unique_counter, frame.count)
+        rows = zip(
+            messages, own_ids, physical_offsets.tolist(), queue_offsets.tolist(), queue_ids.tolist(), strict=True
+        )
         return [
             SendResult(
-                f"{host}{physical_offset & _MASK64:016X}",
-                message.unique_id or unique_id(frame.unique_prefix, frame.unique_counter + index),
+                "%s%016X" % (host, physical_offset & _MASK64),  # noqa: UP031 -- twice as fast
+                message.unique_id or own_id,
                 queue_id,
                 queue_offset,
                 physical_offset,
                 store_timestamp_ms,
             )
-            for index, (message, physical_offset, queue_offset, queue_id) in enumerate(rows)
+            for message, own_id, physical_offset, queue_offset, queue_id in rows
         ]
 
     return _append_call(frame, _checked(parse))

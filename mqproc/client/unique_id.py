@@ -70,6 +70,11 @@ def unique_id(prefix: str, counter: int) -> str:
     return f"{prefix}{counter % COUNTERS:04X}"
 
 
+def unique_ids(prefix: str, counter: int, count: int) -> list[str]:
+    """The ids of a frame's messages."""
+    return [f"{prefix}{number % COUNTERS:04X}" for number in range(counter, counter + count)]
+
+
 # One source a process: two with the same process id could meet.
 _process_ids = UniqueIds()
 

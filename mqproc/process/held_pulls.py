@@ -71,6 +71,7 @@ class HeldPulls:
         self._queues: list[tuple[str, int]] = []
         self._known: set[tuple[str, int]] = set()
         self._cells: NDArray[np.int64] = np.empty(0, np.int64)
+        self._without: NDArray[np.intp] = np.empty(0, np.intp)
         self._seen: NDArray[np.int64] = np.empty(0, np.int64)
         self._table_changes = NEVER_LISTED
 
@@ -126,12 +127,14 @@ class HeldPulls:
         if changes != self._table_changes or len(self._queues) > 2 * len(self._by_queue) + IDLE_ROWS_MAX:
             self._list_queues()
             self._table_changes = changes
-        maxima = np.where(self._cells >= 0, table.cells[self._cells], 0)
-        changed = np.flatnonzero(maxima != self._seen)
-        self._seen = maxima
-        if not len(changed):
+        maxima = table.cells.take(self._cells)
+        if len(self._without):
+            maxima[self._without] = 0
+        changed = (maxima != self._seen).nonzero()[0].tolist()
+        if not changed:
             return []
-        queues = (self._queues[row] for row in changed.tolist())
+        self._seen = maxima
+        queues = (self._queues[row] for row in changed)
         return [pull for queue in queues for pull in self._by_queue.get(queue, ())]
 
     @property
@@ -179,6 +182,7 @@ class HeldPulls:
         self._queues = queues
         self._known = set(queues)
         self._cells = np.array(cells, np.int64)
+        self._without = np.flatnonzero(self._cells == NO_QUEUE)
         self._seen = np.array(seen, np.int64)
 
 

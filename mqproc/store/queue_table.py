@@ -192,6 +192,15 @@ class QueueTable:
     def min_offset(self, number: int) -> int:
         return max(self.words[layout.entry_word(number, layout.MIN_OFFSET)], self.first_offset(number))
 
+    def bounds(self, number: int) -> tuple[int, int, int]:
+        """(generation, minimum offset, maximum offset). The minimum is read first: it never passes the maximum then."""
+        cells, entry = self.words.cells, layout.entry_word(number, 0)
+        generation = cells[entry + layout.GENERATION]
+        first = cells[entry + layout.FIRST_OFFSET]
+        minimum = cells[entry + layout.MIN_OFFSET]
+        maximum = cells[entry + layout.MAX_OFFSET]
+        return number + (generation << _GENERATION_SHIFT), max(minimum, first), max(maximum, first)
+
     def last_physical_end(self, number: int) -> int:
         return self.words[layout.entry_word(number, layout.LAST_PHYSICAL_END)]
 

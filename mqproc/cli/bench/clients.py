@@ -6,6 +6,7 @@ but its counters.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -17,11 +18,13 @@ from numpy.typing import NDArray
 
 from mqproc.cli.bench.load import TAG, Messages, Recorder, Shape, key_of, paced, topic_name
 from mqproc.client import Batch, Client, core, sending
+from mqproc.client.core import IN_FLIGHT
 from mqproc.errors import MqprocError
 from mqproc.message import Message
 
 TIMEOUT_S = 60.0
 _LONG_POLL_S = 1.0
+_MADE_AT_ONCE = 1000
 
 
 def counters_of(memory: SharedMemory, index: int) -> NDArray[np.int64]:
@@ -69,31 +72,52 @@ def _send_frames(client: Client, shape: Shape, messages: Messages, recorder: Rec
         recorder.add(started.popleft(), len(result), size)
 
 
-def _single(shape: Shape, messages: Messages, turn: int) -> Message:
-    keys = tuple(key_of(messages.number, which) for which in range(shape.keys))
-    body = messages.bodies(1).tobytes()
-    messages.passed(1)
-    return Message(topic_name(turn % shape.topics), body, TAG, keys)
+def _singles(shape: Shape, messages: Messages) -> Iterator[Message]:
+    """Fresh messages without end. Bodies are made many at a time, so that a client measures the store and not numpy."""
+    for turn in itertools.count():
+        place = turn % _MADE_AT_ONCE
+        if place == 0:
+            bodies = messages.bodies(_MADE_AT_ONCE).tobytes()
+        keys = tuple(key_of(messages.number, which) for which in range(shape.keys))
+        messages.passed(1)
+        yield Message(topic_name(turn % shape.topics), bodies[place * shape.size : (place + 1) * shape.size], TAG, keys)
 
 
 def _send_singles(client: Client, shape: Shape, messages: Messages, recorder: Recorder) -> None:
-    for turn, _ in enumerate(paced(shape.rate, recorder)):
-        message = _single(shape, messages, turn)
+    singles = _singles(shape, messages)
+    for _ in paced(shape.rate, recorder):
+        message = next(singles)
         started_ns = time.monotonic_ns()
         client.send(message)
         recorder.add(started_ns, 1, shape.size)
 
 
 def _send_singles_in_flight(client: Client, shape: Shape, messages: Messages, recorder: Recorder) -> None:
+    """Single messages as `send_many` sends them: in frames by topic, each of which counts from its first message on.
+
+    No more than `in_flight` messages wait for their answers, those of frames that are not full among them.
+    """
+    frames = max(1, min(IN_FLIGHT, shape.in_flight))
+    grouping = sending.Grouping(max(1, shape.in_flight // (frames * shape.topics)))
+    began: dict[str, int] = {}
     started: deque[int] = deque()
+    pipeline = client.pipeline(core.WRITER)
 
-    def calls() -> Iterator[core.Call[object]]:
-        for turn, now_ns in enumerate(paced(shape.rate, recorder)):
-            started.append(now_ns)
-            yield sending.send(_single(shape, messages, turn))  # type: ignore[misc]
+    def finish() -> None:
+        count = len(pipeline.finish())
+        recorder.add(started.popleft(), count, count * shape.size)
 
-    for _ in client.run_all(calls(), core.WRITER, shape.in_flight):
-        recorder.add(started.popleft(), 1, shape.size)
+    for turn, (message, now_ns) in enumerate(zip(_singles(shape, messages), paced(shape.rate, recorder), strict=False)):
+        began.setdefault(message.topic, now_ns)
+        group = grouping.add(turn, message)
+        if group is not None:
+            started.append(began.pop(message.topic))
+            pipeline.start(sending.send_group([each for _, each in group]))
+            if len(pipeline) == frames:
+                finish()
+    while started:
+        finish()
+    pipeline.close()
 
 
 def pull(

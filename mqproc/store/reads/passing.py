@@ -50,7 +50,7 @@ class Passing:
 
     def scratch(self) -> NDArray[np.int64]:
         """Room for one evaluation at a time."""
-        return np.zeros(0 if self.sql is None else self.sql.program.scratch_size, np.int64)
+        return _NO_WORDS if self.sql is None else np.zeros(self.sql.program.scratch_size, np.int64)
 
 
 @functools.lru_cache(1024)

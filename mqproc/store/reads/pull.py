@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from mqproc.config import Options
 from mqproc.errors import BadRequestError
+from mqproc.frozen import quick_init
 from mqproc.kernels.record_check import VERIFY_NOTHING
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.message import PullStatus
@@ -36,6 +37,7 @@ ROCKETMQ_BYTES_MIN = 100
 _NO_RECORDS = np.empty(0, np.uint8)
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Pulled:
     """One pull's answer: `count` records, one after the other, in `records` uint8[n]."""

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
+from mqproc.frozen import quick_init
 from mqproc.layout import queue_table as layout
 from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles
 from mqproc.store.deleted_topics import Deletion
 from mqproc.store.queue_table import QueueTable
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class QueueBounds:
     """Queue offsets in [min_offset, max_offset) can be read.
@@ -65,10 +67,7 @@ class TableQueues:
     def bounds(self, topic: str, queue_id: int) -> QueueBounds | None:
         table = self._table
         while (number := table.find(topic, queue_id)) >= 0:
-            generation = table.generation(number)
-            # The minimum first: it never passes the maximum that is read after it.
-            minimum = table.min_offset(number)
-            maximum = table.max_offset(number)
+            generation, minimum, maximum = table.bounds(number)
             # A queue that is deleted and made again meanwhile is looked at once more.
             if table.generation(number) == generation:
                 return QueueBounds(generation, minimum, maximum)

@@ -184,9 +184,9 @@ class StoreReading:
 
         Looks at UNITS_LOOKED_AT units at most; the maximum offset when none of a queue's last ones matches.
         """
-        bounds = self.queues.bounds(topic, queue_id)
         codes = passing(topic, tuple(tags), sql).codes
-        if not len(codes) or bounds is None or not bounds.min_offset <= first < bounds.max_offset:
+        bounds = self.queues.bounds(topic, queue_id) if len(codes) else None
+        if bounds is None or not bounds.min_offset <= first < bounds.max_offset:
             return first
         count = min(bounds.max_offset - first, UNITS_LOOKED_AT)
         try:

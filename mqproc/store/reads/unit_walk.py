@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from mqproc.kernels import gather as kernel
 from mqproc.kernels.record_check import BAD_OFFSET, REASON_NAMES, VERIFY_CRCS
-from mqproc.kernels.views import as_kernel_array
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.layout.record_codec import decode_record
 from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles, as_units
@@ -32,6 +31,8 @@ CHUNK_UNITS_MAX = 8192
 DAMAGED_RUN_MAX = 1024
 _NOTHING = np.empty(0, np.uint8)
 _NO_WORDS = np.zeros(0, np.int64)
+# Where a unit's record begins: the first field of the unit.
+_physical_offset_at = struct.Struct(">q").unpack_from
 # What a walk tells the kernel at its beginning: UNIT … QUEUE.
 _STATE = struct.Struct(f"={kernel.QUEUE + 1}q")
 
@@ -187,6 +188,7 @@ class Walk:
                 return Halt.NO_UNITS
             if self._limits.copy and not self.count:
                 self._make_room(whole=self.next_offset + wanted >= stop_offset)
+            self._enter_first_segment(begin, end)
             halt = self._chunk(begin, end)
             self._account()
             if halt is not Halt.DONE:
@@ -203,12 +205,12 @@ class Walk:
         looked_at = int(self._state[kernel.UNIT])
         if looked_at == 0:
             return
-        positions = as_units(self._units)["physical_offset"][:looked_at]
-        first, last = int(positions[0]), int(positions[-1])
-        if 0 <= last - first < len(positions) * PAGES_AROUND_BYTES:
+        (first,) = _physical_offset_at(self._units.data, 0)
+        (last,) = _physical_offset_at(self._units.data, (looked_at - 1) * UNIT_SIZE)
+        if 0 <= last - first < looked_at * PAGES_AROUND_BYTES:
             self._records.segments.touched(first, last - first + 1)
         else:
-            self._records.segments.touched_at(positions.astype(np.int64))
+            self._records.segments.touched_at(as_units(self._units)["physical_offset"][:looked_at].astype(np.int64))
 
     def step_over_damage(self, stop_offset: int) -> Damage:
         """After Halt.DAMAGE: consume the units that have no intact record, up to the next one that has."""
@@ -275,7 +277,8 @@ class Walk:
             data = self._files.read_units(*self._queue, self.next_offset, count, self._number)
         except FileNotFoundError:
             return False
-        self._units = as_kernel_array(data)
+        # A copy: to have the kernel see bytes that may not be written costs more than a few units do.
+        self._units = np.frombuffer(bytearray(data), np.uint8)
         self._state[kernel.UNIT] = self._state[kernel.DECIDED_UNIT] = 0
         self._state[kernel.UNIT_STOP] = len(self._units) // UNIT_SIZE
         return len(self._units) >= UNIT_SIZE
@@ -335,6 +338,12 @@ class Walk:
         message = decode_record(self._view.data, physical_offset - int(state[kernel.BASE]), check_crc=False)
         state[kernel.DECIDED] = int(sql.matches(message.properties))
         state[kernel.DECIDED_UNIT] = state[kernel.UNIT] + 1
+
+    def _enter_first_segment(self, begin: int, end: int) -> None:
+        """Let the kernel see at once what it asks for unless a tag passes over it: the segment of the first unit."""
+        (physical_offset,) = _physical_offset_at(self._units.data, 0)
+        if self._view is _NOTHING and not len(self._filter.codes) and begin <= physical_offset < end:
+            self._enter_segment(physical_offset, begin, end)
 
     def _enter_segment(self, physical_offset: int, begin: int, end: int) -> bool:
         """Let the kernel see the segment that the next unit points into; False when it points nowhere."""
