@@ -63,6 +63,8 @@ class Recovered:
     options: Options
     words: Words
     said: list[str]
+    time_asked: bool
+    """Recovery has asked for the time: at another one it might have gone another way."""
 
 
 def recover(root: Path, options: Options, machine: Machine | None = None, now_ms: int = 0) -> Recovered:
@@ -75,14 +77,20 @@ def recover(root: Path, options: Options, machine: Machine | None = None, now_ms
     words = Words(bytearray(words_of.FILE_SIZE))
     io.make_folder(paths.commit_log)
     clean = not paths.abort.exists()
+    asked = list[int]()
+
+    def time_ms() -> int:
+        asked.append(now_ms)
+        return now_ms
+
     with must_end_well("recovery"):
-        Recovery(io, paths, options, words, said.append, clean=clean, now_ms=lambda: now_ms).run()
+        Recovery(io, paths, options, words, said.append, clean=clean, now_ms=time_ms).run()
     # A supervisor lives on: what recovery leaves open stays open.
     expect(not io.open_files, f"recovery leaves {io.open_files} open")
     machine.calls_max = 0
     machine.disk.let_go()
     io.close_all()
-    return Recovered(paths, options, words, said)
+    return Recovered(paths, options, words, said, bool(asked))
 
 
 def calls_of_recovery_max(root: Path) -> int:
@@ -103,11 +111,16 @@ def check_nothing_behind(commit_log: Path, end: int) -> None:
         expect(not any(behind), f"{path} is not empty behind the log's end {end}")
 
 
+def records_of(found: Recovered) -> list[Placed]:
+    """The records of a recovered log."""
+    begin = found.words[words_of.MIN_PHYSICAL_OFFSET]
+    return [placed for placed in walk_log(found.paths.commit_log) if begin <= placed.offset]
+
+
 def check_log(found: Recovered, truth: Truth, senders: Senders, *, power_loss: bool) -> list[Placed]:
     """The log: a prefix of what was appended, all that was synced, nothing twice, nothing that was gone before."""
-    records = walk_log(found.paths.commit_log)
+    records = records_of(found)
     begin, end = found.words[words_of.MIN_PHYSICAL_OFFSET], found.words[words_of.WRITTEN]
-    records = [placed for placed in records if begin <= placed.offset]
     check_nothing_behind(found.paths.commit_log, end)
     last = records[-1].offset + records[-1].size if records else begin
     expect(last <= end, f"the log ends at {end}, inside the record that ends at {last}")

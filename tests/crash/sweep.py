@@ -14,24 +14,25 @@ and the group takes messages again, unless a failed sync has made the store read
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
-import hashlib
-import os
 import pickle
 import random
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from mqproc.config import FlushDiskType, Options
+from mqproc.control import Control
 from mqproc.errors import MqprocError
+from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
+from mqproc.paths import StorePaths
 from tests.crash import checks
 from tests.crash.checks import Truth
 from tests.crash.deletions import Deletions
-from tests.crash.disk import Disk, Grain, Loss, Metadata, Pick
+from tests.crash.disk import CONTROL, Disk, Grain, Loss, Metadata, Pick
 from tests.crash.group import Group
 from tests.crash.journal import Unheard
 from tests.crash.parties import Party, found_in
@@ -41,13 +42,16 @@ from tests.crash.program import FIRST_MS, boot, simulated_boots, simulated_ids
 from tests.crash.receivers import Receivers
 from tests.crash.recording_io import Fault, Machine
 from tests.crash.schedule import Schedule, SimulatedClock
+from tests.crash.seen import Seen, digest_of
 from tests.crash.senders import Fate, Senders, SimulatedIds
-from tests.store.recovery.recovering import everything_below
 
 TURNS_MAX = 4_000
 # Then whoever has had nothing but failures since is ended: they are not asked to do without what they need.
 TURNS_WITH_STUCK = 1_500
 TURN_MS = 5
+BETWEEN_LIVES_MS = 600_000
+# The first life's, and the next ones'.
+FIRST_SEED = 9
 LOSSES = (
     Loss(Metadata.ORDERED, Grain.PAGE, Pick.NONE),
     Loss(Metadata.FREE, Grain.SECTOR, Pick.RANDOM),
@@ -57,8 +61,6 @@ TAKES_SPACE = frozenset(
 )
 # What a process may have too many of.
 LACKS = {"open": errno.EMFILE, "create": errno.EMFILE, "map": errno.ENOMEM}
-# By how this process's second starts have begun, which all went well to their end.
-ENDED_WELL: Final[set[bytes]] = set()
 ROOT, IMAGE = Path("store"), Path("image")
 
 
@@ -169,7 +171,7 @@ class Whole:
     """The program without a failure: all of its calls, and how each of its lives begins. `folder` keeps the latter."""
 
     def __init__(self, folder: Path, flush: FlushDiskType) -> None:
-        self.program = Program(flush)
+        self.program = Program(flush, Seen(folder / "seen"))
         self._begins: list[Begin] = []
         folder.mkdir(parents=True)
         with contextlib.chdir(folder):
@@ -188,7 +190,7 @@ class Whole:
     def run(self, folder: Path, case: Case) -> Ran:
         """The life in which the case's call is made, which fails, and the last life. Raises Broken.
 
-        A second start that begins as another one did goes on as that: it ends there.
+        A second start or a last life that begins as another one did goes on as that: it ends there.
         """
         begin = max((each for each in self._begins if each.calls < case.nth), key=lambda each: each.calls)
         program: Program = pickle.loads(begin.program)
@@ -200,8 +202,7 @@ class Whole:
                 program.live(begin.life)
                 if begin.life != LAST:
                     program.live(LAST)
-            if program.second_start:
-                ENDED_WELL.add(program.second_start)
+            program.all_went_well()
         return Ran(case, fault.errno_asked, fault.met_again)
 
 
@@ -217,8 +218,9 @@ def copy_store(source: Path, target: Path) -> None:
 class Program:
     """What has happened to the store in the folder ROOT below the current one, and who has sent what."""
 
-    def __init__(self, flush: FlushDiskType) -> None:
+    def __init__(self, flush: FlushDiskType, seen: Seen) -> None:
         self._options = options_of(flush)
+        self._seen = seen
         self._rng = random.Random(0)
         self._ids = 0
         self._senders = Senders(self._rng)
@@ -230,12 +232,14 @@ class Program:
         self.fault: Fault | None = None
         """What shall fail, counted from the first call of the first life on."""
         self.calls: list[str] = []
-        self.second_start = b""
-        """How the second try to start began, of a start that met the failure: equal ones go on equally."""
+        self._begun: list[str] = []
+        """How the second try to start began, of a start that met the failure, and the last life: equal ones go on
+        equally."""
 
     def live(self, life: Life) -> None:
         """One life; all are killed at its end, in the last one stopped in order. Raises Broken."""
         boot(0)
+        self._begin(life)
         ids = SimulatedIds(self._ids)
         with simulated_ids(ids), simulated_boots():
             machine, group, schedule, clock = self._start()
@@ -250,12 +254,22 @@ class Program:
                 else:
                     self._look_at_images(machine, truth)
                     group.kill_all()
+                self._ids = ids.frames
                 self._check(ROOT, truth, power_loss=False)
             finally:
                 machine.over = True
                 machine.disk.let_go()
                 schedule.end_all()
                 self._clock_ms, self._ids = clock.time_ms(), ids.frames
+
+    def _begin(self, life: Life) -> None:
+        """Every life has its seed and its time, whatever was before it."""
+        number = LIVES.index(life)
+        self._rng.seed(FIRST_SEED + number)
+        self._clock_ms = self._senders.time_ms = FIRST_MS + number * BETWEEN_LIVES_MS
+        if self.fault is not None and self.fault.nth <= len(self.calls):
+            state = {**self._state(), "epoch": self._epoch()}
+            self._begin_as(digest_of(ROOT, state, without=CONTROL))
 
     def _start(self) -> tuple[Machine, Group, Schedule, SimulatedClock]:
         """A group, at the second try if the first one met the failure."""
@@ -273,22 +287,33 @@ class Program:
                 machine.over = True
                 machine.disk.let_go()
                 schedule.end_all()
-                self.second_start = self._fingerprint()
-                if self.second_start in ENDED_WELL:
-                    raise Known from None
+                self._begin_as(digest_of(ROOT, self._state()))
         raise Broken("a start that met no failure failed")
 
-    def _fingerprint(self) -> bytes:
-        """Of all that a life goes on from: the store, whoever has sent what, the time, and what the seed says next."""
-        digest = hashlib.blake2b(pickle.dumps({**vars(self), "fault": None, "calls": None}))
-        for name, entry in everything_below(ROOT):
-            digest.update(f"{name} {entry.stat(follow_symlinks=False).st_mode}\0".encode())
-            if entry.is_symlink():
-                digest.update(os.readlink(entry.path).encode())
-            elif entry.is_file():
-                data = Path(entry.path).read_bytes()
-                digest.update(f"{len(data)} ".encode() + data)
-        return digest.digest()
+    def _state(self) -> dict[str, object]:
+        """All that a life goes on from beside the store: who has sent what, the time, and what the seed says next."""
+        state = {name: value for name, value in vars(self).items() if name not in ("fault", "calls", "_begun", "_seen")}
+        return {**state, "seed": self._rng.getstate()}
+
+    def _epoch(self) -> int:
+        """Of the control file a start takes this only, and the number that names semaphores, of which are none."""
+        control = Control.open(StoreIO(), StorePaths(ROOT))
+        try:
+            return control.load(words_of.EPOCH)
+        finally:
+            control.close()
+
+    def _begin_as(self, digest: str) -> None:
+        """Raises Known when what begins so has gone well before."""
+        begun = f"begun {digest}"
+        if begun in self._seen:
+            raise Known
+        self._begun.append(begun)
+
+    def all_went_well(self) -> None:
+        """What has begun need not be run again."""
+        for digest in self._begun:
+            self._seen.add(digest)
 
     def _send_one(self, group: Group, schedule: Schedule, clock: SimulatedClock) -> None:
         """The failure has passed at the latest when the second try has begun."""
@@ -351,11 +376,30 @@ class Program:
         boot(0)
 
     def _check(self, root: Path, truth: Truth, *, power_loss: bool) -> None:
+        """Recovers a store and checks it, unless one just like it, of which as much was told, was well."""
+        # Until the next life nothing is born. The truth's records are those of the store's own log.
+        self._senders.time_ms = 0
+        log = digest_of(StorePaths(ROOT).commit_log, dataclasses.replace(truth, records=[]))
+        told = (log, self._options, self._senders.sent, self._parties, self._deletions, power_loss)
+        digest = digest_of(root, told, without=CONTROL)
+        # Where recovery has asked for the time, only the same one makes it the same.
+        digests = f"checked {digest}", f"checked {digest} at {self._clock_ms}"
+        seen = any(each in self._seen for each in digests)
+        if seen and root != ROOT:
+            return
+        ends = [f"after {each}, {self._epoch()} {self._ids}" for each in digests] if root == ROOT else []
+        if self.fault is not None and any(each in self._seen for each in ends):
+            raise Known
         found = checks.recover(root, self._options, now_ms=self._clock_ms)
-        records = checks.check_all(found, truth, self._senders, self._deletions, power_loss=power_loss)
-        checks.check_parties(found, records, self._parties, power_loss=power_loss)
-        checks.check_again(found, self._options)
+        if seen:
+            records = checks.records_of(found)
+        else:
+            records = checks.check_all(found, truth, self._senders, self._deletions, power_loss=power_loss)
+            checks.check_parties(found, records, self._parties, power_loss=power_loss)
+            checks.check_again(found, self._options)
+            self._seen.add(digests[found.time_asked])
         if root == ROOT:
+            self._begun += [ends[found.time_asked]] if self.fault is not None else []
             stands = found_in(found.paths, records, sync_flush=self._options.sync_flush)
             for party in self._parties:
                 party.go_on(stands, power_loss=power_loss)

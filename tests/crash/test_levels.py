@@ -9,7 +9,8 @@ import pytest
 
 from mqproc.config import FlushDiskType
 from tests.crash.levels import Level, run_level
-from tests.crash.sweep import ENDED_WELL, ROOT, Case, Ran, Whole, case_of, cases
+from tests.crash.seen import Seen
+from tests.crash.sweep import ROOT, Case, Ran, Whole, case_of, cases
 from tests.store.recovery.recovering import contents
 
 # Of all calls, and of those of which all ways to fail are compared.
@@ -46,25 +47,35 @@ def test_a_sample_of_single_failures_loses_nothing(flush: FlushDiskType, tmp_pat
 
 @pytest.mark.proven
 @pytest.mark.timeout(600)
-def test_ways_to_fail_that_nobody_told_apart_leave_the_same_store(tmp_path: Path) -> None:
+def test_runs_that_count_as_one_leave_the_same_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is run to its end, and its checks are made, though it begins as another one, or goes on as that."""
+    added = list[str]()
+    monkeypatch.setattr(Seen, "__contains__", lambda self, digest: False)
+    monkeypatch.setattr(Seen, "add", lambda self, digest: added.append(digest))
     whole = Whole(tmp_path / "whole", FlushDiskType.SYNC_FLUSH)
-    same = 0
+    of_ways, of_begun = 0, dict[str, dict[str, tuple[int, bytes]]]()
+    again = 0
     for ways in list(cases(whole.calls))[::COMPARED_EVERY]:
         ran = list[tuple[Ran, dict[str, tuple[int, bytes]]]]()
         for case in ways:
-            ENDED_WELL.clear()
+            added.clear()
             place = tmp_path / str(case)
             ended = whole.run(place, case)
             # Where a path is too long for a socket, a file says where it is.
-            found = ended, {name: what for name, what in contents(place / ROOT).items() if not name.endswith(".sock")}
-            equal = [left for first, left in ran if first.is_also(case)]
-            for left in equal:
-                other = [name for name in left.keys() | found[1].keys() if left.get(name) != found[1].get(name)]
-                assert not other, case
-            same += bool(equal)
-            if not equal:
-                ran.append(found)
-    assert same
+            left = {name: what for name, what in contents(place / ROOT).items() if not name.endswith(".sock")}
+            equal = [other for first, other in ran if first.is_also(case)]
+            of_ways += bool(equal)
+            begun = [digest for digest in added if not digest.startswith("checked ")]
+            equal += [of_begun[digest] for digest in begun if digest in of_begun]
+            again += any(digest in of_begun for digest in begun)
+            for other in equal:
+                unlike = [name for name in left.keys() | other.keys() if left.get(name) != other.get(name)]
+                assert not unlike, case
+            of_begun |= dict.fromkeys(begun, left)
+            if not any(first.is_also(case) for first, _left in ran):
+                ran.append((ended, left))
+    assert of_ways
+    assert again
 
 
 def test_which_ways_to_fail_are_one_run() -> None:
