@@ -11,7 +11,9 @@ from mqproc.errors import ConfigurationError
 DELAY_LEVELS: Final = 18
 """As many queues SCHEDULE_TOPIC_XXXX has; a store may have fewer levels."""
 DELAY_MS_MAX: Final = 40 * 86_400_000
-_UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+DELAY_STEP_MS: Final = 1_000
+"""Every delay is some of these."""
+_UNITS_MS: Final = {"s": DELAY_STEP_MS, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 @functools.lru_cache(16)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.config import MIB, PAGE_BYTES
-from mqproc.delay_levels import DELAY_MS_MAX
+from mqproc.delay_levels import DELAY_MS_MAX, DELAY_STEP_MS
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
 from mqproc.layout import consume_queue as layout
@@ -196,8 +196,9 @@ class ConsumeQueueFiles:
         same = (there["physical_offset"] == theirs["physical_offset"]) & (there["size"] == theirs["size"])
         codes = there["tags_code"]
         if topic == SCHEDULE_TOPIC:
-            # Further off than any delay is no time: the code's sector was being written when the power went.
-            untold = (codes > 0) & (np.abs(codes - theirs["tags_code"]) <= DELAY_MS_MAX)
+            # What no two delays lie apart is no time: the code's sector was being written when the power went.
+            apart = codes - theirs["tags_code"]
+            untold = (codes > 0) & (np.abs(apart) <= DELAY_MS_MAX) & (apart % DELAY_STEP_MS == 0)
         else:
             untold = codes <= layout.EXTENSION_ADDRESS_MAX
         same &= (codes == theirs["tags_code"]) | untold

@@ -172,15 +172,17 @@ def test_what_was_made_here_is_not_read_before_it_is_written(tmp_path: Path) -> 
 def test_a_time_that_no_delay_reaches_is_mended_and_one_of_other_delays_stays(tmp_path: Path) -> None:
     """A unit whose second sector was being written when the power went has the right record, and any time."""
     stored_ms, hour_ms, day_ms = 1_700_000_000_000, 3_600_000, 86_400_000
-    wanted = as_units(units(0, 6)).copy()
+    wanted = as_units(units(0, 7)).copy()
     wanted["tags_code"] = stored_ms + hour_ms
     there = wanted.copy()
-    there["tags_code"][:5] = [stored_ms + 1, stored_ms + 39 * day_ms, stored_ms + 42 * day_ms, 196_298_010_517_775, -1]
+    # Delays are whole seconds.
+    no_times = [stored_ms + 42 * day_ms, stored_ms + 1, 196_298_010_517_775, -1]
+    there["tags_code"][:6] = [stored_ms + 1_000, stored_ms + 39 * day_ms, *no_times]
     files = open_files(tmp_path)
     files.write_run(SCHEDULE_TOPIC, 2, 0, there.view(np.uint8))
-    assert files.mend_run(SCHEDULE_TOPIC, 2, 0, wanted.view(np.uint8)) == 3
-    found = as_units(files.read_units(SCHEDULE_TOPIC, 2, 0, 6))["tags_code"].tolist()
-    assert found == [*there["tags_code"][:2].tolist(), *[stored_ms + hour_ms] * 4]
+    assert files.mend_run(SCHEDULE_TOPIC, 2, 0, wanted.view(np.uint8)) == 4
+    found = as_units(files.read_units(SCHEDULE_TOPIC, 2, 0, 7))["tags_code"].tolist()
+    assert found == [*there["tags_code"][:2].tolist(), *[stored_ms + hour_ms] * 5]
     files.close()
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from mqproc.delay_levels import DELAY_LEVELS, DELAY_MS_MAX, delays_ms_of
+from mqproc.delay_levels import DELAY_LEVELS, DELAY_MS_MAX, DELAY_STEP_MS, delays_ms_of
 from mqproc.io import StoreIO
 from mqproc.kernels.record_check import stored_at_ms
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
@@ -58,7 +58,7 @@ def _sampled_delays(io: StoreIO, inventory: Inventory, views: LogViews, queue: Q
             if view is not None:
                 stored = int(stored_at_ms(view, physical_offset - base, len(view), physical_offset))
                 delay = int(timed[index]["tags_code"]) - stored
-                if stored >= 0 and 0 <= delay <= DELAY_MS_MAX and delay % 1000 == 0:
+                if stored >= 0 and 0 <= delay <= DELAY_MS_MAX and delay % DELAY_STEP_MS == 0:
                     delays[delay] += 1
         if delays:
             break
