@@ -88,10 +88,10 @@ class LogFlush:
         self._marked_ns = now_ns
         self._thorough_ns = now_ns
         self._dropped_to = 0
-        # A killed predecessor may have synced beyond its mark: the mark's time is the last one that is known.
-        mark = self._mark.valid()
-        recovered_ms = words[words_of.WRITER_SYNCED_STORE_TIMESTAMP_MS]
-        self._synced_timestamp_ms = mark.store_timestamp_ms if mark is not None else recovered_ms
+        # A killed predecessor may have synced beyond its mark, and nobody else knows the time of what it had synced.
+        timestamp_ms = words[words_of.WRITTEN_STORE_TIMESTAMP_MS]
+        all_synced = words[words_of.WRITTEN] == words[words_of.FLUSHER_SYNCED]
+        self._synced_timestamp_ms = timestamp_ms if all_synced else None
 
     def flush(self, now_ns: int, *, thorough: bool = False) -> int:
         """Sync when enough pages are dirty or the thorough interval has passed; returns the bytes made durable."""
@@ -133,8 +133,8 @@ class LogFlush:
         self._words.add(words_of.COMMITLOG_SYNCS, 1)
         self._io.crash_point("flush.after_msync")
 
-    def _durable_end(self) -> tuple[int, int]:
-        """Where the durable part of the log ends, and the store time of a record near its end."""
+    def _durable_end(self) -> tuple[int, int | None]:
+        """Where the durable part of the log ends, and the store time of a record near its end, where that is known."""
         words = self._words
         # Time first, then its position.
         writer_timestamp_ms = words[words_of.WRITER_SYNCED_STORE_TIMESTAMP_MS]
@@ -149,7 +149,8 @@ class LogFlush:
         if self._syncs.ended():
             return False
         flushed, timestamp_ms = self._durable_end()
-        if flushed == words[words_of.COMMITLOG_MARK]:
+        if timestamp_ms is None or flushed == words[words_of.COMMITLOG_MARK]:
+            # With an earlier time a start would take that for the last record's: the next sync has one.
             return False
         if not at_once and now_ns - self._marked_ns < MARK_INTERVAL_NS:
             return False

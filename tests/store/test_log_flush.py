@@ -204,7 +204,7 @@ def test_a_log_that_could_not_be_opened_is_synced_the_next_time(flushing: Flushi
     assert flushing.flush.flush(flushing.now_ns + interval_ns + 1) == flushing.engine.written
 
 
-def test_without_new_messages_a_new_flusher_keeps_the_marks_time(flushing: Flushing) -> None:
+def test_without_new_messages_a_new_flusher_gives_the_mark_the_last_records_time(flushing: Flushing) -> None:
     """The mark's time is where store time goes on after the next start."""
     flushing.append()
     flushing.turn()
@@ -212,8 +212,24 @@ def test_without_new_messages_a_new_flusher_keeps_the_marks_time(flushing: Flush
     flushing.flush.flush(flushing.now_ns, thorough=True)  # Synced and killed before the mark was moved.
     flushing.flush = flushing.flusher()
     flushing.turn()
-    assert flushing.mark == (flushing.engine.written, TIME_MS)
-    assert flushing.physic_timestamp_ms == TIME_MS
+    assert flushing.mark == (flushing.engine.written, TIME_MS + 5)
+    assert flushing.physic_timestamp_ms == TIME_MS + 5
+
+
+def test_a_new_flusher_that_does_not_know_the_time_of_what_is_synced_moves_the_mark_with_its_own_sync(
+    flushing: Flushing,
+) -> None:
+    flushing.append()
+    flushing.turn()
+    before = flushing.mark
+    flushing.append(1, TIME_MS + 5)
+    flushing.flush.flush(flushing.now_ns, thorough=True)
+    flushing.append(1, TIME_MS + 6)
+    flushing.flush = flushing.flusher()
+    assert flushing.flush.move_mark(flushing.now_ns, at_once=True) is False
+    assert flushing.mark == before
+    flushing.turn()
+    assert flushing.mark == (flushing.engine.written, TIME_MS + 6)
 
 
 def test_after_recovery_the_marks_time_is_that_of_the_last_record(flushing: Flushing) -> None:
