@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
 
 from mqproc.client import core
 from mqproc.errors import (
@@ -12,9 +12,7 @@ from mqproc.errors import (
     SendOutcomeUnknownError,
     StoreBusyError,
 )
-
-if TYPE_CHECKING:
-    from mqproc.client.sync import Client
+from mqproc.shm.clock import Clock
 
 UNSETTLED: Final = (SendOutcomeUnknownError, NotRunningError, RequestTimeoutError, StoreBusyError)
 """Errors after which it is not known which of the messages under way are stored."""
@@ -25,16 +23,32 @@ PATIENCE_S: Final = 60.0
 _POLL_S: Final = 0.005
 
 
-def settle(client: Client) -> None:
+class Runs(Protocol):
+    """What makes calls, again when that is safe: a client."""
+
+    def run(self, call: core.Call[Any]) -> Any:
+        """The call's value; raises its error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How one waits for a store."""
+
+    clock: Clock = field(default_factory=Clock)
+    pings: int = DRAIN_PINGS
+
+
+def settle(client: Runs, patience: Patience | None = None) -> None:
     """Return when the index holds all that anybody had sent before this call. Raises RequestTimeoutError.
 
     What a client that is dead or cut off left in a socket has been taken by then, or is lost.
     """
-    for _ in range(DRAIN_PINGS):
+    patience = patience or Patience()
+    for _ in range(patience.pings):
         client.run(core.ping(core.WRITER))
-    target = client.stats()["written"]
-    deadline = time.monotonic() + PATIENCE_S
-    while (dispatched := client.stats()["dispatched"]) < target:
-        if time.monotonic() > deadline:
+    target = client.run(core.stats())["written"]
+    deadline_ns = patience.clock.monotonic_ns() + int(PATIENCE_S * 1e9)
+    while (dispatched := client.run(core.stats())["dispatched"]) < target:
+        if patience.clock.monotonic_ns() > deadline_ns:
             raise RequestTimeoutError(f"dispatch has not caught up: {target - dispatched:,} bytes are left")
-        time.sleep(_POLL_S)
+        patience.clock.sleep(_POLL_S)

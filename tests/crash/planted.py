@@ -162,6 +162,18 @@ PLANTS = {
         "        stored(-1)",
         seed=4,
     ),
+    "a task of the sink does not look what one before it has stored": Plant(
+        "mqproc.spark.sink.sending",
+        "                self._stored = self._count_stored(self._stored)",
+        "                pass",
+        seed=33,
+    ),
+    "a task of the sink looks before all that was sent is indexed": Plant(
+        "mqproc.spark.sink.sending",
+        "                    settle(self._client, self._patience)",
+        "                    pass",
+        seed=23,
+    ),
 }
 
 

@@ -37,6 +37,7 @@ from tests.crash.receivers import Receivers
 from tests.crash.recording_io import DISK_BYTES, Fault, Holes, Killed, Machine
 from tests.crash.schedule import LONG_JUMP_MS, Schedule, SimulatedClock
 from tests.crash.senders import Senders, SimulatedIds
+from tests.crash.sinks import Sinks
 from tests.crash.twins import Lines
 from tests.crash.watch import Watch
 
@@ -64,9 +65,11 @@ GARBAGE_CHANCE = 0.25
 DAMAGED_CHANCE = 0.05
 ALIVE_CHANCE = 0.05
 PARTY_CHANCE = 0.3
+SINK_CHANCE = 0.15
 HOARD_CHANCE = 0.3
-# What is received a few messages at a time takes long.
+# What is received a few messages at a time takes long, and so does what is looked for row by row.
 HOARD_TURNS_TIMES = 4
+SINK_TURNS_TIMES = 3
 FAULT_CHANCE = 0.4
 FAULTS = (
     *(Fault("sync", 0, errno.EIO),) * 3,
@@ -156,6 +159,7 @@ class Story:
     """The story of one seed, in a folder of its own."""
 
     def __init__(self, seed: int, folder: Path, images: int, journal: Journal | None = None) -> None:
+        self._seed = seed
         self._rng = random.Random(seed)
         self._folder = folder
         self._images = images
@@ -185,6 +189,11 @@ class Story:
         parties = Consumers(rng, senders, queues), Members(rng), receivers, Producers(rng, senders)
         chosen: list[Party] = [party for party in parties if rng.random() < PARTY_CHANCE]
         self._turns_times = HOARD_TURNS_TIMES if receivers.hoards and receivers in chosen else 1
+        # By a seed of its own: other stories are as they are without it.
+        self._sinks = Sinks(rng, senders)
+        if random.Random(f"tasks {self._seed}").random() < SINK_CHANCE:
+            chosen.append(self._sinks)
+            self._turns_times = max(self._turns_times, SINK_TURNS_TIMES)
         return chosen
 
     def run(self) -> Tally:
@@ -273,6 +282,9 @@ class Story:
         """A machine with a disk as it is; its file system tells some, all or no pages of zeros to be holes."""
         holes = Holes(self._rng.getrandbits(32), self._rng.choice((0, 128, 256)))
         used = int(DISK_BYTES * self._rng.choice(DISK_USED))
+        if self._sinks in self._parties:
+            # What tasks of the sink have stored must not be deleted before they look for it.
+            used = min(used, int(DISK_BYTES * DISK_USED[0]))
         machine = Machine(Disk.of(root), self._journal, holes, used, kill_at=kill_at)
         self._lines.watch(machine)
         return machine

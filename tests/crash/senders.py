@@ -80,9 +80,9 @@ class Senders:
         self.time_ms = 0
         """When what is made now is born."""
 
-    def make(self, count: int, *, at_once: bool = False) -> list[Sent]:
+    def make(self, count: int, *, at_once: bool = False, topics: Sequence[str] = TOPICS) -> list[Sent]:
         """New messages of one topic, remembered; with `at_once` they do not wait for a time."""
-        topic, wait = self._rng.choice(TOPICS), self._rng.random() < 0.8
+        topic, wait = self._rng.choice(topics), self._rng.random() < 0.8
         level, deliver_at_ms = (0, 0) if at_once else self._delay()
         made = []
         for _ in range(count):

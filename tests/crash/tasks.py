@@ -52,6 +52,13 @@ class Caller:
             self._connection.receive()
         return outcome
 
+    def leave(self, call: Call[Any]) -> None:
+        """End amid a call: what it sent is in the socket."""
+        if self._connection is not None and not self._connection.closed:
+            self._connection.submit(call)
+            self._connection.flush()
+        self.close()
+
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()

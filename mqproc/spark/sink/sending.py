@@ -23,9 +23,9 @@ from mqproc.client import Client, core, sending
 from mqproc.client.batch import Batch
 from mqproc.client.connection import FRAME_BYTES_MAX
 from mqproc.client.replay import OWN_PROPERTIES
-from mqproc.client.settling import PATIENCE_S, UNSETTLED, settle
+from mqproc.client.settling import PATIENCE_S, UNSETTLED, Patience, Runs, settle
 from mqproc.client.unique_id import COUNTERS, unique_id
-from mqproc.errors import BadRequestError, TopicExistsError
+from mqproc.errors import BadRequestError, MqprocError, TopicExistsError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.spark.sink.options import WriteOptions
@@ -58,7 +58,7 @@ class RowSender:
         except BaseException:
             self._client.close()
             raise
-        self._topics: dict[str, _TopicRows] = {}
+        self._topics: dict[str, TopicRows] = {}
         self._queues: dict[str, int] | None = None
         self.sent = 0
         self.found = 0
@@ -90,7 +90,7 @@ class RowSender:
         rows = self._topics.get(topic)
         if rows is None:
             queue_id = self._partition % self._queues_of(topic) if self._options.queue_id is None else None
-            rows = self._topics[topic] = _TopicRows(self._client, topic, self._identity, queue_id)
+            rows = self._topics[topic] = TopicRows(self._client, topic, self._identity, queue_id)
             if self._looks:
                 # Once a task is enough: what one before it has left is of all topics.
                 rows.look(drained=len(self._topics) > 1)
@@ -120,11 +120,14 @@ class RowSender:
         return columns
 
 
-class _TopicRows:
+class TopicRows:
     """The rows of one topic of a partition, of which the first `stored` are there already."""
 
-    def __init__(self, client: Client, topic: str, identity: str, queue_id: int | None) -> None:
+    def __init__(
+        self, client: Runs, topic: str, identity: str, queue_id: int | None, patience: Patience | None = None
+    ) -> None:
         self._client = client
+        self._patience = patience or Patience()
         self._topic = topic
         self._queue_id = queue_id
         digest = hashlib.sha256(f"{identity}\0{topic}".encode()).hexdigest()
@@ -136,19 +139,17 @@ class _TopicRows:
         """Send the next `count` rows; returns how many were there."""
         found = min(max(self._stored - self._at, 0), count)
         at, end = self._at + found, self._at + count
-        failed_s = 0.0
+        failed_s: float | None = None
         while at < end:
             stop = min(end, at + _frame_rows(columns["body"], at - self._at), (at // COUNTERS + 1) * COUNTERS)
             try:
                 self._send_frame(
                     {name: column[at - self._at : stop - self._at] for name, column in columns.items()}, at
                 )
-                at, failed_s = stop, 0.0
-            except UNSETTLED:
-                failed_s = failed_s or time.monotonic()
-                if time.monotonic() - failed_s > PATIENCE_S:
-                    raise
-                time.sleep(_PAUSE_S)
+                at, failed_s = stop, None
+            except UNSETTLED as error:
+                failed_s = self._now_s() if failed_s is None else failed_s
+                self._pause_after(error, failed_s)
                 self._stored = at
                 self.look()
                 at = min(self._stored, end)
@@ -157,18 +158,25 @@ class _TopicRows:
 
     def look(self, *, drained: bool = False) -> None:
         """Find out how many rows are stored, as soon as that can be said; `drained`: no socket holds any of them."""
-        since_s = time.monotonic()
+        since_s = self._now_s()
         while True:
             try:
                 if not drained:
-                    settle(self._client)
+                    settle(self._client, self._patience)
                 self._stored = self._count_stored(self._stored)
                 return
-            except UNSETTLED:
+            except UNSETTLED as error:
                 drained = False
-                if time.monotonic() - since_s > PATIENCE_S:
-                    raise
-                time.sleep(_PAUSE_S)
+                self._pause_after(error, since_s)
+
+    def _now_s(self) -> float:
+        return self._patience.clock.monotonic_ns() / 1e9
+
+    def _pause_after(self, error: MqprocError, since_s: float) -> None:
+        """Wait a little, unless it has been failing for long: then raise the error."""
+        if self._now_s() - since_s > PATIENCE_S:
+            raise error
+        self._patience.clock.sleep(_PAUSE_S)
 
     def _count_stored(self, known: int) -> int:
         """How many rows from the first on are stored, at least `known`: doubling steps, then halves."""
