@@ -35,6 +35,8 @@ from tests.store.recovery.recovering import RecordingIO, Recovered, contents, re
 UNTOUCHED = ("lock", "mqproc/control", "mqproc/errors", "log.jsonl")
 BATCH = 40
 SEGMENT = 1 << 17
+# What is done to a file, and how often: its bytes change, or something lies beside it, or in its place.
+WAYS = {"bytes": 0.8, "empty": 0.05, "gone": 0.05, "stray": 0.05, "folder": 0.05}
 TIMER_LOG_FILE = 4096
 DELETED_TOPIC = "deleted"
 
@@ -60,6 +62,7 @@ class Files:
             if path.is_file() and str(path.relative_to(self.root)) not in UNTOUCHED
         )
         self._folders = sorted({path.parent for path in self._files})
+        self._reached: set[tuple[Path, str]] = set()
 
     def run(self, seed: int) -> None:
         """One damaged store. Raises what breaks a rule."""
@@ -103,8 +106,10 @@ class Files:
         self._read()
         self._check_again()
 
-    def close(self) -> None:
+    def close(self) -> str:
         """Nothing is left to be checked."""
+        folders, ways = ({each[at] for each in self._reached} for at in (0, 1))
+        return f"files of {len(folders)} of {len(self._folders)} folders, {len(ways)} of {len(WAYS)} ways"
 
     def _harm(self, random: Random) -> None:
         """Damage a file, of all folders alike; or cut, empty, remove, double or misplace it."""
@@ -113,16 +118,17 @@ class Files:
         if not path.is_file():
             return  # An earlier harm took it.
         data = path.read_bytes()
-        way = random.random()
-        self.harms.append(f"{path.relative_to(self._copy)} {way:.2f}")
-        if way < 0.8:
+        way = random.choices(list(WAYS), list(WAYS.values()))[0]
+        self.harms.append(f"{path.relative_to(self._copy)} {way}")
+        self._reached.add((folder, way))
+        if way == "bytes":
             other = (self.root / random.choice(self._files)).read_bytes()
             path.write_bytes(self._damaged(random, path, data, other))
-        elif way < 0.85:
+        elif way == "empty":
             path.write_bytes(b"")
-        elif way < 0.9:
+        elif way == "gone":
             path.unlink()
-        elif way < 0.95:
+        elif way == "stray":
             shutil.copy(path, path.with_name(random.choice(("stray", "00000000000000000001", f"{path.name}.tmp"))))
         else:
             path.unlink()

@@ -20,8 +20,8 @@ class Fuzzer(Protocol):
         """Do what the seed says. Raises what breaks a rule."""
         ...
 
-    def close(self) -> None:
-        """Check what can be checked at the end only."""
+    def close(self) -> str:
+        """Check what can be checked at the end only; what the seeds have reached, where chance decides that."""
         ...
 
 

@@ -40,11 +40,11 @@ def _shards(kind: str, seeds: range, size: int) -> Iterator[Shard]:
 LEVELS: Final[dict[str, list[Shard]]] = {
     "ci": [
         # The longest first: at the end no worker waits long for another one.
-        *_shards("files", range(2_000), 1_000),
+        *_shards("files", range(1_000), 500),
         *_shards("frames", range(100_000), 50_000),
         *_shards("records", range(20_000), 10_000),
         *_shards("json", range(20_000), 10_000),
-        *_shards("shared", range(2_000), 1_000),
+        *_shards("shared", range(1_000), 500),
     ],
     "nightly": [
         *_shards("frames", range(1_000_000, 2_000_000), 50_000),
@@ -63,8 +63,9 @@ def run_level(shards: list[Shard], folder: Path | None, workers: int, progress: 
     with worker_pool(workers, SHARDS_PER_WORKER) as pool:
         running = [pool.submit(_run, shard, folder) for shard in shards if str(shard) not in done]
         for future in as_completed(running):
-            shard, failure = future.result()
-            print(f"{failure}{shard}: {'failed' if failure else 'done'}, {time.monotonic() - begin:,.0f} s", flush=True)
+            shard, failure, reached = future.result()
+            ended = "failed" if failure else f"done, {reached}" if reached else "done"
+            print(f"{failure}{shard}: {ended}, {time.monotonic() - begin:,.0f} s", flush=True)
             failed += bool(failure)
             if progress and not failure:
                 done.append(str(shard))
@@ -74,23 +75,23 @@ def run_level(shards: list[Shard], folder: Path | None, workers: int, progress: 
     return failed
 
 
-def run_shard(shard: Shard, folder: Path | None) -> None:
-    """Every seed in order. What the first that fails raises has a note with the line that repeats it."""
+def run_shard(shard: Shard, folder: Path | None) -> str:
+    """Every seed in order; what they have reached. What the first that fails raises has a note how to repeat it."""
     with tempfile.TemporaryDirectory(prefix="mqproc-fuzz-", dir=folder) as place:
         fuzzer = KINDS[shard.kind](Path(place))
         seed = shard.first
         try:
             for seed in range(shard.first, shard.stop):
                 fuzzer.run(seed)
-            fuzzer.close()
+            return fuzzer.close()
         except BaseException as error:
             error.add_note(f"repeat: python -m tests.fuzz {shard.kind} {seed}, or with those before it: {shard}")
             raise
 
 
-def _run(shard: Shard, folder: Path | None) -> tuple[Shard, str]:
+def _run(shard: Shard, folder: Path | None) -> tuple[Shard, str, str]:
     try:
-        run_shard(shard, folder)
+        reached = run_shard(shard, folder)
     except (Exception, pytest.fail.Exception) as error:
-        return shard, "".join(traceback.format_exception(error))
-    return shard, ""
+        return shard, "".join(traceback.format_exception(error)), ""
+    return shard, "", reached

@@ -58,16 +58,20 @@ class SharedFiles:
         self._controls = [self.paths.control.read_bytes(), killed]
         self._elsewhere = folder / "elsewhere"
         self._elsewhere.write_bytes(killed)
+        self._reached: set[tuple[str, ...]] = set()
 
     def run(self, seed: int) -> None:
         """One pair of files. Raises what breaks a rule."""
         random = Random(seed)
         self.lay(self.paths.control, self._harmed(random, random.choice(self._controls)))
         self.lay(self.paths.lock, self._harmed(random, CONTENT) if random.random() < 0.3 else _as_file(CONTENT))
-        self.look(random.choice(TOOLS))
+        tool = random.choice(TOOLS)
+        self._reached.add(tool)
+        self.look(tool)
 
-    def close(self) -> None:
+    def close(self) -> str:
         """Nothing is left to be checked."""
+        return f"{len(self._reached)} of {len(TOOLS)} tools"
 
     def lay(self, path: Path, harm: Callable[[Path], object]) -> None:
         """Put what a harm makes in a file's place."""
