@@ -166,11 +166,14 @@ class StoreIO:
         """A whole small file."""
         return path.read_bytes()
 
-    def write_file_atomically(self, path: Path, data: bytes, mode: int = 0o644) -> None:
+    def write_file_atomically(
+        self, path: Path, data: bytes, mode: int = 0o644, failed: Callable[[FailedSyncError], object] | None = None
+    ) -> None:
         """Replace a small file: temporary file, sync, rename, folder sync. A crash leaves the old or the new one.
 
         One process at a time does that to a path: whoever owns the file. What a crash leaves of the temporary file the
-        next recovery removes; after an error nothing is left.
+        next recovery removes; after an error nothing is left. `failed` is told of a failed sync before that is removed:
+        this process may be killed then, and another one would sync the same file again.
         """
         temporary = path.with_name(path.name + REPLACING_SUFFIX)
         fd = self.open(temporary, write=True, create=True, mode=mode)
@@ -178,7 +181,9 @@ class StoreIO:
             self.set_size(fd, 0)
             self.pwrite(fd, data, 0)
             self.sync(fd)
-        except OSError:
+        except OSError as error:
+            if failed is not None and isinstance(error, FailedSyncError):
+                failed(error)
             self.unlink(temporary)
             raise
         finally:

@@ -90,7 +90,7 @@ class FinalSyncs:
         """Replace a small file. Raises FailedSyncError; OSError when it is not replaced."""
         self._check()
         try:
-            self._io.write_file_atomically(path, data, mode)
+            self._io.write_file_atomically(path, data, mode, self._note)
         except FailedSyncError as error:
             self._fail(error, str(path))
 
@@ -108,10 +108,14 @@ class FinalSyncs:
         if failed := words_of.sync_errno(self._words):
             raise FailedSyncError(failed, f"{os.strerror(failed)} (an earlier sync)")
 
-    def _fail(self, error: OSError, place: str) -> None:
+    def _note(self, error: OSError) -> int:
         number = error.errno or errno.EIO
-        # The word first: others must not sync while the file is written.
         self._words[self._errno_word] = number
+        return number
+
+    def _fail(self, error: OSError, place: str) -> None:
+        # The word first: others must not sync while the file is written.
+        number = self._note(error)
         remember_failed_sync(self._io, self._paths, f"{self._role}: {place}: {os.strerror(number)}")
         raise FailedSyncError(number, os.strerror(number), place) from error
 

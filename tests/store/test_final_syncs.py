@@ -140,3 +140,20 @@ def test_a_disk_that_fails_this_too_still_has_the_name(store: Store) -> None:
     store.io.refusing = {"read_only": errno.ENOSPC}
     assert not remember_failed_sync(store.io, store.paths, "first")
     assert not store.paths.read_only.exists()
+
+
+def test_who_is_killed_before_the_file_of_a_failed_sync_is_removed_has_told_of_it(store: Store) -> None:
+    told = []
+
+    class Unlinking(FaultyIO):
+        def unlink(self, path: Path) -> None:
+            told.append(store.syncs.ended())
+            super().unlink(path)
+
+    io = Unlinking()
+    io.failing = {"/file.tmp": errno.EIO}
+    store.syncs = FinalSyncs(io, store.paths, store.words, words_of.CQ_FLUSHER, words_of.CQ_SYNC_ERRNO)
+    with pytest.raises(FailedSyncError):
+        store.syncs.write_file_atomically(store.file, b"other")
+    assert told[0]
+    assert store.file.read_bytes() == b"data"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 
-from mqproc.io import Entry, Kind, StoreIO
+from mqproc.io import Entry, FailedSyncError, Kind, StoreIO
 from mqproc.store.recovery.shadow_file import Arena, ShadowFile
 
 if TYPE_CHECKING:
@@ -173,7 +173,9 @@ class DryRunIO(StoreIO):
         self._need(path)
         return super().read_file(path)
 
-    def write_file_atomically(self, path: Path, data: bytes, mode: int = 0o644) -> None:
+    def write_file_atomically(
+        self, path: Path, data: bytes, mode: int = 0o644, failed: Callable[[FailedSyncError], object] | None = None
+    ) -> None:
         self._new(path).write(0, data)
 
     def rename(self, source: Path, target: Path, between: Callable[[], None] | None = None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from mqproc.armed_io import store_io
 from mqproc.config import Options
-from mqproc.io import StoreIO
+from mqproc.io import FailedSyncError, StoreIO
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
@@ -61,9 +61,11 @@ class RecordingIO(StoreIO):
             self._note("make_folder", folder)
         super().make_folder(folder, mode, sync=sync)
 
-    def write_file_atomically(self, path: Path, data: bytes, mode: int = 0o644) -> None:
+    def write_file_atomically(
+        self, path: Path, data: bytes, mode: int = 0o644, failed: Callable[[FailedSyncError], object] | None = None
+    ) -> None:
         self._note("replace", path)
-        super().write_file_atomically(path, data, mode)
+        super().write_file_atomically(path, data, mode, failed)
 
     def rename(self, source: Path, target: Path, between: Callable[[], None] | None = None) -> None:
         self._note("rename", target)
