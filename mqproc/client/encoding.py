@@ -6,6 +6,7 @@ would be stored as something else than was meant is refused here: separator byte
 
 from __future__ import annotations
 
+import operator
 import struct
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -74,6 +75,11 @@ _SHORT_TAG: Final = 4096
 _TOPICS_REMEMBERED_MAX: Final = 65_536
 
 _encode_options = msgspec.msgpack.Encoder().encode
+# Called for each message of a frame, without a step of Python's.
+_body_of, _tag_of, _several_keys_of = (operator.attrgetter(name) for name in ("body", "tag", "keys"))
+_born_of, _flag_of = operator.attrgetter("born_timestamp_ms"), operator.attrgetter("flag")
+_properties_of, _unique_id_of = operator.attrgetter("properties"), operator.attrgetter("unique_id")
+_sharding_key_of = operator.attrgetter("sharding_key")
 _pack_length = struct.Struct("<I").pack
 _pack_short_length = struct.Struct("<H").pack
 
@@ -323,15 +329,15 @@ def encode_messages(
     prefix, counter = reserve(count)
     columns = _Columns(
         first.topic,
-        list_bodies([message.body for message in messages]),
+        list_bodies(list(map(_body_of, messages))),
         born_timestamp_ms=now_ms,
         unique_prefix=prefix,
         unique_counter=counter,
     )
-    if any(message.born_timestamp_ms is not None for message in messages):
+    if set(map(_born_of, messages)) != {None}:
         born = [now_ms if message.born_timestamp_ms is None else message.born_timestamp_ms for message in messages]
         columns.born = numbers(born, "i8", count, "born times")
-    if any(message.flag for message in messages):
+    if any(map(_flag_of, messages)):
         columns.flags = numbers([message.flag for message in messages], "i4", count, "flags")
     if first.delay_level or first.deliver_at_ms:
         for message in messages:
@@ -343,14 +349,13 @@ def encode_messages(
         columns.queue_id = QUEUE_ANY if first.queue_id is None else first.queue_id
     elif first.queue_id is not None:
         columns.queues = queue_numbers([message.queue_id for message in messages], count)
-    if any(message.sharding_key for message in messages):
+    if any(map(_sharding_key_of, messages)):
         columns.sharding_keys = _sharding_column(messages)
-    keys = [_keys_of(message) for message in messages]
-    if any(message.properties or message.unique_id for message in messages):
-        columns.properties = _whole_column(messages, keys, prefix, counter)
+    if any(map(_properties_of, messages)) or any(map(_unique_id_of, messages)):
+        columns.properties = _whole_column(messages, prefix, counter)
     else:
-        columns.keys = encode_texts(keys, count, "keys")
-        columns.tags = encode_tags([message.tag for message in messages], count)
+        columns.keys = _keys_column(messages)
+        columns.tags = encode_tags(list(map(_tag_of, messages)), count)
     return _frame(columns, wait=wait, oneway=oneway)
 
 
@@ -361,19 +366,30 @@ def _keys_of(message: Message) -> str:
     return KEY_SEPARATOR.join(message.keys)
 
 
+def _keys_column(messages: Sequence[Message]) -> Column:
+    """The keys, checked one by one only where not each message has one key."""
+    keys = list(map(_several_keys_of, messages))
+    if set(map(type, keys)) == {tuple} and set(map(len, keys)) == {1}:
+        single = [key for (key,) in keys]
+        if "" not in single and set(map(type, single)) == {str}:
+            return encode_keys(single, len(single))
+    return encode_texts(list(map(_keys_of, messages)), len(messages), "keys")
+
+
 def _sharding_column(messages: Sequence[Message]) -> Column | None:
     for message in messages:
         check_sharding_key(message.sharding_key, message.properties, names_queue=message.queue_id is not None)
     return encode_sharding_keys([message.sharding_key for message in messages], len(messages))
 
 
-def _whole_column(messages: Sequence[Message], keys: Sequence[str], prefix: str, counter: int) -> Column:
+def _whole_column(messages: Sequence[Message], prefix: str, counter: int) -> Column:
     texts = []
     for index, message in enumerate(messages):
         check_tag(message.tag)
         check_unique_id(message.unique_id)
         unique = message.unique_id or unique_id(prefix, counter + index)
-        texts.append(whole_properties(message.tag, keys[index], message.properties, unique, message.sharding_key))
+        keys = _keys_of(message)
+        texts.append(whole_properties(message.tag, keys, message.properties, unique, message.sharding_key))
     return encode_texts(texts, len(texts), "properties")
 
 

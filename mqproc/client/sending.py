@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import struct
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
@@ -34,6 +36,7 @@ GROUP_BYTES_MAX: Final = 1 << 20
 
 _decode_append = msgspec.msgpack.Decoder(AppendAnswer).decode
 _APPEND = int(Operation.APPEND)
+_unique_id_of = operator.attrgetter("unique_id")
 _ONE_ROW = struct.Struct("<qqi")
 _MASK64: Final = (1 << 64) - 1
 
@@ -140,21 +143,12 @@ def send_group(messages: Sequence[Message], *, wait: bool = True) -> Call[list[S
         answer = _decode_append(options)
         host, store_timestamp_ms = host_hex(answer.store_host), answer.store_timestamp_ms
         physical_offsets, queue_offsets, queue_ids = _columns(payload, frame.count)
-        own_ids = unique_ids(frame.unique_prefix, frame.unique_counter, frame.count)
-        rows = zip(
-            messages, own_ids, physical_offsets.tolist(), queue_offsets.tolist(), queue_ids.tolist(), strict=True
-        )
-        return [
-            SendResult(
-                "%s%016X" % (host, physical_offset & _MASK64),  # noqa: UP031 -- twice as fast
-                message.unique_id or own_id,
-                queue_id,
-                queue_offset,
-                physical_offset,
-                store_timestamp_ms,
-            )
-            for message, own_id, physical_offset, queue_offset, queue_id in rows
-        ]
+        ids = unique_ids(frame.unique_prefix, frame.unique_counter, frame.count)
+        if any(map(_unique_id_of, messages)):
+            ids = [message.unique_id or own_id for message, own_id in zip(messages, ids, strict=True)]
+        message_ids = map(f"{host}%016X".__mod__, physical_offsets.view("<u8").tolist())
+        columns = message_ids, ids, queue_ids.tolist(), queue_offsets.tolist(), physical_offsets.tolist()
+        return list(map(SendResult, *columns, itertools.repeat(store_timestamp_ms)))
 
     return _append_call(frame, _checked(parse))
 

@@ -11,6 +11,7 @@ loader's. Under one time at most 65,536 counters are given out, then the time is
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -72,7 +73,9 @@ def unique_id(prefix: str, counter: int) -> str:
 
 def unique_ids(prefix: str, counter: int, count: int) -> list[str]:
     """The ids of a frame's messages."""
-    return [f"{prefix}{number % COUNTERS:04X}" for number in range(counter, counter + count)]
+    first = counter % COUNTERS
+    numbers = itertools.chain(range(first, min(first + count, COUNTERS)), range(first + count - COUNTERS))
+    return list(map(f"{prefix}%04X".__mod__, numbers))
 
 
 # One source a process: two with the same process id could meet.

@@ -11,6 +11,8 @@ A unit is valid when its physical offset is ≥ 0 and its size > 0. The filler f
 
 from __future__ import annotations
 
+import struct
+
 PHYSICAL_OFFSET = 0
 SIZE = PHYSICAL_OFFSET + 8
 TAGS_CODE = SIZE + 4
@@ -20,3 +22,11 @@ assert UNIT_SIZE == 20
 FILLER_SIZE = 0x7FFFFFFF
 # With RocketMQ's ConsumeQueue extension a tags code may be an address instead: no hash is as low.
 EXTENSION_ADDRESS_MAX = -(1 << 31) - 1
+
+_physical_offset_from = struct.Struct(">q").unpack_from
+
+
+def physical_offset_of(units: memoryview, index: int) -> int:
+    """Where the record of one of some units begins: for a single one quicker than numpy."""
+    found: int = _physical_offset_from(units, index * UNIT_SIZE + PHYSICAL_OFFSET)[0]
+    return found

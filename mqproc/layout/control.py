@@ -150,7 +150,7 @@ _COMMON = (
     ("heartbeat_ns", "ns", "monotonic clock, at least each second"),
     ("state", "", "starting, running, syncing, allocating, recovering, stopping"),
     ("state_since_ns", "ns", "monotonic clock"),
-    ("sleeping", "", "1 while the role waits at its bell"),
+    ("sleeping", "", "1 while the role waits at its bell, 2 while only who hurries wakes it"),
     ("cycles", "", "steps that did work"),
     ("errors", "", "errors that were logged"),
 )

@@ -32,8 +32,8 @@ _SAID = struct.Struct("=9q")
 _SAID_AT = POSITION * words_of.WORD_SIZE
 # Store times are whole milliseconds: a delay that is hardly longer is told by the writer's last publication.
 BACKLOG_MS = 2
-# Far below what a reader that does not wait could see, and several wake-ups of a busy writer's time.
-LINGER_S = 0.0002
+# A reader that does not wait sees a message so much later; a dozen of single sends share what dispatch takes.
+LINGER_S = 0.001
 
 
 class Dispatcher:
@@ -88,7 +88,10 @@ class Dispatcher:
         return max(1, step.records)
 
     def linger_s(self) -> float:
-        """While messages come one after the other and nobody waits for them, some are dispatched together."""
+        """While messages come one after the other and nobody waits for them, some are dispatched together.
+
+        The query role hurries this one when somebody begins to wait.
+        """
         return 0.0 if self._words[words_of.WAITING_PULLS] else LINGER_S
 
     def wait(self, timeout_s: float) -> None:

@@ -20,7 +20,6 @@ import os
 import random
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
@@ -105,10 +104,10 @@ class Timed(Protocol):
 
 @runtime_checkable
 class Lingering(Protocol):
-    """A role that lies low after work before it asks to be woken: a wake-up costs its ringer more than a step does."""
+    """A role that lies low after work before every ring wakes it: a wake-up costs its ringer more than a step does."""
 
     def linger_s(self) -> float:
-        """How long to sleep and then look again by itself; 0 to wait at the bell at once."""
+        """How long to lie low and then look again by itself; 0 to wait at the bell at once. Asked twice each time."""
         ...
 
 
@@ -372,11 +371,16 @@ class Loop:
                 self._waited(self._monotonic_ns())
 
     def _lingered(self) -> bool:
-        """Sleep a moment without asking to be woken; what comes meanwhile is found afterwards."""
+        """Lie low for a moment; what comes meanwhile is found afterwards, and who is in a hurry ends it."""
         pause_s = self._linger_s()
         if pause_s <= 0 or self._signals.any_asked:
             return False
-        time.sleep(pause_s)
+        self._bell.lie_low()
+        try:
+            if self._linger_s() > 0:
+                self._bell.wait(pause_s)
+        finally:
+            self._bell.awake()
         self._waited(self._monotonic_ns())
         return True
 

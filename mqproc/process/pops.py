@@ -156,6 +156,11 @@ class Pops:
             done += self._moves.move(now_ns, self._groups.members(), self._busy)
         return done
 
+    @property
+    def waiting(self) -> int:
+        """Receives that are held until something is dispatched."""
+        return len(self._held)
+
     def seconds_left(self, now_ns: int, at_most_s: float) -> float:
         """How long `step` has nothing to do unless something comes."""
         if self._reading_open is not None:

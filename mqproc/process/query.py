@@ -37,6 +37,7 @@ from mqproc.process.loop import RoleContext
 from mqproc.process.memory import keep_freed_memory
 from mqproc.process.pops import POP_OPERATIONS, Pops
 from mqproc.process.questions import QUESTIONS, Payload, Questions, Reply
+from mqproc.process.read_pages import PRESENT_BYTES_MAX, ReadPages
 from mqproc.process.request_bounds import bounded
 from mqproc.process.request_times import LATE_NS, RequestTimes
 from mqproc.process.transactions import TRANSACTION_OPERATIONS, Transactions
@@ -121,7 +122,9 @@ class Query:
         self._delivered = Delivered(self._words, self._table)
         self._counts = Counts(context.control.cells, self._table.cells)
         view = self._view = WordsView(self._words, self._table, sync_flush=options.sync_flush)
-        self._reading = StoreReading(io, paths, options, view.queues, view.visible, view.newest_index_ms)
+        looks = view.queues, view.visible, view.newest_index_ms
+        self._reading = StoreReading(io, paths, options, *looks, PRESENT_BYTES_MAX)
+        self._read_pages = ReadPages(self._reading.segments)
         self._read_ahead = ReadAhead(io, self._reading.files, self._reading.segments)
         self._questions = Questions(context, self._reading)
         self._held = HeldPulls(self._table)
@@ -149,6 +152,7 @@ class Query:
         # The loop drains the bell when the wait is over.
         self._server.register(context.bell.fileno(), lambda: None)
         self._server.register(self._appender.fileno(), lambda: None)
+        self._dispatcher_bell = context.bells[words_of.DISPATCHER]
         self._waiting: deque[_Waiting] = deque()
         self._unread: list[_Waiting] = []
         """Requests of clients that do not read their answers."""
@@ -177,17 +181,20 @@ class Query:
         done += self._groups.step(now_ns, self._waiting[0].after_ns if self._waiting else now_ns)
         done += self._pops.step(self._clock.monotonic_ns())
         done += self._transactions.step(self._clock.monotonic_ns())
-        self._words[words_of.WAITING_PULLS] = len(self._held)
+        self._tell_waiting()
         told = (len(self._waiting) + len(self._unread) + len(self._jobs), len(self._server.connections))
         if told != self._told:
             self._told = told
             self._words[words_of.QUERY_WAITING], self._words[words_of.QUERY_CONNECTIONS] = told
         if self._reading.walks.queries:
-            self._count_walks()
+            self._reading.walks.add_to(self._words)
+        if done:
+            self._read_pages.worked(now_ns)
         return done
 
     def wait(self, timeout_s: float) -> None:
         now_ns = self._clock.monotonic_ns()
+        timeout_s = self._read_pages.seconds_left(now_ns, timeout_s)
         timeout_s = self._appender.seconds_left(self._held.seconds_left(now_ns, timeout_s))
         timeout_s = self._transactions.seconds_left(now_ns, self._pops.seconds_left(now_ns, timeout_s))
         self._take(self._server.poll(self._groups.seconds_left(now_ns, timeout_s)))
@@ -218,14 +225,13 @@ class Query:
         self._reading.close()
         self._table.close()
 
-    def _count_walks(self) -> None:
-        """What was looked at for keys since the last step."""
-        walks = self._reading.walks
-        self._words.add(words_of.KEY_QUERIES, walks.queries)
-        self._words.add(words_of.KEY_FILES, walks.files)
-        self._words.add(words_of.KEY_ITEMS, walks.items)
-        self._words.add(words_of.KEY_MATCHES, walks.matches)
-        walks.clear()
+    def _tell_waiting(self) -> None:
+        """Say how many wait for dispatch. The first one hurries the dispatcher, which lies low while there is none."""
+        waiting, before = len(self._held) + self._pops.waiting, self._words[words_of.WAITING_PULLS]
+        if waiting != before:
+            self._words[words_of.WAITING_PULLS] = waiting
+            if not before:
+                self._dispatcher_bell.hurry()
 
     # Requests
 

@@ -7,6 +7,8 @@ post therefore does no harm.
     ringer      bell.publish(index, value)           or: stores of its own, then bell.ring()
     listener    bell.announce(); look again; bell.wait(seconds); bell.awake()
 
+A listener may also lie low for a moment, `bell.lie_low()` in place of `announce`: then only who `hurry`s wakes it.
+
 `SemaphoreBell` is the cheaper one for a role that waits for nothing else; `EventBell` has a descriptor that stands in
 an epoll beside sockets, and waits by the monotonic clock.
 """
@@ -27,6 +29,9 @@ from mqproc.kernels.fences import fence_and_peek, publish_and_peek
 MAX_WAIT_S = 1.0
 """Every wait ends by itself: `sem_timedwait` goes by the wall clock, and a bell rung by nobody must not be the end."""
 
+# What `sleeping` says.
+AWAKE, ASLEEP, LYING_LOW = range(3)
+
 _MOST_POSTS_DRAINED = 1 << 16
 # Where the C library keeps semaphores with names, and what it puts before them.
 _FOLDER = "/dev/shm"
@@ -44,12 +49,17 @@ class Bell(abc.ABC):
 
     def publish(self, index: int, value: int) -> None:
         """Store a word of the ringer's own, then ring: one compiled call when the listener is awake."""
-        if publish_and_peek(self._cells, index, value, self._sleeping_index):
+        if publish_and_peek(self._cells, index, value, self._sleeping_index) == ASLEEP:
             self.post()
 
     def ring(self) -> None:
         """Wake the listener if it sleeps. What it is to see has been stored before."""
-        if fence_and_peek(self._cells, self._sleeping_index):
+        if fence_and_peek(self._cells, self._sleeping_index) == ASLEEP:
+            self.post()
+
+    def hurry(self) -> None:
+        """Wake the listener if it lies low: somebody waits for what it does. Who has been stored before."""
+        if fence_and_peek(self._cells, self._sleeping_index) == LYING_LOW:
             self.post()
 
     @abc.abstractmethod
@@ -64,7 +74,11 @@ class Bell(abc.ABC):
 
     def announce(self) -> None:
         """Say that a wait comes; after this look for work once more."""
-        publish_and_peek(self._cells, self._sleeping_index, 1, self._sleeping_index)
+        publish_and_peek(self._cells, self._sleeping_index, ASLEEP, self._sleeping_index)
+
+    def lie_low(self) -> None:
+        """Say that a short wait comes that only who hurries ends; after this look once more whether anybody does."""
+        publish_and_peek(self._cells, self._sleeping_index, LYING_LOW, self._sleeping_index)
 
     @abc.abstractmethod
     def wait(self, timeout_s: float) -> None:
@@ -72,7 +86,7 @@ class Bell(abc.ABC):
 
     def awake(self) -> None:
         """Say that the wait is over, and forget the posts that it took."""
-        self._cells[self._sleeping_index] = 0
+        self._cells[self._sleeping_index] = AWAKE
         self.drain()
 
     @abc.abstractmethod

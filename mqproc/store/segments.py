@@ -21,7 +21,7 @@ from mqproc.paths import segment_name, segment_start
 
 # Segments mapped at once by one process. Address space only: pages are let go by `touched`.
 MAPPED_SEGMENTS_MAX = 64
-# A process lets go of a segment's pages when it may have this many bytes of it present.
+# A process lets go of the log's pages when it may have this many bytes of them present, unless it says otherwise.
 PRESENT_BYTES_MAX = 32 << 20
 # So much of a log that is read in order is asked for before it is needed.
 AHEAD_BYTES = 32 << 20
@@ -40,13 +40,18 @@ class LogSegments:
         mapped_max: int = MAPPED_SEGMENTS_MAX,
         *,
         whole: bool = True,
+        present_bytes_max: int = PRESENT_BYTES_MAX,
     ) -> None:
-        """With `whole` false a file may be shorter than a segment: its view ends where it does."""
+        """With `whole` false a file may be shorter than a segment: its view ends where it does.
+
+        All pages are let go when those that were read may be more than `present_bytes_max`.
+        """
         self.io = io
         self.folder = folder
         self.segment_size = segment_size
         self._mapped_max = mapped_max
         self._whole = whole
+        self._present_bytes_max = present_bytes_max
         self._maps: OrderedDict[int, tuple[mmap.mmap, NDArray[np.uint8]]] = OrderedDict()
         # The numbers of the stretches of PAGES_AROUND_BYTES of the log that may be present.
         self._present: set[int] = set()
@@ -72,12 +77,17 @@ class LogSegments:
         self._maps.move_to_end(start)
         return found[1]
 
+    @property
+    def present_bytes(self) -> int:
+        """So much of the log may be present in this process's memory."""
+        return len(self._present) * PAGES_AROUND_BYTES
+
     def touched(self, position: int, size: int = 1) -> None:
         """Say that [position, position + size) was read; lets go of all pages when too many may be present.
 
         What several read one after the other, as the queues of a topic do that lie between each other, counts once.
         """
-        if size <= PRESENT_BYTES_MAX:
+        if size <= self._present_bytes_max:
             first, last = position // PAGES_AROUND_BYTES, (position + max(size, 1) - 1) // PAGES_AROUND_BYTES
             self._present.update(range(first, last + 1))
             self._let_go_of_many()
@@ -90,7 +100,7 @@ class LogSegments:
         self._let_go_of_many()
 
     def _let_go_of_many(self) -> None:
-        if len(self._present) * PAGES_AROUND_BYTES > PRESENT_BYTES_MAX:
+        if self.present_bytes > self._present_bytes_max:
             self.let_go_all()
 
     def read_ahead(self, position: int, stop: int) -> None:

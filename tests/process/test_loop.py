@@ -32,7 +32,7 @@ from mqproc.process.loop import (
     write_settings,
 )
 from mqproc.shm import bell as bell_module
-from mqproc.shm.bell import EventBell, SemaphoreBell
+from mqproc.shm.bell import LYING_LOW, MAX_WAIT_S, EventBell, SemaphoreBell
 from mqproc.shm.clock import Clock
 from mqproc.shm.histogram import Buckets, read_buckets
 
@@ -130,14 +130,14 @@ def test_works_on_while_there_is_work_and_looks_again_before_each_wait(context: 
 
 
 class Lingerer(Scripted):
-    """Lies low after work as long as `pauses` last."""
+    """Lies low after work as long as `pauses` last; each is asked for twice."""
 
-    pauses = (0.001, 0.001, 0.0)
+    pauses = (0.001, 0.001, 0.001, 0.001, 0.0)
 
     def linger_s(self) -> float:
         pause_s, *rest = self.pauses
         self.pauses = tuple(rest)
-        self.log.append(f"linger {pause_s:g}{' announced' if self.sleeping() else ''}")
+        self.log.append(f"linger {pause_s:g}{' lying low' if self.sleeping() == LYING_LOW else ''}")
         return pause_s
 
 
@@ -150,12 +150,42 @@ def test_a_lingering_role_looks_again_by_itself_before_it_asks_to_be_woken(conte
 
     assert run(context, factory) == 0
     assert made[0].log == [
-        *("work 1", "linger 0.001"),
-        *("work 100", "work 0", "linger 0.001"),  # A large step is followed by the next one at once.
+        *("work 1", "linger 0.001", "linger 0.001 lying low"),
+        *(
+            "work 100",
+            "work 0",
+            "linger 0.001",
+            "linger 0.001 lying low",
+        ),  # A large step is followed by the next one at once.
         *("work 0", "work 0 again", "wait"),  # Nothing came meanwhile: no second pause.
         *("work 1", "linger 0", "work 0", "work 0 again", "wait"),  # Now somebody waits for what this role does.
         *("stop", "close"),
     ]
+
+
+class Hurried(Lingerer):
+    """Somebody begins to wait for it just before or after it lies low, which it would do for a minute."""
+
+    def linger_s(self) -> float:
+        if self.pauses == (60.0,):
+            self.context.bell.hurry()
+        return super().linger_s()
+
+
+@pytest.mark.parametrize(("pauses", "times"), [((60.0, 0.0), 2), ((60.0, 60.0), 2)], ids=["seen", "rung"])
+def test_who_hurries_ends_the_pause(context: RoleContext, pauses: tuple[float, ...], times: int) -> None:
+    made: list[Hurried] = []
+
+    def factory(context: RoleContext) -> Hurried:
+        made.append(Hurried(context, [1, 0, 0]))
+        made[0].pauses = pauses
+        return made[0]
+
+    began = time.monotonic()
+    assert run(context, factory) == 0
+    assert time.monotonic() - began < MAX_WAIT_S / 2
+    assert sum(line.startswith("linger") for line in made[0].log) == times
+    assert made[0].log[-4:] == ["work 0 again", "wait", "stop", "close"]
 
 
 def test_stops_in_steps_until_the_role_is_done(context: RoleContext) -> None:

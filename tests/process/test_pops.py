@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Callable, Container
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from mqproc.errors import BadRequestError, GroupInUseError, StoreBusyError
+from mqproc.layout import control as words_of
 from mqproc.layout.record_codec import decode_records
 from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC
 from mqproc.process.appender import NewMessage
@@ -53,6 +55,25 @@ def test_open_check_points_are_read_a_bounded_part_a_step(tmp_path: Path, monkey
             looks += 1
         assert looks >= 3
         assert {found.key[3] for found in group.role._pops._open} == set(range(COUNT))
+    finally:
+        group.close()
+
+
+def test_a_held_receive_is_one_that_dispatch_rings_for(tmp_path: Path) -> None:
+    """As pulls are: else its message came only when the role looked by itself."""
+    group = Group(tmp_path / "store")
+    group.put("Orders", 0, count=1, queues=1)
+    group.dispatch()
+    words = group.control.words
+    try:
+        caller = group.connect()
+        while not is_read(caller):
+            pass
+        group.dispatcher_bell.lie_low()
+        caller.ask(Operation.GROUP_RECEIVE, GroupReceiveRequest("g", ["Orders"], 1, timeout_ms=600_000))
+        assert caller.answer() is None
+        assert words[words_of.WAITING_PULLS] == 1
+        assert select.select([group.dispatcher_bell], [], [], 0)[0], "the first that waits hurries the dispatcher"
     finally:
         group.close()
 

@@ -67,6 +67,7 @@ class Group:
         engine.use_words(self.control.words)
         self.listener = listen(engine.paths.socket("query"))
         self.bell = EventBell(self.control.cells, words_of.role_word(words_of.QUERY, "sleeping"))
+        self.dispatcher_bell = EventBell(self.control.cells, words_of.role_word(words_of.DISPATCHER, "sleeping"))
         heart = Heart(self.control, words_of.QUERY, Clock())
         self.context = RoleContext(
             name=words_of.QUERY,
@@ -75,7 +76,7 @@ class Group:
             control=self.control,
             io=io or engine.io,
             clock=Clock(),
-            bells={words_of.QUERY: self.bell},
+            bells={words_of.QUERY: self.bell, words_of.DISPATCHER: self.dispatcher_bell},
             sockets={"query": self.listener},
             incarnation=incarnation,
             heart=heart,
@@ -110,6 +111,7 @@ class Group:
         self.store.close()
         self.listener.close()
         self.bell.close()
+        self.dispatcher_bell.close()
 
 
 class Caller:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -75,6 +76,19 @@ def test_each_message_is_one_receivers_and_done_when_acknowledged(shared: Group,
     assert one.ack(*second) == 13
     assert other.ack(*second) == 0
     assert client.groups.info("each").lag == 0
+
+
+def test_a_message_wakes_the_receive_that_waits_for_it(client: Client) -> None:
+    """A role that nobody rings looks about once a second."""
+    client.create_topic("Woken", 1)
+    consumer = client.simple_consumer("woken", "Woken", start="earliest")
+    began = time.monotonic()
+    for number in range(20):
+        sender = threading.Timer(0.05, client.send, ("Woken", b"%d" % number))
+        sender.start()
+        assert [message.body for message in consumer.receive(1, timeout=PATIENCE_S)] == [b"%d" % number]
+        sender.join()
+    assert time.monotonic() - began < 8.0
 
 
 def test_any_number_of_messages_is_acknowledged(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,22 @@ def test_ring_posts_only_to_a_sleeping_listener(bell: Bell, cells: Cells) -> Non
     assert cells[PING_SLEEPING] == 0
 
 
+def test_who_hurries_wakes_a_listener_that_lies_low_and_nobody_else_does(bell: Bell, cells: Cells) -> None:
+    bell.hurry()
+    assert silent(bell)
+    bell.announce()
+    bell.hurry()
+    assert silent(bell), "it is to be rung, and whoever has something for it does"
+    bell.lie_low()
+    bell.ring()
+    bell.publish(PING, 1)
+    assert silent(bell)
+    bell.hurry()
+    assert rung(bell)
+    bell.awake()
+    assert cells[PING_SLEEPING] == 0
+
+
 def test_publish_stores_and_rings_in_one(bell: Bell, cells: Cells) -> None:
     bell.publish(PING, 41)
     assert cells[PING] == 41

@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.cli.bench.load import TAG, Messages, Recorder, Shape, key_of, paced, topic_name
+from mqproc.cli.bench.load import TAG, Messages, Recorder, Shape, keys_of, paced, topic_name
 from mqproc.client import Batch, Client, core, sending
 from mqproc.client.core import IN_FLIGHT
 from mqproc.errors import MqprocError
@@ -24,7 +24,7 @@ from mqproc.message import Message
 
 TIMEOUT_S = 60.0
 _LONG_POLL_S = 1.0
-_MADE_AT_ONCE = 1000
+_MADE_AT_ONCE = 256
 
 
 def counters_of(memory: SharedMemory, index: int) -> NDArray[np.int64]:
@@ -72,50 +72,48 @@ def _send_frames(client: Client, shape: Shape, messages: Messages, recorder: Rec
         recorder.add(started.popleft(), len(result), size)
 
 
-def _singles(shape: Shape, messages: Messages) -> Iterator[Message]:
-    """Fresh messages without end. Bodies are made many at a time, so that a client measures the store and not numpy."""
-    for turn in itertools.count():
-        place = turn % _MADE_AT_ONCE
-        if place == 0:
-            bodies = messages.bodies(_MADE_AT_ONCE).tobytes()
-        keys = tuple(key_of(messages.number, which) for which in range(shape.keys))
-        messages.passed(1)
-        yield Message(topic_name(turn % shape.topics), bodies[place * shape.size : (place + 1) * shape.size], TAG, keys)
+def _singles(shape: Shape, messages: Messages, topics: Sequence[str], count: int) -> list[Message]:
+    """Fresh messages for topics in turns, made at once: so that a client measures the store and not numpy."""
+    size, first = shape.size, messages.number
+    bodies = messages.bodies(count).tobytes()
+    messages.passed(count)
+    return [
+        Message(topic, bodies[place * size : (place + 1) * size], TAG, keys_of(first + place, shape.keys))
+        for place, topic in zip(range(count), itertools.cycle(topics), strict=False)
+    ]
 
 
 def _send_singles(client: Client, shape: Shape, messages: Messages, recorder: Recorder) -> None:
-    singles = _singles(shape, messages)
+    topics = [topic_name(index) for index in range(shape.topics)]
+    made: list[Message] = []
     for _ in paced(shape.rate, recorder):
-        message = next(singles)
+        made = made or _singles(shape, messages, topics, _MADE_AT_ONCE * shape.topics)[::-1]
+        message = made.pop()
         started_ns = time.monotonic_ns()
         client.send(message)
         recorder.add(started_ns, 1, shape.size)
 
 
 def _send_singles_in_flight(client: Client, shape: Shape, messages: Messages, recorder: Recorder) -> None:
-    """Single messages as `send_many` sends them: in frames by topic, each of which counts from its first message on.
+    """Single messages in frames of one topic, as `send_many` cuts them; `in_flight` of them without an answer.
 
-    No more than `in_flight` messages wait for their answers, those of frames that are not full among them.
+    Those that are being encoded count: the clock of a frame starts before its messages are made.
     """
-    frames = max(1, min(IN_FLIGHT, shape.in_flight))
-    grouping = sending.Grouping(max(1, shape.in_flight // (frames * shape.topics)))
-    began: dict[str, int] = {}
+    frames = min(IN_FLIGHT, shape.in_flight)
+    count = shape.in_flight // frames
     started: deque[int] = deque()
     pipeline = client.pipeline(core.WRITER)
 
     def finish() -> None:
-        count = len(pipeline.finish())
-        recorder.add(started.popleft(), count, count * shape.size)
+        recorder.add(started.popleft(), len(pipeline.finish()), count * shape.size)
 
-    for turn, (message, now_ns) in enumerate(zip(_singles(shape, messages), paced(shape.rate, recorder), strict=False)):
-        began.setdefault(message.topic, now_ns)
-        group = grouping.add(turn, message)
-        if group is not None:
-            started.append(began.pop(message.topic))
-            pipeline.start(sending.send_group([each for _, each in group]))
-            if len(pipeline) == frames:
-                finish()
-    while started:
+    for turn, began_ns in enumerate(paced(shape.rate / count, recorder)):
+        started.append(began_ns)
+        topic = topic_name(turn % shape.topics)
+        pipeline.start(sending.send_group(_singles(shape, messages, [topic], count)))
+        if len(pipeline) == frames:
+            finish()
+    while len(pipeline):
         finish()
     pipeline.close()
 

@@ -49,6 +49,11 @@ def key_of(number: int, which: int = 0) -> str:
     return f"{number + which * (NUMBERS_PER_PRODUCER >> 1):016x}"
 
 
+def keys_of(number: int, count: int) -> tuple[str, ...]:
+    """A message's keys by its number."""
+    return (key_of(number),) if count == 1 else tuple(key_of(number, which) for which in range(count))
+
+
 class Messages:
     """Makes fresh messages of one producer."""
 

@@ -19,8 +19,10 @@ from mqproc.config import MIB
 from mqproc.io import StoreIO
 from mqproc.kernels import index as kernels
 from mqproc.kernels.views import as_kernel_array
+from mqproc.layout import control as words_of
 from mqproc.layout import index_file as layout
 from mqproc.layout.java_hash import index_key_hash_of
+from mqproc.shm.words import Words
 from mqproc.store.index_headers import IndexHeader, index_file_names, read_header
 
 MAPPED_FILES_MAX: Final = 32
@@ -39,7 +41,7 @@ class IndexAnswer:
 
 @dataclass(slots=True)
 class Walks:
-    """What was looked at for keys since `clear`."""
+    """What was looked at for keys since `add_to`."""
 
     queries: int = 0
     files: int = 0
@@ -48,8 +50,12 @@ class Walks:
     """Index items looked at: together the length of the chains."""
     matches: int = 0
 
-    def clear(self) -> None:
-        """Begin anew: what was counted has been noted."""
+    def add_to(self, words: Words) -> None:
+        """Count it in the query role's words, and begin anew."""
+        words.add(words_of.KEY_QUERIES, self.queries)
+        words.add(words_of.KEY_FILES, self.files)
+        words.add(words_of.KEY_ITEMS, self.items)
+        words.add(words_of.KEY_MATCHES, self.matches)
         self.queries = self.files = self.items = self.matches = 0
 
 

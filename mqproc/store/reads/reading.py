@@ -36,7 +36,7 @@ from mqproc.store.reads.pull import QueuePulls
 from mqproc.store.reads.queue_bounds import Deletions, Queues, RocketmqQueues, each_queue
 from mqproc.store.reads.queue_ranges import QueueRanges
 from mqproc.store.reads.queue_times import QueueTimes
-from mqproc.store.segments import LogSegments
+from mqproc.store.segments import PRESENT_BYTES_MAX, LogSegments
 from mqproc.store.slices import Slices
 from mqproc.store.topics import TopicConfig, Topics
 
@@ -58,12 +58,16 @@ class StoreReading:
         queues: Queues,
         visible: Callable[[], Visible],
         newest_index_ms: Callable[[], int],
+        present_bytes_max: int = PRESENT_BYTES_MAX,
     ) -> None:
+        """`present_bytes_max` is how much of the log may be present in this process's memory."""
         self._io = io
         self._paths = paths
         self.options = options
         self.queues = queues
-        self.segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
+        self.segments = LogSegments(
+            io, paths.commit_log, options.mapped_file_size_commit_log, present_bytes_max=present_bytes_max
+        )
         self.records = LogRecords(self.segments, visible, KnownHoles(io, paths, self.segments.segment_size))
         self.files = ConsumeQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes)
         self._index = IndexReader(io, paths.index, options.max_hash_slot_num, options.max_index_num, CANDIDATES_MAX)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mqproc.kernels import gather as kernel
 from mqproc.kernels.record_check import BAD_OFFSET, REASON_NAMES, VERIFY_CRCS
-from mqproc.layout.consume_queue import FILLER_SIZE
+from mqproc.layout.consume_queue import FILLER_SIZE, physical_offset_of
 from mqproc.layout.record_codec import decode_record
 from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles, as_units
 from mqproc.store.reads.log_records import LogRecords
@@ -31,8 +31,6 @@ CHUNK_UNITS_MAX = 8192
 DAMAGED_RUN_MAX = 1024
 _NOTHING = np.empty(0, np.uint8)
 _NO_WORDS = np.zeros(0, np.int64)
-# Where a unit's record begins: the first field of the unit.
-_physical_offset_at = struct.Struct(">q").unpack_from
 # What a walk tells the kernel at its beginning: UNIT … QUEUE.
 _STATE = struct.Struct(f"={kernel.QUEUE + 1}q")
 
@@ -205,8 +203,8 @@ class Walk:
         looked_at = int(self._state[kernel.UNIT])
         if looked_at == 0:
             return
-        (first,) = _physical_offset_at(self._units.data, 0)
-        (last,) = _physical_offset_at(self._units.data, (looked_at - 1) * UNIT_SIZE)
+        first = physical_offset_of(self._units.data, 0)
+        last = physical_offset_of(self._units.data, looked_at - 1)
         if 0 <= last - first < looked_at * PAGES_AROUND_BYTES:
             self._records.segments.touched(first, last - first + 1)
         else:
@@ -341,7 +339,7 @@ class Walk:
 
     def _enter_first_segment(self, begin: int, end: int) -> None:
         """Let the kernel see at once what it asks for unless a tag passes over it: the segment of the first unit."""
-        (physical_offset,) = _physical_offset_at(self._units.data, 0)
+        physical_offset = physical_offset_of(self._units.data, 0)
         if self._view is _NOTHING and not len(self._filter.codes) and begin <= physical_offset < end:
             self._enter_segment(physical_offset, begin, end)
 
