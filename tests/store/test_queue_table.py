@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from mqproc.armed_io import ArmedIO
 from mqproc.errors import TooManyQueuesError
 from mqproc.io import StoreIO
 from mqproc.layout import queue_table as layout
+from mqproc.shm.words import Words
 from mqproc.store.queue_table import NoRoomForQueuesError, QueueTable
 from mqproc.store.reads.queue_bounds import QueueBounds, TableQueues
 
@@ -113,22 +115,39 @@ def test_a_queue_that_another_program_made_again_begins_where_that_one_did(table
     assert table.min_offset(with_files) == 0
 
 
-def test_a_reader_never_mixes_two_lives_of_a_queue(table: QueueTable, reader: QueueTable) -> None:
-    """The queue is deleted and made again between a reader's loads of minimum and maximum."""
+class InterruptedWords(Words):
+    """A reader's words; once, just behind the load of one of them, the writer comes."""
+
+    def __init__(self, words: Words, index: int, write: Callable[[], None]) -> None:
+        super().__init__(words.mapping)
+        self._index = index
+        self._write: Callable[[], None] | None = write
+
+    @property
+    def cells(self) -> Any:
+        return self
+
+    def __getitem__(self, index: int) -> int:
+        found = super().__getitem__(index)
+        if index == self._index and self._write is not None:
+            write, self._write = self._write, None
+            write()
+        return found
+
+
+@pytest.mark.parametrize("word", [layout.GENERATION, layout.FIRST_OFFSET, layout.MIN_OFFSET, layout.MAX_OFFSET])
+def test_a_reader_never_mixes_two_lives_of_a_queue(table: QueueTable, reader: QueueTable, word: int) -> None:
+    """The queue is deleted and made again between two of a reader's loads."""
     number = table.create_queue("T", 0)
     used(table, number, 5, 5)
     queues = TableQueues(reader)
-    load = reader.min_offset
 
-    def interrupted(queue: int) -> int:
-        found = load(queue)
-        if table.deletions == 0:
-            table.delete_queue(number)
-            table.create_queue("T", 0)
-            table.store(number, layout.MAX_OFFSET, 8)
-        return found
+    def make_again() -> None:
+        table.delete_queue(number)
+        table.create_queue("T", 0)
+        table.store(number, layout.MAX_OFFSET, 8)
 
-    reader.min_offset = interrupted  # type: ignore[method-assign]
+    reader.words = InterruptedWords(reader.words, layout.entry_word(number, word), make_again)
     assert queues.bounds("T", 0) == QueueBounds(table.generation(number), 5, 8)
 
 
