@@ -53,6 +53,7 @@ class FinalSyncs:
         self._words = words
         self._role = role
         self._errno_word = errno_word
+        self._is_first = False
 
     def ended(self) -> bool:
         """A sync has failed, so nothing may be synced or said to be durable any more."""
@@ -109,6 +110,8 @@ class FinalSyncs:
             raise FailedSyncError(failed, f"{os.strerror(failed)} (an earlier sync)")
 
     def _note(self, error: OSError) -> int:
+        if not words_of.sync_errno(self._words):
+            self._is_first = True
         number = error.errno or errno.EIO
         self._words[self._errno_word] = number
         return number
@@ -116,7 +119,9 @@ class FinalSyncs:
     def _fail(self, error: OSError, place: str) -> None:
         # The word first: others must not sync while the file is written.
         number = self._note(error)
-        remember_failed_sync(self._io, self._paths, f"{self._role}: {place}: {os.strerror(number)}")
+        if self._is_first:
+            # Another one, whose sync was under way, would sync that file again: the disk that fails may fail that too.
+            remember_failed_sync(self._io, self._paths, f"{self._role}: {place}: {os.strerror(number)}")
         raise FailedSyncError(number, os.strerror(number), place) from error
 
 

@@ -157,3 +157,30 @@ def test_who_is_killed_before_the_file_of_a_failed_sync_is_removed_has_told_of_i
         store.syncs.write_file_atomically(store.file, b"other")
     assert told[0]
     assert store.file.read_bytes() == b"data"
+
+
+def test_of_two_roles_whose_syncs_fail_together_the_first_alone_writes_it_down(store: Store) -> None:
+    """The disk may fail the sync of that file too: a second one would seem to go well."""
+
+    class OtherMeanwhile(FaultyIO):
+        """The other's sync, which was under way, fails when the first one has looked whether the file is there."""
+
+        def exists(self, path: Path) -> bool:
+            found = super().exists(path)
+            if path == store.paths.read_only and not store.words[words_of.INDEX_SYNC_ERRNO]:
+                with pytest.raises(FailedSyncError):
+                    other._fail(FailedSyncError(errno.ENOSPC, "full"), "other")
+            return found
+
+    io = OtherMeanwhile()
+    other = FinalSyncs(io, store.paths, store.words, words_of.INDEX_FLUSHER, words_of.INDEX_SYNC_ERRNO)
+    store.syncs = FinalSyncs(io, store.paths, store.words, words_of.CQ_FLUSHER, words_of.CQ_SYNC_ERRNO)
+    io.failing = {"/file": errno.EIO, "read_only": errno.EIO}
+    fd = io.open(store.file, write=True)
+    with pytest.raises(FailedSyncError):
+        store.syncs.sync(fd)
+    io.close(fd)
+    assert io.tried("read_only") == ["read_only"]
+    assert store.paths.read_only.read_text() == f"cq-flusher: {store.file}: {os.strerror(errno.EIO)}\n"
+    told = [store.words[word] for word in (words_of.CQ_SYNC_ERRNO, words_of.INDEX_SYNC_ERRNO)]
+    assert told == [errno.EIO, errno.ENOSPC]
