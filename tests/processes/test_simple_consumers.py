@@ -88,7 +88,7 @@ def test_a_message_wakes_the_receive_that_waits_for_it(client: Client) -> None:
         sender.start()
         assert [message.body for message in consumer.receive(1, timeout=PATIENCE_S)] == [b"%d" % number]
         sender.join()
-    assert time.monotonic() - began < 8.0
+    assert time.monotonic() - began < 12.0, "20 looks of its own take 15 s"
 
 
 def test_any_number_of_messages_is_acknowledged(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
