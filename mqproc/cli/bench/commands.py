@@ -62,7 +62,7 @@ def _shared(messages: int, batch: int, producers: str, seconds: str = "5") -> Ca
         _option("--flush", "async", "Answer after the write, or after the sync.", click.Choice(list(FLUSH))),
         _option("--seconds", seconds, "Measured time.", SECONDS),
         _option("--warmup", "1.5", "Time before it that is left out.", SECONDS),
-        _option("--in-flight", 4, "Requests under way.", counted),
+        _option("--in-flight", 4, "Requests under way; messages, where single ones are sent.", counted),
         click.option("--limits/--no-limits", default=True, show_default=True, help="Measure the machine's limits too."),
     ]
 
