@@ -149,7 +149,7 @@ class Query:
             on_reject=code_counter(self._words, self.name),
             on_partial=lambda: self._words.add(words_of.QUERY_PARTIAL_FRAMES, 1),
         )
-        # The loop drains the bell when the wait is over.
+        # The loop drains the bell before the next wait.
         self._server.register(context.bell.fileno(), lambda: None)
         self._server.register(self._appender.fileno(), lambda: None)
         self._dispatcher_bell = context.bells[words_of.DISPATCHER]

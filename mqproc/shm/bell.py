@@ -1,8 +1,8 @@
 """Doorbells: they only say "look again". What is true stands in the control file.
 
-A ringer publishes, fences, looks at the listener's `sleeping` word and posts only if it is set. A listener sets
-`sleeping`, fences, looks for work again, waits at most MAX_WAIT_S, clears `sleeping` and drains. A lost or an extra
-post therefore does no harm.
+A ringer publishes, fences, looks at the listener's `sleeping` word and posts only if it is set. A listener drains, sets
+`sleeping`, fences, looks for work again, waits at most MAX_WAIT_S and clears `sleeping`. A lost or an extra post
+therefore does no harm. Posts are drained before a wait and not behind it: what the listener was woken for comes first.
 
     ringer      bell.publish(index, value)           or: stores of its own, then bell.ring()
     listener    bell.announce(); look again; bell.wait(seconds); bell.awake()
@@ -73,11 +73,13 @@ class Bell(abc.ABC):
     # Listener
 
     def announce(self) -> None:
-        """Say that a wait comes; after this look for work once more."""
+        """Forget the posts so far and say that a wait comes; after this look for work once more."""
+        self.drain()
         publish_and_peek(self._cells, self._sleeping_index, ASLEEP, self._sleeping_index)
 
     def lie_low(self) -> None:
-        """Say that a short wait comes that only who hurries ends; after this look once more whether anybody does."""
+        """As `announce`, of a short wait that only who hurries ends; after this look once more whether anybody does."""
+        self.drain()
         publish_and_peek(self._cells, self._sleeping_index, LYING_LOW, self._sleeping_index)
 
     @abc.abstractmethod
@@ -85,9 +87,8 @@ class Bell(abc.ABC):
         """Sleep until a post, a signal, or `timeout_s` (at most MAX_WAIT_S) has passed."""
 
     def awake(self) -> None:
-        """Say that the wait is over, and forget the posts that it took."""
+        """Say that the wait is over."""
         self._cells[self._sleeping_index] = AWAKE
-        self.drain()
 
     @abc.abstractmethod
     def drain(self) -> None:

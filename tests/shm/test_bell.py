@@ -123,11 +123,14 @@ def test_publish_stores_and_rings_in_one(bell: Bell, cells: Cells) -> None:
     assert rung(bell)
 
 
-def test_awake_forgets_all_posts(bell: Bell) -> None:
+@pytest.mark.parametrize("begin", [Bell.announce, Bell.lie_low])
+def test_a_wait_is_not_ended_by_posts_from_before_it(bell: Bell, begin: Callable[[Bell], None]) -> None:
     for _ in range(5):
         bell.post()
-    bell.awake()
+    begin(bell)
     assert silent(bell)
+    bell.post()
+    assert rung(bell)
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0, math.nan])
