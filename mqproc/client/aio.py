@@ -17,7 +17,7 @@ from mqproc.client.aio_replay import AsyncReplays
 from mqproc.client.aio_transactions import AsyncTransactionCalls
 from mqproc.client.batch import Batch
 from mqproc.client.core import IN_FLIGHT, PULL_BYTES, PULL_MESSAGES, Call, Time, TimeKind
-from mqproc.client.delayed_batches import Times, deliver_at_ms
+from mqproc.client.delayed_batches import Delay, Delays, Times, deliver_at_ms
 from mqproc.client.driving import drive_async
 from mqproc.client.simple_consumer import AsyncSimpleConsumer
 from mqproc.client.subscription import (
@@ -75,7 +75,7 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
         sharding_key: str = "",
         delay_level: int = 0,
         deliver_at: Time = None,
-        delay: float | None = None,
+        delay: Delay | None = None,
         wait: bool = True,
     ) -> SendResult:
         """Store one message; see `Client.send`."""
@@ -143,7 +143,7 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
         wait: bool = True,
         delay_level: Any = 0,
         deliver_at: Times = None,
-        delay: Any = None,
+        delay: Delays = None,
         sharding_keys: Any = None,
     ) -> BatchResult:
         """Store columns of messages for one topic; see `Client.send_batch`."""

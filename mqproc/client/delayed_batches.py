@@ -5,6 +5,7 @@ A frame's messages wait for one time. So a batch with a time for each message go
 
 from __future__ import annotations
 
+import datetime
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,10 +23,14 @@ from mqproc.errors import BadMessageError, BadRequestError, BadTimeError
 _DELAY_MS_MAX: Final = 1 << 61
 Times = Any
 """One Time for all messages, or an array of Unix times in ms or of datetime64 (numpy, Arrow) with one for each."""
+Delay = float | datetime.timedelta
+"""How long a message waits: seconds, or a timedelta."""
+Delays = Any
+"""One Delay for all messages, or a list or an array (numpy, Arrow) of seconds or of timedeltas with one for each."""
 
 
-def deliver_at_ms(deliver_at: Times, delay: Any) -> Any:
-    """What `Batch.deliver_at_ms` is of a time, or of a delay in seconds from now on: one, or one for each message."""
+def deliver_at_ms(deliver_at: Times, delay: Delays) -> Any:
+    """What `Batch.deliver_at_ms` is of a time, or of a delay from now on: one, or one for each message."""
     if delay is None and deliver_at is None:
         return 0
     if delay is None:
@@ -34,12 +39,24 @@ def deliver_at_ms(deliver_at: Times, delay: Any) -> Any:
         raise BadRequestError("give a delay or a time to deliver at, not both")
     now_ms = time.time_ns() // 1_000_000
     try:
-        after_ms = np.rint(np.asarray(delay, np.float64) * 1000)
+        after_ms = np.rint(_seconds(delay) * 1000)
     except (TypeError, ValueError) as error:
-        raise BadTimeError(f"a delay is a number of seconds, or one for each message: {error}") from None
+        raise BadTimeError(f"a delay is a number of seconds or a timedelta, or one for each message: {error}") from None
     if not (np.abs(after_ms) < _DELAY_MS_MAX).all():
         raise BadTimeError("a delay is no number of seconds, or too many")
     return now_ms + after_ms.astype(np.int64) if is_column(delay) else now_ms + int(after_ms)
+
+
+def _seconds(delay: Delays) -> NDArray[np.float64]:
+    """A delay or a column of delays as seconds, NaN for no time. Raises TypeError and ValueError for anything else."""
+    found: NDArray[Any] = np.asarray(delay)
+    are_timedeltas = found.dtype.kind == "m"
+    if found.dtype.kind == "O":
+        # Each is looked at: numpy would take a number among timedeltas for microseconds.
+        are_timedeltas = all(isinstance(one, datetime.timedelta) for one in found.flat)
+    if are_timedeltas:
+        return found.astype("timedelta64[us]") / np.timedelta64(1, "s")
+    return found.astype(np.float64)
 
 
 def is_column(value: Any) -> bool:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mqproc.client.batch import Batch
 from mqproc.client.core import IN_FLIGHT, WRITER, Call, Time, nothing
-from mqproc.client.delayed_batches import by_time, deliver_at_ms
+from mqproc.client.delayed_batches import Delay, by_time, deliver_at_ms
 from mqproc.client.encoding import (
     FRAME_MESSAGES_MAX,
     AppendFrame,
@@ -53,10 +53,10 @@ def message_of(
     *,
     delay_level: int = 0,
     deliver_at: Time = None,
-    delay: float | None = None,
+    delay: Delay | None = None,
     sharding_key: str = "",
 ) -> Message:
-    """The message that `send` was given, whole or in parts; `delay` in seconds is a `deliver_at` from now on."""
+    """The message that `send` was given, whole or in parts; `delay` is a `deliver_at` from now on."""
     if isinstance(topic, Message):
         if body is not None or delay_level or deliver_at is not None or delay is not None or sharding_key:
             raise BadRequestError("give a Message, or a topic and its parts, not both")

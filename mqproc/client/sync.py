@@ -23,7 +23,7 @@ from mqproc.client.core import (
     Time,
     TimeKind,
 )
-from mqproc.client.delayed_batches import Times, deliver_at_ms
+from mqproc.client.delayed_batches import Delay, Delays, Times, deliver_at_ms
 from mqproc.client.driving import drive
 from mqproc.client.groups import Groups
 from mqproc.client.many import send_many
@@ -85,14 +85,14 @@ class Client(Calls):
         sharding_key: str = "",
         delay_level: int = 0,
         deliver_at: Time = None,
-        delay: float | None = None,
+        delay: Delay | None = None,
         wait: bool = True,
     ) -> SendResult:
         """Store one message, given as a Message or as topic and body.
 
         `wait` False is answered before the sync of a SYNC_FLUSH store. With `delay_level` (1 to 18), `deliver_at` or
-        `delay` in seconds the message waits first, and the result tells where. What has one `sharding_key` goes to one
-        queue, in its order. Raises SendOutcomeUnknownError when the answer was lost.
+        `delay` (seconds or a timedelta) the message waits first, and the result tells where. What has one
+        `sharding_key` goes to one queue, in its order. Raises SendOutcomeUnknownError when the answer was lost.
         """
         message = sending.message_of(
             topic,
@@ -136,7 +136,7 @@ class Client(Calls):
         wait: bool = True,
         delay_level: Any = 0,
         deliver_at: Times = None,
-        delay: Any = None,
+        delay: Delays = None,
         sharding_keys: Any = None,
     ) -> BatchResult:
         """Store columns of messages for one topic; see `Batch` for what columns may be.

@@ -106,10 +106,35 @@ def test_wrong_times_are_refused() -> None:
         list(encode_batch(batch(delay_level=1, deliver_at_ms=5), FRAME_BYTES))
 
 
-@pytest.mark.parametrize("delay", [float("nan"), float("inf"), -float("inf"), 1e30, [1.0, float("nan")]])
+NO_DELAYS = [float("nan"), float("inf"), -float("inf"), 1e30, [1.0, float("nan")], np.array(["NaT", 1], "m8[s]")]
+
+
+@pytest.mark.parametrize("delay", NO_DELAYS)
 def test_a_delay_that_is_no_time_is_refused(delay: Any) -> None:
     with pytest.raises(BadTimeError, match="no number of seconds"):
         deliver_at_ms(None, np.array(delay) if isinstance(delay, list) else delay)
+
+
+@pytest.mark.parametrize("delay", ["soon", object(), [datetime.timedelta(1), 1], [1, datetime.timedelta(1)]])
+def test_a_delay_that_is_neither_seconds_nor_timedelta_is_refused(delay: Any) -> None:
+    with pytest.raises(BadTimeError, match="a delay is a number of seconds or a timedelta"):
+        deliver_at_ms(None, delay)
+
+
+def test_a_delay_is_seconds_or_a_timedelta(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time_ns", lambda: 1_795_420_000_000_000_000)
+    half = datetime.timedelta(milliseconds=500)
+    for one in (0.5, half, np.timedelta64(500, "ms")):
+        assert deliver_at_ms(None, one) == 1_795_420_000_500
+    columns = [
+        [0.5, 2],
+        [half, 4 * half],
+        np.array([500, 2000], "m8[ms]"),
+        pa.array([half, 4 * half], pa.duration("us")),
+    ]
+    for column in columns:
+        assert deliver_at_ms(None, column).tolist() == [1_795_420_000_500, 1_795_420_002_000]
+    assert deliver_at_ms(None, []).tolist() == []
 
 
 @pytest.mark.parametrize("seconds", [1_795_420_000, 1_795_420_000.5, [1_795_420_000], np.array([0.0, 1_795_420_000.5])])
