@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mqproc.spark.options import read_options
 from mqproc.spark.session import register
 
 if TYPE_CHECKING:
@@ -36,7 +37,10 @@ def messages(
     """Messages of the stores at `path`: a folder, a pattern, a URL, or several of them.
 
     begin ≤ store time < end, in Unix ms or as a datetime with a zone; one of the tags, one of the keys; of `columns`
-    only these are read. `options` are further ones of the source, by its names.
+    only these are read. `options` are further ones of the source, by its names. Raises BadRequestError for what is no
+    option or column, and no value of one.
+
+    The rows are those of `spark.read.format("mqproc")`, for less work of Spark's: see `mapped`.
 
         messages(spark, "/var/lib/store", topic="orders", columns=["queue_offset", "body"]).count()
     """
@@ -54,7 +58,13 @@ def messages(
     paths = [str(path)] if isinstance(path, str | Path) else [str(each) for each in path]
     register(spark)
     text = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
-    return spark.read.format("mqproc").options(**text).load(paths if len(paths) > 1 else paths[0])
+    read = read_options(text | {"paths": json.dumps(paths)})
+    if read.filter_pushdown:
+        # Filters of the query reach a source, and nothing behind it.
+        return spark.read.format("mqproc").options(**text).load(paths)
+    from mqproc.spark.mapped import mapped
+
+    return mapped(spark, paths, text, read)
 
 
 def _ms(name: str, moment: Moment) -> int:

@@ -1,0 +1,135 @@
+"""`messages(…)` beside `format("mqproc")`: the same rows, types and errors, whichever of the two reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mqproc.errors import BadRequestError
+from mqproc.spark import messages
+from tests.store.stopped_store import FIRST_MS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+
+def source(spark: SparkSession, *paths: Path, **given: Any) -> DataFrame:
+    reader = spark.read.format("mqproc").options(**{name: str(value) for name, value in given.items()})
+    return reader.load([str(path) for path in paths])
+
+
+def plan_of(frame: DataFrame) -> str:
+    plan: str = frame._jdf.queryExecution().executedPlan().toString()
+    return plan
+
+
+def rows_of(frame: DataFrame) -> list[str]:
+    return sorted(repr(row) for row in frame.collect())
+
+
+@pytest.fixture
+def new_york(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session, whose zone is another than UTC."""
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    yield spark
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [
+        ({}, 640),
+        ({"splitBytes": 50_000, "batchRows": 7}, 640),
+        ({"naming": "rocketmq"}, 640),
+        ({"columns": "body,store_timestamp,tag,keys"}, 640),
+        ({"startingTimestamp": FIRST_MS + 50, "endingTimestamp": FIRST_MS + 300, "clockStepMs": 0}, None),
+        ({"assign": '{"First": [1]}', "byUnits": True}, None),
+        ({"subscribe": "First,Second", "queueId": 2, "minPartitions": 3}, None),
+        ({"topic": "Nobody"}, 0),
+    ],
+)
+def test_the_same_rows(spark: SparkSession, rolled_store: Path, given: dict[str, Any], count: int | None) -> None:
+    by_source, by_helper = source(spark, rolled_store, **given), messages(spark, rolled_store, **given)
+    assert by_helper.schema == by_source.schema
+    rows = rows_of(by_helper)
+    assert rows == rows_of(by_source)
+    assert len(rows) == count if count is not None else rows
+
+
+def test_the_same_rows_of_several_stores_in_another_zone(
+    new_york: SparkSession, rolled_store: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.symlink_to(rolled_store)
+    by_helper = messages(new_york, [rolled_store, other], columns=["store", "queue_offset", "born_timestamp"])
+    rows = rows_of(by_helper)
+    assert len(rows) == 2 * 640
+    assert rows == rows_of(source(new_york, rolled_store, other, columns="store,queue_offset,born_timestamp"))
+
+
+def test_rows_are_written_once(spark: SparkSession, rolled_store: Path) -> None:
+    assert plan_of(source(spark, rolled_store)).startswith("Project")
+    assert plan_of(messages(spark, rolled_store)).startswith("MapInArrow")
+
+
+def test_a_query_of_its_own_each_time_it_is_used(spark: SparkSession, rolled_store: Path) -> None:
+    frame = messages(spark, rolled_store)
+    first = frame.where("topic = 'First'").count()
+    assert 0 < first < frame.count() == 640
+    assert frame.union(frame.where("topic = 'First'")).count() == 640 + first
+    joined = frame.alias("a").join(frame.alias("b"), "physical_offset")
+    # Nobody knows how large a store is to Spark: none is sent whole to every executor.
+    assert "Broadcast" not in plan_of(joined)
+    assert joined.count() == 640
+
+
+def test_filters_of_the_query_in_the_kernel_where_that_is_asked(spark: SparkSession, rolled_store: Path) -> None:
+    frame = messages(spark, rolled_store, filterPushdown=True).where("topic = 'Second'")
+    assert " Filter (" not in plan_of(frame)
+    assert rows_of(frame) == rows_of(messages(spark, rolled_store, topic="Second"))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"subscribes": "First"}, "option 'subscribes' is not known"),
+        ({"maxOffsetsPerTrigger": 3}, "option 'maxOffsetsPerTrigger' is for streams"),
+        ({"startingOffsets": "latest"}, "leaves nothing to read"),
+        ({"columns": "topics"}, "no column is called 'topics'"),
+        ({"naming": "ours"}, "option naming = 'ours'"),
+        ({"minPartitions": 0}, r"minPartitions = 0 is not in \[1, "),
+    ],
+)
+def test_the_same_mistakes_are_told(spark: SparkSession, rolled_store: Path, given: dict[str, Any], says: str) -> None:
+    with pytest.raises(Exception, match=says):
+        source(spark, rolled_store, **given).count()
+    with pytest.raises(BadRequestError, match=says):
+        messages(spark, rolled_store, **given)
+
+
+def test_the_same_errors_of_stores(spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
+    missing, damaged = tmp_path / "missing", tmp_path / "damaged"
+    (damaged / "commitlog").mkdir(parents=True)
+    for segment in sorted((rolled_store / "commitlog").iterdir())[:3]:
+        (damaged / "commitlog" / segment.name).write_bytes(segment.read_bytes())
+    inside = damaged / "commitlog" / f"{65_536:020d}"
+    data = bytearray(inside.read_bytes())
+    data[30_000] ^= 0xFF
+    inside.write_bytes(data)
+    with pytest.raises(BadRequestError, match="no path is given"):
+        messages(spark, [])
+    for path, says in (
+        (missing, "no such folder"),
+        (damaged, r"no intact record in bytes \[29,.*failOnDataLoss=false"),
+    ):
+        for frame in (source(spark, path), messages(spark, path)):
+            with pytest.raises(Exception, match=says) as caught:
+                frame.count()
+            assert "mqproc.errors." in str(caught.value)
+    rows = rows_of(messages(spark, damaged, fail_on_data_loss=False))
+    assert rows == rows_of(source(spark, damaged, failOnDataLoss=False)) != []
