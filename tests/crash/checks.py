@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from mqproc.store.recovery.recovery import Recovery, adopt_sizes
 from mqproc.store.topics import Topics
 from tests.crash.copies import check_copies, goes_to, originals, tags_code
 from tests.crash.deletions import Deletions, Place
-from tests.crash.disk import PAGE, Disk
+from tests.crash.disk import CONTROL, PAGE, Disk
 from tests.crash.parties import Party, found_in
 from tests.crash.placed import Broken, Placed, expect, must_end_well, walk_log
 from tests.crash.recording_io import Machine, RecordingIO
@@ -37,6 +37,8 @@ FOREVER_MS = 1 << 60
 KEYS_LOOKED_UP = 30
 CALLS_OF_EVERY_RECOVERY = 150
 CALLS_PER_FILE_OR_PAGE = 16
+# How recovery came to what it left.
+_OF_THE_WAY = (words_of.RECOVERY_US, words_of.RECOVERY_CUT_BYTES)
 # A message that comes again and again has its key in each of its copies.
 KEY_RECORDS_MAX = 4_096
 
@@ -65,6 +67,18 @@ class Recovered:
     said: list[str]
     time_asked: bool
     """Recovery has asked for the time: at another one it might have gone another way."""
+
+    def outcome(self) -> tuple[bytes, Options]:
+        """What recovery has told, but how it came to it. With the files it is all that checks of a store go by."""
+        words = Words(bytearray(self.words.mapping))
+        for number in _OF_THE_WAY:
+            words[number] = 0
+        return bytes(words.mapping), self.options
+
+    def state(self) -> Hashable:
+        """All that checks of the store go by: of two whose states are equal both are well, or none."""
+        files = contents(self.paths.root, without=(CONTROL,))
+        return frozenset(files.items()), self.outcome()
 
 
 def recover(root: Path, options: Options, machine: Machine | None = None, now_ms: int = 0) -> Recovered:

@@ -6,16 +6,19 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Hashable
 from pathlib import Path
 
 import pytest
 
+from tests.crash.checks import Recovered
 from tests.crash.levels import catch
 from tests.crash.planted import PLANTS
 from tests.crash.program import Story
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = 2
+IMAGES_OF_ONE_LOOK = 10
 
 
 @pytest.mark.proven
@@ -44,6 +47,22 @@ def test_a_seed_tells_the_same_story_whatever_the_file_system_and_the_folder(see
         )
     assert here.images
     assert done.stdout.splitlines()[-1] == here.digest
+
+
+@pytest.mark.proven
+@pytest.mark.timeout(600)
+def test_stores_that_count_as_one_are_all_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is checked, though recovery has left the same of another image, and the story goes on as it does."""
+    whole, states = Recovered.state, list[Hashable]()
+
+    def state_of_its_own(found: Recovered) -> Hashable:
+        states.append(whole(found))
+        return len(states)
+
+    usual = Story(1, tmp_path / "usual", images=IMAGES_OF_ONE_LOOK).run()
+    monkeypatch.setattr(Recovered, "state", state_of_its_own)
+    assert Story(1, tmp_path / "each", images=IMAGES_OF_ONE_LOOK).run() == usual
+    assert len(set(states)) < len(states), "no two stores have counted as one"
 
 
 @pytest.mark.proven

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -187,10 +187,10 @@ def recover(
 _MADE_ANEW = ("mqproc/queues", "mqproc/queues.next", "mqproc/queues.next.tmp", "mqproc/control")
 
 
-def contents(root: Path) -> dict[str, tuple[int, bytes]]:
+def contents(root: Path, *, without: Container[str] = _MADE_ANEW) -> dict[str, tuple[int, bytes]]:
     """Of every file of a store but those that each start makes anew: its length, and its pages that are not zeros."""
     found = {name: entry.path for name, entry in everything_below(root) if entry.is_file()}
-    return {name: _what_is_in(path) for name, path in found.items() if name not in _MADE_ANEW}
+    return {name: _what_is_in(path) for name, path in found.items() if name not in without}
 
 
 def everything_below(root: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
