@@ -82,6 +82,8 @@ class Told:
     images: int = 0
     messages: int = 0
     failure: str = ""
+    seed: int = 0
+    """Of a story."""
 
 
 @dataclass(slots=True)
@@ -121,10 +123,10 @@ def tell_story(seed: int, images: int, folder: Path) -> Told:
     try:
         tally = Story(seed, place, images, Unheard()).run()
     except Exception:
-        return Told(repeat, failure=traceback.format_exc())
+        return Told(repeat, failure=traceback.format_exc(), seed=seed)
     finally:
-        _tidy(place)
-    return Told(repeat, tally.images, tally.messages)
+        shutil.rmtree(place, ignore_errors=True)
+    return Told(repeat, tally.images, tally.messages, seed=seed)
 
 
 def run_cases(whole: Whole, chosen: Sequence[Case], flush: FlushDiskType, folder: Path) -> list[Told]:
@@ -139,8 +141,10 @@ def run_cases(whole: Whole, chosen: Sequence[Case], flush: FlushDiskType, folder
             except Exception:
                 failure = traceback.format_exc()
             finally:
-                _tidy(place)
+                shutil.rmtree(place, ignore_errors=True)
         told.append(Told(f"python -m tests.crash --sweep {flush.value} --case {case}", failure=failure))
+    # What only refers to itself, as at the end of a story.
+    gc.collect()
     return told
 
 
@@ -251,6 +255,8 @@ def catch_all(folder: Path, workers: int, progress_path: Path | None = None) -> 
         else:
             progress.names.append(name)
             _write(progress_path, progress)
+            if told.seed != PLANTS[name].seed:
+                print(f"{name}: noticed by seed {told.seed}, looked for from {PLANTS[name].seed} on", flush=True)
     took_s = time.perf_counter() - started
     print(f"{len(PLANTS) - len(failed)} of {len(PLANTS)} planted bugs caught, {took_s:.1f} s", flush=True)
     return failed
@@ -301,17 +307,11 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _tidy(place: Path) -> None:
-    """After each task: its folder goes, and what only refers to itself."""
-    shutil.rmtree(place, ignore_errors=True)
-    gc.collect()
-
-
 def _begin() -> None:
     """In each worker. What the roles log is of no use here; failures are told by the parent.
 
-    A seventh of the time went into looking for garbage among the modules, again and again: `_tidy` does it, among what
-    is new.
+    A seventh of the time went into looking for garbage among the modules, again and again: each story, and each call of
+    the sweep, does it at its end, among what is new.
     """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for fd in (1, 2):
