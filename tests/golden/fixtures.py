@@ -115,14 +115,18 @@ def fixtures_folder() -> Path:
     return Path(os.environ.get(FOLDER_VARIABLE) or GOLDEN).absolute()
 
 
-def directories(golden: Path) -> list[Directory]:
-    """Every store of a folder of fixtures. Raises FixturesError when there is none, or a part of one is missing."""
+@functools.cache
+def directories(golden: Path) -> tuple[Directory, ...]:
+    """Every store of a folder of fixtures. Raises FixturesError when there is none, or a part of one is missing.
+
+    A folder is looked through once: a dozen files of tests ask for the golden one's when they are collected.
+    """
     names = sorted(path.name.removesuffix(_EXPECTED) for path in golden.glob(f"*{_EXPECTED}"))
     if not names:
         said = f"{FOLDER_VARIABLE}={golden}" if FOLDER_VARIABLE in os.environ else str(golden)
         raise FixturesError(f"{said}: no fixtures there; expected files NAME{_EXPECTED} with NAME{_ARCHIVE}")
     held = {name: _held(golden / f"{name}{_ARCHIVE}") for name in names if (golden / f"{name}{_ARCHIVE}").exists()}
-    return [each for name in names for each in _directories_of(golden, name, held)]
+    return tuple(each for name in names for each in _directories_of(golden, name, held))
 
 
 def _directories_of(golden: Path, name: str, held: dict[str, list[str]]) -> list[Directory]:
