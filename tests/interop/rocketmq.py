@@ -28,6 +28,8 @@ from mqproc.names import SCHEDULE_TOPIC
 
 JAVA = Path(__file__).with_name("java")
 TARGET = JAVA / "target"
+JAVA_OPTIONS = ["-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+"""Half a minute's work is not worth the second compiler, which takes a fifth of all the processor time then."""
 REQUIRED_BY = "MQPROC_REQUIRE_JAVA"
 BUILD_TIMEOUT_S = 900
 STOP_TIMEOUT_S = 30
@@ -105,7 +107,7 @@ class RocketMq:
 
     def __init__(self, folder: Path) -> None:
         self._log = folder / "rocketmq.log"
-        command = ["java", "-Xmx1g", "-XX:+UseSerialGC", f"-Duser.home={folder}", "-cp", classpath()]
+        command = ["java", *JAVA_OPTIONS, f"-Duser.home={folder}", "-cp", classpath()]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, "mqproc.interop.Main"],
