@@ -132,7 +132,7 @@ def test_page_and_top_hold_a_role_for_dead_when_readyz_does(
     assert silent_s <= writer["silent_s"] < (time.monotonic_ns() - beaten_ns) / 1e9
     # `top` has it in red only then.
     shown = "\n".join(Screen().page(State(VIEWS[0], 1.0, ""), now, None, 200))
-    assert (f"\x1b[1;31m{silent_s}" in shown) == silent
+    assert (f"\x1b[1;31m{writer['silent_s']:.1f}" in shown) == silent
 
 
 def test_a_role_that_does_not_run_has_no_memory_rather_than_none_of_it(control: Control, tmp_path: Path) -> None:
