@@ -201,7 +201,7 @@ class Options:
     max_spin_us: int = _option(
         50,
         "after work, writer and query look this long for more before sleeping; longer than the pause between single"
-        " sends it halves the time of each (one a millisecond: 120 in place of 260 µs) and takes a processor",
+        " sends it halves the time of each, and takes a processor",
         "µs",
         0,
         10_000,
