@@ -11,6 +11,7 @@ numba's `@overload` nothing is compiled for itself, so a primitive costs no comp
 | `int` | int64 | i64 |
 | `np.uint64` | uint64 | i64 |
 | `Wide` | two 64-bit lanes in one register | vector of 2 × i64 |
+| `Broad` | eight 64-bit lanes in one register | vector of 8 × i64 |
 """
 
 # mypy: allow-untyped-calls, allow-subclassing-any
@@ -41,16 +42,21 @@ Words = NDArray[np.int64]
 Wide = NewType("Wide", int)
 """128 bits: byte 0 of memory is the lowest. A Python int where nothing is compiled."""
 
+Broad = NewType("Broad", int)
+"""512 bits, otherwise as `Wide`."""
+
 
 class WideType(types.Type):
-    """numba's type for `Wide`; it never crosses into Python."""
+    """numba's type for `Wide` and `Broad`; it never crosses into Python."""
 
-    def __init__(self) -> None:
-        super().__init__(name="Wide")
+    def __init__(self, name: str, lanes: int) -> None:
+        super().__init__(name=name)
+        self.vector = ir.VectorType(ir.IntType(64), lanes)
 
 
-WIDE = WideType()
-LANES = ir.VectorType(ir.IntType(64), 2)
+WIDE = WideType("Wide", 2)
+BROAD = WideType("Broad", 8)
+LANES = WIDE.vector
 
 
 @register_model(WideType)
@@ -58,11 +64,12 @@ class _WideModel(models.PrimitiveModel):
     """A vector, so that a value stays in one register through a loop."""
 
     def __init__(self, manager: Any, wide_type: WideType) -> None:
-        super().__init__(manager, wide_type, LANES)
+        super().__init__(manager, wide_type, wide_type.vector)
 
 
 _ARRAYS: dict[Any, types.Type] = {Bytes: types.uint8, Words: types.int64}
-_VALUES: dict[Any, types.Type] = {int: types.int64, np.uint64: types.uint64, Wide: WIDE, type(None): types.none}
+_REGISTERS: dict[Any, types.Type] = {Wide: WIDE, Broad: BROAD}
+_VALUES: dict[Any, types.Type] = {int: types.int64, np.uint64: types.uint64, type(None): types.none, **_REGISTERS}
 
 Emit = Callable[..., Any]
 
@@ -86,7 +93,9 @@ def lowering(plain: Callable[..., Any], *, stores: bool = False) -> Callable[[Em
                 and (argument.mutable or not writable)
             )
         # A float is refused here, since numba would silently truncate it: the sum of a uint64 and an int64 is one.
-        return argument == WIDE if kind is Wide else isinstance(argument, types.Integer | types.Boolean)
+        if kind in _REGISTERS:
+            return argument == _REGISTERS[kind]
+        return isinstance(argument, types.Integer | types.Boolean)
 
     def typer(*arguments: types.Type) -> Any:
         for position, (kind, argument) in enumerate(zip(kinds, arguments, strict=True)):

@@ -1,20 +1,21 @@
-"""128-bit values and carry-less multiplication (x86's PCLMULQDQ), for the CRC.
+"""128-bit values, four of them side by side, and carry-less multiplication (x86's PCLMULQDQ), for the CRC.
 
-A `Wide` is one register: memory byte 0 lowest, so the low lane is the first eight bytes. The plain twins are Python
-ints of 128 bits. The lanes go in and out as int64 like every other number of a kernel.
+A `Wide` is one register: memory byte 0 lowest, so the low lane is the first eight bytes. A `Broad` is one of 512 bits.
+The plain twins are Python ints. The lanes go in and out as int64 like every other number of a kernel.
 """
 
 # mypy: allow-untyped-calls
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba import config
 from numba.core.codegen import get_host_cpu_features
 
-from mqproc.kernels.primitive import LANES, Bytes, Wide, lowering
+from mqproc.kernels.primitive import BROAD, LANES, Broad, Bytes, Wide, lowering
 
 I32 = ir.IntType(32)
 I64 = ir.IntType(64)
@@ -26,16 +27,19 @@ _MASK_64 = (1 << 64) - 1
 _MASK_128 = (1 << 128) - 1
 
 
-def _compiles_for_clmul() -> bool:
+def _compiled_for() -> frozenset[str]:
     # The features that numba compiles for are the processor's unless NUMBA_CPU_FEATURES or NUMBA_CPU_NAME says else;
     # they are part of the key of a cached kernel, so a store moved to another machine compiles again.
     chosen: str | None = _config.CPU_FEATURES
     features: str = get_host_cpu_features() if chosen is None else chosen
-    return "+pclmul" in features.split(",")
+    return frozenset(features.split(","))
 
 
-HAS_CLMUL = _compiles_for_clmul()
+_FEATURES = _compiled_for()
+HAS_CLMUL = "+pclmul" in _FEATURES
 """Whether kernels may use `multiply_64` and `fold_128`; without it they do not compile."""
+HAS_BROAD_CLMUL = HAS_CLMUL and {"+vpclmulqdq", "+avx512f"} <= _FEATURES
+"""Whether they may use `fold_512` too."""
 
 
 # Plain twins
@@ -104,6 +108,52 @@ def fold_128(value: Wide, keys: Wide, following: Wide) -> Wide:
     return Wide(low ^ high ^ following)
 
 
+def load_512(buf: Bytes, i: int) -> Broad:
+    """The 64 bytes at `i`."""
+    if i < 0 or i + 64 > buf.size:
+        raise IndexError(f"64 bytes at {i} of a buffer of {buf.size}")
+    return Broad(int.from_bytes(buf[i : i + 64].tobytes(), "little"))
+
+
+def four_512(a: Wide, b: Wide, c: Wide, d: Wide) -> Broad:
+    """A value from its four parts of 128 bits, the first bytes first."""
+    return Broad(a | b << 128 | c << 256 | d << 384)
+
+
+def xor_512(a: Broad, b: Broad) -> Broad:
+    """a ^ b."""
+    return Broad(a ^ b)
+
+
+def part_0(value: Broad) -> Wide:
+    """The first 128 bits."""
+    return Wide(value & _MASK_128)
+
+
+def part_1(value: Broad) -> Wide:
+    """The second 128 bits."""
+    return Wide(value >> 128 & _MASK_128)
+
+
+def part_2(value: Broad) -> Wide:
+    """The third 128 bits."""
+    return Wide(value >> 256 & _MASK_128)
+
+
+def part_3(value: Broad) -> Wide:
+    """The last 128 bits."""
+    return Wide(value >> 384)
+
+
+def fold_512(value: Broad, keys: Broad, following: Broad) -> Broad:
+    """`fold_128` of each of the four parts."""
+    folded = 0
+    for bit in range(0, 512, 128):
+        parts = (Wide(given >> bit & _MASK_128) for given in (value, keys, following))
+        folded |= fold_128(*parts) << bit
+    return Broad(folded)
+
+
 # Compiled bodies
 
 
@@ -117,17 +167,37 @@ def _pair(builder: Any, low: Any, high: Any) -> Any:
 
 
 def _multiply(builder: Any, a: Any, b: Any, lanes: int) -> Any:
-    """`lanes`: 0x00 multiplies the low lanes, 0x11 the high ones."""
-    name = "llvm.x86.pclmulqdq"
+    """`lanes`: 0x00 multiplies the low lanes of each 128 bits, 0x11 the high ones."""
+    name = "llvm.x86.pclmulqdq" if a.type == LANES else "llvm.x86.pclmulqdq.512"
     function = builder.module.globals.get(name)
     if function is None:
-        function = ir.Function(builder.module, ir.FunctionType(LANES, [LANES, LANES, ir.IntType(8)]), name)
+        function = ir.Function(builder.module, ir.FunctionType(a.type, [a.type, a.type, ir.IntType(8)]), name)
     return builder.call(function, [a, b, ir.IntType(8)(lanes)])
+
+
+def _load(builder: Any, buf: Any, i: Any, vector: Any) -> Any:
+    return builder.load(builder.bitcast(builder.gep(buf, [i]), vector.as_pointer()), align=1)
+
+
+def _shuffle(builder: Any, a: Any, b: Any, lanes: range) -> Any:
+    """These lanes of two vectors, of which the second's count on behind the first's."""
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
 
 
 @lowering(load_128)
 def _(builder: Any, buf: Any, i: Any) -> Any:
-    return builder.load(builder.bitcast(builder.gep(buf, [i]), LANES.as_pointer()), align=1)
+    return _load(builder, buf, i, LANES)
+
+
+@lowering(load_512)
+def _(builder: Any, buf: Any, i: Any) -> Any:
+    return _load(builder, buf, i, BROAD.vector)
+
+
+@lowering(four_512)
+def _(builder: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    first, second = (_shuffle(builder, *pair, range(4)) for pair in ((a, b), (c, d)))
+    return _shuffle(builder, first, second, range(8))
 
 
 @lowering(pair_128)
@@ -146,8 +216,19 @@ def _(builder: Any, value: Any) -> Any:
 
 
 @lowering(xor_128)
+@lowering(xor_512)
 def _(builder: Any, a: Any, b: Any) -> Any:
     return builder.xor(a, b)
+
+
+def _lower_part(plain: Callable[[Broad], Wide], number: int) -> None:
+    @lowering(plain)
+    def _(builder: Any, value: Any) -> Any:
+        return _shuffle(builder, value, value, range(2 * number, 2 * number + 2))
+
+
+for _number, _part in enumerate((part_0, part_1, part_2, part_3)):
+    _lower_part(_part, _number)
 
 
 @lowering(shift_left_128)
@@ -169,6 +250,7 @@ def _(builder: Any, a: Any, b: Any) -> Any:
 
 
 @lowering(fold_128)
+@lowering(fold_512)
 def _(builder: Any, value: Any, keys: Any, following: Any) -> Any:
     low = _multiply(builder, value, keys, 0x00)
     high = _multiply(builder, value, keys, 0x11)

@@ -21,7 +21,7 @@ from mqproc.kernels.primitive import Bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTENT = np.random.default_rng(7).integers(0, 256, 70_000, np.uint8)
-SIZES = [*range(300), 511, 512, 513, 1024, 4096, 65_536, 65_551]
+SIZES = [*range(300), 511, 512, 513, 575, 767, 768, 1023, 1024, 1202, 4096, 65_536, 65_551]
 
 RECORD_V1 = bytes.fromhex(
     "0000007bdaa320a73610a686000000030000000700000000000000050000000000000000000000000000018bcfe568007f000001000013880000"
@@ -30,8 +30,12 @@ RECORD_V1 = bytes.fromhex(
 )
 
 Update = Callable[[int, Bytes, int, int], int]
-METHODS: list[Update] = [crc.crc32_table, *([crc.crc32_clmul] if wide.HAS_CLMUL or not COMPILED else [])]
-PLAIN: list[Update] = [plain(crc.crc32_table), plain(crc.crc32_clmul), crc.crc32_zlib]
+METHODS: list[Update] = [
+    crc.crc32_table,
+    *([crc.crc32_clmul] if wide.HAS_CLMUL or not COMPILED else []),
+    *([crc.crc32_broad] if wide.HAS_BROAD_CLMUL or not COMPILED else []),
+]
+PLAIN: list[Update] = [plain(crc.crc32_table), plain(crc.crc32_clmul), plain(crc.crc32_broad), crc.crc32_zlib]
 
 each_method = pytest.mark.parametrize("update", METHODS, ids=lambda method: method.__name__)
 each_plain = pytest.mark.parametrize("update", PLAIN, ids=lambda method: f"{method.__name__}-plain")
@@ -46,8 +50,9 @@ def test_all_sizes_and_alignments_agree_with_zlib(update: Update) -> None:
 
 
 @each_plain
-def test_the_plain_twins_agree_with_zlib(update: Update) -> None:
-    for size in (*range(34), 63, 64, 65, 80, 127, 128, 200):
+def test_the_plain_twins_agree_with_zlib(update: Update, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crc, "_reduced", plain(crc._reduced))
+    for size in (*range(34), 63, 64, 65, 80, 127, 128, 129, 200, 511, 512, 600, 1039):
         assert update(77, CONTENT, 3, 3 + size) == zlib.crc32(CONTENT[3 : 3 + size].data, 77), size
 
 
@@ -118,6 +123,33 @@ def wide_products(buf: Bytes, a: int, b: int) -> tuple[int, int, int, int]:
     return wide.low_64(product), wide.high_64(product), wide.low_64(folded), wide.high_64(folded)
 
 
+@kernel
+def broad_parts(buf: Bytes, a: int, b: int) -> tuple[int, int, int, int, int, int, int, int]:
+    keys = wide.pair_128(a, b)
+    four = wide.four_512(keys, wide.load_128(buf, 0), wide.load_128(buf, 16), wide.load_128(buf, 32))
+    mixed = wide.xor_512(four, wide.load_512(buf, 1))
+    first, second, third, last = wide.part_0(mixed), wide.part_1(mixed), wide.part_2(mixed), wide.part_3(mixed)
+    return (
+        wide.low_64(first),
+        wide.high_64(first),
+        wide.low_64(second),
+        wide.high_64(second),
+        wide.low_64(third),
+        wide.high_64(third),
+        wide.low_64(last),
+        wide.high_64(last),
+    )
+
+
+@kernel
+def broad_products(buf: Bytes, a: int, b: int) -> tuple[int, int, int, int]:
+    keys = wide.four_512(wide.pair_128(a, b), wide.load_128(buf, 3), wide.pair_128(b, a), wide.load_128(buf, 5))
+    folded = wide.fold_512(wide.load_512(buf, 0), keys, wide.load_512(buf, 9))
+    one = wide.xor_128(wide.part_0(folded), wide.part_2(folded))
+    other = wide.xor_128(wide.part_1(folded), wide.part_3(folded))
+    return wide.low_64(one), wide.high_64(one), wide.low_64(other), wide.high_64(other)
+
+
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
@@ -136,9 +168,20 @@ def test_carry_less_products_agree_with_their_twins(content: bytes, a: int, b: i
     assert wide_products(buf, a, b) == plain(wide_products)(buf, a, b)
 
 
+@pytest.mark.skipif(COMPILED and not wide.HAS_BROAD_CLMUL, reason="the processor does not multiply four at once")
+@settings(max_examples=50, deadline=None)
+@given(st.binary(min_size=80, max_size=80), INT64, INT64)
+def test_four_values_at_once_agree_with_their_twins(content: bytes, a: int, b: int) -> None:
+    buf = np.frombuffer(bytearray(content), np.uint8)
+    assert broad_parts(buf, a, b) == plain(broad_parts)(buf, a, b)
+    assert broad_products(buf, a, b) == plain(broad_products)(buf, a, b)
+
+
 def test_plain_wide_loads_check_bounds() -> None:
     with pytest.raises(IndexError):
         wide.load_128(np.zeros(16, np.uint8), 1)
+    with pytest.raises(IndexError):
+        wide.load_512(np.zeros(80, np.uint8), 17)
 
 
 def _run(code: str, **environment: str) -> str:
@@ -168,3 +211,10 @@ def test_a_processor_without_carry_less_multiplication_gets_the_tables(tmp_path:
     expected = zlib.crc32((b"hello T#k1 " * 9)[1:99])
     printed = _run(CHECK, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="", NUMBA_CACHE_DIR=str(tmp_path))
     assert printed == f"crc32_table {expected} {expected} 2539445 True"
+
+
+@pytest.mark.skipif(not COMPILED or not wide.HAS_CLMUL, reason="needs carry-less multiplication")
+def test_a_processor_that_multiplies_one_at_a_time_gets_that(tmp_path: Path) -> None:
+    expected = zlib.crc32((b"hello T#k1 " * 9)[1:99])
+    printed = _run(CHECK, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="+pclmul,+ssse3", NUMBA_CACHE_DIR=str(tmp_path))
+    assert printed == f"crc32_clmul {expected} {expected} 2539445 True"
