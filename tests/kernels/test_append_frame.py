@@ -1,0 +1,180 @@
+"""The check of an append frame against a model that goes message by message, and against its plain twin."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mqproc.kernels import append_frame as frame
+from mqproc.kernels.jit import plain
+from mqproc.layout import record
+
+HEAD_SIZE = 88
+TOPIC_SIZE = 8
+BODY_SIZE_MAX = 40
+RECORD_SIZE_MAX = 200
+QUEUES = 4
+Texts = Sequence[bytes] | None
+
+
+@dataclass
+class Frame:
+    """What a client sends; `None` is a column that is not there."""
+
+    bodies: Sequence[bytes]
+    keys: Texts = None
+    tags: Texts = None
+    properties: Texts = None
+    sharding_keys: Texts = None
+    queues: Sequence[int] | None = None
+    constant: int = 0
+    unique: bool = True
+    property_crc: bool = True
+    surplus: bytes = b""
+
+    def encoded(self) -> tuple[np.ndarray, np.ndarray]:
+        """(payload, state)."""
+        state = np.full(frame.STATE_WORDS, -1, np.int64)
+        parts: list[bytes] = []
+
+        def put(column: int, data: bytes) -> None:
+            state[column] = sum(map(len, parts))
+            parts.append(data)
+
+        put(frame.BODY_LENGTHS, struct.pack(f"<{len(self.bodies)}I", *map(len, self.bodies)))
+        put(frame.BODIES, b"".join(self.bodies))
+        for column, texts in (
+            (frame.KEY_LENGTHS, self.keys),
+            (frame.TAG_LENGTHS, self.tags),
+            (frame.PROPERTY_LENGTHS, self.properties),
+        ):
+            if texts is not None:
+                put(column, struct.pack(f"<{len(texts)}H", *map(len, texts)))
+                put(column + 1, b"".join(texts))
+        if self.queues is not None:
+            put(frame.QUEUES, struct.pack(f"<{len(self.queues)}I", *self.queues))
+        if self.sharding_keys is not None:
+            put(frame.SHARDING_LENGTHS, struct.pack(f"<{len(self.sharding_keys)}H", *map(len, self.sharding_keys)))
+            put(frame.SHARDING_KEYS, b"".join(self.sharding_keys))
+        payload = b"".join(parts) + self.surplus
+        state[frame.PAYLOAD_SIZE] = len(payload)
+        state[frame.COUNT] = len(self.bodies)
+        state[frame.UNIQUE_COUNTER] = 5 if self.unique else -1
+        state[frame.QUEUE_COUNT] = QUEUES
+        state[frame.PROPERTY_CRC] = self.property_crc
+        state[frame.HEAD_SIZE] = HEAD_SIZE
+        state[frame.BODY_SIZE_MAX], state[frame.RECORD_SIZE_MAX] = BODY_SIZE_MAX, RECORD_SIZE_MAX
+        state[frame.PART_3_END] = self.constant
+        return np.frombuffer(bytearray(payload), np.uint8), state
+
+    def expected(self) -> tuple[int, int, int, int | None]:
+        """(what is found, message, value, bytes of all records, None where something is wrong)."""
+        tail = frame.TAIL_SIZE if self.property_crc else 0
+        total = 0
+        for message, body in enumerate(self.bodies):
+            size = self.constant + tail
+            closing = 0
+            if self.properties is not None:
+                closing = int(size != 0)
+                size += len(self.properties[message])
+            else:
+                size += frame.UNIQUE_DIGITS if self.unique else 0
+                for texts, overhead in (
+                    (self.keys, frame.PAIR_OVERHEAD),
+                    (self.tags, frame.PAIR_OVERHEAD),
+                    (self.sharding_keys, frame.SHARDING_OVERHEAD),
+                ):
+                    if texts is not None and texts[message]:
+                        size += overhead + len(texts[message])
+            record_size = HEAD_SIZE + len(body) + TOPIC_SIZE + 2 + size + closing
+            if len(body) > BODY_SIZE_MAX:
+                return frame.BODY_TOO_LARGE, message, len(body), None
+            if size > record.PROPERTIES_SIZE_MAX:
+                return frame.PROPERTIES_TOO_LARGE, message, size, None
+            if record_size > RECORD_SIZE_MAX:
+                return frame.RECORD_TOO_LARGE, message, record_size, None
+            if self.queues is not None and self.queues[message] >= QUEUES:
+                return frame.QUEUE_OUT_OF_RANGE, message, self.queues[message], None
+            total += record_size
+        if self.surplus and (self.queues is None or self.sharding_keys is not None):
+            # Behind a column of numbers a payload's size says the same, and is checked before.
+            return frame.COLUMNS_MISMATCH, -1, -1, None
+        for value, texts in enumerate((self.keys, self.tags, self.sharding_keys)):
+            if texts is not None and any(byte in text for text in texts for byte in (1, 2)):
+                return frame.SEPARATOR_BYTE, -1, value, None
+        return frame.FRAME_OK, -1, -1, total
+
+    def check(self, function: object = frame.check_frame) -> tuple[int, int, int, int | None]:
+        payload, state = self.encoded()
+        found = int(function(payload, state, TOPIC_SIZE))  # type: ignore[operator]
+        total = int(state[frame.TOTAL_SIZE]) if found == frame.FRAME_OK else None
+        return found, int(state[frame.FAILED_MESSAGE]), int(state[frame.FAILED_VALUE]), total
+
+
+TEXTS = st.one_of(st.binary(max_size=12), st.text("abc\x01", max_size=30).map(str.encode), st.just(b""))
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> Frame:
+    count = draw(st.integers(1, 9))
+
+    def column(values: st.SearchStrategy) -> st.SearchStrategy:
+        return st.one_of(st.none(), st.lists(values, min_size=count, max_size=count))
+
+    given_properties = draw(st.booleans())
+    nothing = st.none()
+    return Frame(
+        bodies=draw(st.lists(st.binary(max_size=BODY_SIZE_MAX + 1), min_size=count, max_size=count)),
+        keys=draw(nothing if given_properties else column(TEXTS)),
+        tags=draw(nothing if given_properties else column(TEXTS)),
+        properties=draw(column(st.binary(max_size=60))) if given_properties else None,
+        sharding_keys=draw(nothing if given_properties else column(TEXTS)),
+        queues=draw(column(st.integers(0, QUEUES))),
+        constant=draw(st.sampled_from([0, 0, 20, 60])),
+        unique=draw(st.booleans()),
+        property_crc=draw(st.booleans()),
+        surplus=draw(st.sampled_from([b"", b"", b"", b"x"])),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(frames())
+def test_what_is_found_is_what_each_message_says(sent: Frame) -> None:
+    assert sent.check() == sent.expected()
+
+
+@settings(max_examples=100, deadline=None)
+@given(frames())
+def test_the_plain_twin_agrees(sent: Frame) -> None:
+    called = ("_lengths16", "length16", "_check_each", "_properties_size", "_has_separator", "_column_size")
+    with mock.patch.multiple(frame, **{name: plain(getattr(frame, name)) for name in called}):
+        found = sent.check(plain(frame.check_frame))
+    assert found == sent.expected()
+
+
+def test_the_largest_of_each_in_different_messages_is_no_record_that_is_too_large() -> None:
+    sent = Frame([b"b" * BODY_SIZE_MAX, b""], keys=[b"", b"k" * 60], property_crc=False, unique=False)
+    found, _, _, total = sent.check()
+    assert (found, total) == (frame.FRAME_OK, 2 * (HEAD_SIZE + TOPIC_SIZE + 2) + BODY_SIZE_MAX + 60 + 6)
+
+
+@pytest.mark.parametrize("size", [7, 8, 9, 16, 23])
+@pytest.mark.parametrize("byte", [1, 2])
+def test_a_separator_is_found_wherever_it_stands(size: int, byte: int) -> None:
+    clean = bytes(value for value in range(256) if value not in (1, 2))[:size]
+    assert Frame([b""], keys=[clean]).check()[0] == frame.FRAME_OK
+    for place in range(size):
+        dirty = clean[:place] + bytes([byte]) + clean[place + 1 :]
+        assert Frame([b""], keys=[dirty]).check()[0::2] == (frame.SEPARATOR_BYTE, 0)
+
+
+def test_no_other_byte_is_taken_for_a_separator() -> None:
+    for value in set(range(256)) - {1, 2}:
+        assert Frame([b""], keys=[bytes([value]) * 16]).check()[0] == frame.FRAME_OK
