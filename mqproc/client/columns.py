@@ -5,6 +5,7 @@ Values may be lists, numpy arrays or Arrow arrays; an Arrow array's own buffers 
 
 from __future__ import annotations
 
+import functools
 from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -32,11 +33,12 @@ Texts = Any
 
 
 class Column(NamedTuple):
-    """Values of all messages one after the other. `size` is the sum of `lengths`."""
+    """Values of all messages one after the other. `size` is the sum of `lengths`; of texts `longest` is the largest."""
 
     lengths: NDArray[Any]
     size: int
     data: list[ReadableBuffer]
+    longest: int = 0
 
 
 # Bodies
@@ -77,12 +79,20 @@ def list_bodies(bodies: Sequence[Any]) -> Column:
 def _numpy_bodies(bodies: NDArray[Any]) -> Column:
     if bodies.dtype == np.uint8 and bodies.ndim == 2:
         rows = np.ascontiguousarray(bodies)
-        return Column(np.full(len(rows), rows.shape[1], _LENGTH), rows.nbytes, [rows.reshape(-1).data])
+        return Column(_equal_lengths(*rows.shape), rows.nbytes, [rows.reshape(-1).data])
     if bodies.dtype.kind == "S" and bodies.ndim == 1:
         return _padded_bodies(np.ascontiguousarray(bodies))
     if bodies.dtype.kind == "O" and bodies.ndim == 1:
         return list_bodies(bodies.tolist())
     raise BadMessageError(f"bodies: a numpy array of {bodies.dtype} with {bodies.ndim} dimensions is no list of bodies")
+
+
+@functools.lru_cache(maxsize=8)
+def _equal_lengths(count: int, width: int) -> NDArray[np.uint32]:
+    """The lengths of rows: a producer's frames are most often alike. Not to be written to."""
+    lengths = np.full(count, width, _LENGTH)
+    lengths.setflags(write=False)
+    return lengths
 
 
 def _padded_bodies(bodies: NDArray[np.bytes_]) -> Column:
@@ -117,7 +127,7 @@ def _arrow_column(values: Any, name: str) -> tuple[NDArray[Any], memoryview]:
         return np.empty(0, np.int64), memoryview(b"")
     offsets = np.frombuffer(offsets_buffer, _OFFSET_TYPES[kind])[values.offset : values.offset + len(values) + 1]
     data = memoryview(data_buffer or b"").cast("B")
-    return np.diff(offsets).astype(np.int64), data[int(offsets[0]) : int(offsets[-1])]
+    return offsets[1:] - offsets[:-1], data[offsets.item(0) : offsets.item(-1)]
 
 
 def _cast_arrow(values: Any, name: str) -> Any:
@@ -135,7 +145,7 @@ def _arrow_bodies(bodies: Any) -> Column:
     sizes, data = _arrow_column(bodies, "bodies")
     if len(sizes) and int(sizes.max()) >= 1 << 32:
         raise BadMessageError(f"a body has {int(sizes.max()):,} bytes")
-    return Column(sizes.astype(_LENGTH), int(sizes.sum()), [data])
+    return Column(sizes.astype(_LENGTH), len(data), [data])
 
 
 # Texts
@@ -195,16 +205,17 @@ def encode_texts(texts: Texts, count: int, name: str) -> Column:
 
 def _text_column(texts: Any, joined: str | None, count: int, name: str) -> Column:
     """Texts and what they are joined, or an Arrow array of texts when `joined` is None."""
-    data: ReadableBuffer
+    data: memoryview | bytes
     if joined is None:
         sizes, data = _arrow_column(texts.fill_null("") if texts.null_count else texts, name)
     else:
         sizes, data = _list_texts(texts, joined, name)
     if len(sizes) != count:
         raise BadMessageError(f"{len(sizes):,} {name} for {count:,} bodies")
-    if count and int(sizes.max()) > PROPERTIES_SIZE_MAX:
-        raise PropertiesTooLargeError(f"{name} of {int(sizes.max()):,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
-    return Column(sizes.astype(_SHORT_LENGTH), int(sizes.sum()), [data])
+    longest = int(sizes.max()) if count else 0
+    if longest > PROPERTIES_SIZE_MAX:
+        raise PropertiesTooLargeError(f"{name} of {longest:,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
+    return Column(sizes.astype(_SHORT_LENGTH), len(data), [data], longest)
 
 
 def as_list(texts: Texts, name: str) -> Sequence[Any] | None:

@@ -195,7 +195,7 @@ def _check_property_sizes(columns: _Columns) -> None:
     if columns.sharding_keys is not None:
         constant += SHARDING_PAIR_BYTES
     texts = [column for column in (columns.keys, columns.tags, columns.sharding_keys) if column is not None]
-    largest = constant + sum(int(column.lengths.max(initial=0)) for column in texts)
+    largest = constant + sum(column.longest for column in texts)
     if largest <= PROPERTIES_SIZE_MAX:
         return
     sizes = np.full(len(columns.bodies.lengths), constant, np.int64)

@@ -47,11 +47,23 @@ def test_what_follows_the_number_is_fresh_too() -> None:
     assert len(tails) == 1000
 
 
-def test_keys_are_the_numbers_digits() -> None:
+@pytest.mark.parametrize("sent", [0, 65_530, 1 << 40])
+def test_keys_are_the_numbers_digits(sent: int) -> None:
     messages = Messages(SHAPE, 3)
-    column = messages.keys(2)
+    messages.passed(sent)
+    column = messages.keys(100)
     found = column.to_pylist() if hasattr(column, "to_pylist") else column
-    assert found == [key_of(messages.number), key_of(messages.number + 1)]
+    assert found == [key_of(messages.number + index) for index in range(100)]
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, 8, 12, 64])
+def test_a_body_begins_with_its_number(size: int) -> None:
+    messages = Messages(Shape(size, 100, 1, 1, 1, 1), 0)
+    messages.passed(77)
+    width = min(8, size)
+    assert [row[:width].tobytes() for row in messages.bodies(100)] == [
+        number.to_bytes(8, "little")[:width] for number in range(77, 177)
+    ]
 
 
 @pytest.mark.parametrize("keys", [0, 3])
