@@ -24,8 +24,6 @@ STOP_WAIT_NS = 3_000_000_000
 STOP_STEP_S = 0.05
 # How often dispatch is looked at while a message that is due soon is on its way.
 DISPATCH_LOOK_S = 0.001
-# A wait that ends so much before its time was ended by the bell.
-RUNG_EARLY_NS = 100_000
 
 
 class Keeper:
@@ -85,9 +83,7 @@ class Keeper:
         if self._releases.appender.has_work:
             self._releases.appender.wait(until_due_s)
             return
-        until_ns = self._clock.monotonic_ns() + int(until_due_s * 1e9) - RUNG_EARLY_NS
-        self._context.bell.wait(until_due_s)
-        if self._clock.monotonic_ns() < until_ns:
+        if self._context.bell.wait(until_due_s):
             # The writer rings for a message that is due soon; it can be seen when it is dispatched.
             self._awaited = self._words[words_of.WRITTEN]
 

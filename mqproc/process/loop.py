@@ -34,6 +34,7 @@ from mqproc.layout.figures import STEPS
 from mqproc.metrics.error_log import ErrorLog
 from mqproc.paths import StorePaths
 from mqproc.process import log
+from mqproc.process.placement import take_place
 from mqproc.shm.bell import MAX_WAIT_S, Bell
 from mqproc.shm.clock import Clock
 from mqproc.shm.histogram import Histogram
@@ -431,6 +432,7 @@ def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool
     signals.install()
     context.heart.enter(layout.STATE_STARTING)
     try:
+        take_place(context.name, context.options)
         role = spec.factory(context)
         context.io.say_when_syncing(lambda: context.heart.busy(layout.STATE_SYNCING))
         with contextlib.closing(role):

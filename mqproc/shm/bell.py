@@ -83,8 +83,8 @@ class Bell(abc.ABC):
         publish_and_peek(self._cells, self._sleeping_index, LYING_LOW, self._sleeping_index)
 
     @abc.abstractmethod
-    def wait(self, timeout_s: float) -> None:
-        """Sleep until a post, a signal, or `timeout_s` (at most MAX_WAIT_S) has passed."""
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep until a post, a signal, or `timeout_s` (at most MAX_WAIT_S) has passed; whether a post was the end."""
 
     def awake(self) -> None:
         """Say that the wait is over."""
@@ -117,9 +117,11 @@ class SemaphoreBell(Bell):
         with contextlib.suppress(OSError):
             self._semaphore.release()
 
-    def wait(self, timeout_s: float) -> None:
+    def wait(self, timeout_s: float) -> bool:
         with contextlib.suppress(posix_ipc.BusyError, posix_ipc.SignalError):
             self._semaphore.acquire(_bounded(timeout_s))
+            return True
+        return False
 
     def drain(self) -> None:
         with contextlib.suppress(posix_ipc.BusyError, posix_ipc.SignalError):
@@ -149,8 +151,8 @@ class EventBell(Bell):
         with contextlib.suppress(BlockingIOError):
             os.eventfd_write(self._fd, 1)
 
-    def wait(self, timeout_s: float) -> None:
-        self._poll.poll(_bounded(timeout_s) * 1000)
+    def wait(self, timeout_s: float) -> bool:
+        return bool(self._poll.poll(_bounded(timeout_s) * 1000))
 
     def drain(self) -> None:
         with contextlib.suppress(BlockingIOError):

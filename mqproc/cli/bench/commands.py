@@ -6,6 +6,7 @@ prints a line every five seconds, a summary in Kafka's shape, CPU and memory by 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,9 +89,19 @@ _rate = click.option(
 )
 
 
+_pin = click.option(
+    "--pin/--no-pin",
+    default=False,
+    show_default=True,
+    help="The writer on a processor of its own, clients on the others, where dispatch stands back for them.",
+)
+_PINNED_NICE = 5
+
+
 @bench.command(cls=Command)
 @_shared(0, 1000, "producers")
 @_rate
+@_pin
 @pass_invocation
 def append(invocation: Invocation, /, rate: float, **shared: Any) -> None:
     """Send: --batch 1 --in-flight 1 for single sends, back to back or --rate 1000 for one per ms."""
@@ -102,6 +113,7 @@ def append(invocation: Invocation, /, rate: float, **shared: Any) -> None:
 @bench.command(cls=Command)
 @_shared(0, 1000, "producers")
 @_rate
+@_pin
 @click.option("--part", type=click.Choice(["both", "throughput", "latency"]), default="both", show_default=True,
               help="What to measure.")  # fmt: skip
 @pass_invocation
@@ -223,11 +235,19 @@ def _run(
     shape = Shape(
         shared["size"], shared["batch"], shared["topics"], shared["queues"], shared["keys"], shared["in_flight"], rate
     )
+    client_cpus, pinned = _pinned(invocation) if shared.get("pin") else (frozenset(), [])
     settings = Settings(
-        shape, shared["messages"], shared["seconds"], shared["warmup"], shared["producers"], out, quiet=out.is_json
+        shape,
+        shared["messages"],
+        shared["seconds"],
+        shared["warmup"],
+        shared["producers"],
+        out,
+        quiet=out.is_json,
+        client_cpus=client_cpus,
     )
     queues_needed = shape.topics * shape.queues + 16
-    options = [f"flush_disk_type={FLUSH[shared['flush']]}", *(own_settings or [])]
+    options = [f"flush_disk_type={FLUSH[shared['flush']]}", *pinned, *(own_settings or [])]
     if queues_needed > 65_536:
         options.append(f"max_queues={queues_needed}")
     with _group(invocation, options) as group:
@@ -240,6 +260,16 @@ def _run(
         out.document(document)
     else:
         _print(out, found, limits)
+
+
+def _pinned(invocation: Invocation) -> tuple[frozenset[int], list[str]]:
+    """The processors of the clients, and the options of a group whose writer has another one."""
+    if invocation.store is not None:
+        raise click.UsageError("--pin puts the writer in its place: it takes a group of its own, no --store")
+    first, *others = sorted(os.sched_getaffinity(0))
+    if not others:
+        raise click.UsageError("--pin needs two processors; this process may use one")
+    return frozenset(others), [f"writer_cpus={first}", f"dispatcher_nice={_PINNED_NICE}"]
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
 import tempfile
 import time
@@ -51,6 +52,8 @@ class Settings:
     producers: int
     out: Output
     quiet: bool = False
+    client_cpus: frozenset[int] = frozenset()
+    """Processors that clients are kept on; empty: any."""
 
     def say(self, text: str) -> None:
         """A summary line: data, unless a document comes at the end."""
@@ -199,6 +202,8 @@ class Run:
             )
             process.start()
             self._processes.append(process)
+            if self._settings.client_cpus:
+                os.sched_setaffinity(process.pid or 0, self._settings.client_cpus)
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -121,6 +121,20 @@ SMALL = (
 )
 
 
+def test_a_pinned_append_runs_with_writer_and_clients_apart() -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two processors")
+    found = call("bench", "append", "--pin", "--batch", 50, *SMALL).json
+    assert found["append"]["messages"] > 0
+    assert found["parameters"]["pin"] is True
+
+
+def test_pinning_needs_a_group_of_its_own(tmp_path: Path) -> None:
+    refused = call("bench", "append", "--pin", "--store", tmp_path, *SMALL)
+    assert refused.code == 2
+    assert "it takes a group of its own, no --store" in refused.err
+
+
 def test_append_and_e2e_run_end_to_end() -> None:
     found = call("bench", "e2e", "--batch", 50, "--topics", 2, *SMALL).json
     assert found["append"]["messages"] > 0

@@ -1,0 +1,52 @@
+"""Where roles run: the writer's processors and dispatch's niceness, as options say and as processes of a group have."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from mqproc.config import Options, cpu_numbers, load_settings, options_from
+from mqproc.errors import ConfigurationError
+from mqproc.layout.control import DISPATCHER, QUERY, WRITER
+from mqproc.process.placement import writer_cpus
+from tests.conftest import Group, wait_until
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"), [("", set()), ("0", {0}), ("0,2-4", {0, 2, 3, 4}), (" 1 , 1-1 ", {1}), ("63,", {63})]
+)
+def test_a_list_of_processors(text: str, cpus: set[int]) -> None:
+    assert cpu_numbers(text) == cpus
+
+
+@pytest.mark.parametrize("text", ["a", "1-", "-1", "3-1", "0x1", "1;2", "99999"])
+def test_what_is_no_list_is_refused_before_anything_starts(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"writer_cpus = .* neither a processor's number nor a range"):
+        options_from(load_settings(flags=[f"writer_cpus={text}"], environment={}))
+
+
+def test_the_writer_runs_where_it_may() -> None:
+    allowed = frozenset({1, 2, 3})
+    assert writer_cpus(Options(), allowed) == allowed
+    assert writer_cpus(Options(writer_cpus="2-3"), allowed) == {2, 3}
+    with pytest.raises(ConfigurationError, match="may not use processor 0, only 1, 2, 3"):
+        writer_cpus(Options(writer_cpus="0-1"), allowed)
+
+
+def test_a_group_keeps_its_writer_in_place_also_a_restarted_one(tmp_path: Path) -> None:
+    allowed = os.sched_getaffinity(0)
+    chosen = max(allowed)
+    group = Group(tmp_path / "store", writer_cpus=str(chosen), dispatcher_nice="7").start()
+    try:
+        first = group.pid(WRITER)
+        assert os.sched_getaffinity(first) == {chosen}
+        assert os.sched_getaffinity(group.pid(DISPATCHER)) == os.sched_getaffinity(group.pid(QUERY)) == allowed
+        assert os.getpriority(os.PRIO_PROCESS, group.pid(DISPATCHER)) == 7
+        assert os.getpriority(os.PRIO_PROCESS, first) == os.getpriority(os.PRIO_PROCESS, 0)
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: (second := group.pid(WRITER)) != first and os.sched_getaffinity(second) == {chosen})
+    finally:
+        group.close()
