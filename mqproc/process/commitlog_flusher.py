@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mqproc.config import Options
+from mqproc.config import MIB, Options
 from mqproc.layout import control as words_of
 from mqproc.layout import figures
 from mqproc.process.flush_errors import FlushErrors
@@ -12,6 +12,9 @@ from mqproc.store.log_flush import LogFlush
 from mqproc.store.segments import LogSegments
 
 NS_PER_MS = 1_000_000
+# After a pass that synced so much the disk is given what comes next piece by piece, so often, and not all in one pass.
+BUSY_BYTES = 32 * MIB
+START_WRITING_EVERY_S = 0.02
 
 
 class CommitLogFlusher:
@@ -29,6 +32,7 @@ class CommitLogFlusher:
         )
         self._times = Histogram(self._words, figures.LOG_FLUSHES)
         self._due_ns = 0
+        self._busy = False
         self._interval_ns = context.options.flush_interval_commit_log * NS_PER_MS
 
     def do_work(self) -> int:
@@ -41,10 +45,15 @@ class CommitLogFlusher:
             with FlushErrors(self._context):
                 done += self._pass(now_ns, thorough=False)
             self._let_go_of_pages()
+        elif self._busy:
+            with FlushErrors(self._context):
+                self._flush.start_writing()
         return done
 
     def wait(self, timeout_s: float) -> None:
         until_due_s = max(0.0, (self._due_ns - self._clock.monotonic_ns()) / 1e9)
+        if self._busy:
+            until_due_s = min(until_due_s, START_WRITING_EVERY_S)
         self._context.bell.wait(min(timeout_s, until_due_s))
 
     def on_stop(self) -> bool:
@@ -75,6 +84,7 @@ class CommitLogFlusher:
         written = words[words_of.WRITTEN]
         with self._context.heart.busy(words_of.STATE_SYNCING):
             done = self._flush.flush(now_ns, thorough=thorough)
+            self._busy = done >= BUSY_BYTES
             after_ns = self._clock.monotonic_ns()
             self._flush.move_mark(now_ns)
         words.add(words_of.COMMITLOG_PASSES, 1)

@@ -15,9 +15,11 @@ from mqproc.config import PAGE_BYTES
 from mqproc.layout import control as words_of
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.layout.index_file import ITEM_SIZE
+from mqproc.process import commitlog_flusher
 from mqproc.process.commitlog_flusher import CommitLogFlusher
 from mqproc.process.cq_flusher import CqFlusher
 from mqproc.process.index_flusher import IndexFlusher
+from mqproc.store import log_flush
 from tests.process.flusher_rig import Rig
 
 
@@ -108,3 +110,34 @@ def test_the_logs_interval_may_change_while_running(rig: Rig) -> None:
     rig.pass_seconds(0.2)
     flusher.do_work()
     assert rig.control.load(passes) == 3
+
+
+def test_a_busy_log_is_given_to_the_disk_between_two_passes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commitlog_flusher, "BUSY_BYTES", 1)
+    monkeypatch.setattr(log_flush, "START_BYTES", 4096)
+    started: list[int] = []
+    monkeypatch.setattr(rig.io, "start_writing", lambda fd, offset, size: started.append(size))
+    flusher = CommitLogFlusher(rig.context(words_of.COMMITLOG_FLUSHER))
+    words = rig.control.words
+
+    def write() -> None:
+        """More of the log, of which nothing is durable yet."""
+        synced = words[words_of.FLUSHER_SYNCED]
+        rig.dispatch(400)
+        words[words_of.FLUSHER_SYNCED] = synced
+
+    write()
+    flusher.do_work()
+    assert words[words_of.FLUSHER_SYNCED] == words[words_of.WRITTEN]
+    write()
+    flusher.do_work()
+    assert len(started) == 1
+    assert words[words_of.FLUSHER_SYNCED] < words[words_of.WRITTEN]
+    rig.pass_seconds(1)
+    flusher.do_work()
+    assert words[words_of.FLUSHER_SYNCED] == words[words_of.WRITTEN]
+    rig.pass_seconds(1)
+    flusher.do_work()  # Nothing was written, so it is busy no more.
+    write()
+    flusher.do_work()
+    assert len(started) == 1

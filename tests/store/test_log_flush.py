@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from mqproc.io import FailedSyncError
 from mqproc.layout import control as words_of
 from mqproc.layout import record
 from mqproc.shm.words import Words
-from mqproc.store import checkpoint_file
+from mqproc.store import checkpoint_file, log_flush
 from mqproc.store.log_flush import LogFlush
 from mqproc.store.marks import DurableMark
 from mqproc.store.recovery.recovery import Recovery
@@ -28,8 +29,8 @@ TIME_MS = 1_700_000_000_001
 class Flushing:
     """An engine, its flusher, and both clocks' time in seconds."""
 
-    def __init__(self, root: Path, **options: object) -> None:
-        self.io = FaultyIO()
+    def __init__(self, root: Path, io: FaultyIO | None = None, **options: object) -> None:
+        self.io = io or FaultyIO()
         self.engine = Engine(root, io=self.io, **options)
         checkpoint_file.ensure(self.io, self.engine.paths.checkpoint)
         self.words = self.engine.words
@@ -83,6 +84,51 @@ def test_position_mark_and_checkpoint_follow_what_is_synced(flushing: Flushing) 
     assert flushing.physic_timestamp_ms == TIME_MS
     tried = flushing.io.tried()
     assert tried.index("00000000000000000000") < tried.index("commitlog") < tried.index("checkpoint")
+
+
+class StartingIO(FaultyIO):
+    """Notes what the disk is told to begin with: (segment, offset, size)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[tuple[str, int, int]] = []
+
+    def start_writing(self, fd: int, offset: int, size: int) -> None:
+        self.started.append((Path(self.path_of(fd)).name, offset, size))
+        super().start_writing(fd, offset, size)
+
+
+def test_the_disk_is_given_pages_once_and_segment_by_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_flush, "START_BYTES", 16_384)
+    flushing = Flushing(tmp_path, io=StartingIO())
+    io = flushing.io
+    assert isinstance(io, StartingIO)
+    flushing.append(10)
+    assert flushing.flush.start_writing() == 0  # Too little yet.
+    flushing.append(10)
+    written = flushing.engine.written
+    assert flushing.flush.start_writing() == written - written % 4096
+    assert flushing.flush.start_writing() == 0  # That has begun.
+    flushing.append(80)
+    while flushing.flush.start_writing():
+        pass
+    assert io.started[0] == ("00000000000000000000", 0, written - written % 4096)
+    ends = [(int(name) + offset, int(name) + offset + size) for name, offset, size in io.started]
+    assert all(stop == start for (_, stop), (start, _) in itertools.pairwise(ends))
+    assert {name for name, _, _ in io.started} == {"00000000000000000000", "00000000000000065536"}
+    assert flushing.words[words_of.FLUSHER_SYNCED] == 0
+    flushing.turn()
+    assert flushing.words[words_of.FLUSHER_SYNCED] == flushing.engine.written
+
+
+@pytest.mark.parametrize("word", words_of.SYNC_ERRNO_WORDS)
+def test_the_disk_is_given_nothing_after_a_failed_sync(
+    flushing: Flushing, word: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_flush, "START_BYTES", 4096)
+    flushing.append()
+    flushing.words[word] = errno.EIO
+    assert flushing.flush.start_writing() == 0
 
 
 @pytest.mark.parametrize("word", words_of.SYNC_ERRNO_WORDS)
