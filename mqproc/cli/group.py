@@ -113,10 +113,13 @@ def start_group(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Numba and the kernels take a second: only who starts a group pays.
     from mqproc.cli.engine import SPECS, adopted_options, engine_hooks
+    from mqproc.process.placement import writer_cpus
     from mqproc.supervisor import detach as run_detached
     from mqproc.supervisor import supervise
 
     options = adopted_options(paths, load_options(), report)
+    # Said here by name, and not by a writer that cannot boot.
+    writer_cpus(options, frozenset(os.sched_getaffinity(0)))
     engine = engine_hooks()
 
     def warm(context: GroupContext) -> None:

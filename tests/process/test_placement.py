@@ -12,6 +12,7 @@ from mqproc.config import Options, cpu_numbers, load_settings, options_from
 from mqproc.errors import ConfigurationError
 from mqproc.layout.control import DISPATCHER, QUERY, WRITER
 from mqproc.process.placement import writer_cpus
+from tests.cli.calling import call
 from tests.conftest import Group, wait_until
 
 
@@ -34,6 +35,13 @@ def test_the_writer_runs_where_it_may() -> None:
     assert writer_cpus(Options(writer_cpus="2-3"), allowed) == {2, 3}
     with pytest.raises(ConfigurationError, match="may not use processor 0, only 1, 2, 3"):
         writer_cpus(Options(writer_cpus="0-1"), allowed)
+
+
+def test_a_group_does_not_begin_when_its_writer_may_not_run_there(tmp_path: Path) -> None:
+    refused = call("up", "--store", tmp_path / "store", "--set", "writer_cpus=9999")
+    assert refused.code == 8
+    assert "writer_cpus = '9999': this group may not use processor 9999, only" in refused.err
+    assert not (tmp_path / "store" / "abort").exists()
 
 
 def test_a_group_keeps_its_writer_in_place_also_a_restarted_one(tmp_path: Path) -> None:
