@@ -209,7 +209,7 @@ class Options:
     writer_cpus: str = _option(
         "",
         "processors that the writer is kept on, such as 0 or 0,2-3 (empty: any). With clients kept on others, as by"
-        " taskset, frames in a row come faster, and single messages slower",
+        " taskset, frames in a row come faster on few processors",
     )
     dispatcher_nice: int = _option(
         0, "how far dispatch stands back for writer and clients when processors are short, as nice does", "", 0, 19
