@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import socket
 from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from _typeshed import ReadableBuffer
 
 # sendmsg takes at most IOV_MAX (1,024) pieces; fewer are enough to fill a socket's buffer.
 PIECES_MAX = 256
+
+_view: Callable[[ReadableBuffer], memoryview] = memoryview
+_nbytes = operator.attrgetter("nbytes")
+
+
+def size_of(pieces: Sequence[ReadableBuffer]) -> int:
+    """Bytes of all pieces."""
+    return sum(map(_nbytes, map(_view, pieces)))
 
 
 class OutputQueue:
@@ -39,38 +49,36 @@ class OutputQueue:
         The caller must leave the pieces' bytes alone until they are sent; with `owned` False what is left is copied
         instead. Raises OSError when the peer is gone.
         """
-        count = 1
-        if len(pieces) == 1 and self.queued_bytes == self.sent_bytes:
-            if self._send_single(sock, pieces[0]):
-                return True
-        else:
+        if self._pieces or len(pieces) > PIECES_MAX:
             count = self.queue(pieces)
             if self.send(sock):
                 return True
+        else:
+            # Most often the socket takes all: then nothing is made of the pieces.
+            size = size_of(pieces)
+            self.queued_bytes += size
+            try:
+                sent = sock.sendmsg(pieces)
+            except BlockingIOError:
+                sent = 0
+            if sent == size:
+                self.sent_bytes += size
+                return True
+            count = self._keep(pieces)
+            self._took(sent)
         if not owned:
             self._copy_last(count)
         return False
 
     def queue(self, pieces: Sequence[ReadableBuffer]) -> int:
         """Keep pieces for the next `send`; returns how many they are. Their bytes must stay as they are."""
-        views = [memoryview(piece).cast("B") for piece in pieces if memoryview(piece).nbytes]
-        self._pieces.extend(views)
-        self.queued_bytes += sum(map(len, views))
-        return len(views)
+        self.queued_bytes += size_of(pieces)
+        return self._keep(pieces)
 
-    def _send_single(self, sock: socket.socket, piece: ReadableBuffer) -> bool:
-        view = memoryview(piece)
-        size = view.nbytes
-        self.queued_bytes += size
-        try:
-            count = sock.send(piece)
-        except BlockingIOError:
-            count = 0
-        self.sent_bytes += count
-        if count == size:
-            return True
-        self._pieces.append(view.cast("B")[count:])
-        return False
+    def _keep(self, pieces: Sequence[ReadableBuffer]) -> int:
+        views = [view.cast("B") for view in map(_view, pieces) if view.nbytes]
+        self._pieces.extend(views)
+        return len(views)
 
     def _copy_last(self, count: int) -> None:
         """Replace the newest pieces, as far as they are still here, by copies."""
@@ -80,21 +88,25 @@ class OutputQueue:
 
     def send(self, sock: socket.socket) -> bool:
         """Send what the socket takes now; True when nothing is left. Raises OSError when the peer is gone."""
-        pieces = self._pieces
-        while pieces:
+        while self._pieces:
             try:
-                count = sock.sendmsg([pieces[index] for index in range(min(PIECES_MAX, len(pieces)))])
+                sent = sock.sendmsg(itertools.islice(self._pieces, PIECES_MAX))
             except BlockingIOError:
                 return False
-            self.sent_bytes += count
-            while count and pieces:
-                first = len(pieces[0])
-                if first > count:
-                    pieces[0] = pieces[0][count:]
-                    break
-                count -= first
-                pieces.popleft()
+            self._took(sent)
         return True
+
+    def _took(self, count: int) -> None:
+        """The socket has taken the oldest `count` bytes."""
+        pieces = self._pieces
+        self.sent_bytes += count
+        while count and pieces:
+            first = len(pieces[0])
+            if first > count:
+                pieces[0] = pieces[0][count:]
+                break
+            count -= first
+            pieces.popleft()
 
     def clear(self) -> None:
         """Forget what was not sent."""

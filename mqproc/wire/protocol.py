@@ -35,6 +35,7 @@ from mqproc.wire.frame import (
     encode_header,
 )
 from mqproc.wire.operations import REQUESTS, ErrorAnswer, Operation, Options
+from mqproc.wire.output import size_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,18 +85,6 @@ def check_greeting(view: memoryview, at: int) -> None:
         raise UnsupportedVersionError(f"frame begins with 0x{magic:08X}, not 0x{MAGIC:08X}; speaks 1..{VERSION}")
     if version != VERSION:
         raise UnsupportedVersionError(f"frame of version {version}; speaks 1..{VERSION}")
-
-
-def frame_size_at(view: memoryview, at: int, frame_bytes_max: int) -> int:
-    """Size of the frame whose whole header lies at `at`. Raises a ProtocolError when it cannot be one."""
-    _, _, _, _, options_size, zero, payload_size = _unpack_header(view, at)
-    check_greeting(view, at)
-    size: int = HEADER_SIZE + options_size + payload_size
-    if size > frame_bytes_max:
-        raise FrameTooLargeError(f"frame of {size:,} bytes exceeds {frame_bytes_max:,}")
-    if zero:
-        raise ProtocolError(f"reserved header word is 0x{zero:X}, not 0")
-    return size
 
 
 class FrameReader:
@@ -177,21 +166,30 @@ class FrameReader:
 
     def next_frame(self) -> Frame | None:
         """The next whole frame, or None. Raises a ProtocolError, after which the stream cannot be read any more."""
-        buffer, start, waiting = self._buffer, self._start, self._end - self._start
+        buffer, start, end = self._buffer, self._start, self._end
+        waiting = end - start
         if buffer is None or waiting < HEADER_SIZE:
             if buffer is not None and waiting >= _GREETING_SIZE:
                 check_greeting(buffer, start)
             return None
-        size = self._needed or frame_size_at(buffer, start, self._frame_bytes_max)
+        if waiting < self._needed:
+            return None
+        magic, version, operation, request_id, options_size, zero, payload_size = _unpack_header(buffer, start)
+        options_start = start + HEADER_SIZE
+        payload_start = options_start + options_size
+        size = HEADER_SIZE + options_size + payload_size
+        if magic != MAGIC or version != VERSION:
+            check_greeting(buffer, start)
+        if size > self._frame_bytes_max:
+            raise FrameTooLargeError(f"frame of {size:,} bytes exceeds {self._frame_bytes_max:,}")
+        if zero:
+            raise ProtocolError(f"reserved header word is 0x{zero:X}, not 0")
         if waiting < size:
             self._needed = size
             return None
-        _, _, operation, request_id, options_size, _, _ = _unpack_header(buffer, start)
-        options_start = start + HEADER_SIZE
-        payload_start = options_start + options_size
-        self._start = start + size
+        self._start = end = start + size
         self._needed = 0
-        return Frame(operation, request_id, buffer[options_start:payload_start], buffer[payload_start : start + size])
+        return Frame(operation, request_id, buffer[options_start:payload_start], buffer[payload_start:end])
 
     def bad_frame(self, error: MqprocError) -> BadFrame:
         """What `next_frame` refused, told with the operation and id of its header if that is one of ours."""
@@ -211,13 +209,11 @@ def encode_frame(
     operation: int, request_id: int, options: bytes, payload: Sequence[ReadableBuffer] = ()
 ) -> list[ReadableBuffer]:
     """A frame as buffers to be sent one after the other: a single one when it is small, else without a copy."""
-    size = 0
-    for part in payload:
-        size += len(part) if type(part) is bytes else memoryview(part).nbytes
+    size = size_of(payload)
     header = encode_header(operation, request_id, len(options), size)
     if size <= JOINED_BYTES_MAX:
         return [b"".join((header, options, *payload))]
-    return [header + options, *(memoryview(part).cast("B") for part in payload if memoryview(part).nbytes)]
+    return [header + options, *payload]
 
 
 def encode_refusal(operation: int, request_id: int, error: MqprocError) -> bytes:

@@ -1,0 +1,96 @@
+"""Bytes on their way out: all of them, in order, whatever the socket takes at a time."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mqproc.wire.output import PIECES_MAX, OutputQueue, size_of
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """A socket with a small buffer that does not block, and its peer."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        yield ours, theirs
+
+
+def read(theirs: socket.socket) -> bytes:
+    """All that is there."""
+    found = bytearray()
+    while True:
+        try:
+            found += theirs.recv(1 << 16)
+        except BlockingIOError:
+            return bytes(found)
+
+
+def emptied(output: OutputQueue, ours: socket.socket, theirs: socket.socket) -> bytes:
+    """What the peer reads until nothing waits."""
+    found = read(theirs)
+    while output.waiting_bytes:
+        output.send(ours)
+        found += read(theirs)
+    return found
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(frames=st.lists(st.lists(st.integers(0, 20_000), max_size=5), min_size=1, max_size=6), held=st.booleans())
+def test_all_bytes_come_in_order(
+    ends: tuple[socket.socket, socket.socket], frames: list[list[int]], held: bool
+) -> None:
+    ours, theirs = ends
+    output = OutputQueue()
+    random = np.random.default_rng(len(frames))
+    expected = found = b""
+    for sizes in frames:
+        pieces = [random.bytes(size) for size in sizes]
+        expected += b"".join(pieces)
+        if held:
+            output.queue(pieces)
+        else:
+            done = output.write(ours, pieces)
+            assert done == (output.waiting_bytes == 0)
+        found += read(theirs)
+    found += emptied(output, ours, theirs)
+    assert found == expected
+    assert output.queued_bytes == output.sent_bytes == len(expected)
+
+
+def test_more_pieces_than_a_call_takes(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    output = OutputQueue()
+    pieces = [bytes([index % 256]) * 3 for index in range(4 * PIECES_MAX)]
+    output.write(ours, pieces)
+    assert emptied(output, ours, theirs) == b"".join(pieces)
+
+
+def test_what_is_not_owned_may_change_after_the_call(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    output = OutputQueue()
+    columns = [np.full(50_000, number, np.uint32) for number in range(3)]
+    expected = b"".join(column.tobytes() for column in columns)
+    assert not output.write(ours, [column.data for column in columns], owned=False)
+    for column in columns:
+        column[:] = 9
+    assert emptied(output, ours, theirs) == expected
+
+
+def test_the_size_of_columns_is_in_bytes() -> None:
+    assert size_of([b"abc", np.zeros(4, np.uint32).data, b""]) == 19
+
+
+def test_a_peer_that_is_gone_is_an_error(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    theirs.close()
+    with pytest.raises(BrokenPipeError):
+        OutputQueue().write(ours, [b"x"])
