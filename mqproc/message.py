@@ -79,6 +79,7 @@ class SendResult:
     status: SendStatus = SendStatus.PUT_OK
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class BatchResult:
     """Where a batch's messages went, column by column, in the order they were given.

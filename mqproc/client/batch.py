@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.client.columns import Texts, is_arrow
+from mqproc.frozen import quick_init
 
 
+@quick_init
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Messages for one topic, column by column.

@@ -212,7 +212,7 @@ def _text_column(texts: Any, joined: str | None, count: int, name: str) -> Colum
         sizes, data = _list_texts(texts, joined, name)
     if len(sizes) != count:
         raise BadMessageError(f"{len(sizes):,} {name} for {count:,} bodies")
-    longest = int(sizes.max()) if count else 0
+    longest = int(np.maximum.reduce(sizes)) if count else 0
     if longest > PROPERTIES_SIZE_MAX:
         raise PropertiesTooLargeError(f"{name} of {longest:,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
     return Column(sizes.astype(_SHORT_LENGTH), len(data), [data], longest)

@@ -86,8 +86,7 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
 }
 
 
-@dataclass(slots=True)
-class Call(Generic[T]):
+class Call(msgspec.Struct, Generic[T]):
     """A request. `repeatable`: may be made again although its answer was lost. `wait_s`: the server may hold it."""
 
     role: str

@@ -10,7 +10,6 @@ import operator
 import struct
 import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -62,6 +61,7 @@ from mqproc.layout.record import PROPERTIES_SIZE_MAX
 from mqproc.message import Message
 from mqproc.names import check_topic
 from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_ANY, QUEUE_COLUMN, AppendRequest
+from mqproc.wire.output import size_of
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -79,13 +79,12 @@ _encode_options = msgspec.msgpack.Encoder().encode
 _body_of, _tag_of, _several_keys_of = (operator.attrgetter(name) for name in ("body", "tag", "keys"))
 _born_of, _flag_of = operator.attrgetter("born_timestamp_ms"), operator.attrgetter("flag")
 _properties_of, _unique_id_of = operator.attrgetter("properties"), operator.attrgetter("unique_id")
-_sharding_key_of = operator.attrgetter("sharding_key")
+_sharding_key_of, _longest_of = operator.attrgetter("sharding_key"), operator.attrgetter("longest")
 _pack_length = struct.Struct("<I").pack
 _pack_short_length = struct.Struct("<H").pack
 
 
-@dataclass(slots=True)
-class AppendFrame:
+class AppendFrame(msgspec.Struct):
     """An append request, encoded. The message i has unique id `unique_prefix` + counter `unique_counter` + i."""
 
     topic: str
@@ -97,7 +96,7 @@ class AppendFrame:
 
     @property
     def payload_bytes(self) -> int:
-        return sum(memoryview(part).nbytes for part in self.payload)
+        return size_of(self.payload)
 
 
 # Checks
@@ -117,8 +116,7 @@ def _check_topic(topic: str) -> None:
 # Frames
 
 
-@dataclass(slots=True)
-class _Columns:
+class _Columns(msgspec.Struct):
     """What a frame is made of, checked."""
 
     topic: str
@@ -175,11 +173,13 @@ def _frame(columns: _Columns, *, wait: bool, batch: bool = False, oneway: bool =
         transaction=columns.transaction,
         sharding_bytes=COLUMN_ABSENT if columns.sharding_keys is None else columns.sharding_keys.size,
     )
-    payload: list[ReadableBuffer] = []
-    for column in (columns.bodies, columns.keys, columns.tags, whole):
+    payload: list[ReadableBuffer] = [columns.bodies.lengths.data, *columns.bodies.data]
+    for column in (columns.keys, columns.tags, whole):
         if column is not None:
             payload += (column.lengths.data, *column.data)
-    payload.extend(numbers.data for numbers in (columns.born, columns.queues, columns.flags) if numbers is not None)
+    for column_of_numbers in (columns.born, columns.queues, columns.flags):
+        if column_of_numbers is not None:
+            payload.append(column_of_numbers.data)
     if columns.sharding_keys is not None:
         payload += (columns.sharding_keys.lengths.data, *columns.sharding_keys.data)
     return AppendFrame(
@@ -195,8 +195,7 @@ def _check_property_sizes(columns: _Columns) -> None:
     if columns.sharding_keys is not None:
         constant += SHARDING_PAIR_BYTES
     texts = [column for column in (columns.keys, columns.tags, columns.sharding_keys) if column is not None]
-    largest = constant + sum(column.longest for column in texts)
-    if largest <= PROPERTIES_SIZE_MAX:
+    if constant + sum(map(_longest_of, texts)) <= PROPERTIES_SIZE_MAX:
         return
     sizes = np.full(len(columns.bodies.lengths), constant, np.int64)
     for column in texts:
@@ -293,15 +292,20 @@ def check_message(message: Message) -> None:
 
 def _check_delay(delay_level: Any, deliver_at_ms: Any) -> None:
     """Raise BadLevelError, BadTimeError or BadMessageError when messages wait for no time that there is."""
-    for name, value in (("delay_level", delay_level), ("deliver_at_ms", deliver_at_ms)):
-        if not isinstance(value, int):
-            raise BadMessageError(f"{name} is a {type(value).__name__}: messages sent so wait for one time, an integer")
+    if not isinstance(delay_level, int):
+        raise _not_one_time("delay_level", delay_level)
+    if not isinstance(deliver_at_ms, int):
+        raise _not_one_time("deliver_at_ms", deliver_at_ms)
     if not 0 <= delay_level <= DELAY_LEVELS:
         raise BadLevelError(f"delay level {delay_level} is out of range: from 1 to {DELAY_LEVELS}")
     if not 0 <= deliver_at_ms < 1 << 62:
         raise BadTimeError(f"deliver_at_ms = {deliver_at_ms} is no time")
     if delay_level and deliver_at_ms:
         raise BadMessageError("a message has a delay level or a time to deliver at, not both")
+
+
+def _not_one_time(name: str, value: Any) -> BadMessageError:
+    return BadMessageError(f"{name} is a {type(value).__name__}: messages sent so wait for one time, an integer")
 
 
 def frame_key(message: Message) -> tuple[Hashable, ...]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
 
 from mqproc.client.core import Call
 from mqproc.client.lines import Line
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class _Flight(Generic[T]):
+class _Flight(msgspec.Struct, Generic[T]):
     """A call under way, or the error that kept it from getting so far."""
 
     call: Call[T]
