@@ -7,7 +7,6 @@ measures the store and not itself; nothing is ever sent twice.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +24,8 @@ KEY_CHARACTERS = 16
 NUMBERS_PER_PRODUCER = 1 << 48
 # Four hex digits of every 16-bit number, as the four bytes of one word.
 _HEX4 = np.frombuffer("".join(f"{number:04x}" for number in range(1 << 16)).encode(), np.uint32)
+# Keys are made for several frames at once: of a few microseconds most are the calls' own.
+_KEYS_AT_ONCE = 16_384
 # An odd step, so that slices do not repeat before the block's every byte has been a beginning.
 _STEP = 4099
 
@@ -66,6 +67,8 @@ class Messages:
         self._block = random.integers(0, 256, need, np.uint8)
         self.number = producer * NUMBERS_PER_PRODUCER
         self._frame = 0
+        self._keys: Any = []
+        self._keys_from = 0
 
     def bodies(self, count: int) -> NDArray[np.uint8]:
         """uint8[count, size]: a copy, whose first eight bytes are the number."""
@@ -89,7 +92,11 @@ class Messages:
             return None
         if wanted > 1:
             return [[key_of(number, which) for which in range(wanted)] for number in self._numbers(count)]
-        return _key_column(self.number, count)
+        first = self.number - self._keys_from
+        if not 0 <= first <= len(self._keys) - count:
+            first, self._keys_from = 0, self.number
+            self._keys = _key_column(self.number, max(count, _KEYS_AT_ONCE))
+        return self._keys[first : first + count]
 
     def _numbers(self, count: int) -> range:
         return range(self.number, self.number + count)
@@ -105,13 +112,9 @@ def _key_column(first: int, count: int) -> Any:
         import pyarrow
     except ImportError:
         return [key_of(number) for number in range(first, first + count)]
-    buffers = [None, pyarrow.py_buffer(_key_offsets(count)), pyarrow.py_buffer(_key_digits(first, count))]
+    offsets = np.arange(0, (count + 1) * KEY_CHARACTERS, KEY_CHARACTERS, dtype=np.int32)
+    buffers = [None, pyarrow.py_buffer(offsets), pyarrow.py_buffer(_key_digits(first, count))]
     return pyarrow.Array.from_buffers(pyarrow.string(), count, buffers)
-
-
-@functools.lru_cache(maxsize=4)
-def _key_offsets(count: int) -> NDArray[np.int32]:
-    return np.arange(0, (count + 1) * KEY_CHARACTERS, KEY_CHARACTERS, dtype=np.int32)
 
 
 def _key_digits(first: int, count: int) -> NDArray[np.uint32]:
