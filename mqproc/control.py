@@ -115,7 +115,7 @@ class Control:
     @property
     def sync_errno(self) -> int:
         """errno of a failed sync, 0 when none failed."""
-        return layout.sync_errno(self.words)
+        return layout.sync_errno(self.words.cells)
 
     @property
     def read_only(self) -> bool:
@@ -130,7 +130,8 @@ class Control:
     @property
     def damage_read_only(self) -> bool:
         """There is damage, and `on_damage = read_only`: no messages are taken; all else goes on."""
-        return bool(self.load(layout.DAMAGE_READ_ONLY) or self.load(layout.DISPATCH_READ_ONLY))
+        cells = self.words.cells
+        return bool(cells[layout.DAMAGE_READ_ONLY] or cells[layout.DISPATCH_READ_ONLY])
 
     def is_current(self, io: StoreIO, paths: StorePaths) -> bool:
         """False when another supervisor has made a newer file since this one was opened."""

@@ -324,7 +324,4 @@ class Loads(Protocol):
 
 def sync_errno(words: Loads) -> int:
     """errno of a failed sync of any role, 0 when none failed."""
-    for index in SYNC_ERRNO_WORDS:
-        if number := words[index]:
-            return number
-    return 0
+    return next(filter(None, map(words.__getitem__, SYNC_ERRNO_WORDS)), 0)

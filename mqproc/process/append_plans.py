@@ -21,22 +21,15 @@ from mqproc.errors import (
     BadMessageError,
     BadPropertyError,
     NoSuchQueueError,
-    PropertiesTooLargeError,
     TooManyQueuesError,
     TopicNotFoundError,
 )
 from mqproc.io import FailedSyncError, StoreIO
 from mqproc.kernels.hashing import java_hash_utf8, queue_of_hash
-from mqproc.layout import properties, record
-from mqproc.names import (
-    HALF_TOPIC,
-    MULTI_DISPATCH_PREFIX,
-    SCHEDULE_TOPIC,
-    TIMER_TOPIC,
-    check_topic,
-    queues_of_own,
-)
+from mqproc.layout import record
+from mqproc.names import MULTI_DISPATCH_PREFIX, check_topic, queues_of_own
 from mqproc.paths import StorePaths, segment_start
+from mqproc.process.frame_kinds import UNIQUE_PREFIX_DIGITS, FrameKind, kind_of, parked_kind
 from mqproc.process.log import get_logger
 from mqproc.process.parking import check_slot, parked, real_queue, waits
 from mqproc.store.append import AppendPlan, topic_fields
@@ -48,17 +41,12 @@ from mqproc.store.queue_table import QueueTable
 from mqproc.store.topics import QUEUES_OF_A_TOPIC_MAX, TopicConfig, Topics, check_sendable
 from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_ANY, QUEUE_COLUMN, AppendRequest
 
-UNIQUE_PREFIX_DIGITS = 28
 MESSAGES_PER_FRAME_MAX = 1 << 20
-_UNIQUE_NAME = f"{properties.UNIQ_KEY}{properties.NAME_END}".encode()
-_NAME_END = properties.NAME_END.encode()
-_PAIR_END = properties.PAIR_END.encode()
 # Where these stand among the columns.
 _QUEUES, _SHARDING_LENGTHS, _SHARDING_KEYS = 9, 12, 13
-_SHARDING_BUCKET = properties.bucket(properties.SHARDING_KEY)
-_SEPARATORS = (properties.NAME_END, properties.PAIR_END)
+# The columns behind the tags' when there is none of them.
+_NO_OTHERS: tuple[int, ...] = (-1,) * 8
 _is_unique_prefix = re.compile(rf"[0-9A-F]{{{UNIQUE_PREFIX_DIGITS}}}").fullmatch
-_are_pairs = re.compile(rb"(?:[^\x01\x02]+\x01[^\x01\x02]*\x02)+").fullmatch
 
 
 @dataclass(slots=True)
@@ -255,9 +243,8 @@ def plan_append(
             raise BadMessageError("has_prepared is for the group's own roles")
     if not 1 <= request.count <= MESSAGES_PER_FRAME_MAX:
         raise BadMessageError(f"count = {request.count:,} is out of range: from 1 to {MESSAGES_PER_FRAME_MAX:,}")
-    if len(request.born_host) not in (record.HOST_V4_SIZE, record.HOST_V6_SIZE):
-        raise BadMessageError(f"born_host has {len(request.born_host)} bytes; it takes 8 or 20")
-    columns = _columns(request, len(payload))
+    kind = kind_of(request)
+    columns = _columns(request, len(payload), kind)
     topic = (
         topics.find_own(request.topic, _queues_named(request, columns, payload)) if own else topics.find(request.topic)
     )
@@ -265,12 +252,14 @@ def plan_append(
     if not QUEUE_COLUMN <= request.queue_id < queues:
         raise NoSuchQueueError(f"queue id {request.queue_id}; topic has {queues} queues")
     rotation = topic.rotation
-    if not own and waits(request, payload, now_ms):
+    has_time = request.delay_level or request.deliver_at_ms or request.transaction
+    if has_time and not own and waits(request, payload, now_ms):
         sharded = _sharded_queue(request, columns, payload, queues)
         real_queue_id, rotation = (sharded, rotation) if sharded >= 0 else real_queue(request, queues, rotation)
         request = parked(request, real_queue_id, topics.options, now_ms)
         check_slot(request, payload, topics.options, now_ms, topics.waiting_in)
         topic = topics.find_own(request.topic)
+        kind = parked_kind(request)
     return AppendPlan(
         payload=np.frombuffer(payload, np.uint8),
         count=request.count,
@@ -281,7 +270,7 @@ def plan_append(
         rotation=rotation,
         fixed_queue=request.queue_id,
         unique_counter=request.unique_counter if request.unique_prefix else -1,
-        parts=_parts(request),
+        parts=_parts(request, kind),
         born_timestamp_ms=request.born_timestamp_ms,
         born_host=request.born_host,
         flag=request.flag,
@@ -289,8 +278,18 @@ def plan_append(
         reconsume_times=request.reconsume_times if own else 0,
         prepared_transaction_offset=request.prepared_transaction_offset if own else 0,
         batch=request.batch,
-        sharding_at=_sharding_at(request),
+        sharding_at=kind.sharding_at,
     )
+
+
+def _parts(request: AppendRequest, kind: FrameKind) -> tuple[bytes, bytes, bytes, bytes]:
+    """The constant properties before the unique id's counter, between it and the tag, before and after the keys."""
+    prefix = request.unique_prefix
+    if not prefix or request.properties_bytes >= 0:
+        return kind.before_id, kind.before_tag, kind.before_keys, kind.after_keys
+    if not _is_unique_prefix(prefix):
+        raise BadPropertyError(f"unique_prefix {prefix!r} is not {UNIQUE_PREFIX_DIGITS} hex digits")
+    return kind.before_id + prefix.encode(), kind.before_tag, kind.before_keys, kind.after_keys
 
 
 def _sharded_queue(request: AppendRequest, columns: tuple[int, ...], payload: memoryview, queues: int) -> int:
@@ -306,18 +305,6 @@ def _sharded_queue(request: AppendRequest, columns: tuple[int, ...], payload: me
     return int(queue_of_hash(java_hash_utf8(np.frombuffer(keys, np.uint8), 0, size, 0), queues))
 
 
-def _sharding_at(request: AppendRequest) -> int:
-    """Where a sharding key stands in RocketMQ's order: so many bytes of the first constant properties come before."""
-    if request.sharding_bytes <= 0 or not request.gap_before_unique:
-        return 0
-    pairs = request.gap_before_unique.split(_PAIR_END)[:-1]
-    return sum(len(pair) + 1 for pair in pairs if properties.bucket(_name_of(pair)) < _SHARDING_BUCKET)
-
-
-def _name_of(pair: bytes) -> str:
-    return pair.partition(_NAME_END)[0].decode("utf-8", "replace")
-
-
 def _queues_named(request: AppendRequest, columns: tuple[int, ...], payload: memoryview) -> int:
     """How many queues a topic needs that has all that the request names."""
     if request.queue_id != QUEUE_COLUMN:
@@ -325,35 +312,43 @@ def _queues_named(request: AppendRequest, columns: tuple[int, ...], payload: mem
     return int(np.frombuffer(payload, "<i4", request.count, columns[_QUEUES]).max()) + 1
 
 
-def _columns(request: AppendRequest, payload_size: int) -> tuple[int, ...]:
+def _columns(request: AppendRequest, payload_size: int, kind: FrameKind) -> tuple[int, ...]:
     """Where each column begins, in the kernel's order. Raises BadMessageError when they do not fill the payload."""
+    count, bodies_bytes = request.count, request.bodies_bytes
+    keys_bytes, tags_bytes = request.keys_bytes, request.tags_bytes
+    sizes = bodies_bytes, keys_bytes, tags_bytes, request.properties_bytes, request.sharding_bytes
+    if bodies_bytes < 0 or min(sizes) < COLUMN_ABSENT:
+        raise BadMessageError(f"columns of {sizes} bytes")
+    if request.has_queues != (request.queue_id == QUEUE_COLUMN):
+        raise BadMessageError(f"has_queues is {request.has_queues} and the queue id is {request.queue_id}")
+    key_lengths = keys = tag_lengths = tags = -1
+    end = 4 * count + bodies_bytes
+    if keys_bytes >= 0:
+        key_lengths, keys = end, end + 2 * count
+        end = keys + keys_bytes
+    if tags_bytes >= 0:
+        tag_lengths, tags = end, end + 2 * count
+        end = tags + tags_bytes
+    others = _NO_OTHERS
+    if kind.more_columns:
+        end, others = _other_columns(request, end)
+    if end != payload_size:
+        raise BadMessageError(f"the columns take {end:,} bytes, the payload has {payload_size:,}")
+    return 0, 4 * count, key_lengths, keys, tag_lengths, tags, *others
+
+
+def _other_columns(request: AppendRequest, at: int) -> tuple[int, tuple[int, ...]]:
+    """Where the columns behind the tags end, and where each begins. Raises BadMessageError."""
     count = request.count
-    sizes = (
-        request.bodies_bytes,
-        request.keys_bytes,
-        request.tags_bytes,
-        request.properties_bytes,
-        request.sharding_bytes,
-    )
-    if min(sizes) < COLUMN_ABSENT or max(sizes) > payload_size or request.bodies_bytes < 0:
-        raise BadMessageError(f"columns of {sizes} bytes in a payload of {payload_size:,}")
     if request.sharding_bytes >= 0 and request.queue_id != QUEUE_ANY:
         raise BadMessageError("messages have a sharding key or a queue, not both")
-    at = 4 * count + request.bodies_bytes
-    key_lengths = keys = tag_lengths = tags = property_lengths = properties_at = -1
-    born = queues = flags = prepared = sharding_lengths = sharding_keys = -1
-    if request.keys_bytes >= 0:
-        key_lengths, keys = at, at + 2 * count
-        at = keys + request.keys_bytes
-    if request.tags_bytes >= 0:
-        tag_lengths, tags = at, at + 2 * count
-        at = tags + request.tags_bytes
+    property_lengths = properties_at = born = queues = flags = prepared = sharding_lengths = sharding_keys = -1
     if request.properties_bytes >= 0:
         property_lengths, properties_at = at, at + 2 * count
         at = properties_at + request.properties_bytes
     if request.has_born:
         born, at = at, at + 8 * count
-    if request.queue_id == QUEUE_COLUMN:
+    if request.has_queues:
         queues, at = at, at + 4 * count
     if request.has_flags:
         flags, at = at, at + 4 * count
@@ -362,48 +357,4 @@ def _columns(request: AppendRequest, payload_size: int) -> tuple[int, ...]:
     if request.sharding_bytes >= 0:
         sharding_lengths, sharding_keys = at, at + 2 * count
         at = sharding_keys + request.sharding_bytes
-    if at != payload_size or request.has_queues != (request.queue_id == QUEUE_COLUMN):
-        raise BadMessageError(f"the columns take {at:,} bytes, the payload has {payload_size:,}")
-    return (
-        0,
-        4 * count,
-        key_lengths,
-        keys,
-        tag_lengths,
-        tags,
-        property_lengths,
-        properties_at,
-        born,
-        queues,
-        flags,
-        prepared,
-        sharding_lengths,
-        sharding_keys,
-    )
-
-
-def _parts(request: AppendRequest) -> tuple[bytes, bytes, bytes, bytes]:
-    """The constant properties before the unique id, between it and the tag, before and after the keys."""
-    if request.properties_bytes != COLUMN_ABSENT:
-        # What is added to strings that were given whole: nothing, unless their messages wait.
-        waiting = request.topic in (SCHEDULE_TOPIC, TIMER_TOPIC) and (request.delay_level or request.deliver_at_ms)
-        half = request.topic == HALF_TOPIC and request.transaction
-        return b"", b"", b"", request.gap_after_keys if waiting or half else b""
-    before, after = request.gap_before_unique, request.gap_before_tag
-    for gap in (before, after, request.gap_before_keys, request.gap_after_keys):
-        if gap and not _are_pairs(gap):
-            raise BadPropertyError(f"properties {gap[:64]!r} are not pairs of name, byte 1, value, byte 2")
-    if request.unique_prefix:
-        if not _is_unique_prefix(request.unique_prefix):
-            raise BadPropertyError(f"unique_prefix {request.unique_prefix!r} is not {UNIQUE_PREFIX_DIGITS} hex digits")
-        before += _UNIQUE_NAME + request.unique_prefix.encode()
-        after = _PAIR_END + after
-    if request.tag and request.tags_bytes == COLUMN_ABSENT:
-        if any(separator in request.tag for separator in _SEPARATORS):
-            raise BadPropertyError(f"property {properties.TAGS}: its value has a separator byte (1 or 2)")
-        after += f"{properties.TAGS}{properties.NAME_END}{request.tag}{properties.PAIR_END}".encode()
-    parts = before, after, request.gap_before_keys, request.gap_after_keys
-    size = sum(map(len, parts))
-    if size > record.PROPERTIES_SIZE_MAX:
-        raise PropertiesTooLargeError(f"properties of {size:,} bytes; the limit is {record.PROPERTIES_SIZE_MAX:,}")
-    return parts
+    return at, (property_lengths, properties_at, born, queues, flags, prepared, sharding_lengths, sharding_keys)

@@ -101,6 +101,7 @@ class CommitLogAppender:
         self._syncs = syncs
         self._options = options
         self._words = words
+        self._cells = words.cells
         self._table = table
         self._segments = segments
         self.store_host = store_host
@@ -111,6 +112,9 @@ class CommitLogAppender:
         self._record_size_max = self._largest_record()
         self._state = np.frombuffer(words.mapping, np.int64)
         self._next_offsets = np.zeros(table.capacity, np.int64)
+        # The same and what of it is published, by queue number: a memoryview gives and takes Python's own integers.
+        self._own_next_offsets = self._next_offsets.data
+        self._published_next_offsets = table.next_offset_cells
         self._touched: set[int] = set()
         self._heads: dict[tuple[int | bytes, ...], NDArray[np.uint8]] = {}
         self._staged = 0
@@ -190,26 +194,26 @@ class CommitLogAppender:
 
     def publish(self) -> None:
         """Make everything that was written out visible."""
-        words, table = self._words, self._table
+        cells = self._cells
         self._io.crash_point("append.before_publish")
-        words[words_of.WRITTEN] = self._end
-        words[words_of.WRITTEN_STORE_TIMESTAMP_MS] = self.last_store_timestamp_ms
+        cells[words_of.WRITTEN] = self._end
+        cells[words_of.WRITTEN_STORE_TIMESTAMP_MS] = self.last_store_timestamp_ms
         self._io.crash_point("append.after_publish")
-        cells = table.words
+        published, own = self._published_next_offsets, self._own_next_offsets
         for number in self._touched:
-            cells[table_layout.entry_word(number, table_layout.NEXT_OFFSET)] = int(self._next_offsets[number])
-        words[words_of.TABLE_AT] = self._end
+            published[number] = own[number]
+        cells[words_of.TABLE_AT] = self._end
         self._touched.clear()
 
     def sync(self) -> None:
         """Make everything that was written out durable. Raises FailedSyncError, which is final for the store."""
-        synced = self._words[words_of.WRITER_SYNCED]
+        synced = self._cells[words_of.WRITER_SYNCED]
         self._io.crash_point("flush.before_msync")
         for start in sorted(self._fds):
             if start + self.segment_size > synced:
                 self._syncs.sync(self._fds[start])
-        self._words[words_of.WRITER_SYNCED] = self._end
-        self._words[words_of.WRITER_SYNCED_STORE_TIMESTAMP_MS] = self.last_store_timestamp_ms
+        self._cells[words_of.WRITER_SYNCED] = self._end
+        self._cells[words_of.WRITER_SYNCED_STORE_TIMESTAMP_MS] = self.last_store_timestamp_ms
         self._close_fds_below(self._segments.start_of(self._end))
 
     def take_back(self) -> None:
@@ -217,10 +221,10 @@ class CommitLogAppender:
 
         Raises TailNotClearedError and FailedSyncError.
         """
-        written = self._words[words_of.WRITTEN]
+        written = self._cells[words_of.WRITTEN]
         self._staged = 0
         self._end = self._file_end = written
-        self.last_store_timestamp_ms = self._words[words_of.WRITTEN_STORE_TIMESTAMP_MS]
+        self.last_store_timestamp_ms = self._cells[words_of.WRITTEN_STORE_TIMESTAMP_MS]
         self._touched.clear()
         self.read_next_offsets()
         clear_unpublished(self._io, self._syncs, self._words, self._segments)
@@ -394,8 +398,8 @@ class CommitLogAppender:
         self._staged = 0
 
     def _reserve(self, end: int) -> None:
-        if end > self._words[words_of.RESERVED_END]:
-            self._words[words_of.RESERVED_END] = end
+        if end > self._cells[words_of.RESERVED_END]:
+            self._cells[words_of.RESERVED_END] = end
 
     def _fd(self, start: int) -> int:
         fd = self._fds.get(start)
