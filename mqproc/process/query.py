@@ -157,6 +157,8 @@ class Query:
         self._unread: list[_Waiting] = []
         """Requests of clients that do not read their answers."""
         self._looked_ns = self._clock.monotonic_ns()
+        self._has_looked = False
+        """The wait has looked at the sockets: the step behind it need not."""
         self._jobs: deque[_Job] = deque()
         self._dispatched = -1
         self._stop_by_ns = 0
@@ -166,7 +168,9 @@ class Query:
     # The loop's side
 
     def do_work(self) -> int:
-        if len(self._waiting) < WAITING_REQUESTS_MAX:
+        if self._has_looked:
+            self._has_looked = False
+        elif len(self._waiting) < WAITING_REQUESTS_MAX:
             self._take(self._server.poll(0))
         self._reading.let_go_of_deleted(self._view.deletions())
         end_ns = self._clock.monotonic_ns() + STEP_NS
@@ -198,6 +202,7 @@ class Query:
         timeout_s = self._appender.seconds_left(self._held.seconds_left(now_ns, timeout_s))
         timeout_s = self._transactions.seconds_left(now_ns, self._pops.seconds_left(now_ns, timeout_s))
         self._take(self._server.poll(self._groups.seconds_left(now_ns, timeout_s)))
+        self._has_looked = True
 
     def reload(self, options: config.Options) -> None:
         """What transactions go by may change while running."""
