@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import mmap
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -333,10 +334,11 @@ class QueueTable:
         for number in range(len(self._names), self.count):
             start = layout.entry_offset(number) + layout.TOPIC_OFFSET_BYTES
             size = self.words[layout.entry_word(number, layout.TOPIC_SIZE)]
-            topic = bytes(self._map[start : start + size]).decode()
-            queue_id = self.words[layout.entry_word(number, layout.QUEUE_ID)]
-            self._names.append((topic, queue_id))
-            self._numbers[topic, queue_id] = number
+            # Each process has all names: one text a topic and one pair a queue.
+            topic = sys.intern(bytes(self._map[start : start + size]).decode())
+            name = topic, self.words[layout.entry_word(number, layout.QUEUE_ID)]
+            self._names.append(name)
+            self._numbers[name] = number
 
 
 def _whole_steps(entries: int) -> int:
