@@ -77,11 +77,11 @@ _LIMIT, _RECORDS, _BLANK, _UNKNOWN_QUEUE, _BAD_RECORD, _ENTRIES_FULL = (int(reas
     WITH_ENTRIES,  # 0 = no index entries
     # said by the scan
     STOPPED_AT,
+    REASON,
     RECORDS,
     UNITS,
     RUNS,
     ENTRIES,
-    REASON,
     STORE_TIMESTAMP_MS,  # of the last record, 0 when there was none
     # of the record in hand
     TOPIC_AT,
@@ -307,10 +307,13 @@ def _put_unit(
 
 
 @kernel
-def _sort_units(
+def sort_units(
     units: Bytes, sorted_units: Bytes, run_of_unit: Int32s, run_of_queue: Int32s, runs: Words, state: Words
 ) -> None:
-    """Copy the units into `sorted_units` run by run, and clear `run_of_queue` for the next scan."""
+    """Copy the units of scans into `sorted_units` run by run, and clear `run_of_queue`; arrays as `scan` has them.
+
+    `sorted_units` uint8[20 × records].
+    """
     offset = 0
     for run in range(state[RUNS]):
         column = run * RUN_COLUMNS
@@ -335,7 +338,6 @@ def scan(
     slots: Int32s,
     cache: Words,
     units: Bytes,
-    sorted_units: Bytes,
     run_of_unit: Int32s,
     run_of_queue: Int32s,
     runs: Words,
@@ -346,19 +348,16 @@ def scan(
     """Scan records of `log` (a segment, uint8[segment size]) as state[START:WITH_ENTRIES + 1] says.
 
     `state` int64[STATE_SIZE]; `table`, `cells`, `slots` are the queue table's views; `cache` int64[2 × CACHE_SIZE];
-    `units`, `sorted_units` uint8[20 × records]; `run_of_unit` int32[records]; `run_of_queue` int32[queues], all 0;
+    `units` uint8[20 × records]; `run_of_unit` int32[records]; `run_of_queue` int32[queues], all 0 at first;
     `runs` int64[RUN_COLUMNS × records]; `hashes` int32[n], `offsets` and `times` int64[n] take the entries.
-    Fills state[STOPPED_AT:STORE_TIMESTAMP_MS + 1]; what it says of units and entries belongs to whole records.
+    Adds to what state[RECORDS:STORE_TIMESTAMP_MS + 1] says was found before, all 0 at first, and says where and why it
+    stopped; what it says of units and entries belongs to whole records. `sort_units` ends it.
     """
     at = int(state[START])
     limit = int(state[LIMIT])
     stop = int(state[STOP])
-    records = 0
-    state[UNITS] = 0
-    state[RUNS] = 0
-    state[ENTRIES] = 0
+    records = int(state[RECORDS])
     state[REASON] = _RECORDS
-    state[STORE_TIMESTAMP_MS] = 0
     cache[:] = 0
     generation = 0
     last_topic_at = -1
@@ -435,4 +434,3 @@ def scan(
         at += total
     state[STOPPED_AT] = at
     state[RECORDS] = records
-    _sort_units(units, sorted_units, run_of_unit, run_of_queue, runs, state)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -27,6 +27,7 @@ from mqproc.kernels.dispatch import (
     WITH_ENTRIES,
     StopReason,
     scan,
+    sort_units,
 )
 from mqproc.layout import queue_table
 from mqproc.layout.consume_queue import UNIT_SIZE
@@ -53,6 +54,14 @@ class ScanResult:
     @property
     def entries(self) -> int:
         return len(self.hashes)
+
+
+class ScanProgress(NamedTuple):
+    """How far a scan has come: a byte of the segment, why no further, and how many runs there are."""
+
+    stopped_at: int
+    reason: StopReason
+    runs: int
 
 
 Zeros = Callable[[int, DTypeLike], NDArray[Any]]
@@ -103,8 +112,43 @@ class DispatchBuffers:
         with_entries: bool = True,
     ) -> ScanResult:
         """Scan the records of a segment that begin in [start, limit); nothing at or above `stop` is read."""
+        self.begin()
+        self.add(
+            log,
+            table,
+            cells,
+            slots,
+            start=start,
+            limit=limit,
+            stop=stop,
+            segment_start=segment_start,
+            records_max=self.records_max,
+            with_entries=with_entries,
+        )
+        return self.finish()
+
+    def begin(self) -> None:
+        """Forget what was found before."""
+        self._state[RECORDS : STORE_TIMESTAMP_MS + 1] = 0
+
+    def add(
+        self,
+        log: NDArray[np.uint8],
+        table: NDArray[np.uint8],
+        cells: NDArray[np.int64],
+        slots: NDArray[np.int32],
+        *,
+        start: int,
+        limit: int,
+        stop: int,
+        segment_start: int,
+        records_max: int,
+        with_entries: bool = True,
+    ) -> ScanProgress:
+        """As `scan`, of up to `records_max` records behind those that were added since `begin`; `finish` ends it."""
         state = self._state
-        state[: WITH_ENTRIES + 1] = (start, min(limit, stop), stop, segment_start, self.records_max, with_entries)
+        records_end = min(int(state[RECORDS]) + records_max, self.records_max)
+        state[: WITH_ENTRIES + 1] = (start, min(limit, stop), stop, segment_start, records_end, with_entries)
         scan(
             log,
             state,
@@ -113,7 +157,6 @@ class DispatchBuffers:
             slots,
             self._cache,
             self._units,
-            self._sorted_units,
             self._run_of_unit,
             self._run_of_queue,
             self._runs,
@@ -121,6 +164,12 @@ class DispatchBuffers:
             self._offsets,
             self._times,
         )
+        said = state[STOPPED_AT : RUNS + 1].tolist()
+        return ScanProgress(said[0], StopReason(said[1]), said[RUNS - STOPPED_AT])
+
+    def finish(self) -> ScanResult:
+        """What was found since `begin`."""
+        sort_units(self._units, self._sorted_units, self._run_of_unit, self._run_of_queue, self._runs, self._state)
         return self.result()
 
     def result(self) -> ScanResult:

@@ -20,6 +20,7 @@ from mqproc.store.index_files import IndexCommit, IndexFiles
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.recovery.resync import Resync
 from mqproc.store.segments import LogSegments
+from mqproc.store.step_scan import WIDE_RECORDS_MAX
 
 # After a failed step (a full disk) the next one waits this long, so that it does not spin.
 RETRY_NS = 100_000_000
@@ -56,7 +57,17 @@ class Dispatcher:
                 index.roll_back(committed(self._words))
         self._ledger = DamageLedger(io, paths, options, lambda line: self._log.error(line))
         holes = self._ledger.ranges
-        self._dispatch = Dispatch(io, options, self._table, self._segments, queues, index, holes=holes)
+        self._dispatch = Dispatch(
+            io,
+            options,
+            self._table,
+            self._segments,
+            queues,
+            index,
+            holes=holes,
+            wide_records=WIDE_RECORDS_MAX,
+            breathe=context.heart.beat_if_due,
+        )
         self._query_bell = context.bells[words_of.QUERY]
         self._index_bell = context.bells[words_of.INDEX_FLUSHER]
         self._full_files = index.full_files

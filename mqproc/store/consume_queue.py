@@ -44,6 +44,8 @@ UNIT_DTYPE: Final = np.dtype(
 
 # Descriptors that one process keeps open for its queues.
 OPEN_FILES_MAX: Final = 512
+# Files whose length and space are known of though they are closed.
+KNOWN_FILES_MAX: Final = 65_536
 ALLOCATION_STEP_MAX: Final = 1 * MIB
 
 
@@ -133,7 +135,12 @@ class ConsumeQueueFiles:
         self._open_max = open_max
         self._sync_follows = sync_follows
         self._open: OrderedDict[tuple[str, int, int], _OpenFile] = OrderedDict()
+        # Generation and allocated end of files that were whole when they were closed: with many queues each is opened
+        # for every few units. All are forgotten when files go, which is seldom.
+        self._closed: dict[tuple[str, int, int], tuple[int, int]] = {}
         self._unsynced = Unsynced[tuple[str, int, int]](io, folder, lambda key: self.path(*key))
+        self.files_made = 0
+        """New files so far."""
 
     @property
     def units_per_file(self) -> int:
@@ -231,13 +238,28 @@ class ConsumeQueueFiles:
         self._unsynced.note((topic, queue_id, start))
         file = self._opened(topic, queue_id, start, generation)
         if file is None:
+            file = self._reopened(topic, queue_id, start, generation)
+        if file is None:
             file = self._keep(topic, queue_id, start, _OpenFile(self._create(topic, queue_id, start), generation))
         if not file.complete:
             file.made_here = self._complete(file.fd, self.path(topic, queue_id, start), place)
             self._io.crash_point("cq.roll")
             file.used_end = place
             file.complete = True
+            self.files_made += file.made_here
         return file
+
+    def _reopened(self, topic: str, queue_id: int, start: int, generation: int) -> _OpenFile | None:
+        """A file that was whole when it was closed here; None when it was not, is another queue's, or is gone."""
+        known = self._closed.pop((topic, queue_id, start), None)
+        if known is None or known[0] != generation:
+            return None
+        try:
+            fd = self._io.open(self.path(topic, queue_id, start), write=True)
+        except FileNotFoundError:
+            return None
+        file = _OpenFile(fd, generation, complete=True, allocated_end=known[1])
+        return self._keep(topic, queue_id, start, file)
 
     def _create(self, topic: str, queue_id: int, start: int) -> int:
         path = self.path(topic, queue_id, start)
@@ -405,11 +427,13 @@ class ConsumeQueueFiles:
 
     def forget(self, topic: str, queue_id: int) -> None:
         """Close what is open of a queue."""
+        self._closed.clear()
         for key in [key for key in self._open if key[:2] == (topic, queue_id)]:
             self._forget_file(*key)
 
     def forget_below(self, min_offset_of: Callable[[str, int], int]) -> None:
         """Close files whose units all lie below their queue's minimum: deleted ones keep their space until then."""
+        self._closed.clear()
         for topic, queue_id, start in list(self._open):
             if start + self.file_bytes <= min_offset_of(topic, queue_id) * UNIT_SIZE:
                 self._forget_file(topic, queue_id, start)
@@ -431,11 +455,17 @@ class ConsumeQueueFiles:
 
     def _keep(self, topic: str, queue_id: int, start: int, file: _OpenFile) -> _OpenFile:
         while len(self._open) >= self._open_max:
-            self._io.close(self._open.popitem(last=False)[1].fd)
+            key, oldest = self._open.popitem(last=False)
+            self._io.close(oldest.fd)
+            if oldest.complete:
+                self._closed[key] = oldest.generation, oldest.allocated_end
+                if len(self._closed) > KNOWN_FILES_MAX:
+                    del self._closed[next(iter(self._closed))]
         self._open[topic, queue_id, start] = file
         return file
 
     def _forget_file(self, topic: str, queue_id: int, start: int) -> None:
         file = self._open.pop((topic, queue_id, start), None)
+        self._closed.pop((topic, queue_id, start), None)
         if file is not None:
             self._io.close(file.fd)

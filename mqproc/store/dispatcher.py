@@ -8,8 +8,9 @@ offset, so units are only written over by themselves.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,20 @@ from mqproc.store.index_files import IndexCommit, IndexFiles
 from mqproc.store.queue_extent import explained_by
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
-from mqproc.store.step_scan import GOING_ON, STEP_BYTES_MAX, STEP_RECORDS_MAX, Scans, StepScan
+from mqproc.store.step_scan import (
+    GOING_ON,
+    STEP_BYTES_MAX,
+    STEP_RECORDS_MAX,
+    WIDE_PIECES_MAX,
+    Scans,
+    StepScan,
+)
+
+# Runs of fewer units than this on the average are short.
+SHORT_RUN_UNITS: Final = 16
+# A step stays small where more than one run in so many begins a file.
+NEW_FILES_PART: Final = 16
+ROWS_AT_ONCE: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +104,16 @@ class Dispatch:
         scans: Scans | None = None,
         step_bytes: int = STEP_BYTES_MAX,
         step_records: int = STEP_RECORDS_MAX,
+        wide_records: int = 0,
+        breathe: Callable[[], None] = lambda: None,
     ) -> None:
         """`holes` are ranges [start, stop) of damage in the log, which are jumped over. Fillers mark their units.
 
         For recovery: `mend` looks at the units that are there, writes only what differs, and notes `gaps`; without
         `put_entries` index entries are only counted; `only` are the numbers of the queues to write, None = all. What a
         log that begins above 0 lacks of a queue's beginning has expired. `scans` tell what the log has; None = this
-        process scans, in steps of `step_bytes` and `step_records` at most.
+        process scans, in steps of `step_bytes` and `step_records` at most, or of `wide_records` while runs are short.
+        `breathe` is called now and then by a step that writes to many queues.
         """
         self._io = io
         self._table = table
@@ -118,8 +135,12 @@ class Dispatch:
             with_entries=options.message_index_enable,
             step_bytes=step_bytes,
             step_records=step_records,
+            wide_records=wide_records,
             delays_ms=delays_ms_of(options.message_delay_level),
         )
+        self._breathe = breathe
+        self._wide_pieces = WIDE_PIECES_MAX if wide_records else 1
+        self._pieces = 1
         # Where the index stood before a step that failed; entries have no place of their own as units have.
         self._undo: IndexCommit | None = None
 
@@ -133,11 +154,13 @@ class Dispatch:
         if start >= stop:
             return DispatchStep(start, 0, 0, 0, StopReason.LIMIT)
         try:
-            result = self._scans.scan(start, stop)
+            result = self._scans.scan(start, stop, self._pieces)
         except FileNotFoundError:
             return DispatchStep(start, 0, 0, 0, StopReason.BAD_RECORD)
         self._make_way(result.runs)
+        made = self._queues.files_made
         self._write_units(result, start)
+        self._choose_pieces(result, self._queues.files_made - made)
         self._remove_outlived(result.runs)
         self._io.crash_point("dispatch.units_written")
         self._put_entries(result)
@@ -194,11 +217,20 @@ class Dispatch:
                 position = stop
         return position
 
+    def _choose_pieces(self, result: ScanResult, files_made: int) -> None:
+        """A run costs a write and, with many queues, the opening of a file. While runs are short, a step takes more of
+        the log when dispatch is behind, so that a queue's units of all of it are one run. New files cost most, and are
+        the same number either way.
+        """
+        runs = len(result.runs)
+        is_wide = SHORT_RUN_UNITS * runs > result.records and NEW_FILES_PART * files_made < runs
+        self._pieces = self._wide_pieces if is_wide else 1
+
     def _write_units(self, result: ScanResult, start: int) -> None:
         """Write each run, and fillers before it for what a hole before `start` has swallowed of its queue."""
         holes = self._holes[: bisect.bisect_left(self._holes, (start, start))]
         ends: dict[int, int] = {}
-        for number, first, count, offset, _end, _time in result.runs.tolist():
+        for number, first, count, offset, _end, _time in _rows(result.runs, self._breathe):
             if self._only is not None and number not in self._only:
                 continue
             run = result.units[offset : offset + count * UNIT_SIZE]
@@ -265,3 +297,10 @@ class Dispatch:
         self.index.put(result.hashes, result.offsets, result.times, result.entries)
         self.index_commit = self.index.commit()
         self._undo = None
+
+
+def _rows(runs: NDArray[np.int64], breathe: Callable[[], None]) -> Iterator[list[int]]:
+    """Each run's row, a few hundred made at a time."""
+    for start in range(0, len(runs), ROWS_AT_ONCE):
+        yield from runs[start : start + ROWS_AT_ONCE].tolist()
+        breathe()

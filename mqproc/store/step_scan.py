@@ -10,7 +10,7 @@ import numpy as np
 from mqproc.config import MIB
 from mqproc.delay_levels import DELAYS_MS
 from mqproc.kernels.dispatch import StopReason
-from mqproc.kernels.dispatch_buffers import DispatchBuffers, ScanResult, Zeros
+from mqproc.kernels.dispatch_buffers import DispatchBuffers, ScanProgress, ScanResult, Zeros
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
 
@@ -20,6 +20,13 @@ STEP_RECORDS_MAX: Final = 65_536
 ENTRIES_PER_RECORD: Final = 4
 STEP_ENTRIES_MAX: Final = ENTRIES_PER_RECORD * STEP_RECORDS_MAX
 
+# A step of several pieces of the log ends at these.
+WIDE_PIECES_MAX: Final = 16
+WIDE_RECORDS_MAX: Final = 4 * STEP_RECORDS_MAX
+WIDE_RUNS_MAX: Final = 65_536
+
+# A piece is done, and the next one may follow in the same step.
+_PIECE_DONE: Final = frozenset({StopReason.LIMIT, StopReason.RECORDS})
 # After these the log goes on where the scan ended.
 GOING_ON: Final = frozenset({StopReason.LIMIT, StopReason.RECORDS, StopReason.BLANK, StopReason.ENTRIES_FULL})
 
@@ -27,10 +34,11 @@ GOING_ON: Final = frozenset({StopReason.LIMIT, StopReason.RECORDS, StopReason.BL
 class Scans(Protocol):
     """Where dispatch gets its scans from."""
 
-    def scan(self, start: int, stop: int) -> ScanResult:
+    def scan(self, start: int, stop: int, pieces: int = 1) -> ScanResult:
         """What records of [start, stop) give, from the one at `start` on; no more than one segment's, or one step's.
 
-        The result is valid until the next call. Raises FileNotFoundError when the segment is gone, CorruptStoreError.
+        A step is `pieces` pieces of the log where that can be chosen. The result is valid until the next call. Raises
+        FileNotFoundError when the segment is gone, CorruptStoreError.
         """
         ...
 
@@ -46,25 +54,43 @@ class StepScan:
         with_entries: bool = True,
         step_bytes: int = STEP_BYTES_MAX,
         step_records: int = STEP_RECORDS_MAX,
+        wide_records: int = 0,
         zeros: Zeros = np.zeros,
         delays_ms: Sequence[int] = DELAYS_MS,
     ) -> None:
-        """Queues are looked up in `table`. `zeros` makes the arrays for the results. `delays_ms`: of the levels."""
+        """Queues are looked up in `table`. `zeros` makes the arrays for the results. `delays_ms`: of the levels.
+
+        A step is a piece of up to `step_bytes` and `step_records`, or several ones with up to `wide_records`.
+        """
         self._table = table
         self._segments = segments
         self._with_entries = with_entries
         self._step_bytes = step_bytes
-        entries = min(STEP_ENTRIES_MAX, ENTRIES_PER_RECORD * step_records)
-        self._buffers = DispatchBuffers(table.capacity, step_records, entries, zeros, delays_ms)
+        self._step_records = step_records
+        records_max = max(step_records, wide_records)
+        entries = ENTRIES_PER_RECORD * records_max
+        self._buffers = DispatchBuffers(table.capacity, records_max, entries, zeros, delays_ms)
 
-    def scan(self, start: int, stop: int) -> ScanResult:
-        return self.scan_below(start, start + self._step_bytes, stop)
+    def scan(self, start: int, stop: int, pieces: int = 1) -> ScanResult:
+        at, end = start, self._segments.start_of(start) + self._segments.segment_size
+        self._buffers.begin()
+        for _ in range(pieces):
+            found = self._add(at, at + self._step_bytes, stop)
+            at = self._segments.start_of(start) + found.stopped_at
+            if found.reason not in _PIECE_DONE or found.runs >= WIDE_RUNS_MAX or at >= min(stop, end):
+                break
+        return self._buffers.finish()
 
     def scan_below(self, start: int, limit: int, stop: int) -> ScanResult:
-        """As `scan`, of records that begin below `limit`, which lies in the segment or at its end."""
+        """One piece, of records that begin below `limit`, which lies in the segment or at its end."""
+        self._buffers.begin()
+        self._add(start, limit, stop)
+        return self._buffers.finish()
+
+    def _add(self, start: int, limit: int, stop: int) -> ScanProgress:
         table = self._table
         base = self._segments.start_of(start)
-        result = self._buffers.scan(
+        found = self._buffers.add(
             self._segments.view(base),
             table.bytes_view,
             table.cells,
@@ -73,10 +99,11 @@ class StepScan:
             limit=limit - base,
             stop=min(stop - base, self._segments.segment_size),
             segment_start=base,
+            records_max=self._step_records,
             with_entries=self._with_entries,
         )
-        self._segments.touched(start, result.stopped_at - (start - base))
-        return result
+        self._segments.touched(start, found.stopped_at - (start - base))
+        return found
 
     def result(self) -> ScanResult:
         """The last scan's result, also when it was made by a process that shares the arrays."""

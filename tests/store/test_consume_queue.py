@@ -199,6 +199,54 @@ def test_open_files_are_bounded(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+class CountingIO(StoreIO):
+    """Counts what tells of a file's length and space."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def size(self, fd: int) -> int:
+        self.asked += 1
+        return super().size(fd)
+
+    def allocate(self, fd: int, offset: int, size: int) -> None:
+        self.asked += 1
+        super().allocate(fd, offset, size)
+
+
+def test_a_file_that_is_opened_again_is_not_asked_what_is_known(tmp_path: Path) -> None:
+    io = CountingIO()
+    files = open_files(tmp_path, io, open_max=2)
+    for turn in range(3):
+        for queue_id in range(9):
+            files.write_run("T", queue_id, turn, units(turn, 1))
+        assert io.asked == 18
+    assert all(row(files, queue_id=number) == {0: units(0, 3).tobytes().ljust(400, b"\0")} for number in range(9))
+    files.close()
+
+
+def test_a_file_that_has_gone_since_it_was_closed_is_made_again(tmp_path: Path) -> None:
+    files = open_files(tmp_path, open_max=1)
+    for queue_id in (0, 1):
+        files.write_run("T", queue_id, 0, units(0, 2))
+    files.path("T", 0, 0).unlink()
+    files.write_run("T", 0, 2, units(2, 1))
+    assert row(files) == {0: (fillers(2).tobytes() + units(2, 1).tobytes()).ljust(400, b"\0")}
+
+
+def test_nothing_is_known_of_files_that_were_removed(tmp_path: Path) -> None:
+    files = open_files(tmp_path, open_max=1)
+    for queue_id in (0, 1):
+        files.write_run("T", queue_id, 0, units(0, 2))
+    files.remove("T", 0)
+    path = files.path("T", 0, 0)
+    path.parent.mkdir()
+    path.write_bytes(b"")
+    files.write_run("T", 0, 0, units(5, 1))
+    assert row(files) == {0: units(5, 1).tobytes().ljust(400, b"\0")}
+
+
 def test_a_queue_of_the_same_name_made_anew_gets_new_files(tmp_path: Path) -> None:
     files = open_files(tmp_path)
     files.write_run("T", 0, 0, units(0, 5), generation=1)

@@ -143,6 +143,24 @@ def test_a_step_is_bounded(engine: Engine, tmp_path: Path) -> None:
     assert by_bytes.files() == dispatch_all(engine, tmp_path / "whole").files()
 
 
+def test_a_step_takes_more_while_runs_are_short(engine: Engine, tmp_path: Path) -> None:
+    """A queue's units of several pieces of the log are one run then."""
+    wide = Dispatched(engine, tmp_path / "wide", step_bytes=1000, step_records=10, wide_records=50)
+    steps = wide.run()
+    assert steps[0].records <= 4
+    assert max(step.records for step in steps) > 12
+    assert max(step.records for step in steps) <= 50
+    assert wide.files() == dispatch_all(engine, tmp_path / "whole").files()
+
+
+def test_a_step_does_not_take_more_while_runs_are_long(tmp_path: Path) -> None:
+    engine = Engine(tmp_path / "store", max_hash_slot_num=SLOTS, max_index_num=ITEMS)
+    for turn in range(10):
+        engine.append("One", [b"body"] * 100, 1_700_000_000_000 + turn, keys=["k"] * 100, queues=1)
+    steps = Dispatched(engine, tmp_path / "out", step_records=50, wide_records=500).run()
+    assert max(step.records for step in steps) == 50
+
+
 def dispatch_all(engine: Engine, folder: Path) -> Dispatched:
     dispatched = Dispatched(engine, folder)
     dispatched.run()
@@ -300,18 +318,26 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, dict[st
 
 
 @settings(max_examples=60, deadline=None)
-@given(nth=st.integers(1, 700), every=st.sampled_from([OSError, Died]), records=st.sampled_from([40, 1000]))
+@given(
+    nth=st.integers(1, 700),
+    every=st.sampled_from([OSError, Died]),
+    records=st.sampled_from([40, 1000]),
+    wide=st.sampled_from([0, 300]),
+)
 def test_after_a_full_disk_or_a_death_the_files_are_the_same(
     reference: tuple[Engine, dict[str, bytes]],
     tmp_path_factory: pytest.TempPathFactory,
     nth: int,
     every: type[BaseException],
     records: int,
+    wide: int,
 ) -> None:
     engine, expected = reference
     forget_queues(engine)
     folder = tmp_path_factory.mktemp("faulty")
-    dispatched = Dispatched(engine, folder, FaultyIO(nth, every), step_records=records)
+    dispatched = Dispatched(
+        engine, folder, FaultyIO(nth, every), step_records=records, wide_records=wide, step_bytes=4000
+    )
     while dispatched.position < engine.written:
         before = engine.table.column(table_layout.MAX_OFFSET)
         try:

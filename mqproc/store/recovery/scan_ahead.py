@@ -100,8 +100,8 @@ class ScanAhead:
             self.close()
             raise
 
-    def scan(self, start: int, stop: int) -> ScanResult:
-        """As `Scans` says."""
+    def scan(self, start: int, stop: int, pieces: int = 1) -> ScanResult:
+        """As `Scans` says; what a scanner has scanned is a step."""
         piece = bisect.bisect_right(self._limits, start)
         if piece > self._taken:
             self._taken = piece
