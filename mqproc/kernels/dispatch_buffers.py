@@ -97,6 +97,7 @@ class DispatchBuffers:
         self._run_of_unit = zeros(records_max, np.int32)
         self._run_of_queue = zeros(queues, np.int32)
         self._runs = zeros(RUN_COLUMNS * records_max, np.int64)
+        self._is_finished = True
 
     def scan(
         self,
@@ -128,7 +129,10 @@ class DispatchBuffers:
         return self.finish()
 
     def begin(self) -> None:
-        """Forget what was found before."""
+        """Forget what was found before, also when that never came to its `finish`."""
+        if not self._is_finished:
+            self._run_of_queue[:] = 0
+        self._is_finished = False
         self._state[RECORDS : STORE_TIMESTAMP_MS + 1] = 0
 
     def add(
@@ -170,6 +174,7 @@ class DispatchBuffers:
     def finish(self) -> ScanResult:
         """What was found since `begin`."""
         sort_units(self._units, self._sorted_units, self._run_of_unit, self._run_of_queue, self._runs, self._state)
+        self._is_finished = True
         return self.result()
 
     def result(self) -> ScanResult:

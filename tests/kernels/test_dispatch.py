@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from mqproc.delay_levels import DELAYS_MS
 from mqproc.kernels import dispatch, dispatch_buffers
 from mqproc.kernels.dispatch import RUN_COLUMNS, SCHEDULE_TOPIC, StopReason
-from mqproc.kernels.dispatch_buffers import DispatchBuffers, ScanResult
+from mqproc.kernels.dispatch_buffers import DispatchBuffers, ScanProgress, ScanResult
 from mqproc.kernels.jit import COMPILED
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
@@ -280,6 +280,50 @@ def test_a_scan_in_parts_finds_the_same(messages: list[Record], records_max: int
         position = result.stopped_at
     assert units == log.model.units
     assert entries == log.model.entries
+
+
+def add(log: Log, table: Table, buffers: DispatchBuffers, start: int, limit: int) -> ScanProgress:
+    return buffers.add(
+        log.view,
+        table.view,
+        table.cells,
+        table.slots,
+        start=start,
+        limit=limit,
+        stop=log.end,
+        segment_start=SEGMENT_START,
+        records_max=3,
+    )
+
+
+@settings(max_examples=100 if COMPILED else 20, deadline=None)
+@given(st.lists(records(), min_size=1, max_size=12), st.booleans(), st.data())
+def test_pieces_that_are_added_are_one_scan(messages: list[Record], begun_before: bool, data: st.DataObject) -> None:
+    """Also when the one before it ended amid its pieces, as one does whose segment is gone."""
+    log = Log(numbered(messages, []))
+    table = log.table()
+    buffers = DispatchBuffers(64, 100, 1)
+    start = 0
+    if begun_before:
+        buffers.begin()
+        start = add(log, table, buffers, 0, log.end).stopped_at
+    buffers.begin()
+    position = start
+    while position < log.end:
+        progress = add(log, table, buffers, position, data.draw(st.integers(position + 1, log.end)))
+        position = progress.stopped_at
+    result = buffers.finish()
+    if start == log.end:
+        return
+    whole = scan(log, table, DispatchBuffers(64, 100, 1), start)
+    assert (result.stopped_at, result.records, result.store_timestamp_ms) == (
+        whole.stopped_at,
+        whole.records,
+        whole.store_timestamp_ms,
+    )
+    assert result.runs.tolist() == whole.runs.tolist()
+    assert result.units.tobytes() == whole.units.tobytes()
+    assert entries_of(result) == entries_of(whole)
 
 
 @settings(max_examples=300 if COMPILED else 40, deadline=None)
