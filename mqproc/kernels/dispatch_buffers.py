@@ -57,10 +57,11 @@ class ScanResult:
 
 
 class ScanProgress(NamedTuple):
-    """How far a scan has come: a byte of the segment, why no further, and how many runs there are."""
+    """How far a scan has come: a byte of the segment, why no further, and what it has found since `begin`."""
 
     stopped_at: int
     reason: StopReason
+    records: int
     runs: int
 
 
@@ -168,8 +169,8 @@ class DispatchBuffers:
             self._offsets,
             self._times,
         )
-        said = state[STOPPED_AT : RUNS + 1].tolist()
-        return ScanProgress(said[0], StopReason(said[1]), said[RUNS - STOPPED_AT])
+        said = state.tolist()
+        return ScanProgress(said[STOPPED_AT], StopReason(said[REASON]), said[RECORDS], said[RUNS])
 
     def finish(self) -> ScanResult:
         """What was found since `begin`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 import re
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from mqproc.errors import BadMessageError, BadPropertyError, PropertiesTooLargeError
@@ -18,16 +19,20 @@ from mqproc.wire.operations import AppendRequest
 
 UNIQUE_PREFIX_DIGITS: Final = 28
 KINDS_MAX: Final = 256
-"""Kinds that are kept. The properties of one take at most 64 KiB, as bytes and as part of what it is found by."""
+"""Kinds that are kept. Constant properties are 32,767 bytes at most, here and in what a kind is found by."""
 
 _UNIQUE_NAME = f"{properties.UNIQ_KEY}{properties.NAME_END}".encode()
 _NAME_END = properties.NAME_END.encode()
 _PAIR_END = properties.PAIR_END.encode()
 _SHARDING_BUCKET = properties.bucket(properties.SHARDING_KEY)
 _SEPARATORS = (properties.NAME_END, properties.PAIR_END)
-_GAPS = ("gap_before_unique", "gap_before_tag", "gap_before_keys", "gap_after_keys")
 _are_pairs = re.compile(rb"(?:[^\x01\x02]+\x01[^\x01\x02]*\x02)+").fullmatch
-_fields = operator.attrgetter("born_host", "has_born", "has_queues", "has_flags", "has_prepared", "tag", *_GAPS)
+_fields = operator.attrgetter("born_host", "has_born", "has_queues", "has_flags", "has_prepared")
+_gaps_of: Callable[[AppendRequest], tuple[bytes, ...]] = operator.attrgetter(
+    "gap_before_unique", "gap_before_tag", "gap_before_keys", "gap_after_keys"
+)
+# Where whole property strings were given none applies.
+_NO_GAPS: tuple[bytes, ...] = (b"", b"", b"", b"")
 
 
 class FrameKind(NamedTuple):
@@ -46,56 +51,47 @@ class FrameKind(NamedTuple):
 
 def kind_of(request: AppendRequest) -> FrameKind:
     """The kind of a request whose messages do not wait. Raises BadMessageError, BadPropertyError and its kin."""
-    return _kept(*_what_decides(request))
+    if request.properties_bytes >= 0:
+        return _kept(_columns_of(request), "", _NO_GAPS)
+    return _kept(_columns_of(request), _tag_of(request), _gaps_of(request))
 
 
 def parked_kind(request: AppendRequest) -> FrameKind:
     """The same of one whose messages wait: its own properties tell of each, so it is not kept."""
-    return _kind(*_what_decides(request), parked=True)
+    return _kind(_columns_of(request), _tag_of(request), _gaps_of(request))
 
 
-def _what_decides(request: AppendRequest) -> tuple[Any, ...]:
+def _columns_of(request: AppendRequest) -> tuple[Any, ...]:
     return (
         *_fields(request),
         request.unique_prefix != "",
-        request.tags_bytes >= 0,
         request.properties_bytes >= 0,
         request.sharding_bytes >= 0,
     )
 
 
-def _kind(
-    born_host: bytes,
-    has_born: bool,
-    has_queues: bool,
-    has_flags: bool,
-    has_prepared: bool,
-    tag: str,
-    before_id: bytes,
-    before_tag: bytes,
-    before_keys: bytes,
-    after_keys: bytes,
-    has_id: bool,
-    has_tags: bool,
-    has_properties: bool,
-    has_sharding: bool,
-    *,
-    parked: bool = False,
-) -> FrameKind:
+def _tag_of(request: AppendRequest) -> str:
+    """The tag of all messages. One beside a column of tags does not count: nobody looks at it, however large it is."""
+    return "" if request.tags_bytes >= 0 else request.tag
+
+
+def _kind(columns: tuple[Any, ...], tag: str, gaps: tuple[bytes, ...]) -> FrameKind:
+    born_host, has_born, has_queues, has_flags, has_prepared, has_id, has_properties, has_sharding = columns
+    before_id, before_tag, before_keys, after_keys = gaps
     if len(born_host) not in (record.HOST_V4_SIZE, record.HOST_V6_SIZE):
         raise BadMessageError(f"born_host has {len(born_host)} bytes; it takes 8 or 20")
     more_columns = has_born or has_queues or has_flags or has_prepared or has_properties or has_sharding
     if has_properties:
-        # What is added to strings that were given whole: nothing, unless their messages wait.
-        return FrameKind(b"", b"", b"", after_keys if parked else b"", 0, more_columns)
-    for gap in (before_id, before_tag, before_keys, after_keys):
+        # Strings that were given whole get what tells of the waiting behind them.
+        return FrameKind(b"", b"", b"", after_keys, 0, more_columns)
+    for gap in gaps:
         if gap and not _are_pairs(gap):
             raise BadPropertyError(f"properties {gap[:64]!r} are not pairs of name, byte 1, value, byte 2")
     sharding_at = _sharding_at(before_id) if has_sharding else 0
     if has_id:
         before_id += _UNIQUE_NAME
         before_tag = _PAIR_END + before_tag
-    if tag and not has_tags:
+    if tag:
         if any(separator in tag for separator in _SEPARATORS):
             raise BadPropertyError(f"property {properties.TAGS}: its value has a separator byte (1 or 2)")
         before_tag += f"{properties.TAGS}{properties.NAME_END}{tag}{properties.PAIR_END}".encode()

@@ -211,6 +211,7 @@ class Query:
     def on_stop(self) -> bool:
         """Answer what is there, let held pulls go with what they have, send what is queued."""
         self._server.stop_accepting()
+        self._has_looked = False
         self.do_work()
         for pull in self._held.all():
             self._let_go(pull)

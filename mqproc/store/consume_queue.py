@@ -457,10 +457,9 @@ class ConsumeQueueFiles:
         while len(self._open) >= self._open_max:
             key, oldest = self._open.popitem(last=False)
             self._io.close(oldest.fd)
-            if oldest.complete:
+            # With more files than are known none gives way: in turns each would, just before it is opened again.
+            if oldest.complete and len(self._closed) < KNOWN_FILES_MAX:
                 self._closed[key] = oldest.generation, oldest.allocated_end
-                if len(self._closed) > KNOWN_FILES_MAX:
-                    del self._closed[next(iter(self._closed))]
         self._open[topic, queue_id, start] = file
         return file
 

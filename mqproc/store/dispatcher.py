@@ -41,10 +41,11 @@ from mqproc.store.step_scan import (
     WIDE_PIECES_MAX,
     Scans,
     StepScan,
+    runs_are_short,
 )
 
-# Runs of fewer units than this on the average are short.
-SHORT_RUN_UNITS: Final = 16
+# So many steps at least fit into what dispatch may be behind.
+STEPS_BEHIND_MIN: Final = 16
 # A step stays small where more than one run in so many begins a file.
 NEW_FILES_PART: Final = 16
 ROWS_AT_ONCE: Final = 512
@@ -136,10 +137,13 @@ class Dispatch:
             step_bytes=step_bytes,
             step_records=step_records,
             wide_records=wide_records,
+            breathe=breathe,
             delays_ms=delays_ms_of(options.message_delay_level),
         )
         self._breathe = breathe
-        self._wide_pieces = WIDE_PIECES_MAX if wide_records else 1
+        # Who sends is held back by what is not dispatched: that must not move by too much at a time.
+        room = options.max_dispatch_behind_bytes // (STEPS_BEHIND_MIN * step_bytes)
+        self._wide_pieces = max(1, min(WIDE_PIECES_MAX, room)) if wide_records else 1
         self._pieces = 1
         # Where the index stood before a step that failed; entries have no place of their own as units have.
         self._undo: IndexCommit | None = None
@@ -223,7 +227,7 @@ class Dispatch:
         the same number either way.
         """
         runs = len(result.runs)
-        is_wide = SHORT_RUN_UNITS * runs > result.records and NEW_FILES_PART * files_made < runs
+        is_wide = runs_are_short(runs, result.records) and NEW_FILES_PART * files_made < runs
         self._pieces = self._wide_pieces if is_wide else 1
 
     def _write_units(self, result: ScanResult, start: int) -> None:
@@ -293,6 +297,7 @@ class Dispatch:
     def _put_entries(self, result: ScanResult) -> None:
         if result.entries == 0 or not self._puts_entries:
             return
+        self._breathe()
         self._undo = self.index_commit
         self.index.put(result.hashes, result.offsets, result.times, result.entries)
         self.index_commit = self.index.commit()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -18,8 +18,9 @@ STEP_BYTES_MAX: Final = 8 * MIB
 STEP_RECORDS_MAX: Final = 65_536
 # Two and some more; a step with more of them just ends earlier.
 ENTRIES_PER_RECORD: Final = 4
-STEP_ENTRIES_MAX: Final = ENTRIES_PER_RECORD * STEP_RECORDS_MAX
 
+# Runs of fewer units than this on the average are short.
+SHORT_RUN_UNITS: Final = 16
 # A step of several pieces of the log ends at these.
 WIDE_PIECES_MAX: Final = 16
 WIDE_RECORDS_MAX: Final = 4 * STEP_RECORDS_MAX
@@ -29,6 +30,11 @@ WIDE_RUNS_MAX: Final = 65_536
 _PIECE_DONE: Final = frozenset({StopReason.LIMIT, StopReason.RECORDS})
 # After these the log goes on where the scan ended.
 GOING_ON: Final = frozenset({StopReason.LIMIT, StopReason.RECORDS, StopReason.BLANK, StopReason.ENTRIES_FULL})
+
+
+def runs_are_short(runs: int, records: int) -> bool:
+    """Whether a write of a run, and with many queues the opening of its file, costs more than its units do."""
+    return SHORT_RUN_UNITS * runs > records
 
 
 class Scans(Protocol):
@@ -57,29 +63,42 @@ class StepScan:
         wide_records: int = 0,
         zeros: Zeros = np.zeros,
         delays_ms: Sequence[int] = DELAYS_MS,
+        breathe: Callable[[], None] = lambda: None,
     ) -> None:
         """Queues are looked up in `table`. `zeros` makes the arrays for the results. `delays_ms`: of the levels.
 
-        A step is a piece of up to `step_bytes` and `step_records`, or several ones with up to `wide_records`.
+        A step is a piece of up to `step_bytes` and `step_records`, or several ones with up to `wide_records`; `breathe`
+        is called between them.
         """
         self._table = table
         self._segments = segments
         self._with_entries = with_entries
         self._step_bytes = step_bytes
         self._step_records = step_records
+        self._breathe = breathe
         records_max = max(step_records, wide_records)
         entries = ENTRIES_PER_RECORD * records_max
         self._buffers = DispatchBuffers(table.capacity, records_max, entries, zeros, delays_ms)
 
     def scan(self, start: int, stop: int, pieces: int = 1) -> ScanResult:
-        at, end = start, self._segments.start_of(start) + self._segments.segment_size
+        base = self._segments.start_of(start)
+        end = min(stop, base + self._segments.segment_size)
         self._buffers.begin()
-        for _ in range(pieces):
+        at = start
+        for piece in range(pieces):
+            if piece:
+                self._breathe()
             found = self._add(at, at + self._step_bytes, stop)
-            at = self._segments.start_of(start) + found.stopped_at
-            if found.reason not in _PIECE_DONE or found.runs >= WIDE_RUNS_MAX or at >= min(stop, end):
+            at = base + found.stopped_at
+            if found.reason not in _PIECE_DONE or at >= end or self._is_enough(found):
                 break
         return self._buffers.finish()
+
+    def _is_enough(self, found: ScanProgress) -> bool:
+        """Whether a further piece has no room, or would spare little."""
+        if found.records >= self._buffers.records_max or found.runs >= WIDE_RUNS_MAX:
+            return True
+        return not runs_are_short(found.runs, found.records)
 
     def scan_below(self, start: int, limit: int, stop: int) -> ScanResult:
         """One piece, of records that begin below `limit`, which lies in the segment or at its end."""

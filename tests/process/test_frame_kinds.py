@@ -79,6 +79,21 @@ def test_what_is_wrong_is_refused_each_time(changes: dict[str, Any], error: type
             kind_of(request(**changes))
 
 
+@pytest.mark.parametrize("changes", [{"tags_bytes": 0}, {"properties_bytes": 0}])
+def test_what_does_not_count_is_not_kept(changes: dict[str, Any]) -> None:
+    """Nothing has checked its size."""
+    large = request(tag="t" * 100_000, **changes)
+    assert kind_of(large) is kind_of(request(**changes))
+
+
+def test_whole_strings_have_no_constant_properties() -> None:
+    gap = b"a\x01b\x02" * 100_000
+    large = request(
+        properties_bytes=0, gap_before_unique=gap, gap_before_tag=gap, gap_before_keys=gap, gap_after_keys=gap
+    )
+    assert kind_of(large) is kind_of(request(properties_bytes=0))
+
+
 def test_whole_strings_get_nothing_added_unless_their_messages_wait() -> None:
     whole = request(properties_bytes=4, gap_after_keys=b"REAL_TOPIC\x01T\x02")
     assert kind_of(whole).after_keys == b""

@@ -35,7 +35,7 @@ from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.quantities import counted
 from mqproc.store.queue_table import QueueTable
-from mqproc.store.step_scan import GOING_ON, STEP_BYTES_MAX, STEP_ENTRIES_MAX, STEP_RECORDS_MAX
+from mqproc.store.step_scan import ENTRIES_PER_RECORD, GOING_ON, STEP_BYTES_MAX, STEP_RECORDS_MAX
 
 # Messages are sent in parts, so that the store is asked between them whether it is large enough.
 _PART_MESSAGES: Final = 250_000
@@ -144,7 +144,7 @@ def dispatch_kernel_rate(paths: StorePaths) -> float:
     segment = min(paths.commit_log.iterdir())
     log = np.fromfile(segment, np.uint8, KERNEL_BYTES)
     table = QueueTable(StoreIO(), paths.queues)
-    buffers = DispatchBuffers(table.capacity, STEP_RECORDS_MAX, STEP_ENTRIES_MAX)
+    buffers = DispatchBuffers(table.capacity, STEP_RECORDS_MAX, ENTRIES_PER_RECORD * STEP_RECORDS_MAX)
     best = 0.0
     for _ in range(_REPEATS):
         records, at, going_on = 0, 0, True
