@@ -195,6 +195,12 @@ def test_a_recovering_group_is_alive_but_not_ready(group: HeldGroup) -> None:
     assert group.stop() == 0
 
 
+def words_of(group: HeldGroup) -> dict[str, Any]:
+    """The control words as `mqproc stat` has them."""
+    words: dict[str, Any] = call("stat", "--store", group.store, "--json").json["words"]
+    return words
+
+
 def test_the_command_line_says_so_too(group: HeldGroup) -> None:
     group.until_at(POINTS[0])
     began_s = time.monotonic()
@@ -206,7 +212,9 @@ def test_the_command_line_says_so_too(group: HeldGroup) -> None:
     roles = {role["role"]: role for role in call("status", "--store", group.store, "--json").json["roles"]}
     assert roles[layout.MONITOR]["pid"] == group.pid(layout.MONITOR)
     assert (roles[layout.WRITER]["state"], roles[layout.WRITER]["pid"]) == ("STOPPED", 0)
-    words = call("stat", "--store", group.store, "--json").json["words"]
+    # It has begun before it listens.
+    wait_until(lambda: words_of(group)["monitor_port"] > 0, what="the monitor's port")
+    words = words_of(group)
     assert (words["alive"], words["recovery_step"]) == (1, layout.STEP_LOG)
     # Zeros that stand for what is not known yet would say that all is well.
     assert "positions are not known before recovery has come to its end" in status.out
@@ -216,7 +224,6 @@ def test_the_command_line_says_so_too(group: HeldGroup) -> None:
     assert {found[f"{name}_bytes"] for name in ("written", "dispatch_behind", "flush_behind")} == {None}
     unknown = ("written", "dispatched", "disk_used_bytes", "dispatch_behind_bytes", "dispatch_behind_ms", "flushed")
     assert {words[name] for name in unknown} == {None}
-    assert words["monitor_port"] > 0
     page = call("top", "--store", group.store, "--once", "--interval", "200ms").out
     assert "recovering, not ready" in page
     assert re.search(r"^ recovery +recovering +reading the log, [\d.]+ of [\d.]+ MB$", page, re.MULTILINE), page
