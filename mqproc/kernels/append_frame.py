@@ -6,6 +6,8 @@ words in which it counts what it encodes.
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 
 from mqproc.kernels.append_counts import UNPUBLISHED_FROM
@@ -35,24 +37,25 @@ from mqproc.layout.properties import NAME_END, SHARDING_KEY
     SHARDING_KEYS,
     PAYLOAD_SIZE,
     UNIQUE_COUNTER,  # −1 = no unique ids
+    ROTATION,  # next queue of the round, kept across frames
+    STORE_TIMESTAMP_MS,
+    BORN_TIMESTAMP_MS,  # of all messages when there is no column
+    NEXT_MESSAGE,  # moved by encode_frame
+    # what frames of one shape have in common
     FIXED_QUEUE,  # −1 = go round, −2 = column
     QUEUE_COUNT,
-    ROTATION,  # next queue of the round, kept across frames
     TAKES_QUEUE_OFFSET,  # 0 for prepared and rollback records
     BODY_SIZE_MAX,
     RECORD_SIZE_MAX,
     PROPERTY_CRC,
     HEAD_SIZE,
     STORE_TIMESTAMP_AT,
-    STORE_TIMESTAMP_MS,
-    BORN_TIMESTAMP_MS,  # of all messages when there is no column
     PART_0_END,
     PART_1_END,
     PART_2_END,
     PART_3_END,
     SHARDING_AT,  # where in the first part a sharding key stands
     # moved by encode_frame
-    NEXT_MESSAGE,
     STAGING_AT,
     PHYSICAL_AT,
     SEGMENT_END,
@@ -62,6 +65,10 @@ from mqproc.layout.properties import NAME_END, SHARDING_KEY
     FAILED_VALUE,
 ) = range(figures.APPEND_STATE, figures.APPEND_STATE + 40)
 assert FAILED_VALUE < UNPUBLISHED_FROM
+# The words of each frame, and those that frames of one shape have in common.
+VARIABLES = struct.Struct(f"={FIXED_QUEUE - COUNT}q")
+CONSTANTS = struct.Struct(f"={STAGING_AT - FIXED_QUEUE}q")
+VARIABLES_AT, CONSTANTS_AT = COUNT * control.WORD_SIZE, FIXED_QUEUE * control.WORD_SIZE
 STATE_WORDS = control.FILE_SIZE // control.WORD_SIZE
 """The state's array is the whole control file, as int64."""
 

@@ -1,295 +1,198 @@
 """From an append request to a plan for the engine: topic, queues, columns, constant properties.
 
-The writer owns the topics; here they are kept ready for the kernel: queue numbers as an array, the round's position.
-
-A topic is deleted in this order: its line in the topics' journal is durable, its queues become tombstones, its
-ConsumeQueue files go. A writer killed in between leaves the rest to its successor; dispatch and recovery remove what
-comes to lie there afterwards.
+A client's next frame has most often the shape that its last one had: a shape that was checked is kept, and found again
+by what the request has of it. What is left for each frame are its columns, its ids and its times.
 """
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from mqproc.config import Options
-from mqproc.errors import (
-    BadMessageError,
-    BadPropertyError,
-    NoSuchQueueError,
-    TooManyQueuesError,
-    TopicNotFoundError,
-)
-from mqproc.io import FailedSyncError, StoreIO
+from mqproc.errors import BadMessageError, BadPropertyError, NoSuchQueueError
 from mqproc.kernels.hashing import java_hash_utf8, queue_of_hash
 from mqproc.layout import record
-from mqproc.names import MULTI_DISPATCH_PREFIX, check_topic, queues_of_own
-from mqproc.paths import StorePaths, segment_start
-from mqproc.process.frame_kinds import UNIQUE_PREFIX_DIGITS, FrameKind, kind_of, parked_kind
-from mqproc.process.log import get_logger
+from mqproc.process.frame_kinds import UNIQUE_PREFIX_DIGITS, FrameKind, gaps_of, kind_of, parked_kind
+from mqproc.process.open_topics import OpenTopic, OpenTopics
 from mqproc.process.parking import check_slot, parked, real_queue, waits
-from mqproc.store.append import AppendPlan, topic_fields
-from mqproc.store.delays.timer_wheel import messages_in_slot
-from mqproc.store.deleted_topics import Deletion
-from mqproc.store.final_syncs import Syncing
-from mqproc.store.queue_folders import remove_tree
-from mqproc.store.queue_table import QueueTable
-from mqproc.store.topics import QUEUES_OF_A_TOPIC_MAX, TopicConfig, Topics, check_sendable
+from mqproc.store.frames import AppendPlan, FrameShape
+from mqproc.store.topics import check_sendable
 from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_ANY, QUEUE_COLUMN, AppendRequest
 
-MESSAGES_PER_FRAME_MAX = 1 << 20
+MESSAGES_PER_FRAME_MAX: Final = 1 << 20
+# Shapes that are kept, and the characters of tag and constant properties that one of them has at most.
+SHAPES_MAX: Final = 4096
+SHAPE_TEXT_MAX: Final = 2048
 # Where these stand among the columns.
 _QUEUES, _SHARDING_LENGTHS, _SHARDING_KEYS = 9, 12, 13
 # The columns behind the tags' when there is none of them.
 _NO_OTHERS: tuple[int, ...] = (-1,) * 8
 _is_unique_prefix = re.compile(rf"[0-9A-F]{{{UNIQUE_PREFIX_DIGITS}}}").fullmatch
+_sizes_of = operator.attrgetter(
+    "count", "bodies_bytes", "keys_bytes", "tags_bytes", "properties_bytes", "sharding_bytes"
+)
+_shape_fields = operator.attrgetter(
+    "topic",
+    "queue_id",
+    "tag",
+    "flag",
+    "sys_flag",
+    "batch",
+    "born_host",
+    "has_born",
+    "has_queues",
+    "has_flags",
+    "has_prepared",
+    "delay_level",
+    "deliver_at_ms",
+    "transaction",
+    "gap_before_unique",
+    "gap_before_tag",
+    "gap_before_keys",
+    "gap_after_keys",
+)
 
 
-@dataclass(slots=True)
-class OpenTopic:
-    """A topic ready for appends: `topic_fields`, and queue numbers by queue id.
+class KeptShape(NamedTuple):
+    """A shape that was checked, with its topic; `more_columns` as in `FrameKind`."""
 
-    `rotation` is the queue that the next message of a round goes to.
-    """
-
-    magic: int
-    block: NDArray[np.uint8]
-    queue_numbers: NDArray[np.int64]
-    rotation: int = 0
+    shape: FrameShape
+    topic: OpenTopic
+    more_columns: bool
 
 
-class OpenTopics:
-    """The writer's topics: the config file, the queue table and the arrays for the kernel, kept together."""
+class AppendPlans:
+    """Makes the plans of one writer."""
 
-    def __init__(self, io: StoreIO, syncs: Syncing, paths: StorePaths, options: Options, table: QueueTable) -> None:
-        self._io = io
-        self._paths = paths
-        self.options = options
-        self._table = table
-        self.topics = Topics(io, paths, syncs)
-        self.topics.load()
-        if self.topics.remark:
-            get_logger().warning("topics were read with a remark", remark=self.topics.remark)
-        self._open: dict[str, OpenTopic] = {}
-        self.unsaved = self.topics.journaled
-        self._finish_deletions()
-        self._adopt_queues_of_table()
-        if self.topics.forget_deletions(self._log_begin()):
-            self.unsaved = True
+    def __init__(self, topics: OpenTopics) -> None:
+        self._topics = topics
+        self._changes = topics.changes
+        self._kept: dict[tuple[Any, ...], KeptShape] = {}
 
-    def waiting_in(self, slot_ms: int) -> int:
-        """How many messages wait in the slot of a time."""
-        return messages_in_slot(self._io, self._paths, slot_ms, self.options.timer_precision_ms)
+    def plan(
+        self, request: AppendRequest, payload: memoryview, now_ms: int, *, own: bool = False
+    ) -> tuple[AppendPlan, OpenTopic]:
+        """Check a request and make its plan; `own` for one of the group's own roles.
 
-    def find(self, topic: str) -> OpenTopic:
-        """The topic, made when it may be. Raises TopicNotFoundError, BadTopicError, TooManyQueuesError."""
-        found = self._open.get(topic)
-        if found is not None:
-            return found
-        check_topic(topic)
-        config = self.topics.get(topic)
-        if config is None:
-            if not self.options.auto_create_topic_enable:
-                raise TopicNotFoundError(f"topic {topic!r} does not exist and auto_create_topic_enable is off")
-            self.create(topic, self.options.default_topic_queue_nums)
-            return self._open[topic]
-        return self._opened(config)
-
-    def find_own(self, topic: str, queues_min: int = 1) -> OpenTopic:
-        """A topic that a role of the group adds to: made, or widened to `queues_min` queues, when it is not there.
-
-        What waited elsewhere is to arrive, though its topic was deleted meanwhile. One of the system's own has all its
-        queues, though a power loss may have left no more of it than the queues that were used. Raises
-        TooManyQueuesError.
+        With it comes the topic whose round the plan's rotation is of: the request's, also when its messages wait
+        elsewhere first. Raises BadRequestError and its kin naming value and limit.
         """
-        config = self.topics.get(topic)
-        default = self.options.default_topic_queue_nums if config is None else config.queues
-        queues = max(queues_of_own(topic, default), queues_min)
-        if config is None or config.queues < queues:
-            self.create(topic, queues, 6 if config is None else config.perm)
-        return self._open.get(topic) or self.find(topic)
+        if not 1 <= request.count <= MESSAGES_PER_FRAME_MAX:
+            raise BadMessageError(f"count = {request.count:,} is out of range: from 1 to {MESSAGES_PER_FRAME_MAX:,}")
+        if own:
+            return self._plan_own(request, payload)
+        if self._changes != self._topics.changes:
+            self._changes = self._topics.changes
+            self._kept.clear()
+        key = (
+            _shape_fields(request),
+            request.unique_prefix != "",
+            request.tags_bytes >= 0,
+            request.properties_bytes >= 0,
+            request.sharding_bytes >= 0,
+        )
+        kept = self._kept.get(key)
+        if kept is None:
+            return self._plan_new(request, payload, now_ms, key)
+        shape, topic, more_columns = kept
+        return _plan(request, payload, _columns(request, len(payload), more_columns), shape, topic.rotation), topic
 
-    def create(self, topic: str, queues: int, perm: int = 6) -> bool:
-        """Make a topic or widen one; the caller saves. Returns whether anything changed."""
-        self._check_capacity(topic, queues)
-        changed = self.topics.add(topic, queues, perm)
-        config = self.topics.get(topic)
-        assert config is not None
-        self._opened(config)
-        if changed:
-            self.topics.note(topic)
-            self.unsaved = True
-        return changed
+    def _plan_own(self, request: AppendRequest, payload: memoryview) -> tuple[AppendPlan, OpenTopic]:
+        """The group's own roles may write to the system's topics, which are made as wide as that takes."""
+        kind = kind_of(request)
+        columns = _columns(request, len(payload), kind.more_columns)
+        topic = self._topics.find_own(request.topic, _queues_named(request, columns, payload))
+        _check_queue(request, topic)
+        shape = _shape(request, kind, topic, request.sys_flag)
+        shape.reconsume_times = request.reconsume_times
+        shape.prepared_transaction_offset = request.prepared_transaction_offset
+        return _plan(request, payload, columns, shape, topic.rotation), topic
 
-    def delete(self, topic: str, written: int) -> None:
-        """Forget a topic and leave tombstones for its queues. `written` is the log's end; nothing is unpublished.
-
-        It is durable when this returns. Raises TopicNotFoundError, and OSError, after which nothing has changed.
-        """
-        config = self.topics.get(topic)
-        if config is None:
-            raise TopicNotFoundError(f"topic {topic!r} does not exist")
-        before = self.topics.deletions.get(topic)
-        queues = max(config.queues, len(before.next_offsets) if before else 0)
-        numbers = [self._table.entry(topic, queue_id) for queue_id in range(queues)]
-        next_offsets = [self._table.next_offset(number) if number >= 0 else 0 for number in numbers]
-        self.topics.delete(topic, written, next_offsets)
-        self._io.crash_point("topic.deletion_durable")
-        self._open.pop(topic, None)
-        self.unsaved = True
-        self._delete_queues((number for number in numbers if number >= 0), written)
-        self._io.crash_point("topic.queues_deleted")
-        self._remove_files(topic)
-
-    def save(self, time_ms: int) -> None:
-        """Write topics.json when something changed. What cannot be written is logged, stays unsaved and in the journal
-        and is tried again at the next call, but after a failed sync, which is final: the journal has it."""
-        if not self.unsaved:
-            return
-        try:
-            self.topics.save(time_ms)
-        except OSError as error:
-            get_logger().error("topics could not be saved yet", error=str(error))
-            if not isinstance(error, FailedSyncError):
-                return
-        self.unsaved = False
-
-    def _check_capacity(self, topic: str, queues: int) -> None:
-        missing = sum(self._table.entry(topic, queue_id) < 0 for queue_id in range(min(queues, QUEUES_OF_A_TOPIC_MAX)))
-        left = self._table.capacity - self._table.count
-        if missing > left:
-            raise TooManyQueuesError(
-                f"{missing:,} more queues exceed max_queues = {self._table.capacity:,}; {left:,} are left"
-            )
-        self._table.make_room(missing)
-
-    def _delete_queues(self, numbers: Iterable[int], written: int) -> None:
-        # Queues with messages last: what is left of them tells a successor that this was not finished.
-        for number in sorted(numbers, key=self._table.next_offset):
-            if self._table.is_live(number):
-                self._table.delete_queue(number, written)
-
-    def _remove_files(self, topic: str) -> None:
-        """Its records stay in the log until they expire; its ConsumeQueues go, now or at the next start."""
-        try:
-            remove_tree(self._io, self._paths.consume_queue / topic)
-        except OSError as error:
-            get_logger().warning("files of a deleted topic are left for the next start", topic=topic, error=str(error))
-
-    def _finish_deletions(self) -> None:
-        """Do what a writer that was killed while it deleted a topic has left."""
-        deleted = {topic: of for topic, of in self.topics.deletions.items() if self.topics.get(topic) is None}
-        numbers: dict[str, list[int]] = {}
-        for number, topic, _queue_id in self._table.live():
-            if topic in deleted:
-                numbers.setdefault(topic, []).append(number)
-        for topic, of_topic in numbers.items():
-            if any(self._lacks(number, deleted[topic]) for number in of_topic):
-                self._delete_queues(of_topic, deleted[topic].physical_offset)
-            else:
-                # The first send after the deletion made it again, and the writer was killed before it was saved.
-                del deleted[topic]
-        for topic in deleted.keys() & set(self._io.names(self._paths.consume_queue)):
-            self._remove_files(topic)
-
-    def _lacks(self, number: int, deletion: Deletion) -> bool:
-        """Whether the table has not been told of a deletion that this queue had messages at."""
-        next_offset = deletion.next_offset(self._table.name(number)[1])
-        return next_offset > 0 and self._table.deletion(number) != (deletion.physical_offset, next_offset)
-
-    def _log_begin(self) -> int:
-        starts = map(segment_start, self._io.names(self._paths.commit_log))
-        return min((start for start in starts if start is not None), default=0)
-
-    def _opened(self, config: TopicConfig) -> OpenTopic:
-        numbers = [self._table.create_queue(config.topic, queue_id) for queue_id in range(config.queues)]
-        rotation = self._open[config.topic].rotation if config.topic in self._open else 0
-        found = OpenTopic(*topic_fields(config.topic), np.array(numbers, np.int64), rotation)
-        self._open[config.topic] = found
-        return found
-
-    def _adopt_queues_of_table(self) -> None:
-        """Topics that the store holds queues of but topics.json does not name, or names with fewer queues."""
-        widest: dict[str, int] = {}
-        for _number, topic, queue_id in self._table.live():
-            if not topic.startswith(MULTI_DISPATCH_PREFIX):
-                widest[topic] = max(widest.get(topic, 0), queue_id + 1)
-        for topic, queues in widest.items():
-            config = self.topics.get(topic)
-            if config is None:
-                self.topics.adopt(topic, queues)
-                self.unsaved = True
-            elif config.queues < queues:
-                config.queues = queues
-                self.unsaved = True
-
-
-def plan_append(
-    request: AppendRequest, payload: memoryview, topics: OpenTopics, now_ms: int, *, own: bool = False
-) -> AppendPlan:
-    """Check a request and make its plan; `own` for one of the group's own roles.
-
-    The plan's rotation is the next queue of the request's topic, also when its messages wait elsewhere first.
-
-    Raises BadRequestError and its kin naming value and limit.
-    """
-    if not own:
+    def _plan_new(
+        self, request: AppendRequest, payload: memoryview, now_ms: int, key: tuple[Any, ...]
+    ) -> tuple[AppendPlan, OpenTopic]:
+        """The plan of a client's request whose shape is not kept; then it is, if it may be."""
         check_sendable(request.topic)
         if request.has_prepared:
             raise BadMessageError("has_prepared is for the group's own roles")
-    if not 1 <= request.count <= MESSAGES_PER_FRAME_MAX:
-        raise BadMessageError(f"count = {request.count:,} is out of range: from 1 to {MESSAGES_PER_FRAME_MAX:,}")
-    kind = kind_of(request)
-    columns = _columns(request, len(payload), kind)
-    topic = (
-        topics.find_own(request.topic, _queues_named(request, columns, payload)) if own else topics.find(request.topic)
-    )
+        kind = kind_of(request)
+        columns = _columns(request, len(payload), kind.more_columns)
+        topic = self._topics.find(request.topic)
+        _check_queue(request, topic)
+        has_time = request.delay_level or request.deliver_at_ms or request.transaction
+        if has_time and waits(request, payload, now_ms):
+            return self._plan_parked(request, payload, columns, topic, now_ms), topic
+        shape = _shape(request, kind, topic, request.sys_flag & record.SYS_FLAG_BODY)
+        if not has_time and _may_be_kept(request):
+            if len(self._kept) >= SHAPES_MAX:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = KeptShape(shape, topic, kind.more_columns)
+        return _plan(request, payload, columns, shape, topic.rotation), topic
+
+    def _plan_parked(
+        self, request: AppendRequest, payload: memoryview, columns: tuple[int, ...], topic: OpenTopic, now_ms: int
+    ) -> AppendPlan:
+        """The plan of a request whose messages wait in another topic first."""
+        topics, queues = self._topics, len(topic.queue_numbers)
+        real_queue_id, rotation = _sharded_queue(request, columns, payload, queues), topic.rotation
+        if real_queue_id < 0:
+            real_queue_id, rotation = real_queue(request, queues, rotation)
+        moved = parked(request, real_queue_id, topics.options, now_ms)
+        check_slot(moved, payload, topics.options, now_ms, topics.waiting_in)
+        waiting = topics.find_own(moved.topic)
+        shape = _shape(moved, parked_kind(moved), waiting, moved.sys_flag & record.SYS_FLAG_BODY)
+        return _plan(moved, payload, columns, shape, rotation)
+
+
+def _check_queue(request: AppendRequest, topic: OpenTopic) -> None:
     queues = len(topic.queue_numbers)
     if not QUEUE_COLUMN <= request.queue_id < queues:
         raise NoSuchQueueError(f"queue id {request.queue_id}; topic has {queues} queues")
-    rotation = topic.rotation
-    has_time = request.delay_level or request.deliver_at_ms or request.transaction
-    if has_time and not own and waits(request, payload, now_ms):
-        sharded = _sharded_queue(request, columns, payload, queues)
-        real_queue_id, rotation = (sharded, rotation) if sharded >= 0 else real_queue(request, queues, rotation)
-        request = parked(request, real_queue_id, topics.options, now_ms)
-        check_slot(request, payload, topics.options, now_ms, topics.waiting_in)
-        topic = topics.find_own(request.topic)
-        kind = parked_kind(request)
-    return AppendPlan(
-        payload=np.frombuffer(payload, np.uint8),
-        count=request.count,
-        columns=columns,
+
+
+def _may_be_kept(request: AppendRequest) -> bool:
+    """Whether all that the shape is found by was checked, and is short."""
+    if request.properties_bytes >= 0 or (request.tags_bytes >= 0 and request.tag):
+        return False
+    return len(request.tag) + sum(map(len, gaps_of(request))) <= SHAPE_TEXT_MAX
+
+
+def _shape(request: AppendRequest, kind: FrameKind, topic: OpenTopic, sys_flag: int) -> FrameShape:
+    has_prefix = request.unique_prefix != "" and request.properties_bytes < 0
+    return FrameShape(
         magic=topic.magic,
         topic_block=topic.block,
         queue_numbers=topic.queue_numbers,
-        rotation=rotation,
         fixed_queue=request.queue_id,
-        unique_counter=request.unique_counter if request.unique_prefix else -1,
-        parts=_parts(request, kind),
-        born_timestamp_ms=request.born_timestamp_ms,
+        parts=(kind.before_id, kind.before_tag, kind.before_keys, kind.after_keys),
         born_host=request.born_host,
-        flag=request.flag,
-        sys_flag=request.sys_flag if own else request.sys_flag & record.SYS_FLAG_BODY,
-        reconsume_times=request.reconsume_times if own else 0,
-        prepared_transaction_offset=request.prepared_transaction_offset if own else 0,
-        batch=request.batch,
+        prefix_size=UNIQUE_PREFIX_DIGITS if has_prefix else 0,
         sharding_at=kind.sharding_at,
+        flag=request.flag,
+        sys_flag=sys_flag,
+        batch=request.batch,
     )
 
 
-def _parts(request: AppendRequest, kind: FrameKind) -> tuple[bytes, bytes, bytes, bytes]:
-    """The constant properties before the unique id's counter, between it and the tag, before and after the keys."""
+def _plan(
+    request: AppendRequest, payload: memoryview, columns: tuple[int, ...], shape: FrameShape, rotation: int
+) -> AppendPlan:
     prefix = request.unique_prefix
-    if not prefix or request.properties_bytes >= 0:
-        return kind.before_id, kind.before_tag, kind.before_keys, kind.after_keys
-    if not _is_unique_prefix(prefix):
+    if prefix and shape.prefix_size and not _is_unique_prefix(prefix):
         raise BadPropertyError(f"unique_prefix {prefix!r} is not {UNIQUE_PREFIX_DIGITS} hex digits")
-    return kind.before_id + prefix.encode(), kind.before_tag, kind.before_keys, kind.after_keys
+    return AppendPlan(
+        shape,
+        np.frombuffer(payload, np.uint8),
+        request.count,
+        columns,
+        rotation,
+        request.born_timestamp_ms,
+        prefix.encode() if shape.prefix_size else b"",
+        request.unique_counter if prefix else -1,
+    )
 
 
 def _sharded_queue(request: AppendRequest, columns: tuple[int, ...], payload: memoryview, queues: int) -> int:
@@ -312,13 +215,11 @@ def _queues_named(request: AppendRequest, columns: tuple[int, ...], payload: mem
     return int(np.frombuffer(payload, "<i4", request.count, columns[_QUEUES]).max()) + 1
 
 
-def _columns(request: AppendRequest, payload_size: int, kind: FrameKind) -> tuple[int, ...]:
+def _columns(request: AppendRequest, payload_size: int, more_columns: bool) -> tuple[int, ...]:
     """Where each column begins, in the kernel's order. Raises BadMessageError when they do not fill the payload."""
-    count, bodies_bytes = request.count, request.bodies_bytes
-    keys_bytes, tags_bytes = request.keys_bytes, request.tags_bytes
-    sizes = bodies_bytes, keys_bytes, tags_bytes, request.properties_bytes, request.sharding_bytes
+    sizes = count, bodies_bytes, keys_bytes, tags_bytes, _, _ = _sizes_of(request)
     if bodies_bytes < 0 or min(sizes) < COLUMN_ABSENT:
-        raise BadMessageError(f"columns of {sizes} bytes")
+        raise BadMessageError(f"columns of {sizes[1:]} bytes")
     if request.has_queues != (request.queue_id == QUEUE_COLUMN):
         raise BadMessageError(f"has_queues is {request.has_queues} and the queue id is {request.queue_id}")
     key_lengths = keys = tag_lengths = tags = -1
@@ -330,7 +231,7 @@ def _columns(request: AppendRequest, payload_size: int, kind: FrameKind) -> tupl
         tag_lengths, tags = end, end + 2 * count
         end = tags + tags_bytes
     others = _NO_OTHERS
-    if kind.more_columns:
+    if more_columns:
         end, others = _other_columns(request, end)
     if end != payload_size:
         raise BadMessageError(f"the columns take {end:,} bytes, the payload has {payload_size:,}")

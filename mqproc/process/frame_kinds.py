@@ -28,7 +28,7 @@ _SHARDING_BUCKET = properties.bucket(properties.SHARDING_KEY)
 _SEPARATORS = (properties.NAME_END, properties.PAIR_END)
 _are_pairs = re.compile(rb"(?:[^\x01\x02]+\x01[^\x01\x02]*\x02)+").fullmatch
 _fields = operator.attrgetter("born_host", "has_born", "has_queues", "has_flags", "has_prepared")
-_gaps_of: Callable[[AppendRequest], tuple[bytes, ...]] = operator.attrgetter(
+gaps_of: Callable[[AppendRequest], tuple[bytes, ...]] = operator.attrgetter(
     "gap_before_unique", "gap_before_tag", "gap_before_keys", "gap_after_keys"
 )
 # Where whole property strings were given none applies.
@@ -53,12 +53,12 @@ def kind_of(request: AppendRequest) -> FrameKind:
     """The kind of a request whose messages do not wait. Raises BadMessageError, BadPropertyError and its kin."""
     if request.properties_bytes >= 0:
         return _kept(_columns_of(request), "", _NO_GAPS)
-    return _kept(_columns_of(request), _tag_of(request), _gaps_of(request))
+    return _kept(_columns_of(request), _tag_of(request), gaps_of(request))
 
 
 def parked_kind(request: AppendRequest) -> FrameKind:
     """The same of one whose messages wait: its own properties tell of each, so it is not kept."""
-    return _kind(_columns_of(request), _tag_of(request), _gaps_of(request))
+    return _kind(_columns_of(request), _tag_of(request), gaps_of(request))
 
 
 def _columns_of(request: AppendRequest) -> tuple[Any, ...]:

@@ -32,11 +32,12 @@ from mqproc.errors import (
 )
 from mqproc.layout import control as words_of
 from mqproc.layout import figures
-from mqproc.process.append_plans import OpenTopics, plan_append
+from mqproc.process.append_plans import AppendPlans
 from mqproc.process.append_times import AppendTimes
 from mqproc.process.limits import client_limits
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
+from mqproc.process.open_topics import OpenTopics
 from mqproc.quantities import counted
 from mqproc.shm.code_counts import code_counter
 from mqproc.shm.histogram import Histogram
@@ -91,19 +92,14 @@ _REFUSED_ALONE = (
 )
 
 
-class _Pending:
-    """A frame that is encoded and waits for its answer."""
+class _Pending(msgspec.Struct, eq=False):
+    """A frame that is encoded and waits for its answer: uint8[20 × messages]."""
 
-    __slots__ = ("answer", "oneway", "request", "store_timestamp_ms", "wait")
-
-    def __init__(
-        self, request: Request, answer: NDArray[np.uint8], store_timestamp_ms: int, *, wait: bool, oneway: bool
-    ) -> None:
-        self.request = request
-        self.answer = answer
-        self.store_timestamp_ms = store_timestamp_ms
-        self.wait = wait
-        self.oneway = oneway
+    request: Request
+    answer: NDArray[np.uint8]
+    store_timestamp_ms: int
+    wait: bool
+    oneway: bool
 
 
 class Writer:
@@ -114,6 +110,7 @@ class Writer:
     def __init__(self, context: RoleContext) -> None:
         self._context = context
         self._options = context.options
+        self._sync_flush = context.sync_flush
         self._io = context.io
         self._clock = context.clock
         self._words = context.control.words
@@ -138,6 +135,7 @@ class Writer:
         self._topics = OpenTopics(self._io, self._syncs, context.paths, context.options, self._table)
         self._topics.save(self._clock.time_ms())
         self._topics_due_ns = 0
+        self._plans = AppendPlans(self._topics)
         self._appender = CommitLogAppender(
             self._io,
             self._syncs,
@@ -283,7 +281,7 @@ class Writer:
         own = request.operation == _APPEND_OWN
         if 0 < options.deliver_at_ms <= store_timestamp_ms + NEAR_MS:
             self._to_ring_keeper = True
-        plan = plan_append(options, request.payload, self._topics, store_timestamp_ms, own=own)
+        plan, topic = self._plans.plan(options, request.payload, store_timestamp_ms, own=own)
         if self._repeats is None or own:
             # The group's own roles copy messages on purpose, with their ids.
             answer = self._appender.add(plan, store_timestamp_ms)
@@ -291,9 +289,9 @@ class Writer:
             before = self._repeats.dropped
             answer = self._repeats.add(plan, store_timestamp_ms, self._commit)
             self._words.add(words_of.DROPPED_REPEATS, self._repeats.dropped - before)
-        self._topics.find(options.topic).rotation = plan.rotation
-        self._pending.append(_Pending(request, answer, store_timestamp_ms, wait=options.wait, oneway=options.oneway))
-        if not self._options.sync_flush and self._appender.staged_bytes >= COMMIT_BYTES:
+        topic.rotation = plan.rotation
+        self._pending.append(_Pending(request, answer, store_timestamp_ms, options.wait, options.oneway))
+        if not self._sync_flush and self._appender.staged_bytes >= COMMIT_BYTES:
             self._commit()
 
     def _commit(self) -> None:
@@ -307,7 +305,7 @@ class Writer:
             return
         self._appender.publish()
         self._cells[words_of.WRITTEN_NS] = self._clock.monotonic_ns()
-        if self._options.sync_flush:
+        if self._sync_flush:
             self._answer([pending for pending in self._pending if not pending.wait])
             self._pending = [pending for pending in self._pending if pending.wait]
             if not self._sync():

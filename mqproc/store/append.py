@@ -10,9 +10,7 @@ successor knows what may lie behind `written` and zeroes it.
 from __future__ import annotations
 
 import errno
-import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,51 +30,19 @@ from mqproc.errors import (
 from mqproc.io import StoreIO
 from mqproc.kernels import append as kernel
 from mqproc.kernels import append_frame as frame
+from mqproc.kernels.publish import publish_next_offsets
 from mqproc.layout import control as words_of
 from mqproc.layout import properties, record
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout.record_codec import encode_blank
 from mqproc.shm.words import Words
 from mqproc.store.final_syncs import Syncing
+from mqproc.store.frames import AppendPlan, RenderedShape, render
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
 from mqproc.store.succession import clear_unpublished
 
-# What `_prepare` sets of the kernel's state: COUNT … NEXT_MESSAGE.
-_STATE = struct.Struct(f"={frame.NEXT_MESSAGE - frame.COUNT + 1}q")
-_STATE_AT = frame.COUNT * words_of.WORD_SIZE
 STAGING_BYTES_MIN = 1 << 20
-# Rendered record heads that are kept: one for each kind of frame that clients send.
-HEADS_MAX = 256
-
-
-@dataclass(slots=True)
-class AppendPlan:
-    """One frame, ready for the kernel: what the writer derives from an append request and its topic.
-
-    `columns` are the positions of the payload's columns in the kernel's order, −1 for an absent one.
-    `magic` and `topic_block` are `topic_fields` of the topic; `queue_numbers` int64[queues of the topic]. The parts are
-    constant properties; `sharding_at` is where in the first one a sharding key stands: see `kernels.append`.
-    """
-
-    payload: NDArray[np.uint8]
-    count: int
-    columns: tuple[int, ...]
-    magic: int
-    topic_block: NDArray[np.uint8]
-    queue_numbers: NDArray[np.int64]
-    rotation: int
-    fixed_queue: int
-    unique_counter: int
-    parts: tuple[bytes, bytes, bytes, bytes]
-    born_timestamp_ms: int
-    born_host: bytes
-    flag: int
-    sys_flag: int
-    reconsume_times: int
-    prepared_transaction_offset: int
-    batch: bool
-    sharding_at: int = 0
 
 
 class CommitLogAppender:
@@ -111,14 +77,17 @@ class CommitLogAppender:
         self._staging = np.zeros(max(STAGING_BYTES_MIN, min(record_max, self.segment_size)), np.uint8)
         self._record_size_max = self._largest_record()
         self._state = np.frombuffer(words.mapping, np.int64)
+        self._constants = memoryview(words.mapping)[frame.CONSTANTS_AT : frame.CONSTANTS_AT + frame.CONSTANTS.size]
         self._next_offsets = np.zeros(table.capacity, np.int64)
         # The same and what of it is published, by queue number: a memoryview gives and takes Python's own integers.
         self._own_next_offsets = self._next_offsets.data
         self._published_next_offsets = table.next_offset_cells
+        # Queues whose next offsets are not published yet: single ones, and the numbers of whole topics.
         self._touched: set[int] = set()
-        self._heads: dict[tuple[int | bytes, ...], NDArray[np.uint8]] = {}
+        self._touched_topics: list[NDArray[np.int64]] = []
         self._staged = 0
         self._end = self._file_end = words[words_of.WRITTEN]
+        self._segment_end = segments.start_of(self._end) + segments.segment_size
         self._fds: dict[int, int] = {}
         self.last_store_timestamp_ms = words[words_of.WRITTEN_STORE_TIMESTAMP_MS]
         self.read_next_offsets()
@@ -161,28 +130,26 @@ class CommitLogAppender:
         Raises BadMessageError and its kin before anything is changed; on DiskFullError, StoreBusyError and OSError
         everything that is not published has been taken back, the frames added before this one too.
         """
-        state = self._prepare(plan, store_timestamp_ms)
-        head = self._head(plan)
-        topic_block = plan.topic_block
-        parts = np.frombuffer(b"".join(plan.parts) or b"\0", np.uint8)
-        self._check(plan, state, len(topic_block))
-        batch_size = self._batch_size(plan, state)
+        rendered = self._prepare(plan, store_timestamp_ms)
+        self._check(plan)
+        batch_size = self._batch_size(plan) if plan.shape.batch else 0
         answer = np.empty(kernel.ANSWER_BYTES_PER_MESSAGE * plan.count, np.uint8)
         try:
-            if self._end + batch_size + record.BLANK_SIZE > self._segments.start_of(self._end) + self.segment_size:
+            if self._end + batch_size + record.BLANK_SIZE > self._segment_end:
                 self._end_segment()
-            self._encode(plan, state, head, topic_block, parts, answer)
+            self._encode(plan, rendered, answer)
         except (MqprocError, OSError):
             self.take_back()
             raise
         self.last_store_timestamp_ms = store_timestamp_ms
-        plan.rotation = int(state[frame.ROTATION])
+        plan.rotation = self._cells[frame.ROTATION]
         self._touch(plan, answer)
         return answer
 
     def check(self, plan: AppendPlan, store_timestamp_ms: int) -> None:
         """Raise what `add` would raise of a frame that is wrong; nothing is changed."""
-        self._check(plan, self._prepare(plan, store_timestamp_ms), len(plan.topic_block))
+        self._prepare(plan, store_timestamp_ms)
+        self._check(plan)
 
     def write_out(self) -> None:
         """Give the staged bytes to the file. Raises DiskFullError and its kin; then nothing unpublished is left."""
@@ -202,8 +169,11 @@ class CommitLogAppender:
         published, own = self._published_next_offsets, self._own_next_offsets
         for number in self._touched:
             published[number] = own[number]
+        for numbers in self._touched_topics:
+            publish_next_offsets(self._table.cells, self._next_offsets, numbers)
         cells[words_of.TABLE_AT] = self._end
         self._touched.clear()
+        self._touched_topics.clear()
 
     def sync(self) -> None:
         """Make everything that was written out durable. Raises FailedSyncError, which is final for the store."""
@@ -224,8 +194,10 @@ class CommitLogAppender:
         written = self._cells[words_of.WRITTEN]
         self._staged = 0
         self._end = self._file_end = written
+        self._segment_end = self._segments.start_of(written) + self.segment_size
         self.last_store_timestamp_ms = self._cells[words_of.WRITTEN_STORE_TIMESTAMP_MS]
         self._touched.clear()
+        self._touched_topics.clear()
         self.read_next_offsets()
         clear_unpublished(self._io, self._syncs, self._words, self._segments)
 
@@ -234,70 +206,32 @@ class CommitLogAppender:
 
     # Encoding
 
-    def _prepare(self, plan: AppendPlan, store_timestamp_ms: int) -> NDArray[np.int64]:
-        """Fill the kernel's state for a frame, in one go: numpy's item by item would cost as much as the kernel."""
-        transaction = plan.sys_flag & record.SYS_FLAG_TRANSACTION_MASK
-        born_extra = len(plan.born_host) - record.HOST_V4_SIZE
-        store_extra = len(self.store_host) - record.HOST_V4_SIZE
-        first, second, third, fourth = map(len, plan.parts)
-        _STATE.pack_into(
+    def _prepare(self, plan: AppendPlan, store_timestamp_ms: int) -> RenderedShape:
+        """Fill the kernel's state for a frame, in two goes: numpy's item by item would cost as much as the kernel."""
+        shape = plan.shape
+        rendered = shape.rendered
+        if rendered is None or rendered.options is not self._options:
+            rendered = shape.rendered = render(shape, self._options, self.store_host, self._record_size_max)
+        frame.VARIABLES.pack_into(
             self._words.mapping,
-            _STATE_AT,
+            frame.VARIABLES_AT,
             plan.count,
             *plan.columns,
             len(plan.payload),
             plan.unique_counter,
-            plan.fixed_queue,
-            len(plan.queue_numbers),
             plan.rotation,
-            transaction in (0, record.SYS_FLAG_COMMIT),
-            self._options.max_message_size,
-            self._record_size_max,
-            self._options.enabled_append_prop_crc,
-            record.BODY + born_extra + store_extra,
-            record.STORE_TIMESTAMP + born_extra,
             store_timestamp_ms,
             plan.born_timestamp_ms,
-            first,
-            first + second,
-            first + second + third,
-            first + second + third + fourth,
-            plan.sharding_at,
             0,
         )
-        return self._state
+        self._constants[:] = rendered.constants
+        return rendered
 
-    def _head(self, plan: AppendPlan) -> NDArray[np.uint8]:
-        """The fixed part of each record, uint8[head size], what differs between records as zeros."""
-        key = (
-            plan.magic,
-            plan.flag,
-            plan.sys_flag,
-            plan.born_host,
-            self.store_host,
-            plan.reconsume_times,
-            plan.prepared_transaction_offset,
-        )
-        head = self._heads.get(key)
-        if head is None:
-            if len(self._heads) >= HEADS_MAX:
-                self._heads.clear()
-            head = self._heads[key] = np.frombuffer(self._rendered_head(plan), np.uint8)
-        return head
-
-    def _rendered_head(self, plan: AppendPlan) -> bytes:
-        sys_flag = plan.sys_flag & ~(record.SYS_FLAG_BORN_HOST_V6 | record.SYS_FLAG_STORE_HOST_V6)
-        sys_flag |= record.SYS_FLAG_BORN_HOST_V6 if len(plan.born_host) == record.HOST_V6_SIZE else 0
-        sys_flag |= record.SYS_FLAG_STORE_HOST_V6 if len(self.store_host) == record.HOST_V6_SIZE else 0
-        fixed = record.HEAD.pack(0, plan.magic, 0, 0, plan.flag, 0, 0, sys_flag, 0)
-        tail = record.TAIL.pack(plan.reconsume_times, plan.prepared_transaction_offset, 0)
-        return fixed + plan.born_host + bytes(8) + self.store_host + tail
-
-    def _check(self, plan: AppendPlan, state: NDArray[np.int64], topic_block_size: int) -> None:
-        found = frame.check_frame(plan.payload, state, topic_block_size)
+    def _check(self, plan: AppendPlan) -> None:
+        found = frame.check_frame(plan.payload, self._state, len(plan.shape.topic_block))
         if found == frame.FRAME_OK:
             return
-        message, value = int(state[frame.FAILED_MESSAGE]), int(state[frame.FAILED_VALUE])
+        message, value = self._cells[frame.FAILED_MESSAGE], self._cells[frame.FAILED_VALUE]
         if found == frame.BODY_TOO_LARGE:
             limit = self._options.max_message_size
             raise MessageTooLargeError(f"message {message}: body of {value:,} bytes; max_message_size is {limit:,}")
@@ -305,59 +239,51 @@ class CommitLogAppender:
             limit = record.PROPERTIES_SIZE_MAX
             raise PropertiesTooLargeError(f"message {message}: properties of {value:,} bytes; the limit is {limit:,}")
         if found == frame.RECORD_TOO_LARGE:
-            limit = int(state[frame.RECORD_SIZE_MAX])
+            limit = self._record_size_max
             raise MessageTooLargeError(f"message {message}: record of {value:,} bytes; a segment takes {limit:,}")
         if found == frame.QUEUE_OUT_OF_RANGE:
-            queues = len(plan.queue_numbers)
+            queues = len(plan.shape.queue_numbers)
             raise NoSuchQueueError(f"message {message}: queue id {value}; topic has {queues} queues")
         if found == frame.SEPARATOR_BYTE:
             name = (properties.KEYS, properties.TAGS, properties.SHARDING_KEY)[value]
             raise BadPropertyError(f"property {name}: a value has a separator byte (1 or 2)")
         raise BadMessageError("the frame's columns do not have the sizes that their lengths add up to")
 
-    def _batch_size(self, plan: AppendPlan, state: NDArray[np.int64]) -> int:
-        """Bytes of records that must lie together, 0 for independent messages; checks a batch as a whole.
+    def _batch_size(self, plan: AppendPlan) -> int:
+        """Bytes of a batch's records, which must lie together; checks it as a whole.
 
         As in RocketMQ a batch's bodies are together no larger than one body may be.
         """
-        if not plan.batch:
-            return 0
         lengths_at = plan.columns[0]
         bodies = int(plan.payload[lengths_at : lengths_at + 4 * plan.count].view("<u4").sum())
         if bodies > self._options.max_message_size:
             limit = self._options.max_message_size
             raise MessageTooLargeError(f"batch with bodies of {bodies:,} bytes; max_message_size is {limit:,}")
-        size = int(state[frame.TOTAL_SIZE])
+        size = self._cells[frame.TOTAL_SIZE]
         if size + record.BLANK_SIZE > self.segment_size:
             raise MessageTooLargeError(f"batch of {size:,} bytes; a segment takes {self.segment_size:,}")
         return size
 
-    def _encode(
-        self,
-        plan: AppendPlan,
-        state: NDArray[np.int64],
-        head: NDArray[np.uint8],
-        topic_block: NDArray[np.uint8],
-        parts: NDArray[np.uint8],
-        answer: NDArray[np.uint8],
-    ) -> None:
+    def _encode(self, plan: AppendPlan, rendered: RenderedShape, answer: NDArray[np.uint8]) -> None:
+        shape, cells = plan.shape, self._cells
+        parts = np.frombuffer(b"".join((shape.parts[0], plan.unique_prefix, rendered.behind_id)) or b"\0", np.uint8)
         while True:
-            state[frame.STAGING_AT] = self._staged
-            state[frame.PHYSICAL_AT] = self._end
-            state[frame.SEGMENT_END] = self._segments.start_of(self._end) + self.segment_size
+            cells[frame.STAGING_AT] = self._staged
+            cells[frame.PHYSICAL_AT] = self._end
+            cells[frame.SEGMENT_END] = self._segment_end
             reason = kernel.encode_frame(
                 plan.payload,
-                state,
-                head,
-                topic_block,
+                self._state,
+                rendered.head,
+                shape.topic_block,
                 parts,
-                plan.queue_numbers,
+                shape.queue_numbers,
                 self._next_offsets,
                 self._staging,
                 answer,
             )
-            self._staged = int(state[frame.STAGING_AT])
-            self._end = int(state[frame.PHYSICAL_AT])
+            self._staged = cells[frame.STAGING_AT]
+            self._end = cells[frame.PHYSICAL_AT]
             if reason == kernel.OK:
                 return
             if reason == kernel.SEGMENT_FULL:
@@ -367,7 +293,7 @@ class CommitLogAppender:
 
     def _end_segment(self) -> None:
         """Write what is staged and a BLANK, and go to the next segment."""
-        segment_end = self._segments.start_of(self._end) + self.segment_size
+        segment_end = self._segment_end
         self._write_staged_or_full()
         blank = encode_blank(segment_end - self._end)
         self._io.crash_point("roll.blank")
@@ -378,6 +304,7 @@ class CommitLogAppender:
             raise _as_disk_full(error) from error
         self._wait_for_segment(segment_end)
         self._end = self._file_end = segment_end
+        self._segment_end += self.segment_size
 
     def _write_staged_or_full(self) -> None:
         try:
@@ -388,7 +315,7 @@ class CommitLogAppender:
     def _write_staged(self) -> None:
         if self._staged == 0:
             return
-        start = self._segments.start_of(self._file_end)
+        start = self._segment_end - self.segment_size
         self._reserve(self._file_end + self._staged)
         self._io.crash_point("append.reserved")
         fd, staged, place = self._fd(start), self._staging.data[: self._staged], self._file_end - start
@@ -416,24 +343,19 @@ class CommitLogAppender:
             self._io.close(self._fds.pop(old))
 
     def _touch(self, plan: AppendPlan, answer: NDArray[np.uint8]) -> None:
+        shape = plan.shape
         if plan.count == 1:
             queue_id = int.from_bytes(answer[16:20].data, "little")
-            self._touched.add(int(plan.queue_numbers[queue_id]))
-        elif plan.fixed_queue >= 0:
-            self._touched.add(int(plan.queue_numbers[plan.fixed_queue]))
-        elif len(plan.queue_numbers) <= plan.count:
-            self._touched.update(plan.queue_numbers.tolist())
+            self._touched.add(int(shape.queue_numbers[queue_id]))
+        elif shape.fixed_queue >= 0:
+            self._touched.add(int(shape.queue_numbers[shape.fixed_queue]))
+        elif len(shape.queue_numbers) <= plan.count:
+            topics = self._touched_topics
+            if not topics or topics[-1] is not shape.queue_numbers:
+                topics.append(shape.queue_numbers)
         else:
             queue_ids = answer[16 * plan.count :].view(np.int32)
-            self._touched.update(plan.queue_numbers[queue_ids].tolist())
-
-
-def topic_fields(topic: str) -> tuple[int, NDArray[np.uint8]]:
-    """(magic, topic with its length as in the record): V2 for more than 127 characters, as RocketMQ chooses."""
-    name = topic.encode()
-    if len(topic) > record.TOPIC_V1_CHARACTERS_MAX:
-        return record.MAGIC_V2, np.frombuffer(len(name).to_bytes(2, "big") + name, np.uint8)
-    return record.MAGIC_V1, np.frombuffer(len(name).to_bytes(1, "big") + name, np.uint8)
+            self._touched.update(shape.queue_numbers[queue_ids].tolist())
 
 
 def _as_disk_full(error: OSError) -> MqprocError:

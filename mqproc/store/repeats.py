@@ -10,9 +10,9 @@ The window is the writer's own memory. A successor, and the next start, read it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,7 +23,8 @@ from mqproc.kernels.append_counts import UNPUBLISHED_FRAMES
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import control as words_of
 from mqproc.shm.words import Words
-from mqproc.store.append import AppendPlan, CommitLogAppender
+from mqproc.store.append import CommitLogAppender
+from mqproc.store.frames import AppendPlan
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
 
@@ -44,14 +45,14 @@ class _Ids:
     def __init__(self, plan: AppendPlan) -> None:
         lengths, properties = plan.columns[_PROPERTY_LENGTHS], plan.columns[_PROPERTIES]
         composed = lengths < 0 and plan.unique_counter >= 0
-        prefix = as_kernel_array(plan.parts[0][-_PREFIX_DIGITS:] if composed else b"")
+        prefix = as_kernel_array(plan.unique_prefix if composed else b"")
         made = np.empty((_PREFIX_DIGITS + kernel.UNIQUE_DIGITS) * plan.count if composed else 0, np.uint8)
         self.places = np.empty(2 * plan.count, np.int64)
         payload = as_kernel_array(plan.payload)
         kernel.locate_ids(payload, plan.count, lengths, properties, plan.unique_counter, prefix, made, self.places)
         self.texts = made if composed else payload
         self.hashes = np.empty(plan.count, np.int64)
-        kernel.hash_ids(self.texts, self.places, as_kernel_array(plan.topic_block), self.hashes)
+        kernel.hash_ids(self.texts, self.places, as_kernel_array(plan.shape.topic_block), self.hashes)
 
     def __getitem__(self, index: int) -> bytes:
         at, size = self.places[2 * index : 2 * index + 2].tolist()
@@ -151,8 +152,8 @@ class RepeatWindow:
                 written,
                 ids.texts,
                 ids.places,
-                as_kernel_array(plan.topic_block),
-                plan.queue_numbers,
+                as_kernel_array(plan.shape.topic_block),
+                plan.shape.queue_numbers,
                 self._table.cells,
                 places,
                 answer,
@@ -168,7 +169,7 @@ class RepeatWindow:
         answer: NDArray[np.uint8],
     ) -> None:
         """Append what is not dropped, run by run; nothing of it when one of the messages cannot be."""
-        if plan.batch and not dropped.all():
+        if plan.shape.batch and not dropped.all():
             raise BadMessageError(f"{int(dropped.sum())} of the batch's {plan.count} messages are stored already")
         self._appender.check(plan, store_timestamp_ms)
         frames = self._words[words_of.APPENDED_FRAMES]
@@ -251,7 +252,7 @@ def part_of(plan: AppendPlan, start: int, stop: int) -> AppendPlan:
         columns.append(at)
         at += end - begin
     counter = (plan.unique_counter + start) % _COUNTERS if plan.unique_counter >= 0 else plan.unique_counter
-    return replace(
+    return msgspec.structs.replace(
         plan,
         payload=np.concatenate(parts),
         count=stop - start,

@@ -7,6 +7,8 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from mqproc.errors import MqprocError
 from mqproc.wire.frame import ANSWER
 from mqproc.wire.operations import Options
@@ -26,19 +28,14 @@ if TYPE_CHECKING:
     from mqproc.wire.server import SocketServer
 
 
-class Request:
+class Request(msgspec.Struct, eq=False):
     """One frame from a client. The views are valid until the next `poll`; the rest may be kept."""
 
-    __slots__ = ("connection", "operation", "options", "payload", "request_id")
-
-    def __init__(
-        self, connection: Connection, operation: int, request_id: int, options: memoryview, payload: memoryview
-    ) -> None:
-        self.connection = connection
-        self.operation = operation
-        self.request_id = request_id
-        self.options = options
-        self.payload = payload
+    connection: Connection
+    operation: int
+    request_id: int
+    options: memoryview
+    payload: memoryview
 
     def decode(self) -> Options:
         """The options as the type that `operations.REQUESTS` names. Raises BadRequestError."""

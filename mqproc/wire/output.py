@@ -49,7 +49,9 @@ class OutputQueue:
         The caller must leave the pieces' bytes alone until they are sent; with `owned` False what is left is copied
         instead. Raises OSError when the peer is gone.
         """
-        if self._pieces or len(pieces) > PIECES_MAX:
+        if len(pieces) > PIECES_MAX:
+            pieces = (b"".join(pieces),)
+        if self._pieces:
             count = self.queue(pieces)
             if self.send(sock):
                 return True

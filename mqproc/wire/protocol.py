@@ -50,6 +50,7 @@ KEPT_BUFFER_BYTES = 16 << 20
 
 _GREETING_SIZE = GREETING.size
 _unpack_header = HEADER.unpack_from
+_pack_header = HEADER.pack
 _encode = msgspec.msgpack.Encoder().encode
 _decode_error_answer = msgspec.msgpack.Decoder(ErrorAnswer).decode
 _REQUEST_DECODERS = {int(operation): msgspec.msgpack.Decoder(kind) for operation, kind in REQUESTS.items()}
@@ -210,7 +211,7 @@ def encode_frame(
 ) -> list[ReadableBuffer]:
     """A frame as buffers to be sent one after the other: a single one when it is small, else without a copy."""
     size = size_of(payload)
-    header = encode_header(operation, request_id, len(options), size)
+    header = _pack_header(MAGIC, VERSION, operation, request_id, len(options), 0, size)
     if size <= JOINED_BYTES_MAX:
         return [b"".join((header, options, *payload))]
     return [header + options, *payload]

@@ -34,7 +34,7 @@ from mqproc.wire.connection import Connection, Request
 from mqproc.wire.door import Door
 from mqproc.wire.frame import CONNECTION_ID, HEADER, HEADER_SIZE, MAGIC, VERSION
 from mqproc.wire.operations import Operation
-from mqproc.wire.protocol import Frame, FrameReader
+from mqproc.wire.protocol import FrameReader
 from mqproc.wire.shared_buffer import BUFFER_BYTES, SharedBuffer
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class SocketServer:
         self._backlog: dict[int, Connection] = {}
         self._bells: dict[int, Callable[[], None]] = {}
         self._holding = False
-        self._held: dict[int, Connection] = {}
+        self._held: dict[int, tuple[Connection, list[ReadableBuffer]]] = {}
         uids = {os.getuid()} if allowed_uids is None else allowed_uids
         self._door = Door(listener, self.connections, self.limits.connections, uids, self.count_reject)
         self._epoll = select.epoll()
@@ -300,15 +300,20 @@ class SocketServer:
 
     def _take_frames(self, connection: Connection, reader: FrameReader, requests: list[Request]) -> int:
         """Turn whole frames into requests; returns how many frames there were."""
-        limit = self.limits.requests_per_poll
+        limit, known = self.limits.requests_per_poll, self._operations
         count = 0
         try:
             while count < limit and (frame := reader.next_frame()) is not None:
                 count += 1
-                self._admit(connection, frame, requests)
-        except ProtocolError as error:
-            operation, request_id, _ = reader.bad_frame(error)
-            connection.refuse(request_id, operation, error)
+                operation, request_id, options, payload = frame
+                if operation in known:
+                    requests.append(Request(connection, operation, request_id, options, payload))
+                else:
+                    error = UnknownCommandError(f"operation {operation} is not known here")
+                    connection.refuse(request_id, operation, error)
+        except ProtocolError as problem:
+            operation, request_id, _ = reader.bad_frame(problem)
+            connection.refuse(request_id, operation, problem)
             self.drop(connection)
             return count
         if count == limit and reader.waiting_bytes:
@@ -316,13 +321,6 @@ class SocketServer:
         elif self._backlog:
             self._backlog.pop(connection.fd, None)
         return count
-
-    def _admit(self, connection: Connection, frame: Frame, requests: list[Request]) -> None:
-        operation, request_id, options, payload = frame
-        if operation in self._operations:
-            requests.append(Request(connection, operation, request_id, options, payload))
-        else:
-            connection.refuse(request_id, operation, UnknownCommandError(f"operation {operation} is not known here"))
 
     def _release_empty(self, connection: Connection, reader: FrameReader) -> None:
         """A connection that has nothing waiting holds no buffer."""
@@ -341,24 +339,30 @@ class SocketServer:
     # Writing
 
     def hold_answers(self) -> None:
-        """From now on queue what is to be sent, until `send_answers`: many answers then cost one call a client."""
+        """From now on keep what is to be sent, until `send_answers`: many answers then cost one call a client."""
         self._holding = True
 
     def send_answers(self, *, hold: bool = False) -> None:
         """Send what was held; with `hold` what comes next is held again."""
         self._holding = False
-        held, self._held = self._held, {}
-        for connection in held.values():
-            if not connection.closed:
-                self.send(connection, ())
+        if self._held:
+            held, self._held = self._held, {}
+            for connection, pieces in held.values():
+                if not connection.closed:
+                    self.send(connection, pieces)
         self._holding = hold
 
     def send(self, connection: Connection, pieces: Sequence[ReadableBuffer], *, owned: bool = True) -> None:
-        """Send a whole frame, or queue it behind what waits."""
+        """Send a whole frame, or keep it behind what waits."""
         if self._holding and owned:
-            connection.output.queue(pieces)
-            self._held[connection.fd] = connection
+            held = self._held.get(connection.fd)
+            if held is None:
+                self._held[connection.fd] = connection, list(pieces)
+            else:
+                held[1].extend(pieces)
             return
+        if connection.fd in self._held:
+            pieces = [*self._held.pop(connection.fd)[1], *pieces]
         try:
             if connection.output.write(connection.sock, pieces, owned=owned):
                 return

@@ -21,7 +21,8 @@ from mqproc.layout import control as words_of
 from mqproc.layout.properties import encode
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
-from mqproc.store.append import AppendPlan, CommitLogAppender, topic_fields
+from mqproc.store.append import CommitLogAppender
+from mqproc.store.frames import AppendPlan, FrameShape, topic_fields
 from mqproc.store.log_flush import make_segment
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
@@ -69,24 +70,25 @@ class GoldenWriter:
         payload = b"".join((len(body).to_bytes(4, "little"), body, len(properties).to_bytes(2, "little"), properties))
         at = 4 + len(body)
         magic, topic_block = topic_fields(line["topic"])
-        return AppendPlan(
-            payload=np.frombuffer(bytearray(payload), np.uint8),
-            count=1,
-            columns=(0, 4, -1, -1, -1, -1, at, at + 2, -1, -1, -1, -1, -1, -1),
+        shape = FrameShape(
             magic=magic,
             topic_block=topic_block,
             queue_numbers=np.array(numbers, np.int64),
-            rotation=0,
             fixed_queue=queue_id,
-            unique_counter=-1,
             parts=(b"", b"", b"", b""),
-            born_timestamp_ms=line["bornTimestamp"],
             born_host=host_bytes(line["bornHost"]),
             flag=line["flag"],
             sys_flag=line["sysFlagGiven"],
             reconsume_times=line["reconsumeTimes"],
             prepared_transaction_offset=line["preparedTransactionOffset"],
-            batch=False,
+        )
+        return AppendPlan(
+            shape,
+            np.frombuffer(bytearray(payload), np.uint8),
+            count=1,
+            columns=(0, 4, -1, -1, -1, -1, at, at + 2, -1, -1, -1, -1, -1, -1),
+            rotation=0,
+            born_timestamp_ms=line["bornTimestamp"],
         )
 
 

@@ -11,9 +11,10 @@ from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
-from mqproc.store.append import AppendPlan, CommitLogAppender, topic_fields
+from mqproc.store.append import CommitLogAppender
 from mqproc.store.consume_queue import ConsumeQueueFiles
 from mqproc.store.dispatcher import Dispatch
+from mqproc.store.frames import AppendPlan, FrameShape, topic_fields
 from mqproc.store.index_files import IndexFiles
 from mqproc.store.log_flush import make_segment
 from mqproc.store.queue_table import QueueTable
@@ -57,22 +58,19 @@ def plan(table: QueueTable, count: int) -> AppendPlan:
     columns += [struct.pack(f"<{count}H", *map(len, keys)), b"".join(keys)]
     key_lengths = 8 * count
     magic, topic_block = topic_fields("T")
-    return AppendPlan(
-        payload=np.frombuffer(bytearray(b"".join(columns)), np.uint8),
-        count=count,
-        columns=(0, 4 * count, key_lengths, key_lengths + 2 * count, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1),
+    shape = FrameShape(
         magic=magic,
         topic_block=topic_block,
         queue_numbers=np.array([table.create_queue("T", 0)], np.int64),
-        rotation=0,
         fixed_queue=0,
-        unique_counter=-1,
         parts=(b"", b"", b"", b""),
-        born_timestamp_ms=1_700_000_000_000,
         born_host=HOST,
-        flag=0,
-        sys_flag=0,
-        reconsume_times=0,
-        prepared_transaction_offset=0,
-        batch=False,
+    )
+    return AppendPlan(
+        shape,
+        np.frombuffer(bytearray(b"".join(columns)), np.uint8),
+        count=count,
+        columns=(0, 4 * count, key_lengths, key_lengths + 2 * count, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1),
+        rotation=0,
+        born_timestamp_ms=1_700_000_000_000,
     )

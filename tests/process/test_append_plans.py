@@ -1,288 +1,198 @@
-"""The writer's topics: made, deleted and made again in topics, table and files; full disks, killed writers.
-
-A killed writer is played by leaving out what it had not come to; its successor is a new object over the same files.
-"""
+"""Plans of append requests: a kept shape gives the same plan as a new one, and only as long as it is right."""
 
 from __future__ import annotations
 
-import errno
-import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
 from mqproc.config import Options
-from mqproc.delay_levels import DELAY_LEVELS
-from mqproc.errors import BadRequestError, TooManyQueuesError, TopicNotFoundError
+from mqproc.errors import (
+    BadMessageError,
+    BadPropertyError,
+    NoSuchQueueError,
+    TopicNotFoundError,
+    TopicReservedError,
+)
 from mqproc.io import StoreIO
-from mqproc.layout import queue_table as layout
-from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC, SCHEDULE_TOPIC
-from mqproc.paths import StorePaths, segment_name
-from mqproc.process.append_plans import OpenTopics
-from mqproc.store.deleted_topics import Deletion
+from mqproc.paths import StorePaths
+from mqproc.process.append_plans import SHAPE_TEXT_MAX, SHAPES_MAX, AppendPlans
+from mqproc.process.open_topics import OpenTopics
+from mqproc.store.frames import AppendPlan, FrameShape
 from mqproc.store.queue_table import QueueTable
-from mqproc.store.topics import Topics
+from mqproc.wire.operations import AppendRequest
+
+PREFIX = "A" * 28
+NOW_MS = 1_700_000_000_000
 
 
-class FaultyIO(StoreIO):
-    """Fails calls of one kind with an errno while `left` says so; −1 for ever."""
+class Planner:
+    """Plans over a store of its own; each request has one body of four bytes."""
 
-    def __init__(self, kind: str = "", number: int = errno.ENOSPC, left: int = 0) -> None:
-        super().__init__()
-        self.kind, self.number, self.left = kind, number, left
-
-    def _try(self, kind: str) -> None:
-        if kind == self.kind and self.left:
-            self.left -= 1
-            raise OSError(self.number, os.strerror(self.number))
-
-    def pwrite(self, fd: int, data: Any, offset: int) -> None:
-        self._try("pwrite")
-        super().pwrite(fd, data, offset)
-
-    def remove_folder(self, folder: Path) -> None:
-        self._try("remove_folder")
-        super().remove_folder(folder)
-
-
-class Store:
-    """A store's folder, its queue table, and the topics of its writer."""
-
-    def __init__(self, root: Path, capacity: int = 64, io: StoreIO | None = None, **options: Any) -> None:
-        self.paths = StorePaths(root)
-        for folder in (self.paths.own, self.paths.consume_queue, self.paths.commit_log):
+    def __init__(self, root: Path, **options: Any) -> None:
+        paths = StorePaths(root)
+        for folder in (paths.own, paths.consume_queue, paths.commit_log):
             folder.mkdir(parents=True)
-        self.io = io or StoreIO()
-        self.table = QueueTable.create(StoreIO(), self.paths.queues, capacity)
-        self.options = Options(**({"default_topic_queue_nums": 4} | options))
-        self.topics = self.successor()
+        io = StoreIO()
+        table = QueueTable.create(io, paths.queues, 64)
+        settings = Options(**({"default_topic_queue_nums": 4} | options))
+        self.topics = OpenTopics(io, io, paths, settings, table)
+        self.plans = AppendPlans(self.topics)
 
-    def successor(self) -> OpenTopics:
-        self.topics = OpenTopics(self.io, self.io, self.paths, self.options, self.table)
-        return self.topics
-
-    def use(self, topic: str, count: int) -> None:
-        """As if `count` messages had been sent to each queue and dispatched."""
-        for number in self.topics.find(topic).queue_numbers.tolist():
-            self.table.words.add(layout.entry_word(number, layout.NEXT_OFFSET), count)
-            queue_id = self.table.name(number)[1]
-            self.paths.queue(topic, queue_id).mkdir(parents=True, exist_ok=True)
-            (self.paths.queue(topic, queue_id) / segment_name(0)).write_bytes(b"units")
-
-    def files_of(self, topic: str) -> bool:
-        return (self.paths.consume_queue / topic).exists()
-
-    def next_offsets(self, topic: str) -> list[int]:
-        return [self.table.next_offset(number) for number in self.topics.find(topic).queue_numbers.tolist()]
-
-    def durable(self) -> Topics:
-        """What a new process would read."""
-        topics = Topics(StoreIO(), self.paths)
-        topics.load()
-        return topics
+    def plan(self, payload: bytes = b"\4\0\0\0body", own: bool = False, **changes: Any) -> AppendPlan:
+        request = AppendRequest("T", 1, bodies_bytes=4, unique_prefix=PREFIX, born_timestamp_ms=NOW_MS)
+        plan, topic = self.plans.plan(msgspec.structs.replace(request, **changes), memoryview(payload), NOW_MS, own=own)
+        if plan.shape.fixed_queue == -1:
+            plan.rotation = (plan.rotation + plan.count) % len(topic.queue_numbers)
+        topic.rotation = plan.rotation
+        return plan
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
+def planner(tmp_path: Path) -> Planner:
+    return Planner(tmp_path / "store")
 
 
-def test_a_topic_deleted_and_sent_to_again_goes_on(store: Store) -> None:
-    store.use("T", 3)
-    before = store.topics.find("T").queue_numbers.tolist()
-    store.topics.delete("T", 1000)
-    assert not store.files_of("T")
-    assert store.durable().names() == []
-    assert store.durable().deletions == {"T": Deletion(1000, (3, 3, 3, 3))}
+def test_a_shape_is_made_once_for_frames_that_differ_in_messages_ids_and_times(planner: Planner) -> None:
+    first = planner.plan()
+    payload = b"\2\0\0\0\1\0\0\0abc\1\0\1\0xy"
+    second = planner.plan(
+        payload,
+        count=2,
+        bodies_bytes=3,
+        keys_bytes=2,
+        unique_prefix="B" * 28,
+        unique_counter=7,
+        born_timestamp_ms=5,
+    )
+    assert second.shape is first.shape
+    assert second.columns[:6] == (0, 8, 11, 15, -1, -1)
+    assert (second.unique_prefix, second.unique_counter, second.born_timestamp_ms) == (b"B" * 28, 7, 5)
+    assert bytes(second.payload) == payload
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"topic": "U"},
+        {"queue_id": 2},
+        {"tag": "t"},
+        {"flag": 9},
+        {"sys_flag": 8},
+        {"batch": True},
+        {"born_host": b"\1\2\3\4\0\0\0\5"},
+        {"unique_prefix": ""},
+        {"gap_before_unique": b"A\x01a\x02"},
+        {"gap_after_keys": b"A\x01a\x02"},
+    ],
+)
+def test_what_makes_another_shape_is_never_taken_for_the_same(planner: Planner, changes: dict[str, Any]) -> None:
+    first = planner.plan()
+    other = planner.plan(**changes)
+    assert other.shape is not first.shape
+    assert planner.plan(**changes).shape is other.shape
+    assert planner.plan().shape is first.shape
+
+
+def test_kept_and_new_shapes_say_the_same(tmp_path: Path) -> None:
+    """What a planner finds again is what another one makes."""
+    for index, changes in enumerate([{}, {"tag": "t", "flag": 3}, {"queue_id": 1, "gap_before_tag": b"A\x01a\x02"}]):
+        planner = Planner(tmp_path / f"kept-{index}")
+        planner.plan(**changes)
+        again = planner.plan(**changes).shape
+        new = Planner(tmp_path / f"new-{index}").plan(**changes).shape
+        assert again is not new
+        assert _values(again) == _values(new)
+
+
+def _values(shape: FrameShape) -> dict[str, Any]:
+    values = {name: getattr(shape, name) for name in shape.__struct_fields__}
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
+
+
+def test_rounds_go_on_with_a_kept_shape(planner: Planner) -> None:
+    assert [planner.plan().rotation for _ in range(5)] == [1, 2, 3, 0, 1]
+
+
+def test_a_topic_that_was_widened_has_all_its_queues_at_once(planner: Planner) -> None:
+    assert len(planner.plan().shape.queue_numbers) == 4
+    with pytest.raises(NoSuchQueueError):
+        planner.plan(queue_id=5)
+    planner.topics.create("T", 6)
+    assert len(planner.plan().shape.queue_numbers) == 6
+    assert planner.plan(queue_id=5).shape.fixed_queue == 5
+
+
+def test_nothing_is_sent_to_a_deleted_topic(tmp_path: Path) -> None:
+    planner = Planner(tmp_path / "store", auto_create_topic_enable=False)
+    planner.topics.create("T", 4)
+    planner.plan()
+    planner.topics.delete("T", 0)
     with pytest.raises(TopicNotFoundError):
-        store.topics.delete("T", 1000)
-    assert store.topics.find("T").queue_numbers.tolist() == before
-    assert store.next_offsets("T") == [3, 3, 3, 3]
+        planner.plan()
 
 
-def test_queues_of_every_earlier_width_keep_their_offsets(store: Store) -> None:
-    store.use("T", 3)
-    store.topics.delete("T", 1000)
-    store.topics.create("T", 1)
-    store.use("T", 2)
-    assert [queue_id for _, _, queue_id in store.table.live()] == [0]
-    store.topics.delete("T", 2000)
-    assert store.durable().deletions == {"T": Deletion(2000, (5, 3, 3, 3))}
-    store.topics.create("T", 6)
-    assert store.next_offsets("T") == [5, 3, 3, 3, 0, 0]
-
-
-def test_thousands_of_topics_deleted_and_made_again_use_their_entries_again(tmp_path: Path) -> None:
-    names = [f"topic-{number}" for number in range(1000)]
-    store = Store(tmp_path / "store", capacity=4 * len(names))
-    for turn in range(4):
-        for name in names:
-            store.topics.create(name, 4)
-        store.topics.topics.commit()
-        for name in names:
-            store.topics.delete(name, turn)
-        store.topics.save(turn)
-    assert store.table.count == 4 * len(names)
-    store.topics.create(names[0], 4)
-    with pytest.raises(TooManyQueuesError, match="1 more queues exceed max_queues = 4,000; 0 are left"):
-        store.topics.create("other", 1)
-    assert store.topics.topics.get("other") is None
-
-
-def test_more_queues_than_a_topic_can_have_are_refused_at_once(store: Store) -> None:
-    with pytest.raises((BadRequestError, TooManyQueuesError)):
-        store.topics.create("T", 1 << 60)
-    assert store.topics.topics.get("T") is None
-
-
-# Full disks, files that are in use
-
-
-def test_a_deletion_without_room_for_its_line_changes_nothing(tmp_path: Path) -> None:
-    io = FaultyIO("pwrite")
-    store = Store(tmp_path / "store", io=io)
-    store.use("T", 3)
-    store.topics.save(1)
-    io.left = 1
-    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
-        store.topics.delete("T", 1000)
-    assert store.files_of("T")
-    assert (store.table.deletions, len(list(store.table.live()))) == (0, 4)
-    assert store.next_offsets("T") == [3, 3, 3, 3]
-    assert store.durable().names() == ["T"]
-    store.topics.delete("T", 1000)
-    assert store.durable().deletions == {"T": Deletion(1000, (3, 3, 3, 3))}
-
-
-def test_files_that_come_to_lie_there_while_they_are_removed_go_too(tmp_path: Path) -> None:
-    """The dispatcher writes a unit at this very moment."""
-    io = FaultyIO("remove_folder", errno.ENOTEMPTY)
-    store = Store(tmp_path / "store", io=io)
-    store.use("T", 3)
-    io.left = 2
-    store.topics.delete("T", 1000)
-    assert not store.files_of("T")
-
-
-@pytest.mark.parametrize("number", [errno.ENOTEMPTY, errno.EACCES])
-def test_files_that_cannot_be_removed_do_not_hold_up_a_deletion(tmp_path: Path, number: int) -> None:
-    io = FaultyIO("remove_folder", number)
-    store = Store(tmp_path / "store", io=io)
-    store.use("T", 3)
-    io.left = -1
-    store.topics.delete("T", 1000)
-    assert store.files_of("T")
-    assert store.topics.unsaved
-    assert list(store.table.live()) == []
-    assert store.durable().deletions == {"T": Deletion(1000, (3, 3, 3, 3))}
-    io.left = 0
-    store.successor()
-    assert not store.files_of("T")
-
-
-def test_topics_that_cannot_be_saved_stay_unsaved_until_they_can(tmp_path: Path) -> None:
-    io = FaultyIO("pwrite")
-    store = Store(tmp_path / "store", io=io)
-    store.topics.find("T")
-    io.left = -1
-    for _try in range(3):
-        store.topics.save(1)
-        assert store.topics.unsaved
-    assert store.durable().names() == []
-    io.left = 0
-    store.topics.save(2)
-    assert not store.topics.unsaved
-    assert store.durable().names() == ["T"]
-
-
-# Killed writers
-
-
-def test_a_successor_saves_what_only_the_journal_has(store: Store) -> None:
-    store.use("T", 3)
-    store.topics.create("U", 2)
-    store.topics.delete("T", 1000)
-    topics = store.successor()
-    assert topics.unsaved
-    topics.save(1)
-    assert not store.paths.topics_journal.exists()
-    assert store.durable().names() == ["U"]
-    assert store.durable().deletions == {"T": Deletion(1000, (3, 3, 3, 3))}
-    assert not store.successor().unsaved
-
-
-@pytest.mark.parametrize("queues_done", [0, 1, 3])
-def test_a_successor_finishes_a_deletion(store: Store, queues_done: int) -> None:
-    """Killed when the line was durable, or when some queues were tombstones, or before the files went."""
-    store.topics.create("T", 4)
-    for number, count in enumerate([0, 5, 0, 2]):
-        store.table.store(number, layout.NEXT_OFFSET, count)
-    store.use("other", 1)
-    store.topics.save(1)
-    (store.paths.consume_queue / "T" / "1").mkdir(parents=True)
-    store.topics.topics.delete("T", 1000, [0, 5, 0, 2])
-    for number in [0, 2, 3][:queues_done]:
-        store.table.delete_queue(number, 1000)
-    topics = store.successor()
-    assert topics.topics.names() == ["other"]
-    assert {topic for _, topic, _ in store.table.live()} == {"other"}
-    assert not store.files_of("T")
-    assert store.files_of("other")
-    assert store.next_offsets("T") == [0, 5, 0, 2]
-    number = store.table.find("T", 1)
-    assert store.table.deletion(number) == (1000, 5)
-
-
-def test_a_successor_keeps_a_topic_that_a_send_made_again(store: Store) -> None:
-    """Its records may be in the log already; topics.json was not told before the kill."""
-    store.use("T", 3)
-    store.topics.delete("T", 1000)
-    store.topics.find("T")
-    (store.paths.consume_queue / "T" / "0").mkdir(parents=True)
-    assert store.durable().names() == []
-    topics = store.successor()
-    config = topics.topics.get("T")
-    assert config is not None
-    assert config.queues == 4
-    assert topics.unsaved
-    assert store.files_of("T")
-    assert store.next_offsets("T") == [3, 3, 3, 3]
-
-
-def test_a_deletion_is_forgotten_when_the_log_begins_behind_it(store: Store) -> None:
-    for name in ("old", "young", "remade"):
-        store.use(name, 1)
-        store.topics.delete(name, 2048 if name == "young" else 1024)
-    store.topics.create("remade", 1)
-    store.topics.topics.commit()
-    for start in (1024, 2048):
-        (store.paths.commit_log / segment_name(start)).touch()
-    topics = store.successor()
-    assert topics.unsaved
-    topics.save(1)
-    assert set(store.durable().deletions) == {"young", "remade"}
-
-
-@pytest.mark.parametrize(("topic", "queues"), [(SCHEDULE_TOPIC, DELAY_LEVELS), (REVIVE_TOPIC, REVIVE_QUEUES)])
-def test_a_topic_of_the_system_has_all_its_queues_whatever_was_left_of_it(
-    topic: str, queues: int, store: Store
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"count": 0}, BadMessageError),
+        ({"bodies_bytes": 3}, BadMessageError),
+        ({"bodies_bytes": -1}, BadMessageError),
+        ({"queue_id": -2}, BadMessageError),
+        ({"unique_prefix": "short"}, BadPropertyError),
+        ({"unique_prefix": "a" * 28}, BadPropertyError),
+        ({"has_prepared": True}, BadMessageError),
+    ],
+)
+def test_each_frame_is_checked_though_its_shape_is_known(
+    planner: Planner, changes: dict[str, Any], error: type[Exception]
 ) -> None:
-    """A power loss took the config files, and recovery found some queues again."""
-    store.table.create_queue(topic, 2)
-    topics = store.successor()
-    found = topics.topics.get(topic)
-    assert found is not None
-    assert found.queues == 3
-    assert len(topics.find_own(topic).queue_numbers) == queues
-    topics.save(1)
-    assert len(store.successor().find_own(topic).queue_numbers) == queues
+    planner.plan()
+    with pytest.raises(error):
+        planner.plan(**changes)
+    planner.plan()
 
 
-def test_light_queues_of_rocketmq_become_no_topics(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    store.table.create_queue("Orders", 1)
-    store.table.create_queue("%LMQ%light", 0)
-    topics = OpenTopics(store.io, store.io, store.paths, store.options, store.table)
-    assert topics.topics.get("Orders") is not None
-    assert topics.topics.get("%LMQ%light") is None
+def test_what_the_groups_roles_may_do_is_not_kept_for_clients(planner: Planner) -> None:
+    own = planner.plan(own=True, topic="%RETRY%G", reconsume_times=3, prepared_transaction_offset=5)
+    assert (own.shape.reconsume_times, own.shape.prepared_transaction_offset) == (3, 5)
+    with pytest.raises(TopicReservedError):
+        planner.plan(topic="SCHEDULE_TOPIC_XXXX")
+    planner.plan(own=True, topic="SCHEDULE_TOPIC_XXXX")
+    with pytest.raises(TopicReservedError):
+        planner.plan(topic="SCHEDULE_TOPIC_XXXX")
+    client = planner.plan(sys_flag=0xC, reconsume_times=3, prepared_transaction_offset=5)
+    assert (client.shape.sys_flag, client.shape.reconsume_times, client.shape.prepared_transaction_offset) == (0, 0, 0)
+
+
+def test_messages_that_wait_go_elsewhere_each_time(planner: Planner) -> None:
+    planner.plan()
+    for _ in range(2):
+        assert bytes(planner.plan(delay_level=3).shape.topic_block[1:]) == b"SCHEDULE_TOPIC_XXXX"
+    assert bytes(planner.plan(deliver_at_ms=NOW_MS + 60_000).shape.topic_block[1:]) == b"rmq_sys_wheel_timer"
+    assert bytes(planner.plan(deliver_at_ms=NOW_MS - 1).shape.topic_block[1:]) == b"T"
+
+
+@pytest.mark.parametrize(
+    ("payload", "changes"),
+    [
+        (b"\4\0\0\0body", {"tag": "t" * (SHAPE_TEXT_MAX + 1)}),
+        (b"\4\0\0\0body\0\0", {"tags_bytes": 0, "tag": "unchecked"}),
+        (b"\4\0\0\0body\0\0", {"properties_bytes": 0, "tag": "unchecked"}),
+    ],
+)
+def test_what_is_long_or_was_not_checked_is_not_kept(planner: Planner, payload: bytes, changes: dict[str, Any]) -> None:
+    first = planner.plan(payload, **changes)
+    assert planner.plan(payload, **changes).shape is not first.shape
+
+
+def test_of_very_many_shapes_the_oldest_are_made_again(planner: Planner) -> None:
+    first = planner.plan(flag=0).shape
+    for flag in range(1, SHAPES_MAX):
+        planner.plan(flag=flag)
+    assert planner.plan(flag=0).shape is first
+    planner.plan(flag=SHAPES_MAX)
+    assert planner.plan(flag=0).shape is not first

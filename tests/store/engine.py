@@ -14,8 +14,9 @@ from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
-from mqproc.store.append import AppendPlan, CommitLogAppender, topic_fields
+from mqproc.store.append import CommitLogAppender
 from mqproc.store.final_syncs import FinalSyncs
+from mqproc.store.frames import AppendPlan, FrameShape, topic_fields
 from mqproc.store.log_flush import make_segment
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
@@ -93,26 +94,24 @@ class Engine:
             columns += [at, at + 2 * len(encoded)]
         columns += [-1, -1, -1, -1, -1, -1, -1, -1]
         magic, topic_block = topic_fields(topic)
-        values: dict[str, Any] = {
-            "payload": np.frombuffer(bytearray(b"".join(parts)), np.uint8),
-            "count": len(bodies),
-            "columns": tuple(columns),
+        of_frame = {name: changes.pop(name) for name in list(changes) if name in AppendPlan.__struct_fields__}
+        shape: dict[str, Any] = {
             "magic": magic,
             "topic_block": topic_block,
             "queue_numbers": np.array(numbers, np.int64),
-            "rotation": 0,
             "fixed_queue": -1,
-            "unique_counter": -1,
             "parts": (b"", b"", b"", b""),
-            "born_timestamp_ms": 1_700_000_000_000,
             "born_host": BORN_HOST,
-            "flag": 0,
-            "sys_flag": 0,
-            "reconsume_times": 0,
-            "prepared_transaction_offset": 0,
-            "batch": False,
         }
-        return AppendPlan(**(values | changes))
+        frame: dict[str, Any] = {
+            "shape": FrameShape(**(shape | changes)),
+            "payload": np.frombuffer(bytearray(b"".join(parts)), np.uint8),
+            "count": len(bodies),
+            "columns": tuple(columns),
+            "rotation": 0,
+            "born_timestamp_ms": 1_700_000_000_000,
+        }
+        return AppendPlan(**(frame | of_frame))
 
     def append(
         self, topic: str, bodies: Sequence[bytes], time_ms: int = 1_700_000_000_001, **changes: Any

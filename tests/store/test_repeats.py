@@ -15,7 +15,7 @@ from mqproc.kernels import repeats as kernel
 from mqproc.kernels.jit import plain
 from mqproc.layout import control as words_of
 from mqproc.layout.properties import encode
-from mqproc.store.append import AppendPlan
+from mqproc.store.frames import AppendPlan
 from mqproc.store.repeats import RepeatWindow
 from tests.store.live_store import FIRST_MS, LiveStore
 
@@ -53,9 +53,14 @@ class Sender:
 
     def counted(self, counter: int, count: int = 1, topic: str = "T", **changes: Any) -> AppendPlan:
         """A frame whose ids are made of a counter."""
-        parts = (f"UNIQ_KEY\x01{PREFIX}".encode(), b"\x02", b"", b"")
+        ids = {
+            "parts": (b"UNIQ_KEY\x01", b"\x02", b"", b""),
+            "prefix_size": len(PREFIX),
+            "unique_prefix": PREFIX.encode(),
+            "unique_counter": counter,
+        }
         bodies = [b"body %d" % (counter + index) for index in range(count)]
-        return self.store.engine.plan(topic, bodies, queues=4, unique_counter=counter, parts=parts, **changes)
+        return self.store.engine.plan(topic, bodies, queues=4, **(ids | changes))
 
     def named(self, *names: str, topic: str = "T", **changes: Any) -> AppendPlan:
         """A frame with whole property strings."""
