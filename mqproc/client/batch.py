@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.client.columns import Texts, is_arrow
-from mqproc.frozen import quick_init
 
 
-@quick_init
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True, eq=False):
     """Messages for one topic, column by column.
 
     bodies: list of bytes, 2-D uint8 array, 'S' array, or Arrow binary or string array.
@@ -54,11 +51,11 @@ class Batch:
     def part(self, start: int, stop: int) -> Batch:
         """Messages [start, stop) as a batch."""
         unique = None if self.unique is None else (self.unique[0], self.unique[1] + start)
-        return replace(self, unique=unique, **self._columns(lambda column: column[start:stop]))
+        return msgspec.structs.replace(self, unique=unique, **self._columns(lambda column: column[start:stop]))
 
     def taken(self, places: NDArray[np.int64]) -> Batch:
         """The messages at some places as a batch; it has no unique ids of its own."""
-        return replace(self, **self._columns(lambda column: _at(column, places)))
+        return msgspec.structs.replace(self, **self._columns(lambda column: _at(column, places)))
 
     def _columns(self, change: Callable[[Any], Any]) -> dict[str, Any]:
         """What there is one of for each message, changed."""

@@ -17,6 +17,7 @@ from mqproc.client.properties import check_keys
 from mqproc.errors import BadMessageError, BadPropertyError, NoSuchQueueError, PropertiesTooLargeError
 from mqproc.layout.properties import KEY_SEPARATOR, NAME_END, PAIR_END
 from mqproc.layout.record import PROPERTIES_SIZE_MAX
+from mqproc.wire.operations import COLUMN_ABSENT
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -33,12 +34,19 @@ Texts = Any
 
 
 class Column(NamedTuple):
-    """Values of all messages one after the other. `size` is the sum of `lengths`; of texts `longest` is the largest."""
+    """Values of all messages. `size` is the sum of `lengths`; of texts `longest` is the largest.
+
+    `pieces` is what is sent: the lengths, then the values one after the other.
+    """
 
     lengths: NDArray[Any]
     size: int
-    data: list[ReadableBuffer]
+    pieces: list[ReadableBuffer]
     longest: int = 0
+
+
+NO_COLUMN: Final = Column(np.empty(0, np.uint16), COLUMN_ABSENT, [])
+"""For what no message has."""
 
 
 # Bodies
@@ -69,17 +77,18 @@ def list_bodies(bodies: Sequence[Any]) -> Column:
             joined = b"".join(bodies)
             if len(joined) != size:
                 raise TypeError("a body's items are not bytes")
-            return Column(lengths, size, [joined])
+            return Column(lengths, size, [lengths.data, joined])
         views: list[ReadableBuffer] = [memoryview(body).cast("B") for body in bodies if len(body)]
     except (TypeError, ValueError, OverflowError) as error:
         raise BadMessageError(f"bodies: {error}") from None
-    return Column(lengths, size, views)
+    return Column(lengths, size, [lengths.data, *views])
 
 
 def _numpy_bodies(bodies: NDArray[Any]) -> Column:
     if bodies.dtype == np.uint8 and bodies.ndim == 2:
         rows = np.ascontiguousarray(bodies)
-        return Column(_equal_lengths(*rows.shape), rows.nbytes, [rows.reshape(-1).data])
+        lengths = _equal_lengths(*rows.shape)
+        return Column(lengths, rows.nbytes, [lengths.data, rows.reshape(-1).data])
     if bodies.dtype.kind == "S" and bodies.ndim == 1:
         return _padded_bodies(np.ascontiguousarray(bodies))
     if bodies.dtype.kind == "O" and bodies.ndim == 1:
@@ -102,7 +111,7 @@ def _padded_bodies(bodies: NDArray[np.bytes_]) -> Column:
     rows = bodies.view(np.uint8).reshape(len(bodies), width)
     size = int(lengths.sum(dtype=np.int64))
     data = rows.reshape(-1) if size == rows.size else rows[np.arange(width) < lengths[:, None]]
-    return Column(lengths, size, [data.data])
+    return Column(lengths, size, [lengths.data, data.data])
 
 
 def is_arrow(values: Any) -> bool:
@@ -145,7 +154,8 @@ def _arrow_bodies(bodies: Any) -> Column:
     sizes, data = _arrow_column(bodies, "bodies")
     if len(sizes) and int(sizes.max()) >= 1 << 32:
         raise BadMessageError(f"a body has {int(sizes.max()):,} bytes")
-    return Column(sizes.astype(_LENGTH), len(data), [data])
+    lengths = sizes.astype(_LENGTH)
+    return Column(lengths, len(data), [lengths.data, data])
 
 
 # Texts
@@ -181,12 +191,12 @@ def encode_tags(tags: Texts, count: int) -> Column:
     return column
 
 
-def encode_sharding_keys(keys: Texts, count: int) -> Column | None:
-    """The column of sharding keys; None and "" are none, and no column when no message has one."""
+def encode_sharding_keys(keys: Texts, count: int) -> Column:
+    """The column of sharding keys; None and "" are none, and NO_COLUMN when no message has one."""
     texts = [keys] * count if isinstance(keys, str) else keys
     column = encode_texts(texts, count, "sharding keys")
     _refuse_bytes(column, "sharding keys", NAME_END + PAIR_END)
-    return column if column.size else None
+    return column if column.size else NO_COLUMN
 
 
 def encode_texts(texts: Texts, count: int, name: str) -> Column:
@@ -215,7 +225,8 @@ def _text_column(texts: Any, joined: str | None, count: int, name: str) -> Colum
     longest = int(np.maximum.reduce(sizes)) if count else 0
     if longest > PROPERTIES_SIZE_MAX:
         raise PropertiesTooLargeError(f"{name} of {longest:,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
-    return Column(sizes.astype(_SHORT_LENGTH), len(data), [data], longest)
+    lengths = sizes.astype(_SHORT_LENGTH)
+    return Column(lengths, len(data), [lengths.data, data], longest)
 
 
 def as_list(texts: Texts, name: str) -> Sequence[Any] | None:
@@ -248,7 +259,8 @@ def _list_texts(values: Sequence[str], joined: str, name: str) -> tuple[NDArray[
 
 
 def _refuse_bytes(column: Column, name: str, forbidden: str) -> None:
-    data = column.data[0] if type(column.data[0]) is bytes else bytes(column.data[0])
+    _, values = column.pieces
+    data = values if type(values) is bytes else bytes(values)
     for byte in forbidden.encode():
         if byte in data:
             raise BadPropertyError(f"{name}: one holds the separator byte 0x{byte:02X}")

@@ -8,9 +8,9 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -91,4 +91,4 @@ def by_time(batch: Batch) -> tuple[list[Batch], NDArray[np.int64] | None]:
     places = np.split(order, np.flatnonzero(np.diff(of_each[order])) + 1)
     parts = [batch.taken(of_time) for of_time in places] if len(batch) else []
     waiting = zip(parts, times.tolist(), strict=True)
-    return [replace(part, **{name: moment}) for part, moment in waiting], order
+    return [msgspec.structs.replace(part, **{name: moment}) for part, moment in waiting], order

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from mqproc.client.batch import Batch
 from mqproc.client.columns import (
+    NO_COLUMN,
     Column,
     Texts,
     as_list,
@@ -79,7 +80,7 @@ _encode_options = msgspec.msgpack.Encoder().encode
 _body_of, _tag_of, _several_keys_of = (operator.attrgetter(name) for name in ("body", "tag", "keys"))
 _born_of, _flag_of = operator.attrgetter("born_timestamp_ms"), operator.attrgetter("flag")
 _properties_of, _unique_id_of = operator.attrgetter("properties"), operator.attrgetter("unique_id")
-_sharding_key_of, _longest_of = operator.attrgetter("sharding_key"), operator.attrgetter("longest")
+_sharding_key_of = operator.attrgetter("sharding_key")
 _pack_length = struct.Struct("<I").pack
 _pack_short_length = struct.Struct("<H").pack
 
@@ -121,18 +122,17 @@ class _Columns(msgspec.Struct):
 
     topic: str
     bodies: Column
-    keys: Column | None = None
-    tags: Column | None = None
-    properties: Column | None = None
+    keys: Column = NO_COLUMN
+    tags: Column = NO_COLUMN
+    properties: Column = NO_COLUMN
     born: NDArray[np.int64] | None = None
     queues: NDArray[np.int32] | None = None
     flags: NDArray[np.int32] | None = None
-    sharding_keys: Column | None = None
+    sharding_keys: Column = NO_COLUMN
     queue_id: int = QUEUE_ANY
     tag: str = ""
     gaps: Gaps = NO_GAPS
     born_timestamp_ms: int = 0
-    flag: int = 0
     unique_prefix: str = ""
     unique_counter: int = 0
     delay_level: int = 0
@@ -141,26 +141,26 @@ class _Columns(msgspec.Struct):
 
 
 def _frame(columns: _Columns, *, wait: bool, batch: bool = False, oneway: bool = False) -> AppendFrame:
-    count = len(columns.bodies.lengths)
-    _check_property_sizes(columns)
-    gaps = columns.gaps
-    whole = columns.properties
+    bodies, keys, tags, whole = columns.bodies, columns.keys, columns.tags, columns.properties
+    sharding_keys, gaps, count = columns.sharding_keys, columns.gaps, len(bodies.lengths)
+    is_composed = whole is NO_COLUMN
+    if is_composed:
+        _check_property_sizes(columns)
     options = AppendRequest(
         topic=columns.topic,
         count=count,
-        queue_id=columns.queue_id if columns.queues is None else QUEUE_COLUMN,
-        bodies_bytes=columns.bodies.size,
-        keys_bytes=COLUMN_ABSENT if columns.keys is None else columns.keys.size,
-        tags_bytes=COLUMN_ABSENT if columns.tags is None else columns.tags.size,
-        properties_bytes=COLUMN_ABSENT if whole is None else whole.size,
+        queue_id=columns.queue_id,
+        bodies_bytes=bodies.size,
+        keys_bytes=keys.size,
+        tags_bytes=tags.size,
+        properties_bytes=whole.size,
         has_born=columns.born is not None,
         has_queues=columns.queues is not None,
         has_flags=columns.flags is not None,
         tag=columns.tag,
-        unique_prefix=columns.unique_prefix if whole is None else "",
-        unique_counter=columns.unique_counter if whole is None else 0,
+        unique_prefix=columns.unique_prefix if is_composed else "",
+        unique_counter=columns.unique_counter if is_composed else 0,
         born_timestamp_ms=columns.born_timestamp_ms,
-        flag=columns.flag,
         gap_before_unique=gaps.before_unique,
         gap_before_tag=gaps.before_tag,
         gap_before_keys=gaps.before_keys,
@@ -171,17 +171,11 @@ def _frame(columns: _Columns, *, wait: bool, batch: bool = False, oneway: bool =
         delay_level=columns.delay_level,
         deliver_at_ms=columns.deliver_at_ms,
         transaction=columns.transaction,
-        sharding_bytes=COLUMN_ABSENT if columns.sharding_keys is None else columns.sharding_keys.size,
+        sharding_bytes=sharding_keys.size,
     )
-    payload: list[ReadableBuffer] = [columns.bodies.lengths.data, *columns.bodies.data]
-    for column in (columns.keys, columns.tags, whole):
-        if column is not None:
-            payload += (column.lengths.data, *column.data)
-    for column_of_numbers in (columns.born, columns.queues, columns.flags):
-        if column_of_numbers is not None:
-            payload.append(column_of_numbers.data)
-    if columns.sharding_keys is not None:
-        payload += (columns.sharding_keys.lengths.data, *columns.sharding_keys.data)
+    payload = [*bodies.pieces, *keys.pieces, *tags.pieces, *whole.pieces]
+    payload += [numbers.data for numbers in (columns.born, columns.queues, columns.flags) if numbers is not None]
+    payload += sharding_keys.pieces
     return AppendFrame(
         columns.topic, count, _encode_options(options), payload, columns.unique_prefix, columns.unique_counter
     )
@@ -189,17 +183,16 @@ def _frame(columns: _Columns, *, wait: bool, batch: bool = False, oneway: bool =
 
 def _check_property_sizes(columns: _Columns) -> None:
     """Sizes of the whole strings that the writer will make; a record's CRC is its affair."""
-    if columns.properties is not None:
-        return
     constant = FIXED_PAIRS_BYTES + len(columns.tag.encode()) + sum(map(len, columns.gaps))
-    if columns.sharding_keys is not None:
+    keys, tags, sharding_keys = columns.keys, columns.tags, columns.sharding_keys
+    if sharding_keys is not NO_COLUMN:
         constant += SHARDING_PAIR_BYTES
-    texts = [column for column in (columns.keys, columns.tags, columns.sharding_keys) if column is not None]
-    if constant + sum(map(_longest_of, texts)) <= PROPERTIES_SIZE_MAX:
+    if constant + keys.longest + tags.longest + sharding_keys.longest <= PROPERTIES_SIZE_MAX:
         return
     sizes = np.full(len(columns.bodies.lengths), constant, np.int64)
-    for column in texts:
-        sizes += column.lengths
+    for column in (keys, tags, sharding_keys):
+        if column is not NO_COLUMN:
+            sizes += column.lengths
     if int(sizes.max()) > PROPERTIES_SIZE_MAX:
         raise PropertiesTooLargeError(f"properties of {int(sizes.max()):,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
 
@@ -353,6 +346,7 @@ def encode_messages(
         columns.queue_id = QUEUE_ANY if first.queue_id is None else first.queue_id
     elif first.queue_id is not None:
         columns.queues = queue_numbers([message.queue_id for message in messages], count)
+        columns.queue_id = QUEUE_COLUMN
     if any(map(_sharding_key_of, messages)):
         columns.sharding_keys = _sharding_column(messages)
     if any(map(_properties_of, messages)) or any(map(_unique_id_of, messages)):
@@ -380,7 +374,7 @@ def _keys_column(messages: Sequence[Message]) -> Column:
     return encode_texts(list(map(_keys_of, messages)), len(messages), "keys")
 
 
-def _sharding_column(messages: Sequence[Message]) -> Column | None:
+def _sharding_column(messages: Sequence[Message]) -> Column:
     for message in messages:
         check_sharding_key(message.sharding_key, message.properties, names_queue=message.queue_id is not None)
     return encode_sharding_keys([message.sharding_key for message in messages], len(messages))
@@ -428,6 +422,7 @@ def _encode_whole(batch: Batch) -> AppendFrame:
         columns.queue_id = batch.queue_id
     elif batch.queue_ids is not None:
         columns.queues = queue_numbers(batch.queue_ids, count)
+        columns.queue_id = QUEUE_COLUMN
     if batch.sharding_keys is not None:
         columns.sharding_keys = _batch_sharding_keys(batch)
     if batch.born_timestamps_ms is None:
@@ -443,7 +438,7 @@ def _encode_whole(batch: Batch) -> AppendFrame:
     return _frame(columns, wait=batch.wait, batch=batch.batch)
 
 
-def _batch_sharding_keys(batch: Batch) -> Column | None:
+def _batch_sharding_keys(batch: Batch) -> Column:
     """The column of a batch's sharding keys. Raises BadRequestError when they cannot pick the queues."""
     if batch.queue_id is not None or batch.queue_ids is not None:
         raise BadRequestError("a batch has sharding keys, which pick the queues, or queue ids, not both")
@@ -464,7 +459,7 @@ def _add_columns(batch: Batch, columns: _Columns) -> None:
         columns.tags = encode_tags(batch.tags, count)
     if batch.properties:
         assert isinstance(batch.properties, Mapping)
-        if columns.sharding_keys is not None:
+        if columns.sharding_keys is not NO_COLUMN:
             check_sharding_key("any", batch.properties, names_queue=False)
         columns.gaps = split_at_gaps(batch.properties)
 

@@ -18,7 +18,7 @@ from mqproc.store.groups.check_points import CheckPoint
 from mqproc.store.groups.open_check_points import OpenCheckPoints, begins_of
 from mqproc.store.slices import finish
 from tests.conftest import Group, wait_until
-from tests.golden.fixtures import GOLDEN
+from tests.golden.fixtures import GOLDEN, unpack
 from tests.interop.pop_store import GROUP, LATE_MS, LATER_MS, NAME, TOPIC
 
 RETRY = f"%RETRY%{GROUP}_{TOPIC}"
@@ -28,7 +28,7 @@ RETRY = f"%RETRY%{GROUP}_{TOPIC}"
 def store(tmp_path: Path) -> Path:
     """See `pop_store.make`."""
     with tarfile.open(GOLDEN / f"{NAME}.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+        unpack(archive, tmp_path)
     return tmp_path / "store"
 
 

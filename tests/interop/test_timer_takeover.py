@@ -12,7 +12,7 @@ from mqproc.names import TIMER_TOPIC
 from tests.cli.calling import call
 from tests.cli.repairing import damage_in
 from tests.conftest import Group, wait_until
-from tests.golden.fixtures import GOLDEN
+from tests.golden.fixtures import GOLDEN, unpack
 from tests.interop.timer_store import CANCELLED, DELIVERED, FAR, NAME, TOPIC, WAITING, dumped, units
 
 OPTIONS = {"metrics_port": 0, "max_message_size": 32768}
@@ -22,7 +22,7 @@ OPTIONS = {"metrics_port": 0, "max_message_size": 32768}
 def store(tmp_path: Path) -> Path:
     """See `timer_store.make`."""
     with tarfile.open(GOLDEN / f"{NAME}.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+        unpack(archive, tmp_path)
     return tmp_path / "store"
 
 

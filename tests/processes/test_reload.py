@@ -66,6 +66,7 @@ TOP = "top"
 
 READERS = {
     "store/append.py": {words_of.WRITER},
+    "store/frames.py": {words_of.WRITER},
     "process/writer.py": {words_of.WRITER},
     "process/commitlog_flusher.py": {words_of.COMMITLOG_FLUSHER},
     "process/transactions.py": {words_of.QUERY},
