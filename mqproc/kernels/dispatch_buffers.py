@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
@@ -33,8 +33,7 @@ from mqproc.layout import queue_table
 from mqproc.layout.consume_queue import UNIT_SIZE
 
 
-@dataclass(frozen=True, slots=True)
-class ScanResult:
+class ScanResult(msgspec.Struct, frozen=True, eq=False):
     """What a scan found. `stopped_at` is a byte of the segment; arrays are views of the buffers until the next scan.
 
     `runs` int64[runs, RUN_COLUMNS], in the order of their first records: a queue's last run holds its newest record.

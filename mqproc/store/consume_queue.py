@@ -166,22 +166,30 @@ class ConsumeQueueFiles:
         A unit's place is its queue offset, so writing the same units again changes nothing: after an OSError the call
         can be repeated.
         """
+        io, file_bytes = self._io, self.file_bytes
         position = first_queue_offset * UNIT_SIZE
-        done = 0
-        while done < len(units):
-            place = position % self.file_bytes
-            size = min(self.file_bytes - place, len(units) - done)
-            file = self._for_writing(topic, queue_id, position - place, place, generation)
-            if place + size > file.allocated_end:
-                self._allocate(file, place, place + size)
+        done, left = 0, len(units)
+        while left > 0:
+            place = position % file_bytes
+            size = min(file_bytes - place, left)
+            end = place + size
+            key = topic, queue_id, position - place
+            file = self._open.get(key)
+            if file is None or file.generation != generation or end > file.allocated_end:
+                file = self._made_ready(key, place, end, generation)
+            else:
+                self._open.move_to_end(key)
+            self._unsynced.note(key)
             run = units[done : done + size]
-            self._io.crash_amid("cq.half_unit", file.fd, run, place)
-            self._io.pwrite(file.fd, run, place)
-            file.used_end = max(file.used_end, place + size)
-            if self._sync_follows and place + size == self.file_bytes:
-                self._io.start_writing(file.fd, 0, self.file_bytes)
+            io.crash_amid("cq.half_unit", file.fd, run, place)
+            io.pwrite(file.fd, run, place)
+            if end > file.used_end:
+                file.used_end = end
+            if self._sync_follows and end == file_bytes:
+                io.start_writing(file.fd, 0, file_bytes)
             position += size
             done += size
+            left -= size
 
     def mend_run(
         self, topic: str, queue_id: int, first_queue_offset: int, units: NDArray[np.uint8], generation: int = 0
@@ -234,8 +242,9 @@ class ConsumeQueueFiles:
         file = self._opened(topic, queue_id, start, generation)
         return file is not None and file.made_here and place >= file.used_end
 
-    def _for_writing(self, topic: str, queue_id: int, start: int, place: int, generation: int) -> _OpenFile:
-        self._unsynced.note((topic, queue_id, start))
+    def _made_ready(self, key: tuple[str, int, int], place: int, end: int, generation: int) -> _OpenFile:
+        """A file whose bytes [place, end) may be written: open, of its full length, with that much space."""
+        topic, queue_id, start = key
         file = self._opened(topic, queue_id, start, generation)
         if file is None:
             file = self._reopened(topic, queue_id, start, generation)
@@ -247,6 +256,8 @@ class ConsumeQueueFiles:
             file.used_end = place
             file.complete = True
             self.files_made += file.made_here
+        if end > file.allocated_end:
+            self._allocate(file, place, end)
         return file
 
     def _reopened(self, topic: str, queue_id: int, start: int, generation: int) -> _OpenFile | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -51,8 +52,7 @@ NEW_FILES_PART: Final = 16
 ROWS_AT_ONCE: Final = 512
 
 
-@dataclass(frozen=True, slots=True)
-class DispatchStep:
+class DispatchStep(msgspec.Struct, frozen=True):
     """What a step did. `position` is the new `dispatched`.
 
     With a `reason` outside GOING_ON dispatch cannot pass `position`: nothing of the record there was written.
@@ -234,17 +234,19 @@ class Dispatch:
         """Write each run, and fillers before it for what a hole before `start` has swallowed of its queue."""
         holes = self._holes[: bisect.bisect_left(self._holes, (start, start))]
         ends: dict[int, int] = {}
+        is_plain = not holes and not self._mend
+        only, units, write = self._only, result.units, self._write
         for number, first, count, offset, _end, _time in _rows(result.runs, self._breathe):
-            if self._only is not None and number not in self._only:
+            if only is not None and number not in only:
                 continue
-            run = result.units[offset : offset + count * UNIT_SIZE]
-            if holes or self._mend:
+            run = units[offset : offset + count * UNIT_SIZE]
+            if not is_plain:
                 expected = max(ends.get(number, 0), self._table.max_offset(number))
                 if first > expected:
                     # Holes lie before `start`: only a queue's first run of a step can be behind one.
                     self._explain_gap(number, expected, first, load_be64(run, 0), () if number in ends else holes)
                 ends[number] = first + count
-            self._write(number, first, run)
+            write(number, first, run)
 
     def _write(self, number: int, first: int, units: NDArray[np.uint8]) -> None:
         topic, queue_id = self._table.name(number)

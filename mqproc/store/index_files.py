@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,8 +37,7 @@ ALLOCATED_AHEAD_MAX_BYTES: Final = 64 * MIB
 AHEAD_OF_FREE: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class IndexCommit:
+class IndexCommit(msgspec.Struct, frozen=True):
     """Where the index stood after a dispatch step. `file_ms` is the newest file's name as a time, 0 = no file."""
 
     file_ms: int = 0

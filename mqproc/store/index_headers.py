@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,8 +21,7 @@ from mqproc.paths import index_name, index_name_time_ms
 _NAMED_UNTIL_MS: Final = 253_402_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class IndexHeader:
+class IndexHeader(msgspec.Struct, frozen=True):
     """The header's fields. `count` is the number of the next item; a file without entries has 1."""
 
     begin_timestamp_ms: int

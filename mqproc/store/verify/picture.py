@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -152,6 +152,6 @@ def read_index_headers(io: StoreIO, inventory: Inventory) -> list[IndexFile]:
         finally:
             io.close(fd)
         header = read_header(view)
-        header = dataclasses.replace(header, count=min(header.count, inventory.sizes.items))
+        header = msgspec.structs.replace(header, count=min(header.count, inventory.sizes.items))
         found.append(IndexFile(name, header, found[-1].header.end_timestamp_ms if found else -1))
     return found
