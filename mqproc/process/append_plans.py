@@ -15,7 +15,7 @@ import numpy as np
 from mqproc.errors import BadMessageError, BadPropertyError, NoSuchQueueError
 from mqproc.kernels.hashing import java_hash_utf8, queue_of_hash
 from mqproc.layout import record
-from mqproc.process.frame_kinds import UNIQUE_PREFIX_DIGITS, FrameKind, gaps_of, kind_of, parked_kind
+from mqproc.process.constant_properties import UNIQUE_PREFIX_DIGITS, ConstantProperties, constant_properties, gaps_of
 from mqproc.process.open_topics import OpenTopic, OpenTopics
 from mqproc.process.parking import check_slot, parked, real_queue, waits
 from mqproc.store.frames import AppendPlan, FrameShape
@@ -24,8 +24,8 @@ from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_ANY, QUEUE_COLUMN, Appen
 
 MESSAGES_PER_FRAME_MAX: Final = 1 << 20
 # Shapes that are kept, and the characters of tag and constant properties that one of them has at most.
-SHAPES_MAX: Final = 4096
-SHAPE_TEXT_MAX: Final = 2048
+SHAPES_MAX: Final = 16_384
+SHAPE_TEXT_MAX: Final = 512
 # Where these stand among the columns.
 _QUEUES, _SHARDING_LENGTHS, _SHARDING_KEYS = 9, 12, 13
 # The columns behind the tags' when there is none of them.
@@ -57,7 +57,7 @@ _shape_fields = operator.attrgetter(
 
 
 class KeptShape(NamedTuple):
-    """A shape that was checked, with its topic; `more_columns` as in `FrameKind`."""
+    """A shape that was checked, with its topic. `more_columns`: the payload has others than bodies, keys and tags."""
 
     shape: FrameShape
     topic: OpenTopic
@@ -102,11 +102,12 @@ class AppendPlans:
 
     def _plan_own(self, request: AppendRequest, payload: memoryview) -> tuple[AppendPlan, OpenTopic]:
         """The group's own roles may write to the system's topics, which are made as wide as that takes."""
-        kind = kind_of(request)
-        columns = _columns(request, len(payload), kind.more_columns)
+        _check_host(request)
+        constant = constant_properties(request)
+        columns = _columns(request, len(payload), _has_more_columns(request))
         topic = self._topics.find_own(request.topic, _queues_named(request, columns, payload))
         _check_queue(request, topic)
-        shape = _shape(request, kind, topic, request.sys_flag)
+        shape = _shape(request, constant, topic, request.sys_flag)
         shape.reconsume_times = request.reconsume_times
         shape.prepared_transaction_offset = request.prepared_transaction_offset
         return _plan(request, payload, columns, shape, topic.rotation), topic
@@ -118,18 +119,20 @@ class AppendPlans:
         check_sendable(request.topic)
         if request.has_prepared:
             raise BadMessageError("has_prepared is for the group's own roles")
-        kind = kind_of(request)
-        columns = _columns(request, len(payload), kind.more_columns)
+        _check_host(request)
+        constant = constant_properties(request)
+        more_columns = _has_more_columns(request)
+        columns = _columns(request, len(payload), more_columns)
         topic = self._topics.find(request.topic)
         _check_queue(request, topic)
         has_time = request.delay_level or request.deliver_at_ms or request.transaction
         if has_time and waits(request, payload, now_ms):
             return self._plan_parked(request, payload, columns, topic, now_ms), topic
-        shape = _shape(request, kind, topic, request.sys_flag & record.SYS_FLAG_BODY)
+        shape = _shape(request, constant, topic, request.sys_flag & record.SYS_FLAG_BODY)
         if not has_time and _may_be_kept(request):
             if len(self._kept) >= SHAPES_MAX:
-                del self._kept[next(iter(self._kept))]
-            self._kept[key] = KeptShape(shape, topic, kind.more_columns)
+                self._kept.clear()
+            self._kept[key] = KeptShape(shape, topic, more_columns)
         return _plan(request, payload, columns, shape, topic.rotation), topic
 
     def _plan_parked(
@@ -143,7 +146,7 @@ class AppendPlans:
         moved = parked(request, real_queue_id, topics.options, now_ms)
         check_slot(moved, payload, topics.options, now_ms, topics.waiting_in)
         waiting = topics.find_own(moved.topic)
-        shape = _shape(moved, parked_kind(moved), waiting, moved.sys_flag & record.SYS_FLAG_BODY)
+        shape = _shape(moved, constant_properties(moved, parked=True), waiting, moved.sys_flag & record.SYS_FLAG_BODY)
         return _plan(moved, payload, columns, shape, rotation)
 
 
@@ -160,17 +163,28 @@ def _may_be_kept(request: AppendRequest) -> bool:
     return len(request.tag) + sum(map(len, gaps_of(request))) <= SHAPE_TEXT_MAX
 
 
-def _shape(request: AppendRequest, kind: FrameKind, topic: OpenTopic, sys_flag: int) -> FrameShape:
+def _has_more_columns(request: AppendRequest) -> bool:
+    """Whether the payload has other columns than those of bodies, keys and tags."""
+    has_numbers = request.has_born or request.has_queues or request.has_flags or request.has_prepared
+    return has_numbers or request.properties_bytes >= 0 or request.sharding_bytes >= 0
+
+
+def _check_host(request: AppendRequest) -> None:
+    if len(request.born_host) not in (record.HOST_V4_SIZE, record.HOST_V6_SIZE):
+        raise BadMessageError(f"born_host has {len(request.born_host)} bytes; it takes 8 or 20")
+
+
+def _shape(request: AppendRequest, constant: ConstantProperties, topic: OpenTopic, sys_flag: int) -> FrameShape:
     has_prefix = request.unique_prefix != "" and request.properties_bytes < 0
     return FrameShape(
         magic=topic.magic,
         topic_block=topic.block,
         queue_numbers=topic.queue_numbers,
         fixed_queue=request.queue_id,
-        parts=(kind.before_id, kind.before_tag, kind.before_keys, kind.after_keys),
+        parts=constant.parts,
         born_host=request.born_host,
         prefix_size=UNIQUE_PREFIX_DIGITS if has_prefix else 0,
-        sharding_at=kind.sharding_at,
+        sharding_at=constant.sharding_at,
         flag=request.flag,
         sys_flag=sys_flag,
         batch=request.batch,

@@ -145,6 +145,9 @@ def test_nothing_is_sent_to_a_deleted_topic(tmp_path: Path) -> None:
         ({"unique_prefix": "short"}, BadPropertyError),
         ({"unique_prefix": "a" * 28}, BadPropertyError),
         ({"has_prepared": True}, BadMessageError),
+        ({"born_host": b"\x7f"}, BadMessageError),
+        ({"gap_before_tag": b"no pair"}, BadPropertyError),
+        ({"tag": "a\x01"}, BadPropertyError),
     ],
 )
 def test_each_frame_is_checked_though_its_shape_is_known(
@@ -189,10 +192,18 @@ def test_what_is_long_or_was_not_checked_is_not_kept(planner: Planner, payload: 
     assert planner.plan(payload, **changes).shape is not first.shape
 
 
-def test_of_very_many_shapes_the_oldest_are_made_again(planner: Planner) -> None:
+def test_no_more_shapes_are_kept_than_there_is_room_for(planner: Planner) -> None:
     first = planner.plan(flag=0).shape
     for flag in range(1, SHAPES_MAX):
         planner.plan(flag=flag)
     assert planner.plan(flag=0).shape is first
     planner.plan(flag=SHAPES_MAX)
     assert planner.plan(flag=0).shape is not first
+
+
+def test_a_topic_is_not_made_by_a_frame_that_is_refused(planner: Planner) -> None:
+    with pytest.raises(BadPropertyError):
+        planner.plan(topic="new", tag="a\x01")
+    with pytest.raises(BadMessageError):
+        planner.plan(topic="new", bodies_bytes=3)
+    assert planner.topics.topics.get("new") is None

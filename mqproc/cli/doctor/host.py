@@ -1,10 +1,13 @@
-"""What the kernel says of this machine: /proc, /sys, and the clock's own state. Nothing is changed."""
+"""What the kernel says of this machine (/proc, /sys, its clock), and how Python was built. Nothing is changed."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import re
+import sys
+import sysconfig
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -38,12 +41,34 @@ def clock_is_synchronized() -> bool | None:
 
 
 @dataclass(frozen=True, slots=True)
+class PythonBuild:
+    """How the Python that runs this was built; `arguments` are those of its `configure`."""
+
+    version: str
+    prefix: str
+    arguments: str
+    is_debug: bool = False
+
+    @property
+    def is_optimized(self) -> bool:
+        """Whether profiles of its own runs went into it. Distributions do that without an argument that tells of it."""
+        return "--enable-optimizations" in self.arguments or self.prefix == "/usr"
+
+
+def python_build() -> PythonBuild:
+    """This Python."""
+    arguments = sysconfig.get_config_var("CONFIG_ARGS") or ""
+    return PythonBuild(platform.python_version(), sys.base_prefix, arguments, hasattr(sys, "gettotalrefcount"))
+
+
+@dataclass(frozen=True, slots=True)
 class Host:
-    """A machine, by the files in which its kernel tells of itself."""
+    """A machine, by the files in which its kernel tells of itself, and the Python on it."""
 
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
     clock_synchronized: bool | None = field(default_factory=clock_is_synchronized)
+    python: PythonBuild = field(default_factory=python_build)
 
     def text(self, path: Path) -> str:
         """A small file's text; "" when there is no such file, or it may not be read."""

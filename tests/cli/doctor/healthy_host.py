@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mqproc.cli.doctor.host import Host
+from mqproc.cli.doctor.host import Host, PythonBuild
 
 _LIMITS = """Limit                     Soft Limit           Hard Limit           Units
 Max file size             unlimited            unlimited            bytes
@@ -30,14 +30,22 @@ _FILES = {
 }
 
 
-def make_host(root: Path, *, clock_synchronized: bool = True, **changes: str) -> Host:
+PYTHONS = {
+    "fast": PythonBuild("3.13.1", "/opt/python", "'--enable-optimizations' '--with-lto'"),
+    "distribution": PythonBuild("3.11.2", "/usr", "'--enable-shared'"),
+    "slow": PythonBuild("3.12.4", "/home/me/.pyenv/versions/3.12.4", "'--enable-shared'"),
+    "debug": PythonBuild("3.13.1", "/opt/python", "'--enable-optimizations' '--with-pydebug'", is_debug=True),
+}
+
+
+def make_host(root: Path, *, clock_synchronized: bool = True, python: str = "fast", **changes: str) -> Host:
     """A healthy machine below `root`; `changes` are texts of files by the last parts of their names."""
     known = {name.rpartition("/")[2]: name for name in _FILES} | {"cpu_max": "sys/fs/cgroup/cpu.max"}
     for name, text in {**_FILES, **{known[key]: text for key, text in changes.items()}}.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return Host(root / "proc", root / "sys", clock_synchronized)
+    return Host(root / "proc", root / "sys", clock_synchronized, PYTHONS[python])
 
 
 def limits(name: str, value: int) -> str:

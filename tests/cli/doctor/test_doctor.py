@@ -158,6 +158,9 @@ CASES = [
     Case("socket-buffers", "net.core.wmem_max = 8,192", "sysctl -w net.core.wmem_max=1048576",
          host={"wmem_max": "8192"}),
     Case("processor", "carry-less", "-cpu host", host={"cpuinfo": "flags : fpu sse2"}, level=Level.NOTE),
+    Case("python", "3.12.4 at /home/me/.pyenv/versions/3.12.4", "--enable-optimizations --with-lto",
+         host={"python": "slow"}, level=Level.NOTE),
+    Case("python", "debug build", "a Python of the distribution", host={"python": "debug"}),
     Case("processor-share", "0.50 processors", "--cpus 2", host={"cpu_max": "50000 100000"}),
     Case("clock-synchronized", "nothing keeps the clock right", "timedatectl set-ntp true", host={"clock": "free"}),
     Case("clock-steps", "24 h 00 m from now", "chronyc makestep", from_tomorrow),
@@ -216,6 +219,10 @@ def test_what_is_wrong_is_found_with_what_mends_it(case: Case, store: StorePaths
     assert case.mend in finding.mend
     assert finding.level is case.level
     assert finding.why
+
+
+def test_a_python_of_a_distribution_is_fine_whatever_it_says_of_itself(store: StorePaths, tmp_path: Path) -> None:
+    assert bad(look(store, tmp_path, python="distribution")) == []
 
 
 def test_a_healthy_store_on_a_healthy_machine_has_nothing(store: StorePaths, tmp_path: Path) -> None:
