@@ -440,7 +440,10 @@ def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool
             if debug:
                 breakpoint()
             loop.run()
-    except bdb.BdbQuit:
+    except (bdb.BdbQuit, SystemExit):
+        # From Python 3.14 on pdb asks whether the process is to end, and exits.
+        if not debug:
+            raise
         log.get_logger().info("left by the debugger")
         return EXIT_FAILED
     except MqprocError as error:

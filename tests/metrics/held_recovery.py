@@ -74,7 +74,8 @@ class HeldGroup(Group):
             with urllib.request.urlopen(self.url() + path, timeout=60) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+            with error:
+                return error.code, error.read().decode()
 
 
 def main(store: str, *flags: str) -> int:
