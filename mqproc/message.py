@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
 from mqproc.frozen import quick_init
 
 if TYPE_CHECKING:
@@ -79,9 +81,7 @@ class SendResult:
     status: SendStatus = SendStatus.PUT_OK
 
 
-@quick_init
-@dataclass(frozen=True, slots=True)
-class BatchResult:
+class BatchResult(msgspec.Struct, frozen=True, eq=False):
     """Where a batch's messages went, column by column, in the order they were given.
 
     `queue_ids` int32[n], `queue_offsets` int64[n], `physical_offsets` int64[n]; one store time for the whole frame.

@@ -8,8 +8,9 @@ from __future__ import annotations
 import functools
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,7 +34,7 @@ Texts = Any
 """Keys or tags: one text for all, a list of texts, or an Arrow string array; keys also a list of lists of texts."""
 
 
-class Column(NamedTuple):
+class Column(msgspec.Struct, frozen=True, eq=False):
     """Values of all messages. `size` is the sum of `lengths`; of texts `longest` is the largest.
 
     `pieces` is what is sent: the lengths, then the values one after the other.
@@ -121,22 +122,27 @@ def is_arrow(values: Any) -> bool:
 
 def _arrow_column(values: Any, name: str) -> tuple[NDArray[Any], memoryview]:
     """Sizes and bytes of an Arrow array of texts or binaries: a view of its own buffer, a slice's part of it."""
-    if hasattr(values, "combine_chunks"):
+    if type(values).__name__ == "ChunkedArray":
         values = values.combine_chunks()
     kind = str(values.type)
-    if kind.startswith("fixed_size_binary"):
-        width = values.type.byte_width
-        start, count = values.offset, len(values)
-        data = memoryview(values.buffers()[1] or b"")
-        return np.full(count, width, np.int64), data[start * width : (start + count) * width]
     if kind not in _OFFSET_TYPES:
+        if kind.startswith("fixed_size_binary"):
+            return _fixed_column(values)
         values, kind = _cast_arrow(values, name), "large_binary"
-    _, offsets_buffer, data_buffer = values.buffers()
-    if not len(values):
+    count = len(values)
+    if not count:
         return np.empty(0, np.int64), memoryview(b"")
-    offsets = np.frombuffer(offsets_buffer, _OFFSET_TYPES[kind])[values.offset : values.offset + len(values) + 1]
+    _, offsets_buffer, data_buffer = values.buffers()
+    first = values.offset
+    offsets = np.frombuffer(offsets_buffer, _OFFSET_TYPES[kind])[first : first + count + 1]
     data = memoryview(data_buffer or b"").cast("B")
     return offsets[1:] - offsets[:-1], data[offsets.item(0) : offsets.item(-1)]
+
+
+def _fixed_column(values: Any) -> tuple[NDArray[Any], memoryview]:
+    width, start, count = values.type.byte_width, values.offset, len(values)
+    data = memoryview(values.buffers()[1] or b"")
+    return np.full(count, width, np.int64), data[start * width : (start + count) * width]
 
 
 def _cast_arrow(values: Any, name: str) -> Any:

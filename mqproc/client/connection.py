@@ -7,6 +7,8 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from mqproc.client.retry import ConnectionLost
 from mqproc.config import MIB
 from mqproc.errors import (
@@ -65,14 +67,11 @@ def _ends_connection(refusal: MqprocError | None) -> bool:
     return isinstance(refusal, ProtocolError) and not isinstance(refusal, UnknownCommandError)
 
 
-class Outcome:
+class Outcome(msgspec.Struct, eq=False):
     """How a request ended: `value`, or `error`."""
 
-    __slots__ = ("error", "value")
-
-    def __init__(self, value: Any, error: MqprocError | ConnectionLost | None) -> None:
-        self.value = value
-        self.error = error
+    value: Any
+    error: MqprocError | ConnectionLost | None
 
 
 class Connection:

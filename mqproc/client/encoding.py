@@ -73,6 +73,9 @@ FRAME_MESSAGES_MAX: Final = COUNTERS
 _OVERHEAD_BYTES: Final = 128 << 10
 # A tag up to so many characters surely fits.
 _SHORT_TAG: Final = 4096
+# Property strings of so many characters of a tag and bytes of the rest surely fit.
+_SHORT: Final = 4096
+_GAPS: Final = ("gap_before_unique", "gap_before_tag", "gap_before_keys", "gap_after_keys")
 _TOPICS_REMEMBERED_MAX: Final = 65_536
 
 _encode_options = msgspec.msgpack.Encoder().encode
@@ -135,46 +138,46 @@ class _Columns(msgspec.Struct):
     born_timestamp_ms: int = 0
     unique_prefix: str = ""
     unique_counter: int = 0
-    delay_level: int = 0
-    deliver_at_ms: int = 0
-    transaction: bool = False
+    further: dict[str, Any] = {}  # options that few frames have, by name
+
+
+_columns_of = operator.attrgetter("bodies", "keys", "tags", "properties", "sharding_keys", "born", "queues", "flags")
 
 
 def _frame(columns: _Columns, *, wait: bool, batch: bool = False, oneway: bool = False) -> AppendFrame:
-    bodies, keys, tags, whole = columns.bodies, columns.keys, columns.tags, columns.properties
-    sharding_keys, gaps, count = columns.sharding_keys, columns.gaps, len(bodies.lengths)
-    is_composed = whole is NO_COLUMN
-    if is_composed:
+    bodies, keys, tags, whole, sharding_keys, born, queues, flags = _columns_of(columns)
+    count, gaps, further = len(bodies.lengths), columns.gaps, columns.further
+    prefix, counter = columns.unique_prefix, columns.unique_counter
+    if whole is not NO_COLUMN:
+        prefix, counter = "", 0
+    elif keys.longest + tags.longest + sharding_keys.longest + len(columns.tag) > _SHORT or gaps is not NO_GAPS:
         _check_property_sizes(columns)
+    if gaps is not NO_GAPS:
+        further = further | dict(zip(_GAPS, gaps, strict=True))
     options = AppendRequest(
-        topic=columns.topic,
-        count=count,
-        queue_id=columns.queue_id,
-        bodies_bytes=bodies.size,
-        keys_bytes=keys.size,
-        tags_bytes=tags.size,
-        properties_bytes=whole.size,
-        has_born=columns.born is not None,
-        has_queues=columns.queues is not None,
-        has_flags=columns.flags is not None,
-        tag=columns.tag,
-        unique_prefix=columns.unique_prefix if is_composed else "",
-        unique_counter=columns.unique_counter if is_composed else 0,
-        born_timestamp_ms=columns.born_timestamp_ms,
-        gap_before_unique=gaps.before_unique,
-        gap_before_tag=gaps.before_tag,
-        gap_before_keys=gaps.before_keys,
-        gap_after_keys=gaps.after_keys,
+        columns.topic,
+        count,
+        columns.queue_id,
+        bodies.size,
+        keys.size,
+        tags.size,
+        whole.size,
+        born is not None,
+        queues is not None,
+        flags is not None,
+        columns.tag,
+        prefix,
+        counter,
+        columns.born_timestamp_ms,
         wait=wait,
         batch=batch,
         oneway=oneway,
-        delay_level=columns.delay_level,
-        deliver_at_ms=columns.deliver_at_ms,
-        transaction=columns.transaction,
         sharding_bytes=sharding_keys.size,
+        **further,
     )
     payload = [*bodies.pieces, *keys.pieces, *tags.pieces, *whole.pieces]
-    payload += [numbers.data for numbers in (columns.born, columns.queues, columns.flags) if numbers is not None]
+    if born is not None or queues is not None or flags is not None:
+        payload += [numbers.data for numbers in (born, queues, flags) if numbers is not None]
     payload += sharding_keys.pieces
     return AppendFrame(
         columns.topic, count, _encode_options(options), payload, columns.unique_prefix, columns.unique_counter
@@ -339,10 +342,10 @@ def encode_messages(
     if first.delay_level or first.deliver_at_ms:
         for message in messages:
             _check_delay(message.delay_level, message.deliver_at_ms)
-        columns.delay_level, columns.deliver_at_ms = first.delay_level, first.deliver_at_ms
+        columns.further = {"delay_level": first.delay_level, "deliver_at_ms": first.deliver_at_ms}
         columns.queue_id = QUEUE_ANY if first.queue_id is None else first.queue_id
     elif transaction:
-        columns.transaction = True
+        columns.further = {"transaction": True}
         columns.queue_id = QUEUE_ANY if first.queue_id is None else first.queue_id
     elif first.queue_id is not None:
         columns.queues = queue_numbers([message.queue_id for message in messages], count)
@@ -416,7 +419,8 @@ def _encode_whole(batch: Batch) -> AppendFrame:
     columns = _Columns(batch.topic, bodies)
     columns.unique_prefix, columns.unique_counter = batch.unique or reserve(count)
     _check_delay(batch.delay_level, batch.deliver_at_ms)
-    columns.delay_level, columns.deliver_at_ms = batch.delay_level, batch.deliver_at_ms
+    if batch.delay_level or batch.deliver_at_ms:
+        columns.further = {"delay_level": batch.delay_level, "deliver_at_ms": batch.deliver_at_ms}
     if batch.queue_id is not None:
         check_queue_id(batch.queue_id)
         columns.queue_id = batch.queue_id
