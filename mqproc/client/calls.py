@@ -79,11 +79,17 @@ class Calls:
             failure = error
         return self.run_again(call, deadline, failure)
 
-    def run_again(self, call: Call[T], deadline: float, failure: MqprocError | ConnectionLost) -> T:
-        """After a failed attempt: wait and try again as long as that is safe and time is left."""
+    def run_again(
+        self, call: Call[T], deadline: float, failure: MqprocError | ConnectionLost, *, at_once: bool = False
+    ) -> T:
+        """After a failed attempt: wait and try again as long as that is safe and time is left; the first time
+        `at_once` where somebody else has waited."""
         attempts = Attempts(self.retry, deadline, repeatable=call.repeatable, is_send=call.is_send)
         while True:
-            time.sleep(attempts.pause_after(failure, _clock()))
+            pause_s = attempts.pause_after(failure, _clock())
+            if not at_once:
+                time.sleep(pause_s)
+            at_once = False
             try:
                 return self._run_once(call, deadline)
             except (MqprocError, ConnectionLost) as error:

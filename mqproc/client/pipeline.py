@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -22,6 +23,7 @@ class _Flight(msgspec.Struct, Generic[T]):
     """A call under way, or the error that kept it from getting so far."""
 
     call: Call[T]
+    started_s: float
     deadline: float
     line: Line | None
     request_id: int
@@ -32,7 +34,7 @@ class Pipeline:
     """Several calls to one role under way at once, finished in the order they were started.
 
     A call that was refused for now, or surely not taken, is made again when its turn to finish comes: then it may be
-    carried out after later ones.
+    carried out after later ones. What one of them has waited for, those that were started before need not wait for too.
     """
 
     def __init__(self, client: Calls, role: str) -> None:
@@ -40,6 +42,8 @@ class Pipeline:
         self._role = role
         self._line: Line | None = None
         self._flights: deque[_Flight[Any]] = deque()
+        # When a call was made again the last time and went well.
+        self._went_well_s = 0.0
 
     def __len__(self) -> int:
         return len(self._flights)
@@ -47,7 +51,7 @@ class Pipeline:
     def start(self, call: Call[Any]) -> None:
         """Send a call; returns when its bytes are the socket's."""
         deadline = self._client.deadline_of(call)
-        flight: _Flight[Any] = _Flight(call, deadline, None, 0, None)
+        flight: _Flight[Any] = _Flight(call, time.monotonic(), deadline, None, 0, None)
         self._flights.append(flight)
         try:
             flight.line = self._current_line()
@@ -71,7 +75,10 @@ class Pipeline:
                 return flight.line.finish(flight.request_id, flight.deadline, spin=False)
             except (MqprocError, ConnectionLost) as problem:
                 error = problem
-        return self._client.run_again(flight.call, flight.deadline, error)
+        at_once = flight.started_s < self._went_well_s
+        value = self._client.run_again(flight.call, flight.deadline, error, at_once=at_once)
+        self._went_well_s = time.monotonic()
+        return value
 
     def close(self) -> None:
         """Give the connection back; what is still under way is given up, its outcome unknown."""

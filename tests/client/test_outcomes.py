@@ -245,6 +245,17 @@ def test_a_pipeline_goes_on_over_refusals(client: Client, roles: MemoryRoles) ->
     assert sorted(int(result.queue_offsets[0]) for result in results) == list(range(20))
 
 
+def test_a_pipeline_waits_once_for_what_many_of_its_calls_were_refused_for(client: Client, roles: MemoryRoles) -> None:
+    roles.behaviour = first(12, lambda request: request.refuse(StoreBusyError("busy", hint_ms=500)))
+    batches = [Batch("orders", [b"%d" % index], queue_id=0) for index in range(20)]
+    start = time.monotonic()
+    results = list(client.send_batches(batches, in_flight=12))
+    took_s = time.monotonic() - start
+    assert took_s >= 0.5, "the hint was not waited for"
+    assert took_s < 4, "each waited for itself: that is 6 s"
+    assert sorted(int(result.queue_offsets[0]) for result in results) == list(range(20))
+
+
 def test_a_pipeline_over_a_lost_connection_tells_what_is_unknown(client: Client, roles: MemoryRoles) -> None:
     roles.behaviour = first(1, lambda request: request.connection.close())
     batches = [Batch("orders", [b"%d" % index], queue_id=0) for index in range(20)]

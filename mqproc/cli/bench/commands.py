@@ -17,6 +17,7 @@ import click
 from mqproc.cli.commands import SECONDS, SIZE, Command, Group
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Output, format_bytes
+from mqproc.errors import DiskFullError
 
 if TYPE_CHECKING:
     from mqproc.cli.bench.runs import Bench, Settings
@@ -288,11 +289,21 @@ def _print(out: Output, found: dict[str, Any], limits: dict[str, Any]) -> None:
             _print_figures(out, name, value)
         elif not isinstance(value, list):
             out.line(f"{name.replace('_', ' ')}: {value:,}")
+    if refused := _refused_for_the_disk(found):
+        out.note(
+            f"The disk was nearly full: {refused:,} frames were refused until there was room, and the figures are of "
+            "that waiting too. Free some, or have old segments deleted: --set disk_space_clean_forcibly_ratio=50"
+        )
     if limits:
         out.line("this machine:")
         for name, value in limits.items():
             shown = f"{format_bytes(value)}/s" if name.endswith("bytes_per_s") else f"{value:.1f}"
             out.line(f"  {name.removesuffix('_bytes_per_s').replace('_', ' ')}: {shown}")
+
+
+def _refused_for_the_disk(found: dict[str, Any]) -> int:
+    parts = [value for value in found.values() if isinstance(value, dict)]
+    return sum(int(part.get("refusals", {}).get(DiskFullError.code, 0)) for part in parts)
 
 
 # What the summary line has told already.

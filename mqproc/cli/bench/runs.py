@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +27,9 @@ from mqproc.client import Client, core
 from mqproc.control import Control
 from mqproc.errors import NotRunningError, RequestTimeoutError, StartError
 from mqproc.io import StoreIO
+from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
+from mqproc.shm.code_counts import read_code_counts
 from mqproc.shm.lock import holder_of
 
 LINE_EVERY_S = 5.0
@@ -88,6 +91,10 @@ class Bench:
 
     def words(self) -> dict[str, int]:
         return self.control.snapshot()
+
+    def refusals(self) -> Counter[str]:
+        """What the writer has refused so far, by error code."""
+        return Counter(read_code_counts(self.control.words, words_of.WRITER))
 
     def refresh(self) -> None:
         """Read the roles' pids anew."""
@@ -152,12 +159,17 @@ def _nothing(line: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One run's figures. `clients` holds each client's own rows where they are asked for."""
+    """One run's figures. `clients` holds each client's own rows where they are asked for.
+
+    `refusals` are the writer's, by code: a client that is told of a full disk tries again until there is room, and the
+    figures are of the waiting too.
+    """
 
     figures: Figures
     cpu_seconds: dict[str, float]
     memory_bytes: dict[str, int]
     errors: int
+    refusals: Counter[str]
     words_before: dict[str, int]
     words_after: dict[str, int]
     worst_behind_bytes: int
@@ -172,6 +184,7 @@ class Result:
         return {
             **self.figures.to_json(),
             "errors": self.errors,
+            "refusals": dict(self.refusals),
             "cpu_us_per_message": self.cpu_us_per_message(),
             "cpu_percent": {name: round(100 * used / seconds, 1) for name, used in self.cpu_seconds.items()},
             "pss_bytes": self.memory_bytes,
@@ -241,7 +254,7 @@ class Run:
         time.sleep(settings.warmup)
         clients = {f"client-{index}": process.pid or 0 for index, process in enumerate(self._processes)}
         meter = CpuMeter({**self._bench.roles, **clients})
-        words_before = self._bench.words()
+        words_before, refusals = self._bench.words(), self._bench.refusals()
         begin_ns, first = time.monotonic_ns(), self._total(Recorder.MESSAGES)
         at_begin()
         worst = self._watch(verb, begin_ns, first, until)
@@ -254,6 +267,7 @@ class Run:
             cpu,
             memory,
             self._total(Recorder.ERRORS),
+            self._bench.refusals() - refusals,
             words_before,
             words_after,
             worst,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import time
@@ -12,15 +13,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mqproc import Message
+from mqproc import Client, Message
 from mqproc.cli.bench import limits, recovering
+from mqproc.cli.bench.commands import _print
 from mqproc.cli.bench.figures import figures_of
 from mqproc.cli.bench.load import KEY_CHARACTERS, Messages, Recorder, Shape, key_of, paced
 from mqproc.cli.bench.runs import Bench
 from mqproc.cli.output import Output
-from mqproc.errors import NotRunningError, RequestTimeoutError
+from mqproc.client.retry import NO_RETRY
+from mqproc.control import Control
+from mqproc.errors import DiskFullError, NotRunningError, RequestTimeoutError
+from mqproc.io import StoreIO
+from mqproc.layout import control as words_of
 from tests.cli.calling import call
-from tests.conftest import Group
+from tests.conftest import Group, wait_until
 
 SHAPE = Shape(size=64, batch=100, topics=1, queues=1, keys=1, in_flight=1)
 
@@ -133,6 +139,32 @@ def test_pinning_needs_a_group_of_its_own(tmp_path: Path) -> None:
     refused = call("bench", "append", "--pin", "--store", tmp_path, *SMALL)
     assert refused.code == 2
     assert "it takes a group of its own, no --store" in refused.err
+
+
+def refused_for_the_disk(group: Group, client: Client) -> bool:
+    """Whether a message was, behind a word that says so; the keeper looks again and finds that it is not full."""
+    control = Control.open(StoreIO(), group.paths, write=True)
+    with closing(control):
+        control.store(words_of.DISK_FULL, 1)
+    try:
+        client.send("orders", b"x")
+    except DiskFullError:
+        return True
+    return False
+
+
+def test_who_fills_the_disk_is_told_that_figures_are_of_waiting_too(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    told = Output(stream=io.StringIO(), errors=io.StringIO())
+    with closing(Bench(group.store, told)) as bench, Client(group.store, retry=NO_RETRY) as client:
+        before = bench.refusals()
+        wait_until(lambda: refused_for_the_disk(group, client), what="a refusal")
+        refused = dict(bench.refusals() - before)
+    assert refused == {"DISK_FULL": 1}
+    _print(told, {"append": {"refusals": refused}}, {})
+    assert "The disk was nearly full: 1 frames were refused" in told.errors.getvalue()
+    _print(told, {"append": {"refusals": {}}}, {})
+    assert told.errors.getvalue().count("nearly full") == 1
 
 
 def test_append_and_e2e_run_end_to_end() -> None:
