@@ -23,8 +23,8 @@ from mqproc.store.topics import check_sendable
 from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_ANY, QUEUE_COLUMN, AppendRequest
 
 MESSAGES_PER_FRAME_MAX: Final = 1 << 20
-# Shapes that are kept, and the characters of tag and constant properties that one of them has at most.
-SHAPES_MAX: Final = 16_384
+# Shapes that are kept, and the bytes of tag and constant properties that one of them has at most.
+SHAPES_MAX: Final = 4096
 SHAPE_TEXT_MAX: Final = 512
 # Where these stand among the columns.
 _QUEUES, _SHARDING_LENGTHS, _SHARDING_KEYS = 9, 12, 13
@@ -158,9 +158,9 @@ def _check_queue(request: AppendRequest, topic: OpenTopic) -> None:
 
 def _may_be_kept(request: AppendRequest) -> bool:
     """Whether all that the shape is found by was checked, and is short."""
-    if request.properties_bytes >= 0 or (request.tags_bytes >= 0 and request.tag):
-        return False
-    return len(request.tag) + sum(map(len, gaps_of(request))) <= SHAPE_TEXT_MAX
+    size = len(request.tag.encode()) + sum(map(len, gaps_of(request)))
+    is_unchecked = request.properties_bytes >= 0 or (request.tags_bytes >= 0 and request.tag)
+    return size <= (0 if is_unchecked else SHAPE_TEXT_MAX)
 
 
 def _has_more_columns(request: AppendRequest) -> bool:

@@ -174,12 +174,13 @@ class ConsumeQueueFiles:
             size = min(file_bytes - place, left)
             end = place + size
             key = topic, queue_id, position - place
+            # First of all: a file may be made, and then have no room.
+            self._unsynced.note(key)
             file = self._open.get(key)
             if file is None or file.generation != generation or end > file.allocated_end:
                 file = self._made_ready(key, place, end, generation)
             else:
                 self._open.move_to_end(key)
-            self._unsynced.note(key)
             run = units[done : done + size]
             io.crash_amid("cq.half_unit", file.fd, run, place)
             io.pwrite(file.fd, run, place)

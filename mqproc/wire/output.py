@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 # sendmsg takes at most IOV_MAX (1,024) pieces; fewer are enough to fill a socket's buffer.
 PIECES_MAX = 256
+# More pieces than that are joined while they are no more bytes than this together.
+JOINED_BYTES_MAX = 1 << 20
 
 _view: Callable[[ReadableBuffer], memoryview] = memoryview
 _nbytes = operator.attrgetter("nbytes")
@@ -49,9 +51,9 @@ class OutputQueue:
         The caller must leave the pieces' bytes alone until they are sent; with `owned` False what is left is copied
         instead. Raises OSError when the peer is gone.
         """
-        if len(pieces) > PIECES_MAX:
+        if len(pieces) > PIECES_MAX and size_of(pieces) <= JOINED_BYTES_MAX:
             pieces = (b"".join(pieces),)
-        if self._pieces:
+        if self._pieces or len(pieces) > PIECES_MAX:
             count = self.queue(pieces)
             if self.send(sock):
                 return True

@@ -442,6 +442,7 @@ class SocketServer:
         if connection.closed:
             return
         connection.closed = True
+        self._held.pop(connection.fd, None)
         reader, connection.reader = connection.reader, None
         if reader is not None:
             self._shared.give_back(reader.release())

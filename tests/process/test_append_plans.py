@@ -101,6 +101,8 @@ def test_kept_and_new_shapes_say_the_same(tmp_path: Path) -> None:
     """What a planner finds again is what another one makes."""
     for index, changes in enumerate([{}, {"tag": "t", "flag": 3}, {"queue_id": 1, "gap_before_tag": b"A\x01a\x02"}]):
         planner = Planner(tmp_path / f"kept-{index}")
+        for others in ({"flag": 1}, {"tag": "other"}, {"queue_id": 2}, {"gap_before_tag": b"B\x01b\x02"}):
+            planner.plan(**others)
         planner.plan(**changes)
         again = planner.plan(**changes).shape
         new = Planner(tmp_path / f"new-{index}").plan(**changes).shape
@@ -111,6 +113,12 @@ def test_kept_and_new_shapes_say_the_same(tmp_path: Path) -> None:
 def _values(shape: FrameShape) -> dict[str, Any]:
     values = {name: getattr(shape, name) for name in shape.__struct_fields__}
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
+
+
+def test_whole_property_strings_have_a_kept_shape_too(planner: Planner) -> None:
+    payload = b"\4\0\0\0body\4\0a\x01b\x02"
+    first = planner.plan(payload, properties_bytes=4, unique_prefix="").shape
+    assert planner.plan(payload, properties_bytes=4, unique_prefix="").shape is first
 
 
 def test_rounds_go_on_with_a_kept_shape(planner: Planner) -> None:

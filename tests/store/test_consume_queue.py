@@ -128,6 +128,31 @@ def test_space_is_allocated_in_growing_steps(tmp_path: Path) -> None:
         assert status.st_blocks * 512 <= 8192
 
 
+class NoRoomIO(StoreIO):
+    """No space can be allocated; writes down what is synced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.synced: list[str] = []
+
+    def allocate(self, fd: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def sync(self, fd: int) -> None:
+        self.synced.append(Path(self.path_of(fd)).name)
+        super().sync(fd)
+
+
+def test_a_file_that_was_made_and_got_no_room_is_synced_all_the_same(tmp_path: Path) -> None:
+    """Its length says that the fillers before its first unit are there."""
+    io = NoRoomIO()
+    files = open_files(tmp_path, io=io)
+    with pytest.raises(OSError, match="No space left"):
+        files.write_run("T", 0, 7, units(7, 2))
+    files.sync()
+    assert files.path("T", 0, 0).name in io.synced
+
+
 class EarlyIO(StoreIO):
     """Writes down what the disk is to begin with."""
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mqproc.wire.output import PIECES_MAX, OutputQueue, size_of
+from mqproc.wire.output import JOINED_BYTES_MAX, PIECES_MAX, OutputQueue, size_of
 
 
 @pytest.fixture
@@ -66,12 +66,22 @@ def test_all_bytes_come_in_order(
     assert output.queued_bytes == output.sent_bytes == len(expected)
 
 
-def test_more_pieces_than_a_call_takes(ends: tuple[socket.socket, socket.socket]) -> None:
+@pytest.mark.parametrize("size", [3, 16_384])
+def test_more_pieces_than_a_call_takes(ends: tuple[socket.socket, socket.socket], size: int) -> None:
     ours, theirs = ends
     output = OutputQueue()
-    pieces = [bytes([index % 256]) * 3 for index in range(4 * PIECES_MAX)]
+    pieces = [bytes([index % 256]) * size for index in range(2 * PIECES_MAX)]
     output.write(ours, pieces)
     assert emptied(output, ours, theirs) == b"".join(pieces)
+
+
+def test_large_pieces_are_sent_from_where_they_lie_however_many(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    output = OutputQueue()
+    pieces = [np.zeros(JOINED_BYTES_MAX // PIECES_MAX, np.uint8) for _ in range(2 * PIECES_MAX)]
+    assert not output.write(ours, [piece.data for piece in pieces])
+    pieces[-1][:] = 7
+    assert emptied(output, ours, theirs)[-pieces[-1].size :] == pieces[-1].tobytes()
 
 
 def test_what_is_not_owned_may_change_after_the_call(ends: tuple[socket.socket, socket.socket]) -> None:

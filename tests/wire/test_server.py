@@ -288,6 +288,20 @@ def test_held_answers_leave_together_and_in_order(serve: Server) -> None:
         check_echo(second)
 
 
+def test_an_answer_that_cannot_be_held_stands_behind_those_that_are(serve: Server) -> None:
+    server = serve()
+    with Peer(server) as peer:
+        requests = peer.send(b"".join(request(request_id=number) for number in range(1, 5)))
+        server.hold_answers()
+        for one in requests[:2]:
+            one.answer(Empty(), [b"held"], owned=True)
+        requests[2].answer(Empty(), [b"not owned"], owned=False)
+        requests[3].answer(Empty(), [b"held again"], owned=True)
+        server.send_answers()
+        peer.wait_for(lambda: len(peer.frames) == 4)
+        assert [frame.request_id for frame in peer.frames] == [1, 2, 3, 4]
+
+
 def test_a_client_that_left_while_its_answers_were_held_disturbs_nobody(serve: Server) -> None:
     server = serve()
     with Peer(server) as stays:
