@@ -264,7 +264,7 @@ def _python(patient: Patient) -> Said | None:
     if not build.is_optimized:
         return note(
             f"Python {build.version} at {build.prefix} was built without profile-guided optimization",
-            "its steps take a third longer: large frames come 7 % slower, synced single sends 30 %",
+            "its steps take a third longer: large frames come a tenth slower, synced single ones a third",
             f"{mend} (pyenv: PYTHON_CONFIGURE_OPTS)",
         )
     return ok(f"Python {build.version}, built with profiles of its own runs")
