@@ -376,6 +376,18 @@ class StoreIO:
         """Zeros of no file, which this process shares with those that it forks."""
         return mmap.mmap(-1, size)
 
+    def use_large_pages(self, mapping: mmap.mmap, offset: int) -> None:
+        """Let pages from `offset` on, which are written one behind the other, be large: a fault brings many at once.
+
+        Kernels and file systems without them take small ones.
+        """
+        start = offset & -mmap.PAGESIZE
+        try:
+            mapping.madvise(mmap.MADV_HUGEPAGE, start, len(mapping) - start)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+
     def unmap_pages(self, mapping: mmap.mmap, offset: int, size: int) -> None:
         """Let go of mapped pages, which count as memory of this process; the data stays in the page cache."""
         start = offset & -mmap.PAGESIZE

@@ -1,14 +1,15 @@
-"""StoreIO's errors: a failed sync is told apart from everything else that a disk may refuse."""
+"""StoreIO: a failed sync is told apart from everything else that a disk may refuse, and advice is no more than that."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import errno
+import mmap
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -174,3 +175,37 @@ def test_zeroing_that_a_signal_interrupts_is_tried_again(
     io.close(fd)
     assert kernel.calls == 4
     assert file.read_bytes() == content
+
+
+class _Refusing:
+    """A map whose advice fails."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __len__(self) -> int:
+        return 8 * mmap.PAGESIZE
+
+    def madvise(self, *_: int) -> None:
+        raise OSError(self._number, os.strerror(self._number))
+
+
+def test_a_map_with_large_pages_is_that_of_the_file(tmp_path: Path) -> None:
+    io = StoreIO()
+    path = tmp_path / "file"
+    size = 4 << 20
+    path.write_bytes(bytes(size))
+    fd = io.open(path, write=True)
+    with io.map(fd, size, write=True) as mapping:
+        io.use_large_pages(mapping, 1000)
+        mapping[:4] = b"slot"
+        mapping[3 << 20 : (3 << 20) + 4] = b"item"
+        kept = path.read_bytes()
+        assert (kept[:4], kept[3 << 20 : (3 << 20) + 4]) == (b"slot", b"item")
+    io.close(fd)
+
+
+def test_systems_without_large_pages_take_small_ones() -> None:
+    StoreIO().use_large_pages(cast(mmap.mmap, _Refusing(errno.EINVAL)), 0)
+    with pytest.raises(OSError, match="memory"):
+        StoreIO().use_large_pages(cast(mmap.mmap, _Refusing(errno.ENOMEM)), 0)

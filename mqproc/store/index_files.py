@@ -64,6 +64,7 @@ class _MappedIndex:
             if size != layout.file_size(slots, items):
                 raise CorruptStoreError(f"{path}: {size:,} bytes; expected {layout.file_size(slots, items):,}")
             self.mapping: mmap.mmap = io.map(self._fd, size, write=True)
+            io.use_large_pages(self.mapping, layout.items_start(slots))
             self.view = as_kernel_array(self.mapping)
         except BaseException:
             io.close(self._fd)

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.config import PAGE_BYTES
+from mqproc.config import MIB, PAGE_BYTES
 from mqproc.io import StoreIO
 from mqproc.layout import index_file
 from mqproc.layout.consume_queue import UNIT_SIZE
@@ -26,6 +26,8 @@ from mqproc.store.queue_table import QueueTable
 
 # Less than this of a queue is not worth a call.
 QUEUE_STEP_BYTES: Final = 16 * PAGE_BYTES
+# The kernel lets go of a large page only as a whole.
+LARGE_PAGE_BYTES: Final = 2 * MIB
 
 
 def drop_range(io: StoreIO, path: Path, start: int, stop: int) -> int:
@@ -134,7 +136,10 @@ class IndexPages:
         """Items of one file from `first` to `stop`, each a file's time and an item."""
         if not first[0] <= file_ms <= stop[0]:
             return 0
-        begin = index_file.item_offset(self._slots, first[1] if file_ms == first[0] else 0)
+        items_start = index_file.items_start(self._slots)
+        begin = index_file.item_offset(self._slots, first[1]) if file_ms == first[0] else items_start
+        # With it goes what the last call had to leave of a large page.
+        begin = max(items_start, begin - begin % LARGE_PAGE_BYTES)
         if file_ms == stop[0]:
             return drop_range(self._io, path, begin, index_file.item_offset(self._slots, stop[1]))
         return drop_range(self._io, path, begin, self._io.size_of(path) + PAGE_BYTES)

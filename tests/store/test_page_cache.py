@@ -12,7 +12,7 @@ from mqproc.io import StoreIO
 from mqproc.layout import index_file
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.paths import index_name, segment_name
-from mqproc.store.page_cache import IndexPages, QueuePages, drop_range
+from mqproc.store.page_cache import LARGE_PAGE_BYTES, IndexPages, QueuePages, drop_range
 from mqproc.store.queue_table import QueueTable
 
 BEHIND = 1000
@@ -129,3 +129,20 @@ def test_items_go_and_slots_stay(tmp_path: Path, io: Drops) -> None:
     assert old_at + old_size >= index_file.file_size(SLOTS, items)
     assert new_at >= index_file.items_start(SLOTS)
     assert new_at + new_size <= index_file.item_offset(SLOTS, 5000)
+
+
+def test_a_large_page_that_was_left_in_part_goes_with_what_follows(tmp_path: Path, io: Drops) -> None:
+    folder = tmp_path / "index"
+    folder.mkdir()
+    slots, items = 1_000_000, 1_000_000
+    with (folder / index_name(1000)).open("wb") as file:
+        file.truncate(index_file.file_size(slots, items))
+    pages = IndexPages(io, folder, slots, BEHIND)
+    first, second, third = 150_000, 450_000, 500_000
+    for step, item in enumerate((1, first, second, third, third)):
+        pages.let_go(step * BEHIND, 1000, item)
+    ranges = [(offset, offset + size) for _, offset, size in io.seen]
+    begin = index_file.items_start(slots) // PAGE_BYTES * PAGE_BYTES + PAGE_BYTES
+    whole = [index_file.item_offset(slots, item) for item in (first, second)]
+    assert ranges[0][0] == begin, "the slots stay"
+    assert [offset for offset, _ in ranges[1:]] == [end - end % LARGE_PAGE_BYTES for end in whole]
