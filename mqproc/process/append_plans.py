@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import operator
 import re
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from mqproc.errors import BadMessageError, BadPropertyError, NoSuchQueueError
@@ -56,12 +57,25 @@ _shape_fields = operator.attrgetter(
 )
 
 
-class KeptShape(NamedTuple):
-    """A shape that was checked, with its topic. `more_columns`: the payload has others than bodies, keys and tags."""
+class KeptShape(msgspec.Struct, eq=False):
+    """A shape that was checked, with its topic. `more_columns`: the payload has others than bodies, keys and tags.
+
+    `sizes` are those of its last frame, the payload's behind the columns', and `columns` where these began.
+    """
 
     shape: FrameShape
     topic: OpenTopic
     more_columns: bool
+    sizes: tuple[int, ...] = ()
+    columns: tuple[int, ...] = ()
+
+    def columns_of(self, request: AppendRequest, payload_size: int) -> tuple[int, ...]:
+        """Where each column of a frame begins. Raises BadMessageError when they do not fill the payload."""
+        sizes = *_sizes_of(request), payload_size
+        if sizes != self.sizes:
+            self.columns = _columns(request, payload_size, self.more_columns)
+            self.sizes = sizes
+        return self.columns
 
 
 class AppendPlans:
@@ -97,8 +111,8 @@ class AppendPlans:
         kept = self._kept.get(key)
         if kept is None:
             return self._plan_new(request, payload, now_ms, key)
-        shape, topic, more_columns = kept
-        return _plan(request, payload, _columns(request, len(payload), more_columns), shape, topic.rotation), topic
+        columns, topic = kept.columns_of(request, len(payload)), kept.topic
+        return _plan(request, payload, columns, kept.shape, topic.rotation), topic
 
     def _plan_own(self, request: AppendRequest, payload: memoryview) -> tuple[AppendPlan, OpenTopic]:
         """The group's own roles may write to the system's topics, which are made as wide as that takes."""

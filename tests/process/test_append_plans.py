@@ -167,6 +167,19 @@ def test_each_frame_is_checked_though_its_shape_is_known(
     planner.plan()
 
 
+def test_a_payload_of_another_size_is_refused_though_the_columns_have_those_of_the_frame_before(
+    planner: Planner,
+) -> None:
+    first = planner.plan()
+    for payload in (b"\4\0\0\0body!", b"\4\0\0\0bod"):
+        with pytest.raises(BadMessageError, match="the columns take 8 bytes"):
+            planner.plan(payload)
+    assert planner.plan().columns == first.columns
+    longer = planner.plan(b"\4\0\0\0body\1\0k", keys_bytes=1)
+    assert longer.columns[:4] == (0, 4, 8, 10)
+    assert planner.plan().columns == first.columns
+
+
 def test_what_the_groups_roles_may_do_is_not_kept_for_clients(planner: Planner) -> None:
     own = planner.plan(own=True, topic="%RETRY%G", reconsume_times=3, prepared_transaction_offset=5)
     assert (own.shape.reconsume_times, own.shape.prepared_transaction_offset) == (3, 5)
