@@ -28,7 +28,13 @@ _SCATTERED_BODY_BYTES: Final = 16 << 10
 _LENGTH = np.dtype("<u4")
 assert array("I").itemsize == _LENGTH.itemsize
 _SHORT_LENGTH = np.dtype("<u2")
-_OFFSET_TYPES: Final = {"binary": np.int32, "string": np.int32, "large_binary": np.int64, "large_string": np.int64}
+# Arrow's arrays of texts and binaries, told by their classes: an array makes a new object of its type for who asks.
+_OFFSET_TYPES: Final = {
+    "BinaryArray": np.int32,
+    "StringArray": np.int32,
+    "LargeBinaryArray": np.int64,
+    "LargeStringArray": np.int64,
+}
 
 Texts = Any
 """Keys or tags: one text for all, a list of texts, or an Arrow string array; keys also a list of lists of texts."""
@@ -117,18 +123,24 @@ def _padded_bodies(bodies: NDArray[np.bytes_]) -> Column:
 
 def is_arrow(values: Any) -> bool:
     """Whether this is pyarrow's, told without importing it."""
-    return type(values).__module__.partition(".")[0] == "pyarrow"
+    return _is_of_arrow(type(values).__module__)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_of_arrow(module: str) -> bool:
+    return module.partition(".")[0] == "pyarrow"
 
 
 def _arrow_column(values: Any, name: str) -> tuple[NDArray[Any], memoryview]:
     """Sizes and bytes of an Arrow array of texts or binaries: a view of its own buffer, a slice's part of it."""
-    if type(values).__name__ == "ChunkedArray":
+    kind = type(values).__name__
+    if kind == "ChunkedArray":
         values = values.combine_chunks()
-    kind = str(values.type)
+        kind = type(values).__name__
     if kind not in _OFFSET_TYPES:
-        if kind.startswith("fixed_size_binary"):
+        if kind == "FixedSizeBinaryArray":
             return _fixed_column(values)
-        values, kind = _cast_arrow(values, name), "large_binary"
+        values, kind = _cast_arrow(values, name), "LargeBinaryArray"
     count = len(values)
     if not count:
         return np.empty(0, np.int64), memoryview(b"")

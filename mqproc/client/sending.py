@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import struct
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
@@ -29,6 +30,7 @@ from mqproc.layout.record_codec import host_hex
 from mqproc.message import BatchResult, Message, SendResult
 from mqproc.wire.operations import AppendAnswer, Operation
 
+P = ParamSpec("P")
 T = TypeVar("T")
 # Messages of one frame, where a client cuts a stream of them.
 GROUP_MESSAGES_MAX: Final = 1000
@@ -89,32 +91,34 @@ def send(message: Message, *, wait: bool = True, transaction: bool = False) -> C
         frame = encode_messages([message], wait=wait, transaction=True)
     else:
         frame = encode_message(message, wait=wait)
-
-    def parse(options: memoryview, payload: memoryview) -> SendResult:
-        answer = _decode_append(options)
-        physical_offset, queue_offset, queue_id = _ONE_ROW.unpack(payload)
-        return SendResult(
-            f"{host_hex(answer.store_host)}{physical_offset & _MASK64:016X}",
-            message.unique_id or unique_id(frame.unique_prefix, frame.unique_counter),
-            queue_id,
-            queue_offset,
-            physical_offset,
-            answer.store_timestamp_ms,
-        )
-
-    return _append_call(frame, _checked(parse))
+    return _append_call(frame, functools.partial(_send_result, message, frame))
 
 
-def _checked(parse: Callable[[memoryview, memoryview], T]) -> Callable[[memoryview, memoryview], T]:
+def _checked(parse: Callable[P, T]) -> Callable[P, T]:
     """An append answer of the wrong shape is the server's fault, not the caller's."""
 
-    def checked(options: memoryview, payload: memoryview) -> T:
+    @functools.wraps(parse)
+    def checked(*given: P.args, **named: P.kwargs) -> T:
         try:
-            return parse(options, payload)
+            return parse(*given, **named)
         except (msgspec.DecodeError, struct.error, ValueError) as error:
             raise ProtocolError(f"answer to APPEND cannot be read: {error}") from None
 
     return checked
+
+
+@_checked
+def _send_result(message: Message, frame: AppendFrame, options: memoryview, payload: memoryview) -> SendResult:
+    answer = _decode_append(options)
+    physical_offset, queue_offset, queue_id = _ONE_ROW.unpack(payload)
+    return SendResult(
+        f"{host_hex(answer.store_host)}{physical_offset & _MASK64:016X}",
+        message.unique_id or unique_id(frame.unique_prefix, frame.unique_counter),
+        queue_id,
+        queue_offset,
+        physical_offset,
+        answer.store_timestamp_ms,
+    )
 
 
 def send_oneway(message: Message) -> Call[None]:
@@ -138,19 +142,22 @@ def _columns(payload: memoryview, count: int) -> tuple[Any, Any, Any]:
 def send_group(messages: Sequence[Message], *, wait: bool = True) -> Call[list[SendResult]]:
     """Messages with one `frame_key` in one frame."""
     frame = encode_messages(messages, wait=wait)
+    return _append_call(frame, functools.partial(_group_results, messages, frame))
 
-    def parse(options: memoryview, payload: memoryview) -> list[SendResult]:
-        answer = _decode_append(options)
-        host, store_timestamp_ms = host_hex(answer.store_host), answer.store_timestamp_ms
-        physical_offsets, queue_offsets, queue_ids = _columns(payload, frame.count)
-        ids = unique_ids(frame.unique_prefix, frame.unique_counter, frame.count)
-        if any(map(_unique_id_of, messages)):
-            ids = [message.unique_id or own_id for message, own_id in zip(messages, ids, strict=True)]
-        message_ids = map(f"{host}%016X".__mod__, physical_offsets.view("<u8").tolist())
-        columns = message_ids, ids, queue_ids.tolist(), queue_offsets.tolist(), physical_offsets.tolist()
-        return list(map(SendResult, *columns, itertools.repeat(store_timestamp_ms)))
 
-    return _append_call(frame, _checked(parse))
+@_checked
+def _group_results(
+    messages: Sequence[Message], frame: AppendFrame, options: memoryview, payload: memoryview
+) -> list[SendResult]:
+    answer = _decode_append(options)
+    host, store_timestamp_ms = host_hex(answer.store_host), answer.store_timestamp_ms
+    physical_offsets, queue_offsets, queue_ids = _columns(payload, frame.count)
+    ids = unique_ids(frame.unique_prefix, frame.unique_counter, frame.count)
+    if any(map(_unique_id_of, messages)):
+        ids = [message.unique_id or own_id for message, own_id in zip(messages, ids, strict=True)]
+    message_ids = map(f"{host}%016X".__mod__, physical_offsets.view("<u8").tolist())
+    columns = message_ids, ids, queue_ids.tolist(), queue_offsets.tolist(), physical_offsets.tolist()
+    return list(map(SendResult, *columns, itertools.repeat(store_timestamp_ms)))
 
 
 def send_batch(batch: Batch, frame_bytes_max: int) -> Iterator[Call[BatchResult]]:
@@ -160,15 +167,13 @@ def send_batch(batch: Batch, frame_bytes_max: int) -> Iterator[Call[BatchResult]
 
 
 def _batch_call(frame: AppendFrame) -> Call[BatchResult]:
-    topic, count = frame.topic, frame.count
+    return _append_call(frame, functools.partial(_batch_result, frame.topic, frame.count))
 
-    def parse(options: memoryview, payload: memoryview) -> BatchResult:
-        physical_offsets, queue_offsets, queue_ids = _columns(payload, count)
-        return BatchResult(
-            topic, queue_ids, queue_offsets, physical_offsets, _decode_append(options).store_timestamp_ms
-        )
 
-    return _append_call(frame, _checked(parse))
+@_checked
+def _batch_result(topic: str, count: int, options: memoryview, payload: memoryview) -> BatchResult:
+    physical_offsets, queue_offsets, queue_ids = _columns(payload, count)
+    return BatchResult(topic, queue_ids, queue_offsets, physical_offsets, _decode_append(options).store_timestamp_ms)
 
 
 def send_delayed(batch: Batch, frame_bytes_max: int) -> tuple[Iterator[Call[BatchResult]], NDArray[np.int64] | None]:
