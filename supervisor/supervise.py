@@ -48,6 +48,7 @@ from mqproc.supervisor.signals import Signals
 from mqproc.supervisor.stopping import StopPlan
 from mqproc.supervisor.store_folder import prepare_folder, starting
 from mqproc.supervisor.template import Inheritance
+from mqproc.supervisor.wakeups import waking_within
 from mqproc.wire.operations import RunAnswer, RunRequest, StatusAnswer
 
 EXIT_NOT_BOOTED: Final = 3
@@ -80,6 +81,7 @@ def supervise(
     io, clock = io or store_io(os.environ), clock or Clock()
     paths = StorePaths(paths.root.absolute())
     with contextlib.ExitStack() as stack:
+        stack.enter_context(waking_within(options.cpu_latency_us))
         prepare_folder(io, paths)
         with starting(paths):
             lock = StoreLock.acquire(io, paths)

@@ -69,6 +69,12 @@ def serves_again(group: RunningGroup, role: str, incarnation: int) -> None:
     wait_until(lambda: group.cycles(role) > before, f"work of {role}")
 
 
+def at_prompt(group: RunningGroup, role: str, terminal: Terminal) -> int:
+    """Waits for the debugger's prompt; the role's pid, which the supervisor may get to know only then."""
+    wait_until(lambda: terminal.shows("(Pdb)") and group.pid(role) != 0, "the debugger's prompt")
+    return group.pid(role)
+
+
 def test_a_lent_role_works_and_speaks_at_the_terminal_until_the_connection_ends(
     start_group: StartGroup, terminal: Terminal
 ) -> None:
@@ -96,8 +102,7 @@ def test_a_role_in_the_debugger_is_not_aborted_and_goes_on_at_continue(
 ) -> None:
     group = start_group(FEW, *IMPATIENT)
     with group.send(Operation.RUN_ROLE, terminal.request("dispatcher", debug=True)):
-        wait_until(lambda: terminal.shows("(Pdb)"), "the debugger's prompt")
-        pid, before = group.pid("dispatcher"), group.cycles("dispatcher")
+        pid, before = at_prompt(group, "dispatcher", terminal), group.cycles("dispatcher")
         time.sleep(2.5)  # More than the time after which a role that does not beat is aborted.
         assert (group.pid("dispatcher"), group.cycles("dispatcher")) == (pid, before)
         terminal.type("p role.name")
@@ -126,8 +131,7 @@ def test_a_role_that_ends_in_the_debugger_is_no_death(start_group: StartGroup, t
 def test_a_role_left_at_the_prompt_is_taken_back(start_group: StartGroup, terminal: Terminal) -> None:
     group = start_group("--roles=writer,commitlog-flusher", "--timing=take_back_ms=300")
     with group.send(Operation.RUN_ROLE, terminal.request("commitlog-flusher", debug=True)):
-        wait_until(lambda: terminal.shows("(Pdb)"), "the debugger's prompt")
-        pid = group.pid("commitlog-flusher")
+        pid = at_prompt(group, "commitlog-flusher", terminal)
     serves_again(group, "commitlog-flusher", 3)
     assert not alive(pid)
     assert "commitlog-flusher did not stop within 0.3 s: aborted" in group.lines
