@@ -29,6 +29,8 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 SLOT_MESSAGES_MAX = (1 << 31) - 1
 PAGE_BYTES = 4096
+# The page cache has no larger pages.
+LARGE_PAGE_BYTES = 2 * MIB
 ENVIRONMENT_PREFIX = "MQPROC_"
 CONFIG_FILE_NAMES = ("mqproc.toml",)
 

@@ -376,17 +376,16 @@ class StoreIO:
         """Zeros of no file, which this process shares with those that it forks."""
         return mmap.mmap(-1, size)
 
-    def use_large_pages(self, mapping: mmap.mmap, offset: int) -> None:
-        """Let pages from `offset` on, which are written one behind the other, be large: a fault brings many at once.
+    def use_large_pages(self, mapping: mmap.mmap, offset: int, size: int) -> None:
+        """Let pages of a range, which are written one behind the other, be large: a fault brings many at once.
 
-        Kernels and file systems without them take small ones.
+        It is advice: who does not take it has small ones. A store to a large page takes space for all of it, which must
+        have been allocated.
         """
         start = offset & -mmap.PAGESIZE
-        try:
-            mapping.madvise(mmap.MADV_HUGEPAGE, start, len(mapping) - start)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
+        stop = min(len(mapping), offset + size)
+        with contextlib.suppress(OSError):
+            mapping.madvise(mmap.MADV_HUGEPAGE, start, stop - start)
 
     def unmap_pages(self, mapping: mmap.mmap, offset: int, size: int) -> None:
         """Let go of mapped pages, which count as memory of this process; the data stays in the page cache."""

@@ -31,7 +31,6 @@ def waking_within(latency_us: int) -> Iterator[None]:
             stack.callback(os.close, fd)
             os.write(fd, _demand.pack(latency_us))
         except OSError as error:
-            raise ConfigurationError(
-                f"cpu_latency_us = {latency_us}: {DEVICE}: {error.strerror}; only root may write it"
-            ) from None
+            who = "; only root may write it" if isinstance(error, PermissionError) else ""
+            raise ConfigurationError(f"cpu_latency_us = {latency_us}: {DEVICE}: {error.strerror}{who}") from None
         yield

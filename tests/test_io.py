@@ -15,6 +15,7 @@ import pytest
 
 from mqproc import io as storage
 from mqproc.io import FailedSyncError, StoreIO
+from tests.large_pages import LARGE_PAGES, large_page_ranges
 
 
 def fail(fd: int) -> None:
@@ -178,7 +179,7 @@ def test_zeroing_that_a_signal_interrupts_is_tried_again(
 
 
 class _Refusing:
-    """A map whose advice fails."""
+    """A map whose advice is not taken."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -190,22 +191,21 @@ class _Refusing:
         raise OSError(self._number, os.strerror(self._number))
 
 
-def test_a_map_with_large_pages_is_that_of_the_file(tmp_path: Path) -> None:
+@pytest.mark.skipif(not LARGE_PAGES, reason="this kernel has no large pages")
+def test_large_pages_are_asked_for_from_the_page_that_the_range_begins_in(tmp_path: Path) -> None:
     io = StoreIO()
     path = tmp_path / "file"
-    size = 4 << 20
+    size = 8 << 20
     path.write_bytes(bytes(size))
     fd = io.open(path, write=True)
     with io.map(fd, size, write=True) as mapping:
-        io.use_large_pages(mapping, 1000)
-        mapping[:4] = b"slot"
+        io.use_large_pages(mapping, (2 << 20) + 1000, 4 << 20)
+        assert large_page_ranges(path) == [(2 << 20, (6 << 20) + mmap.PAGESIZE)]
         mapping[3 << 20 : (3 << 20) + 4] = b"item"
-        kept = path.read_bytes()
-        assert (kept[:4], kept[3 << 20 : (3 << 20) + 4]) == (b"slot", b"item")
+        assert path.read_bytes()[3 << 20 : (3 << 20) + 4] == b"item"
     io.close(fd)
 
 
-def test_systems_without_large_pages_take_small_ones() -> None:
-    StoreIO().use_large_pages(cast(mmap.mmap, _Refusing(errno.EINVAL)), 0)
-    with pytest.raises(OSError, match="memory"):
-        StoreIO().use_large_pages(cast(mmap.mmap, _Refusing(errno.ENOMEM)), 0)
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOMEM, errno.EAGAIN])
+def test_who_does_not_take_the_advice_has_small_pages(number: int) -> None:
+    StoreIO().use_large_pages(cast(mmap.mmap, _Refusing(number)), 0, mmap.PAGESIZE)

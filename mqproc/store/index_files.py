@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.config import MIB
+from mqproc.config import LARGE_PAGE_BYTES, MIB, PAGE_BYTES
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
 from mqproc.kernels import index as kernels
@@ -31,6 +31,9 @@ from mqproc.store.unsynced import Unsynced
 
 # Items are unmapped behind when a step of this size is full.
 ITEM_STEP_BYTES: Final = 8 * MIB
+# Entries that come so many at once dirty as many pages of slots as a large page has: that one is written as a whole
+# costs little beside them.
+MANY_ENTRIES: Final = LARGE_PAGE_BYTES // PAGE_BYTES
 # Space is allocated by the step, then doubling, up to this much at once.
 ALLOCATED_AHEAD_MAX_BYTES: Final = 64 * MIB
 # No more than one part in so many of what is free is taken before it is needed.
@@ -64,7 +67,6 @@ class _MappedIndex:
             if size != layout.file_size(slots, items):
                 raise CorruptStoreError(f"{path}: {size:,} bytes; expected {layout.file_size(slots, items):,}")
             self.mapping: mmap.mmap = io.map(self._fd, size, write=True)
-            io.use_large_pages(self.mapping, layout.items_start(slots))
             self.view = as_kernel_array(self.mapping)
         except BaseException:
             io.close(self._fd)
@@ -91,14 +93,18 @@ class _MappedIndex:
             if self._step_items == 0:
                 self.allocate_slots()
             if count >= self._step_items:
-                self._begin_step(count)
+                self._begin_step(count, large_pages=stop >= MANY_ENTRIES)
             limit = self._step_items
             first = kernels.put_entries(self.view, self.slots, limit, hashes, offsets, times, first, stop)
         return first
 
     def allocate_slots(self) -> None:
         """Allocate header and slots, which must come before any store to them. Raises OSError."""
-        self._io.allocate(self._fd, 0, layout.items_start(self.slots))
+        self._io.allocate(self._fd, 0, self._whole_pages(layout.items_start(self.slots)))
+
+    def _whole_pages(self, end: int) -> int:
+        """The end of the page that ends there or later: a store to any byte of a page takes space for all of it."""
+        return min(-(-end // LARGE_PAGE_BYTES) * LARGE_PAGE_BYTES, len(self.mapping))
 
     def write_header(self, header: IndexHeader) -> None:
         """Store all fields, the count last."""
@@ -155,7 +161,7 @@ class _MappedIndex:
         place = layout.item_offset(self.slots, item) - start
         return start + place - place % ITEM_STEP_BYTES
 
-    def _begin_step(self, item: int) -> None:
+    def _begin_step(self, item: int, *, large_pages: bool) -> None:
         """Let items of the step that the item begins in be put, and let go of the pages of steps before it."""
         start = self._item_step(item)
         stop = min(start + ITEM_STEP_BYTES, len(self.mapping))
@@ -168,6 +174,8 @@ class _MappedIndex:
             if self._sync_follows:
                 self._io.start_writing(self._fd, self._step_start, start - self._step_start)
             self._step_start = start
+        if large_pages:
+            self._io.use_large_pages(self.mapping, start, stop - start)
         whole_items = -(-(stop - layout.items_start(self.slots)) // layout.ITEM_SIZE)
         self._step_items = min(whole_items, self.items)
 
@@ -178,7 +186,7 @@ class _MappedIndex:
         """
         _used, free = self._io.disk_usage(self._folder)
         ahead = min(start - layout.items_start(self.slots), ALLOCATED_AHEAD_MAX_BYTES, free // AHEAD_OF_FREE)
-        end = min(max(reach, start + ahead + layout.ITEM_SIZE), len(self.mapping))
+        end = self._whole_pages(max(reach, start + ahead + layout.ITEM_SIZE))
         self._io.allocate(self._fd, start, end - start)
         self._allocated_end = end
 

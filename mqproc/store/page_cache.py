@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.config import MIB, PAGE_BYTES
+from mqproc.config import LARGE_PAGE_BYTES, PAGE_BYTES
 from mqproc.io import StoreIO
 from mqproc.layout import index_file
 from mqproc.layout.consume_queue import UNIT_SIZE
@@ -26,8 +26,6 @@ from mqproc.store.queue_table import QueueTable
 
 # Less than this of a queue is not worth a call.
 QUEUE_STEP_BYTES: Final = 16 * PAGE_BYTES
-# The kernel lets go of a large page only as a whole.
-LARGE_PAGE_BYTES: Final = 2 * MIB
 
 
 def drop_range(io: StoreIO, path: Path, start: int, stop: int) -> int:
@@ -115,7 +113,10 @@ class IndexPages:
         self._mark_at = (0, 0)
 
     def let_go(self, dispatched: int, file_ms: int, items: int) -> int:
-        """Let go of what may go now; items of files up to `file_ms`'s item `items` are durable. Returns the bytes."""
+        """Let go of what may go now; items of files up to `file_ms`'s item `items` are durable.
+
+        Returns the bytes of the ranges, in which the last call's end is counted again.
+        """
         if self._behind_bytes == 0:
             return 0
         if self._dropped is None:
@@ -138,7 +139,7 @@ class IndexPages:
             return 0
         items_start = index_file.items_start(self._slots)
         begin = index_file.item_offset(self._slots, first[1]) if file_ms == first[0] else items_start
-        # With it goes what the last call had to leave of a large page.
+        # A large page goes only as a whole: with it goes what the last call had to leave of one.
         begin = max(items_start, begin - begin % LARGE_PAGE_BYTES)
         if file_ms == stop[0]:
             return drop_range(self._io, path, begin, index_file.item_offset(self._slots, stop[1]))

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mqproc.config import LARGE_PAGE_BYTES, PAGE_BYTES
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
 from mqproc.kernels.views import as_kernel_array
@@ -23,6 +24,7 @@ from mqproc.store import index_files
 from mqproc.store.index_files import IndexCommit, IndexFiles
 from mqproc.store.index_headers import next_name, read_header
 from mqproc.store.reads.index_query import IndexReader
+from tests.large_pages import LARGE_PAGES, large_page_ranges
 
 T0 = 1_700_000_000_000
 FOREVER = 2**63 - 1
@@ -159,6 +161,7 @@ def test_space_is_allocated_as_much_again_as_is_used(
     """One call for each doubling: a call may have to wait for a sync of something else."""
     monkeypatch.setattr(index_files, "ITEM_STEP_BYTES", 4096)
     monkeypatch.setattr(index_files, "ALLOCATED_AHEAD_MAX_BYTES", 16384)
+    monkeypatch.setattr(index_files, "LARGE_PAGE_BYTES", 1)
     allocated: list[tuple[int, int]] = []
 
     class TracedIO(StoreIO):
@@ -180,6 +183,43 @@ def test_space_is_allocated_as_much_again_as_is_used(
     assert steps[0] == (0, 4096 + layout.ITEM_SIZE)
     assert [start for start, _size in steps] == list(starts)
     assert max(size for _start, size in steps) == max(np.diff(starts)) + layout.ITEM_SIZE
+
+
+def test_space_is_allocated_to_the_end_of_the_largest_page_that_a_store_may_make(tmp_path: Path) -> None:
+    """A store to a page of the page cache takes space for all of it: without any that is a signal, not an error."""
+    ends: list[int] = []
+
+    class TracedIO(StoreIO):
+        def allocate(self, fd: int, offset: int, size: int) -> None:
+            ends.append(offset + size)
+            super().allocate(fd, offset, size)
+
+    slots, items = 1_000_000, 2_000_000
+    index = IndexFiles(TracedIO(), tmp_path, slots, items)
+    put_many(index, items - 1)
+    index.close()
+    size = layout.file_size(slots, items)
+    assert len(ends) > 3
+    assert ends[-1] == size
+    assert all(end == size or end % LARGE_PAGE_BYTES == 0 for end in ends)
+
+
+def put_many(index: IndexFiles, count: int) -> None:
+    index.put(np.zeros(count, np.int32), np.arange(count, dtype=np.int64), np.full(count, T0), count)
+
+
+@pytest.mark.skipif(not LARGE_PAGES, reason="this kernel has no large pages")
+def test_pages_are_large_where_many_entries_come_at_once(tmp_path: Path) -> None:
+    slots = 1_000_000
+    index = IndexFiles(StoreIO(), tmp_path, slots, 2_000_000)
+    put(index, [(1, 0, T0)])
+    (path,) = tmp_path.iterdir()
+    assert large_page_ranges(path) == []
+    put_many(index, 500_000)
+    ((start, stop),) = large_page_ranges(path)
+    first = layout.items_start(slots) + index_files.ITEM_STEP_BYTES
+    assert (start, stop) == (first - first % PAGE_BYTES, start + index_files.ITEM_STEP_BYTES + PAGE_BYTES)
+    index.close()
 
 
 @pytest.mark.parametrize("sync_follows", [True, False])

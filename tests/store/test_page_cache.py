@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mqproc.config import PAGE_BYTES
+from mqproc.config import LARGE_PAGE_BYTES, PAGE_BYTES
 from mqproc.io import StoreIO
 from mqproc.layout import index_file
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.paths import index_name, segment_name
-from mqproc.store.page_cache import LARGE_PAGE_BYTES, IndexPages, QueuePages, drop_range
+from mqproc.store.page_cache import IndexPages, QueuePages, drop_range
 from mqproc.store.queue_table import QueueTable
 
 BEHIND = 1000

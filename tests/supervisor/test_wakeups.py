@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from pathlib import Path
@@ -24,10 +25,12 @@ def demanded_us() -> int:
 @pytest.mark.skipif(not os.access(DEVICE, os.R_OK | os.W_OK), reason="only root may demand it, where the kernel has it")
 def test_a_group_demands_it_until_it_ends(tmp_path: Path) -> None:
     before = demanded_us()
-    wanted = max(0, min(before - 1, 9_999))
+    if before == 0:
+        pytest.skip("another process demands it already")
+    wanted = min(before - 1, 9_999)
     group = Group(tmp_path / "store", cpu_latency_us=str(wanted)).start()
     try:
-        assert demanded_us() == wanted
+        assert demanded_us() <= wanted
     finally:
         group.close()
     assert demanded_us() == before
@@ -49,7 +52,16 @@ def test_a_demand_lies_in_the_device_while_it_holds(monkeypatch: pytest.MonkeyPa
 
 def test_a_system_that_takes_no_demand_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(wakeups, "DEVICE", tmp_path / "none")
-    with pytest.raises(ConfigurationError, match=r"cpu_latency_us = 0: .*none: No such file"), waking_within(0):
+    with pytest.raises(ConfigurationError, match=r"cpu_latency_us = 0: .*none: No such file[a-z ]*$"), waking_within(0):
+        pass
+
+
+def test_who_may_not_demand_it_is_told_who_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(ConfigurationError, match="Permission denied; only root may write it"), waking_within(0):
         pass
 
 
