@@ -376,16 +376,15 @@ class StoreIO:
         """Zeros of no file, which this process shares with those that it forks."""
         return mmap.mmap(-1, size)
 
-    def use_large_pages(self, mapping: mmap.mmap, offset: int, size: int) -> None:
-        """Let pages of a range, which are written one behind the other, be large: a fault brings many at once.
+    def choose_pages(self, mapping: mmap.mmap, offset: int, *, large: bool) -> None:
+        """Let pages from `offset` on, which are written one behind the other, be large, or small again.
 
-        It is advice: who does not take it has small ones. A store to a large page takes space for all of it, which must
-        have been allocated.
+        A fault then brings many at once. It is advice: who does not take it has small ones. A store to a large page
+        takes space for all of it, which must have been allocated.
         """
         start = offset & -mmap.PAGESIZE
-        stop = min(len(mapping), offset + size)
         with contextlib.suppress(OSError):
-            mapping.madvise(mmap.MADV_HUGEPAGE, start, stop - start)
+            mapping.madvise(mmap.MADV_HUGEPAGE if large else mmap.MADV_NOHUGEPAGE, start, len(mapping) - start)
 
     def unmap_pages(self, mapping: mmap.mmap, offset: int, size: int) -> None:
         """Let go of mapped pages, which count as memory of this process; the data stays in the page cache."""

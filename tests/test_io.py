@@ -199,8 +199,10 @@ def test_large_pages_are_asked_for_from_the_page_that_the_range_begins_in(tmp_pa
     path.write_bytes(bytes(size))
     fd = io.open(path, write=True)
     with io.map(fd, size, write=True) as mapping:
-        io.use_large_pages(mapping, (2 << 20) + 1000, 4 << 20)
-        assert large_page_ranges(path) == [(2 << 20, (6 << 20) + mmap.PAGESIZE)]
+        io.choose_pages(mapping, (2 << 20) + 1000, large=True)
+        assert large_page_ranges(path) == [(2 << 20, size)]
+        io.choose_pages(mapping, 4 << 20, large=False)
+        assert large_page_ranges(path) == [(2 << 20, 4 << 20)]
         mapping[3 << 20 : (3 << 20) + 4] = b"item"
         assert path.read_bytes()[3 << 20 : (3 << 20) + 4] == b"item"
     io.close(fd)
@@ -208,4 +210,4 @@ def test_large_pages_are_asked_for_from_the_page_that_the_range_begins_in(tmp_pa
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOMEM, errno.EAGAIN])
 def test_who_does_not_take_the_advice_has_small_pages(number: int) -> None:
-    StoreIO().use_large_pages(cast(mmap.mmap, _Refusing(number)), 0, mmap.PAGESIZE)
+    StoreIO().choose_pages(cast(mmap.mmap, _Refusing(number)), 0, large=True)

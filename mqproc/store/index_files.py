@@ -174,8 +174,7 @@ class _MappedIndex:
             if self._sync_follows:
                 self._io.start_writing(self._fd, self._step_start, start - self._step_start)
             self._step_start = start
-        if large_pages:
-            self._io.use_large_pages(self.mapping, start, stop - start)
+        self._io.choose_pages(self.mapping, start, large=large_pages)
         whole_items = -(-(stop - layout.items_start(self.slots)) // layout.ITEM_SIZE)
         self._step_items = min(whole_items, self.items)
 
