@@ -60,7 +60,7 @@ _shape_fields = operator.attrgetter(
 class KeptShape(msgspec.Struct, eq=False):
     """A shape that was checked, with its topic. `more_columns`: the payload has others than bodies, keys and tags.
 
-    `sizes` are those of its last frame, the payload's behind the columns', and `columns` where these began.
+    `sizes` are those of its last frame's columns and of its payload, `columns` where each of them began.
     """
 
     shape: FrameShape

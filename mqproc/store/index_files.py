@@ -31,8 +31,8 @@ from mqproc.store.unsynced import Unsynced
 
 # Items are unmapped behind when a step of this size is full.
 ITEM_STEP_BYTES: Final = 8 * MIB
-# Entries that come so many at once dirty as many pages of slots as a large page has: that one is written as a whole
-# costs little beside them.
+# A sync writes a changed large page as a whole. So many entries at once change as many small pages of slots as a large
+# page is long, so that this costs little beside them; for fewer, pages of items stay small.
 MANY_ENTRIES: Final = LARGE_PAGE_BYTES // PAGE_BYTES
 # Space is allocated by the step, then doubling, up to this much at once.
 ALLOCATED_AHEAD_MAX_BYTES: Final = 64 * MIB
