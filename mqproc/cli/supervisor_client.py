@@ -26,9 +26,9 @@ from mqproc.errors import (
     error_from_wire,
 )
 from mqproc.layout.control import GROUP_RECOVERING
+from mqproc.layout.frame import ANSWER, HEADER, HEADER_SIZE, MAGIC, OPERATION_MASK, REFUSAL, encode_header
 from mqproc.paths import StorePaths
 from mqproc.wire.address import connect_path, peer_pid
-from mqproc.wire.frame import ANSWER, HEADER, HEADER_SIZE, MAGIC, OPERATION_MASK, REFUSAL, encode_header
 from mqproc.wire.operations import ANSWERS, Empty, ErrorAnswer, Operation, Options
 
 _REQUEST_ID = 1

@@ -4,9 +4,9 @@ The frame's payload is read in place, records are written one after the other in
 gives that to one `pwrite`. `encode_frame` writes as many messages as fit the segment and the staging buffer, and can be
 called again to go on. The frame has been checked (append_frame.py).
 
-Everything that does not differ between a frame's messages is rendered once by the caller: `head` is a record's fixed
-part up to its body length, `topic_block` the topic with its length, `parts` the constant properties around the unique
-id, tag and keys, or behind property strings that are given whole. A sharding key stands inside the first part.
+Everything that does not differ between a frame's messages is rendered once by the caller, as the bytes of its shape: a
+record's fixed part up to its body length, the topic with its length, and the constant properties around the unique id,
+tag and keys, or behind property strings that are given whole. A sharding key stands inside the first part.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from mqproc.kernels.append_counts import count_frame, count_messages, count_size
 from mqproc.kernels.append_frame import (
+    ANSWER_AT,
     BODIES,
     BODY_LENGTHS,
     BORN,
@@ -22,16 +23,19 @@ from mqproc.kernels.append_frame import (
     COUNT,
     FIXED_QUEUE,
     FLAGS,
+    HEAD_AT,
     HEAD_SIZE,
     KEY_LENGTHS,
     KEYS,
     NAME_SIZE,
     NEXT_MESSAGE,
+    NUMBERS_AT,
     PAIR_OVERHEAD,
     PART_0_END,
     PART_1_END,
     PART_2_END,
     PART_3_END,
+    PARTS_AT,
     PHYSICAL_AT,
     PREPARED,
     PROPERTIES,
@@ -55,6 +59,8 @@ from mqproc.kernels.append_frame import (
     TAGS,
     TAIL_SIZE,
     TAKES_QUEUE_OFFSET,
+    TOPIC_AT,
+    TOPIC_SIZE,
     UNIQUE_COUNTER,
     UNIQUE_DIGITS,
     length16,
@@ -104,7 +110,8 @@ def _write_given(payload: Bytes, at: int, size: int, closing: int, staging: Byte
 @inlined
 def _write_composed(
     payload: Bytes,
-    parts: Bytes,
+    shape: Bytes,
+    parts: int,
     ends: Words,
     number: int,
     tags_at: int,
@@ -118,7 +125,7 @@ def _write_composed(
 ) -> int:
     """Write constant parts, sharding key, unique id (`number` −1 = none), tag and keys; returns the position behind.
 
-    `ends` is the frame's state: it holds where each part ends.
+    The parts begin at `parts` in `shape`; `ends` is the frame's state: it holds where each part ends.
     """
     first = ends[PART_0_END]
     second = ends[PART_1_END]
@@ -127,9 +134,9 @@ def _write_composed(
     written = 0
     if sharding_size > 0:
         written = ends[SHARDING_AT]
-        copy_bytes(staging, at, parts, 0, written)
+        copy_bytes(staging, at, shape, parts, written)
         at = _write_pair(staging, at + written, SHARDING_NAME, SHARDING_NAME_SIZE, payload, sharding_at, sharding_size)
-    copy_bytes(staging, at, parts, written, first - written)
+    copy_bytes(staging, at, shape, parts + written, first - written)
     at += first - written
     if number >= 0:
         staging[at] = _hex_digit((number >> 12) & 15)
@@ -137,17 +144,17 @@ def _write_composed(
         staging[at + 2] = _hex_digit((number >> 4) & 15)
         staging[at + 3] = _hex_digit(number & 15)
         at += UNIQUE_DIGITS
-    copy_bytes(staging, at, parts, first, second - first)
+    copy_bytes(staging, at, shape, parts + first, second - first)
     at += second - first
     if tag_size > 0:
         at = _write_pair(staging, at, _TAGS_NAME, NAME_SIZE, payload, tags_at, tag_size)
     if third > second:
-        copy_bytes(staging, at, parts, second, third - second)
+        copy_bytes(staging, at, shape, parts + second, third - second)
         at += third - second
     if key_size > 0:
         at = _write_pair(staging, at, _KEYS_NAME, NAME_SIZE, payload, keys_at, key_size)
     if fourth > third:
-        copy_bytes(staging, at, parts, third, fourth - third)
+        copy_bytes(staging, at, shape, parts + third, fourth - third)
         at += fourth - third
     return at
 
@@ -169,9 +176,7 @@ def _write_pair(
 def encode_frame(
     payload: Bytes,
     state: Words,
-    head: Bytes,
-    topic_block: Bytes,
-    parts: Bytes,
+    shape: Bytes,
     queue_numbers: Words,
     next_offsets: Words,
     staging: Bytes,
@@ -179,15 +184,20 @@ def encode_frame(
 ) -> int:
     """Encode messages from NEXT_MESSAGE on into `staging` from STAGING_AT on.
 
-    `payload`, `head`, `topic_block`, `parts`, `staging` uint8; `queue_numbers` int64[queues of the topic] gives each
-    queue id its number, `next_offsets` int64[max_queues] by number is counted up; `answer` uint8[20 × count] gets the
-    three answer columns. Moves NEXT_MESSAGE, STAGING_AT, PHYSICAL_AT and the data columns in `state`, and counts there
+    `payload`, `shape`, `staging` uint8; `queue_numbers` int64 gives each queue id its number from NUMBERS_AT on,
+    `next_offsets` int64[max_queues] by number is counted up; `answer` gets the three answer columns from ANSWER_AT on,
+    20 × count bytes. Moves NEXT_MESSAGE, STAGING_AT, PHYSICAL_AT and the data columns in `state`, and counts there
     what it has encoded. OK when all messages are, SEGMENT_FULL when the next record and a BLANK do not fit below
     SEGMENT_END, STAGING_FULL when the next record does not fit the staging buffer: write it out and call again.
     """
     count = state[COUNT]
     head_size = state[HEAD_SIZE]
-    topic_size = topic_block.size
+    head = state[HEAD_AT]
+    topic = state[TOPIC_AT]
+    topic_size = state[TOPIC_SIZE]
+    parts = state[PARTS_AT]
+    numbers = state[NUMBERS_AT]
+    answer_at = state[ANSWER_AT]
     property_crc = state[PROPERTY_CRC] != 0
     given = state[PROPERTY_LENGTHS] >= 0
     # Stores to `staging` may alias `state` for all the compiler knows: what the loop uses is kept in locals.
@@ -267,11 +277,11 @@ def encode_frame(
             queue_id = load_le32(payload, queues + 4 * message)
         queue_offset = 0
         if takes_queue_offset:
-            number = queue_numbers[queue_id]
+            number = queue_numbers[numbers + queue_id]
             queue_offset = next_offsets[number]
             next_offsets[number] = queue_offset + 1
 
-        copy_bytes(staging, at, head, 0, head_size)
+        copy_bytes(staging, at, shape, head, head_size)
         store_be32(staging, at + record.TOTAL_SIZE, total)
         store_be32(staging, at + record.QUEUE_ID, queue_id)
         store_be64(staging, at + record.QUEUE_OFFSET, queue_offset)
@@ -292,18 +302,19 @@ def encode_frame(
             body_crc = crc32(payload, bodies, bodies + body_size) & 0x7FFFFFFF
         store_be32(staging, at + record.BODY_CRC, body_crc)
         position += body_size
-        copy_bytes(staging, position, topic_block, 0, topic_size)
+        copy_bytes(staging, position, shape, topic, topic_size)
         position += topic_size
         store_be16(staging, position, properties_size)
         position += 2
         if given:
             position = _write_given(payload, properties, given_size, closing, staging, position)
-            copy_bytes(staging, position, parts, 0, constant_size)
+            copy_bytes(staging, position, shape, parts, constant_size)
             position += constant_size
         else:
             number = (counter + message) & 0xFFFF if counter >= 0 else -1
             position = _write_composed(
                 payload,
+                shape,
                 parts,
                 state,
                 number,
@@ -324,9 +335,9 @@ def encode_frame(
             tail_at = position
             position += TAIL_SIZE
 
-        store_le64(answer, 8 * message, physical)
-        store_le64(answer, 8 * (count + message), queue_offset)
-        store_le32(answer, 16 * count + 4 * message, queue_id)
+        store_le64(answer, answer_at + 8 * message, physical)
+        store_le64(answer, answer_at + 8 * (count + message), queue_offset)
+        store_le32(answer, answer_at + 16 * count + 4 * message, queue_id)
         bodies += body_size
         keys += key_size
         tags += tag_size
@@ -354,7 +365,5 @@ def encode_frame(
 def warm() -> None:
     """Compile or load these kernels."""
     nothing = np.zeros(1, np.uint8)
-    constant = np.frombuffer(b"\0", np.uint8)
     numbers = np.zeros(1, np.int64)
-    state = np.zeros(STATE_WORDS, np.int64)
-    encode_frame(nothing, state, constant, constant, constant, numbers, numbers, nothing, nothing)
+    encode_frame(nothing, np.zeros(STATE_WORDS, np.int64), nothing, numbers, numbers, nothing, nothing)

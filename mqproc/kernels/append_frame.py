@@ -55,6 +55,11 @@ from mqproc.layout.properties import NAME_END, SHARDING_KEY
     PART_2_END,
     PART_3_END,
     SHARDING_AT,  # where in the first part a sharding key stands
+    HEAD_AT,  # where in the shape's bytes a record's fixed part stands,
+    TOPIC_AT,  # the topic with its length,
+    TOPIC_SIZE,
+    PARTS_AT,  # and the constant parts
+    NUMBERS_AT,  # where the topic's queue numbers begin
     # moved by encode_frame
     STAGING_AT,
     PHYSICAL_AT,
@@ -63,11 +68,13 @@ from mqproc.layout.properties import NAME_END, SHARDING_KEY
     TOTAL_SIZE,
     FAILED_MESSAGE,
     FAILED_VALUE,
-) = range(figures.APPEND_STATE, figures.APPEND_STATE + 40)
-assert FAILED_VALUE < UNPUBLISHED_FROM
+    # where the answer's columns begin
+    ANSWER_AT,
+) = range(figures.APPEND_STATE, figures.APPEND_STATE + 46)
+assert ANSWER_AT < UNPUBLISHED_FROM
 # The words of each frame, and those that frames of one shape have in common.
-VARIABLES = struct.Struct(f"={FIXED_QUEUE - COUNT}q")
-CONSTANTS = struct.Struct(f"={STAGING_AT - FIXED_QUEUE}q")
+VARIABLE_WORDS, CONSTANT_WORDS = FIXED_QUEUE - COUNT, STAGING_AT - FIXED_QUEUE
+VARIABLES, CONSTANTS = struct.Struct(f"={VARIABLE_WORDS}q"), struct.Struct(f"={CONSTANT_WORDS}q")
 VARIABLES_AT, CONSTANTS_AT = COUNT * control.WORD_SIZE, FIXED_QUEUE * control.WORD_SIZE
 STATE_WORDS = control.FILE_SIZE // control.WORD_SIZE
 """The state's array is the whole control file, as int64."""
@@ -138,7 +145,7 @@ def _lengths16(payload: Bytes, column: int, count: int) -> tuple[int, int, int]:
 
 
 @kernel
-def check_frame(payload: Bytes, state: Words, topic_block_size: int) -> int:
+def check_frame(payload: Bytes, state: Words) -> int:
     """Check every length of a frame; FRAME_OK or what is wrong, with FAILED_MESSAGE and FAILED_VALUE in `state`.
 
     `payload` uint8[n], `state` int64[STATE_WORDS]. TOTAL_SIZE becomes the bytes that all records need.
@@ -168,7 +175,7 @@ def check_frame(payload: Bytes, state: Words, topic_block_size: int) -> int:
         fixed += UNIQUE_DIGITS if state[UNIQUE_COUNTER] >= 0 else 0
         own = keys + tags + sharding_keys + PAIR_OVERHEAD * (have_keys + have_tags) + SHARDING_OVERHEAD * have_sharding
         largest = largest_key + largest_tag + largest_sharding + 2 * PAIR_OVERHEAD + SHARDING_OVERHEAD
-    head = state[HEAD_SIZE] + topic_block_size + 2
+    head = state[HEAD_SIZE] + state[TOPIC_SIZE] + 2
     state[TOTAL_SIZE] = count * (head + fixed) + bodies + own
     state[FAILED_MESSAGE] = -1
     if (
@@ -178,7 +185,7 @@ def check_frame(payload: Bytes, state: Words, topic_block_size: int) -> int:
         or state[QUEUES] >= 0
     ):
         # Perhaps no message has the largest of each.
-        found = _check_each(payload, state, topic_block_size)
+        found = _check_each(payload, state)
         if found != FRAME_OK:
             return found
     if bodies != _column_size(state, BODIES) or keys != _column_size(state, KEYS):
@@ -201,7 +208,7 @@ def check_frame(payload: Bytes, state: Words, topic_block_size: int) -> int:
 
 
 @kernel
-def _check_each(payload: Bytes, state: Words, topic_block_size: int) -> int:
+def _check_each(payload: Bytes, state: Words) -> int:
     """Check message by message: FRAME_OK, or what is wrong with the first one that FAILED_MESSAGE then names."""
     tail = TAIL_SIZE if state[PROPERTY_CRC] != 0 else 0
     for message in range(state[COUNT]):
@@ -210,7 +217,7 @@ def _check_each(payload: Bytes, state: Words, topic_block_size: int) -> int:
         tag_size = length16(payload, state[TAG_LENGTHS], message)
         size = _properties_size(payload, state, message, key_size, tag_size) + tail
         closing = 1 if tail + state[PART_3_END] != 0 and state[PROPERTY_LENGTHS] >= 0 else 0
-        record_size = state[HEAD_SIZE] + body_size + topic_block_size + 2 + size + closing
+        record_size = state[HEAD_SIZE] + body_size + state[TOPIC_SIZE] + 2 + size + closing
         state[FAILED_MESSAGE] = message
         if body_size > state[BODY_SIZE_MAX]:
             state[FAILED_VALUE] = body_size
@@ -262,4 +269,4 @@ def _column_size(state: Words, column: int) -> int:
 
 def warm() -> None:
     """Compile or load this kernel."""
-    check_frame(np.zeros(1, np.uint8), np.zeros(STATE_WORDS, np.int64), 0)
+    check_frame(np.zeros(1, np.uint8), np.zeros(STATE_WORDS, np.int64))

@@ -1,4 +1,4 @@
-"""Publishing in the queue table (layout/queue_table.py): what a dispatch step wrote, what a writer appended."""
+"""Publishing in the queue table (layout/queue_table.py) what a dispatch step wrote."""
 
 from __future__ import annotations
 
@@ -39,16 +39,6 @@ def _raise(cells: Words, index: int, value: int) -> None:
         store_release(cells, index, value)
 
 
-@kernel
-def publish_next_offsets(cells: Words, own: Words, numbers: Words) -> None:
-    """Store the writer's own next offsets of some queues: `own` int64[max_queues] and `numbers` int64[n] by number."""
-    for number in numbers:
-        entry = queue_table.HEADER_WORDS + number * queue_table.ENTRY_WORDS
-        store_release(cells, entry + queue_table.NEXT_OFFSET, own[number])
-
-
 def warm() -> None:
-    """Compile or load these kernels."""
-    words = np.zeros(queue_table.HEADER_WORDS, np.int64)
-    publish_next_offsets(words, words, np.zeros(0, np.int64))
-    publish_queues(words, np.zeros((0, RUN_COLUMNS), np.int64))
+    """Compile or load this kernel."""
+    publish_queues(np.zeros(queue_table.HEADER_WORDS, np.int64), np.zeros((0, RUN_COLUMNS), np.int64))

@@ -9,11 +9,14 @@ from mqproc.kernels import (
     append,
     append_counts,
     append_frame,
+    append_options,
+    append_run,
     crc,
     decode,
     dispatch_buffers,
     dispatched,
     fences,
+    frames,
     gather,
     hashing,
     index,
@@ -33,6 +36,7 @@ from mqproc.kernels import (
 
 WARMED: Final[tuple[ModuleType, ...]] = (
     record_check,
+    append_run,
     append,
     gather,
     append_frame,
@@ -52,8 +56,10 @@ WARMED: Final[tuple[ModuleType, ...]] = (
     keyed,
     publish,
     append_counts,
+    append_options,
     dispatched,
     fences,
+    frames,
     made_from,
 )
 """Every module with kernels, those first that take longest to compile."""

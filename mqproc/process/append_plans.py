@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from mqproc.errors import BadMessageError, BadPropertyError, NoSuchQueueError
+from mqproc.kernels.append_run import HAS_BORN, HAS_FLAGS, HAS_QUEUES, MESSAGES_MAX
 from mqproc.kernels.hashing import java_hash_utf8, queue_of_hash
 from mqproc.layout import record
 from mqproc.process.constant_properties import UNIQUE_PREFIX_DIGITS, ConstantProperties, constant_properties, gaps_of
@@ -23,7 +24,7 @@ from mqproc.store.frames import AppendPlan, FrameShape
 from mqproc.store.topics import check_sendable
 from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_ANY, QUEUE_COLUMN, AppendRequest
 
-MESSAGES_PER_FRAME_MAX: Final = 1 << 20
+MESSAGES_PER_FRAME_MAX: Final = MESSAGES_MAX
 # Shapes that are kept, and the bytes of tag and constant properties that one of them has at most.
 SHAPES_MAX: Final = 4096
 SHAPE_TEXT_MAX: Final = 512
@@ -147,6 +148,8 @@ class AppendPlans:
             if len(self._kept) >= SHAPES_MAX:
                 self._kept.clear()
             self._kept[key] = KeptShape(shape, topic, more_columns)
+            shape.lasting = True
+            shape.columns = _column_bits(request)
         return _plan(request, payload, columns, shape, topic.rotation), topic
 
     def _plan_parked(
@@ -181,6 +184,11 @@ def _has_more_columns(request: AppendRequest) -> bool:
     """Whether the payload has other columns than those of bodies, keys and tags."""
     has_numbers = request.has_born or request.has_queues or request.has_flags or request.has_prepared
     return has_numbers or request.properties_bytes >= 0 or request.sharding_bytes >= 0
+
+
+def _column_bits(request: AppendRequest) -> int:
+    bits = (HAS_BORN, request.has_born), (HAS_QUEUES, request.has_queues), (HAS_FLAGS, request.has_flags)
+    return sum(bit for bit, is_there in bits if is_there)
 
 
 def _check_host(request: AppendRequest) -> None:

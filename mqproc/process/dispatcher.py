@@ -46,6 +46,7 @@ class Dispatcher:
         self._context = context
         self._clock = context.clock
         self._words = context.control.words
+        self._cells = self._words.cells
         self._log = get_logger()
         options, io, paths = context.options, context.io, context.paths
         self._table = QueueTable(io, paths.queues, write=True)
@@ -78,7 +79,7 @@ class Dispatcher:
         self._delays_of = self._words[words_of.DISPATCHED_MESSAGES]
 
     def do_work(self) -> int:
-        words = self._words
+        words = self._cells
         if (minimum := words[words_of.MIN_PHYSICAL_OFFSET]) != self._minimum:
             self._minimum = minimum
             self._dispatch.let_go_below(minimum)
@@ -86,7 +87,7 @@ class Dispatcher:
         confirmed = self._context.control.confirmed(sync_flush=self._context.sync_flush)
         if dispatched >= confirmed or self._clock.monotonic_ns() < self._retry_ns:
             return 0
-        if dispatched < words[words_of.MIN_PHYSICAL_OFFSET]:
+        if dispatched < minimum:
             return self._jump_to_minimum(dispatched)
         try:
             step = self._dispatch.step(dispatched, confirmed)
@@ -103,7 +104,7 @@ class Dispatcher:
 
         The query role hurries this one when somebody begins to wait.
         """
-        return 0.0 if self._words[words_of.WAITING_PULLS] else LINGER_S
+        return 0.0 if self._cells[words_of.WAITING_PULLS] else LINGER_S
 
     def wait(self, timeout_s: float) -> None:
         until_retry_s = (self._retry_ns - self._clock.monotonic_ns()) / 1e9

@@ -30,15 +30,21 @@ from mqproc.store.topics import QUEUES_OF_A_TOPIC_MAX, TopicConfig, Topics
 
 @dataclass(slots=True)
 class OpenTopic:
-    """A topic ready for appends: `topic_fields`, and queue numbers by queue id.
-
-    `rotation` is the queue that the next message of a round goes to.
-    """
+    """A topic ready for appends: `topic_fields`, and queue numbers by queue id; `rounds` are those of all topics."""
 
     magic: int
     block: NDArray[np.uint8]
     queue_numbers: NDArray[np.int64]
-    rotation: int = 0
+    rounds: NDArray[np.int64]
+
+    @property
+    def rotation(self) -> int:
+        """The queue that the next message of a round goes to."""
+        return int(self.rounds[self.queue_numbers[0]])
+
+    @rotation.setter
+    def rotation(self, queue_id: int) -> None:
+        self.rounds[self.queue_numbers[0]] = queue_id
 
 
 class OpenTopics:
@@ -53,6 +59,8 @@ class OpenTopics:
         self.topics.load()
         if self.topics.remark:
             get_logger().warning("topics were read with a remark", remark=self.topics.remark)
+        self.rounds = np.zeros(table.capacity, np.int64)
+        """int64[max_queues]: where the round of each topic is, by the number of its first queue."""
         self._open: dict[str, OpenTopic] = {}
         self.changes = 0
         """Goes up when a topic that was found before is another now: widened, or deleted."""
@@ -189,10 +197,12 @@ class OpenTopics:
 
     def _opened(self, config: TopicConfig) -> OpenTopic:
         numbers = [self._table.create_queue(config.topic, queue_id) for queue_id in range(config.queues)]
-        before = self._open.get(config.topic)
-        rotation = 0 if before is None else before.rotation
-        self.changes += before is not None
-        found = OpenTopic(*topic_fields(config.topic), np.array(numbers, np.int64), rotation)
+        if config.topic in self._open:
+            self.changes += 1
+        else:
+            # The number may have been another topic's.
+            self.rounds[numbers[0]] = 0
+        found = OpenTopic(*topic_fields(config.topic), np.array(numbers, np.int64), self.rounds)
         self._open[config.topic] = found
         return found
 

@@ -11,10 +11,7 @@ import ipaddress
 from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
-from mqproc.client.retry import RESTART_MS
 from mqproc.config import Options
 from mqproc.errors import (
     BadRequestError,
@@ -22,7 +19,6 @@ from mqproc.errors import (
     FlushFailedError,
     InternalError,
     MqprocError,
-    RetryLaterError,
     StoreBusyError,
     StoreReadOnlyError,
     TooManyQueuesError,
@@ -30,46 +26,45 @@ from mqproc.errors import (
     TopicNotFoundError,
     UnknownCommandError,
 )
+from mqproc.kernels.append_run import ANSWERS_FULL, COMMIT, DONE, NOT_KNOWN
 from mqproc.layout import control as words_of
 from mqproc.layout import figures
+from mqproc.process.append_answers import AppendAnswers
+from mqproc.process.append_conditions import AppendConditions
 from mqproc.process.append_plans import AppendPlans
 from mqproc.process.append_times import AppendTimes
 from mqproc.process.limits import client_limits
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
 from mqproc.process.open_topics import OpenTopics
-from mqproc.quantities import counted
 from mqproc.shm.code_counts import code_counter
 from mqproc.shm.histogram import Histogram
-from mqproc.store.append import CommitLogAppender
+from mqproc.store.append import COMMIT_BYTES, CommitLogAppender
 from mqproc.store.final_syncs import FinalSyncs
 from mqproc.store.queue_table import NoRoomForQueuesError, QueueTable
 from mqproc.store.repeats import RepeatWindow
 from mqproc.store.segments import LogSegments
 from mqproc.store.succession import take_over
-from mqproc.wire.connection import Request
+from mqproc.wire.connection import FrameRun, Request
 from mqproc.wire.operations import (
     REQUESTS,
     WRITER_OPERATIONS,
-    AppendAnswer,
     AppendRequest,
     CreateTopicRequest,
     DeleteTopicRequest,
     Empty,
     Operation,
 )
+from mqproc.wire.runs import RunCutter
 from mqproc.wire.server import SocketServer
 
 # The keeper looks for messages with a time to deliver at each second; it is told of one that is due before it looks.
 NEAR_MS = 2000
-# Frames of a step are written and published together up to this much, so that dispatch goes on beside the step.
-COMMIT_BYTES = 256 << 10
+NEVER_BYTES = 1 << 62
 # A step's answers leave together, up to this much of the log: each send wakes its client, which takes the processor.
 ANSWER_BYTES = 1 << 20
 SEGMENT_WAIT_NS = 5_000_000_000
 SEGMENT_POLL_S = 0.0005
-# How long one step is held back when dispatch is nearly `max_dispatch_behind_bytes` behind.
-SLOW_STEP_S = 0.005
 # A clock that steps back holds store time still for at most this long; beyond it, it is followed with an alarm.
 CLOCK_CLAMP_MAX_MS = 60_000
 # A stopping writer refuses for at most this long what clients go on sending, then sends for at most this long.
@@ -92,16 +87,6 @@ _REFUSED_ALONE = (
 )
 
 
-class _Pending(msgspec.Struct, eq=False):
-    """A frame that is encoded and waits for its answer: uint8[20 × messages]."""
-
-    request: Request
-    answer: NDArray[np.uint8]
-    store_timestamp_ms: int
-    wait: bool
-    oneway: bool
-
-
 class Writer:
     """The role. Built in its own process; a restarted one first puts its predecessor's work in order."""
 
@@ -111,6 +96,8 @@ class Writer:
         self._context = context
         self._options = context.options
         self._sync_flush = context.sync_flush
+        # Under SYNC_FLUSH all frames of a step share one sync.
+        self._commit_bytes = NEVER_BYTES if context.sync_flush else COMMIT_BYTES
         self._io = context.io
         self._clock = context.clock
         self._words = context.control.words
@@ -145,28 +132,39 @@ class Writer:
             self._segments,
             store_host(context.options),
             self._wait_for_segment,
+            self._topics.rounds,
+            self._commit_bytes,
         )
+        self._known = self._appender.known
+        self._known_changes = self._topics.changes
         self._repeats: RepeatWindow | None = None
         if context.options.dedupe_window_messages:
             with context.heart.busy(words_of.STATE_RECOVERING):
                 self._repeats = RepeatWindow(
                     self._words, self._table, self._segments, self._appender, context.options.dedupe_window_messages
                 )
+        self._conditions = AppendConditions(context)
         self._times = AppendTimes(self._words)
         self._connections = 0
         self._sync_times = Histogram(self._words, figures.WRITER_SYNCS)
-        self._answer_options = b""
-        self._answered_ms = -1
-        self._pending: list[_Pending] = []
         self._answered_to = self._appender.end
-        self._requests: list[Request] = []
+        self._requests: list[Request | FrameRun] = []
         self._topic_requests: list[Request] = []
+        limits = client_limits(context.options)
         self._server = SocketServer(
             context.sockets["writer"],
-            client_limits(context.options),
+            limits,
             operations=WRITER_OPERATIONS,
             on_reject=code_counter(self._words, self.name),
             on_partial=lambda: self._words.add(words_of.WRITER_PARTIAL_FRAMES, 1),
+            # A message that is known again is looked for frame by frame.
+            runs=RunCutter(Operation.APPEND, limits.frame_bytes) if self._repeats is None else None,
+        )
+        self._answers = AppendAnswers(
+            self._server,
+            self._known,
+            self._appender.store_host,
+            lambda: self._words.add(words_of.APPEND_REJECTS, 1),
         )
         # The loop drains the bell before the next wait.
         self._server.register(context.bell.fileno(), lambda: None)
@@ -174,7 +172,6 @@ class Writer:
         self._keeper_bell = context.bells[words_of.KEEPER]
         self._flusher_bell = context.bells[words_of.COMMITLOG_FLUSHER]
         self._query_bell = context.bells[words_of.QUERY]
-        self._taking = True
         self._stop_by_ns = 0
         self._to_ring = False
         self._to_ring_keeper = False
@@ -183,20 +180,22 @@ class Writer:
     # The loop's side
 
     def do_work(self) -> int:
-        requests = self._requests or self._server.poll(0)
+        requests = self._requests or self._server.poll_runs(0)
         self._requests = []
         self._tell_connections()
         if not requests:
             return self._save_topics_when_due()
         messages = self._cells[words_of.APPENDED_MESSAGES]
-        self._hold_back()
-        self._closed_by = self._reason_to_refuse()
-        if len(requests) > 1:
-            self._server.hold_answers()
+        self._closed_by = self._conditions.look()
+        self._server.hold_answers()
         for request in requests:
-            self._handle(request)
+            if isinstance(request, FrameRun):
+                self._append_run(request)
+            else:
+                self._handle(request)
         self._commit()
         self._answer_topic_requests()
+        self._answers.send()
         self._server.send_answers()
         self._save_topics_when_due()
         if self._to_ring:
@@ -216,17 +215,17 @@ class Writer:
         self._times.timed(began_ns, ended_ns, alone=alone)
 
     def wait(self, timeout_s: float) -> None:
-        self._requests = self._server.poll(timeout_s)
+        self._requests = self._server.poll_runs(timeout_s)
 
     def on_stop(self) -> bool:
         """Take what has come, refuse what still comes, save the topics, send the answers that are queued.
 
         A request that nobody answers leaves its client not knowing what became of it.
         """
-        if self._taking:
+        if self._conditions.taking:
             self._server.stop_accepting()
             self.do_work()
-            self._taking = False
+            self._conditions.taking = False
             self._stop_by_ns = self._clock.monotonic_ns() + STOP_REFUSE_NS
         if self.do_work() and self._clock.monotonic_ns() < self._stop_by_ns:
             return False
@@ -236,7 +235,7 @@ class Writer:
 
     def reload(self, options: Options) -> None:
         """`max_message_size` may change while running."""
-        self._options = options
+        self._options = self._conditions.options = options
         self._appender.set_options(options)
 
     def close(self) -> None:
@@ -265,13 +264,55 @@ class Writer:
         except _REFUSED_ALONE as error:
             self._refuse(request, error)
         except MqprocError as error:
-            self._fail_pending(error)
+            self._answers.refuse(error)
             self._refuse(request, error)
         except OSError as error:
             failure = InternalError(f"{error.strerror or error}")
-            self._fail_pending(failure)
+            self._answers.refuse(failure)
             self._refuse(request, failure)
-            self._closed_by = self._reason_to_refuse()
+            self._closed_by = self._conditions.reason_to_refuse()
+
+    def _append_run(self, run: FrameRun) -> None:
+        """Frames of one client, as many at a time as the kernel takes by itself; the others are handled one by one."""
+        known = self._known
+        known.begin(run.at, run.end)
+        reason = COMMIT
+        while reason != DONE:
+            reason = self._append_known(run) if self._closed_by is None else NOT_KNOWN
+            if reason == COMMIT:
+                self._commit()
+            elif reason == ANSWERS_FULL:
+                self._commit()
+                self._answers.send()
+            elif reason == NOT_KNOWN:
+                request, end = run.request_at(known.at)
+                self._handle(request)
+                if end == run.end:
+                    return
+                known.go_on_at(end)
+
+    def _append_known(self, run: FrameRun) -> int:
+        """Frames from where the run stands, as far as their shapes are known; returns why it goes no further."""
+        known = self._known
+        if self._known_changes != self._topics.changes:
+            self._known_changes = self._topics.changes
+            known.forget()
+        store_timestamp_ms = self._store_timestamp()
+        known.answer_with(store_timestamp_ms, self._answers.options(store_timestamp_ms))
+        at = known.answers_end
+        try:
+            reason = self._appender.add_run(run.buffer, store_timestamp_ms)
+        except (MqprocError, OSError) as error:
+            failure = error if isinstance(error, MqprocError) else InternalError(f"{error.strerror or error}")
+            self._answers.add_run(run, at)
+            self._answers.refuse(failure)
+            request, end = run.request_at(known.at)
+            self._refuse(request, failure)
+            known.go_on_at(end)
+            self._closed_by = self._conditions.reason_to_refuse()
+            return DONE if end == run.end else COMMIT
+        self._answers.add_run(run, at)
+        return reason
 
     def _append(self, request: Request) -> None:
         options = _append_request.decode(request.options)
@@ -290,32 +331,33 @@ class Writer:
             answer = self._repeats.add(plan, store_timestamp_ms, self._commit)
             self._words.add(words_of.DROPPED_REPEATS, self._repeats.dropped - before)
         topic.rotation = plan.rotation
-        self._pending.append(_Pending(request, answer, store_timestamp_ms, options.wait, options.oneway))
-        if not self._sync_flush and self._appender.staged_bytes >= COMMIT_BYTES:
+        if plan.shape.lasting and not plan.shape.batch and (options.wait or not self._sync_flush):
+            self._appender.know(request.options, plan.shape, answered=not options.oneway)
+        self._answers.add(request, answer, store_timestamp_ms, wait=options.wait, oneway=options.oneway)
+        if self._appender.staged_bytes >= self._commit_bytes:
             self._commit()
 
     def _commit(self) -> None:
         """Write, publish and answer everything that is pending; under SYNC_FLUSH sync in between."""
-        if not self._pending:
+        if not self._answers and self._appender.end == self._cells[words_of.WRITTEN]:
             return
         try:
             self._appender.write_out()
         except MqprocError as error:
-            self._fail_pending(error)
+            self._answers.refuse(error)
             return
         self._appender.publish()
         self._cells[words_of.WRITTEN_NS] = self._clock.monotonic_ns()
         if self._sync_flush:
-            self._answer([pending for pending in self._pending if not pending.wait])
-            self._pending = [pending for pending in self._pending if pending.wait]
+            self._answers.give_unwaited()
             if not self._sync():
                 return
         self._io.crash_point("ack.before_send")
-        self._answer(self._pending)
-        self._pending = []
+        self._answers.give()
         self._to_ring = True
         if self._appender.end - self._answered_to >= ANSWER_BYTES:
             self._answered_to = self._appender.end
+            self._answers.send()
             self._server.send_answers(hold=True)
 
     def _sync(self) -> bool:
@@ -325,20 +367,10 @@ class Writer:
                 self._appender.sync()
         except OSError as error:
             self._log.error("sync failed, the store is read-only from now on", error=str(error))
-            self._fail_pending(FlushFailedError(f"the sync failed: {error.strerror}; run mqproc store repair"))
+            self._answers.refuse(FlushFailedError(f"the sync failed: {error.strerror}; run mqproc store repair"))
             return False
         self._sync_times.observe(self._clock.monotonic_ns() - began_ns)
         return True
-
-    def _answer(self, answered: list[_Pending]) -> None:
-        for pending in answered:
-            if pending.oneway:
-                continue
-            if pending.store_timestamp_ms != self._answered_ms:
-                self._answered_ms = pending.store_timestamp_ms
-                options = AppendAnswer(pending.store_timestamp_ms, self._appender.store_host)
-                self._answer_options = msgspec.msgpack.encode(options)
-            pending.request.answer(self._answer_options, (pending.answer.data,), owned=True)
 
     def _create_topic(self, request: Request, options: CreateTopicRequest) -> None:
         self._commit()
@@ -370,47 +402,7 @@ class Writer:
         self._words.add(words_of.APPEND_REJECTS, 1)
         request.refuse(error)
 
-    def _fail_pending(self, error: MqprocError) -> None:
-        for pending in self._pending:
-            if not pending.oneway:
-                self._refuse(pending.request, error)
-        self._pending = []
-
     # Conditions
-
-    def _reason_to_refuse(self) -> MqprocError | None:
-        """Why no append is taken now; looked at once for all frames of a step."""
-        control = self._context.control
-        if not self._taking:
-            if self._cells[words_of.GROUP_STATE] == words_of.GROUP_STOPPING:
-                return StoreBusyError("the store is being stopped", hint_ms=1000)
-            return RetryLaterError("the writer is being restarted", hint_ms=RESTART_MS)
-        if failed := control.sync_errno:
-            return StoreReadOnlyError(f"a sync failed with errno {failed}; run mqproc store repair")
-        if control.damage_read_only:
-            place = self._context.paths.damage
-            return StoreReadOnlyError(
-                f"the log has {counted(control.damage_holes, 'damaged range')} and on_damage = read_only; see {place}"
-            )
-        words = self._cells
-        if words[words_of.DISK_FULL]:
-            used, free = words[words_of.DISK_USED_BYTES], words[words_of.DISK_FREE_BYTES]
-            needed = (100 - self._options.disk_space_warning_level_ratio) * (used + free) // 100
-            return DiskFullError(f"disk nearly full: {needed:,} bytes must be free, {free:,} are", hint_ms=1000)
-        behind = words[words_of.WRITTEN] - words[words_of.DISPATCHED]
-        if behind > self._options.max_dispatch_behind_bytes:
-            limit = self._options.max_dispatch_behind_bytes
-            return StoreBusyError(f"dispatch is {behind:,} bytes behind; the limit is {limit:,}", hint_ms=100)
-        return None
-
-    def _hold_back(self) -> None:
-        """Slow down, the more the nearer dispatch is to its limit, before anything must be refused."""
-        limit = self._options.max_dispatch_behind_bytes
-        behind = self._cells[words_of.WRITTEN] - self._cells[words_of.DISPATCHED]
-        if behind * 2 > limit:
-            pause_s = SLOW_STEP_S * min(1.0, (behind * 2 - limit) / limit)
-            self._clock.sleep(pause_s)
-            self._words.add(words_of.WRITER_SLOWED_MS, max(1, round(pause_s * 1000)))
 
     def _store_timestamp(self) -> int:
         now_ms = self._clock.time_ms()

@@ -10,7 +10,9 @@ successor knows what may lie behind `written` and zeroes it.
 from __future__ import annotations
 
 import errno
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,19 +32,22 @@ from mqproc.errors import (
 from mqproc.io import StoreIO
 from mqproc.kernels import append as kernel
 from mqproc.kernels import append_frame as frame
-from mqproc.kernels.publish import publish_next_offsets
+from mqproc.kernels.append_run import append_run, publish_touched
 from mqproc.layout import control as words_of
 from mqproc.layout import properties, record
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout.record_codec import encode_blank
 from mqproc.shm.words import Words
 from mqproc.store.final_syncs import Syncing
-from mqproc.store.frames import AppendPlan, RenderedShape, render
+from mqproc.store.frames import AppendPlan, FrameShape, RenderedShape, render
+from mqproc.store.known_shapes import KnownShapes
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
 from mqproc.store.succession import clear_unpublished
 
 STAGING_BYTES_MIN = 1 << 20
+# Frames of a step are written and published together up to this much, so that dispatch goes on beside the step.
+COMMIT_BYTES = 256 << 10
 
 
 class CommitLogAppender:
@@ -62,7 +67,13 @@ class CommitLogAppender:
         segments: LogSegments,
         store_host: bytes,
         wait_for_segment: Callable[[int], None],
+        rounds: NDArray[np.int64] | None = None,
+        commit_bytes: int = COMMIT_BYTES,
     ) -> None:
+        """`rounds` int64[max_queues]: which queue the round of each topic is at, by the number of its first queue.
+
+        A run is interrupted when `commit_bytes` are staged, so that they can be published.
+        """
         self._io = io
         self._syncs = syncs
         self._options = options
@@ -79,12 +90,9 @@ class CommitLogAppender:
         self._state = np.frombuffer(words.mapping, np.int64)
         self._constants = memoryview(words.mapping)[frame.CONSTANTS_AT : frame.CONSTANTS_AT + frame.CONSTANTS.size]
         self._next_offsets = np.zeros(table.capacity, np.int64)
-        # The same and what of it is published, by queue number: a memoryview gives and takes Python's own integers.
-        self._own_next_offsets = self._next_offsets.data
-        self._published_next_offsets = table.next_offset_cells
-        # Queues whose next offsets are not published yet: single ones, and the numbers of whole topics.
-        self._touched: set[int] = set()
-        self._touched_topics: list[NDArray[np.int64]] = []
+        rounds = np.zeros(table.capacity, np.int64) if rounds is None else rounds
+        self.known = KnownShapes(table.capacity, rounds, commit_bytes)
+        self._encode_run = self._run_encoder()
         self._staged = 0
         self._end = self._file_end = words[words_of.WRITTEN]
         self._segment_end = segments.start_of(self._end) + segments.segment_size
@@ -105,10 +113,12 @@ class CommitLogAppender:
     def set_options(self, options: Options) -> None:
         """Take a new `max_message_size`."""
         self._options = options
+        self.known.forget()
         self._record_size_max = self._largest_record()
         if len(self._staging) < self._record_size_max:
             self._write_staged()
             self._staging = np.zeros(self._record_size_max, np.uint8)
+            self._encode_run = self._run_encoder()
 
     def _largest_record(self) -> int:
         """RocketMQ's own limit, or what a segment takes."""
@@ -146,6 +156,26 @@ class CommitLogAppender:
         self._touch(plan, answer)
         return answer
 
+    def add_run(self, buffer: NDArray[np.uint8], store_timestamp_ms: int) -> int:
+        """Encode frames of `buffer` uint8 behind what is staged: those that `known` was told of, as far as their shapes
+        are known. Returns why it goes no further, see `kernels.append_run`.
+
+        On DiskFullError, StoreBusyError and OSError everything that is not published has been taken back.
+        """
+        end = self._end
+        try:
+            reason = self._go_on(self._encode_run, buffer)
+        except (MqprocError, OSError):
+            self.take_back()
+            raise
+        if self._end != end:
+            self.last_store_timestamp_ms = store_timestamp_ms
+        return reason
+
+    def know(self, options: memoryview, shape: FrameShape, *, answered: bool) -> None:
+        """Have `add_run` take frames of a shape, which was found by the options of one."""
+        self.known.add(options, shape, self._rendered(shape), answered=answered)
+
     def check(self, plan: AppendPlan, store_timestamp_ms: int) -> None:
         """Raise what `add` would raise of a frame that is wrong; nothing is changed."""
         self._prepare(plan, store_timestamp_ms)
@@ -166,14 +196,8 @@ class CommitLogAppender:
         cells[words_of.WRITTEN] = self._end
         cells[words_of.WRITTEN_STORE_TIMESTAMP_MS] = self.last_store_timestamp_ms
         self._io.crash_point("append.after_publish")
-        published, own = self._published_next_offsets, self._own_next_offsets
-        for number in self._touched:
-            published[number] = own[number]
-        for numbers in self._touched_topics:
-            publish_next_offsets(self._table.cells, self._next_offsets, numbers)
+        publish_touched(self._table.cells, self.known.run, self._next_offsets, self.known.touched)
         cells[words_of.TABLE_AT] = self._end
-        self._touched.clear()
-        self._touched_topics.clear()
 
     def sync(self) -> None:
         """Make everything that was written out durable. Raises FailedSyncError, which is final for the store."""
@@ -196,8 +220,7 @@ class CommitLogAppender:
         self._end = self._file_end = written
         self._segment_end = self._segments.start_of(written) + self.segment_size
         self.last_store_timestamp_ms = self._cells[words_of.WRITTEN_STORE_TIMESTAMP_MS]
-        self._touched.clear()
-        self._touched_topics.clear()
+        self.known.untouch()
         self.read_next_offsets()
         clear_unpublished(self._io, self._syncs, self._words, self._segments)
 
@@ -208,10 +231,7 @@ class CommitLogAppender:
 
     def _prepare(self, plan: AppendPlan, store_timestamp_ms: int) -> RenderedShape:
         """Fill the kernel's state for a frame, in two goes: numpy's item by item would cost as much as the kernel."""
-        shape = plan.shape
-        rendered = shape.rendered
-        if rendered is None or rendered.options is not self._options:
-            rendered = shape.rendered = render(shape, self._options, self.store_host, self._record_size_max)
+        rendered = self._rendered(plan.shape)
         frame.VARIABLES.pack_into(
             self._words.mapping,
             frame.VARIABLES_AT,
@@ -227,8 +247,14 @@ class CommitLogAppender:
         self._constants[:] = rendered.constants
         return rendered
 
+    def _rendered(self, shape: FrameShape) -> RenderedShape:
+        rendered = shape.rendered
+        if rendered is None or rendered.options is not self._options:
+            rendered = shape.rendered = render(shape, self._options, self.store_host, self._record_size_max)
+        return rendered
+
     def _check(self, plan: AppendPlan) -> None:
-        found = frame.check_frame(plan.payload, self._state, len(plan.shape.topic_block))
+        found = frame.check_frame(plan.payload, self._state)
         if found == frame.FRAME_OK:
             return
         message, value = self._cells[frame.FAILED_MESSAGE], self._cells[frame.FAILED_VALUE]
@@ -265,31 +291,33 @@ class CommitLogAppender:
         return size
 
     def _encode(self, plan: AppendPlan, rendered: RenderedShape, answer: NDArray[np.uint8]) -> None:
-        shape, cells = plan.shape, self._cells
-        parts = np.frombuffer(b"".join((shape.parts[0], plan.unique_prefix, rendered.behind_id)) or b"\0", np.uint8)
+        shape = np.frombuffer(bytearray().join((rendered.before_id, plan.unique_prefix, rendered.behind_id)), np.uint8)
+        self._cells[frame.ANSWER_AT] = 0
+        arrays = plan.payload, self._state, shape, plan.shape.queue_numbers, self._next_offsets, self._staging, answer
+        self._go_on(kernel.encode_frame, *arrays)
+
+    def _run_encoder(self) -> Callable[[NDArray[np.uint8]], int]:
+        known = self.known
+        tables = known.run, self._state, known.table, known.key, known.queue_numbers, known.rounds
+        return functools.partial(append_run, *tables, self._next_offsets, known.touched, self._staging, known.answers)
+
+    def _go_on(self, encode: Callable[..., int], *given: NDArray[Any]) -> int:
+        """Encode behind what is staged; write that, and end the segment, as often as it takes. Returns the reason why
+        there is no more to encode now."""
+        cells = self._cells
         while True:
             cells[frame.STAGING_AT] = self._staged
             cells[frame.PHYSICAL_AT] = self._end
             cells[frame.SEGMENT_END] = self._segment_end
-            reason = kernel.encode_frame(
-                plan.payload,
-                self._state,
-                rendered.head,
-                shape.topic_block,
-                parts,
-                shape.queue_numbers,
-                self._next_offsets,
-                self._staging,
-                answer,
-            )
+            reason = encode(*given)
             self._staged = cells[frame.STAGING_AT]
             self._end = cells[frame.PHYSICAL_AT]
-            if reason == kernel.OK:
-                return
             if reason == kernel.SEGMENT_FULL:
                 self._end_segment()
-            else:
+            elif reason == kernel.STAGING_FULL:
                 self._write_staged_or_full()
+            else:
+                return reason
 
     def _end_segment(self) -> None:
         """Write what is staged and a BLANK, and go to the next segment."""
@@ -343,19 +371,12 @@ class CommitLogAppender:
             self._io.close(self._fds.pop(old))
 
     def _touch(self, plan: AppendPlan, answer: NDArray[np.uint8]) -> None:
-        shape = plan.shape
-        if plan.count == 1:
-            queue_id = int.from_bytes(answer[16:20].data, "little")
-            self._touched.add(int(shape.queue_numbers[queue_id]))
-        elif shape.fixed_queue >= 0:
-            self._touched.add(int(shape.queue_numbers[shape.fixed_queue]))
-        elif len(shape.queue_numbers) <= plan.count:
-            topics = self._touched_topics
-            if not topics or topics[-1] is not shape.queue_numbers:
-                topics.append(shape.queue_numbers)
-        else:
-            queue_ids = answer[16 * plan.count :].view(np.int32)
-            self._touched.update(shape.queue_numbers[queue_ids].tolist())
+        numbers, fixed_queue = plan.shape.queue_numbers, plan.shape.fixed_queue
+        if fixed_queue >= 0:
+            numbers = numbers[fixed_queue : fixed_queue + 1]
+        elif plan.count < len(numbers):
+            numbers = numbers[answer[16 * plan.count :].view(np.int32)]
+        self.known.touch(numbers)
 
 
 def _as_disk_full(error: OSError) -> MqprocError:

@@ -209,6 +209,8 @@ class Dispatch:
 
     def _between_holes(self, dispatched: int, confirmed: int) -> tuple[int, int]:
         """(start, stop) of a range without holes: `dispatched` or the end of its hole, and the next hole's start."""
+        if not self._holes:
+            return dispatched, confirmed
         start = self._behind_hole(dispatched)
         following = bisect.bisect_left(self._holes, (start, start))
         if following < len(self._holes):
@@ -232,11 +234,13 @@ class Dispatch:
 
     def _write_units(self, result: ScanResult, start: int) -> None:
         """Write each run, and fillers before it for what a hole before `start` has swallowed of its queue."""
-        holes = self._holes[: bisect.bisect_left(self._holes, (start, start))]
+        holes = self._holes and self._holes[: bisect.bisect_left(self._holes, (start, start))]
         ends: dict[int, int] = {}
         is_plain = not holes and not self._mend
         only, units, write = self._only, result.units, self._write
-        for number, first, count, offset, _end, _time in _rows(result.runs, self._breathe):
+        runs = result.runs
+        rows = runs.tolist() if len(runs) <= ROWS_AT_ONCE else _rows(runs, self._breathe)
+        for number, first, count, offset, _end, _time in rows:
             if only is not None and number not in only:
                 continue
             run = units[offset : offset + count * UNIT_SIZE]

@@ -16,14 +16,15 @@ from mqproc.layout import record
 class RenderedShape(NamedTuple):
     """What an appender with these options makes of a shape, once.
 
-    `head` uint8[head size] is the fixed part of each record, what differs between records as zeros; `constants` are
-    words of the kernel's state; `behind_id` are the constant properties behind the unique id's prefix.
+    `before_id` are the bytes before a unique id's prefix: the fixed part of each record, what differs between records
+    as zeros, the topic, and constant properties; `behind_id` are those behind it. `constants` are words of the kernel's
+    state.
     """
 
     options: Options
-    head: NDArray[np.uint8]
-    constants: bytes
+    before_id: bytes
     behind_id: bytes
+    constants: bytes
 
 
 class FrameShape(msgspec.Struct, eq=False):
@@ -32,8 +33,8 @@ class FrameShape(msgspec.Struct, eq=False):
     `magic` and `topic_block` are `topic_fields` of the topic; `queue_numbers` int64[queues of the topic]. `fixed_queue`
     is a queue id, −1 = go round, −2 = a column names the queues. `parts` are constant properties: before the unique id,
     between it and the tag, before and behind the keys, see `kernels.append`; the first `prefix_size` characters of a
-    unique id are the frame's. `sharding_at` is where in the first part a sharding key stands. `rendered` is the
-    appender's own.
+    unique id are the frame's. `sharding_at` is where in the first part a sharding key stands. `lasting`: frames to come
+    may have it too; then `columns` are bits of `kernels.append_run`. `rendered` is the appender's own.
     """
 
     magic: int
@@ -49,6 +50,8 @@ class FrameShape(msgspec.Struct, eq=False):
     reconsume_times: int = 0
     prepared_transaction_offset: int = 0
     batch: bool = False
+    lasting: bool = False
+    columns: int = 0
     rendered: RenderedShape | None = None
 
 
@@ -95,6 +98,7 @@ def render(shape: FrameShape, options: Options, store_host: bytes, record_size_m
     store_extra = len(store_host) - record.HOST_V4_SIZE
     first, second, third, fourth = map(len, shape.parts)
     first += shape.prefix_size
+    head, topic = rendered_head(shape, store_host), shape.topic_block.tobytes()
     constants = frame.CONSTANTS.pack(
         shape.fixed_queue,
         len(shape.queue_numbers),
@@ -109,6 +113,10 @@ def render(shape: FrameShape, options: Options, store_host: bytes, record_size_m
         first + second + third,
         first + second + third + fourth,
         shape.sharding_at,
+        0,
+        len(head),
+        len(topic),
+        len(head) + len(topic),
+        0,
     )
-    head = np.frombuffer(rendered_head(shape, store_host), np.uint8)
-    return RenderedShape(options, head, constants, b"".join(shape.parts[1:]))
+    return RenderedShape(options, head + topic + shape.parts[0], b"".join(shape.parts[1:]), constants)

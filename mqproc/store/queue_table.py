@@ -177,13 +177,6 @@ class QueueTable:
         stop = start + self.count * layout.ENTRY_WORDS
         return self.cells[start : stop : layout.ENTRY_WORDS].copy()
 
-    @property
-    def next_offset_cells(self) -> memoryview:
-        """The next offsets by number, int64[capacity]: the words themselves."""
-        start = layout.entry_word(0, layout.NEXT_OFFSET)
-        stop = start + self.capacity * layout.ENTRY_WORDS
-        return self.words.cells[start : stop : layout.ENTRY_WORDS]
-
     # Words of one queue
 
     def next_offset(self, number: int) -> int:

@@ -89,8 +89,9 @@ class LogSegments:
         """
         if size <= self._present_bytes_max:
             first, last = position // PAGES_AROUND_BYTES, (position + max(size, 1) - 1) // PAGES_AROUND_BYTES
-            self._present.update(range(first, last + 1))
-            self._let_go_of_many()
+            if first != last or first not in self._present:
+                self._present.update(range(first, last + 1))
+                self._let_go_of_many()
         else:
             self.let_go_all()
 

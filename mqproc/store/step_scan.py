@@ -81,6 +81,8 @@ class StepScan:
         self._buffers = DispatchBuffers(table.capacity, records_max, entries, zeros, delays_ms)
 
     def scan(self, start: int, stop: int, pieces: int = 1) -> ScanResult:
+        if pieces == 1 or stop - start <= self._step_bytes:
+            return self.scan_below(start, start + self._step_bytes, stop)
         base = self._segments.start_of(start)
         end = min(stop, base + self._segments.segment_size)
         self._buffers.begin()
@@ -88,7 +90,8 @@ class StepScan:
         for piece in range(pieces):
             if piece:
                 self._breathe()
-            found = self._add(at, at + self._step_bytes, stop)
+            self._add(at, at + self._step_bytes, stop)
+            found = self._buffers.progress()
             at = base + found.stopped_at
             if found.reason not in _PIECE_DONE or at >= end or self._is_enough(found):
                 break
@@ -106,10 +109,10 @@ class StepScan:
         self._add(start, limit, stop)
         return self._buffers.finish()
 
-    def _add(self, start: int, limit: int, stop: int) -> ScanProgress:
+    def _add(self, start: int, limit: int, stop: int) -> None:
         table = self._table
         base = self._segments.start_of(start)
-        found = self._buffers.add(
+        stopped_at = self._buffers.add(
             self._segments.view(base),
             table.bytes_view,
             table.cells,
@@ -121,8 +124,7 @@ class StepScan:
             records_max=self._step_records,
             with_entries=self._with_entries,
         )
-        self._segments.touched(start, found.stopped_at - (start - base))
-        return found
+        self._segments.touched(start, stopped_at - (start - base))
 
     def result(self) -> ScanResult:
         """The last scan's result, also when it was made by a process that shares the arrays."""

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from mqproc.errors import MqprocError
-from mqproc.wire.frame import ANSWER
+from mqproc.layout.frame import ANSWER, HEADER, HEADER_SIZE
 from mqproc.wire.operations import Options
 from mqproc.wire.output import OutputQueue
 from mqproc.wire.protocol import (
@@ -50,6 +52,25 @@ class Request(msgspec.Struct, eq=False):
     def refuse(self, error: MqprocError) -> None:
         """Refuse this request; the connection goes on."""
         self.connection.refuse(self.request_id, self.operation, error)
+
+
+class FrameRun(msgspec.Struct, eq=False):
+    """Whole frames of one operation, one behind the other in [at, end) of `buffer` uint8; valid until the next poll."""
+
+    connection: Connection
+    buffer: NDArray[np.uint8]
+    at: int
+    end: int
+    frames: int
+
+    def request_at(self, at: int) -> tuple[Request, int]:
+        """The frame that begins at `at` as a request, and where the next one begins."""
+        view = self.buffer.data
+        _, _, operation, request_id, options_size, _, payload_size = HEADER.unpack_from(view, at)
+        options = at + HEADER_SIZE
+        payload = options + options_size
+        end = payload + payload_size
+        return Request(self.connection, operation, request_id, view[options:payload], view[payload:end]), end
 
 
 class Connection:

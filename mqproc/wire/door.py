@@ -9,8 +9,8 @@ from typing import Final
 
 from mqproc.config import MIB
 from mqproc.errors import MqprocError, PermissionDeniedError, TooManyConnectionsError
+from mqproc.layout.frame import CONNECTION_ID
 from mqproc.wire.address import peer_uid
-from mqproc.wire.frame import CONNECTION_ID
 from mqproc.wire.protocol import encode_refusal
 
 _ACCEPTS_PER_CALL: Final = 64

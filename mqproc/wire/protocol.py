@@ -22,7 +22,7 @@ from mqproc.errors import (
     error_details,
     error_from_wire,
 )
-from mqproc.wire.frame import (
+from mqproc.layout.frame import (
     ANSWER,
     CONNECTION_ID,
     GREETING,
@@ -128,6 +128,14 @@ class FrameReader:
     def rest(self) -> memoryview:
         """What was received and not yet taken."""
         return memoryview(b"") if self._buffer is None else self._buffer[self._start : self._end]
+
+    def place(self) -> tuple[memoryview, int, int]:
+        """(buffer, begin, end) of what was received and not yet taken; nothing of no buffer."""
+        return self._buffer or memoryview(b""), self._start, self._end
+
+    def take_to(self, end: int) -> None:
+        """Whole frames up to `end` of the buffer were taken by whoever looked at its place."""
+        self._start, self._needed = end, 0
 
     def writable(self) -> memoryview:
         """Room for more bytes: at least for the rest of the frame that has begun."""

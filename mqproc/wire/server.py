@@ -21,7 +21,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
+
+import numpy as np
 
 from mqproc.config import MIB
 from mqproc.errors import (
@@ -30,15 +32,17 @@ from mqproc.errors import (
     SlowConsumerError,
     UnknownCommandError,
 )
-from mqproc.wire.connection import Connection, Request
+from mqproc.layout.frame import CONNECTION_ID, HEADER, HEADER_SIZE, MAGIC, VERSION
+from mqproc.wire.connection import Connection, FrameRun, Request
 from mqproc.wire.door import Door
-from mqproc.wire.frame import CONNECTION_ID, HEADER, HEADER_SIZE, MAGIC, VERSION
 from mqproc.wire.operations import Operation
 from mqproc.wire.protocol import FrameReader
 from mqproc.wire.shared_buffer import BUFFER_BYTES, SharedBuffer
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
+
+    from mqproc.wire.runs import RunCutter
 
 # A read into a shared buffer wants at least this much room.
 _ROOM_MIN: Final = 256 << 10
@@ -81,11 +85,12 @@ class SocketServer:
         on_close: Callable[[Connection], None] | None = None,
         on_reject: Callable[[str], None] | None = None,
         on_partial: Callable[[], None] | None = None,
+        runs: RunCutter | None = None,
     ) -> None:
+        """With `runs`, frames of one operation come as runs of them, from `poll_runs`."""
         self.limits = limits or Limits()
         self.connections: dict[int, Connection] = {}
         self.rejects: Counter[str] = Counter()
-        self.frames = 0
         self.partial_frames = 0
         self.read_timeouts = 0
         self.slow_consumers = 0
@@ -93,6 +98,7 @@ class SocketServer:
         self._on_close = on_close
         self._on_reject = on_reject
         self._on_partial = on_partial
+        self._runs = runs
         self._shared = SharedBuffer()
         self._timed: dict[int, Connection] = {}
         self._backlog: dict[int, Connection] = {}
@@ -143,11 +149,16 @@ class SocketServer:
     # One step
 
     def poll(self, timeout_s: float) -> list[Request]:
+        """`poll_runs` of a server that gives no runs."""
+        assert self._runs is None
+        return cast("list[Request]", self.poll_runs(timeout_s))
+
+    def poll_runs(self, timeout_s: float) -> list[Request | FrameRun]:
         """Wait up to `timeout_s` for requests, bells, or room for answers; 0 only looks.
 
         The requests' views are valid until the next call.
         """
-        requests: list[Request] = []
+        requests: list[Request | FrameRun] = []
         self._shared.begin()
         if self._backlog:
             timeout_s = 0.0
@@ -166,7 +177,6 @@ class SocketServer:
                     self._write(connection)
                 if mask & _HEARD and not connection.closed:
                     self._hear(connection, mask, requests)
-        self.frames += len(requests)
         return requests
 
     def _other(self, fd: int) -> None:
@@ -189,7 +199,7 @@ class SocketServer:
 
     # Reading
 
-    def _hear(self, connection: Connection, mask: int, requests: list[Request]) -> None:
+    def _hear(self, connection: Connection, mask: int, requests: list[Request | FrameRun]) -> None:
         if connection.paused:
             if mask & (select.EPOLLHUP | select.EPOLLERR):
                 self._lose(connection)
@@ -198,7 +208,7 @@ class SocketServer:
         elif connection.fd not in self._backlog:
             self._read_own(connection, connection.reader, requests)
 
-    def _read_shared(self, connection: Connection, requests: list[Request]) -> None:
+    def _read_shared(self, connection: Connection, requests: list[Request | FrameRun]) -> None:
         """Read into the shared buffer: most often exactly one whole frame arrives."""
         shared = self._shared
         at = shared.at
@@ -220,7 +230,16 @@ class SocketServer:
             self._lose(connection)
             return
         count += beginning
-        if count >= HEADER_SIZE:
+        if self._runs is not None:
+            run = self._runs.cut(connection, shared.array, at, at + count, self.limits.requests_per_poll)
+            if run is not None and run.end == at + count:
+                shared.at = run.end
+                if beginning:
+                    connection.beginning = b""
+                    connection.read_by = 0.0
+                requests.append(run)
+                return
+        elif count >= HEADER_SIZE:
             magic, version, operation, request_id, options_size, zero, payload_size = _unpack_header(room)
             payload_start = HEADER_SIZE + options_size
             if (
@@ -243,7 +262,7 @@ class SocketServer:
                 return
         self._cut_shared(connection, at, count, requests)
 
-    def _cut_shared(self, connection: Connection, at: int, count: int, requests: list[Request]) -> None:
+    def _cut_shared(self, connection: Connection, at: int, count: int, requests: list[Request | FrameRun]) -> None:
         """`count` bytes of a client lie at `at` of the shared buffer: several frames, or not a whole one."""
         shared = self._shared
         shared.at = at + count
@@ -266,7 +285,7 @@ class SocketServer:
             connection.beginning = bytes(reader.rest())
         self._set_time(connection, reader.waiting_bytes, taken)
 
-    def _read_own(self, connection: Connection, reader: FrameReader, requests: list[Request]) -> None:
+    def _read_own(self, connection: Connection, reader: FrameReader, requests: list[Request | FrameRun]) -> None:
         """Read more of a frame that has begun, until it is whole or the socket is empty."""
         taken = 0
         for _ in range(_READS_PER_POLL):
@@ -288,7 +307,7 @@ class SocketServer:
         self._set_time(connection, reader.waiting_bytes, taken)
         self._release_empty(connection, reader)
 
-    def _read_backlog(self, requests: list[Request]) -> None:
+    def _read_backlog(self, requests: list[Request | FrameRun]) -> None:
         """Requests that were left in their buffers by the last poll."""
         for connection in list(self._backlog.values()):
             reader = connection.reader
@@ -298,12 +317,18 @@ class SocketServer:
                     self._set_time(connection, reader.waiting_bytes, taken)
                     self._release_empty(connection, reader)
 
-    def _take_frames(self, connection: Connection, reader: FrameReader, requests: list[Request]) -> int:
+    def _take_frames(self, connection: Connection, reader: FrameReader, requests: list[Request | FrameRun]) -> int:
         """Turn whole frames into requests; returns how many frames there were."""
         limit, known = self.limits.requests_per_poll, self._operations
         count = 0
         try:
-            while count < limit and (frame := reader.next_frame()) is not None:
+            while count < limit:
+                if self._runs is not None and (frames := self._take_run(connection, reader, limit - count, requests)):
+                    count += frames
+                    continue
+                frame = reader.next_frame()
+                if frame is None:
+                    break
                 count += 1
                 operation, request_id, options, payload = frame
                 if operation in known:
@@ -321,6 +346,19 @@ class SocketServer:
         elif self._backlog:
             self._backlog.pop(connection.fd, None)
         return count
+
+    def _take_run(
+        self, connection: Connection, reader: FrameReader, limit: int, requests: list[Request | FrameRun]
+    ) -> int:
+        """Take the run that comes next in a reader; returns how many frames it has."""
+        assert self._runs is not None
+        buffer, at, end = reader.place()
+        run = self._runs.cut(connection, np.frombuffer(buffer, np.uint8), at, end, limit)
+        if run is None:
+            return 0
+        reader.take_to(run.end)
+        requests.append(run)
+        return run.frames
 
     def _release_empty(self, connection: Connection, reader: FrameReader) -> None:
         """A connection that has nothing waiting holds no buffer."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+
 from mqproc.config import MIB
 from mqproc.wire.protocol import empty_buffer
 
@@ -14,10 +16,12 @@ _SPARE_BUFFERS_MAX: Final = 4
 class SharedBuffer:
     """The buffer that reads of one poll go to, one connection after the other, and spare ones for the next."""
 
-    __slots__ = ("at", "current", "returned", "spare")
+    __slots__ = ("array", "at", "current", "returned", "spare")
 
     def __init__(self) -> None:
         self.current = empty_buffer(BUFFER_BYTES)
+        self.array = np.frombuffer(self.current, np.uint8)
+        """The current buffer as a kernel takes it."""
         self.at = 0
         self.spare: list[memoryview] = []
         self.returned: list[memoryview] = []
@@ -36,6 +40,7 @@ class SharedBuffer:
     def replace(self) -> None:
         """The current buffer now belongs to a connection."""
         self.current = self.take()
+        self.array = np.frombuffer(self.current, np.uint8)
         self.at = 0
 
     def give_back(self, buffer: memoryview | None) -> None:

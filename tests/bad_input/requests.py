@@ -7,7 +7,7 @@ from typing import Any
 
 from mqproc.errors import FilterSyntaxError
 from mqproc.layout.control import QUERY, WRITER
-from mqproc.wire.frame import HEADER, MAGIC, VERSION
+from mqproc.layout.frame import HEADER, MAGIC, VERSION
 from mqproc.wire.operations import AppendRequest, Operation
 from mqproc.wire.options import Options
 from tests.bad_input.raw_client import RawClient

@@ -12,7 +12,7 @@ import pytest
 from mqproc.client import core
 from mqproc.client.connection import Connection
 from mqproc.client.lines import Line
-from mqproc.wire.frame import ANSWER
+from mqproc.layout.frame import ANSWER
 from mqproc.wire.operations import Empty
 from mqproc.wire.protocol import FrameReader, encode_frame, encode_options
 

@@ -17,10 +17,10 @@ from typing import Any, Final
 
 from mqproc.layout import control as words_of
 from mqproc.layout.control import QUERY, WRITER
+from mqproc.layout.frame import HEADER_SIZE
 from mqproc.wire import group_operations as groups
 from mqproc.wire import operations as ops
 from mqproc.wire import transaction_operations as transactions
-from mqproc.wire.frame import HEADER_SIZE
 from mqproc.wire.operations import Operation
 from mqproc.wire.options import Options
 from mqproc.wire.protocol import encode_frame, encode_options

@@ -69,7 +69,7 @@ class Frame:
         state[frame.UNIQUE_COUNTER] = 5 if self.unique else -1
         state[frame.QUEUE_COUNT] = QUEUES
         state[frame.PROPERTY_CRC] = self.property_crc
-        state[frame.HEAD_SIZE] = HEAD_SIZE
+        state[frame.HEAD_SIZE], state[frame.TOPIC_SIZE] = HEAD_SIZE, TOPIC_SIZE
         state[frame.BODY_SIZE_MAX], state[frame.RECORD_SIZE_MAX] = BODY_SIZE_MAX, RECORD_SIZE_MAX
         state[frame.PART_3_END] = self.constant
         return np.frombuffer(bytearray(payload), np.uint8), state
@@ -113,7 +113,7 @@ class Frame:
 
     def check(self, function: object = frame.check_frame) -> tuple[int, int, int, int | None]:
         payload, state = self.encoded()
-        found = int(function(payload, state, TOPIC_SIZE))  # type: ignore[operator]
+        found = int(function(payload, state))  # type: ignore[operator]
         total = int(state[frame.TOTAL_SIZE]) if found == frame.FRAME_OK else None
         return found, int(state[frame.FAILED_MESSAGE]), int(state[frame.FAILED_VALUE]), total
 

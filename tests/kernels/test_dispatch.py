@@ -283,7 +283,7 @@ def test_a_scan_in_parts_finds_the_same(messages: list[Record], records_max: int
 
 
 def add(log: Log, table: Table, buffers: DispatchBuffers, start: int, limit: int) -> ScanProgress:
-    return buffers.add(
+    buffers.add(
         log.view,
         table.view,
         table.cells,
@@ -294,6 +294,7 @@ def add(log: Log, table: Table, buffers: DispatchBuffers, start: int, limit: int
         segment_start=SEGMENT_START,
         records_max=3,
     )
+    return buffers.progress()
 
 
 @settings(max_examples=100 if COMPILED else 20, deadline=None)

@@ -1,4 +1,4 @@
-"""Words of queues: after a dispatch step raised to what its runs say; after an append the writer's own next offsets."""
+"""Words of queues are raised to what the runs of a dispatch step say."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mqproc.kernels.dispatch import RUN_COLUMNS
 from mqproc.kernels.jit import plain
-from mqproc.kernels.publish import publish_next_offsets, publish_queues
+from mqproc.kernels.publish import publish_queues
 from mqproc.layout import queue_table
 
 QUEUES = 3
@@ -37,15 +37,3 @@ def test_each_word_becomes_the_highest_that_was_said(runs: list[tuple[int, ...]]
         assert cells[places].reshape(QUEUES, 3).tolist() == wanted
         cells[places] = 0
         assert not cells.any()
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(0, QUEUES - 1), max_size=6), st.lists(st.integers(0, 60), min_size=QUEUES, max_size=QUEUES))
-def test_next_offsets_are_stored_of_the_queues_named_and_no_others(numbers: list[int], own: list[int]) -> None:
-    for kernel in (publish_next_offsets, plain(publish_next_offsets)):
-        cells = np.full(queue_table.HEADER_WORDS + QUEUES * queue_table.ENTRY_WORDS, -1, np.int64)
-        kernel(cells, np.array(own, np.int64), np.array(numbers, np.int64))
-        places = [queue_table.entry_word(number, queue_table.NEXT_OFFSET) for number in range(QUEUES)]
-        assert cells[places].tolist() == [own[number] if number in numbers else -1 for number in range(QUEUES)]
-        cells[places] = -1
-        assert (cells == -1).all()

@@ -21,6 +21,7 @@ from mqproc.errors import BadRequestError, FilterSyntaxError, InternalError, Mes
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.layout import figures, queue_table
+from mqproc.layout.frame import HEADER, HEADER_SIZE, REFUSAL, encode_header
 from mqproc.layout.record_codec import decode_records, encode_message_id
 from mqproc.message import PullStatus
 from mqproc.process import query
@@ -33,7 +34,6 @@ from mqproc.store.index_files import IndexFiles
 from mqproc.store.reads import pull as pulls
 from mqproc.store.reads.unit_walk import Walk
 from mqproc.wire.address import listen
-from mqproc.wire.frame import HEADER, HEADER_SIZE, REFUSAL, encode_header
 from mqproc.wire.operations import (
     ANSWERS,
     ByKeyRequest,

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 
 from mqproc.errors import MqprocError
+from mqproc.layout.frame import ANSWER
 from mqproc.wire.connection import Request
-from mqproc.wire.frame import ANSWER
 from mqproc.wire.operations import Empty, Operation
 from mqproc.wire.protocol import Frame, FrameReader, decode_refusal, encode_frame
 from mqproc.wire.server import Limits, SocketServer

@@ -24,7 +24,7 @@ from mqproc.errors import (
     StoreBusyError,
     UnsupportedVersionError,
 )
-from mqproc.wire.frame import ANSWER, CONNECTION_ID, HEADER, HEADER_SIZE, MAGIC, REFUSAL, VERSION
+from mqproc.layout.frame import ANSWER, CONNECTION_ID, HEADER, HEADER_SIZE, MAGIC, REFUSAL, VERSION
 from mqproc.wire.operations import ANSWERS, REQUESTS, AppendRequest, Operation, PullRequest
 from mqproc.wire.protocol import (
     JOINED_BYTES_MAX,

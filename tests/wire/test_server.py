@@ -24,7 +24,7 @@ from mqproc.errors import (
     UnknownCommandError,
     UnsupportedVersionError,
 )
-from mqproc.wire.frame import ANSWER, CONNECTION_ID, HEADER, MAGIC, VERSION
+from mqproc.layout.frame import ANSWER, CONNECTION_ID, HEADER, MAGIC, VERSION
 from mqproc.wire.operations import Empty, Operation, PullRequest
 from mqproc.wire.protocol import ClientProtocol, FrameReader, decode_refusal, encode_frame, encode_options
 from mqproc.wire.server import Limits

@@ -30,8 +30,7 @@ class CountedFrame:
         self._log = np.zeros((BODY_BYTES + record.RECORD_OVERHEAD_MAX) * messages, np.uint8)
         self._answer = np.zeros(append.ANSWER_BYTES_PER_MESSAGE * messages, np.uint8)
         head = record.HEAD.pack(0, record.MAGIC_V1, 0, 0, 0, 0, 0, 0, 0)
-        self._head = np.frombuffer(bytearray(head.ljust(record.BODY, b"\0")), np.uint8)
-        self._topic = np.frombuffer(bytearray(_TOPIC), np.uint8)
+        self._shape = np.frombuffer(bytearray(head.ljust(record.BODY, b"\0") + _TOPIC), np.uint8)
         self._numbers, self._next_offsets = np.zeros(1, np.int64), np.zeros(1, np.int64)
         self._frame = np.full(append_frame.SEGMENT_END + 1 - append_frame.COUNT, -1, np.int64)
         for at, value in self._frame_state().items():
@@ -48,6 +47,7 @@ class CountedFrame:
                 append_frame.PROPERTY_CRC,
                 append_frame.PART_0_END,
             ),
+            *(append_frame.HEAD_AT, append_frame.PARTS_AT, append_frame.NUMBERS_AT),
             *(
                 append_frame.PART_1_END,
                 append_frame.PART_2_END,
@@ -64,6 +64,8 @@ class CountedFrame:
             append_frame.QUEUE_COUNT: 1,
             append_frame.TAKES_QUEUE_OFFSET: 1,
             append_frame.HEAD_SIZE: record.BODY,
+            append_frame.TOPIC_AT: record.BODY,
+            append_frame.TOPIC_SIZE: len(_TOPIC),
             append_frame.STORE_TIMESTAMP_AT: record.STORE_TIMESTAMP,
             append_frame.STORE_TIMESTAMP_MS: 1,
             append_frame.BORN_TIMESTAMP_MS: 1,
@@ -73,7 +75,7 @@ class CountedFrame:
     def encode(self, encode_frame: Callable[..., int], steps: int) -> None:
         """Encode the frame so many times, each time as if the one before were published."""
         cells = self._cells
-        frame = (self._payload, cells, self._head, self._topic, _NO_BYTES, self._numbers, self._next_offsets)
+        frame = (self._payload, cells, self._shape, self._numbers, self._next_offsets)
         for step in range(steps):
             cells[append_frame.COUNT : append_frame.SEGMENT_END + 1] = self._frame
             cells[layout.WRITTEN] = step

@@ -19,6 +19,8 @@ VERSION = 1
 HEADER = struct.Struct("<IHHQIIQ")
 HEADER_SIZE = HEADER.size
 assert HEADER_SIZE == 32
+# Where its fields begin.
+VERSION_AT, OPERATION_AT, REQUEST_ID_AT, OPTIONS_SIZE_AT, ZERO_AT, PAYLOAD_SIZE_AT = 4, 6, 8, 16, 20, 24
 
 # Enough of a header to tell whether the peer speaks this protocol at all.
 GREETING = struct.Struct("<IH")

@@ -1,0 +1,393 @@
+"""Append frames one behind the other in the buffer that a socket was read into: whole runs of them without Python.
+
+    at the frame that is next ──▶ options read, shape found ──▶ columns checked ──▶ records staged, answer written
+
+A frame's shape must be known: what was made of it once is found by the bytes of its options (append_options.py) in a
+table of open addresses, whose rows and bytes are the caller's (store/known_shapes.py). A frame that is not known, or
+not as it must be, is left for the caller, who says what is wrong with it. Answers are whole frames (layout/frame.py),
+ready to be sent when what they tell of is published.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mqproc.kernels import append
+from mqproc.kernels.append_frame import (
+    ANSWER_AT,
+    BODIES,
+    BODY_LENGTHS,
+    BORN,
+    BORN_TIMESTAMP_MS,
+    CONSTANT_WORDS,
+    COUNT,
+    FIXED_QUEUE,
+    FLAGS,
+    FRAME_OK,
+    KEY_LENGTHS,
+    KEYS,
+    NEXT_MESSAGE,
+    NUMBERS_AT,
+    PARTS_AT,
+    PAYLOAD_SIZE,
+    PROPERTIES,
+    PROPERTY_LENGTHS,
+    QUEUE_COUNT,
+    QUEUES,
+    ROTATION,
+    SHARDING_KEYS,
+    SHARDING_LENGTHS,
+    STAGING_AT,
+    STATE_WORDS,
+    STORE_TIMESTAMP_MS,
+    TAG_LENGTHS,
+    TAGS,
+    UNIQUE_COUNTER,
+    check_frame,
+)
+from mqproc.kernels.append_options import (
+    BODIES_ITEM,
+    BORN_ITEM,
+    COUNT_ITEM,
+    COUNTER_ITEM,
+    ITEMS,
+    KEY_BYTES_MAX,
+    KEYS_ITEM,
+    NOT_READ,
+    PREFIX_DIGITS,
+    PREFIX_ITEM,
+    PROPERTIES_ITEM,
+    SHARDING_ITEM,
+    TAGS_ITEM,
+    read_options,
+)
+from mqproc.kernels.intrinsics import (
+    copy_bytes,
+    load_le16,
+    load_le32,
+    load_le64,
+    load_u8,
+    store_le16,
+    store_le32,
+    store_le64,
+    store_release,
+)
+from mqproc.kernels.jit import inlined, kernel
+from mqproc.kernels.primitive import Bytes, Words
+from mqproc.layout import queue_table
+from mqproc.layout.frame import (
+    ANSWER,
+    HEADER_SIZE,
+    OPERATION_AT,
+    OPTIONS_SIZE_AT,
+    PAYLOAD_SIZE_AT,
+)
+
+# Why `append_run` returns. With the second and third the frame in hand has begun: write, and call again to go on.
+DONE, SEGMENT_FULL, STAGING_FULL, COMMIT, ANSWERS_FULL, NOT_KNOWN = range(6)
+assert (append.OK, append.SEGMENT_FULL, append.STAGING_FULL) == (DONE, SEGMENT_FULL, STAGING_FULL)
+
+# Indices into `run`: the run in hand, then the table.
+(
+    AT,  # of the frame that is next, or in hand
+    END,
+    FRAME_END,
+    ROW,  # of the frame in hand; −1 = none is
+    STORED_AT_MS,  # store time of what is appended
+    COMMIT_BYTES,  # return with COMMIT when so much is staged
+    ANSWERS_AT,  # end of the answers that are written
+    ANSWER_OPTIONS_SIZE,
+    TOUCHED,  # how many queues `touched` names
+    TOUCHED_TOPIC,  # the row all of whose queues it names since the last publication; −1 = none
+    FRAMES,  # counted up
+    FOUND,  # what read_options finds
+) = range(12)
+ROWS_MAX = 4096
+SLOTS = 2 * ROWS_MAX
+SLOTS_AT = FOUND + ITEMS  # the number of a row + 1, 0 = free
+ROWS_AT = SLOTS_AT + SLOTS
+# Words of a row; positions are of the table's bytes.
+(
+    KEY_AT,
+    KEY_SIZE,
+    KEY_HASH,
+    COLUMNS,
+    ANSWERED,  # 0 = oneway
+    BEFORE_AT,  # constant properties before the unique id's prefix
+    BEFORE_SIZE,
+    BEHIND_AT,
+    BEHIND_SIZE,
+    ROUND,  # queue number of the topic's first queue: its round is that of `rounds`
+    CONSTANTS,  # words of the frame's state
+) = range(11)
+ROW_WORDS = CONSTANTS + CONSTANT_WORDS
+RUN_WORDS = ROWS_AT + ROWS_MAX * ROW_WORDS
+# Bits of COLUMNS.
+HAS_BORN, HAS_QUEUES, HAS_FLAGS = 1, 2, 4
+
+# Places in the table's bytes: what is put together for a frame, a key that is looked for, the answer's options.
+SCRATCH_AT = 0
+SCRATCH_BYTES = 4096
+OPTIONS_AT = SCRATCH_AT + SCRATCH_BYTES
+OPTIONS_BYTES = 256
+BYTES_AT = OPTIONS_AT + OPTIONS_BYTES
+
+MESSAGES_MAX = 1 << 20
+_HASH_MASK = (1 << 40) - 1
+
+
+@kernel
+def key_hash(key: Bytes, size: int) -> int:
+    """A number for a key: FNV over words of two bytes, kept below 2⁴⁰ so that no product passes 2⁶³."""
+    hashed = size
+    at = 0
+    while at + 2 <= size:
+        hashed = ((hashed ^ load_le16(key, at)) * 0x5BD1E9) & _HASH_MASK
+        hashed ^= hashed >> 17
+        at += 2
+    if at < size:
+        hashed = ((hashed ^ load_u8(key, at)) * 0x5BD1E9) & _HASH_MASK
+    return hashed ^ (hashed >> 21)
+
+
+@inlined
+def _is_key(table: Bytes, at: int, key: Bytes, size: int) -> bool:
+    different = 0
+    place = 0
+    while place + 8 <= size:
+        different |= load_le64(table, at + place) ^ load_le64(key, place)
+        place += 8
+    while place < size:
+        different |= load_u8(table, at + place) ^ load_u8(key, place)
+        place += 1
+    return different == 0
+
+
+@kernel
+def find_row(run: Words, table: Bytes, key: Bytes, size: int) -> int:
+    """The index in `run` of the row with this key, −1 when there is none."""
+    hashed = key_hash(key, size)
+    slot = hashed & (SLOTS - 1)
+    while run[SLOTS_AT + slot] != 0:
+        row = ROWS_AT + (run[SLOTS_AT + slot] - 1) * ROW_WORDS
+        same = run[row + KEY_HASH] == hashed and run[row + KEY_SIZE] == size
+        if same and _is_key(table, run[row + KEY_AT], key, size):
+            return int(row)
+        slot = (slot + 1) & (SLOTS - 1)
+    return -1
+
+
+@kernel
+def append_run(
+    run: Words,
+    state: Words,
+    table: Bytes,
+    key: Bytes,
+    queue_numbers: Words,
+    rounds: Words,
+    next_offsets: Words,
+    touched: Words,
+    staging: Bytes,
+    answers: Bytes,
+    buffer: Bytes,
+) -> int:
+    """Append frames from AT to END of `buffer`, as far as that goes; returns why it went no further.
+
+    `run` int64[RUN_WORDS] and `table` uint8 are the shapes that are known, `key` uint8[KEY_BYTES_MAX] is room for one,
+    `queue_numbers` int64 those of their topics, `rounds` int64[max_queues] the queue that each topic's round is at.
+    `state`, `next_offsets`, `staging` are as for `encode_frame`. `answers` uint8 gets whole frames from ANSWERS_AT on,
+    `touched` int64[2 × max_queues] the numbers of queues whose next offset is another now.
+    """
+    while run[AT] < run[END]:
+        if run[ROW] < 0:
+            begun = _begin_frame(buffer, run, state, table, key, rounds, touched, answers)
+            if begun != DONE:
+                return begun
+        reason = append.encode_frame(buffer, state, table, queue_numbers, next_offsets, staging, answers)
+        if reason != append.OK:
+            return reason
+        _end_frame(buffer, run, state, table, queue_numbers, rounds, touched, answers)
+        if state[STAGING_AT] >= run[COMMIT_BYTES]:
+            return COMMIT
+    return DONE
+
+
+@kernel
+def _begin_frame(
+    buffer: Bytes,
+    run: Words,
+    state: Words,
+    table: Bytes,
+    key: Bytes,
+    rounds: Words,
+    touched: Words,
+    answers: Bytes,
+) -> int:
+    """Make the frame at AT the one in hand: everything is checked, nothing is appended yet."""
+    at = int(run[AT])
+    options = at + HEADER_SIZE
+    payload = options + load_le32(buffer, at + OPTIONS_SIZE_AT)
+    end = payload + load_le64(buffer, at + PAYLOAD_SIZE_AT)
+    size = read_options(buffer, options, payload, run, FOUND, key)
+    if size == NOT_READ:
+        return NOT_KNOWN
+    row = find_row(run, table, key, size)
+    if row < 0:
+        return NOT_KNOWN
+    count = int(run[FOUND + COUNT_ITEM])
+    if count < 1 or count > MESSAGES_MAX or not _place_columns(run, state, int(run[row + COLUMNS]), payload, end):
+        return NOT_KNOWN
+    prefix = int(run[FOUND + PREFIX_ITEM])
+    counter = int(run[FOUND + COUNTER_ITEM]) if prefix >= 0 else -1
+    if prefix >= 0 and counter < 0:
+        return NOT_KNOWN
+    answer_size = HEADER_SIZE + run[ANSWER_OPTIONS_SIZE] + append.ANSWER_BYTES_PER_MESSAGE * count
+    if run[ANSWERS_AT] + answer_size > answers.size:
+        return ANSWERS_FULL if run[ANSWERS_AT] > 0 else NOT_KNOWN
+    if 2 * run[TOUCHED] > touched.size:
+        return COMMIT
+    state[COUNT] = count
+    state[PAYLOAD_SIZE] = end
+    state[UNIQUE_COUNTER] = counter
+    state[ROTATION] = rounds[run[row + ROUND]]
+    state[STORE_TIMESTAMP_MS] = run[STORED_AT_MS]
+    state[BORN_TIMESTAMP_MS] = run[FOUND + BORN_ITEM]
+    state[NEXT_MESSAGE] = 0
+    state[ANSWER_AT] = run[ANSWERS_AT] + HEADER_SIZE + run[ANSWER_OPTIONS_SIZE]
+    for word in range(CONSTANT_WORDS):
+        state[FIXED_QUEUE + word] = run[row + CONSTANTS + word]
+    if check_frame(buffer, state) != FRAME_OK:
+        return NOT_KNOWN
+    parts = int(state[PARTS_AT])
+    before = int(run[row + BEFORE_SIZE])
+    copy_bytes(table, parts, table, run[row + BEFORE_AT], before)
+    if prefix >= 0:
+        copy_bytes(table, parts + before, buffer, prefix, PREFIX_DIGITS)
+        before += PREFIX_DIGITS
+    copy_bytes(table, parts + before, table, run[row + BEHIND_AT], run[row + BEHIND_SIZE])
+    run[FRAME_END] = end
+    run[ROW] = row
+    return DONE
+
+
+@inlined
+def _place_columns(run: Words, state: Words, columns: int, at: int, end: int) -> bool:
+    """Where each column of a frame's payload in [at, end) begins; False when they do not fill it."""
+    count = run[FOUND + COUNT_ITEM]
+    room = end - at
+    for item in (BODIES_ITEM, KEYS_ITEM, TAGS_ITEM, PROPERTIES_ITEM, SHARDING_ITEM):
+        # No sum of them passes 2⁶³ then.
+        if run[FOUND + item] < -1 or run[FOUND + item] > room:
+            return False
+    if run[FOUND + BODIES_ITEM] < 0:
+        return False
+    for word in range(BODY_LENGTHS, PAYLOAD_SIZE):
+        state[word] = -1
+    state[BODY_LENGTHS] = at
+    state[BODIES] = at + 4 * count
+    at = state[BODIES] + run[FOUND + BODIES_ITEM]
+    if run[FOUND + KEYS_ITEM] >= 0:
+        state[KEY_LENGTHS] = at
+        state[KEYS] = at + 2 * count
+        at = state[KEYS] + run[FOUND + KEYS_ITEM]
+    if run[FOUND + TAGS_ITEM] >= 0:
+        state[TAG_LENGTHS] = at
+        state[TAGS] = at + 2 * count
+        at = state[TAGS] + run[FOUND + TAGS_ITEM]
+    if run[FOUND + PROPERTIES_ITEM] >= 0:
+        state[PROPERTY_LENGTHS] = at
+        state[PROPERTIES] = at + 2 * count
+        at = state[PROPERTIES] + run[FOUND + PROPERTIES_ITEM]
+    if columns & HAS_BORN:
+        state[BORN] = at
+        at += 8 * count
+    if columns & HAS_QUEUES:
+        state[QUEUES] = at
+        at += 4 * count
+    if columns & HAS_FLAGS:
+        state[FLAGS] = at
+        at += 4 * count
+    if run[FOUND + SHARDING_ITEM] >= 0:
+        state[SHARDING_LENGTHS] = at
+        state[SHARDING_KEYS] = at + 2 * count
+        at = state[SHARDING_KEYS] + run[FOUND + SHARDING_ITEM]
+    return bool(at == end)
+
+
+@kernel
+def _end_frame(
+    buffer: Bytes,
+    run: Words,
+    state: Words,
+    table: Bytes,
+    queue_numbers: Words,
+    rounds: Words,
+    touched: Words,
+    answers: Bytes,
+) -> None:
+    """The frame in hand is staged: note its queues, write its answer, go on behind it."""
+    row = run[ROW]
+    count = state[COUNT]
+    rounds[run[row + ROUND]] = state[ROTATION]
+    _touch(run, row, state, queue_numbers, touched, answers)
+    if run[row + ANSWERED] != 0:
+        at = run[ANSWERS_AT]
+        copy_bytes(answers, at, buffer, run[AT], HEADER_SIZE)
+        store_le16(answers, at + OPERATION_AT, load_le16(buffer, run[AT] + OPERATION_AT) | ANSWER)
+        store_le32(answers, at + OPTIONS_SIZE_AT, run[ANSWER_OPTIONS_SIZE])
+        store_le64(answers, at + PAYLOAD_SIZE_AT, append.ANSWER_BYTES_PER_MESSAGE * count)
+        copy_bytes(answers, at + HEADER_SIZE, table, OPTIONS_AT, run[ANSWER_OPTIONS_SIZE])
+        run[ANSWERS_AT] = state[ANSWER_AT] + append.ANSWER_BYTES_PER_MESSAGE * count
+    run[AT] = run[FRAME_END]
+    run[ROW] = -1
+    run[FRAMES] += 1
+
+
+@inlined
+def _touch(run: Words, row: int, state: Words, queue_numbers: Words, touched: Words, answers: Bytes) -> None:
+    """Note the queues of the frame in hand; those of a topic all of whose queues are noted need not be again."""
+    if run[TOUCHED_TOPIC] == row:
+        return
+    noted = run[TOUCHED]
+    queues = state[QUEUE_COUNT]
+    numbers = state[NUMBERS_AT]
+    count = state[COUNT]
+    if state[FIXED_QUEUE] >= 0:
+        touched[noted] = queue_numbers[numbers + state[FIXED_QUEUE]]
+        noted += 1
+    elif count < queues:
+        queue_ids = state[ANSWER_AT] + 16 * count
+        for message in range(count):
+            touched[noted] = queue_numbers[numbers + load_le32(answers, queue_ids + 4 * message)]
+            noted += 1
+    else:
+        for queue_id in range(queues):
+            touched[noted] = queue_numbers[numbers + queue_id]
+            noted += 1
+        run[TOUCHED_TOPIC] = row
+    run[TOUCHED] = noted
+
+
+@kernel
+def publish_touched(cells: Words, run: Words, own: Words, touched: Words) -> None:
+    """Store the next offsets of the queues that frames were appended to, and note no queue any more.
+
+    `cells` int64 is the queue table, `own` int64[max_queues] the writer's own next offsets.
+    """
+    for place in range(run[TOUCHED]):
+        number = touched[place]
+        entry = queue_table.HEADER_WORDS + number * queue_table.ENTRY_WORDS
+        store_release(cells, entry + queue_table.NEXT_OFFSET, own[number])
+    run[TOUCHED] = 0
+    run[TOUCHED_TOPIC] = -1
+
+
+def warm() -> None:
+    """Compile or load these kernels."""
+    nothing, words = np.zeros(1, np.uint8), np.zeros(1, np.int64)
+    run, key = np.zeros(RUN_WORDS, np.int64), np.zeros(KEY_BYTES_MAX, np.uint8)
+    state = np.zeros(STATE_WORDS, np.int64)
+    key_hash(key, 0)
+    find_row(run, nothing, key, 0)
+    append_run(run, state, nothing, key, words, words, words, words, nothing, nothing, nothing)
+    publish_touched(words, run, words, words)
