@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mqproc.kernels.append_counts import count_frame, count_messages, count_size
+from mqproc.kernels.append_counts import begin_counting, count_frame, count_messages, count_size
 from mqproc.kernels.append_frame import (
     ANSWER_AT,
     BODIES,
@@ -231,8 +231,7 @@ def encode_frame(
     message = state[NEXT_MESSAGE]
     first_message = message
     first_physical = physical
-    if message == 0:
-        count_frame(state)
+    begin_counting(state)
     reason = OK
     tail_of = -1
     tail_at = -1
@@ -350,6 +349,8 @@ def encode_frame(
     if tail_at >= 0:
         write_crc_tail(staging, tail_of, tail_at)
     count_messages(state, message - first_message, physical - first_physical)
+    if reason == OK:
+        count_frame(state)
     state[NEXT_MESSAGE] = message
     state[BODIES] = bodies
     state[KEYS] = keys

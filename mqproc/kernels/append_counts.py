@@ -29,12 +29,17 @@ _STOP = UNPUBLISHED_SIZES + _SIZES_WORDS
 
 
 @kernel
-def count_frame(cells: Words) -> None:
-    """Count a frame. A `written` that has moved says that what was counted before is published."""
+def begin_counting(cells: Words) -> None:
+    """Before anything of a frame is counted: a `written` that has moved says that what was counted is published."""
     if cells[UNPUBLISHED_FROM] != cells[control.WRITTEN]:
         cells[UNPUBLISHED_FROM] = cells[control.WRITTEN]
         for word in range(UNPUBLISHED_FRAMES, _STOP):
             cells[word] = 0
+
+
+@kernel
+def count_frame(cells: Words) -> None:
+    """Count a frame, of which every message was counted."""
     cells[UNPUBLISHED_FRAMES] += 1
     cells[control.APPENDED_FRAMES] += 1
 

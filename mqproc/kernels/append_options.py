@@ -22,6 +22,8 @@ VARYING_ITEMS = (
 )
 """Items that are no part of a shape; of some of them whether they are there is."""
 PREFIX_DIGITS = 28
+COUNTERS = 1 << 16
+"""Counters of unique ids under one prefix: a frame's first one is below."""
 KEY_BYTES_MAX = 2048
 """A key takes no more; options with a longer one are not read here."""
 

@@ -50,6 +50,7 @@ from mqproc.kernels.append_options import (
     BORN_ITEM,
     COUNT_ITEM,
     COUNTER_ITEM,
+    COUNTERS,
     ITEMS,
     KEY_BYTES_MAX,
     KEYS_ITEM,
@@ -239,7 +240,7 @@ def _begin_frame(
         return NOT_KNOWN
     prefix = int(run[FOUND + PREFIX_ITEM])
     counter = int(run[FOUND + COUNTER_ITEM]) if prefix >= 0 else -1
-    if prefix >= 0 and counter < 0:
+    if run[FOUND + COUNTER_ITEM] < 0 or run[FOUND + COUNTER_ITEM] >= COUNTERS:
         return NOT_KNOWN
     answer_size = HEADER_SIZE + run[ANSWER_OPTIONS_SIZE] + append.ANSWER_BYTES_PER_MESSAGE * count
     if run[ANSWERS_AT] + answer_size > answers.size:

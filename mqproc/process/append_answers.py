@@ -79,10 +79,12 @@ class AppendAnswers:
             self._pending.append(_Run(run.connection, at, end))
 
     def give_unwaited(self) -> None:
-        """Answer what need not wait for a sync."""
+        """Answer what need not wait for the sync that comes now."""
         pending = self._pending
         self._pending = [one for one in pending if not one.wait]
-        self.give()
+        if self._pending:
+            self.give()
+            self._server.send_answers(hold=True)
         self._pending = [one for one in pending if one.wait]
 
     def give(self) -> None:

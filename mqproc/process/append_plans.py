@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from mqproc.errors import BadMessageError, BadPropertyError, NoSuchQueueError
+from mqproc.kernels.append_options import COUNTERS
 from mqproc.kernels.append_run import HAS_BORN, HAS_FLAGS, HAS_QUEUES, MESSAGES_MAX
 from mqproc.kernels.hashing import java_hash_utf8, queue_of_hash
 from mqproc.layout import record
@@ -28,6 +29,10 @@ MESSAGES_PER_FRAME_MAX: Final = MESSAGES_MAX
 # Shapes that are kept, and the bytes of tag and constant properties that one of them has at most.
 SHAPES_MAX: Final = 4096
 SHAPE_TEXT_MAX: Final = 512
+_SIGNED_FIELDS: Final = (
+    *(("flag", 32), ("sys_flag", 32), ("reconsume_times", 32)),
+    *(("born_timestamp_ms", 64), ("prepared_transaction_offset", 64)),
+)
 # Where these stand among the columns.
 _QUEUES, _SHARDING_LENGTHS, _SHARDING_KEYS = 9, 12, 13
 # The columns behind the tags' when there is none of them.
@@ -97,6 +102,7 @@ class AppendPlans:
         """
         if not 1 <= request.count <= MESSAGES_PER_FRAME_MAX:
             raise BadMessageError(f"count = {request.count:,} is out of range: from 1 to {MESSAGES_PER_FRAME_MAX:,}")
+        _check_numbers(request)
         if own:
             return self._plan_own(request, payload)
         if self._changes != self._topics.changes:
@@ -189,6 +195,16 @@ def _has_more_columns(request: AppendRequest) -> bool:
 def _column_bits(request: AppendRequest) -> int:
     bits = (HAS_BORN, request.has_born), (HAS_QUEUES, request.has_queues), (HAS_FLAGS, request.has_flags)
     return sum(bit for bit, is_there in bits if is_there)
+
+
+def _check_numbers(request: AppendRequest) -> None:
+    """Raise BadMessageError for a number that has no room where it is stored, or as an id."""
+    for name, bits in _SIGNED_FIELDS:
+        value = getattr(request, name)
+        if not -1 << (bits - 1) <= value < 1 << (bits - 1):
+            raise BadMessageError(f"{name} = {value} is no number of {bits} bits")
+    if not 0 <= request.unique_counter < COUNTERS:
+        raise BadMessageError(f"unique_counter = {request.unique_counter} is out of range: from 0 to {COUNTERS - 1:,}")
 
 
 def _check_host(request: AppendRequest) -> None:

@@ -263,14 +263,8 @@ class Writer:
             self._refuse(request, BadRequestError(f"options of {Operation(operation).name}: {error}"))
         except _REFUSED_ALONE as error:
             self._refuse(request, error)
-        except MqprocError as error:
-            self._answers.refuse(error)
-            self._refuse(request, error)
-        except OSError as error:
-            failure = InternalError(f"{error.strerror or error}")
-            self._answers.refuse(failure)
-            self._refuse(request, failure)
-            self._closed_by = self._conditions.reason_to_refuse()
+        except (MqprocError, OSError) as error:
+            self._refuse(request, self._fail(error))
 
     def _append_run(self, run: FrameRun) -> None:
         """Frames of one client, as many at a time as the kernel takes by itself; the others are handled one by one."""
@@ -303,13 +297,10 @@ class Writer:
         try:
             reason = self._appender.add_run(run.buffer, store_timestamp_ms)
         except (MqprocError, OSError) as error:
-            failure = error if isinstance(error, MqprocError) else InternalError(f"{error.strerror or error}")
             self._answers.add_run(run, at)
-            self._answers.refuse(failure)
             request, end = run.request_at(known.at)
-            self._refuse(request, failure)
+            self._refuse(request, self._fail(error))
             known.go_on_at(end)
-            self._closed_by = self._conditions.reason_to_refuse()
             return DONE if end == run.end else COMMIT
         self._answers.add_run(run, at)
         return reason
@@ -331,7 +322,8 @@ class Writer:
             answer = self._repeats.add(plan, store_timestamp_ms, self._commit)
             self._words.add(words_of.DROPPED_REPEATS, self._repeats.dropped - before)
         topic.rotation = plan.rotation
-        if plan.shape.lasting and not plan.shape.batch and (options.wait or not self._sync_flush):
+        may_be_known = plan.shape.lasting and self._repeats is None and not plan.shape.batch
+        if may_be_known and (options.wait or not self._sync_flush):
             self._appender.know(request.options, plan.shape, answered=not options.oneway)
         self._answers.add(request, answer, store_timestamp_ms, wait=options.wait, oneway=options.oneway)
         if self._appender.staged_bytes >= self._commit_bytes:
@@ -343,8 +335,8 @@ class Writer:
             return
         try:
             self._appender.write_out()
-        except MqprocError as error:
-            self._answers.refuse(error)
+        except (MqprocError, OSError) as error:
+            self._fail(error)
             return
         self._appender.publish()
         self._cells[words_of.WRITTEN_NS] = self._clock.monotonic_ns()
@@ -367,7 +359,7 @@ class Writer:
                 self._appender.sync()
         except OSError as error:
             self._log.error("sync failed, the store is read-only from now on", error=str(error))
-            self._answers.refuse(FlushFailedError(f"the sync failed: {error.strerror}; run mqproc store repair"))
+            self._fail(FlushFailedError(f"the sync failed: {error.strerror}; run mqproc store repair"))
             return False
         self._sync_times.observe(self._clock.monotonic_ns() - began_ns)
         return True
@@ -397,6 +389,13 @@ class Writer:
             request.answer(Empty())
         # Pulls may wait for a queue that is gone now.
         self._query_bell.ring()
+
+    def _fail(self, error: MqprocError | OSError) -> MqprocError:
+        """Nothing that waits is published, nor will be; perhaps no more is taken. Returns what clients are told."""
+        failure = error if isinstance(error, MqprocError) else InternalError(f"{error.strerror or error}")
+        self._answers.refuse(failure)
+        self._closed_by = self._conditions.reason_to_refuse()
+        return failure
 
     def _refuse(self, request: Request, error: MqprocError) -> None:
         self._words.add(words_of.APPEND_REJECTS, 1)

@@ -107,7 +107,8 @@ class KnownShapes:
     # The table
 
     def forget(self) -> None:
-        """Forget every shape."""
+        """Forget every shape. Rows are given out again, so queues are no longer noted by theirs."""
+        self.words[kernel.TOUCHED_TOPIC] = -1
         self.run[kernel.SLOTS_AT : kernel.ROWS_AT] = 0
         self._topics.clear()
         self._rows = self._numbers = 0
@@ -120,12 +121,13 @@ class KnownShapes:
             return
         texts = len(rendered.before_id) + len(rendered.behind_id)
         queues = len(shape.queue_numbers)
+        new_numbers = 0 if int(shape.queue_numbers[0]) in self._topics else queues
         if texts + PREFIX_DIGITS > kernel.SCRATCH_BYTES or queues > QUEUES_MAX:
             return
         if (
             self._rows == kernel.ROWS_MAX
             or self._bytes + size + texts > len(self.table)
-            or self._numbers + queues > QUEUES_MAX
+            or self._numbers + new_numbers > QUEUES_MAX
         ):
             self.forget()
         row = kernel.ROWS_AT + self._rows * kernel.ROW_WORDS

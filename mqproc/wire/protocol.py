@@ -130,8 +130,9 @@ class FrameReader:
         return memoryview(b"") if self._buffer is None else self._buffer[self._start : self._end]
 
     def place(self) -> tuple[memoryview, int, int]:
-        """(buffer, begin, end) of what was received and not yet taken; nothing of no buffer."""
-        return self._buffer or memoryview(b""), self._start, self._end
+        """(buffer, begin, end) of what was received and not yet taken; only while something was."""
+        assert self._buffer is not None
+        return self._buffer, self._start, self._end
 
     def take_to(self, end: int) -> None:
         """Whole frames up to `end` of the buffer were taken by whoever looked at its place."""

@@ -322,7 +322,7 @@ class SocketServer:
         limit, known = self.limits.requests_per_poll, self._operations
         count = 0
         try:
-            while count < limit:
+            while count < limit and reader.waiting_bytes:
                 if self._runs is not None and (frames := self._take_run(connection, reader, limit - count, requests)):
                     count += frames
                     continue

@@ -93,7 +93,8 @@ def _control_file() -> NDArray[np.int64]:
 @contextmanager
 def _writer(messages: int) -> Iterator[tuple[Run, Run]]:
     frame = CountedFrame(_control_file(), messages)
-    without = variant(append.encode_frame, count_frame=_nothing, count_size=_nothing, count_messages=_nothing)
+    counts = ("begin_counting", "count_frame", "count_size", "count_messages")
+    without = variant(append.encode_frame, **dict.fromkeys(counts, _nothing))
     yield partial(frame.encode, append.encode_frame), partial(frame.encode, without)
 
 

@@ -1,0 +1,127 @@
+"""How far whole frames reach: against the reader that cuts them one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mqproc.errors import ProtocolError
+from mqproc.kernels.frames import leading_run
+from mqproc.kernels.jit import plain
+from mqproc.layout.frame import HEADER, HEADER_SIZE, MAGIC, VERSION
+from mqproc.wire.protocol import FrameReader
+
+OPERATION = 16
+FRAME_BYTES_MAX = 200
+KERNELS: Sequence[Callable[..., int]] = (leading_run, plain(leading_run))
+# Sizes that no payload behind them has: of the largest that is allowed, and where numbers of 64 bits end.
+HUGE = (FRAME_BYTES_MAX, 1 << 31, (1 << 32) - 1, (1 << 63) - 1, (1 << 63) - HEADER_SIZE, 1 << 63, (1 << 64) - 1)
+
+
+@st.composite
+def good_frames(draw: st.DrawFn) -> bytes:
+    options, payload = draw(st.binary(max_size=30)), draw(st.binary(max_size=60))
+    request_id = draw(st.integers(0, (1 << 64) - 1))
+    return HEADER.pack(MAGIC, VERSION, OPERATION, request_id, len(options), 0, len(payload)) + options + payload
+
+
+@st.composite
+def frames_of_any_size(draw: st.DrawFn) -> bytes:
+    """As large as is allowed, or a byte more or less."""
+    rest = FRAME_BYTES_MAX - HEADER_SIZE + draw(st.integers(-1, 1))
+    options = draw(st.integers(0, rest))
+    return HEADER.pack(MAGIC, VERSION, OPERATION, 1, options, 0, rest - options) + bytes(rest)
+
+
+@st.composite
+def other_frames(draw: st.DrawFn) -> bytes:
+    """With something in the header that is not as it must be, or that is another operation's."""
+    fields = [MAGIC, VERSION, OPERATION, 7, 3, 0, 5]
+    place, value = draw(
+        st.one_of(
+            st.tuples(st.just(0), st.sampled_from([MAGIC ^ 1, MAGIC ^ (1 << 31), 0])),
+            st.tuples(st.just(1), st.sampled_from([0, 2, VERSION | 0x100])),
+            st.tuples(st.just(2), st.sampled_from([0, 17, OPERATION | 0x8000, OPERATION << 8])),
+            st.tuples(st.just(4), st.sampled_from([FRAME_BYTES_MAX, 1 << 31, (1 << 32) - 1])),
+            st.tuples(st.just(5), st.sampled_from([1, 1 << 31])),
+            st.tuples(st.just(6), st.sampled_from(HUGE)),
+        )
+    )
+    fields[place] = value
+    return HEADER.pack(*fields) + bytes(8)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[bytes, int, int]:
+    """(buffer, where the first frame begins, how far the buffer is filled)."""
+    before = draw(st.binary(max_size=9))
+    frames = draw(st.lists(st.one_of(good_frames(), good_frames(), good_frames(), frames_of_any_size()), max_size=6))
+    last = draw(st.one_of(st.just(b""), other_frames()))
+    place = draw(st.integers(0, len(frames)))
+    stream = before + b"".join([*frames[:place], last, *frames[place:]])
+    end = draw(st.one_of(st.just(len(stream)), st.integers(len(before), len(stream))))
+    # A frame that is cut in the midst goes on behind what was filled, or the buffer ends there.
+    return (stream if draw(st.booleans()) else stream[:end]), len(before), end
+
+
+def cut(stream: bytes, at: int, end: int, limit: int) -> tuple[int, int]:
+    """(where the frames end that are a run, how many there may be more), frame by frame."""
+    reader = FrameReader(FRAME_BYTES_MAX)
+    reader.adopt(memoryview(stream), at, end)
+    while limit > 0:
+        try:
+            frame = reader.next_frame()
+        except ProtocolError:
+            break
+        if frame is None or frame.operation != OPERATION:
+            break
+        at = reader.place()[1]
+        limit -= 1
+    return at, limit
+
+
+def run(stream: bytes, at: int, end: int, limit: int, kernel: Callable[..., int]) -> tuple[int, int]:
+    buffer = np.frombuffer(bytearray(stream) or bytearray(1), np.uint8)
+    left = np.array([limit], np.int64)
+    return int(kernel(buffer, at, end, OPERATION, FRAME_BYTES_MAX, left)), int(left[0])
+
+
+@settings(max_examples=500, deadline=None)
+@given(streams(), st.integers(0, 7))
+def test_a_run_reaches_as_far_as_the_reader_finds_frames_of_the_operation(
+    given_stream: tuple[bytes, int, int], limit: int
+) -> None:
+    stream, at, end = given_stream
+    for kernel in KERNELS:
+        assert run(stream, at, end, limit, kernel) == cut(stream, at, end, limit)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(good_frames(), min_size=1, max_size=4), st.data())
+def test_a_frame_that_is_not_whole_is_left(frames: list[bytes], data: st.DataObject) -> None:
+    whole = b"".join(frames[:-1])
+    part = frames[-1][: data.draw(st.integers(0, len(frames[-1]) - 1))]
+    for kernel in KERNELS:
+        assert run(whole + part, 0, len(whole + part), 9, kernel) == (len(whole), 9 - len(frames) + 1)
+
+
+def test_every_bit_that_tells_a_frame_from_others_is_looked_at() -> None:
+    frame = HEADER.pack(MAGIC, VERSION, OPERATION, 5, 0, 0, 0)
+    # The request id tells nothing; a bit more in a size makes the frame longer than what is there.
+    for bit in range(8 * HEADER_SIZE):
+        is_of_id = 64 <= bit < 128
+        changed = bytearray(frame)
+        changed[bit // 8] ^= 1 << bit % 8
+        for kernel in KERNELS:
+            assert run(bytes(changed), 0, HEADER_SIZE, 1, kernel)[0] == (HEADER_SIZE if is_of_id else 0), bit
+
+
+def test_a_frame_of_the_largest_size_is_taken_and_one_of_a_byte_more_is_left() -> None:
+    for surplus, options in ((0, 0), (0, 50), (1, 0), (1, 50)):
+        rest = FRAME_BYTES_MAX - HEADER_SIZE + surplus
+        stream = HEADER.pack(MAGIC, VERSION, OPERATION, 5, options, 0, rest - options) + bytes(rest)
+        for kernel in KERNELS:
+            assert run(stream, 0, len(stream), 1, kernel) == ((0, 1) if surplus else (FRAME_BYTES_MAX, 0))

@@ -1,0 +1,206 @@
+"""Runs of append frames that cannot be stored, or not be synced: each frame is refused once and leaves nothing."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from typing import Any
+
+import pytest
+
+from mqproc.config import FlushDiskType
+from mqproc.errors import (
+    BadMessageError,
+    DiskFullError,
+    FlushFailedError,
+    InternalError,
+    MqprocError,
+    StoreReadOnlyError,
+)
+from mqproc.layout import control as words_of
+from mqproc.wire.operations import AppendRequest
+from tests.process.writer_rig import Client, MakeRig, WriterRig, append_bytes, columns, error_of, several, single
+
+# Writes that fail
+
+
+@pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, DiskFullError), (errno.EIO, InternalError)])
+@pytest.mark.parametrize("failing", range(4))
+def test_frames_of_a_write_that_fails_are_refused_once_and_leave_nothing(
+    make_rig: MakeRig, number: int, error: type[MqprocError], failing: int
+) -> None:
+    """The first frames end with a segment, those behind are written as they are staged."""
+    rig = make_rig()
+    client = rig.client()
+    client.send(single(1, "A", b"first"))
+    client.wait_for([1])
+    rig.io.write_errors = [0] * failing + [number]
+    frames = 60
+    client.send(b"".join(single(request_id, "A", b"x" * 30_000) for request_id in range(2, frames + 2)))
+    client.wait_for(range(1, frames + 2))
+    assert rig.io.write_errors == []
+    errors = {request_id: error_of(client, request_id) for request_id in range(1, frames + 2)}
+    refused = [request_id for request_id, of in errors.items() if of is not None]
+    assert refused
+    assert {type(errors[request_id]) for request_id in refused} == {error}
+    assert refused == list(range(refused[0], refused[-1] + 1))
+    assert_holds(rig, client, [request_id for request_id, of in errors.items() if of is None])
+    counts = rig.counts()
+    assert counts["append_rejects"] == len(refused)
+    assert counts["appended_frames"] == counts["appended_messages"]
+    client.send(single(500, "A", b"later"))
+    client.wait_for([500])
+    assert error_of(client, 500) is None
+
+
+def assert_holds(rig: WriterRig, client: Client, stored: list[int]) -> None:
+    """These single frames lie in the log, one behind the other; offsets and counts are theirs alone."""
+    places = [columns(client.answers[request_id][0].payload) for request_id in stored]
+    offsets: dict[int, list[int]] = {}
+    for _, (queue_offset,), (queue_id,) in places:
+        offsets.setdefault(queue_id, []).append(queue_offset)
+    for of in offsets.values():
+        assert of == list(range(len(of)))
+    expected = {("A", queue_id): len(offsets.get(queue_id, ())) for queue_id in range(4)}
+    assert rig.next_offsets() == expected
+    assert rig.counts()["appended_messages"] == len(stored)
+    log = rig.log(0, rig.written)
+    for (physical,), _, _ in places:
+        assert struct.unpack_from(">q", log, physical + 28) == (physical,)
+    ready_end = rig.words[words_of.SEGMENTS_READY_END]
+    assert not any(rig.log(rig.written, ready_end))
+
+
+def test_frames_of_a_segment_that_cannot_be_ended_are_refused_once(make_rig: MakeRig) -> None:
+    """Its last records are written, the BLANK behind them is not."""
+    rig = make_rig()
+    rig.io.write_errors = [0] * 10
+    client = rig.client()
+    client.send(b"".join(single(request_id, "A", b"x" * 30_000) for request_id in range(1, 31)))
+    client.wait_for(range(1, 31))
+    rig.io.write_errors = [0, errno.ENOSPC]
+    client.send(b"".join(single(request_id, "A", b"x" * 30_000) for request_id in range(31, 41)))
+    client.wait_for(range(31, 41))
+    errors = [error_of(client, request_id) for request_id in range(1, 41)]
+    assert any(errors)
+    assert_holds(rig, client, [request_id for request_id, error in enumerate(errors, 1) if error is None])
+
+
+def test_a_write_that_fails_and_cannot_be_taken_back_durably_refuses_every_frame(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    client = rig.client()
+    client.send(single(1, "A"))
+    client.wait_for([1])
+    rig.io.write_errors = [errno.ENOSPC]
+    rig.io.failing = {"/commitlog/": errno.EIO}
+    client.send(b"".join(single(number, "A", b"x" * 3000) for number in range(2, 202)))
+    client.wait_for(range(2, 202))
+    assert all(error_of(client, number) is not None for number in range(2, 202))
+    client.send(single(202, "A"))
+    client.wait_for([202])
+    assert isinstance(error_of(client, 202), StoreReadOnlyError)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"born_timestamp_ms": 1 << 63},
+        {"unique_prefix": "A" * 28, "unique_counter": 1 << 16},
+        {"unique_prefix": "A" * 28, "unique_counter": -1},
+        {"flag": 1 << 31},
+        {"flag": (-1 << 31) - 1},
+    ],
+)
+def test_a_number_that_has_no_room_where_it_is_stored_is_refused(make_rig: MakeRig, changes: dict[str, Any]) -> None:
+    rig = make_rig()
+    client = rig.client()
+    known = {name: value for name, value in changes.items() if name == "unique_prefix"}
+    times = {"born_timestamp_ms": 5} | changes
+    client.send(single(1, "A", **known) + append_bytes(2, AppendRequest("A", 1, **times), bytes(4)) + single(3, "A"))
+    client.wait_for([1, 2, 3])
+    assert [type(error_of(client, number)) for number in (1, 2, 3)] == [type(None), BadMessageError, type(None)]
+    name = "unique_counter" if known else next(iter(changes))
+    assert f"{name} = {changes[name]} is" in str(error_of(client, 2))
+
+
+# A writer that refuses
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "error"),
+    [
+        (words_of.DISK_FULL, 1, DiskFullError),
+        (words_of.FLUSHER_SYNC_ERRNO, errno.EIO, StoreReadOnlyError),
+        (words_of.DAMAGE_READ_ONLY, 1, StoreReadOnlyError),
+    ],
+)
+def test_a_writer_that_refuses_does_so_once_a_frame_and_stores_none(
+    make_rig: MakeRig, word: int, value: int, error: type[MqprocError]
+) -> None:
+    rig = make_rig()
+    client = rig.client()
+    client.send(single(1, "A") + single(2, "A"))
+    client.wait_for([1, 2])
+    before = rig.left()
+    rig.words[word] = value
+    client.send(b"".join(single(request_id, "A") for request_id in range(3, 203)))
+    client.wait_for(range(3, 203))
+    assert {type(error_of(client, request_id)) for request_id in range(3, 203)} == {error}
+    after = rig.left()
+    assert (after.log, after.next_offsets) == (before.log, before.next_offsets)
+    assert after.counts["append_rejects"] == 200
+    rig.words[word] = 0
+    client.send(single(203, "A"))
+    client.wait_for([203])
+    assert error_of(client, 203) is None
+
+
+# SYNC_FLUSH
+
+
+def test_frames_of_a_run_are_answered_behind_the_sync_and_those_that_do_not_wait_before_it(make_rig: MakeRig) -> None:
+    rig = make_rig(flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    client = rig.client()
+    ids = range(1, 41)
+    client.send(b"".join(single(number, "A", wait=number % 4 != 0) for number in ids))
+    seen: list[set[int]] = []
+
+    def look(path: str) -> None:
+        if "/commitlog/" in path:
+            client.read()
+            seen.append(set(client.answers))
+
+    rig.io.before_sync = look
+    client.wait_for(ids)
+    assert seen == [{number for number in ids if number % 4 == 0}]
+    assert {len(of) for of in client.answers.values()} == {1}
+    assert rig.words[words_of.WRITER_SYNCED] == rig.written
+
+
+def test_a_sync_that_fails_refuses_all_that_waited_for_it(make_rig: MakeRig) -> None:
+    rig = make_rig(flush_disk_type=FlushDiskType.SYNC_FLUSH)
+    client = rig.client()
+    rig.io.failing = {"/commitlog/": errno.EIO}
+    ids = range(1, 21)
+    client.send(b"".join(single(number, "A", wait=number % 4 != 0) for number in ids))
+    client.wait_for(ids)
+    for number in ids:
+        assert isinstance(error_of(client, number), FlushFailedError if number % 4 else type(None))
+    client.send(single(21, "A"))
+    client.wait_for([21])
+    assert isinstance(error_of(client, 21), StoreReadOnlyError)
+
+
+def test_nothing_is_stored_behind_a_sync_that_failed_amid_a_run(make_rig: MakeRig) -> None:
+    """There is a sync amid it when there is no room for more answers."""
+    rig = make_rig(flush_disk_type=FlushDiskType.SYNC_FLUSH, segments=16)
+    client = rig.client()
+    client.send(single(1, "A"))
+    client.wait_for([1])
+    rig.io.failing = {"/commitlog/": errno.EIO}
+    written: list[int] = []
+    rig.io.before_sync = lambda path: written.append(rig.written)
+    client.send(b"".join(several(number, "A", [b""] * 20_000) for number in range(2, 8)))
+    client.wait_for(range(1, 8))
+    assert all(error_of(client, number) is not None for number in range(2, 8))
+    assert rig.written == written[0]
