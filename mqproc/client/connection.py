@@ -62,7 +62,7 @@ def open_socket(path: Path) -> socket.socket:
     return sock
 
 
-def _ends_connection(refusal: MqprocError | None) -> bool:
+def _ends_connection(refusal: MqprocError) -> bool:
     """Whether the server cannot read on behind what it refused so."""
     return isinstance(refusal, ProtocolError) and not isinstance(refusal, UnknownCommandError)
 
@@ -159,11 +159,12 @@ class Connection:
             return True
         reader.received(count)
         try:
-            while not self.closed and (answer := self._protocol.next_answer()) is not None:
+            while reader.waiting_bytes and (answer := self._protocol.next_answer()) is not None:
                 self._record(answer)
-                if _ends_connection(answer.error):
+                if answer.error is not None and _ends_connection(answer.error):
                     # The server is about to close: what would be sent now could not be known to be refused.
                     self.lose(str(answer.error))
+                    break
         except MqprocError as error:
             self._fail(error)
         return True
