@@ -246,11 +246,11 @@ class Writer:
 
     # Requests
 
-    def _handle(self, request: Request) -> None:
+    def _handle(self, request: Request, store_timestamp_ms: int | None = None) -> None:
         operation = request.operation
         try:
             if operation in _APPENDS:
-                self._append(request)
+                self._append(request, store_timestamp_ms)
             elif operation == Operation.CREATE_TOPIC:
                 self._create_topic(request, _decoders[operation].decode(request.options))
             elif operation == Operation.DELETE_TOPIC:
@@ -280,7 +280,7 @@ class Writer:
                 self._answers.send()
             elif reason == NOT_KNOWN:
                 request, end = run.request_at(known.at)
-                self._handle(request)
+                self._handle(request, known.stored_at_ms)
                 if end == run.end:
                     return
                 known.go_on_at(end)
@@ -305,11 +305,13 @@ class Writer:
         self._answers.add_run(run, at)
         return reason
 
-    def _append(self, request: Request) -> None:
+    def _append(self, request: Request, store_timestamp_ms: int | None) -> None:
+        """A frame by itself, stored now or at the time that its run was to be stored at."""
         options = _append_request.decode(request.options)
         if self._closed_by is not None:
             raise self._closed_by
-        store_timestamp_ms = self._store_timestamp()
+        if store_timestamp_ms is None:
+            store_timestamp_ms = self._store_timestamp()
         own = request.operation == _APPEND_OWN
         if 0 < options.deliver_at_ms <= store_timestamp_ms + NEAR_MS:
             self._to_ring_keeper = True

@@ -70,6 +70,11 @@ class KnownShapes:
         self._options[: len(options)] = options
 
     @property
+    def stored_at_ms(self) -> int:
+        """Store time of what is appended."""
+        return self.words[kernel.STORED_AT_MS]
+
+    @property
     def answers_end(self) -> int:
         """Where the answers end that are written."""
         return self.words[kernel.ANSWERS_AT]

@@ -67,7 +67,7 @@ TOP = "top"
 READERS = {
     "store/append.py": {words_of.WRITER},
     "store/frames.py": {words_of.WRITER},
-    "process/writer.py": {words_of.WRITER},
+    "process/append_conditions.py": {words_of.WRITER},
     "process/commitlog_flusher.py": {words_of.COMMITLOG_FLUSHER},
     "process/transactions.py": {words_of.QUERY},
     "process/keeper.py": {words_of.KEEPER},
