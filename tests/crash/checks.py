@@ -297,9 +297,11 @@ def check_index(found: Recovered, records: list[Placed]) -> None:
         reader.close()
 
 
-def check_parties(found: Recovered, records: list[Placed], parties: Iterable[Party], *, power_loss: bool) -> None:
-    """Groups stand within their queues, and what clients were told holds."""
-    stands = found_in(found.paths, records, sync_flush=found.options.sync_flush)
+def check_parties(
+    found: Recovered, records: list[Placed], parties: Iterable[Party], *, minimum: int, power_loss: bool
+) -> None:
+    """Groups stand within their queues, and what clients were told holds; `minimum` as in `Found`."""
+    stands = found_in(found.paths, records, sync_flush=found.options.sync_flush, minimum=minimum)
     table = QueueTable(StoreIO(), found.paths.queues)
     try:
         for group, progress in stands.progress.items():

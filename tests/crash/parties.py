@@ -26,12 +26,14 @@ class Found:
     sync_flush: bool
     minima: Mapping[Queue, int]
     """Each queue's first offset: of a topic that was deleted and made again it lies behind what went."""
+    minimum: int = 0
+    """Retention was to delete the log up to here, and has taken groups past it; some of it may be there yet."""
 
     def of_group(self, group: str) -> Mapping[Queue, int]:
         return self.progress.get(group, {})
 
 
-def found_in(paths: StorePaths, records: Sequence[Placed], *, sync_flush: bool) -> Found:
+def found_in(paths: StorePaths, records: Sequence[Placed], *, sync_flush: bool, minimum: int = 0) -> Found:
     """What the store at `paths` holds, as far as `records` are its log."""
     progress: dict[str, dict[Queue, int]] = {}
     for at in all_progress(StoreIO(), paths):
@@ -41,7 +43,7 @@ def found_in(paths: StorePaths, records: Sequence[Placed], *, sync_flush: bool) 
         minima = {(topic, queue_id): table.min_offset(number) for number, topic, queue_id in table.live()}
     finally:
         table.close()
-    return Found(records, progress, sync_flush, minima)
+    return Found(records, progress, sync_flush, minima, minimum)
 
 
 class Party(Protocol):
@@ -111,8 +113,9 @@ class Commits:
 
 
 def _minimum(queue: Queue, found: Found) -> int:
-    """The first offset of a queue that the log has: progress is raised to it."""
-    return min((offset for offset, _ in in_queue(queue, found)), default=1 << 62)
+    """The first offset of a queue that the log has, or is to have: progress is raised to it."""
+    offsets = (offset for offset, placed in in_queue(queue, found) if placed.offset >= found.minimum)
+    return min(offsets, default=1 << 62)
 
 
 def in_queue(queue: Queue, found: Found) -> list[tuple[int, Placed]]:

@@ -168,6 +168,7 @@ class Story:
         self._root = Path("store")
         self._copies = 0
         self._gone: set[int] = set()
+        self._minimum = 0
         self._options = small_options(self._rng)
         self._delays = self._rng.random() < 0.4
         self._senders = Senders(self._rng, delays=self._delays)
@@ -426,7 +427,8 @@ class Story:
         state = found.state()
         if state not in well:
             records = checks.check_all(found, truth, self._senders, self._deletions, power_loss=True)
-            checks.check_parties(found, records, self._parties, power_loss=True)
+            minimum = max(self._minimum, truth.minimum)
+            checks.check_parties(found, records, self._parties, minimum=minimum, power_loss=True)
             checks.check_again(found, self._options)
             well[state] = records
         self._use(found, well[state], now_ms)
@@ -474,7 +476,8 @@ class Story:
     def _check_end(self, truth: Truth, *, power_loss: bool, now_ms: int) -> None:
         found = checks.recover(self._root, self._options, self._machine(self._root), now_ms)
         records = checks.check_all(found, truth, self._senders, self._deletions, power_loss=power_loss)
-        checks.check_parties(found, records, self._parties, power_loss=power_loss)
+        self._minimum = max(self._minimum, truth.minimum)
+        checks.check_parties(found, records, self._parties, minimum=self._minimum, power_loss=power_loss)
         stands = found_in(found.paths, records, sync_flush=self._options.sync_flush)
         for party in self._parties:
             party.go_on(stands, power_loss=power_loss)

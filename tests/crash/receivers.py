@@ -205,7 +205,7 @@ class Receivers:
     def _received(self, found: Found) -> Iterator[tuple[Place, Placed]]:
         progress = found.of_group(GROUP)
         for place, placed in self._of_topics(found):
-            if place[2] < progress.get(place[:2], 0):
+            if place[2] < progress.get(place[:2], 0) and placed.offset >= found.minimum:
                 yield place, placed
 
     def _of_topics(self, found: Found) -> Iterator[tuple[Place, Placed]]:

@@ -395,7 +395,7 @@ class Program:
             records = checks.records_of(found)
         else:
             records = checks.check_all(found, truth, self._senders, self._deletions, power_loss=power_loss)
-            checks.check_parties(found, records, self._parties, power_loss=power_loss)
+            checks.check_parties(found, records, self._parties, minimum=truth.minimum, power_loss=power_loss)
             checks.check_again(found, self._options)
             self._seen.add(digests[found.time_asked])
         if root == ROOT:
