@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from mqproc.errors import BadPropertyError, PropertiesTooLargeError
+from mqproc.kernels.append_options import PREFIX_DIGITS
 from mqproc.layout import properties, record
 from mqproc.wire.operations import AppendRequest
 
-UNIQUE_PREFIX_DIGITS: Final = 28
+UNIQUE_PREFIX_DIGITS: Final = PREFIX_DIGITS
 
 _UNIQUE_NAME = f"{properties.UNIQ_KEY}{properties.NAME_END}".encode()
 _NAME_END = properties.NAME_END.encode()
