@@ -69,6 +69,14 @@ class Line:
             raise outcome.error
         return outcome.value
 
+    def answered_by(self, request_id: int, moment_s: float) -> bool:
+        """Whether there is an outcome of a request by then; returns as soon as there is."""
+        done = self.connection.done
+        while request_id not in done:
+            if not self._wait(moment_s):
+                return False
+        return True
+
     def _finish_looking(self, request_id: int, deadline: float) -> Any:
         started = _clock()
         if self.usual_s <= self._spin_s:

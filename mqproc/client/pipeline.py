@@ -65,6 +65,11 @@ class Pipeline:
             self._line = self._client.take_line(self._role)
         return self._line
 
+    def answered_by(self, moment_s: float) -> bool:
+        """Whether `finish` need not wait by then; returns as soon as it need not."""
+        flight = self._flights[0]
+        return flight.line is None or flight.line.answered_by(flight.request_id, moment_s)
+
     def finish(self) -> Any:
         """The value of the oldest call; raises its error."""
         flight = self._flights.popleft()

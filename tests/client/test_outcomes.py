@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mqproc.client import core
 from mqproc.client.batch import Batch
 from mqproc.client.retry import NO_RETRY, RESTART_MS, RetryPolicy
 from mqproc.client.sync import Client
@@ -254,6 +255,27 @@ def test_a_pipeline_waits_once_for_what_many_of_its_calls_were_refused_for(clien
     assert took_s >= 0.5, "the hint was not waited for"
     assert took_s < 4, "each waited for itself: that is 6 s"
     assert sorted(int(result.queue_offsets[0]) for result in results) == list(range(20))
+
+
+def test_a_pipeline_tells_whether_its_oldest_call_is_answered(client: Client, roles: MemoryRoles) -> None:
+    asked, may_answer = threading.Event(), threading.Event()
+
+    def when_told(request: Request) -> bool:
+        asked.set()
+        may_answer.wait(PATIENCE_S)
+        return False
+
+    roles.behaviour = when_told
+    pipeline = client.pipeline(core.WRITER)
+    pipeline.start(core.ping(core.WRITER))
+    assert asked.wait(PATIENCE_S)
+    began_s = time.monotonic()
+    assert not pipeline.answered_by(began_s + 0.02)
+    assert time.monotonic() >= began_s + 0.02
+    may_answer.set()
+    assert pipeline.answered_by(time.monotonic() + PATIENCE_S)
+    pipeline.finish()
+    pipeline.close()
 
 
 def test_a_pipeline_over_a_lost_connection_tells_what_is_unknown(client: Client, roles: MemoryRoles) -> None:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.cli.bench.load import TAG, Messages, Recorder, Shape, keys_of, paced, topic_name
 from mqproc.client import Batch, Client, core, sending
+from mqproc.client.connection import FRAME_BYTES_MAX
 from mqproc.client.core import IN_FLIGHT
 from mqproc.errors import MqprocError
 from mqproc.message import Message
@@ -54,22 +56,54 @@ def produce(store: Path, shape: Shape, index: int, memory_name: str, result: Pat
     memory.close()
 
 
+class _Flights:
+    """Frames under way, up to `most` of them: each is recorded when it is answered, also in a pause between two."""
+
+    def __init__(self, client: Client, most: int, size: int, recorder: Recorder) -> None:
+        self._pipeline = client.pipeline(core.WRITER)
+        self._most = most
+        self._size = size
+        self._recorder = recorder
+        self._started: deque[int] = deque()
+
+    def start(self, call: core.Call[Any], began_ns: int) -> None:
+        self._started.append(began_ns)
+        self._pipeline.start(call)
+
+    def make_room(self) -> None:
+        """Wait for an answer when there are as many as may be."""
+        if len(self._pipeline) == self._most:
+            self._finish()
+
+    def pause(self, seconds: float) -> None:
+        end_s = time.monotonic() + seconds
+        while len(self._pipeline) and self._pipeline.answered_by(end_s):
+            self._finish()
+        time.sleep(max(0.0, end_s - time.monotonic()))
+
+    def _finish(self) -> None:
+        messages = len(self._pipeline.finish())
+        self._recorder.add(self._started.popleft(), messages, messages * self._size)
+
+    def close(self) -> None:
+        while len(self._pipeline):
+            self._finish()
+        self._pipeline.close()
+
+
 def _send_frames(client: Client, shape: Shape, messages: Messages, recorder: Recorder, index: int) -> None:
-    started: deque[int] = deque()
-
-    def batches() -> Iterator[Batch]:
-        topic = index
-        for _ in paced(shape.rate / shape.batch, recorder):
-            # The clock starts before the frame is built: encoding it is a part of sending.
-            started.append(time.monotonic_ns())
-            bodies, keys = messages.bodies(shape.batch), messages.keys(shape.batch)
-            messages.passed(shape.batch)
-            yield Batch(topic_name(topic % shape.topics), bodies, keys=keys, tags=TAG)
-            topic += 1
-
-    size = shape.size * shape.batch
-    for result in client.send_batches(batches(), in_flight=shape.in_flight):
-        recorder.add(started.popleft(), len(result), size)
+    flights = _Flights(client, shape.in_flight, shape.size, recorder)
+    topic = index
+    for began_ns in paced(shape.rate / shape.batch, recorder, flights.pause):
+        # The clock starts before the frame is built: encoding it is a part of sending.
+        bodies, keys = messages.bodies(shape.batch), messages.keys(shape.batch)
+        messages.passed(shape.batch)
+        batch = Batch(topic_name(topic % shape.topics), bodies, keys=keys, tags=TAG)
+        for call in sending.send_batch(batch, FRAME_BYTES_MAX):
+            flights.make_room()
+            flights.start(call, began_ns)
+        topic += 1
+    flights.close()
 
 
 def _singles(shape: Shape, messages: Messages, topics: Sequence[str], count: int) -> list[Message]:
@@ -101,21 +135,12 @@ def _send_singles_in_flight(client: Client, shape: Shape, messages: Messages, re
     """
     frames = min(IN_FLIGHT, shape.in_flight)
     count = shape.in_flight // frames
-    started: deque[int] = deque()
-    pipeline = client.pipeline(core.WRITER)
-
-    def finish() -> None:
-        recorder.add(started.popleft(), len(pipeline.finish()), count * shape.size)
-
-    for turn, began_ns in enumerate(paced(shape.rate / count, recorder)):
-        started.append(began_ns)
+    flights = _Flights(client, frames, shape.size, recorder)
+    for turn, began_ns in enumerate(paced(shape.rate / count, recorder, flights.pause)):
         topic = topic_name(turn % shape.topics)
-        pipeline.start(sending.send_group(_singles(shape, messages, [topic], count)))
-        if len(pipeline) == frames:
-            finish()
-    while len(pipeline):
-        finish()
-    pipeline.close()
+        flights.start(sending.send_group(_singles(shape, messages, [topic], count)), began_ns)
+        flights.make_room()
+    flights.close()
 
 
 def pull(

@@ -8,7 +8,7 @@ measures the store and not itself; nothing is ever sent twice.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,10 +177,11 @@ class Recorder:
         self._counters[self.STATE] = self.DONE
 
 
-def paced(rate: float, recorder: Recorder) -> Iterator[int]:
+def paced(rate: float, recorder: Recorder, pause: Callable[[float], None] = time.sleep) -> Iterator[int]:
     """Moments to begin at, in ns: at once, or `rate` a second. Ends when the recorder is stopped.
 
-    What comes late is not measured from when it should have begun, but the gaps are kept.
+    What comes late is not measured from when it should have begun, but the gaps are kept. `pause` passes so many
+    seconds: who has frames under way takes their answers meanwhile.
     """
     if not rate:
         while not recorder.stopped:
@@ -191,7 +192,7 @@ def paced(rate: float, recorder: Recorder) -> Iterator[int]:
     while not recorder.stopped:
         pause_ns = due_ns - time.monotonic_ns()
         if pause_ns > 0:
-            time.sleep(pause_ns / 1e9)
+            pause(pause_ns / 1e9)
         else:
             due_ns = time.monotonic_ns()
         due_ns += gap_ns

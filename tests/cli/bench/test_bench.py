@@ -176,6 +176,14 @@ def test_append_and_e2e_run_end_to_end() -> None:
     assert not Path(found["store"]).exists()
 
 
+@pytest.mark.parametrize("shape", [("--batch", 50, "--in-flight", 4), ("--batch", 1, "--in-flight", 100)])
+def test_what_is_sent_at_a_rate_is_answered_in_its_pauses(shape: tuple[object, ...]) -> None:
+    sent = call("bench", "append", "--rate", 200, *shape, *SMALL).json["append"]
+    assert sent["messages"] > 0
+    # Frames come 50 or 250 ms apart; the next but three must not be what makes the client look at an answer.
+    assert sent["latency_us_p50"] < 50_000
+
+
 @pytest.mark.parametrize("kind", [("--ahead", "200ms"), ("--level", 1)])
 def test_what_waits_comes_late_by_little_and_never_early(kind: tuple[str, object]) -> None:
     found = call("bench", "delay", "--rate", 500, *kind, *SMALL).json["delay"]
