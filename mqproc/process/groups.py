@@ -170,7 +170,7 @@ class Groups:
         self._lost.add(connection)
 
     def _end_members_of(self, connection: Connection) -> None:
-        for key in list(self._of_connection.pop(connection, ())):
+        for key in sorted(self._of_connection.pop(connection, ())):
             self._end_member(key, "its connection is closed")
 
     def on_stop(self) -> None:
@@ -182,14 +182,14 @@ class Groups:
 
     def _look(self, now_ns: int) -> int:
         done = 0
-        for group in list(self._giving_up()):
+        for group in sorted(self._giving_up()):
             if freed := self._groups[group].free_overdue(now_ns):
                 self._log.warning("queues were not released in time", group=group, queues=freed)
                 self._rebalance(group)
                 done += 1
         if self._unshared and now_ns >= self._share_from_ns:
             unshared, self._unshared = self._unshared, set()
-            for group in unshared:
+            for group in sorted(unshared):
                 self._rebalance(group)
             done += 1
         return done + self.state.step(now_ns)

@@ -183,7 +183,7 @@ class OpenTopics:
             else:
                 # The first send after the deletion made it again, and the writer was killed before it was saved.
                 del deleted[topic]
-        for topic in deleted.keys() & set(self._io.names(self._paths.consume_queue)):
+        for topic in sorted(deleted.keys() & set(self._io.names(self._paths.consume_queue))):
             self._remove_files(topic)
 
     def _lacks(self, number: int, deletion: Deletion) -> bool:

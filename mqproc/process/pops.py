@@ -442,7 +442,7 @@ class Pops:
         begins = begins_of(self._state.progress.of(REVIVE_GROUP))
         yield from self._open.read(self._reading, begins, saved_check(self._io, self._paths).read_ms)
         self._tell_received_from()
-        topics = {topic for found in self._open for topic in found.copied_to}
+        topics = sorted({topic for found in self._open for topic in found.copied_to})
         # A killed predecessor may have begun to send messages again.
         yield from self._copies.find(topics, min((found.log_begin for found in self._open), default=NEVER))
         # In the order of their queues: a loss of power may have taken progress back past several.

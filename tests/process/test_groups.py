@@ -120,6 +120,37 @@ def test_no_restart_lets_a_member_undo_a_reset_that_it_has_not_seen(store: Group
     assert {(topic, queue_id, offset) for topic, queue_id, _, offset in again.queues} >= set(resets)
 
 
+def test_groups_are_shared_anew_in_their_order(store: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a new role, when queues were not released, and when a client is gone that had members of them all.
+
+    In every process: the order of a set of texts is another one in each.
+    """
+    store.restart()
+    groups, names, shared = store.role._groups, [f"g{number:02}" for number in range(20)], list[str]()
+    groups._share_from_ns = time.monotonic_ns() + SESSION_MS_MAX * MS
+    share, first, second = groups._rebalance, store.connect(), store.connect()
+
+    def noted(group: str) -> None:
+        shared.append(group)
+        share(group)
+
+    for name in names[::-1]:
+        join(first, name, "one")
+    monkeypatch.setattr(groups, "_rebalance", noted)
+    groups._share_from_ns = 0
+    groups._look(time.monotonic_ns())
+    assert shared == names
+    for name in names[::-1]:
+        join(second, name, "two")
+    shared.clear()
+    groups._look(time.monotonic_ns() + SESSION_MS_MAX * MS)
+    assert shared == names
+    shared.clear()
+    first.sock.close()
+    wait_until(lambda: store.step() >= 0 and shared, PATIENCE_S, "the end of members")
+    assert shared == names
+
+
 def test_a_member_comes_back_when_its_old_connection_is_closed_and_not_before(store: Group) -> None:
     old, new = store.connect(), store.connect()
     assigned = join(old, "billing", "one")

@@ -31,6 +31,7 @@ class FaultyIO(StoreIO):
     def __init__(self, kind: str = "", number: int = errno.ENOSPC, left: int = 0) -> None:
         super().__init__()
         self.kind, self.number, self.left = kind, number, left
+        self.removed: list[Path] = []
 
     def _try(self, kind: str) -> None:
         if kind == self.kind and self.left:
@@ -44,6 +45,7 @@ class FaultyIO(StoreIO):
     def remove_folder(self, folder: Path) -> None:
         self._try("remove_folder")
         super().remove_folder(folder)
+        self.removed.append(folder)
 
 
 class Store:
@@ -232,6 +234,19 @@ def test_a_successor_finishes_a_deletion(store: Store, queues_done: int) -> None
     assert store.next_offsets("T") == [0, 5, 0, 2]
     number = store.table.find("T", 1)
     assert store.table.deletion(number) == (1000, 5)
+
+
+def test_a_successor_removes_files_of_deleted_topics_in_their_order(store: Store) -> None:
+    """In every process: the order of a set of texts is another one in each."""
+    deleted = [f"T{number:02}" for number in range(40)]
+    for topic in deleted:
+        store.topics.create(topic, 1)
+        store.use(topic, 1)
+        store.topics.delete(topic, 1000)
+        (store.paths.consume_queue / topic / "0").mkdir(parents=True)
+    store.io = io = FaultyIO()
+    store.successor()
+    assert [folder.name for folder in io.removed] == deleted
 
 
 def test_a_successor_keeps_a_topic_that_a_send_made_again(store: Store) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,10 @@ from mqproc.layout import control as words_of
 from mqproc.layout.record_codec import decode_records
 from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC
 from mqproc.process.appender import NewMessage
+from mqproc.process.pop_copies import PopCopies
 from mqproc.store.groups.check_points import CheckPoint
 from mqproc.store.reads import queue_messages
+from mqproc.store.slices import Slices
 from mqproc.wire.group_operations import EARLIEST, GroupInvisibleRequest, GroupJoinRequest, GroupReceiveRequest
 from mqproc.wire.operations import Operation
 from tests.conftest import wait_until
@@ -98,6 +100,30 @@ def test_progress_passes_all_that_is_open_in_whatever_order_it_is_read(tmp_path:
         while not is_read(caller):
             pass
         assert state.progress.offset("billing", "Orders", 0) == 2
+    finally:
+        group.close()
+
+
+def test_a_start_looks_for_copies_by_the_order_of_their_topics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads the same in every process: the order of a set of texts is another one in each."""
+    group = Group(tmp_path / "store")
+    engine, now_ms, names = group.store.engine, time.time_ns() // 1_000_000, [f"T{number}" for number in range(COUNT)]
+    bodies = [CheckPoint("billing", name, 0, 0, (0,), now_ms, 600_000, 0, "mqproc").body() for name in names]
+    engine.append(REVIVE_TOPIC, bodies, now_ms, queues=REVIVE_QUEUES, fixed_queue=0, tags=["ck"] * COUNT)
+    group.dispatch()
+    looked_for: list[str] = []
+    find = PopCopies.find
+
+    def noted(copies: PopCopies, topics: Iterable[str], begin: int) -> Slices[None]:
+        looked_for.extend(topics := list(topics))
+        return find(copies, topics, begin)
+
+    monkeypatch.setattr(PopCopies, "find", noted)
+    try:
+        caller = group.connect()
+        while not is_read(caller):
+            pass
+        assert looked_for == sorted({*(f"%RETRY%billing_{name}" for name in names), "%DLQ%billing"})
     finally:
         group.close()
 
