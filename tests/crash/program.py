@@ -6,8 +6,10 @@ import contextlib
 import dataclasses
 import errno
 import gc
+import os
 import random
 import shutil
+import time
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
@@ -134,6 +136,21 @@ def simulated_boots() -> Iterator[None]:
         progress_file._BOOT_ID = before  # type: ignore[misc]
 
 
+@contextlib.contextmanager
+def simulated_zone() -> Iterator[None]:
+    """It is the same hour everywhere: index files are named by the local time."""
+    before = os.environ.get("TZ")
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    try:
+        yield
+    finally:
+        del os.environ["TZ"]
+        if before is not None:
+            os.environ["TZ"] = before
+        time.tzset()
+
+
 def boot(number: int) -> None:
     """From now on it is this run of the machine; a kill of all processes does not end it, a power loss does."""
     BOOT_ID.write_text(f"{number:032x}")
@@ -200,7 +217,7 @@ class Story:
     def run(self) -> Tally:
         """Tell it to its end; raises Broken, or whatever the product raised."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.chdir(self._folder), simulated_ids(SimulatedIds()), simulated_boots():
+        with contextlib.chdir(self._folder), simulated_ids(SimulatedIds()), simulated_boots(), simulated_zone():
             self._boot(0)
             self._root.mkdir()
             with self._lines:

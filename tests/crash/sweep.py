@@ -38,7 +38,7 @@ from tests.crash.journal import Unheard
 from tests.crash.parties import Party, found_in
 from tests.crash.placed import Broken, walk_log
 from tests.crash.producers import Producers
-from tests.crash.program import FIRST_MS, boot, simulated_boots, simulated_ids
+from tests.crash.program import FIRST_MS, boot, simulated_boots, simulated_ids, simulated_zone
 from tests.crash.receivers import Receivers
 from tests.crash.recording_io import Fault, Machine
 from tests.crash.schedule import Schedule, SimulatedClock
@@ -241,7 +241,7 @@ class Program:
         boot(0)
         self._begin(life)
         ids = SimulatedIds(self._ids)
-        with simulated_ids(ids), simulated_boots():
+        with simulated_ids(ids), simulated_boots(), simulated_zone():
             machine, group, schedule, clock = self._start()
             try:
                 self._work(life, group, schedule, clock)
