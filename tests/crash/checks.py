@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -87,23 +88,25 @@ def recover(root: Path, options: Options, machine: Machine | None = None, now_ms
     machine = machine or Machine(Disk(root), keeps_versions=False)
     machine.calls_max = machine.calls + calls_of_recovery_max(root)
     io = RecordingIO(machine)
-    options = adopt_sizes(io, paths, options, said.append)
     words = Words(bytearray(words_of.FILE_SIZE))
-    io.make_folder(paths.commit_log)
-    clean = not paths.abort.exists()
     asked = list[int]()
 
     def time_ms() -> int:
         asked.append(now_ms)
         return now_ms
 
-    with must_end_well("recovery"):
-        Recovery(io, paths, options, words, said.append, clean=clean, now_ms=time_ms).run()
-    # A supervisor lives on: what recovery leaves open stays open.
-    expect(not io.open_files, f"recovery leaves {io.open_files} open")
-    machine.calls_max = 0
-    machine.disk.let_go()
-    io.close_all()
+    with contextlib.ExitStack() as end:
+        # Also of one that loses its power: else stories that come behind run out of descriptors.
+        end.callback(io.close_all)
+        options = adopt_sizes(io, paths, options, said.append)
+        io.make_folder(paths.commit_log)
+        clean = not paths.abort.exists()
+        with must_end_well("recovery"):
+            Recovery(io, paths, options, words, said.append, clean=clean, now_ms=time_ms).run()
+        # A supervisor lives on: what recovery leaves open stays open.
+        expect(not io.open_files, f"recovery leaves {io.open_files} open")
+        machine.calls_max = 0
+        machine.disk.let_go()
     return Recovered(paths, options, words, said, bool(asked))
 
 
