@@ -42,8 +42,10 @@ class Producers:
     patient: bool = False
     decided: dict[int, bool] = field(default_factory=dict)
     """By number: whether its transaction commits."""
-    ended: dict[int, int] = field(default_factory=dict)
-    """Those whose end was answered, and the log's end behind what was made of it; a power loss may take it."""
+    ended: set[int] = field(default_factory=set)
+    """Those whose end was answered; a power loss may take it."""
+    _asked: dict[int, int] = field(default_factory=dict)
+    """By number: the log's end when somebody asked to end its transaction first; what is made of it lies behind."""
 
     def run(self, paths: StorePaths, schedule: Schedule, clock: SimulatedClock) -> None:
         writer, query = Caller(paths.socket("writer"), schedule), Caller(paths.socket("query"), schedule)
@@ -96,10 +98,11 @@ class Producers:
         self, paths: StorePaths, query: Caller, number: int, handle: Handle, *, from_check: bool = False
     ) -> MqprocError | ConnectionLost | None:
         call = transaction_calls.end(handle, commit=self.decided[number], from_check=from_check)
+        self._asked.setdefault(number, _log_end(paths))
         error = query.call(call).error
         expect(not isinstance(error, TransactionNotFoundError), f"transaction {number} is unknown: {error}")
         if error is None:
-            self.ended.setdefault(number, _log_end(paths))
+            self.ended.add(number)
         return error
 
     def _be_asked(self, paths: StorePaths, query: Caller) -> None:
@@ -119,7 +122,7 @@ class Producers:
         if power_loss and not found.sync_flush:
             self.ended.clear()
         end = max((placed.offset + placed.size for placed in found.records), default=0)
-        self.ended = {number: min(behind, end) for number, behind in self.ended.items()}
+        self._asked = {number: min(begin, end) for number, begin in self._asked.items()}
 
     def check(self, found: Found, *, power_loss: bool) -> None:
         """Committed once, rolled back never, and no half message marked before what was made of it."""
@@ -133,7 +136,7 @@ class Producers:
         if not power_loss or found.sync_flush:
             begin = min((placed.offset for placed in found.records), default=0)
             # Retention may have deleted what lies below the log's begin.
-            there = [number for number, behind in self.ended.items() if begin < behind and self.decided[number]]
+            there = [number for number in sorted(self.ended) if begin <= self._asked[number] and self.decided[number]]
             gone = [number for number in there if number not in delivered]
             expect(not gone, f"messages {gone[:5]} were committed, and are not there")
         made = {placed.message.prepared_transaction_offset for placed in found.records if is_copy(placed)}
@@ -157,7 +160,7 @@ class Producers:
 
 
 def _log_end(paths: StorePaths) -> int:
-    """What has been answered lies below it."""
+    """What is asked for from now on lies behind it."""
     control = Control.open(StoreIO(), paths)
     try:
         return control.load(words_of.WRITTEN)
