@@ -20,8 +20,11 @@ UNIT_SIZE = TAGS_CODE + 8
 assert UNIT_SIZE == 20
 
 FILLER_SIZE = 0x7FFFFFFF
-# With RocketMQ's ConsumeQueue extension a tags code may be an address instead: no hash is as low.
+# With RocketMQ's ConsumeQueue extension a tags code may be an address instead: no hash is as low. It is the place among
+# the bytes of the queue's extension files, counted from the lowest number that there is.
+EXTENSION_ADDRESS_MIN = -(1 << 63)
 EXTENSION_ADDRESS_MAX = -(1 << 31) - 1
+EXTENSION_FOLDER = "consumequeue_ext"
 
 _physical_offset_from = struct.Struct(">q").unpack_from
 

@@ -216,7 +216,7 @@ class ConsumeQueueFiles:
             apart = codes - theirs["tags_code"]
             untold = (codes > 0) & (np.abs(apart) <= DELAY_MS_MAX) & (apart % DELAY_STEP_MS == 0)
         else:
-            untold = codes <= layout.EXTENSION_ADDRESS_MAX
+            untold = self._are_extension_addresses(topic, queue_id, codes)
         same &= (codes == theirs["tags_code"]) | untold
         differing = count - int(np.count_nonzero(same))
         if differing:
@@ -224,6 +224,23 @@ class ConsumeQueueFiles:
             mended[: len(there)][same] = there[same]
             self.write_run(topic, queue_id, first_queue_offset, mended.view(np.uint8), generation)
         return differing
+
+    def _are_extension_addresses(self, topic: str, queue_id: int, codes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which tags codes name a place in the queue's extension files; others as low are what a power loss left."""
+        low: NDArray[np.bool_] = codes <= layout.EXTENSION_ADDRESS_MAX
+        if low.any():
+            places = codes.astype(np.int64) - layout.EXTENSION_ADDRESS_MIN
+            low &= places < self._extension_end(topic, queue_id)
+        return low
+
+    def _extension_end(self, topic: str, queue_id: int) -> int:
+        folder = self._folder.parent / f"{layout.EXTENSION_FOLDER}/{topic}/{queue_id}"
+        ends = (
+            start + self._io.size_of(folder / name)
+            for name in self._io.names(folder)
+            if (start := segment_start(name)) is not None
+        )
+        return max(ends, default=0)
 
     def _found_at(self, topic: str, queue_id: int, first: int, count: int, generation: int) -> bytes:
         """Units as they lie on disk, where any may; whoever wrote them may not have come to sync them."""

@@ -121,6 +121,9 @@ def test_units_of_a_queue_with_an_extension_stay_and_hide_no_message(tmp_path: P
     units = as_units(store.files.read_units("T", 0, 0, 200)).copy()
     units["tags_code"] = [-(1 << 63) + 32 * number for number in range(200)]
     store.files.write_run("T", 0, 0, units.view(np.uint8))
+    extension = tmp_path / "consumequeue_ext/T/0/00000000000000000000"
+    extension.parent.mkdir(parents=True)
+    extension.write_bytes(bytes(32 * 200))
     if aborted:
         store.engine.paths.abort.write_text("1")
     options = store.options

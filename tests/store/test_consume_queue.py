@@ -211,6 +211,25 @@ def test_a_time_that_no_delay_reaches_is_mended_and_one_of_other_delays_stays(tm
     files.close()
 
 
+def test_what_names_no_place_in_extension_files_is_mended_and_an_address_stays(tmp_path: Path) -> None:
+    """A random number is as low as an address half of the time."""
+    lowest, length = -(1 << 63), 100
+    wanted = as_units(units(0, 4))
+    there = wanted.copy()
+    there["tags_code"] = [lowest, lowest + length - 1, lowest + length, -4_192_517_749_291_376_601]
+    for folder, ends in (("without", 0), ("with", 2)):
+        files = ConsumeQueueFiles(StoreIO(), tmp_path / folder / "consumequeue", 400, write=True)
+        if ends:
+            extension = tmp_path / folder / "consumequeue_ext/T/0/00000000000000000000"
+            extension.parent.mkdir(parents=True)
+            extension.write_bytes(bytes(length))
+        files.write_run("T", 0, 0, there.view(np.uint8))
+        assert files.mend_run("T", 0, 0, wanted.view(np.uint8)) == 4 - ends
+        found = as_units(files.read_units("T", 0, 0, 4))["tags_code"]
+        assert found.tolist() == [*there["tags_code"][:ends].tolist(), *wanted["tags_code"][ends:].tolist()]
+        files.close()
+
+
 def test_open_files_are_bounded(tmp_path: Path) -> None:
     files = open_files(tmp_path, open_max=3)
     before = len(os.listdir("/proc/self/fd"))

@@ -10,6 +10,7 @@ from mqproc.errors import StoreAccessError
 from mqproc.io import Entry, StoreIO
 from mqproc.io import Kind as EntryKind
 from mqproc.layout import index_file, timer_log
+from mqproc.layout.consume_queue import EXTENSION_FOLDER
 from mqproc.paths import StorePaths, index_name_time_ms, segment_start, shown
 from mqproc.store.queue_folders import is_queue_id, is_topic
 from mqproc.store.verify.findings import Finding, Kind
@@ -18,7 +19,7 @@ Queue = tuple[str, int]
 """Topic and queue id."""
 
 # Parts of a store that RocketMQ has and we do not look into.
-_UNKNOWN_PARTS = ("batchconsumequeue", "consumequeue_ext", "compaction")
+_UNKNOWN_PARTS = ("batchconsumequeue", EXTENSION_FOLDER, "compaction")
 
 _MARKS = ("commitlog", "consumequeue", "index")
 
@@ -267,5 +268,5 @@ class _Look:
             if entry is None or (entry.kind is EntryKind.FOLDER and not self._io.names(paths.root / name)):
                 continue
             self._tell(Kind.NOT_CHECKED, paths.root / name, as_note=True)
-            if name in ("batchconsumequeue", "consumequeue_ext"):
+            if name in ("batchconsumequeue", EXTENSION_FOLDER):
                 self._found.unchecked_topics.update(self._io.names(paths.root / name))
