@@ -51,7 +51,7 @@ _COLUMNS = [
 @click.option("--null", "nulls", multiple=True, metavar="TEXT", help="Text that means no value, besides the empty one.")
 @click.option("--delimiter", default=",", help="CSV: separator of fields.  [default: ,]")
 @click.option("--member", default="", metavar="NAME", help="File inside a .zip that holds several.")
-@click.option("--name", default="", help="Name of this import of stdin, so that it can go on later.")
+@click.option("--name", default="", help="Name of this import of a stream, so that it can go on later.")
 @click.option("--restart", is_flag=True, help="Import from the beginning, though it was done before.")
 @pass_invocation
 def import_(
@@ -74,12 +74,14 @@ def import_(
 ) -> None:
     """Import CSV, JSON lines, Parquet or plain lines.
 
-    FILE may be packed (.gz, .zip) or - for stdin. A record of CSV or Parquet becomes a JSON object, a line of the
-    others is the body as it is. A key's spaces become _, since RocketMQ separates keys by spaces.
+    FILE may be packed (.gz, .zip), a pipe, or - for stdin. A record of CSV or Parquet becomes a JSON object, a line of
+    the others is the body as it is. A key's spaces become _, since RocketMQ separates keys by spaces.
 
     The same command again goes on where it stopped, after Ctrl-C or a kill: no record twice, none missed. A file that
     has grown since is continued. --restart imports it once more.
     """
+    if name and sum(_regular_file(file) is None for file in files) > 1:
+        raise click.UsageError(f"--name {name} is one stream's: the second of them would be taken for the first")
     names = FieldNames(tuple(keys), tag, time, queue, time_format)
     reading = Reading(names.wanted, typed, ("", *nulls), delimiter, CHUNK_ROWS)
     paths = invocation.existing_paths()
@@ -93,6 +95,12 @@ def import_(
     out = invocation.out
     if out.shape != "table":
         out.rows("imports", _COLUMNS, rows, topic=topic)
+
+
+def _regular_file(file: str) -> Path | None:
+    """The path of what can be read again; None for a stream: stdin, a pipe, a device."""
+    path = Path(file)
+    return path.absolute() if file != STDIN and path.is_file() else None
 
 
 class ImportJob:
@@ -113,7 +121,8 @@ class ImportJob:
         self._client = client
         self._paths = paths
         self._file = file
-        self._path = None if file == STDIN else Path(file).absolute()
+        self._path = _regular_file(file)
+        self._title = "stdin" if file == STDIN else Path(file).name if self._path else file
         self._topic = topic
         self._names = names
         self._reading = reading
@@ -136,7 +145,7 @@ class ImportJob:
             assert journal.entry is not None
             self._say_done(out, journal.entry)
             return self._numbers(0, journal.entry.records, 0.0)
-        title = self._path.name if self._path else "stdin"
+        title = self._title
         with Progress(out, title) as progress:
             first = 0
             importer = Importer(

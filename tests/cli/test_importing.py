@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from mqproc.cli import importer
+from mqproc.cli.import_journal import HEAD_BYTES
 from tests.cli.calling import Outcome, call
 from tests.conftest import PATIENCE_S, Group, wait_until
 
@@ -176,6 +178,40 @@ def test_stdin_can_go_on_when_it_has_a_name(group: Group) -> None:
     assert run(group, "-", *named, stdin=half).code == 0
     assert run(group, "-", *named, stdin=lines).code == 0
     assert stored_ids(group) == each_once(3000)
+
+
+def fed_pipe(path: Path, data: bytes) -> threading.Thread:
+    """A named pipe with somebody who writes into it, once."""
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_bytes, args=(data,))
+    writer.start()
+    return writer
+
+
+def test_a_pipe_is_read_once_and_from_its_beginning(group: Group, tmp_path: Path) -> None:
+    data = write_csv(tmp_path / "a.csv", 5000).read_bytes()
+    assert len(data) > 2 * HEAD_BYTES
+    writer = fed_pipe(tmp_path / "pipe.csv", data)
+    outcome = run(group, tmp_path / "pipe.csv", "--json")
+    writer.join()
+    assert outcome.json["imports"][0]["records"] == 5000
+    assert f"{tmp_path / 'pipe.csv'}: 5,000 records to {TOPIC}" in outcome.err
+    assert stored_ids(group) == each_once(5000)
+
+
+def test_a_pipe_can_go_on_when_it_has_a_name(group: Group, tmp_path: Path) -> None:
+    for count in (1500, 3000):
+        data = write_csv(tmp_path / f"{count}.csv", count).read_bytes()
+        writer = fed_pipe(tmp_path / f"pipe-{count}.csv", data)
+        assert run(group, tmp_path / f"pipe-{count}.csv", "--name", "feed").code == 0
+        writer.join()
+    assert stored_ids(group) == each_once(3000)
+
+
+def test_a_name_is_one_streams(group: Group) -> None:
+    outcome = call("import", "-", "/dev/null", "--name", "feed", "--topic", TOPIC, "--store", group.store)
+    assert outcome.code == 2
+    assert "--name feed is one stream's" in outcome.err
 
 
 def test_a_wrong_record_is_told_and_what_was_before_is_stored(group: Group, tmp_path: Path) -> None:
