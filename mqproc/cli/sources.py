@@ -42,6 +42,8 @@ _PACKED = (".gz", ".zip")
 _BUFFER_BYTES = 1 << 20
 # A column of identifiers has as many values as rows: the memory for known values is bounded.
 _KNOWN_VALUES_MAX = 100_000
+# A line behind the last one of CSV, which no UTF-8 holds: it is a record of its own unless a quote was left open.
+_END = "\ud800"
 # What JSON calls a number; "007" and "+1" are none, so codes with leading zeros stay text.
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 
@@ -191,19 +193,21 @@ def _object_template(names: Sequence[str]) -> bytes:
 def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
     text = io.TextIOWrapper(source.stream, "utf-8-sig", newline="")
     delimiter = "\t" if ".tsv" in Path(source.name).suffixes else reading.delimiter
-    rows = csv.reader(text, delimiter=delimiter)
-    header = next(rows, None)
-    if header is None:
+    rows = csv.reader(itertools.chain(text, (_END,)), delimiter=delimiter)
+    header = next(rows)
+    if header == [_END]:
         return
     if len(set(header)) < len(header):
         raise click.UsageError(f"{source.name}: the header names a field twice: {', '.join(header)}")
+    if header[-1:] and header[-1].endswith(_END):
+        raise BadMessageError(f"{source.name}: the header has a quote that nothing closes")
     places = _places(header, reading.fields, source.name)
     template = _object_template(header)
     encoded = _Values(reading).__getitem__
     first = reading.skip
     full = filter(None, rows)
     next(itertools.islice(full, first - 1, first), None) if first else None
-    while part := _take(full, reading.chunk_rows, source.name, rows):
+    while part := _take(full, reading.chunk_rows, source.name, rows, first):
         _check_widths(part, len(header), source.name, first)
         bodies = [template % tuple(map(encoded, row)) for row in part]
         fields = {name: _column(part, place, reading.nulls) for name, place in places.items()}
@@ -218,11 +222,14 @@ def _places(header: Sequence[str], fields: Sequence[str], name: str) -> dict[str
     return {wanted: header.index(wanted) for wanted in fields}
 
 
-def _take(rows: Iterator[list[str]], count: int, name: str, reader: Any) -> list[list[str]]:
+def _take(rows: Iterator[list[str]], count: int, name: str, reader: Any, first: int) -> list[list[str]]:
     try:
-        return list(itertools.islice(rows, count))
+        taken = list(itertools.islice(rows, count))
     except (csv.Error, UnicodeDecodeError) as error:
         raise BadMessageError(f"{name}: line {reader.line_num + 1}: {error}") from None
+    if taken and taken[-1][-1].endswith(_END) and taken.pop() != [_END]:
+        raise BadMessageError(f"{name}: record {first + len(taken) + 1:,} has a quote that nothing closes")
+    return taken
 
 
 def _check_widths(rows: Sequence[list[str]], width: int, name: str, first: int) -> None:

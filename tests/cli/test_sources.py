@@ -79,6 +79,29 @@ def test_a_field_named_twice_is_refused(tmp_path: Path) -> None:
         read(packed(tmp_path / "a.csv", b"a,a\n1,2\n"))
 
 
+@pytest.mark.parametrize("chunk_rows", [1, 2, 3, 1000])
+def test_a_quote_that_nothing_closes_is_told_with_its_record(tmp_path: Path, chunk_rows: int) -> None:
+    path = packed(tmp_path / "a.csv", b'a,b\n1,2\n"3\n",4\n5,"6\n7,8\n9,10\n')
+    with pytest.raises(BadMessageError, match=r"a\.csv: record 3 has a quote that nothing closes"):
+        read(path, Reading(chunk_rows=chunk_rows))
+    with pytest.raises(BadMessageError, match="the header has a quote"):
+        read(packed(tmp_path / "b.csv", b'a,"b\n1,2\n'))
+
+
+def test_quotes_that_do_not_enclose_a_field_are_text(tmp_path: Path) -> None:
+    path = packed(tmp_path / "a.csv", b'a,b\n5" disk,""\n"x"y,"z"')
+    assert [json.loads(body) for body in bodies(read(path))] == [{"a": '5" disk', "b": ""}, {"a": "xy", "b": "z"}]
+
+
+@pytest.mark.parametrize("data", [b"", b"a,b\n", b"a,b", b"a,b\r\n\r\n"])
+def test_csv_without_records_has_none(tmp_path: Path, data: bytes) -> None:
+    assert read(packed(tmp_path / "a.csv", data)) == []
+
+
+def test_csv_lines_may_end_as_on_old_systems(tmp_path: Path) -> None:
+    assert bodies(read(packed(tmp_path / "a.csv", b"a,b\r1,2\r3,4"))) == [b'{"a":"1","b":"2"}', b'{"a":"3","b":"4"}']
+
+
 def test_a_tab_separated_file_and_other_delimiters(tmp_path: Path) -> None:
     assert bodies(read(packed(tmp_path / "a.tsv", b"a\tb\n1\t2\n"))) == [b'{"a":"1","b":"2"}']
     found = read(packed(tmp_path / "a.csv", b"\xef\xbb\xbfa;b\n1;2\n"), Reading(delimiter=";"))
