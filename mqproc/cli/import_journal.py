@@ -37,10 +37,12 @@ class Fingerprint:
     head_sha256: str = ""
 
     @classmethod
-    def of(cls, path: Path) -> Fingerprint:
+    def of(cls, path: Path, size: int | None = None) -> Fingerprint:
+        """Of the whole file, or of its first `size` bytes."""
+        size = path.stat().st_size if size is None else size
         with path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
-        return cls(path.stat().st_size, len(head), hashlib.sha256(head).hexdigest())
+            head = file.read(min(size, HEAD_BYTES))
+        return cls(size, len(head), hashlib.sha256(head).hexdigest())
 
     def is_continued_by(self, path: Path, *, may_grow: bool) -> bool:
         """Whether `path` begins with what was there, and is as long, or longer if it may."""

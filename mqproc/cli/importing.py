@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ _COLUMNS = [
     Column("seconds", kind="number"),
     Column("per_second", "per s", "count"),
 ]
+# A file's lines are counted in pieces of so many bytes.
+_PIECE_BYTES = 1 << 20
 
 
 @click.command("import", cls=Command)
@@ -103,6 +106,26 @@ def _regular_file(file: str) -> Path | None:
     return path.absolute() if file != STDIN and path.is_file() else None
 
 
+def _check_last_line(path: Path, kind: str, size: int) -> None:
+    """Raise BadRequestError when the line that was a file's last one, when it had `size` bytes, has become longer."""
+    ends = b"\r\n" if kind == "csv" else b"\n"
+    with path.open("rb") as file:
+        file.seek(max(0, size - 1))
+        last, following = file.read(1), file.read(2)
+    if size and last not in ends and following[:1] not in ends and following != b"\r\n":
+        raise BadRequestError(
+            f"{path}: line {_lines_in(path, size):,} was imported before its end was written, and has become longer; "
+            "--restart imports everything again"
+        )
+
+
+def _lines_in(path: Path, size: int) -> int:
+    """How many lines the first `size` bytes of a file have, the last one unfinished."""
+    with path.open("rb") as file:
+        pieces = (file.read(min(_PIECE_BYTES, size - at)) for at in range(0, size, _PIECE_BYTES))
+        return 1 + sum(piece.count(b"\n") for piece in pieces)
+
+
 class ImportJob:
     """One input's import: opens source and journal, sends what is missing, tells how it went."""
 
@@ -163,7 +186,7 @@ class ImportJob:
             self._send(importer, source, stored, first, out)
             importer_end = importer.position
             progress.end(source.total, source.total, importer_end - first)
-            journal.finish(entry, importer_end, now_ms())
+            journal.finish(replace(entry, fingerprint=self._fingerprint_of_read(source)), importer_end, now_ms())
             sent = importer_end - first - importer.found
             out.note(
                 f"{title}: {counted(sent, 'record')} to {self._topic} in {format_duration(progress.seconds)}, "
@@ -207,17 +230,24 @@ class ImportJob:
             "reading": [reading.typed, list(reading.nulls), reading.delimiter],
         }
 
+    def _fingerprint_of_read(self, source: Source) -> Fingerprint:
+        """Of what was read to its end: a file that grows has grown since the import began."""
+        if self._path is None:
+            return Fingerprint()
+        return Fingerprint.of(self._path, source.done() if source.may_grow else None)
+
     def _prepare(self, journal: Journal, source: Source, restart: bool) -> Entry | None:
         """The journal's entry for this run; None when there is nothing to do. Raises BadRequestError."""
         fingerprint = Fingerprint.of(self._path) if self._path else Fingerprint()
         before = journal.entry
         if before is None or restart:
             return journal.begin(fingerprint, before.generation + 1 if before else 0, now_ms())
-        may_grow = not source.compressed and source.kind != "parquet"
-        if self._path and not before.fingerprint.is_continued_by(self._path, may_grow=may_grow):
+        if self._path and not before.fingerprint.is_continued_by(self._path, may_grow=source.may_grow):
             raise BadRequestError(f"{self._path} is another file than at the last import; --restart begins anew")
         if before.finished_ms and self._path and before.fingerprint == fingerprint:
             return None
+        if before.finished_ms and self._path:
+            _check_last_line(self._path, source.kind, before.fingerprint.size)
         return journal.go_on(before, fingerprint)
 
     def _say_done(self, out: Output, entry: Entry) -> None:

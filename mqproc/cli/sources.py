@@ -121,6 +121,11 @@ class Source:
     def compressed(self) -> bool:
         return Path(self.name).suffix in _PACKED
 
+    @property
+    def may_grow(self) -> bool:
+        """Whether more records may be appended to what there is."""
+        return not self.compressed and self.kind != "parquet"
+
     def chunks(self, reading: Reading) -> Iterator[Chunk]:
         """The records from `reading.skip` on."""
         return _READERS[self.kind](self, reading)

@@ -10,11 +10,12 @@ import sys
 import threading
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from mqproc.cli import importer
-from mqproc.cli.import_journal import HEAD_BYTES
+from mqproc.cli.import_journal import HEAD_BYTES, Fingerprint
 from tests.cli.calling import Outcome, call
 from tests.conftest import PATIENCE_S, Group, wait_until
 
@@ -83,6 +84,56 @@ def test_a_file_that_has_grown_is_continued(group: Group, tmp_path: Path) -> Non
     write_csv(path, 700, 1000)
     assert run(group, path, "--json").json["imports"][0]["records"] == 700
     assert stored_ids(group) == each_once(1700)
+
+
+def import_lines(group: Group, path: Path, *more: str) -> Outcome:
+    return call("import", path, "--topic", TOPIC, "--store", group.store, *more)
+
+
+def stored_bodies(group: Group) -> list[bytes]:
+    """The bodies in the store, sorted."""
+    group.wait_dispatched()
+    with group.client() as client:
+        queues = range(len(client.queues(TOPIC)))
+        return sorted(message.body for queue in queues for message in client.pull(TOPIC, queue, 0, 100).messages)
+
+
+def test_a_last_line_that_was_unfinished_is_told_when_it_has_become_longer(group: Group, tmp_path: Path) -> None:
+    path = tmp_path / "g.txt"
+    path.write_text("alpha\nbra")
+    assert import_lines(group, path).code == 0
+    path.write_text("alpha\nbravo\ncharlie\n")
+    outcome = import_lines(group, path)
+    assert outcome.code == 2
+    assert f"{path}: line 2 was imported before its end was written" in outcome.err
+    assert stored_bodies(group) == [b"alpha", b"bra"]
+
+
+@pytest.mark.parametrize(("begin", "whole"), [("alpha\nbravo", "alpha\nbravo\nx\n"), ("a\nb\r", "a\nb\r\nx\n")])
+def test_a_last_line_without_its_end_is_continued_by_one(group: Group, tmp_path: Path, begin: str, whole: str) -> None:
+    path = tmp_path / "g.txt"
+    path.write_bytes(begin.encode())
+    assert import_lines(group, path).code == 0
+    path.write_bytes(whole.encode())
+    assert import_lines(group, path).code == 0
+    assert stored_bodies(group) == sorted(whole.encode().splitlines())
+
+
+def test_what_a_file_has_grown_by_while_it_was_read_is_known_to_be_stored(group: Group, tmp_path: Path) -> None:
+    path = tmp_path / "g.txt"
+    path.write_text("alpha\nbra")
+    looked_at = Fingerprint.of
+
+    def grown_since(path: Path, size: int | None = None) -> Fingerprint:
+        found = looked_at(path, size)
+        path.write_text("alpha\nbravo\n")
+        return found
+
+    with mock.patch.object(Fingerprint, "of", grown_since):
+        assert import_lines(group, path).code == 0
+    path.write_text("alpha\nbravo\ncharlie\n")
+    assert import_lines(group, path).code == 0
+    assert stored_bodies(group) == [b"alpha", b"bravo", b"charlie"]
 
 
 def test_another_file_of_the_same_name_is_refused(group: Group, tmp_path: Path) -> None:
