@@ -15,12 +15,13 @@ import itertools
 import re
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 import click
 import msgspec
@@ -46,6 +47,9 @@ _KNOWN_VALUES_MAX = 100_000
 _END = "\ud800"
 # What JSON calls a number; "007" and "+1" are none, so codes with leading zeros stay text.
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+# What an input raises whose bytes are not what its name says, or that was cut.
+_UNREADABLE = (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile, csv.Error, UnicodeDecodeError)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +170,29 @@ def guess_kind(name: str) -> str:
     return _SUFFIXES.get(path.suffix.lower(), "lines")
 
 
+def _parts(records: Iterator[_T], reading: Reading, name: str) -> Iterator[tuple[int, list[_T]]]:
+    """The records from `reading.skip` on, some at a time, with the number of the first of them."""
+    first = 0
+    while part := _take(records, reading, name, first):
+        if first >= reading.skip:
+            yield first, part
+        first += len(part)
+
+
+def _take(records: Iterator[_T], reading: Reading, name: str, first: int) -> list[_T]:
+    """The next records, the first of them number `first`. Raises BadMessageError naming one that cannot be read."""
+    count = reading.chunk_rows
+    if first < reading.skip:
+        count = min(count, reading.skip - first)
+    taken: list[_T] = []
+    try:
+        # What came before an error stays in the list, so that its length tells the record.
+        taken.extend(itertools.islice(records, count))
+    except _UNREADABLE as error:
+        raise BadMessageError(f"{name}: record {first + len(taken) + 1:,} cannot be read: {error}") from None
+    return taken
+
+
 # CSV
 
 
@@ -199,7 +226,7 @@ def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
     text = io.TextIOWrapper(source.stream, "utf-8-sig", newline="")
     delimiter = "\t" if ".tsv" in Path(source.name).suffixes else reading.delimiter
     rows = csv.reader(itertools.chain(text, (_END,)), delimiter=delimiter)
-    header = next(rows)
+    header = _header(rows, source.name)
     if header == [_END]:
         return
     if len(set(header)) < len(header):
@@ -209,15 +236,20 @@ def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
     places = _places(header, reading.fields, source.name)
     template = _object_template(header)
     encoded = _Values(reading).__getitem__
-    first = reading.skip
-    full = filter(None, rows)
-    next(itertools.islice(full, first - 1, first), None) if first else None
-    while part := _take(full, reading.chunk_rows, source.name, rows, first):
+    for first, part in _parts(filter(None, rows), reading, source.name):
+        if not _without_end(part, source.name, first):
+            return
         _check_widths(part, len(header), source.name, first)
         bodies = [template % tuple(map(encoded, row)) for row in part]
         fields = {name: _column(part, place, reading.nulls) for name, place in places.items()}
         yield Chunk(first, bodies, fields)
-        first += len(part)
+
+
+def _header(rows: Iterator[list[str]], name: str) -> list[str]:
+    try:
+        return next(rows)
+    except _UNREADABLE as error:
+        raise BadMessageError(f"{name}: the header cannot be read: {error}") from None
 
 
 def _places(header: Sequence[str], fields: Sequence[str], name: str) -> dict[str, int]:
@@ -227,14 +259,11 @@ def _places(header: Sequence[str], fields: Sequence[str], name: str) -> dict[str
     return {wanted: header.index(wanted) for wanted in fields}
 
 
-def _take(rows: Iterator[list[str]], count: int, name: str, reader: Any, first: int) -> list[list[str]]:
-    try:
-        taken = list(itertools.islice(rows, count))
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise BadMessageError(f"{name}: line {reader.line_num + 1}: {error}") from None
-    if taken and taken[-1][-1].endswith(_END) and taken.pop() != [_END]:
-        raise BadMessageError(f"{name}: record {first + len(taken) + 1:,} has a quote that nothing closes")
-    return taken
+def _without_end(rows: list[list[str]], name: str, first: int) -> list[list[str]]:
+    """Rows without what stands behind the last one. Raises BadMessageError when a quote has swallowed it."""
+    if rows[-1][-1].endswith(_END) and rows.pop() != [_END]:
+        raise BadMessageError(f"{name}: record {first + len(rows) + 1:,} has a quote that nothing closes")
+    return rows
 
 
 def _check_widths(rows: Sequence[list[str]], width: int, name: str, first: int) -> None:
@@ -256,12 +285,8 @@ def _column(rows: Sequence[list[str]], place: int, nulls: Sequence[str]) -> list
 def _read_lines(source: Source, reading: Reading) -> Iterator[Chunk]:
     if reading.fields:
         raise click.UsageError(f"{source.name}: plain lines have no fields; --format csv or jsonl has")
-    lines = map(_strip_newline, source.stream)
-    first = reading.skip
-    next(itertools.islice(lines, first - 1, first), None) if first else None
-    while bodies := list(itertools.islice(lines, reading.chunk_rows)):
+    for first, bodies in _parts(map(_strip_newline, source.stream), reading, source.name):
         yield Chunk(first, bodies)
-        first += len(bodies)
 
 
 def _strip_newline(line: bytes) -> bytes:
@@ -269,13 +294,9 @@ def _strip_newline(line: bytes) -> bytes:
 
 
 def _read_json_lines(source: Source, reading: Reading) -> Iterator[Chunk]:
-    lines = filter(None, map(bytes.strip, source.stream))
-    first = reading.skip
-    next(itertools.islice(lines, first - 1, first), None) if first else None
-    while bodies := list(itertools.islice(lines, reading.chunk_rows)):
+    for first, bodies in _parts(filter(None, map(bytes.strip, source.stream)), reading, source.name):
         fields = _json_fields(bodies, reading, source.name, first) if reading.fields else {}
         yield Chunk(first, bodies, fields)
-        first += len(bodies)
 
 
 def _json_fields(bodies: Sequence[bytes], reading: Reading, name: str, first: int) -> dict[str, list[Any]]:

@@ -141,6 +141,34 @@ def test_stdin_is_read_when_named(tmp_path: Path) -> None:
         assert bodies(read("-")) == [b"a", b"b"]
 
 
+NUMBERS = b"".join(b'{"n": %d}\n' % n for n in range(50_000))
+
+
+@pytest.mark.parametrize("skip", [0, 25, 7777])
+def test_a_gz_that_was_cut_is_told_with_the_record(tmp_path: Path, skip: int) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(NUMBERS)[:-20_000])
+    with pytest.raises(BadMessageError, match=r"a\.jsonl\.gz: record \d+,\d+ cannot be read: .*ended before") as told:
+        read(path, Reading(skip=skip))
+    ends: list[int] = []
+    with Source(str(path)) as source, pytest.raises(BadMessageError):
+        ends.extend(chunk.end for chunk in source.chunks(Reading(chunk_rows=1)))
+    assert f"record {ends[-1] + 1:,} " in str(told.value)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "txt"])
+def test_a_gz_that_is_none_or_damaged_is_told(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.{suffix}.gz"
+    path.write_bytes(NUMBERS)
+    with pytest.raises(BadMessageError, match=r"a\.\w+\.gz: .* cannot be read: Not a gzipped file"):
+        read(path)
+    data = bytearray(gzip.compress(NUMBERS))
+    data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
+    path.write_bytes(data)
+    with pytest.raises(BadMessageError, match=r"a\.\w+\.gz: record \d+,\d+ "):
+        read(path)
+
+
 def test_a_zip_of_several_files_wants_a_name(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
     with zipfile.ZipFile(path, "w") as archive:
