@@ -74,16 +74,17 @@ class ColumnMaker:
         values = chunk.fields[self._names.time]
         try:
             return [known[value] for value in values]
-        except KeyError:
+        except (KeyError, TypeError):
             return [self._time(chunk, index, value) for index, value in enumerate(values)]
 
     def _time(self, chunk: Chunk, index: int, value: Any) -> int:
-        found = self._times.get(value)
-        if found is not None:
-            return found
         try:
+            found = self._times.get(value)
+            if found is not None:
+                return found
             found = self._now_ms if value is None else parse_field_time(value, self._names.time_format)
-        except ValueError as error:
+        except (ValueError, TypeError, OverflowError) as error:
+            # A list of values cannot even be looked up among the times that are known.
             raise BadMessageError(
                 f"record {chunk.first + index + 1:,}: field {self._names.time!r} = {value!r} is no time: {error}"
             ) from None

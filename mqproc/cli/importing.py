@@ -35,6 +35,18 @@ _COLUMNS = [
 _PIECE_BYTES = 1 << 20
 
 
+class Delimiter(click.ParamType[str]):
+    """One character that may separate fields of CSV; `\\t`, as one types it, is a tab."""
+
+    name = "character"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = "\t" if value == "\\t" else str(value)
+        if len(text) != 1 or text in '"\r\n' or "\ud800" <= text <= "\udfff":
+            self.fail(f"{value!r} is not one character that can separate fields", param, ctx)
+        return text
+
+
 @click.command("import", cls=Command)
 @click.argument("files", nargs=-1, required=True, metavar="FILE…")
 @click.option("--topic", required=True, shell_complete=complete_topic, help="Topic to send to; made when missing.")
@@ -52,7 +64,9 @@ _PIECE_BYTES = 1 << 20
 @click.option("--queues", type=click.IntRange(1, 65535), help="Queues of a topic that is made, or widened to.")
 @click.option("--typed", is_flag=True, help="CSV: numbers, true and false become JSON's, nulls null.")
 @click.option("--null", "nulls", multiple=True, metavar="TEXT", help="Text that means no value, besides the empty one.")
-@click.option("--delimiter", default=",", help="CSV: separator of fields.  [default: ,]")
+@click.option(
+    "--delimiter", type=Delimiter(), default=",", help="CSV: separator of fields, \\t for a tab.  [default: ,]"
+)
 @click.option("--member", default="", metavar="NAME", help="File inside a .zip that holds several.")
 @click.option("--name", default="", help="Name of this import of a stream, so that it can go on later.")
 @click.option("--restart", is_flag=True, help="Import from the beginning, though it was done before.")

@@ -26,7 +26,7 @@ from typing import IO, Any, TypeVar, cast
 import click
 import msgspec
 
-from mqproc.errors import BadMessageError
+from mqproc.errors import BadMessageError, BadRequestError
 from mqproc.quantities import counted
 
 FORMATS = ("csv", "jsonl", "parquet", "lines")
@@ -41,6 +41,7 @@ _SUFFIXES = {
 }
 _PACKED = (".gz", ".zip")
 _BUFFER_BYTES = 1 << 20
+_NAMES_SHOWN = 8
 # A column of identifiers has as many values as rows: the memory for known values is bounded.
 _KNOWN_VALUES_MAX = 100_000
 # A line behind the last one of CSV, which no UTF-8 holds: it is a record of its own unless a quote was left open.
@@ -152,14 +153,29 @@ class Source:
         return io.BufferedReader(counted, _BUFFER_BYTES)
 
     def _open_zip(self, path: Path, member: str) -> IO[bytes]:
-        archive = self._stack.enter_context(zipfile.ZipFile(path))
-        names = [info.filename for info in archive.infolist() if not info.is_dir()]
-        if not member and len(names) != 1:
-            held = f"{path} holds {counted(len(names), 'file')}"
-            raise click.UsageError(f"{held}; choose one with --member: {', '.join(names[:8])}")
-        info = archive.getinfo(member or names[0])
+        try:
+            # A zip's names stand at its end, so a pipe's is read whole.
+            archive = zipfile.ZipFile(path if path.is_file() else io.BytesIO(path.read_bytes()))
+            self._stack.enter_context(archive)
+            info = archive.getinfo(_member(archive, path, member))
+            stream = self._stack.enter_context(archive.open(info))
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+            raise BadRequestError(f"{path} cannot be unpacked: {error}") from None
         self.total = info.file_size
-        return self._counted(self._stack.enter_context(archive.open(info)))
+        return self._counted(stream)
+
+
+def _member(archive: zipfile.ZipFile, path: Path, wanted: str) -> str:
+    """The name of the file that is wanted, or of the only one. Raises a usage error."""
+    names = [info.filename for info in archive.infolist() if not info.is_dir()]
+    if not names:
+        raise click.UsageError(f"{path} holds no file")
+    if wanted and wanted not in names:
+        raise click.UsageError(f"{path} has no member {wanted!r}; there are {', '.join(names[:_NAMES_SHOWN])}")
+    if not wanted and len(names) > 1:
+        held = f"{path} holds {counted(len(names), 'file')}"
+        raise click.UsageError(f"{held}; choose one with --member: {', '.join(names[:_NAMES_SHOWN])}")
+    return wanted or names[0]
 
 
 def guess_kind(name: str) -> str:
@@ -223,7 +239,8 @@ def _object_template(names: Sequence[str]) -> bytes:
 
 
 def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
-    text = io.TextIOWrapper(source.stream, "utf-8-sig", newline="")
+    # Bytes that are no UTF-8 become surrogates, which are told with their record: a decoder reads far ahead of it.
+    text = io.TextIOWrapper(source.stream, "utf-8-sig", "surrogateescape", newline="")
     delimiter = "\t" if ".tsv" in Path(source.name).suffixes else reading.delimiter
     rows = csv.reader(itertools.chain(text, (_END,)), delimiter=delimiter)
     header = _header(rows, source.name)
@@ -240,16 +257,31 @@ def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
         if not _without_end(part, source.name, first):
             return
         _check_widths(part, len(header), source.name, first)
-        bodies = [template % tuple(map(encoded, row)) for row in part]
+        try:
+            bodies = [template % tuple(map(encoded, row)) for row in part]
+        except UnicodeEncodeError:
+            raise _no_utf8(part, source.name, first) from None
         fields = {name: _column(part, place, reading.nulls) for name, place in places.items()}
         yield Chunk(first, bodies, fields)
 
 
 def _header(rows: Iterator[list[str]], name: str) -> list[str]:
     try:
-        return next(rows)
+        header = next(rows)
     except _UNREADABLE as error:
         raise BadMessageError(f"{name}: the header cannot be read: {error}") from None
+    if header != [_END] and not _is_utf8(header):
+        raise BadMessageError(f"{name}: the header has bytes that are no UTF-8")
+    return header
+
+
+def _is_utf8(row: Sequence[str]) -> bool:
+    return not any("\udc80" <= character <= "\udcff" for character in "".join(row))
+
+
+def _no_utf8(rows: Sequence[Sequence[str]], name: str, first: int) -> BadMessageError:
+    wrong = next(index for index, row in enumerate(rows) if not _is_utf8(row))
+    return BadMessageError(f"{name}: record {first + wrong + 1:,} has bytes that are no UTF-8")
 
 
 def _places(header: Sequence[str], fields: Sequence[str], name: str) -> dict[str, int]:
@@ -318,27 +350,37 @@ def _json_fields(bodies: Sequence[bytes], reading: Reading, name: str, first: in
 
 def _read_parquet(source: Source, reading: Reading) -> Iterator[Chunk]:
     try:
+        import pyarrow
         import pyarrow.parquet as parquet
     except ImportError:
         raise click.UsageError("Parquet needs pyarrow: pip install 'mqproc[arrow]'") from None
-    file = parquet.ParquetFile(_seekable(source.stream))
-    source.total = file.metadata.num_rows
-    _places(file.schema_arrow.names, reading.fields, source.name)
-    encode = msgspec.json.Encoder().encode
     at = 0
-    for batch in file.iter_batches(reading.chunk_rows):
-        skipped = max(0, min(batch.num_rows, reading.skip - at))
-        first, at = at + skipped, at + batch.num_rows
-        source.done = lambda at=at: at  # type: ignore[misc]
-        rows = batch.slice(skipped).to_pylist()
-        if rows:
-            fields = {wanted: [row[wanted] for row in rows] for wanted in reading.fields}
-            yield Chunk(first, [encode(row) for row in rows], fields)
+    try:
+        file = parquet.ParquetFile(_seekable(source))
+        source.total = file.metadata.num_rows
+        _places(file.schema_arrow.names, reading.fields, source.name)
+        for batch in file.iter_batches(reading.chunk_rows):
+            skipped = max(0, min(batch.num_rows, reading.skip - at))
+            first, end = at + skipped, at + batch.num_rows
+            rows = batch.slice(skipped).to_pylist()
+            if rows:
+                yield _parquet_chunk(rows, first, reading.fields)
+            at = end
+            source.done = lambda at=at: at  # type: ignore[misc]
+    except (pyarrow.ArrowException, OSError, ValueError, TypeError, OverflowError, *_UNREADABLE) as error:
+        reason = " ".join(str(error).split())
+        raise BadMessageError(f"{source.name}: Parquet cannot be read behind record {at:,}: {reason}") from None
 
 
-def _seekable(stream: IO[bytes]) -> IO[bytes]:
-    """Parquet begins at its end: what cannot be sought in is read whole."""
-    return stream if stream.seekable() else io.BytesIO(stream.read())
+def _parquet_chunk(rows: list[dict[str, Any]], first: int, fields: Sequence[str]) -> Chunk:
+    encode = msgspec.json.Encoder().encode
+    return Chunk(first, [encode(row) for row in rows], {wanted: [row[wanted] for row in rows] for wanted in fields})
+
+
+def _seekable(source: Source) -> IO[bytes]:
+    """Parquet begins at its end: what cannot be sought in, or only by unpacking it again, is read whole."""
+    stream = source.stream
+    return stream if stream.seekable() and not source.compressed else io.BytesIO(stream.read())
 
 
 _READERS: dict[str, Callable[[Source, Reading], Iterator[Chunk]]] = {

@@ -49,6 +49,12 @@ def test_a_time_that_is_none_is_told() -> None:
         columns(FieldNames(time="t"), t=["2013-01-01", "soon"])
 
 
+@pytest.mark.parametrize("value", [[1, 2], {"a": 1}, "9" * 400 + ".0"])
+def test_a_time_that_no_text_or_number_is_told_too(value: Any) -> None:
+    with pytest.raises(BadMessageError, match=r"record 11: field 't' = .* is no time: "):
+        columns(FieldNames(time="t"), t=[value])
+
+
 @pytest.mark.parametrize(
     ("value", "form", "expected"),
     [

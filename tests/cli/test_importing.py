@@ -281,5 +281,19 @@ def test_an_unknown_field_is_a_usage_error(group: Group, tmp_path: Path) -> None
     assert call("import", path, "--topic", TOPIC, "--store", group.store, "--key-field", "x").code == 2
 
 
+@pytest.mark.parametrize("delimiter", ["", "ab", "\n", '"', "\\n"])
+def test_a_delimiter_is_one_character(group: Group, tmp_path: Path, delimiter: str) -> None:
+    outcome = run(group, write_csv(tmp_path / "a.csv", 1), "--delimiter", delimiter)
+    assert outcome.code == 2
+    assert f"{delimiter!r} is not one character that can separate fields" in outcome.err
+
+
+def test_a_tab_may_be_typed_as_a_delimiter(group: Group, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a\tb\n1\t2\n")
+    assert import_lines(group, path, "--delimiter", "\\t").code == 0
+    assert stored_bodies(group) == [b'{"a":"1","b":"2"}']
+
+
 def test_the_window_holds_everything_that_may_be_under_way() -> None:
     assert importer.WINDOW >= importer.IN_FLIGHT * importer.CHUNK_ROWS

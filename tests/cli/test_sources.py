@@ -14,7 +14,7 @@ import click
 import pytest
 
 from mqproc.cli.sources import Chunk, Reading, Source, guess_kind
-from mqproc.errors import BadMessageError
+from mqproc.errors import BadMessageError, BadRequestError
 
 CSV = 'id,name,price,ok\n1,Ann,1.50,true\n007,"B ""x"", y",,false\n3,Öl %s,-2e3,maybe\n'
 ROWS = [
@@ -177,6 +177,76 @@ def test_a_zip_of_several_files_wants_a_name(tmp_path: Path) -> None:
     with pytest.raises(click.UsageError, match="holds 2 files"):
         read(path)
     assert bodies(read(path, member="two.txt")) == [b"2"]
+
+
+def test_a_member_that_is_not_there_is_told_with_those_there_are(tmp_path: Path) -> None:
+    path = packed(tmp_path / "a.csv.zip", CSV.encode())
+    with pytest.raises(click.UsageError, match=r"a\.csv\.zip has no member 'nope'; there are a\.csv"):
+        read(path, member="nope")
+
+
+def test_a_zip_that_is_none_or_holds_nothing_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    path.write_bytes(b"no zip")
+    with pytest.raises(BadRequestError, match=r"a\.zip cannot be unpacked: File is not a zip file"):
+        read(path)
+    zipfile.ZipFile(path, "w").close()
+    with pytest.raises(click.UsageError, match=r"a\.zip holds no file$"):
+        read(path)
+
+
+def test_a_zip_that_is_damaged_is_told(tmp_path: Path) -> None:
+    path = packed(tmp_path / "a.txt.zip", b"some line\n")
+    path.write_bytes(path.read_bytes().replace(b"some line", b"same line"))
+    with pytest.raises(BadMessageError, match=r"a\.txt\.zip: record 1 cannot be read: Bad CRC-32"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [(b"a,\xff\n1,2\n", "the header"), (gzip.compress(CSV.encode()), "the header"),
+     (b"a,b\n1,2\n3,4\n5,\xff\n", "record 3"), ("a,b\n1,2\n".encode("utf-16"), "the header")],
+)  # fmt: skip
+def test_csv_that_is_no_utf8_is_told_with_its_record(tmp_path: Path, data: bytes, told: str) -> None:
+    with pytest.raises(BadMessageError, match=rf"a\.csv: {told} has bytes that are no UTF-8"):
+        read(packed(tmp_path / "a.csv", data), Reading(chunk_rows=2))
+
+
+def parquet_bytes(count: int) -> bytes:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    sink = io.BytesIO()
+    parquet.write_table(pyarrow.table({"n": list(range(count))}), sink, row_group_size=1000)
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.parquet.gz", "a.parquet.zip"])
+def test_packed_parquet_is_read_as_any_other(tmp_path: Path, name: str) -> None:
+    found = bodies(read(packed(tmp_path / name, parquet_bytes(5))))
+    assert found == [b'{"n":%d}' % n for n in range(5)]
+
+
+def test_parquet_that_is_none_or_was_cut_is_told(tmp_path: Path) -> None:
+    whole = parquet_bytes(10)
+    for name, data in (
+        ("a.parquet", b""),
+        ("b.parquet", b"no Parquet"),
+        ("c.parquet", whole[:-5]),
+        ("d.parquet.gz", whole),
+        ("e.parquet.gz", gzip.compress(whole)[:-20]),
+        ("f.parquet.gz", gzip.compress(whole[:-5])),
+    ):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(BadMessageError, match=rf"{name}: Parquet cannot be read behind record 0: "):
+            read(tmp_path / name)
+
+
+def test_a_damaged_page_of_parquet_is_told_with_its_place(tmp_path: Path) -> None:
+    data = bytearray(parquet_bytes(2000))
+    middle = len(data) // 2
+    data[middle : middle + 100] = bytes(100)
+    with pytest.raises(BadMessageError, match=r"a\.parquet: Parquet cannot be read behind record \d") as told:
+        read(packed(tmp_path / "a.parquet", bytes(data)))
+    assert "\n" not in str(told.value)
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "lines", "parquet"])
