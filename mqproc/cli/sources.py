@@ -26,6 +26,7 @@ from typing import IO, Any, TypeVar, cast
 import click
 import msgspec
 
+from mqproc.client.connection import FRAME_BYTES_MAX
 from mqproc.errors import BadMessageError, BadRequestError
 from mqproc.quantities import counted
 
@@ -242,6 +243,8 @@ def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
     # Bytes that are no UTF-8 become surrogates, which are told with their record: a decoder reads far ahead of it.
     text = io.TextIOWrapper(source.stream, "utf-8-sig", "surrogateescape", newline="")
     delimiter = "\t" if ".tsv" in Path(source.name).suffixes else reading.delimiter
+    # Python's own limit is far below what a message may hold.
+    csv.field_size_limit(FRAME_BYTES_MAX)
     rows = csv.reader(itertools.chain(text, (_END,)), delimiter=delimiter)
     header = _header(rows, source.name)
     if header == [_END]:

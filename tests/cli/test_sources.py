@@ -102,6 +102,20 @@ def test_csv_lines_may_end_as_on_old_systems(tmp_path: Path) -> None:
     assert bodies(read(packed(tmp_path / "a.csv", b"a,b\r1,2\r3,4"))) == [b'{"a":"1","b":"2"}', b'{"a":"3","b":"4"}']
 
 
+def test_a_field_may_be_as_long_as_a_message(tmp_path: Path) -> None:
+    long = "x" * 3_000_000
+    assert bodies(read(packed(tmp_path / "a.csv", f"a\n{long}\n".encode()))) == [f'{{"a":"{long}"}}'.encode()]
+
+
+def test_a_field_that_no_frame_holds_is_told(tmp_path: Path) -> None:
+    path = packed(tmp_path / "a.csv", b"a\nx\nyyyyy\n")
+    with (
+        mock.patch("mqproc.cli.sources.FRAME_BYTES_MAX", 4),
+        pytest.raises(BadMessageError, match=r"a\.csv: record 2 cannot be read: field larger than field limit \(4\)"),
+    ):
+        read(path)
+
+
 def test_a_tab_separated_file_and_other_delimiters(tmp_path: Path) -> None:
     assert bodies(read(packed(tmp_path / "a.tsv", b"a\tb\n1\t2\n"))) == [b'{"a":"1","b":"2"}']
     found = read(packed(tmp_path / "a.csv", b"\xef\xbb\xbfa;b\n1;2\n"), Reading(delimiter=";"))
