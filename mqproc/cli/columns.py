@@ -45,21 +45,22 @@ class Columns:
 
 
 class ColumnMaker:
-    """Makes columns of chunks. Times already parsed are remembered."""
+    """Makes columns of chunks of an input, which errors name. Times already parsed are remembered."""
 
-    def __init__(self, names: FieldNames, now_ms: int) -> None:
+    def __init__(self, names: FieldNames, now_ms: int, source: str) -> None:
         self._names = names
         self._now_ms = now_ms
+        self._source = source
         self._times: dict[Any, int] = {}
 
     def columns(self, chunk: Chunk) -> Columns:
-        """A chunk's columns. Raises BadMessageError naming record, field and value."""
+        """A chunk's columns. Raises BadMessageError naming input, record, field and value."""
         names = self._names
         return Columns(
             keys=self._keys(chunk),
             tags=[_text(value) for value in chunk.fields[names.tag]] if names.tag else None,
             born_timestamps_ms=self._born(chunk) if names.time else None,
-            queue_ids=_queues(chunk, names.queue) if names.queue else None,
+            queue_ids=self._queues(chunk) if names.queue else None,
         )
 
     def _keys(self, chunk: Chunk) -> list[Any] | None:
@@ -85,12 +86,23 @@ class ColumnMaker:
             found = self._now_ms if value is None else parse_field_time(value, self._names.time_format)
         except (ValueError, TypeError, OverflowError) as error:
             # A list of values cannot even be looked up among the times that are known.
-            raise BadMessageError(
-                f"record {chunk.first + index + 1:,}: field {self._names.time!r} = {value!r} is no time: {error}"
-            ) from None
+            raise self._wrong(chunk, index, self._names.time, f"is no time: {error}") from None
         if len(self._times) < _KNOWN_TIMES_MAX:
             self._times[value] = found
         return found
+
+    def _queues(self, chunk: Chunk) -> list[int]:
+        queues = []
+        for index, value in enumerate(chunk.fields[self._names.queue]):
+            try:
+                queues.append(int(value))
+            except (TypeError, ValueError, OverflowError):
+                raise self._wrong(chunk, index, self._names.queue, "is no queue id") from None
+        return queues
+
+    def _wrong(self, chunk: Chunk, index: int, name: str, what: str) -> BadMessageError:
+        value = chunk.fields[name][index]
+        return BadMessageError(f"{self._source}: record {chunk.first + index + 1:,}: field {name!r} = {value!r} {what}")
 
 
 def parse_field_time(value: Any, time_format: str = "auto") -> int:
@@ -111,16 +123,6 @@ def parse_field_time(value: Any, time_format: str = "auto") -> int:
     if time_format in ("s", "ms"):
         raise ValueError("not a number")
     return datetime_ms(datetime.datetime.strptime(text, time_format))
-
-
-def _queues(chunk: Chunk, name: str) -> list[int]:
-    try:
-        return [int(value) for value in chunk.fields[name]]
-    except (TypeError, ValueError):
-        wrong = next(value for value in chunk.fields[name] if not str(value).lstrip("-").isdigit())
-        raise BadMessageError(
-            f"records {chunk.first + 1:,} to {chunk.end:,}: field {name!r} = {wrong!r} is no queue id"
-        ) from None
 
 
 def _text(value: Any) -> str:

@@ -18,10 +18,12 @@ searched for by the ids themselves.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
+import click
 import msgspec
 
 from mqproc.cli.columns import ColumnMaker, part, without
@@ -32,7 +34,7 @@ from mqproc.client.batch import Batch
 from mqproc.client.connection import FRAME_BYTES_MAX
 from mqproc.client.encoding import AppendFrame, encode_batch
 from mqproc.client.settling import PATIENCE_S, UNSETTLED, settle
-from mqproc.errors import BadRequestError, MqprocError
+from mqproc.errors import BadRequestError, FrameTooLargeError, MqprocError
 from mqproc.wire.operations import AppendRequest, Operation
 
 IN_FLIGHT = 4
@@ -42,6 +44,11 @@ WINDOW = (IN_FLIGHT + 1) * CHUNK_ROWS
 _LOOKUPS_IN_FLIGHT = 64
 # Unique ids of one frame share all but their last four digits.
 _IDS_PER_PREFIX = 1 << 16
+
+# What cannot be made into a frame.
+_UNSENDABLE = (BadRequestError, FrameTooLargeError)
+# The writer counts the messages of a frame from 0.
+_MESSAGE = re.compile(r"message (\d+): (.*)", re.DOTALL)
 
 _decode_append = msgspec.msgpack.Decoder(AppendRequest).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -56,6 +63,7 @@ class Importer:
         journal: Journal,
         topic: str,
         columns: ColumnMaker,
+        source: str,
         acknowledged: Callable[[int], None],
         note: Callable[[str], None],
     ) -> None:
@@ -65,9 +73,13 @@ class Importer:
         self._entry: Entry = journal.entry
         self._topic = topic
         self._columns = columns
+        self._source = source
         self._acknowledged = acknowledged
         self._note = note
         self._pending: deque[Chunk] = deque()
+        # The first records of the frames under way.
+        self._under_way: deque[int] = deque()
+        self._failure: Exception | None = None
         self.position = journal.position
         self.found = 0
 
@@ -161,11 +173,33 @@ class Importer:
         yield from chunks
 
     def _send(self, chunks: Iterable[Chunk], stored: frozenset[int]) -> None:
-        for end in self._client.run_all(self._calls(chunks, stored), core.WRITER, IN_FLIGHT):
-            self._pass(end)
+        self._under_way.clear()
+        try:
+            for end in self._client.run_all(self._until_failure(chunks, stored), core.WRITER, IN_FLIGHT):
+                self._under_way.popleft()
+                self._pass(end)
+        except BadRequestError as error:
+            raise self._refused(error) from None
+        if self._failure is not None:
+            raise self._failure
         # Records at the end may have been stored all, so that no answer told of them.
         while self._pending:
             self._pass(self._pending[0].end)
+
+    def _until_failure(self, chunks: Iterable[Chunk], stored: frozenset[int]) -> Iterator[core.Call[int]]:
+        """All calls up to a record that is wrong: what is under way then is answered before anybody is told of it."""
+        try:
+            yield from self._calls(chunks, stored)
+        except (MqprocError, click.ClickException, OSError) as error:
+            self._failure = error
+
+    def _refused(self, error: BadRequestError) -> BadRequestError:
+        """The writer's error about the oldest frame under way, which counts messages in that, with the record."""
+        found = _MESSAGE.match(str(error))
+        if found is None:
+            return error
+        record = self._under_way[0] + int(found[1])
+        return type(error)(f"{self._source}: record {record + 1:,}: {found[2]}")
 
     def _pass(self, end: int) -> None:
         """Everything below `end` is stored."""
@@ -193,10 +227,23 @@ class Importer:
             born_timestamps_ms=columns.born_timestamps_ms,
         )
         at = chunk.first
-        for frame in encode_batch(batch, FRAME_BYTES_MAX):
-            options = self._with_ids(frame, at)
-            at += frame.count
-            yield core.Call(core.WRITER, Operation.APPEND, options, frame.payload, _ended_at(at), repeatable=False)
+        try:
+            for frame in encode_batch(batch, FRAME_BYTES_MAX):
+                options = self._with_ids(frame, at)
+                self._under_way.append(at)
+                at += frame.count
+                yield core.Call(core.WRITER, Operation.APPEND, options, frame.payload, _ended_at(at), repeatable=False)
+        except _UNSENDABLE as error:
+            raise self._unsendable(batch, chunk.first, error) from None
+
+    def _unsendable(self, batch: Batch, first: int, error: MqprocError) -> MqprocError:
+        """The error with the first record, counted from `first`, that cannot be sent by itself either."""
+        for index in range(len(batch)):
+            try:
+                list(encode_batch(batch.part(index, index + 1), FRAME_BYTES_MAX))
+            except _UNSENDABLE as found:
+                return type(found)(f"{self._source}: record {first + index + 1:,}: {found}")
+        return type(error)(f"{self._source}: records {first + 1:,} to {first + len(batch):,}: {error}")
 
     def _with_ids(self, frame: AppendFrame, first: int) -> bytes:
         """A frame's options with the unique ids of the records from `first` on."""

@@ -189,7 +189,8 @@ class ImportJob:
                 self._client,
                 journal,
                 self._topic,
-                ColumnMaker(self._names, now_ms()),
+                ColumnMaker(self._names, now_ms(), self._file),
+                self._file,
                 lambda position: progress.update(source.done(), source.total, position - first),
                 out.note,
             )

@@ -16,7 +16,7 @@ NOW = 1_800_000_000_000
 
 def columns(names: FieldNames, **fields: list[Any]) -> Any:
     count = len(next(iter(fields.values())))
-    return ColumnMaker(names, NOW).columns(Chunk(10, [b""] * count, fields))
+    return ColumnMaker(names, NOW, "a.csv").columns(Chunk(10, [b""] * count, fields))
 
 
 def test_one_key_field_is_a_text_each_and_spaces_become_underscores() -> None:
@@ -35,7 +35,7 @@ def test_columns_not_asked_for_are_none() -> None:
 
 def test_queues_are_numbers() -> None:
     assert columns(FieldNames(queue="q"), q=["0", 3]).queue_ids == [0, 3]
-    with pytest.raises(BadMessageError, match=r"records 11 to 12: field 'q' = 'x'"):
+    with pytest.raises(BadMessageError, match=r"a\.csv: record 12: field 'q' = 'x' is no queue id"):
         columns(FieldNames(queue="q"), q=["0", "x"])
 
 
@@ -45,7 +45,7 @@ def test_a_record_without_time_was_born_now() -> None:
 
 
 def test_a_time_that_is_none_is_told() -> None:
-    with pytest.raises(BadMessageError, match="record 12: field 't' = 'soon' is no time"):
+    with pytest.raises(BadMessageError, match=r"a\.csv: record 12: field 't' = 'soon' is no time"):
         columns(FieldNames(time="t"), t=["2013-01-01", "soon"])
 
 

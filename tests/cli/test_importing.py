@@ -276,6 +276,32 @@ def test_a_wrong_record_is_told_and_what_was_before_is_stored(group: Group, tmp_
     assert run(group, path, "--restart", "--json").code == 0
 
 
+WRONG = 2500
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        (f"{WRONG},k,,-1,x", "queue id -1 is below 0"),
+        (f"{WRONG},k,,7,x", "queue id 7; topic has 3 queues"),
+        (f"{WRONG},k,,0,{'x' * (4 << 20)}", "body of 4,194,35"),
+        (f"{WRONG},k,,one,x", "field 'queue' = 'one' is no queue id"),
+        (f"{WRONG},k\1,,0,x", "tags: one holds the separator byte 0x01"),
+        (f"{WRONG},k,soon,0,x", "field 'at' = 'soon' is no time"),
+    ],
+)
+def test_a_record_that_is_refused_is_told_by_its_number_in_the_file(
+    group: Group, tmp_path: Path, record: str, told: str
+) -> None:
+    path = write_csv(tmp_path / "a.csv", WRONG)
+    with path.open("a") as file:
+        file.write(f"{record}\n")
+    write_csv(path, 500, WRONG + 1)
+    outcome = run(group, path, "--queue-field", "queue", "--queues", 3)
+    assert outcome.code == 2
+    assert f"{path}: record 2,501: {told}" in outcome.err
+
+
 def test_an_unknown_field_is_a_usage_error(group: Group, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", 1)
     assert call("import", path, "--topic", TOPIC, "--store", group.store, "--key-field", "x").code == 2
