@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,7 +135,7 @@ def _key(value: Any) -> str:
     return text.replace(" ", "_") if " " in text else text
 
 
-def without(chunk: Chunk, stored: Sequence[int] | frozenset[int]) -> list[Chunk]:
+def without(chunk: Chunk, stored: Collection[int]) -> list[Chunk]:
     """A chunk without the records `stored`, as chunks of records that follow one another."""
     gone = {record - chunk.first for record in stored if chunk.first <= record < chunk.end}
     if not gone:
@@ -152,4 +152,5 @@ def without(chunk: Chunk, stored: Sequence[int] | frozenset[int]) -> list[Chunk]
 def part(chunk: Chunk, start: int, stop: int) -> Chunk:
     """Records [start, stop) of a chunk, counted from its first."""
     fields = {name: values[start:stop] for name, values in chunk.fields.items()}
-    return Chunk(chunk.first + start, chunk.bodies[start:stop], fields)
+    taken = chunk.taken if stop == len(chunk.bodies) else 0
+    return Chunk(chunk.first + start, chunk.bodies[start:stop], fields, taken)

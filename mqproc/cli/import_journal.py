@@ -30,7 +30,7 @@ _SYNC_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """A file as it was: grown is the same file, changed is not. Empty for a stream."""
+    """A file as it was, or its acknowledged part: grown is the same file, changed is not. Empty for a stream."""
 
     size: int = 0
     head_size: int = 0
@@ -127,7 +127,7 @@ class Journal:
         return self._save(Entry(self._identity, fingerprint, generation, now_ms))
 
     def go_on(self, entry: Entry, fingerprint: Fingerprint) -> Entry:
-        """The same import of an input that may have grown."""
+        """The same import of an input that may have grown, or of which no more than `fingerprint` is acknowledged."""
         return self._save(Entry(self._identity, fingerprint, entry.generation, entry.started_ms))
 
     def finish(self, entry: Entry, records: int, now_ms: int) -> None:

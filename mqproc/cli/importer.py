@@ -18,10 +18,12 @@ searched for by the ids themselves.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, TypeAlias
 
 import click
 import msgspec
@@ -37,6 +39,9 @@ from mqproc.client.settling import PATIENCE_S, UNSETTLED, settle
 from mqproc.errors import BadRequestError, FrameTooLargeError, MqprocError
 from mqproc.wire.operations import AppendRequest, Operation
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
 IN_FLIGHT = 4
 CHUNK_ROWS = 1000
 # Records that may be stored although the position does not say so, and a margin.
@@ -49,6 +54,9 @@ _IDS_PER_PREFIX = 1 << 16
 _UNSENDABLE = (BadRequestError, FrameTooLargeError)
 # The writer counts the messages of a frame from 0.
 _MESSAGE = re.compile(r"message (\d+): (.*)", re.DOTALL)
+
+Stored: TypeAlias = Mapping[int, bytes]
+"""Records that are stored, with digests of their bodies."""
 
 _decode_append = msgspec.msgpack.Decoder(AppendRequest).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -81,11 +89,13 @@ class Importer:
         self._under_way: deque[int] = deque()
         self._failure: Exception | None = None
         self.position = journal.position
+        # Bytes of the input that the acknowledged records have, as far as this run knows.
+        self.taken = 0
         self.found = 0
 
     # Where to begin
 
-    def begin(self) -> frozenset[int]:
+    def begin(self) -> Stored:
         """Settle what an earlier run left: sets `position`, returns the records at or above it that are stored."""
         settle(self._client)
         if self.position and not self._is_stored(self.position - 1):
@@ -113,18 +123,18 @@ class Importer:
             low, high = (middle, high) if self._is_stored(middle) else (low, middle)
         return max(0, low - WINDOW) + 1
 
-    def _settle(self) -> frozenset[int]:
-        stored: set[int] = set()
+    def _settle(self) -> Stored:
+        stored: dict[int, bytes] = {}
         at = self.position
         while found := self._stored_in(range(at, at + WINDOW)):
             stored |= found
             at += WINDOW
-        return frozenset(stored)
+        return stored
 
     def _is_stored(self, record: int) -> bool:
         return bool(self._stored_in(range(record, record + 1)))
 
-    def _stored_in(self, records: range) -> set[int]:
+    def _stored_in(self, records: range) -> Stored:
         """Which of these records the store holds."""
         name, generation = self._journal.name, self._entry.generation
         calls = (
@@ -132,11 +142,13 @@ class Importer:
             for record in records
         )
         answers = self._client.run_all(calls, core.QUERY, _LOOKUPS_IN_FLIGHT)
-        return {record for record, messages in zip(records, answers, strict=True) if messages}
+        return {
+            record: _digest(messages[0].body) for record, messages in zip(records, answers, strict=True) if messages
+        }
 
     # Sending
 
-    def send(self, chunks: Iterator[Chunk], stored: frozenset[int]) -> None:
+    def send(self, chunks: Iterator[Chunk], stored: Stored) -> None:
         """Send all records but those stored. Raises what cannot be settled; the position then is right."""
         left: Iterable[Chunk] = chunks
         failed_at, failed_s = -1, 0.0
@@ -153,7 +165,7 @@ class Importer:
                 stored = self._settle_again(failed_s)
             left = self._unsent(chunks)
 
-    def _settle_again(self, since_s: float) -> frozenset[int]:
+    def _settle_again(self, since_s: float) -> Stored:
         """After a lost answer: the same as at the beginning, as soon as the group answers again."""
         while True:
             try:
@@ -172,7 +184,7 @@ class Importer:
             yield part(chunk, max(0, self.position - chunk.first), len(chunk.bodies))
         yield from chunks
 
-    def _send(self, chunks: Iterable[Chunk], stored: frozenset[int]) -> None:
+    def _send(self, chunks: Iterable[Chunk], stored: Stored) -> None:
         self._under_way.clear()
         try:
             for end in self._client.run_all(self._until_failure(chunks, stored), core.WRITER, IN_FLIGHT):
@@ -186,7 +198,7 @@ class Importer:
         while self._pending:
             self._pass(self._pending[0].end)
 
-    def _until_failure(self, chunks: Iterable[Chunk], stored: frozenset[int]) -> Iterator[core.Call[int]]:
+    def _until_failure(self, chunks: Iterable[Chunk], stored: Stored) -> Iterator[core.Call[int]]:
         """All calls up to a record that is wrong: what is under way then is answered before anybody is told of it."""
         try:
             yield from self._calls(chunks, stored)
@@ -204,17 +216,27 @@ class Importer:
     def _pass(self, end: int) -> None:
         """Everything below `end` is stored."""
         while self._pending and self._pending[0].end <= end:
-            self._pending.popleft()
+            self.taken = max(self.taken, self._pending.popleft().taken)
         self.position = end
         self._journal.advance(end)
         self._acknowledged(end)
 
-    def _calls(self, chunks: Iterable[Chunk], stored: frozenset[int]) -> Iterator[core.Call[int]]:
+    def _calls(self, chunks: Iterable[Chunk], stored: Stored) -> Iterator[core.Call[int]]:
         for chunk in chunks:
             self._pending.append(chunk)
+            self._check_stored(chunk, stored)
             for piece in without(chunk, stored) if stored else (chunk,):
                 for aligned in _within_prefixes(piece):
                     yield from self._frames(aligned)
+
+    def _check_stored(self, chunk: Chunk, stored: Stored) -> None:
+        """Raise BadRequestError when a record is stored with another body: what is before it has other records now."""
+        for record in filter(stored.__contains__, range(chunk.first, chunk.end)) if stored else ():
+            if stored[record] != _digest(chunk.bodies[record - chunk.first]):
+                raise BadRequestError(
+                    f"{self._source}: record {record + 1:,} is stored with another body, so the input has changed; "
+                    "--restart imports everything again"
+                )
 
     def _frames(self, chunk: Chunk) -> Iterator[core.Call[int]]:
         columns = self._columns.columns(chunk)
@@ -253,6 +275,10 @@ class Importer:
                 _decode_append(frame.options), unique_prefix=prefix, unique_counter=first % _IDS_PER_PREFIX
             )
         )
+
+
+def _digest(body: ReadableBuffer) -> bytes:
+    return hashlib.sha256(body).digest()
 
 
 def _ended_at(record: int) -> Callable[[memoryview, memoryview], int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,14 @@ from mqproc.cli.columns import TIME_FORMATS, ColumnMaker, FieldNames
 from mqproc.cli.commands import Command
 from mqproc.cli.completing import complete_topic
 from mqproc.cli.import_journal import Entry, Fingerprint, Journal
-from mqproc.cli.importer import CHUNK_ROWS, Importer
+from mqproc.cli.importer import CHUNK_ROWS, Importer, Stored
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output
 from mqproc.cli.progress import Progress
 from mqproc.cli.sources import FORMATS, STDIN, Reading, Source
 from mqproc.cli.times import format_duration, format_time, now_ms
 from mqproc.client import Client
-from mqproc.errors import BadRequestError
+from mqproc.errors import BadRequestError, FrameTooLargeError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.quantities import counted
@@ -166,6 +167,8 @@ class ImportJob:
         self._kind = kind
         self._member = member
         self._name = name
+        # Bytes of the file that an earlier run has left acknowledged.
+        self._acknowledged_before = 0
 
     def run(self, out: Output, *, restart: bool = False) -> dict[str, Any]:
         """Import what is not stored yet; returns the numbers."""
@@ -194,11 +197,15 @@ class ImportJob:
                 lambda position: progress.update(source.done(), source.total, position - first),
                 out.note,
             )
-            stored = importer.begin()
-            first = importer.position
-            if first or stored:
-                out.note(f"{title}: going on behind record {first + len(stored):,}")
-            self._send(importer, source, stored, first, out)
+            try:
+                stored = importer.begin()
+                first = importer.position
+                if first or stored:
+                    out.note(f"{title}: going on behind record {first + len(stored):,}")
+                self._send(importer, source, stored, first, out)
+            except BaseException:
+                self._keep_acknowledged(journal, entry, importer, source)
+                raise
             importer_end = importer.position
             progress.end(source.total, source.total, importer_end - first)
             journal.finish(replace(entry, fingerprint=self._fingerprint_of_read(source)), importer_end, now_ms())
@@ -209,7 +216,7 @@ class ImportJob:
             )
             return self._numbers(sent, importer_end - sent, progress.seconds)
 
-    def _send(self, importer: Importer, source: Source, stored: frozenset[int], first: int, out: Output) -> None:
+    def _send(self, importer: Importer, source: Source, stored: Stored, first: int, out: Output) -> None:
         reading = Reading(
             self._reading.fields,
             self._reading.typed,
@@ -224,6 +231,22 @@ class ImportJob:
             again = "the same command goes on" if self._resumable else "without --name it cannot go on"
             out.note(f"\nstopped; {importer.position:,} records are acknowledged, {again}")
             raise
+        except (BadRequestError, FrameTooLargeError) as error:
+            again = "; the same command goes on when it is mended" if self._may_be_mended(source) else ""
+            raise type(error)(f"{error}; records stored before it: {importer.position:,}{again}") from None
+
+    def _may_be_mended(self, source: Source) -> bool:
+        """Whether the input may be another one behind what is acknowledged: of a packed file nobody knows where."""
+        return source.may_grow if self._path else self._resumable
+
+    def _keep_acknowledged(self, journal: Journal, entry: Entry, importer: Importer, source: Source) -> None:
+        """Have the journal tell the acknowledged part of the file alone: what is wrong behind it may be mended."""
+        acknowledged = max(importer.taken, self._acknowledged_before)
+        if self._path is None or not source.may_grow or (importer.position and not acknowledged):
+            return
+        # The file may be gone, and is not what is to be told then.
+        with suppress(OSError):
+            journal.go_on(entry, Fingerprint.of(self._path, acknowledged))
 
     @property
     def _resumable(self) -> bool:
@@ -263,6 +286,7 @@ class ImportJob:
             return None
         if before.finished_ms and self._path:
             _check_last_line(self._path, source.kind, before.fingerprint.size)
+        self._acknowledged_before = before.fingerprint.size
         return journal.go_on(before, fingerprint)
 
     def _say_done(self, out: Output, entry: Entry) -> None:

@@ -71,11 +71,15 @@ class Reading:
 
 @dataclass(slots=True)
 class Chunk:
-    """Records [first, first + count): bodies, and the wanted fields' values, None where there is none."""
+    """Records [first, first + count): bodies, and the wanted fields' values, None where there is none.
+
+    `taken`: how many bytes of text, once unpacked, the records up to its end have, a byte order mark aside; else 0.
+    """
 
     first: int
     bodies: list[bytes]
     fields: dict[str, list[Any]] = field(default_factory=dict)
+    taken: int = 0
 
     @property
     def end(self) -> int:
@@ -91,6 +95,9 @@ class Counted(io.RawIOBase):
 
     def readable(self) -> bool:
         return True
+
+    def tell(self) -> int:
+        return self.count
 
     def readinto(self, buffer: Any) -> int:
         data = self._stream.read(len(buffer))
@@ -234,6 +241,19 @@ class _Values(dict[str, bytes]):
         return msgspec.json.encode(text)
 
 
+class _Lines:
+    """Lines of text, and how many bytes those that were taken have: a decoder reads far ahead of them."""
+
+    def __init__(self, text: IO[str]) -> None:
+        self._text = text
+        self.taken = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._text:
+            self.taken += len(line) if line.isascii() else len(line.encode(errors="surrogateescape"))
+            yield line
+
+
 def _object_template(names: Sequence[str]) -> bytes:
     """A JSON object with a place for each value: much faster to fill than to encode."""
     return b"{" + b",".join(msgspec.json.encode(name).replace(b"%", b"%%") + b":%b" for name in names) + b"}"
@@ -245,7 +265,8 @@ def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
     delimiter = "\t" if ".tsv" in Path(source.name).suffixes else reading.delimiter
     # Python's own limit is far below what a message may hold.
     csv.field_size_limit(FRAME_BYTES_MAX)
-    rows = csv.reader(itertools.chain(text, (_END,)), delimiter=delimiter)
+    lines = _Lines(text)
+    rows = csv.reader(itertools.chain(lines, (_END,)), delimiter=delimiter)
     header = _header(rows, source.name)
     if header == [_END]:
         return
@@ -265,7 +286,7 @@ def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
         except UnicodeEncodeError:
             raise _no_utf8(part, source.name, first) from None
         fields = {name: _column(part, place, reading.nulls) for name, place in places.items()}
-        yield Chunk(first, bodies, fields)
+        yield Chunk(first, bodies, fields, lines.taken)
 
 
 def _header(rows: Iterator[list[str]], name: str) -> list[str]:
@@ -321,7 +342,7 @@ def _read_lines(source: Source, reading: Reading) -> Iterator[Chunk]:
     if reading.fields:
         raise click.UsageError(f"{source.name}: plain lines have no fields; --format csv or jsonl has")
     for first, bodies in _parts(map(_strip_newline, source.stream), reading, source.name):
-        yield Chunk(first, bodies)
+        yield Chunk(first, bodies, taken=source.stream.tell())
 
 
 def _strip_newline(line: bytes) -> bytes:
@@ -331,7 +352,7 @@ def _strip_newline(line: bytes) -> bytes:
 def _read_json_lines(source: Source, reading: Reading) -> Iterator[Chunk]:
     for first, bodies in _parts(filter(None, map(bytes.strip, source.stream)), reading, source.name):
         fields = _json_fields(bodies, reading, source.name, first) if reading.fields else {}
-        yield Chunk(first, bodies, fields)
+        yield Chunk(first, bodies, fields, source.stream.tell())
 
 
 def _json_fields(bodies: Sequence[bytes], reading: Reading, name: str, first: int) -> dict[str, list[Any]]:

@@ -271,9 +271,57 @@ def test_a_wrong_record_is_told_and_what_was_before_is_stored(group: Group, tmp_
         file.write("only,two\n")
     outcome = run(group, path)
     assert outcome.code == 2
-    assert "record 2,001 has 2 fields, the header 5" in outcome.err
-    path.write_text(path.read_text().replace("only,two\n", "2000,k,,0,\n"))
-    assert run(group, path, "--restart", "--json").code == 0
+    assert "record 2,001 has 2 fields, the header 5; records stored before it: 2,000; the same command" in outcome.err
+    assert stored_ids(group) == each_once(2000)
+
+
+@pytest.mark.parametrize("mended", ["2500,k,,0,a good deal longer than it was before\n", "2500,k,,0,\n"])
+@pytest.mark.parametrize("wrong", ["2500,k\n", "2500,k,,9,text\n"])
+def test_a_wrong_record_that_is_mended_is_gone_on_with(group: Group, tmp_path: Path, wrong: str, mended: str) -> None:
+    path = write_csv(tmp_path / "a.csv", 2500)
+    with path.open("a") as file:
+        file.write(wrong)
+    write_csv(path, 6499, 2501)
+    options = ("--queue-field", "queue", "--queues", 3)
+    assert run(group, path, *options).code == 2
+    assert run(group, path, *options).code == 2
+    path.write_text(path.read_text().replace(wrong, mended))
+    assert run(group, path, *options).code == 0
+    assert stored_ids(group) == each_once(9000)
+
+
+def test_what_is_acknowledged_may_not_be_changed_when_a_record_is_mended(group: Group, tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", 1500)
+    with path.open("a") as file:
+        file.write("wrong\n")
+    assert run(group, path).code == 2
+    path.write_text(path.read_text().replace("wrong\n", "").replace("some text 999\n", "else text 999\n"))
+    outcome = run(group, path)
+    assert outcome.code == 2
+    assert "--restart begins anew" in outcome.err
+
+
+def test_a_record_that_is_removed_before_stored_ones_is_noticed(group: Group, tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", 1500)
+    with path.open("a") as file:
+        file.write("1500,k,,9,text\n")
+    write_csv(path, 4000, 1501)
+    options = ("--queue-field", "queue", "--queues", 3)
+    assert run(group, path, *options).code == 2
+    assert len(stored_ids(group)) > 1000, "frames behind the refused one are stored"
+    path.write_text(path.read_text().replace("1500,k,,9,text\n", ""))
+    outcome = run(group, path, *options)
+    assert outcome.code == 2
+    assert "record 2,001 is stored with another body, so the input has changed" in outcome.err
+
+
+def test_a_header_that_is_mended_is_gone_on_with(group: Group, tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", 10)
+    path.write_text(path.read_text().replace("id,", "ID,"))
+    assert run(group, path).code == 2
+    path.write_text(path.read_text().replace("ID,", "id,"))
+    assert run(group, path).code == 0
+    assert stored_ids(group) == each_once(10)
 
 
 WRONG = 2500
