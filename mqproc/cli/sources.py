@@ -8,6 +8,7 @@ in the order of the input, always the same way, so that an import can go on wher
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -132,7 +133,7 @@ class Source:
 
     @property
     def compressed(self) -> bool:
-        return Path(self.name).suffix in _PACKED
+        return Path(self.name).suffix.lower() in _PACKED
 
     @property
     def may_grow(self) -> bool:
@@ -147,11 +148,12 @@ class Source:
         if self.name == STDIN:
             return self._counted(sys.stdin.buffer)
         path = Path(self.name)
-        if path.suffix == ".zip":
+        packing = path.suffix.lower()
+        if packing == ".zip":
             return self._open_zip(path, member)
         file = self._stack.enter_context(path.open("rb"))
         self.total = path.stat().st_size
-        if path.suffix == ".gz":
+        if packing == ".gz":
             return cast(IO[bytes], self._stack.enter_context(gzip.open(self._counted(file))))
         return file if self.kind == "parquet" else self._counted(file)
 
@@ -189,7 +191,7 @@ def _member(archive: zipfile.ZipFile, path: Path, wanted: str) -> str:
 def guess_kind(name: str) -> str:
     """The format that a name tells; plain lines when it tells none."""
     path = Path(name)
-    if path.suffix in _PACKED:
+    if path.suffix.lower() in _PACKED:
         path = path.with_suffix("")
     return _SUFFIXES.get(path.suffix.lower(), "lines")
 
@@ -262,7 +264,7 @@ def _object_template(names: Sequence[str]) -> bytes:
 def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
     # Bytes that are no UTF-8 become surrogates, which are told with their record: a decoder reads far ahead of it.
     text = io.TextIOWrapper(source.stream, "utf-8-sig", "surrogateescape", newline="")
-    delimiter = "\t" if ".tsv" in Path(source.name).suffixes else reading.delimiter
+    delimiter = "\t" if ".tsv" in Path(source.name.lower()).suffixes else reading.delimiter
     # Python's own limit is far below what a message may hold.
     csv.field_size_limit(FRAME_BYTES_MAX)
     lines = _Lines(text)
@@ -341,8 +343,14 @@ def _column(rows: Sequence[list[str]], place: int, nulls: Sequence[str]) -> list
 def _read_lines(source: Source, reading: Reading) -> Iterator[Chunk]:
     if reading.fields:
         raise click.UsageError(f"{source.name}: plain lines have no fields; --format csv or jsonl has")
-    for first, bodies in _parts(map(_strip_newline, source.stream), reading, source.name):
+    for first, bodies in _parts(map(_strip_newline, _lines_of(source.stream)), reading, source.name):
         yield Chunk(first, bodies, taken=source.stream.tell())
+
+
+def _lines_of(stream: IO[bytes]) -> Iterator[bytes]:
+    """The lines, the first one without UTF-8's byte order mark."""
+    first = (line.removeprefix(codecs.BOM_UTF8) for line in itertools.islice(stream, 1))
+    return itertools.chain(filter(None, first), stream)
 
 
 def _strip_newline(line: bytes) -> bytes:
@@ -350,7 +358,7 @@ def _strip_newline(line: bytes) -> bytes:
 
 
 def _read_json_lines(source: Source, reading: Reading) -> Iterator[Chunk]:
-    for first, bodies in _parts(filter(None, map(bytes.strip, source.stream)), reading, source.name):
+    for first, bodies in _parts(filter(None, map(bytes.strip, _lines_of(source.stream))), reading, source.name):
         fields = _json_fields(bodies, reading, source.name, first) if reading.fields else {}
         yield Chunk(first, bodies, fields, source.stream.tell())
 

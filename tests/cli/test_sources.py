@@ -34,9 +34,9 @@ def bodies(chunks: list[Chunk]) -> list[bytes]:
 
 
 def packed(path: Path, data: bytes) -> Path:
-    if path.suffix == ".gz":
+    if path.suffix.lower() == ".gz":
         path.write_bytes(gzip.compress(data))
-    elif path.suffix == ".zip":
+    elif path.suffix.lower() == ".zip":
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr(path.stem, data)
     else:
@@ -44,7 +44,7 @@ def packed(path: Path, data: bytes) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.csv.zip"])
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.csv.zip", "a.CSV.GZ", "a.csv.Zip"])
 def test_csv_records_become_json_objects_of_text(tmp_path: Path, name: str) -> None:
     found = bodies(read(packed(tmp_path / name, CSV.encode())))
     assert [json.loads(body) for body in found] == ROWS
@@ -117,7 +117,8 @@ def test_a_field_that_no_frame_holds_is_told(tmp_path: Path) -> None:
 
 
 def test_a_tab_separated_file_and_other_delimiters(tmp_path: Path) -> None:
-    assert bodies(read(packed(tmp_path / "a.tsv", b"a\tb\n1\t2\n"))) == [b'{"a":"1","b":"2"}']
+    for name in ("a.tsv", "a.TSV.GZ"):
+        assert bodies(read(packed(tmp_path / name, b"a\tb\n1\t2\n"))) == [b'{"a":"1","b":"2"}']
     found = read(packed(tmp_path / "a.csv", b"\xef\xbb\xbfa;b\n1;2\n"), Reading(delimiter=";"))
     assert bodies(found) == [b'{"a":"1","b":"2"}']
 
@@ -127,6 +128,14 @@ def test_lines_are_bodies_as_they_are(tmp_path: Path) -> None:
     assert bodies(read(path)) == [b"one", b"", b"two", b"\xff\xfe", b"last"]
     with pytest.raises(click.UsageError, match="plain lines have no fields"):
         read(path, Reading(fields=("a",)))
+
+
+def test_a_byte_order_mark_belongs_to_no_record(tmp_path: Path) -> None:
+    mark = b"\xef\xbb\xbf"
+    assert bodies(read(packed(tmp_path / "a.txt", mark + b"one\n" + mark + b"two\n"))) == [b"one", mark + b"two"]
+    (chunk,) = read(packed(tmp_path / "a.jsonl", mark + b'{"a":1}\n'), Reading(fields=("a",)))
+    assert (chunk.bodies, chunk.fields) == ([b'{"a":1}'], {"a": [1]})
+    assert read(packed(tmp_path / "b.txt", mark)) == []
 
 
 def test_json_lines_are_bodies_and_have_fields(tmp_path: Path) -> None:
@@ -283,8 +292,8 @@ def test_skipping_leaves_out_exactly_the_first_records(tmp_path: Path, kind: str
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("a.csv", "csv"), ("a.tsv.gz", "csv"), ("a.ndjson", "jsonl"), ("a.parquet", "parquet"), ("-", "lines"),
-     ("a.log", "lines"), ("x.CSV.zip", "csv")],
+    [("a.csv", "csv"), ("a.tsv.gz", "csv"), ("A.TSV.GZ", "csv"), ("a.ndjson", "jsonl"), ("a.parquet", "parquet"),
+     ("-", "lines"), ("a.log", "lines"), ("x.CSV.zip", "csv")],
 )  # fmt: skip
 def test_the_name_tells_the_format(name: str, kind: str) -> None:
     assert guess_kind(name) == kind
