@@ -116,9 +116,9 @@ def import_(
 
 
 def _regular_file(file: str) -> Path | None:
-    """The path of what can be read again; None for a stream: stdin, a pipe, a device."""
+    """The file itself, by whatever path it was named, if it can be read again; None for a stream."""
     path = Path(file)
-    return path.absolute() if file != STDIN and path.is_file() else None
+    return path.resolve() if file != STDIN and path.is_file() else None
 
 
 def _check_last_line(path: Path, kind: str, size: int) -> None:

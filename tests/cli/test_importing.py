@@ -86,6 +86,16 @@ def test_a_file_that_has_grown_is_continued(group: Group, tmp_path: Path) -> Non
     assert stored_ids(group) == each_once(1700)
 
 
+def test_a_file_is_the_same_by_whatever_path_it_is_named(group: Group, tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", 20)
+    assert run(group, path).code == 0
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link.csv").symlink_to(path)
+    for other in (tmp_path / "folder" / ".." / "a.csv", tmp_path / "link.csv"):
+        assert run(group, other, "--json").json["imports"][0]["already_stored"] == 20
+    assert stored_ids(group) == each_once(20)
+
+
 def import_lines(group: Group, path: Path, *more: str) -> Outcome:
     return call("import", path, "--topic", TOPIC, "--store", group.store, *more)
 
