@@ -35,7 +35,7 @@ from mqproc.client import Client, core
 from mqproc.client.batch import Batch
 from mqproc.client.connection import FRAME_BYTES_MAX
 from mqproc.client.encoding import AppendFrame, encode_batch
-from mqproc.client.settling import PATIENCE_S, UNSETTLED, settle
+from mqproc.client.settling import PATIENCE_S, UNSETTLED, Patience, settle
 from mqproc.errors import BadRequestError, FrameTooLargeError, MqprocError
 from mqproc.wire.operations import AppendRequest, Operation
 
@@ -74,6 +74,7 @@ class Importer:
         source: str,
         acknowledged: Callable[[int], None],
         note: Callable[[str], None],
+        patience_s: float = PATIENCE_S,
     ) -> None:
         assert journal.entry is not None
         self._client = client
@@ -84,6 +85,7 @@ class Importer:
         self._source = source
         self._acknowledged = acknowledged
         self._note = note
+        self._patience = Patience(seconds=patience_s, told=note)
         self._pending: deque[Chunk] = deque()
         # The first records of the frames under way.
         self._under_way: deque[int] = deque()
@@ -97,7 +99,7 @@ class Importer:
 
     def begin(self) -> Stored:
         """Settle what an earlier run left: sets `position`, returns the records at or above it that are stored."""
-        settle(self._client)
+        settle(self._client, self._patience)
         if self.position and not self._is_stored(self.position - 1):
             self._note(f"record {self.position:,} was acknowledged but is not in the store: looking for the last one")
             self.position = self._search()
@@ -159,7 +161,7 @@ class Importer:
             except UNSETTLED as error:
                 if failed_at != self.position:
                     failed_at, failed_s = self.position, time.monotonic()
-                elif time.monotonic() - failed_s > PATIENCE_S:
+                elif time.monotonic() - failed_s > self._patience.seconds:
                     raise
                 self._note(f"at record {self.position:,}: {error}; asking the store what it has")
                 stored = self._settle_again(failed_s)
@@ -169,10 +171,10 @@ class Importer:
         """After a lost answer: the same as at the beginning, as soon as the group answers again."""
         while True:
             try:
-                settle(self._client)
+                settle(self._client, self._patience)
                 return self._settle()
             except MqprocError as error:
-                if not isinstance(error, UNSETTLED) or time.monotonic() - since_s > PATIENCE_S:
+                if not isinstance(error, UNSETTLED) or time.monotonic() - since_s > self._patience.seconds:
                     raise
                 time.sleep(0.1)
 

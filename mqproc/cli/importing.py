@@ -20,6 +20,7 @@ from mqproc.cli.progress import Progress
 from mqproc.cli.sources import FORMATS, STDIN, Reading, Source
 from mqproc.cli.times import format_duration, format_time, now_ms
 from mqproc.client import Client
+from mqproc.client.settling import PATIENCE_S
 from mqproc.errors import BadRequestError, FrameTooLargeError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
@@ -103,12 +104,13 @@ def import_(
     names = FieldNames(tuple(keys), tag, time, queue, time_format)
     reading = Reading(names.wanted, typed, ("", *nulls), delimiter, CHUNK_ROWS)
     paths = invocation.existing_paths()
+    patience_s = invocation.timeout if invocation.timeout_given else PATIENCE_S
     rows = []
     with invocation.client() as client:
         if queues is not None:
             client.create_topic(topic, queues)
         for file in files:
-            job = ImportJob(client, paths, file, topic, names, reading, kind or "", member, name)
+            job = ImportJob(client, paths, file, topic, names, reading, kind or "", member, name, patience_s)
             rows.append(job.run(invocation.out, restart=restart))
     out = invocation.out
     if out.shape != "table":
@@ -155,6 +157,7 @@ class ImportJob:
         kind: str = "",
         member: str = "",
         name: str = "",
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._client = client
         self._paths = paths
@@ -167,6 +170,7 @@ class ImportJob:
         self._kind = kind
         self._member = member
         self._name = name
+        self._patience_s = patience_s
         # Bytes of the file that an earlier run has left acknowledged.
         self._acknowledged_before = 0
 
@@ -196,6 +200,7 @@ class ImportJob:
                 self._file,
                 lambda position: progress.update(source.done(), source.total, position - first),
                 out.note,
+                self._patience_s,
             )
             try:
                 stored = importer.begin()

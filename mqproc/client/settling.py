@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -12,6 +13,7 @@ from mqproc.errors import (
     SendOutcomeUnknownError,
     StoreBusyError,
 )
+from mqproc.metrics.health import error_text
 from mqproc.shm.clock import Clock
 
 UNSETTLED: Final = (SendOutcomeUnknownError, NotRunningError, RequestTimeoutError, StoreBusyError)
@@ -30,12 +32,18 @@ class Runs(Protocol):
         """The call's value; raises its error."""
 
 
+def _tell_nobody(text: str) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How one waits for a store."""
+    """How one waits for a store, and who is told, once, of what keeps it."""
 
     clock: Clock = field(default_factory=Clock)
     pings: int = DRAIN_PINGS
+    seconds: float = PATIENCE_S
+    told: Callable[[str], None] = _tell_nobody
 
 
 def settle(client: Runs, patience: Patience | None = None) -> None:
@@ -47,8 +55,19 @@ def settle(client: Runs, patience: Patience | None = None) -> None:
     for _ in range(patience.pings):
         client.run(core.ping(core.WRITER))
     target = client.run(core.stats())["written"]
-    deadline_ns = patience.clock.monotonic_ns() + int(PATIENCE_S * 1e9)
-    while (dispatched := client.run(core.stats())["dispatched"]) < target:
+    deadline_ns = patience.clock.monotonic_ns() + int(patience.seconds * 1e9)
+    held_up = ""
+    while (words := client.run(core.stats()))["dispatched"] < target:
+        if (waits := _what_holds_up(words)) and not held_up:
+            patience.told(f"{waits}; this waits {patience.seconds:g} s for it")
+        held_up = waits
         if patience.clock.monotonic_ns() > deadline_ns:
-            raise RequestTimeoutError(f"dispatch has not caught up: {target - dispatched:,} bytes are left")
+            why = held_up or "it is slow or stands still: mqproc status tells more"
+            left = f"{target - words['dispatched']:,} bytes are left"
+            raise RequestTimeoutError(f"dispatch has not caught up in {patience.seconds:g} s: {left}; {why}")
         patience.clock.sleep(_POLL_S)
+
+
+def _what_holds_up(words: Mapping[str, int]) -> str:
+    """What dispatch says that it waits for; "" when it goes on."""
+    return f"dispatch waits: {error_text(words['dispatch_errno'])}" if words["dispatch_errno"] else ""

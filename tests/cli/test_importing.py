@@ -379,5 +379,14 @@ def test_a_tab_may_be_typed_as_a_delimiter(group: Group, tmp_path: Path) -> None
     assert stored_bodies(group) == [b'{"a":"1","b":"2"}']
 
 
+@pytest.mark.parametrize(("options", "seconds"), [((), 60.0), (("--timeout", 7), 7.0)])
+def test_dispatch_is_waited_for_as_long_as_was_said(
+    group: Group, tmp_path: Path, options: tuple[str | int, ...], seconds: float
+) -> None:
+    with mock.patch("mqproc.cli.importer.settle") as settled:
+        assert run(group, write_csv(tmp_path / "a.csv", 1), *options).code == 0
+    assert settled.call_args.args[1].seconds == seconds
+
+
 def test_the_window_holds_everything_that_may_be_under_way() -> None:
     assert importer.WINDOW >= importer.IN_FLIGHT * importer.CHUNK_ROWS
