@@ -8,6 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from mqproc.cli.sources import Chunk
 from mqproc.cli.times import EPOCH_MS_MIN, datetime_ms
 from mqproc.errors import BadMessageError
@@ -126,7 +128,13 @@ def parse_field_time(value: Any, time_format: str = "auto") -> int:
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else value if type(value) is str else str(value)
+    """A field's text: what the JSON of a body has for it, which is what one sees who looks for the message."""
+    if value is None or type(value) is str:
+        return value or ""
+    encoded = msgspec.json.encode(value)
+    if encoded.startswith(b'"'):
+        return msgspec.json.decode(encoded, type=str)
+    return "" if encoded == b"null" else encoded.decode()
 
 
 def _key(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 from typing import Any
 
 import pytest
@@ -26,6 +27,26 @@ def test_one_key_field_is_a_text_each_and_spaces_become_underscores() -> None:
 def test_several_key_fields_are_lists_without_doubles_and_empty_ones() -> None:
     found = columns(FieldNames(keys=("a", "b")), a=["x", None], b=["x", "y"])
     assert found.keys == [["x"], ["y"]]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (True, "true"),
+        (1.5, "1.5"),
+        (float("nan"), ""),
+        (b"ok", "b2s="),
+        (datetime.datetime(2020, 1, 1), "2020-01-01T00:00:00"),
+        (datetime.timedelta(seconds=1), "PT1S"),
+        (decimal.Decimal("1.50"), "1.50"),
+        ({"a": 1}, '{"a":1}'),
+        ([1, "x y"], '[1,"x_y"]'),
+    ],
+)
+def test_keys_and_tags_are_what_json_has_for_a_value(value: Any, text: str) -> None:
+    found = columns(FieldNames(keys=("a",), tag="a"), a=[value])
+    assert found.keys == [text]
+    assert found.tags == [text.replace("_", " ")]
 
 
 def test_columns_not_asked_for_are_none() -> None:
