@@ -213,7 +213,8 @@ class ImportJob:
                 raise
             importer_end = importer.position
             progress.end(source.total, source.total, importer_end - first)
-            journal.finish(replace(entry, fingerprint=self._fingerprint_of_read(source)), importer_end, now_ms())
+            # A file that grows has grown since the import began, and was read to its end.
+            journal.finish(self._up_to(source.done(), entry, source), importer_end, now_ms())
             sent = importer_end - first - importer.found
             out.note(
                 f"{title}: {counted(sent, 'record')} to {self._topic} in {format_duration(progress.seconds)}, "
@@ -247,11 +248,16 @@ class ImportJob:
     def _keep_acknowledged(self, journal: Journal, entry: Entry, importer: Importer, source: Source) -> None:
         """Have the journal tell the acknowledged part of the file alone: what is wrong behind it may be mended."""
         acknowledged = max(importer.taken, self._acknowledged_before)
-        if self._path is None or not source.may_grow or (importer.position and not acknowledged):
-            return
-        # The file may be gone, and is not what is to be told then.
-        with suppress(OSError):
-            journal.go_on(entry, Fingerprint.of(self._path, acknowledged))
+        if acknowledged or not importer.position:
+            journal.go_on(entry, self._up_to(acknowledged, entry, source).fingerprint)
+
+    def _up_to(self, size: int, entry: Entry, source: Source) -> Entry:
+        """The entry for the first `size` bytes of its file alone; as it is where another file has that name now."""
+        if self._path is not None and source.may_grow:
+            with suppress(OSError):
+                if entry.fingerprint.is_continued_by(self._path, may_grow=True):
+                    return replace(entry, fingerprint=Fingerprint.of(self._path, size))
+        return entry
 
     @property
     def _resumable(self) -> bool:
@@ -272,12 +278,6 @@ class ImportJob:
             "fields": [list(names.keys), names.tag, names.time, names.time_format, names.queue],
             "reading": [reading.typed, list(reading.nulls), reading.delimiter],
         }
-
-    def _fingerprint_of_read(self, source: Source) -> Fingerprint:
-        """Of what was read to its end: a file that grows has grown since the import began."""
-        if self._path is None:
-            return Fingerprint()
-        return Fingerprint.of(self._path, source.done() if source.may_grow else None)
 
     def _prepare(self, journal: Journal, source: Source, restart: bool) -> Entry | None:
         """The journal's entry for this run; None when there is nothing to do. Raises BadRequestError."""

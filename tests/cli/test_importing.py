@@ -146,6 +146,25 @@ def test_what_a_file_has_grown_by_while_it_was_read_is_known_to_be_stored(group:
     assert stored_bodies(group) == [b"alpha", b"bravo", b"charlie"]
 
 
+@pytest.mark.parametrize("last", ["omega\n", "om"])
+def test_a_file_that_replaced_the_imported_one_meanwhile_is_another(group: Group, tmp_path: Path, last: str) -> None:
+    path, newer = tmp_path / "g.txt", tmp_path / "newer.txt"
+    path.write_text("alpha\n" + last)
+    newer.write_text("bravo\ncharlie\ndelta\n")
+    begin = importer.Importer.begin
+
+    def replaced(self: importer.Importer) -> importer.Stored:
+        newer.replace(path)
+        return begin(self)
+
+    with mock.patch.object(importer.Importer, "begin", replaced):
+        assert import_lines(group, path).code == 0
+    outcome = import_lines(group, path)
+    assert outcome.code == 2
+    assert f"{path} is another file than at the last import" in outcome.err
+    assert stored_bodies(group) == [b"alpha", last.strip().encode()]
+
+
 def test_another_file_of_the_same_name_is_refused(group: Group, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", 10)
     assert run(group, path).code == 0
