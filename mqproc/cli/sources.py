@@ -44,6 +44,9 @@ _SUFFIXES = {
 _PACKED = (".gz", ".zip")
 _BUFFER_BYTES = 1 << 20
 _NAMES_SHOWN = 8
+# So much of a text is counted line by line. Further on its decoder tells, which is never so far ahead.
+_COUNTED_BYTES = 1 << 17
+_AHEAD_BYTES = 1 << 16
 # A column of identifiers has as many values as rows: the memory for known values is bounded.
 _KNOWN_VALUES_MAX = 100_000
 # A line behind the last one of CSV, which no UTF-8 holds: it is a record of its own unless a quote was left open.
@@ -74,7 +77,7 @@ class Reading:
 class Chunk:
     """Records [first, first + count): bodies, and the wanted fields' values, None where there is none.
 
-    `taken`: how many bytes of text, once unpacked, the records up to its end have, a byte order mark aside; else 0.
+    `taken`: so many bytes of text, once unpacked, the records up to its end have at least; 0 where nobody knows.
     """
 
     first: int
@@ -244,16 +247,27 @@ class _Values(dict[str, bytes]):
 
 
 class _Lines:
-    """Lines of text, and how many bytes those that were taken have: a decoder reads far ahead of them."""
+    """Lines of text, and how many bytes those that were taken have at least: a decoder reads ahead of them."""
 
-    def __init__(self, text: IO[str]) -> None:
+    def __init__(self, stream: IO[bytes], text: IO[str]) -> None:
+        self._stream = stream
         self._text = text
-        self.taken = 0
+        self._counted = 0
 
     def __iter__(self) -> Iterator[str]:
+        return itertools.chain(self._first(), self._text)
+
+    def _first(self) -> Iterator[str]:
+        """Those that are counted: to go on so would cost a tenth of all reading."""
         for line in self._text:
-            self.taken += len(line) if line.isascii() else len(line.encode(errors="surrogateescape"))
+            self._counted += len(line) if line.isascii() else len(line.encode(errors="surrogateescape"))
             yield line
+            if self._counted >= _COUNTED_BYTES:
+                return
+
+    @property
+    def taken(self) -> int:
+        return max(self._counted, self._stream.tell() - _AHEAD_BYTES)
 
 
 def _object_template(names: Sequence[str]) -> bytes:
@@ -267,7 +281,7 @@ def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
     delimiter = "\t" if ".tsv" in Path(source.name.lower()).suffixes else reading.delimiter
     # Python's own limit is far below what a message may hold.
     csv.field_size_limit(FRAME_BYTES_MAX)
-    lines = _Lines(text)
+    lines = _Lines(source.stream, text)
     rows = csv.reader(itertools.chain(lines, (_END,)), delimiter=delimiter)
     header = _header(rows, source.name)
     if header == [_END]:

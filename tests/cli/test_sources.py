@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import json
 import zipfile
 from pathlib import Path
@@ -297,6 +298,19 @@ def test_skipping_leaves_out_exactly_the_first_records(tmp_path: Path, kind: str
 )  # fmt: skip
 def test_the_name_tells_the_format(name: str, kind: str) -> None:
     assert guess_kind(name) == kind
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "lines"])
+@pytest.mark.parametrize("count", [1, 50, 3000, 40_000])
+def test_a_chunk_knows_how_many_bytes_its_records_have_at_least(tmp_path: Path, kind: str, count: int) -> None:
+    lines = ["n\n", *(f'"{n} {"öx" * (n % 9)}"\n' for n in range(count))]
+    path = packed(tmp_path / "a.txt", "".join(lines).encode())
+    ends = list(itertools.accumulate(len(line.encode()) for line in lines))
+    header = 1 if kind == "csv" else 0
+    for chunk in read(path, Reading(chunk_rows=7), kind):
+        end = ends[chunk.end + header - 1]
+        exact = kind != "csv" or end < 1 << 17
+        assert chunk.taken == end if exact else end - (1 << 17) < chunk.taken <= end
 
 
 def test_progress_is_in_the_units_of_the_total(tmp_path: Path) -> None:
