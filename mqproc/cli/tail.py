@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import queue
 import re
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import click
@@ -16,23 +14,20 @@ import click
 from mqproc.cli.commands import Command
 from mqproc.cli.completing import complete_group, complete_topic
 from mqproc.cli.filters import filter_of, filter_options
+from mqproc.cli.following import Following, Place
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.message_format import BODIES, DEFAULT_FORMAT, FORMAT_HELP, compile_format, shown_body, to_json
 from mqproc.cli.output import Output, encode_json
 from mqproc.cli.times import EPOCH_MS_MIN, parse_time_ms
 from mqproc.client import Client
 from mqproc.client.group_steps import check_read
-from mqproc.errors import MqprocError, TopicNotFoundError
+from mqproc.errors import TopicNotFoundError
 from mqproc.message import Filter, PullResult, PullStatus, QueueInfo, StoredMessage
 from mqproc.quantities import counted
 
 # Messages that may be held of all queues together, while their order is found.
 _HELD_MESSAGES = 4096
 _PAGE_MESSAGES = 256
-_FOLLOWERS_MAX = 64
-_LONG_POLL_S = 5.0
-_POLL_S = 0.1
-_ORDER_S = 0.01
 # Damaged ranges that are told one by one.
 _TOLD_MAX = 1000
 _NUMBER = re.compile(r"-?\d+")
@@ -76,11 +71,11 @@ def parse_position(text: str) -> Position:
 
 @dataclass(slots=True)
 class Span:
-    """What is read of one queue: offsets [begin, end); `end` None goes on for ever."""
+    """What is read of one queue: offsets [begin, end)."""
 
     queue_id: int
     begin: int
-    end: int | None
+    end: int
 
 
 @click.command(cls=Command)
@@ -98,7 +93,7 @@ class Span:
 )
 @click.option("--queue", "queues", multiple=True, type=click.IntRange(0), help="Only this queue; may be repeated.")
 @filter_options
-@click.option("--follow", "-f", is_flag=True, help="Go on with what comes.")
+@click.option("--follow", "-f", is_flag=True, help="Go on with what comes, also to queues that are added.")
 @click.option("-n", "--count", "most", type=click.IntRange(1), help="Stop after so many messages.")
 @click.option("--format", "template", metavar="TEXT", help=FORMAT_HELP)
 @click.option("--body", type=click.Choice(BODIES), help="How bodies are shown.  [default: text]")
@@ -190,8 +185,8 @@ class Tail:
         note: Callable[[str], None],
         stored: Mapping[int, int],
     ) -> None:
-        """Only `queues`, all without any; `note` takes a line for people; `stored` are offsets by queue, which begins
-        where it has none. Raises TopicNotFoundError.
+        """Only `queues`; without any all, also those that are added later. `note` takes a line for people. `stored`
+        are offsets by queue, which begins where it has none. Raises TopicNotFoundError.
         """
         self._client = client
         self._topic = topic
@@ -206,6 +201,7 @@ class Tail:
         unknown = set(queues) - {info.queue_id for info in found}
         if unknown:
             raise click.UsageError(f"topic {topic} has {counted(len(found), 'queue')}, none is {min(unknown)}")
+        self._all = not queues
         self._queues = [info for info in found if not queues or info.queue_id in queues]
 
     def messages(self, start: Position, stop: Position | None, *, follow: bool) -> Iterator[StoredMessage]:
@@ -216,7 +212,9 @@ class Tail:
         else:
             yield from self._merged(spans)
         if follow:
-            yield from self._follow([Span(info.queue_id, info.max_offset, None) for info in self._queues])
+            following = Following(self._client, self._topic, self._filter, self._tell_damage)
+            ends = [Place(info.queue_id, info.max_offset) for info in self._queues]
+            yield from following.messages(ends, added_too=self._all)
 
     def _span(self, info: QueueInfo, start: Position, stop: Position | None) -> Span:
         begin = self._offset(info, start)
@@ -257,7 +255,6 @@ class Tail:
 
     def _queue(self, span: Span, page: int) -> Iterator[StoredMessage]:
         """One queue's messages, page by page."""
-        assert span.end is not None
         at = span.begin
         while at < span.end:
             found = self._client.pull(self._topic, span.queue_id, at, min(page, span.end - at), filter=self._filter)
@@ -283,54 +280,3 @@ class Tail:
             self._note("damage: more than can be told one by one; mqproc store verify tells it all")
         else:
             self._note(f"damage: {self._topic} queue {queue_id}: {pulled.detail}")
-
-    # Following
-
-    def _follow(self, spans: Sequence[Span]) -> Iterator[StoredMessage]:
-        """What comes, by threads that wait at the server: each has one queue, or several when there are many."""
-        found: queue.Queue[Sequence[StoredMessage] | MqprocError] = queue.Queue(_FOLLOWERS_MAX)
-        count = min(len(spans), _FOLLOWERS_MAX)
-        for index in range(count):
-            own = list(spans[index::count])
-            threading.Thread(target=self._watch, args=(own, found), daemon=True).start()
-        while True:
-            some = found.get()
-            if isinstance(some, MqprocError):
-                raise some
-            if len(spans) > 1:
-                time.sleep(_ORDER_S)
-            # Messages of several queues that come within this time are put into the log's order.
-            yield from sorted(itertools.chain(some, _waiting(found)), key=lambda message: message.physical_offset)
-
-    def _watch(self, spans: Sequence[Span], found: queue.Queue[Sequence[StoredMessage] | MqprocError]) -> None:
-        wait_s = _LONG_POLL_S if len(spans) == 1 else 0.0
-        while True:
-            some = 0
-            for span in spans:
-                try:
-                    pulled = self._client.pull(
-                        self._topic, span.queue_id, span.begin, _PAGE_MESSAGES, filter=self._filter, timeout=wait_s
-                    )
-                except MqprocError as error:
-                    found.put(error)
-                    return
-                self._tell_damage(span.queue_id, pulled)
-                span.begin = max(span.begin, pulled.next_offset)
-                some += len(pulled.messages)
-                if pulled.messages:
-                    found.put(pulled.messages)
-            if not some and not wait_s:
-                time.sleep(_POLL_S)
-
-
-def _waiting(found: queue.Queue[Sequence[StoredMessage] | MqprocError]) -> Iterable[StoredMessage]:
-    """What lies in the queue now; an error is put back for the next turn."""
-    while True:
-        try:
-            some = found.get_nowait()
-        except queue.Empty:
-            return
-        if isinstance(some, MqprocError):
-            found.put(some)
-            return
-        yield from some

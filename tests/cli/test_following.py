@@ -1,0 +1,54 @@
+"""`mqproc tail --follow`: what comes to a topic, to the queues that it has and to those that it gets."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tests.cli.calling import call
+from tests.conftest import Group, wait_until
+
+
+@contextmanager
+def _tail(group: Group, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`mqproc tail watched -f` of a topic with one queue, once it waits for messages."""
+    with group.client() as client:
+        client.create_topic("watched", 1)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MQPROC_")}
+    command = [sys.executable, "-m", "mqproc", "tail", "watched", "-f", "--format", "%s\\n", *arguments]
+    with subprocess.Popen(
+        [*command, "--store", str(group.store)], stdout=subprocess.PIPE, text=True, env=environment
+    ) as child:
+        try:
+            wait_until(lambda: _waiting_pulls(group) >= 1, what="a pull that waits")
+            yield child
+        finally:
+            child.kill()
+
+
+def _waiting_pulls(group: Group) -> int:
+    return int(call("stat", "--json", "--store", group.store).json["words"]["waiting_pulls"])
+
+
+def test_queues_that_are_added_are_followed_from_their_beginning(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    with group.client() as client, _tail(group, "-n", "4") as child:
+        client.create_topic("watched", 3)
+        for queue_id in (2, 1, 0, 2):
+            client.send("watched", b"to %d" % queue_id, queue_id=queue_id)
+        out, _ = child.communicate(timeout=60)
+    assert child.returncode == 0
+    assert sorted(out.splitlines()) == ["to 0", "to 1", "to 2", "to 2"]
+
+
+def test_of_queues_that_are_named_no_others_are_followed(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    with group.client() as client, _tail(group, "-n", "1", "--queue", "0") as child:
+        client.create_topic("watched", 2)
+        client.send("watched", b"not asked for", queue_id=1)
+        client.send("watched", b"asked for", queue_id=0)
+        out, _ = child.communicate(timeout=60)
+    assert out == "asked for\n"
