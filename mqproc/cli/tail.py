@@ -6,8 +6,9 @@ import heapq
 import itertools
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import click
 
@@ -30,6 +31,7 @@ _HELD_MESSAGES = 4096
 _PAGE_MESSAGES = 256
 # Damaged ranges that are told one by one.
 _TOLD_MAX = 1000
+_LAST: Final = 10
 _NUMBER = re.compile(r"-?\d+")
 
 
@@ -57,6 +59,7 @@ class PositionType(click.ParamType[Position]):
 
 POSITION = PositionType()
 STORED = Position("stored")
+END = Position("end")
 
 
 def parse_position(text: str) -> Position:
@@ -85,7 +88,7 @@ class Span:
     "start",
     type=POSITION,
     metavar="WHERE",
-    help="Where to begin.  [default: -10; with --follow: end; with --group: stored]",
+    help="Where to begin.  [default: the last 10, or -n; with --follow: end; with --group: stored]",
 )
 @click.option("--until", "stop", type=POSITION, metavar="WHERE", help="Where to end.  [default: end, as it is now]")
 @click.option(
@@ -94,7 +97,13 @@ class Span:
 @click.option("--queue", "queues", multiple=True, type=click.IntRange(0), help="Only this queue; may be repeated.")
 @filter_options
 @click.option("--follow", "-f", is_flag=True, help="Go on with what comes, also to queues that are added.")
-@click.option("-n", "--count", "most", type=click.IntRange(1), help="Stop after so many messages.")
+@click.option(
+    "-n",
+    "--count",
+    "most",
+    type=click.IntRange(1),
+    help="Without --from, --follow and --group the last so many; with one of them the first so many from there.",
+)
 @click.option("--format", "template", metavar="TEXT", help=FORMAT_HELP)
 @click.option("--body", type=click.Choice(BODIES), help="How bodies are shown.  [default: text]")
 @pass_invocation
@@ -115,8 +124,8 @@ def tail(
     """Print messages of a topic, and follow it.
 
     WHERE is beginning, end, an offset, -N for the last N messages, stored (what --group is to get next), or a time:
-    2026-11-21T10:00, epoch ms, 15m ago. Messages come in the order of the log; --json prints one JSON line a
-    message.
+    2026-11-21T10:00, epoch ms, 15m ago. Without WHERE the last messages that filters let pass are printed. Messages
+    come in the order of the log; --json prints one JSON line a message.
     """
     write = _writer(invocation.out, template, body)
     if follow and stop is not None:
@@ -124,21 +133,18 @@ def tail(
     if group is None and STORED in (start, stop):
         raise click.UsageError("stored is a group's progress: say whose with --group")
     chosen = filter_of(tags, sql)
-    start = start or _usual_start(group, follow=follow)
     with invocation.client() as client:
         stored = _progress(client, group, topic) if group is not None else {}
         reader = Tail(client, topic, chosen, queues, invocation.out.note, stored)
-        found = reader.messages(start, stop, follow=follow)
-        for message in itertools.islice(found, most):
+        if start is None and group is None and not follow:
+            found: Iterable[StoredMessage] = reader.last(most or _LAST, stop)
+        else:
+            start = start or (STORED if group is not None else END)
+            found = itertools.islice(reader.messages(start, stop, follow=follow), most)
+        for message in found:
             write(message)
             if follow:
                 invocation.out.flush()
-
-
-def _usual_start(group: str | None, *, follow: bool) -> Position:
-    if group is not None:
-        return STORED
-    return Position("end") if follow else Position("last", 10)
 
 
 def _progress(client: Client, group: str, topic: str) -> dict[int, int]:
@@ -208,7 +214,7 @@ class Tail:
         """From `start` to `stop`, or to the present end and then, with `follow`, on."""
         spans = [self._span(info, start, stop) for info in self._queues]
         if start.kind == "last":
-            yield from self._last(spans, start.value)
+            yield from self._newest(spans, start.value)
         else:
             yield from self._merged(spans)
         if follow:
@@ -244,8 +250,26 @@ class Tail:
             return found + 1
         return found
 
-    def _last(self, spans: Sequence[Span], count: int) -> list[StoredMessage]:
-        """The last `count` messages of all queues together."""
+    def last(self, count: int, stop: Position | None) -> list[StoredMessage]:
+        """The last `count` messages before `stop`, or of all, that the filter lets pass."""
+        spans = [self._span(info, Position("beginning"), stop) for info in self._queues]
+        for span in spans:
+            span.begin = self._begin_of_last(span, count)
+        return self._newest(spans, count)
+
+    def _begin_of_last(self, span: Span, count: int) -> int:
+        """Where to begin so that a queue's last `count` messages come that the filter lets pass."""
+        if self._filter is None:
+            return max(span.begin, span.end - count)
+        begin, reach, missing = span.end, max(count, _PAGE_MESSAGES), count
+        while missing > 0 and begin > span.begin:
+            before = max(span.begin, begin - reach)
+            missing -= sum(1 for _ in self._queue(Span(span.queue_id, before, begin), _PAGE_MESSAGES))
+            begin, reach = before, 2 * reach
+        return begin
+
+    def _newest(self, spans: Sequence[Span], count: int) -> list[StoredMessage]:
+        """The last `count` messages of all spans together."""
         return heapq.nlargest(count, self._merged(spans), key=lambda message: message.physical_offset)[::-1]
 
     def _merged(self, spans: Sequence[Span]) -> Iterator[StoredMessage]:

@@ -160,6 +160,27 @@ def test_tail_prints_the_last_messages_in_the_order_of_the_log(store: Path) -> N
     assert [row["keys"][0] for row in rows] == ["order-37", "order-38", "order-39"]
 
 
+@pytest.mark.parametrize("count", [1, 3, 20, COUNT, COUNT + 1])
+def test_tail_prints_the_last_so_many(store: Path, count: int) -> None:
+    rows = ask(store, "tail", TOPIC, "-n", count, "--json").json_lines
+    assert [row["keys"][0] for row in rows] == [f"order-{number}" for number in range(COUNT)][-count:]
+    rows = ask(store, "tail", TOPIC, "-n", count, "--tag", "odd", "--json").json_lines
+    assert [row["keys"][0] for row in rows] == [f"order-{number}" for number in range(1, COUNT, 2)][-count:]
+
+
+def test_tail_prints_the_last_so_many_before_an_end(store: Path) -> None:
+    assert numbers(ask(store, "tail", TOPIC, "--queue", 1, "-n", 2, "--until", 6, *N_FORMAT)) == [4, 5]
+    assert numbers(ask(store, "tail", TOPIC, "--queue", 1, "-n", 2, "--until", "beginning", *N_FORMAT)) == []
+
+
+def test_tail_looks_back_as_far_as_the_last_that_pass_a_filter(store: Path) -> None:
+    with Client(store) as client:
+        client.create_topic("rare", 1)
+        client.send_batch("rare", [b"%d" % number for number in range(2000)], tags=["rare"] * 3 + [""] * 1997)
+        client.wait_dispatched()
+    assert ask(store, "tail", "rare", "--tag", "rare", "-n", 2, "--format", "%s ").out == "1 2 "
+
+
 def test_tail_begins_and_ends_where_it_is_told(store: Path) -> None:
     everything = ask(store, "tail", TOPIC, "--from", "beginning", "--json").json_lines
     assert [row["keys"][0] for row in everything] == [f"order-{number}" for number in range(COUNT)]
