@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mqproc import broker_conf
 from mqproc.delay_levels import DELAY_LEVELS, DELAYS, delays_ms_of
 from mqproc.errors import ConfigurationError
 from mqproc.quantities import parse_size
@@ -357,12 +358,10 @@ def read_toml(path: Path) -> dict[str, Setting]:
 
 
 def read_broker_conf(path: Path) -> dict[str, Setting]:
-    """Options of a RocketMQ `broker.conf` that we have too; the others are RocketMQ's own affair."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: {error}") from None
-    pairs = dict(_conf_pair(line) for line in lines if "=" in line and not line.lstrip().startswith("#"))
+    """Options of a RocketMQ `broker.conf` that we have too; the others are RocketMQ's own affair, unless misspelt."""
+    lines = broker_conf.read_lines(path)
+    broker_conf.check_spelling(path, lines, _BY_ROCKETMQ_NAME)
+    pairs = {line.name: line.value for line in lines}
     _check_log_paths(pairs, path)
     return {
         name: Setting(parse_option(name, value, str(path)), str(path))
@@ -371,9 +370,11 @@ def read_broker_conf(path: Path) -> dict[str, Setting]:
     }
 
 
-def _conf_pair(line: str) -> tuple[str, str]:
-    key, _separator, value = line.partition("=")
-    return key.strip(), value.strip()
+def names_passed_over(config_file: Path | None) -> list[str]:
+    """The names of a `broker.conf` that are none of ours; a TOML file may have none. Raises ConfigurationError."""
+    if config_file is None or config_file.suffix == ".toml":
+        return []
+    return broker_conf.check_spelling(config_file, broker_conf.read_lines(config_file), _BY_ROCKETMQ_NAME)
 
 
 def _check_log_paths(pairs: Mapping[str, str], path: Path) -> None:

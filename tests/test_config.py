@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mqproc.config import load_options
+from mqproc.config import FIELDS, load_options, rocketmq_name
 from mqproc.errors import ConfigurationError
 
 
@@ -23,11 +23,41 @@ def test_known_names_are_taken_and_the_others_are_rocketmqs_own(tmp_path: Path) 
         "brokerName = a=b",
         " maxMessageSize = 65536 ",
         "flushDiskType=SYNC_FLUSH",
-        "no pair",
+        "! a comment too",
+        "brokerIP2 = 10.0.0.2",
         "",
     )
     found = load_options(conf, environment={})
     assert (found.max_message_size, found.sync_flush, found.max_index_num) == (65536, True, 20_000_000)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("mapedFileSizeCommitLog=1048576", "'mapedFileSizeCommitLog'; did you mean mappedFileSizeCommitLog?"),
+        ("flushDiskTypes=SYNC_FLUSH", "'flushDiskTypes'; did you mean flushDiskType?"),
+        ("flushDiskTipe=SYNC_FLUSH", "'flushDiskTipe'; did you mean flushDiskType?"),
+        ("flushDiksType=SYNC_FLUSH", "'flushDiksType'; did you mean flushDiskType?"),
+        ("FlushDiskType=SYNC_FLUSH", "'FlushDiskType'; did you mean flushDiskType?"),
+        ("storePathRootDirs=/data", "'storePathRootDirs'; did you mean storePathRootDir?"),
+        ("flushDiskType", "'flushDiskType' is not NAME=VALUE"),
+        ("flushDiskType: SYNC_FLUSH", "'flushDiskType: SYNC_FLUSH' is not NAME=VALUE"),
+        ("= SYNC_FLUSH", "'= SYNC_FLUSH' is not NAME=VALUE"),
+    ],
+)
+def test_a_line_that_is_surely_mistaken_is_told(tmp_path: Path, line: str, said: str) -> None:
+    """It would leave an option at its default."""
+    conf = write_conf(tmp_path, "# a comment", "namesrvAddr=localhost:9876", line)
+    with pytest.raises(ConfigurationError) as caught:
+        load_options(conf, environment={})
+    assert str(caught.value).startswith(f"{conf}, line 3: ")
+    assert str(caught.value).endswith(said)
+
+
+@pytest.mark.parametrize("name", [name for name in FIELDS if name != rocketmq_name(name)])
+def test_our_own_spelling_is_told_to_who_uses_it_in_a_broker_conf(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"line 1: .* did you mean {rocketmq_name(name)}"):
+        load_options(write_conf(tmp_path, f"{name}=1"), environment={})
 
 
 @pytest.mark.parametrize(

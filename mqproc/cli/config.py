@@ -11,7 +11,7 @@ from mqproc.cli.commands import Command, Group
 from mqproc.cli.completing import complete_option
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column
-from mqproc.config import FIELDS, options_from, rocketmq_name
+from mqproc.config import FIELDS, names_passed_over, options_from, rocketmq_name
 
 _SHOWN = [Column("name"), Column("value"), Column("unit"), Column("source", "set by")]
 _EXPLAINED = [
@@ -55,15 +55,22 @@ def show(invocation: Invocation, changed: bool, names: tuple[str, ...]) -> None:
 @config.command(cls=Command)
 @pass_invocation
 def check(invocation: Invocation) -> None:
-    """Check the options from all their sources; exit code 8 when one is wrong."""
+    """Check the options from all their sources; exit code 8 when one is wrong.
+
+    Of a broker.conf it tells which names are not ours. One that is all but ours is wrong.
+    """
     settings = invocation.settings()
     options_from(settings)
     named = sum(setting.source != "default" for setting in settings.values())
-    if invocation.out.is_json:
-        invocation.out.document({"options": len(settings), "set": named, "file": invocation.config_file()})
-    else:
-        file = invocation.config_file()
-        invocation.out.line(f"{len(settings)} options are right, {named} of them set; file: {file or 'none'}")
+    file = invocation.config_file()
+    ignored = names_passed_over(file)
+    out = invocation.out
+    if out.is_json:
+        out.document({"options": len(settings), "set": named, "file": file, "ignored": ignored})
+        return
+    out.line(f"{len(settings)} options are right, {named} of them set; file: {file or 'none'}")
+    if ignored:
+        out.line(f"ignored, as none of mqproc's: {', '.join(ignored)}")
 
 
 @config.command(cls=Command)

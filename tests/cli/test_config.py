@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from mqproc.config import FIELDS
 from tests.cli.calling import call
 
@@ -24,6 +26,24 @@ def test_show_lists_options_and_only_what_changed() -> None:
 
 def test_check_says_that_all_is_well() -> None:
     assert f"{len(FIELDS)} options are right, 1 of them set" in call("config", "check", "--set", "max_queues=77").out
+
+
+def test_check_tells_which_names_of_a_broker_conf_were_ignored(tmp_path: Path) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text("namesrvAddr=localhost:9876\nmaxMessageSize=65536\nbrokerId=0\nstorePathRootDir=/data\n")
+    checked = call("config", "check", "--config", conf)
+    assert checked.code == 0
+    assert checked.out.splitlines()[1:] == ["ignored, as none of mqproc's: namesrvAddr, brokerId"]
+    assert call("config", "check", "--config", conf, "--json").json["ignored"] == ["namesrvAddr", "brokerId"]
+
+
+def test_a_misspelt_name_in_a_broker_conf_is_wrong_configuration(tmp_path: Path) -> None:
+    conf = tmp_path / "broker.conf"
+    conf.write_text("brokerId=0\nflush_disk_type=SYNC_FLUSH\n")
+    for command in (("config", "check"), ("up", "--store", tmp_path / "store")):
+        refused = call(*command, "--config", conf)
+        assert refused.code == 8
+        assert f"{conf}, line 2: no option is called 'flush_disk_type'; did you mean flushDiskType?" in refused.err
 
 
 def test_an_unknown_name_is_a_usage_error() -> None:
