@@ -130,7 +130,7 @@ class IntactRecords:
             return LostRange(base + at, base + following, REASON_NAMES[reason], base + following)
         written = at
         for start, end in self._views.written_ranges(base, at, stop):
-            if data := view[start:end].tobytes().rstrip(b"\0"):
-                written = start + len(data)
+            if view[start:end].any():
+                written = start + int(np.flatnonzero(view[start:end])[-1]) + 1
         end = self._views.segment_size if stop == len(view) else stop
         return LostRange(base + at, base + end, REASON_NAMES[reason], base + written)

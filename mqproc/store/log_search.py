@@ -32,6 +32,10 @@ def find_record_in(
 ) -> int:
     """`scan.find_record` in one range after the other: where a record or the BLANK begins, −1 = nowhere."""
     for start, stop in ranges:
+        if not view[start:stop].any():
+            # Most of a segment may be zeros that were written. No magic begins with one, so a record can only begin
+            # where its own lies behind them.
+            start = max(start, stop - record.MAGIC)
         at = int(scan.find_record(view, start, stop, base, out))
         if at >= 0:
             return at

@@ -24,7 +24,7 @@ from mqproc.kernels.record_check import (
 )
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
-from mqproc.store.log_search import scan_piece
+from mqproc.store.log_search import find_record_in, scan_piece
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.verify.index_walk import IndexWalk
 from mqproc.store.verify.inventory import Queue
@@ -215,7 +215,8 @@ class LogPass:
         base = self._views.start_of(share.start)
         view = self._views.view(base)
         if view is not None and share.start - base < len(view):
-            at = int(scan.find_record(view, share.start - base, len(view), base, self._out))
+            ranges = self._views.written_ranges(base, share.start - base, len(view))
+            at = find_record_in(ranges, view, base, self._out)
             if at >= 0:
                 return base + at
         return self._following(found_in=share, base=base)
@@ -304,7 +305,7 @@ class LogPass:
 
     def _resync(self, found: LogShare, view: NDArray[np.uint8], base: int, at: int, stop: int, reason: int) -> int:
         """No record begins here: go on at the next one in this part of the segment, else at its end."""
-        following = int(scan.find_record(view, at + 1, stop, base, self._out))
+        following = find_record_in(self._views.written_ranges(base, at + 1, stop), view, base, self._out)
         if following < 0:
             reaches_on = found.share.stop > base + self._views.segment_size
             following = self._views.segment_size if reaches_on else found.share.stop - base
