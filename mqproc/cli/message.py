@@ -17,6 +17,7 @@ from mqproc.cli.message_format import BODIES, FIELD_COLUMNS, ROW_COLUMNS, to_jso
 from mqproc.cli.output import Output, encode_json
 from mqproc.cli.progress import Progress
 from mqproc.cli.send import PROPERTY
+from mqproc.cli.topic import no_topic, queues_of
 from mqproc.client import Client, core
 from mqproc.errors import MessageNotFoundError, OffsetOutOfRangeError
 from mqproc.message import StoredMessage
@@ -130,9 +131,10 @@ def range_(
     only_count: bool,
     body: str | None,
 ) -> int:
-    """Show the messages of TOPIC with begin ≤ time < end, queue by queue."""
+    """Show the messages of TOPIC with begin ≤ time < end, queue by queue. Exit code 5 when there is no such topic."""
     chosen = filter_of(tags, sql)
     with invocation.client() as client:
+        queues_of(client, topic)  # One that is not there would look like one without messages.
         if only_count:
             count = client.count(topic, begin, end, filter=chosen, time=time)
             _print_count(invocation.out, topic, count)
@@ -150,7 +152,7 @@ def _print_count(out: Output, topic: str, count: int) -> None:
 
 
 @message.command(cls=Command)
-@click.option("--topic", default="", shell_complete=complete_topic, help="Only this topic.")
+@click.option("--topic", shell_complete=complete_topic, help="Only this topic, which may have been deleted.")
 @click.option(
     "--property", "wanted", type=PROPERTY, metavar="NAME=VALUE", help="Only with this property; also KEYS, TAGS."
 )
@@ -163,7 +165,7 @@ def _print_count(out: Output, topic: str, count: int) -> None:
 @pass_invocation
 def scan(
     invocation: Invocation,
-    topic: str,
+    topic: str | None,
     wanted: tuple[str, str] | None,
     contains: str,
     begin: int | None,
@@ -174,11 +176,14 @@ def scan(
 ) -> int:
     """Pass over the whole log for messages by property, body or time, without a key.
 
-    When it stops at --max, or by Ctrl-C, it tells the --cursor that goes on from there.
+    When it stops at --max, or by Ctrl-C, it tells the --cursor that goes on from there. Exit code 5 when the whole log
+    has nothing of --topic, and there is no such topic.
     """
+    if topic == "":
+        raise no_topic(topic)
     out = invocation.out
     request = core.scan_request(
-        topic,
+        topic or "",
         begin,
         end,
         dict([wanted]) if wanted else None,
@@ -194,6 +199,8 @@ def scan(
             scanner.tell_cursor(out)
             raise
         scanner.tell_cursor(out)
+        if topic is not None and cursor is None and scanner.complete and not scanner.found:
+            queues_of(client, topic)
     return result
 
 
@@ -206,21 +213,21 @@ class _Scan:
         self._left = most
         self.cursor = request.physical_offset
         self.complete = False
+        self.found = 0
 
     def messages(self, out: Output) -> Iterator[StoredMessage]:
         end = self._client.stats()["written"]
-        found = 0
         with Progress(out, "scan", "hits", quiet=out.is_terminal) as progress:
             while self._left and not self.complete:
                 request = msgspec.structs.replace(
                     self._request, physical_offset=self.cursor, max_messages=min(self._left, 256)
                 )
                 page = self._client.run(core.scan_page(request))
-                found += len(page.messages)
+                self.found += len(page.messages)
                 self._left -= len(page.messages)
                 yield from page.messages
                 self._advance(page)
-                progress.update(max(self.cursor, 0), end, found)
+                progress.update(max(self.cursor, 0), end, self.found)
 
     def _advance(self, page: core.Page) -> None:
         if page.next_call is None:

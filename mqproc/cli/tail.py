@@ -20,9 +20,9 @@ from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.message_format import BODIES, DEFAULT_FORMAT, FORMAT_HELP, compile_format, shown_body, to_json
 from mqproc.cli.output import Output, encode_json
 from mqproc.cli.times import EPOCH_MS_MIN, parse_time_ms
+from mqproc.cli.topic import queues_of
 from mqproc.client import Client
 from mqproc.client.group_steps import check_read
-from mqproc.errors import TopicNotFoundError
 from mqproc.message import Filter, PullResult, PullStatus, QueueInfo, StoredMessage
 from mqproc.quantities import counted
 
@@ -201,9 +201,7 @@ class Tail:
         self._stored = stored
         self._told: set[str] = set()
         self._lock = threading.Lock()
-        found = sorted(client.queues(topic), key=lambda info: info.queue_id)
-        if not found:
-            raise TopicNotFoundError(f"no topic {topic!r}; mqproc topic list shows what there is")
+        found = queues_of(client, topic)
         unknown = set(queues) - {info.queue_id for info in found}
         if unknown:
             raise click.UsageError(f"topic {topic} has {counted(len(found), 'queue')}, none is {min(unknown)}")

@@ -8,8 +8,9 @@ from mqproc.cli.commands import Command, Group
 from mqproc.cli.completing import complete_topic
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column
+from mqproc.client import Client
 from mqproc.errors import TopicNotFoundError
-from mqproc.message import TopicInfo
+from mqproc.message import QueueInfo, TopicInfo
 from mqproc.quantities import counted
 
 PERMISSIONS = {"r": 4, "w": 2, "rw": 6}
@@ -70,16 +71,34 @@ def _row(info: TopicInfo) -> dict[str, object]:
     }
 
 
+def _info(client: Client, name: str) -> TopicInfo:
+    for found in client.topics():
+        if found.topic == name:
+            return found
+    raise no_topic(name)
+
+
+def queues_of(client: Client, name: str) -> list[QueueInfo]:
+    """A topic's queues, in their order. Raises TopicNotFoundError."""
+    found = client.queues(name) if name else []  # Without a name the store answers with all queues.
+    if not found:
+        raise no_topic(name)
+    return sorted(found, key=lambda queue: queue.queue_id)
+
+
+def no_topic(name: str) -> TopicNotFoundError:
+    """The error for a topic that is not there."""
+    return TopicNotFoundError(f"no topic {name!r}; mqproc topic list shows what there is")
+
+
 @topic.command(cls=Command)
 @click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
 @pass_invocation
 def info(invocation: Invocation, name: str) -> None:
     """Show a topic's queues with their offsets. Exit code 5 when there is no such topic."""
     with invocation.client() as client:
-        found = next((info for info in client.topics() if info.topic == name), None)
-        if found is None:
-            raise TopicNotFoundError(f"no topic {name!r}; mqproc topic list shows what there is")
-        queues = sorted(client.queues(name), key=lambda queue: queue.queue_id)
+        found = _info(client, name)
+        queues = queues_of(client, name)
     rows = [
         {
             "queue_id": queue.queue_id,
@@ -106,9 +125,7 @@ def delete(invocation: Invocation, name: str, yes: bool) -> int:
     """Delete a topic: its queues are forgotten, its messages stay in the log until retention takes them."""
     out = invocation.out
     with invocation.client() as client:
-        found = next((info for info in client.topics() if info.topic == name), None)
-        if found is None:
-            raise TopicNotFoundError(f"no topic {name!r}; mqproc topic list shows what there is")
+        found = _info(client, name)
         if yes:
             client.delete_topic(name)
     if out.is_json:

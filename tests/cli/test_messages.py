@@ -277,6 +277,33 @@ def test_what_is_not_there_is_exit_code_5(store: Path) -> None:
     assert ask(store, "message", "get", "7F00000100002A9F0000000000FFFFFF").code == 5
 
 
+@pytest.mark.parametrize("name", ["nope", ""])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("tail",),
+        ("tail", "-f"),
+        ("topic", "info"),
+        ("message", "range"),
+        ("message", "range", "--count"),
+        ("message", "scan", "--topic"),
+    ],
+)
+def test_a_topic_that_is_not_there_is_exit_code_5(store: Path, command: tuple[str, ...], name: str) -> None:
+    asked = ask(store, *command, name)
+    assert asked.code == 5
+    assert f"no topic {name!r}; mqproc topic list shows what there is" in asked.err
+
+
+def test_a_scan_finds_what_a_deleted_topic_has_left(store: Path) -> None:
+    assert ask(store, "send", "gone", "what is left").code == 0
+    _settled(store)
+    assert ask(store, "topic", "delete", "gone", "--yes").code == 0
+    found = ask(store, "message", "scan", "--topic", "gone", "--json")
+    assert (found.code, [row["topic"] for row in found.json_lines]) == (0, ["gone"])
+    assert ask(store, "message", "range", "gone").code == 5
+
+
 def test_a_scan_finds_by_property_and_body_and_goes_on_by_its_cursor(store: Path) -> None:
     rows = ask(store, "message", "scan", "--topic", TOPIC, "--property", "color=c1", "--json").json_lines
     assert [row["keys"][0] for row in rows] == [f"order-{number}" for number in range(COUNT) if number % 3 == 1]
