@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import click
 
@@ -20,9 +22,10 @@ from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output
 from mqproc.cli.progress import rate_text
 from mqproc.cli.times import is_duration, now_ms, parse_time_ms
-from mqproc.client import Client
+from mqproc.client import Client, Producer
+from mqproc.client.encoding import check_message
 from mqproc.delay_levels import DELAY_LEVELS
-from mqproc.errors import MqprocError
+from mqproc.errors import BadPropertyError, BadRequestError, MqprocError
 from mqproc.message import Message, SendResult
 from mqproc.quantities import counted
 
@@ -109,7 +112,7 @@ def send(
     """Send messages: one, from stdin, or a file's lines.
 
     Sends BODY to TOPIC, or a message for each line of --file, or of stdin when BODY is - or missing.
-    Prints where each went. Exit code 1 when one was not stored.
+    Prints where each went. Exit code 1 when one was not stored: it is told with its line, and the others go.
     """
     template = Message(
         topic,
@@ -122,6 +125,7 @@ def send(
         deliver_at_ms=deliver_at or 0,
         sharding_key=sharding_key,
     )
+    check_message(template)
     with ExitStack() as stack:
         client = stack.enter_context(invocation.client())
         if body is not None and body != STDIN:
@@ -134,11 +138,18 @@ def send(
         else:
             if count != 1:
                 raise click.UsageError("--count goes with BODY")
-            stream = stack.enter_context(file.open("rb")) if file is not None else sys.stdin.buffer
+            stream = stack.enter_context(file.open("rb")) if file is not None else _stdin()
             bodies = (line.removesuffix(b"\n").removesuffix(b"\r") for line in stream)
         delimiter = key_delimiter.encode() if key_delimiter else None
-        messages = (_message(template, line, delimiter) for line in bodies)
-        return _Sending(client, invocation.out).run(_paced(messages, rate))
+        unit = "message" if count > 1 else "line"
+        sending = _Sending(client, invocation.out, template, delimiter, unit)
+        return sending.run(_paced(bodies, rate))
+
+
+def _stdin() -> BinaryIO:
+    if sys.stdin is None:
+        raise click.UsageError("stdin is closed: give BODY or --file")
+    return sys.stdin.buffer
 
 
 def _message(template: Message, body: bytes, delimiter: bytes | None) -> Message:
@@ -146,57 +157,92 @@ def _message(template: Message, body: bytes, delimiter: bytes | None) -> Message
     if delimiter is not None:
         key, found, rest = body.partition(delimiter)
         if found:
-            keys, body = (*keys, key.decode("utf-8", "replace")), rest
+            keys, body = (*keys, _key(key)), rest
     return replace(template, body=body, keys=keys)
 
 
-def _paced(messages: Iterable[Message], rate: float | None) -> Iterator[Message]:
+def _key(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise BadPropertyError(f"key {data!r} is no UTF-8") from None
+
+
+def _paced(bodies: Iterable[bytes], rate: float | None) -> Iterator[bytes]:
     """No faster than `rate` a second, without catching up after a pause."""
     if rate is None:
-        yield from messages
+        yield from bodies
         return
     due_s = time.monotonic()
-    for message in messages:
+    for body in bodies:
         pause_s = due_s - time.monotonic()
         if pause_s > 0:
             time.sleep(pause_s)
         due_s = max(due_s, time.monotonic() - 1 / rate) + 1 / rate
-        yield message
+        yield body
 
 
 class _Sending:
     """Many messages through a batching producer: prints results in order, counts what failed."""
 
-    def __init__(self, client: Client, out: Output) -> None:
+    def __init__(self, client: Client, out: Output, template: Message, delimiter: bytes | None, unit: str) -> None:
+        """A message is `template` with a line, or with what stands behind `delimiter`; the key stands before it.
+
+        `unit` is what people count: lines, or messages.
+        """
         self._client = client
         self._out = out
+        self._template = template
+        self._delimiter = delimiter
+        self._unit = unit
+        self._lock = threading.Lock()
         self._failed = 0
         self._stored = 0
 
-    def run(self, messages: Iterable[Message]) -> int:
+    def run(self, lines: Iterable[bytes]) -> int:
         started_s = time.monotonic()
-        with self._client.producer() as producer:
-            for message in messages:
-                producer.send(message, on_done=self._done)
-        seconds = time.monotonic() - started_s
-        stored = counted(self._stored, "message")
-        self._out.note(f"{stored} stored in {seconds:.2f} s, {rate_text(self._stored, seconds)}")
-        if self._failed > _FIRST_ERRORS:
-            self._out.note(f"not stored: {counted(self._failed, 'message')}")
+        try:
+            with self._client.producer() as producer:
+                for number, line in enumerate(lines, 1):
+                    self._send(producer, number, line)
+        finally:
+            # Who ends it by Ctrl-C wants to know too.
+            self._tell(time.monotonic() - started_s)
         return 1 if self._failed else 0
 
-    def _done(self, future: Future[SendResult]) -> None:
+    def _send(self, producer: Producer, number: int, line: bytes) -> None:
+        done = functools.partial(self._done, number)
+        try:
+            producer.send(_message(self._template, line, self._delimiter), on_done=done)
+        except BadRequestError as error:
+            self._tell_refused(number, error)
+
+    def _tell(self, seconds: float) -> None:
+        stored = counted(self._stored, "message")
+        self._out.note(f"{stored} stored in {seconds:.2f} s, {rate_text(self._stored, seconds)}")
+        if self._failed:
+            self._out.note(f"not stored: {counted(self._failed, 'message')}")
+
+    def _done(self, number: int, future: Future[SendResult]) -> None:
         """Called by the producer's thread, one after the other."""
         error = future.exception()
-        if error is None:
-            self._stored += 1
-            if self._out.shape != "table":
-                _print_line(self._out, future.result())
+        if error is not None:
+            self._tell_refused(number, error)
             return
-        self._failed += 1
-        if self._failed <= _FIRST_ERRORS:
+        self._stored += 1
+        if self._out.shape != "table":
+            _print_line(self._out, future.result())
+
+    def _tell_refused(self, number: int, error: BaseException) -> None:
+        """By the producer's thread, and by the one that sends."""
+        with self._lock:
+            self._failed += 1
+            told = self._failed <= _FIRST_ERRORS
+        if told:
             code = error.code if isinstance(error, MqprocError) else type(error).__name__
-            self._out.note(f"mqproc: not stored: {code}: {error}")
+            # The store counts within a frame, in which a message that it refuses comes alone.
+            text = str(error).removeprefix("message 0: ")
+            self._out.note(f"mqproc: {self._unit} {number:,} is not stored: {code}: {text}")
 
 
 def _print_line(out: Output, result: SendResult) -> None:

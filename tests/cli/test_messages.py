@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,8 +14,9 @@ import pytest
 
 from mqproc.client import Client
 from mqproc.message import Message
+from mqproc.quantities import counted
 from tests.cli.calling import Outcome, call
-from tests.conftest import Group, wait_until
+from tests.conftest import SMALL, Group, wait_until
 
 TOPIC = "orders"
 COUNT = 40
@@ -89,6 +91,49 @@ def test_lines_are_messages(store: Path, tmp_path: Path) -> None:
     assert [row["keys"] for row in ask(store, "message", "key", "lines", "k2", "--json").json["messages"]] == [["k2"]]
     bodies = ask(store, "tail", "lines", "--from", "beginning", "--format", "%s|").out
     assert sorted(bodies.split("|")) == sorted(["k1:first", "second", "", "third", "fourth", ""])
+
+
+def test_a_line_that_cannot_be_sent_is_told_and_the_others_go(store: Path) -> None:
+    large = b"x" * (SMALL["max_message_size"] + 1)
+    lines = b"\n".join([b"k1:v", b":w", b"k3:x", b"\xff:y", b"k5:" + large, b"k6:z"])
+    outcome = ask(store, "send", "bad-lines", "--key-delimiter", ":", stdin=lines)
+    assert outcome.code == 1
+    told = sorted(outcome.err.splitlines())
+    assert told[0].startswith("3 messages stored in ")
+    assert told[1] == "mqproc: line 2 is not stored: BAD_PROPERTY: key '' is empty or no text"
+    assert told[2] == "mqproc: line 4 is not stored: BAD_PROPERTY: key b'\\xff' is no UTF-8"
+    assert told[3].startswith(f"mqproc: line 5 is not stored: MESSAGE_TOO_LARGE: body of {len(large):,} bytes; ")
+    assert told[4:] == ["not stored: 3 messages"]
+    _settled(store)
+    assert ask(store, "tail", "bad-lines", "--format", "%k=%s ").out == "k1=v k3=x k6=z "
+
+
+def test_what_no_line_could_be_sent_with_is_a_usage_error(store: Path) -> None:
+    outcome = ask(store, "send", "lines", "--key", "a b", stdin=b"1\n2\n")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+
+
+def test_a_send_that_is_interrupted_says_how_many_went(store: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MQPROC_")}
+    command = [sys.executable, "-m", "mqproc", "send", "endless", "x", "--count", "1000000", "--rate", "100"]
+    with subprocess.Popen(
+        [*command, "--store", str(store), "--output", "raw"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+    ) as child:  # fmt: skip
+        wait_until(lambda: ask(store, "topic", "info", "endless").code == 0, what="the first message")
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    stored = out.count("\n")
+    assert stored > 0
+    assert err.startswith(f"{counted(stored, 'message')} stored in ")
+
+
+def test_a_closed_stdin_is_a_usage_error(store: Path) -> None:
+    command = f'exec "{sys.executable}" -m mqproc send lines - --store "{store}" <&-'
+    outcome = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 2
+    assert outcome.stderr.startswith("mqproc: stdin is closed: give BODY or --file")
 
 
 def test_count_and_rate(store: Path) -> None:
