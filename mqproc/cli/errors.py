@@ -100,7 +100,7 @@ def _follow(
 def _print_line(out: Output, error: SeenError, more: int) -> None:
     row: dict[str, Any] = {**dataclasses.asdict(error), "new": more}
     if out.shape != "table":
-        out.rows("errors", _COLUMNS, [row])
+        out.further_rows("errors", _COLUMNS, [row])
         return
     moment = time.strftime("%H:%M:%S", time.localtime(error.last_ms / 1000))
     out.line(f"{moment}  {error.owner}  {f'{more:,} times  ' if more > 1 else ''}{error.text}")

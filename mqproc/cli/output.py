@@ -146,16 +146,23 @@ class Output:
             for row in rows:
                 self.line(encode_json(dict(row)))
         elif self.shape in ("csv", "raw"):
-            self._values(columns, rows)
+            self._values(columns, rows, header=self.shape == "csv")
         else:
             self._table(columns, [[row.get(column.name) for column in columns] for row in rows])
+
+    def further_rows(self, name: str, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> None:
+        """Rows that follow on `rows` of the same columns: in csv without a header."""
+        if self.shape == "csv":
+            self._values(columns, rows, header=False)
+        else:
+            self.rows(name, columns, rows)
 
     def fields(self, columns: Sequence[Column], values: Mapping[str, Any]) -> None:
         """One thing's values: a line each."""
         if self.is_json:
             self.document(dict(values))
         elif self.shape in ("csv", "raw"):
-            self._values(columns, [values])
+            self._values(columns, [values], header=self.shape == "csv")
         else:
             self._pairs(columns, values)
 
@@ -164,11 +171,11 @@ class Output:
         self.errors.write(text + "\n")
         self.errors.flush()
 
-    def _values(self, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> None:
+    def _values(self, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], *, header: bool) -> None:
         buffer = io.StringIO()
         delimiter = "," if self.shape == "csv" else "\t"
         writer = csv.writer(buffer, delimiter=delimiter, lineterminator="\n")
-        if self.shape == "csv":
+        if header:
             writer.writerow(column.name for column in columns)
         for row in rows:
             writer.writerow(_exact(row.get(column.name)) for column in columns)

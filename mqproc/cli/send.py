@@ -192,6 +192,8 @@ class _Sending:
         """
         self._client = client
         self._out = out
+        # Each as it comes, so JSON comes as lines.
+        self._lines = Output("jsonl" if out.shape == "json" else out.shape, stream=out.stream)
         self._template = template
         self._delimiter = delimiter
         self._unit = unit
@@ -201,6 +203,8 @@ class _Sending:
 
     def run(self, lines: Iterable[bytes]) -> int:
         started_s = time.monotonic()
+        if self._lines.shape == "csv":
+            self._lines.rows("results", _COLUMNS, ())
         try:
             with self._client.producer() as producer:
                 for number, line in enumerate(lines, 1):
@@ -230,8 +234,8 @@ class _Sending:
             self._tell_refused(number, error)
             return
         self._stored += 1
-        if self._out.shape != "table":
-            _print_line(self._out, future.result())
+        if self._lines.shape != "table":
+            self._lines.further_rows("results", _COLUMNS, [asdict(future.result())])
 
     def _tell_refused(self, number: int, error: BaseException) -> None:
         """By the producer's thread, and by the one that sends."""
@@ -243,14 +247,6 @@ class _Sending:
             # The store counts within a frame, in which a message that it refuses comes alone.
             text = str(error).removeprefix("message 0: ")
             self._out.note(f"mqproc: {self._unit} {number:,} is not stored: {code}: {text}")
-
-
-def _print_line(out: Output, result: SendResult) -> None:
-    shape = "jsonl" if out.shape == "json" else out.shape
-    if shape == "csv":
-        shape = "raw"
-    line = Output(shape, stream=out.stream)
-    line.rows("results", _COLUMNS, [asdict(result)])
 
 
 def _print(out: Output, results: list[SendResult]) -> None:

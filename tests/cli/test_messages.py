@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import signal
 import subprocess
@@ -91,6 +92,14 @@ def test_lines_are_messages(store: Path, tmp_path: Path) -> None:
     assert [row["keys"] for row in ask(store, "message", "key", "lines", "k2", "--json").json["messages"]] == [["k2"]]
     bodies = ask(store, "tail", "lines", "--from", "beginning", "--format", "%s|").out
     assert sorted(bodies.split("|")) == sorted(["k1:first", "second", "", "third", "fourth", ""])
+
+
+def test_results_as_csv_have_one_header(store: Path) -> None:
+    for lines in (b"a\n", b"a\nb\nc\n"):
+        outcome = ask(store, "send", "as-csv", "--output", "csv", stdin=lines)
+        rows = list(csv.DictReader(outcome.out.splitlines()))
+        assert [row["status"] for row in rows] == ["PUT_OK"] * lines.count(b"\n")
+        assert all(len(row["message_id"]) == 32 and row["queue_offset"].isdigit() for row in rows)
 
 
 def test_a_line_that_cannot_be_sent_is_told_and_the_others_go(store: Path) -> None:

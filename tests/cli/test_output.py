@@ -38,6 +38,14 @@ def test_csv_has_a_header_and_exact_values() -> None:
     assert rows("csv", io.StringIO()) == "name,size,count,tags\na,4096,1234,x y\nbb,1,,\n"
 
 
+def test_further_rows_have_no_header_of_their_own() -> None:
+    stream = io.StringIO()
+    out = Output("csv", stream=stream)
+    out.rows("things", COLUMNS, ROWS[:1])
+    out.further_rows("things", COLUMNS, ROWS[1:])
+    assert stream.getvalue() == rows("csv", io.StringIO())
+
+
 def test_raw_has_no_header() -> None:
     assert rows("raw", io.StringIO()).splitlines()[0] == "a\t4096\t1234\tx y"
 
