@@ -45,20 +45,29 @@ class Following:
         self._shares: list[list[Place]] = []
         self._known: set[int] = set()
 
-    def messages(self, places: Sequence[Place], *, added_too: bool) -> Iterator[StoredMessage]:
-        """What comes to the queues from these places on; `added_too`: and to each one that is added, all it has."""
+    def messages(self, places: Sequence[Place], *, added_too: bool, ends_s: float) -> Iterator[StoredMessage]:
+        """What comes to the queues from these places on, until `ends_s` of the monotonic clock.
+
+        `added_too`: and to each queue that is added, all it has.
+        """
         for place in places:
             self._add(place)
         if added_too:
             threading.Thread(target=self._look, daemon=True).start()
-        while True:
-            some = self._found.get()
+        while (some := self._next(ends_s)) is not None:
             if isinstance(some, MqprocError):
                 raise some
             if len(self._known) > 1:
                 time.sleep(_ORDER_S)
             # Messages of several queues that come within this time are put into the log's order.
             yield from sorted(itertools.chain(some, self._waiting()), key=lambda message: message.physical_offset)
+
+    def _next(self, ends_s: float) -> Sequence[StoredMessage] | MqprocError | None:
+        """What was found first, once there is something; None at the end."""
+        try:
+            return self._found.get(timeout=min(max(0.0, ends_s - time.monotonic()), threading.TIMEOUT_MAX))
+        except queue.Empty:
+            return None
 
     def _add(self, place: Place) -> None:
         number = len(self._known)

@@ -96,7 +96,9 @@ class Span:
 )
 @click.option("--queue", "queues", multiple=True, type=click.IntRange(0), help="Only this queue; may be repeated.")
 @filter_options
-@click.option("--follow", "-f", is_flag=True, help="Go on with what comes, also to queues that are added.")
+@click.option(
+    "--follow", "-f", is_flag=True, help="Go on with what comes, also to new queues, until Ctrl-C or a --timeout."
+)
 @click.option(
     "-n",
     "--count",
@@ -140,7 +142,8 @@ def tail(
             found: Iterable[StoredMessage] = reader.last(most or _LAST, stop)
         else:
             start = start or (STORED if group is not None else END)
-            found = itertools.islice(reader.messages(start, stop, follow=follow), most)
+            ends_s = invocation.ends_s() if follow else None
+            found = itertools.islice(reader.messages(start, stop, ends_s), most)
         for message in found:
             write(message)
             if follow:
@@ -208,17 +211,17 @@ class Tail:
         self._all = not queues
         self._queues = [info for info in found if not queues or info.queue_id in queues]
 
-    def messages(self, start: Position, stop: Position | None, *, follow: bool) -> Iterator[StoredMessage]:
-        """From `start` to `stop`, or to the present end and then, with `follow`, on."""
+    def messages(self, start: Position, stop: Position | None, follow_until_s: float | None) -> Iterator[StoredMessage]:
+        """From `start` to `stop`, or to the present end and then on, until a moment of the monotonic clock."""
         spans = [self._span(info, start, stop) for info in self._queues]
         if start.kind == "last":
             yield from self._newest(spans, start.value)
         else:
             yield from self._merged(spans)
-        if follow:
+        if follow_until_s is not None:
             following = Following(self._client, self._topic, self._filter, self._tell_damage)
             ends = [Place(info.queue_id, info.max_offset) for info in self._queues]
-            yield from following.messages(ends, added_too=self._all)
+            yield from following.messages(ends, added_too=self._all, ends_s=follow_until_s)
 
     def _span(self, info: QueueInfo, start: Position, stop: Position | None) -> Span:
         begin = self._offset(info, start)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tests.cli.calling import call
+from tests.cli.calling import Outcome, call
 from tests.conftest import Group, wait_until
 
 
@@ -52,3 +53,17 @@ def test_of_queues_that_are_named_no_others_are_followed(make_group: Callable[..
         client.send("watched", b"asked for", queue_id=0)
         out, _ = child.communicate(timeout=60)
     assert out == "asked for\n"
+
+
+def test_following_ends_at_the_timeout(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    with group.client() as client:
+        client.create_topic("watched", 1)
+        client.send("watched", b"before")
+        client.wait_dispatched()
+    arguments = ("tail", "watched", "--store", group.store, "-f", "--from", "beginning", "--format", "%s\\n")
+    began_s = time.monotonic()
+    assert call(*arguments, "--timeout", "1s") == Outcome(0, "before\n", "")
+    assert time.monotonic() - began_s >= 1
+    # As in every command that asks a group: it gives up before there is an answer.
+    assert call(*arguments, "--timeout", "0").code == 4
