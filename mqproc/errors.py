@@ -5,6 +5,7 @@
     ├── StoreLockedError            STORE_LOCKED          exit 7
     ├── CorruptStoreError           CORRUPT               exit 6
     ├── StoreAccessError            STORE_ACCESS          exit 3
+    │   └── StoreNotFoundError      STORE_NOT_FOUND       exit 5
     ├── StartError                  START_FAILED          exit 3
     ├── NotRunningError             NOT_RUNNING           exit 9
     ├── RequestTimeoutError         TIMEOUT               exit 4
@@ -89,10 +90,17 @@ class CorruptStoreError(MqprocError):
 
 
 class StoreAccessError(MqprocError):
-    """The store's folder is missing, belongs to somebody else, or may not be written."""
+    """The store's folder is none, belongs to somebody else, or may not be written."""
 
     code = "STORE_ACCESS"
     exit_code = 3
+
+
+class StoreNotFoundError(StoreAccessError):
+    """There is no folder, or no file of a store, where one was said to be."""
+
+    code = "STORE_NOT_FOUND"
+    exit_code = 5
 
 
 class StartError(MqprocError):

@@ -22,7 +22,7 @@ from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Output, format_bytes
 from mqproc.cli.spawned_group import running_group
 from mqproc.cli.times import format_duration, format_time, parse_time_ms
-from mqproc.errors import MqprocError, RequestTimeoutError, StoreAccessError, StoreLockedError
+from mqproc.errors import BadRequestError, MqprocError, RequestTimeoutError, StoreLockedError
 from mqproc.message import StoredMessage
 from mqproc.paths import StorePaths
 from mqproc.quantities import counted
@@ -88,7 +88,7 @@ def _fresh(store: Path) -> None:
         return
     paths = StorePaths(store)
     if not paths.settings.is_file():
-        raise StoreAccessError(f"{store}: is there and is no store of the demo's; choose another place with --store")
+        raise BadRequestError(f"{store}: is there and is no store of the demo's; choose another place with --store")
     from mqproc.io import StoreIO
     from mqproc.shm.lock import holder_of
 

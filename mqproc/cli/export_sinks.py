@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mqproc.cli.output import encode_json
 from mqproc.cli.times import now_ms
 from mqproc.config import Options
-from mqproc.errors import StoreAccessError
+from mqproc.errors import BadRequestError, StoreNotFoundError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.store.topics import TopicConfig
@@ -134,15 +134,16 @@ def sink_for(
 ) -> Iterator[Sink]:
     """A sink by the target's name. It is made beside it and gets its name when the block has ended well.
 
-    Raises StoreAccessError when something is in the way, click.UsageError for an ending that means nothing.
+    Raises BadRequestError when something is in the way, StoreNotFoundError without a folder to put it in,
+    click.UsageError for an ending that means nothing.
     """
     target = target.absolute()
     if not target.parent.is_dir():
-        raise StoreAccessError(f"{target.parent}: no such folder")
+        raise StoreNotFoundError(f"{target.parent}: no such folder")
     if target.is_dir() and any(target.iterdir()):
-        raise StoreAccessError(f"{target}: not empty; a new store needs a folder of its own")
+        raise BadRequestError(f"{target}: not empty; a new store needs a folder of its own")
     if target.is_file():
-        raise StoreAccessError(f"{target}: there already; nothing is written over")
+        raise BadRequestError(f"{target}: there already; nothing is written over")
     partial = target.with_name(f"{target.name}.partial")
     _remove(partial)
     try:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mqproc.cli.output import Output
-from mqproc.errors import ConfigurationError, StoreAccessError
+from mqproc.errors import ConfigurationError, StoreAccessError, StoreNotFoundError
 from mqproc.paths import StorePaths
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Invocation:
         return StorePaths(self.store_path())
 
     def existing_paths(self) -> StorePaths:
-        """The same; raises StoreAccessError when there is no such folder."""
+        """The same; raises StoreNotFoundError when there is no such folder."""
         paths = self.paths()
         if paths.root.is_file():
             raise StoreAccessError(f"{paths.root}: a file; --store takes the folder that holds a store's files")
@@ -119,7 +119,9 @@ class Invocation:
             from mqproc.cli.beginning import check_not_beginning
 
             check_not_beginning(paths)
-            raise StoreAccessError(f"{paths.root}: no such folder; mqproc up --store {paths.root} makes a store there")
+            raise StoreNotFoundError(
+                f"{paths.root}: no such folder; mqproc up --store {paths.root} makes a store there"
+            )
         return paths
 
     def settings(self) -> dict[str, Setting]:

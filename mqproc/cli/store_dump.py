@@ -14,7 +14,7 @@ from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output, encode_json, format_bytes, format_value
 from mqproc.cli.segment_dump import RECORD_COLUMNS
 from mqproc.cli.store_options import options_for
-from mqproc.errors import StoreAccessError
+from mqproc.errors import StoreNotFoundError
 from mqproc.io import StoreIO
 from mqproc.layout.record_codec import decode_records
 from mqproc.message import StoredMessage
@@ -49,7 +49,7 @@ def dump(invocation: Invocation, path: Path | None, most: int, topic: str, field
     if path.is_dir():
         return _dump_log(invocation, io, path, most, topic)
     if not path.exists():
-        raise StoreAccessError(f"{path}: no such file or folder")
+        raise StoreNotFoundError(f"{path}: no such file or folder")
     found = dump_file(io, path, invocation.options(), fields=fields)
     _print_file(invocation.out, found, most)
     return EXIT_DAMAGE if found.is_damaged else 0

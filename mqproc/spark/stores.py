@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from mqproc.errors import BadRequestError, StoreAccessError
+from mqproc.errors import BadRequestError, StoreNotFoundError
 from mqproc.io import StoreIO
 from mqproc.kernels import scan
 from mqproc.kernels.record_check import BLANK, REACHED_STOP, REASON_NAMES, ZERO
@@ -66,7 +66,7 @@ class Survey:
 
 
 def find_stores(paths: Iterable[str]) -> list[str]:
-    """The stores that paths, patterns and URLs mean, each once. Raises StoreAccessError when one means none."""
+    """The stores that paths, patterns and URLs mean, each once. Raises StoreNotFoundError when one means none."""
     found: list[str] = []
     for path in paths:
         path = path.removeprefix(_FILE)
@@ -79,7 +79,7 @@ def _local_stores(path: str) -> list[str]:
         return [str(Path(path).absolute())]
     stores = [each for each in sorted(glob.glob(path)) if (Path(each) / "commitlog").is_dir()]
     if not stores:
-        raise StoreAccessError(f"{path}: no store there: no folder that it matches has a folder commitlog")
+        raise StoreNotFoundError(f"{path}: no store there: no folder that it matches has a folder commitlog")
     return [str(Path(each).absolute()) for each in stores]
 
 
@@ -90,7 +90,7 @@ def _remote_stores(url: str) -> list[str]:
     scheme = url.partition("://")[0]
     stores = [each for each in sorted(files.glob(pattern)) if files.isdir(f"{each}/commitlog")]
     if not stores:
-        raise StoreAccessError(f"{url}: no store there: no folder that it matches has a folder commitlog")
+        raise StoreNotFoundError(f"{url}: no store there: no folder that it matches has a folder commitlog")
     return [f"{scheme}://{each}" for each in stores]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.config import MIB, Options
-from mqproc.errors import StoreAccessError
+from mqproc.errors import BadRequestError, StoreAccessError
 from mqproc.io import StoreIO
 from mqproc.kernels import select
 from mqproc.kernels.gather import TIME_MAX, TIME_MIN
@@ -126,9 +126,9 @@ class NewStore:
     """A store that is being written: its log first, then everything else is built from that."""
 
     def __init__(self, io: StoreIO, paths: StorePaths, options: Options) -> None:
-        """Begin one at `paths`, an empty folder or none; `options` give its sizes. Raises StoreAccessError."""
+        """Begin one at `paths`, an empty folder or none; `options` give its sizes. Raises BadRequestError."""
         if io.names(paths.root):
-            raise StoreAccessError(f"{paths.root}: not empty; a new store needs a folder of its own")
+            raise BadRequestError(f"{paths.root}: not empty; a new store needs a folder of its own")
         self._io = io
         self._paths = paths
         self._options = options

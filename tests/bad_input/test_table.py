@@ -253,7 +253,7 @@ TABLE = [
     Row(28, "a read of damage", troubles.reads_damage, "CORRUPT", r"\[\d+, \d+\)"),
     # Starts
     Row(29, "a second supervisor", stores.second_supervisor, "exit 7", r"in use by pid \d+ since 20"),
-    Row(30, "commands without a store", stores.commands_without_a_store, "exit 3", "no such folder"),
+    Row(30, "commands without a store", stores.commands_without_a_store, "exit 5", "no such folder"),
     Row(
         30, "commands on a file", stores.commands_on(stores.a_file, stores.COMMANDS), "exit 3", "a_file: a file, not a"
     ),

@@ -125,7 +125,7 @@ def test_a_store_in_use_is_not_removed(store: Path) -> None:
 
 def test_a_folder_that_is_no_store_is_not_removed(tmp_path: Path, flights: list[dict[str, str]]) -> None:
     (tmp_path / "precious").write_text("x")
-    assert call("demo", "--store", tmp_path).code == 3
+    assert call("demo", "--store", tmp_path).code == 2
     assert (tmp_path / "precious").exists()
 
 

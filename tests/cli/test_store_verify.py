@@ -114,17 +114,17 @@ def as_nobody() -> Iterator[None]:
         os.seteuid(0)
 
 
-def test_wrong_input_is_one_line_and_exit_code_3(tmp_path: Path) -> None:
+def test_wrong_input_is_one_line_and_an_exit_code(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     (tmp_path / "empty").mkdir()
     locked = load_fixture("c3_killed_fresh", tmp_path / "locked").store.parent
-    for path, said in (
-        (tmp_path / "gone", "gone: no such folder"),
-        (tmp_path / "file", "file: a file, not a store's folder"),
-        (tmp_path / "empty", "empty: not a store: it has no folder commitlog"),
+    for path, code, said in (
+        (tmp_path / "gone", 5, "gone: no such folder"),
+        (tmp_path / "file", 3, "file: a file, not a store's folder"),
+        (tmp_path / "empty", 3, "empty: not a store: it has no folder commitlog"),
     ):
         outcome = call("store", "verify", path)
-        assert (outcome.code, outcome.out) == (3, "")
+        assert (outcome.code, outcome.out) == (code, "")
         assert outcome.err == f"mqproc: {tmp_path / said}\n"
     store = locked / "after"
     store.chmod(0)

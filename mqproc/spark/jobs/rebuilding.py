@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from mqproc.config import Options
-from mqproc.errors import BadRequestError, CorruptStoreError, StoreAccessError
+from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.spark.jobs.audits import SHARE_BYTES
@@ -90,8 +90,8 @@ def rebuild(
     byte for byte what dispatch makes of this log; so is the index but for files that began before the log does. A
     running store is built up to what it has published.
 
-    Raises StoreAccessError when there is no store, or something is in `to`; CorruptStoreError for damage, unless
-    `fail_on_data_loss` is off: then it is passed over, with fillers for what it has swallowed.
+    Raises StoreAccessError when there is no store, BadRequestError when something is in `to`; CorruptStoreError for
+    damage, unless `fail_on_data_loss` is off: then it is passed over, with fillers for what it has swallowed.
     """
     from pyspark import StorageLevel
 
@@ -126,7 +126,7 @@ def _picture(io: StoreIO, paths: StorePaths, options: Options, share_bytes: int)
 def _make_target(target: StorePaths) -> None:
     io = StoreIO()
     if io.names(target.root):
-        raise StoreAccessError(f"{target.root}: not empty; what is built needs a folder of its own")
+        raise BadRequestError(f"{target.root}: not empty; what is built needs a folder of its own")
     io.make_folder(target.consume_queue)
     io.make_folder(target.index)
 
@@ -142,7 +142,7 @@ class RebuildJob:
 
     @classmethod
     def of(cls, store: Path, to: Path, *, share_bytes: int, fail_on_data_loss: bool) -> RebuildJob:
-        """Plan a rebuild and make its target. Raises StoreAccessError."""
+        """Plan a rebuild and make its target. Raises StoreAccessError, or BadRequestError when something is there."""
         io, paths, target = StoreIO(), StorePaths(store), StorePaths(to.absolute())
         check_is_store(io, paths)
         options = settings_of(io, paths)

@@ -81,7 +81,7 @@ def test_export_and_compact(rolled_store: Path, tmp_path: Path) -> None:
 
 def test_what_went_wrong_is_one_line(rolled_store: Path, tmp_path: Path) -> None:
     missing = call("spark", "counts", tmp_path / "missing")
-    assert missing.code == 3
+    assert missing.code == 5
     assert missing.err.count("\n") == 1
     assert "no such folder" in missing.err
     store = shutil.copytree(rolled_store, tmp_path / "store")

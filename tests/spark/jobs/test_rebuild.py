@@ -43,7 +43,7 @@ def test_on_spark_with_rolled_files_of_every_kind(spark: SparkSession, rolled_st
     names = [row.name for row in built.index.orderBy("name").collect()]
     assert names == [path.name for path in sorted((rolled_store / "index").iterdir())]
     built.unpersist()
-    with pytest.raises(StoreAccessError, match="not empty"):
+    with pytest.raises(BadRequestError, match="not empty"):
         rebuild(spark, rolled_store, tmp_path / "built")
 
 

@@ -55,6 +55,6 @@ def test_code_that_was_changed_stays(tmp_path: Path) -> None:
 
 def test_a_store_must_be_there(tmp_path: Path) -> None:
     missing = call("spark", "pipeline", "--store", tmp_path / "missing", "--to", tmp_path / "pipeline")
-    assert missing.code == 3
+    assert missing.code == 5
     assert "no such folder" in missing.err
     assert not (tmp_path / "pipeline").exists()
