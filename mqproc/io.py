@@ -323,8 +323,12 @@ class StoreIO:
         return os.lseek(fd, offset, os.SEEK_HOLE)
 
     def allocate(self, fd: int, offset: int, size: int) -> None:
-        """Reserve space on disk; ENOSPC is raised here instead of at a store into a map."""
-        os.posix_fallocate(fd, offset, size)
+        """Reserve space on disk; ENOSPC is raised here instead of at a store into a map, with file and bytes."""
+        try:
+            os.posix_fallocate(fd, offset, size)
+        except OSError as error:
+            text = f"{error.strerror}: {size:,} bytes are needed at {offset:,}"
+            raise OSError(error.errno, text, self.path_of(fd)) from None
 
     def set_size(self, fd: int, size: int) -> None:
         """Lengthen a file (sparse), or shorten one that nobody maps."""

@@ -104,6 +104,16 @@ def test_a_sparse_file_takes_what_is_allocated(tmp_path: Path) -> None:
     io.close(fd)
 
 
+def test_what_finds_no_room_is_told_with_its_file_and_bytes(tmp_path: Path) -> None:
+    io, path = StoreIO(), tmp_path / "file"
+    fd = io.open(path, write=True, create=True)
+    with pytest.raises(OSError, match="bytes are needed at 4,096") as caught:
+        io.allocate(fd, 4096, 1 << 62)
+    io.close(fd)
+    assert caught.value.filename == str(path)
+    assert f": {1 << 62:,} bytes" in caught.value.strerror
+
+
 def test_a_file_is_out_of_reach_without_a_name_and_without_another_reader(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 8192)
