@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +38,16 @@ class Seconds(click.ParamType[float]):
             return times.parse_duration_ms(text) / 1000
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class Rate(click.FloatRange):
+    """So many a second, `min` or more; not a number and infinity are no rates."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        rate: float = super().convert(value, param, ctx)
+        if not math.isfinite(rate):
+            self.fail(f"{value} is no number that can be counted to", param, ctx)
+        return rate
 
 
 class Moment(click.ParamType[int]):

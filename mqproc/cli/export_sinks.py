@@ -142,6 +142,8 @@ def sink_for(
         raise StoreNotFoundError(f"{target.parent}: no such folder")
     if target.is_dir() and any(target.iterdir()):
         raise BadRequestError(f"{target}: not empty; a new store needs a folder of its own")
+    if target.exists() and not target.is_file() and not target.is_dir():
+        raise BadRequestError(f"{target}: neither a file nor a folder; export makes one of them")
     if target.is_file():
         raise BadRequestError(f"{target}: there already; nothing is written over")
     partial = target.with_name(f"{target.name}.partial")

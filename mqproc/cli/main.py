@@ -5,6 +5,9 @@ An error is one line on stderr: what, where, what to do. `--verbose` shows the t
 
 from __future__ import annotations
 
+import codecs
+import io
+import json
 import os
 import sys
 import time
@@ -125,6 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, this program's own unless arguments are given, and return the exit code."""
     if arguments is None:
         end_in_order()
+        _print_anything()
     invocation = Invocation(began_s=process_began_s() if arguments is None else time.monotonic())
     try:
         result = cli.main(arguments, "mqproc", standalone_mode=False, obj=invocation)
@@ -141,6 +145,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         where = f"{error.filename}: " if error.filename else ""
         return _failed(f"{where}{error.strerror or error}", 1, invocation)
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
+
+
+def _print_anything() -> None:
+    """Have a character that stdout's encoding lacks printed as JSON escapes it, instead of failing."""
+    codecs.register_error("json", _escaped)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="json")
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def _failed(text: str, exit_code: int, invocation: Invocation) -> int:

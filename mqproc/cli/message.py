@@ -133,6 +133,8 @@ def range_(
 ) -> int:
     """Show the messages of TOPIC with begin ≤ time < end, queue by queue. Exit code 5 when there is no such topic."""
     chosen = filter_of(tags, sql)
+    if only_count and most is not None:
+        raise click.UsageError("--count counts all; --max is for messages that are shown")
     with invocation.client() as client:
         queues_of(client, topic)  # One that is not there would look like one without messages.
         if only_count:

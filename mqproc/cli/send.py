@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import click
 
-from mqproc.cli.commands import Command
+from mqproc.cli.commands import Command, Rate
 from mqproc.cli.completing import complete_topic
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output
@@ -89,7 +89,7 @@ AHEAD = Ahead()
 @click.option("--queue", type=click.IntRange(0), help="Queue id; else the queues take turns.")
 @click.option("--sharding-key", default="", metavar="TEXT", help="What has one goes to one queue, in its order.")
 @click.option("--count", type=click.IntRange(1), default=1, help="Send the body so often.  [default: 1]")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), metavar="N", help="At most so many a second.")
+@click.option("--rate", type=Rate(0, min_open=True), metavar="N", help="At most so many a second.")
 @click.option("--no-wait", is_flag=True, help="One message: answer before the sync of a SYNC_FLUSH store.")
 @pass_invocation
 def send(

@@ -45,7 +45,7 @@ def create(invocation: Invocation, name: str, queues: int, perm: str) -> None:
     if invocation.out.is_json:
         invocation.out.document({"topic": name, "queues": queues, "perm": PERMISSIONS[perm]})
     else:
-        invocation.out.note(f"topic {name} has {queues} queues")
+        invocation.out.note(f"topic {name} has {counted(queues, 'queue')}")
 
 
 @topic.command("list", cls=Command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import signal
 import subprocess
@@ -52,6 +53,7 @@ def ask(store: Path, *arguments: str | int, stdin: bytes = b"") -> Outcome:
 def test_topics_are_created_listed_shown_and_deleted(store: Path) -> None:
     assert ask(store, "topic", "create", "short-lived", "--queues", 3).code == 0
     listed = {row["topic"]: row for row in ask(store, "topic", "list", "--json").json["topics"]}
+    assert ask(store, "topic", "create", "single", "--queues", 1).err == "topic single has 1 queue\n"
     assert (listed["short-lived"]["queues"], listed["short-lived"]["permissions"]) == (3, "rw")
     assert listed[TOPIC]["message_count"] >= COUNT
     info = ask(store, "topic", "info", "short-lived", "--json").json
@@ -136,6 +138,29 @@ def test_a_send_that_is_interrupted_says_how_many_went(store: Path) -> None:
     stored = out.count("\n")
     assert stored > 0
     assert err.startswith(f"{counted(stored, 'message')} stored in ")
+
+
+@pytest.mark.parametrize("rate", ["nan", "inf", "0", "-1"])
+def test_what_is_no_rate_is_a_usage_error(store: Path, rate: str) -> None:
+    assert ask(store, "send", "lines", "x", "--rate", rate).code == 2
+    assert ask(store, "replay", "--topic", "lines", "--to", "again", "--rate", rate if rate != "0" else "nan").code == 2
+
+
+def test_counting_takes_no_limit(store: Path) -> None:
+    outcome = ask(store, "message", "range", TOPIC, "--count", "--max", 2)
+    assert (outcome.code, outcome.out) == (2, "")
+
+
+def test_what_the_terminal_has_no_characters_for_is_escaped(store: Path) -> None:
+    body = "caf\u00e9 \U0001f600"
+    assert ask(store, "send", "characters", body).code == 0
+    _settled(store)
+    command = [sys.executable, "-m", "mqproc", "tail", "characters", "--store", str(store)]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    plain = subprocess.run([*command, "--format", "%s"], capture_output=True, env=environment, check=True)
+    assert plain.stdout == b"caf\\u00e9 \\ud83d\\ude00"
+    as_json = subprocess.run([*command, "--json", "--body", "text"], capture_output=True, env=environment, check=True)
+    assert json.loads(as_json.stdout)["body"] == body
 
 
 def test_a_closed_stdin_is_a_usage_error(store: Path) -> None:

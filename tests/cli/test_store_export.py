@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -215,6 +216,7 @@ def test_a_store_at_work_is_exported_and_the_new_one_goes_on(make_group: Callabl
 
 def test_what_cannot_be_exported_leaves_nothing_behind(golden: Path, tmp_path: Path) -> None:
     (tmp_path / "there.jsonl").write_text("x")
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("x")
     before = sorted(tmp_path.rglob("*"))
@@ -222,6 +224,7 @@ def test_what_cannot_be_exported_leaves_nothing_behind(golden: Path, tmp_path: P
         ("there.jsonl", "OrderTopic", 2, "there.jsonl: there already; nothing is written over"),
         ("full", "OrderTopic", 2, "full: not empty; a new store needs a folder of its own"),
         ("gone/out.jsonl", "OrderTopic", 5, "gone: no such folder"),
+        ("pipe", "OrderTopic", 2, "pipe: neither a file nor a folder; export makes one of them"),
         ("out.txt", "OrderTopic", 2, "export writes .parquet, .jsonl, or a folder"),
         ("out.jsonl", "Nobody", 5, "no topic 'Nobody' there"),
         ("new", "Nobody", 5, "no topic 'Nobody' there"),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from mqproc.cli.commands import SECONDS, SIZE, Command, Group
+from mqproc.cli.commands import SECONDS, SIZE, Command, Group, Rate
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Output, format_bytes
 from mqproc.errors import DiskFullError
@@ -85,9 +85,7 @@ _MESSAGES = {
     "consumers": "Messages to load before.",
     "clients": "Messages to load before.",
 }
-_rate = click.option(
-    "--rate", type=click.FloatRange(0), default=0.0, metavar="N", help="Messages a second.  [no limit]"
-)
+_rate = click.option("--rate", type=Rate(0), default=0.0, metavar="N", help="Messages a second.  [no limit]")
 
 
 _pin = click.option(
@@ -130,7 +128,7 @@ def e2e(invocation: Invocation, /, rate: float, part: str, **shared: Any) -> Non
 
 @bench.command(cls=Command)
 @_shared(0, 10, "producers")
-@_option("--rate", 10_000.0, "Messages due a second.", click.FloatRange(1))
+@_option("--rate", 10_000.0, "Messages due a second.", Rate(1))
 @_option("--level", 0, "Wait for this delay level; 0: for a time of --ahead.", click.IntRange(0, 18))
 @_option("--ahead", "3", "Time from send to due, without --level.", SECONDS)
 @pass_invocation
