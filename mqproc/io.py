@@ -34,9 +34,13 @@ _FALLOC_FL_ZERO_RANGE: Final = 0x10
 _SYNC_FILE_RANGE_WRITE: Final = 2
 _ZEROS: Final = bytes(1 << 20)
 _BLOCK_BYTES: Final = 512
+# Of `struct statfs`, whose first word is the file system's kind; it is smaller on every machine.
+_STATFS_BYTES: Final = 256
+_TMPFS_MAGIC: Final = 0x01021994
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _libc.syncfs.argtypes = (ctypes.c_int,)
+_libc.fstatfs.argtypes = (ctypes.c_int, ctypes.c_char_p)
 _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 
@@ -305,6 +309,16 @@ class StoreIO:
             _raise_errno()
         for start in range(offset, offset + size, len(_ZEROS)):
             self.pwrite(fd, memoryview(_ZEROS)[: min(len(_ZEROS), offset + size - start)], start)
+
+    def holes_take_room(self, fd: int) -> bool:
+        """Whether a file has holes that take room once a map of them is read, as on tmpfs: it ends a process there."""
+        found = os.fstat(fd)
+        if found.st_blocks * _BLOCK_BYTES >= found.st_size:
+            return False
+        told = ctypes.create_string_buffer(_STATFS_BYTES)
+        if _libc.fstatfs(fd, told) != 0:
+            _raise_errno(self.path_of(fd))
+        return ctypes.c_long.from_buffer(told).value == _TMPFS_MAGIC
 
     def next_data(self, fd: int, offset: int) -> int | None:
         """Where the next byte that was ever written lies, at or after `offset`; None when there is none.

@@ -226,7 +226,8 @@ class ShadowFile:
         if self._mapping is None and not self._pages and self.origin is not None and size == self._visible == self.size:
             fd = self._io.open(self.origin)
             try:
-                self._mapping = _Map(fd, size, access=mmap.ACCESS_COPY)
+                if not self._io.holes_take_room(fd):
+                    self._mapping = _Map(fd, size, access=mmap.ACCESS_COPY)
             finally:
                 self._io.close(fd)
         if self._mapping is None or len(self._mapping) != size:

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from mqproc.io import StoreIO
 from mqproc.kernels import index_verify as kernels
-from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import index_file as layout
 from mqproc.store.verify.picture import IndexFile, Picture, Share
+from mqproc.store.whole_files import view_of
 
 
 class IndexWalk:
@@ -88,12 +88,12 @@ class IndexWalk:
 
 
 def index_view(io: StoreIO, picture: Picture, file: IndexFile) -> NDArray[np.uint8] | None:
-    """A whole index file, mapped; None when retention has deleted it since."""
+    """A whole index file; None when retention has deleted it since."""
     try:
         fd = io.open(picture.inventory.paths.index / file.name)
     except FileNotFoundError:
         return None
     try:
-        return as_kernel_array(io.map(fd, picture.inventory.sizes.index_file))
+        return view_of(io, fd, picture.inventory.sizes.index_file)
     finally:
         io.close(fd)
