@@ -109,9 +109,9 @@ def test_a_segment_made_ahead_is_no_hole(tmp_path: Path) -> None:
 )
 def test_a_path_that_is_no_store_has_one_answer(command: list[str], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for name, said in (("empty", "not a store: it has no folder commitlog"), ("gone", "no such ")):
+    for name, code, said in (("empty", 3, "not a store: it has no folder commitlog"), ("gone", 5, "no such ")):
         outcome = call("store", *command, tmp_path / name)
-        assert (outcome.code, outcome.out) == (3, "")
+        assert (outcome.code, outcome.out) == (code, "")
         assert outcome.err.startswith(f"mqproc: {tmp_path / name}: {said}")
         assert len(outcome.err.splitlines()) == 1
     assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
