@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -28,7 +29,8 @@ class AsyncProducer:
             future = await producer.send("orders", b"…", keys="order-1")
         print((await future).queue_offset)
 
-    As `Producer`; `send` waits for room in the buffer, and its future for the outcome.
+    As `Producer`; `send` waits for room in the buffer, and its future for the outcome. It belongs to the event loop in
+    which it was first used, whose end sends nothing: without `close` it warns of what was left.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class AsyncProducer:
         self._flushing = 0
         self._closing = False
         self._sender: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> AsyncProducer:
         return self
@@ -77,16 +80,23 @@ class AsyncProducer:
             topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms, sharding_key=sharding_key
         )
         check_message(message)
+        self._check_loop()
         while not self._closing and not self._batcher.has_room(message):
             await self._next_resolved()
         if self._closing:
             raise BadRequestError("the producer is closed")
         if self._sender is None:
-            self._sender = asyncio.ensure_future(self._run())
+            self._loop = asyncio.get_running_loop()
+            self._sender = self._loop.create_task(self._run())
         future: Results = asyncio.get_running_loop().create_future()
         if self._batcher.add(message, future, _clock()):
             self._wake.set()
         return future
+
+    def _check_loop(self) -> None:
+        """Refuse what the producer's task would never do: a forked process, or another loop, does not run it."""
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            raise BadRequestError("the producer belongs to another event loop: make one in each")
 
     async def _next_resolved(self) -> None:
         self._resolved.clear()
@@ -94,6 +104,7 @@ class AsyncProducer:
 
     async def flush(self) -> None:
         """Return when everything given so far has its outcome."""
+        self._check_loop()
         self._flushing += 1
         try:
             while not self._batcher.empty or self._under_way:
@@ -104,6 +115,7 @@ class AsyncProducer:
 
     async def close(self) -> None:
         """Send what is left; then nothing more is taken."""
+        self._check_loop()
         self._closing = True
         self._wake.set()
         self._resolved.set()
@@ -111,6 +123,13 @@ class AsyncProducer:
             await self._sender
 
     async def _run(self) -> None:
+        try:
+            await self._send_all()
+        finally:
+            if left := self._batcher.messages:
+                warnings.warn(f"{left:,} messages of a producer were not sent: close it", stacklevel=1)
+
+    async def _send_all(self) -> None:
         """Start a frame whenever a group is due and fewer than `max_in_flight` are under way."""
         while True:
             while len(self._under_way) < self._limits.in_flight:

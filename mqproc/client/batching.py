@@ -66,6 +66,11 @@ class Batcher(Generic[F]):
         """Whether nothing waits; messages under way may still count as buffered."""
         return not self._open and not self._full
 
+    @property
+    def messages(self) -> int:
+        """How many messages wait."""
+        return sum(len(group.messages) for group in (*self._full, *self._open.values()))
+
     def has_room(self, message: Message) -> bool:
         """A message larger than the whole room may come when nothing else is there."""
         return self.buffered_bytes == 0 or self.buffered_bytes + cost_of(message) <= self._limits.buffered_bytes

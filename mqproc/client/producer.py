@@ -3,17 +3,25 @@
     producer.send ──▶ Batcher ──Group──▶ sender thread ──frames──▶ Pipeline ──results──▶ futures
 
 One thread sends and receives. Memory is bounded: `send` waits while `max_buffered_bytes` are waiting or under way.
+
+A forked process has none of its parent's threads, and may have got locks that one of them held: there every producer
+begins anew, without the messages that its parent will send.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import os
 import threading
 import time
+import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mqproc.client import core, sending
 from mqproc.client.batching import Batcher, Group, Limits
@@ -26,6 +34,10 @@ if TYPE_CHECKING:
 
 Results = Future[SendResult]
 _clock = time.monotonic
+EXIT_FLUSH_S: Final = 10.0
+"""How long the end of the program waits for what producers that nobody closed have left to send."""
+
+_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
 class Producer:
@@ -37,7 +49,8 @@ class Producer:
 
     A message waits at most `linger_ms` for others of its topic. With several frames in flight a frame that the store
     refused for now is sent again after later ones; with `max_in_flight=1` messages of one sharding key stay in their
-    order then too. `close`, and the end of the `with` block, send what is left.
+    order then too. `close`, the end of the `with` block and that of the program send what is left; the last waits for
+    it at most 10 s, and warns. A forked process may use its parent's producer: what the parent gave it stays there.
     """
 
     def __init__(
@@ -52,13 +65,26 @@ class Producer:
     ) -> None:
         self._limits = Limits(linger_ms / 1000, max_batch_messages, max_batch_bytes, max_in_flight, max_buffered_bytes)
         self._client = client
+        self._closing = False
+        self._begin()
+        _producers.add(self)
+
+    def _begin(self) -> None:
+        """As in a new process: nothing waits, nothing is under way, and no thread runs."""
         self._batcher: Batcher[Results] = Batcher(self._limits)
         self._changed = threading.Condition()
         self._flushing = 0
-        self._closing = False
         self._under_way = 0  # messages taken by the sender and not yet resolved
+        self._thread: threading.Thread | None = None
+        self._taking = False  # whether there is a thread that sends what is given now
+        self._failed = 0  # messages that failed after the closing began
+
+    def _start(self) -> None:
+        if self._closing:
+            raise BadRequestError("the producer is closed")
         self._thread = threading.Thread(target=self._run, name="mqproc-producer", daemon=True)
         self._thread.start()
+        self._taking = True
 
     def __enter__(self) -> Producer:
         return self
@@ -98,8 +124,8 @@ class Producer:
         with self._changed:
             if not self._batcher.has_room(message):
                 self._wait_for_room(message, timeout)
-            if self._closing:
-                raise BadRequestError("the producer is closed")
+            if not self._taking:
+                self._start()
             if self._batcher.add(message, future, _clock()):
                 self._changed.notify_all()
         return future
@@ -122,11 +148,24 @@ class Producer:
     def close(self, timeout: float | None = None) -> None:
         """Send what is left and end the thread. Raises RequestTimeoutError; the thread then goes on."""
         with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        self._thread.join(timeout)
-        if self._thread.is_alive():
+            self._end()
+            thread = self._thread
+        if thread is None:
+            return
+        thread.join(timeout)
+        if thread.is_alive():
             raise RequestTimeoutError(f"not everything was sent within {timeout:g} s")
+
+    def _end(self) -> None:
+        """Take nothing more."""
+        self._closing = True
+        self._taking = False
+        self._changed.notify_all()
+
+    def _unsent(self) -> int:
+        """How many messages were there at the closing and are not stored."""
+        with self._changed:
+            return self._failed + self._under_way + self._batcher.messages
 
     # The sender thread
 
@@ -149,13 +188,13 @@ class Producer:
 
     def _give_up(self, groups: deque[Group[Results]], error: BaseException) -> None:
         with self._changed:
-            self._closing = True
+            self._end()
             while (group := self._batcher.take(_clock(), everything=True)) is not None:
                 groups.append(group)
             for group in groups:
                 for future in group.futures:
                     if not future.done():
-                        future.set_exception(error)
+                        self._fail(future, error)
                 self._batcher.done(group)
             self._under_way = 0
             self._changed.notify_all()
@@ -187,7 +226,7 @@ class Producer:
             self._one_by_one(group, error)
         except MqprocError as error:
             for future in group.futures:
-                future.set_exception(error)
+                self._fail(future, error)
         finally:
             with self._changed:
                 self._under_way -= len(group.messages)
@@ -198,12 +237,16 @@ class Producer:
         """One message was refused, so none of its frame was stored: the others shall not suffer for it."""
         for message, future in zip(group.messages, group.futures, strict=True):
             if len(group.messages) == 1:
-                future.set_exception(error)
+                self._fail(future, error)
                 return
             try:
                 future.set_result(self._client.run(sending.send(message)))
             except MqprocError as own:
-                future.set_exception(own)
+                self._fail(future, own)
+
+    def _fail(self, future: Results, error: BaseException) -> None:
+        self._failed += self._closing
+        future.set_exception(error)
 
 
 def _without_cancelled(group: Group[Results]) -> Group[Results]:
@@ -214,3 +257,22 @@ def _without_cancelled(group: Group[Results]) -> Group[Results]:
         if future.set_running_or_notify_cancel()
     ]
     return Group(group.due, [message for message, _ in kept], [future for _, future in kept], group.size)
+
+
+def _begin_all() -> None:
+    for producer in _producers:
+        producer._begin()
+
+
+def _close_all() -> None:
+    """Send what is left when the program ends: its daemon threads still run here."""
+    deadline = _clock() + EXIT_FLUSH_S
+    for producer in list(_producers):
+        with contextlib.suppress(RequestTimeoutError):
+            producer.close(max(0.0, deadline - _clock()))
+        if unsent := producer._unsent():
+            warnings.warn(f"{unsent:,} messages of a producer were not sent at the program's end", stacklevel=1)
+
+
+os.register_at_fork(after_in_child=_begin_all)
+atexit.register(_close_all)

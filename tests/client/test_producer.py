@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mqproc.client.aio import AsyncClient
+from mqproc.client.aio_producer import AsyncProducer
 from mqproc.client.batching import Batcher, Limits
+from mqproc.client.producer import Producer
 from mqproc.client.sync import Client
 from mqproc.errors import (
     BadPropertyError,
@@ -153,7 +160,7 @@ def test_memory_is_bounded(client: Client, roles: MemoryRoles) -> None:
         return True
 
     roles.behaviour = take
-    producer = client.producer(linger_ms=0, max_buffered_bytes=10_000)
+    producer = client.producer(linger_ms=60_000, max_batch_messages=2, max_buffered_bytes=10_000)
     futures = [producer.send("orders", bytes(4000)) for _ in range(2)]
     # What the writer has not taken would be sent again to its successor.
     wait_until(lambda: sum(taken) >= 8000, what="both with the writer")
@@ -164,8 +171,9 @@ def test_memory_is_bounded(client: Client, roles: MemoryRoles) -> None:
     roles.start()
     for future in futures:
         assert isinstance(future.exception(PATIENCE_S), SendOutcomeUnknownError)
-    producer.send("orders", bytes(4000), timeout=PATIENCE_S).result(PATIENCE_S)
+    stored = producer.send("orders", bytes(4000), timeout=PATIENCE_S)
     producer.close(PATIENCE_S)
+    assert stored.result(0).queue_offset >= 0
     with pytest.raises(BadRequestError, match="closed"):
         producer.send("orders", b"")
 
@@ -176,6 +184,55 @@ def test_a_cancelled_message_is_not_sent(client: Client, roles: MemoryRoles) -> 
         assert dropped.cancel()
     assert kept.result(0).queue_offset == 0
     assert [message.body for message in roles.messages] == [b"kept"]
+
+
+def send_in_child(producer: Producer, results: Any) -> None:
+    future = producer.send("orders", b"child")
+    producer.flush(PATIENCE_S)
+    results.send(future.result(0).queue_offset)
+    producer.close(PATIENCE_S)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_sends_what_it_was_given_itself(client: Client, roles: MemoryRoles) -> None:
+    producer = client.producer(linger_ms=60_000, max_batch_messages=2)
+    producer.send("orders", b"parent")
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    with producer._changed:  # As if another thread had been about to send.
+        child = multiprocessing.get_context("fork").Process(target=send_in_child, args=(producer, theirs))
+        child.start()
+    child.join(PATIENCE_S)
+    assert child.exitcode == 0
+    assert ours.recv() == 0
+    assert [message.body for message in roles.messages] == [b"child"]
+    producer.close(PATIENCE_S)
+    assert [message.body for message in roles.messages] == [b"child", b"parent"]
+
+
+def end_without_close(store: Path, wait_s: float) -> subprocess.CompletedProcess[str]:
+    script = (
+        "import mqproc, sys\n"
+        "from mqproc.client import producer\n"
+        "producer.EXIT_FLUSH_S = float(sys.argv[2])\n"
+        "sender = mqproc.Client(sys.argv[1]).producer(linger_ms=60_000)\n"
+        "for number in range(100): sender.send('orders', b'%d' % number)\n"
+    )
+    arguments = [sys.executable, "-c", script, str(store), str(wait_s)]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=True)
+
+
+def test_the_end_of_the_program_sends_what_is_left(roles: MemoryRoles) -> None:
+    assert end_without_close(roles.store, PATIENCE_S).stderr == ""
+    assert len(roles.messages) == 100
+
+
+def test_the_end_of_the_program_tells_what_could_not_be_sent(roles: MemoryRoles) -> None:
+    told = "100 messages of a producer were not sent"
+    roles.behaviour = lambda request: True
+    assert told in end_without_close(roles.store, 0.05).stderr, "the store does not answer in time"
+    roles.stop()
+    assert told in end_without_close(roles.store, PATIENCE_S).stderr, "no store runs"
+    roles.start()
 
 
 def test_the_async_producer(roles: MemoryRoles) -> None:
@@ -198,3 +255,20 @@ def test_the_async_producer(roles: MemoryRoles) -> None:
 
     asyncio.run(go())
     assert roles.frames < 20
+
+
+def test_an_async_producer_belongs_to_one_event_loop_and_warns_of_what_is_left_at_its_end(roles: MemoryRoles) -> None:
+    async def make() -> AsyncProducer:
+        client = AsyncClient(roles.store, timeout=5)
+        producer = client.producer(linger_ms=60_000)
+        await producer.send("orders", b"x")
+        return producer
+
+    async def go_on(producer: AsyncProducer) -> None:
+        for call in (producer.send("orders", b"y"), producer.flush(), producer.close()):
+            with pytest.raises(BadRequestError, match="another event loop"):
+                await call
+
+    with pytest.warns(UserWarning, match="1 messages of a producer were not sent"):
+        producer = asyncio.run(make())
+    asyncio.run(go_on(producer))
