@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from mqproc.errors import BadRequestError
 from mqproc.kernels.decode import ALL_COLUMNS, decode_to_columns
@@ -18,6 +19,7 @@ from mqproc.message import PullStatus
 
 # The properties are the stored string, so bytes that are no UTF-8 cannot make a pull fail.
 _BINARY = frozenset({"body", "properties"})
+_ASCII_MAX = 0x7F
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,26 @@ def record_batch(records: memoryview, count: int, columns: Sequence[str]) -> pa.
 def _array(name: str, column: Any) -> pa.Array:
     if isinstance(column, np.ndarray):
         return pa.array(column)
-    offsets, data = column
-    kind = pa.binary() if name in _BINARY else pa.string()
-    return pa.Array.from_buffers(kind, len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    return values_array(pa.binary() if name in _BINARY else pa.string(), *column)
+
+
+def values_array(
+    kind: pa.DataType, offsets: NDArray[np.int32], data: NDArray[np.uint8], valid: pa.Buffer | None = None
+) -> pa.Array:
+    """An array of texts or binaries over these buffers; `valid` has a bit for each that is not null.
+
+    What is stored need not be UTF-8, and Arrow's texts must be: readers of others fail. As in a StoredMessage, what is
+    none is replaced.
+    """
+    buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(data)]
+    if kind == pa.string() and data[offsets[0] : offsets[-1]].max(initial=0) > _ASCII_MAX:
+        return _mended(pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers))
+    return pa.Array.from_buffers(kind, len(offsets) - 1, buffers)
+
+
+def _mended(texts: pa.Array) -> pa.Array:
+    try:
+        return texts.cast(pa.string())  # Shares the buffers, and looks at the bytes.
+    except pa.ArrowInvalid:
+        plain = [None if text is None else text.decode("utf-8", "replace") for text in texts.to_pylist()]
+        return pa.array(plain, pa.string())

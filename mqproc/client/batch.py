@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.client.columns import Texts, is_arrow
+from mqproc.client.columns import Texts, is_arrow, no_bodies
 
 
 class Batch(msgspec.Struct, frozen=True, eq=False):
@@ -46,7 +46,10 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
     sharding_keys: Texts = None
 
     def __len__(self) -> int:
-        return len(self.bodies)
+        try:
+            return len(self.bodies)
+        except TypeError:
+            raise no_bodies(self.bodies) from None
 
     def part(self, start: int, stop: int) -> Batch:
         """Messages [start, stop) as a batch."""

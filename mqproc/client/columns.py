@@ -35,6 +35,7 @@ _OFFSET_TYPES: Final = {
     "LargeBinaryArray": np.int64,
     "LargeStringArray": np.int64,
 }
+_TEXT_ARRAYS: Final = ("StringArray", "LargeStringArray")
 
 Texts = Any
 """Keys or tags: one text for all, a list of texts, or an Arrow string array; keys also a list of lists of texts."""
@@ -71,8 +72,13 @@ def encode_bodies(bodies: Any) -> Column:
     if is_arrow(bodies):
         return _arrow_bodies(bodies)
     if isinstance(bodies, str | bytes | bytearray | memoryview) or not isinstance(bodies, Sequence):
-        raise BadMessageError(f"bodies must be a list of bytes, or a numpy or Arrow array, not {type(bodies).__name__}")
+        raise no_bodies(bodies)
     return list_bodies(bodies)
+
+
+def no_bodies(bodies: Any) -> BadMessageError:
+    """What is said of bodies in a form that cannot be."""
+    return BadMessageError(f"bodies must be a list of bytes, or a numpy or Arrow array, not {type(bodies).__name__}")
 
 
 def list_bodies(bodies: Sequence[Any]) -> Column:
@@ -131,16 +137,20 @@ def _is_of_arrow(module: str) -> bool:
     return module.partition(".")[0] == "pyarrow"
 
 
-def _arrow_column(values: Any, name: str) -> tuple[NDArray[Any], memoryview]:
-    """Sizes and bytes of an Arrow array of texts or binaries: a view of its own buffer, a slice's part of it."""
+def _plain_arrow(values: Any, name: str) -> Any:
+    """Texts or binaries as an array with offsets and bytes, or of one width. Raises BadMessageError."""
     kind = type(values).__name__
     if kind == "ChunkedArray":
         values = values.combine_chunks()
         kind = type(values).__name__
-    if kind not in _OFFSET_TYPES:
-        if kind == "FixedSizeBinaryArray":
-            return _fixed_column(values)
-        values, kind = _cast_arrow(values, name), "LargeBinaryArray"
+    return values if kind in _OFFSET_TYPES or kind == "FixedSizeBinaryArray" else _cast_arrow(values, name)
+
+
+def _arrow_column(values: Any) -> tuple[NDArray[Any], memoryview]:
+    """Sizes and bytes of a plain Arrow array: a view of its own buffer, a slice's part of it."""
+    kind = type(values).__name__
+    if kind == "FixedSizeBinaryArray":
+        return _fixed_column(values)
     count = len(values)
     if not count:
         return np.empty(0, np.int64), memoryview(b"")
@@ -159,17 +169,42 @@ def _fixed_column(values: Any) -> tuple[NDArray[Any], memoryview]:
 
 def _cast_arrow(values: Any, name: str) -> Any:
     """Dictionary and view types as plain ones. pyarrow's errors are ValueErrors and NotImplementedErrors."""
+    kind = arrow_type(values, name)
     try:
-        plain = values.dictionary_decode() if hasattr(values, "dictionary_decode") else values
-        return plain.cast("large_binary")
+        plain = values.dictionary_decode() if kind.startswith("dictionary") else values
+        return plain.cast("large_string" if str(plain.type).startswith("string") else "large_binary")
     except (ValueError, NotImplementedError):
-        raise BadMessageError(f"{name}: an Arrow array of {values.type} holds neither binaries nor texts") from None
+        raise BadMessageError(f"{name}: an Arrow array of {kind} holds neither binaries nor texts") from None
+
+
+def arrow_type(values: Any, name: str) -> str:
+    """The type of an Arrow array's values. Raises BadMessageError for what pyarrow has besides arrays."""
+    if not type(values).__name__.endswith("Array"):
+        raise BadMessageError(f"{name}: a {type(values).__name__} of pyarrow's is no array")
+    return str(values.type)
+
+
+def arrow_texts(values: Any, name: str) -> Any:
+    """An Arrow array of texts, "" in the place of nulls; binaries become texts where they are UTF-8."""
+    texts = _plain_arrow(values, name)
+    if type(texts).__name__ not in _TEXT_ARRAYS:
+        binaries = texts.cast("large_binary")
+        try:
+            texts = binaries.cast("large_string")
+        except ValueError:
+            raise BadPropertyError(f"{name}: {_first_no_text(binaries)!r} is not UTF-8") from None
+    return texts.fill_null("") if texts.null_count else texts
+
+
+def _first_no_text(values: Any) -> Any:
+    return next(value for value in values.drop_null().to_pylist() if value.decode("utf-8", "replace").encode() != value)
 
 
 def _arrow_bodies(bodies: Any) -> Column:
+    bodies = _plain_arrow(bodies, "bodies")
     if bodies.null_count:
         raise BadMessageError(f"bodies: {bodies.null_count:,} of {len(bodies):,} are null")
-    sizes, data = _arrow_column(bodies, "bodies")
+    sizes, data = _arrow_column(bodies)
     if len(sizes) and int(sizes.max()) >= 1 << 32:
         raise BadMessageError(f"a body has {int(sizes.max()):,} bytes")
     lengths = sizes.astype(_LENGTH)
@@ -235,7 +270,7 @@ def _text_column(texts: Any, joined: str | None, count: int, name: str) -> Colum
     """Texts and what they are joined, or an Arrow array of texts when `joined` is None."""
     data: memoryview | bytes
     if joined is None:
-        sizes, data = _arrow_column(texts.fill_null("") if texts.null_count else texts, name)
+        sizes, data = _arrow_column(arrow_texts(texts, name))
     else:
         sizes, data = _list_texts(texts, joined, name)
     if len(sizes) != count:
@@ -250,7 +285,7 @@ def _text_column(texts: Any, joined: str | None, count: int, name: str) -> Colum
 def as_list(texts: Texts, name: str) -> Sequence[Any] | None:
     """The texts as a sequence, or None when they are one of Arrow's arrays of texts."""
     if is_arrow(texts):
-        return list(texts.to_pylist()) if "list" in str(texts.type) else None
+        return list(texts.to_pylist()) if "list" in arrow_type(texts, name) else None
     if isinstance(texts, np.ndarray):
         return list(texts.tolist())
     if isinstance(texts, bytes | str) or not isinstance(texts, Sequence):

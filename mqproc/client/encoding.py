@@ -21,6 +21,7 @@ from mqproc.client.columns import (
     NO_COLUMN,
     Column,
     Texts,
+    arrow_texts,
     as_list,
     check_flag,
     check_queue_id,
@@ -29,7 +30,6 @@ from mqproc.client.columns import (
     encode_sharding_keys,
     encode_tags,
     encode_texts,
-    is_arrow,
     joined_keys,
     list_bodies,
     numbers,
@@ -490,7 +490,9 @@ def _per_message(texts: Texts, count: int, name: str) -> Sequence[Any]:
     """One text for each message, whatever form they were given in."""
     if texts is None or isinstance(texts, str):
         return [texts] * count
-    values = texts.to_pylist() if is_arrow(texts) else as_list(texts, name)
-    if values is None or len(values) != count:
-        raise BadMessageError(f"{len(values or ()):,} {name} for {count:,} bodies")
+    values = as_list(texts, name)
+    if values is None:
+        values = arrow_texts(texts, name).to_pylist()
+    if len(values) != count:
+        raise BadMessageError(f"{len(values):,} {name} for {count:,} bodies")
     return list(values)

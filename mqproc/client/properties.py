@@ -62,7 +62,7 @@ def check_tag(tag: str) -> None:
 
 def check_keys(keys: Sequence[str]) -> None:
     """Raise BadPropertyError when a key is empty, or holds a separator byte or a space, at which it would be split."""
-    if type(keys) is not tuple and (isinstance(keys, str) or not isinstance(keys, Sequence)):
+    if type(keys) is not tuple and (isinstance(keys, str | bytes) or not isinstance(keys, Sequence)):
         raise BadPropertyError(f"keys must be a sequence of texts, not {str(keys)[:64]!r}")
     for key in keys:
         if not isinstance(key, str) or not key:

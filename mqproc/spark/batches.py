@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from mqproc.client.arrow import values_array
 from mqproc.errors import BadRequestError
 from mqproc.kernels import decode, derived
 from mqproc.spark.columns import MQPROC, sources_of, types_of
@@ -86,7 +87,7 @@ def _variable(
     if nullable:
         there = offsets[1:] != offsets[:-1]
         valid = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
-    return pa.Array.from_buffers(kind, len(offsets) - 1, [valid, pa.py_buffer(offsets), pa.py_buffer(data)])
+    return values_array(kind, offsets, data, valid)
 
 
 def _timestamps(ms: NDArray[np.int64]) -> pa.Array:

@@ -134,6 +134,20 @@ def test_a_long_poll_may_last_longer_than_the_clients_timeout(roles: MemoryRoles
         assert client.pull("orders", 0, 0, timeout=2.0).status is PullStatus.OFFSET_OVERFLOW_ONE
 
 
+def test_a_pull_as_arrow_replaces_what_is_no_text_as_a_message_does(client: Client, roles: MemoryRoles) -> None:
+    client.send("orders", b"x", tag="tag-1", keys=["key-1", "é"], queue_id=0)
+    client.send("orders", b"y", tag="tag-2", keys="plain", queue_id=0)
+    record = roles.records[0]
+    assert record.count(b"tag-1") == record.count(b"key-1") == 1
+    roles.records[0] = record.replace(b"tag-1", b"t\xff\xc3-1").replace(b"key-1", b"\xed\xa0\x80-1")
+    objects = client.pull("orders", 0, 0).messages
+    batch = client.pull_arrow("orders", 0, 0).batch
+    batch.validate(full=True)
+    assert objects[0].tag == "t\ufffd\ufffd-1"
+    assert batch.column("tag").to_pylist() == [message.tag for message in objects]
+    assert batch.column("keys").to_pylist() == [" ".join(message.keys) for message in objects]
+
+
 def test_a_pull_as_arrow(client: Client) -> None:
     client.send_batch("orders", [b"a", b"bb"], keys=["k1", "k2"], tags="t", queue_id=0)
     result = client.pull_arrow("orders", 0, 0)

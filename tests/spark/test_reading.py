@@ -118,6 +118,19 @@ def test_tags_and_keys_are_compared_whole(tmp_path: Path) -> None:
     assert [row["keys"] for row in rows] == [["k1", "k2"], ["k"], [], ["k2"], ["k12"]]
 
 
+def test_what_is_no_text_is_replaced(tmp_path: Path) -> None:
+    store = LiveStore(tmp_path / "store")
+    store.append("Topic", [b"0", b"1"], tags=["tag-1", ""], keys=["key-1", "é"], queues=1)
+    store.dispatch()
+    store.close()
+    segment = next((tmp_path / "store" / "commitlog").iterdir())
+    segment.write_bytes(segment.read_bytes().replace(b"tag-1", b"t\xff\xc3-1").replace(b"key-1", b"\xed\xa0\x80-1"))
+    first, second = rows_of(tmp_path / "store", ["tag", "keys", "properties", "physical_offset"])
+    assert (first["tag"], first["keys"]) == ("t\ufffd\ufffd-1", ["\ufffd\ufffd\ufffd-1"])
+    assert dict(first["properties"])["TAGS"] == first["tag"]
+    assert (second["tag"], second["keys"]) == (None, ["é"])
+
+
 def test_a_deleted_topics_messages_are_no_rows(tmp_path: Path) -> None:
     store = StoppedStore(tmp_path / "store")
     store.engine.paths.config.mkdir(exist_ok=True)
