@@ -232,6 +232,11 @@ class StorePaths:
         """Its bytes are locked by tasks that write to the store."""
         return self.own / "spark.lock"
 
+    @functools.cached_property
+    def openers(self) -> Path:
+        """Locked by who uses a group that `mqproc.open` has started."""
+        return self.own / "openers.lock"
+
     def socket(self, name: str) -> Path:
         """`name` is writer, query or ctl."""
         return self.own / f"{name}.sock"

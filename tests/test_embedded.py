@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 import mqproc
-from mqproc.errors import NotRunningError
+from mqproc.errors import BadRequestError, NotRunningError
 from tests.conftest import PATIENCE_S, Group
 
 
@@ -27,10 +31,76 @@ def test_of_two_that_start_it_at_once_one_does_and_the_other_waits_for_it(tmp_pa
     def use(number: int) -> int:
         with mqproc.open(store) as client:
             stored = client.send("orders", b"%d" % number, queue_id=0).queue_offset
-            both.wait(PATIENCE_S)  # Whoever started it stops it at the end of its block.
+            both.wait(PATIENCE_S)
         return stored
 
     with ThreadPoolExecutor(2) as pool:
         assert sorted(pool.map(use, range(2))) == [0, 1]
-    with pytest.raises(NotRunningError), mqproc.Client(store, timeout=2.0) as client:
-        client.health()
+    assert not runs(store)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store whose groups `open` starts; none runs between tests."""
+    return tmp_path_factory.mktemp("opened") / "store"
+
+
+def runs(store: Path) -> bool:
+    try:
+        with mqproc.Client(store, timeout=2.0) as client:
+            client.health()
+    except NotRunningError:
+        return False
+    return True
+
+
+def test_the_last_one_out_stops_it(store: Path) -> None:
+    with ExitStack() as later:
+        with mqproc.open(store) as first:
+            second = later.enter_context(mqproc.open(store))
+            first.send("orders", b"x")
+        second.wait_dispatched()
+        assert second.count("orders") == 1
+    assert not runs(store)
+
+
+def test_who_ended_without_leaving_uses_it_no_more(store: Path) -> None:
+    program = f"import mqproc, os\nopened = mqproc.open({str(store)!r})\nopened.__enter__()\nos._exit(0)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_S)
+    assert runs(store)
+    with mqproc.open(store) as client:
+        assert client.health()
+    assert not runs(store)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_leaves_the_group_alone(store: Path) -> None:
+    with ExitStack() as opened:
+        client = opened.enter_context(mqproc.open(store))
+        child = multiprocessing.get_context("fork").Process(target=opened.close)
+        child.start()
+        child.join(PATIENCE_S)
+        assert child.exitcode == 0
+        assert client.health()
+    assert not runs(store)
+
+
+def test_a_group_that_was_stopped_meanwhile_is_none_to_stop(store: Path) -> None:
+    with mqproc.open(store):
+        run("down", store)
+    assert not runs(store)
+    with mqproc.open(store):
+        run("down", store)
+        run("up", store, "--detach")
+    assert runs(store), "this one was started in another way"
+    run("down", store)
+
+
+def run(command: str, store: Path, *flags: str) -> None:
+    arguments = [sys.executable, "-m", "mqproc", command, "--store", str(store), *flags]
+    subprocess.run(arguments, check=True, timeout=2 * PATIENCE_S, stdin=subprocess.DEVNULL, capture_output=True)
+
+
+def test_an_empty_path_is_refused() -> None:
+    with pytest.raises(BadRequestError, match="path is empty"), mqproc.open(""):
+        pass

@@ -1,0 +1,91 @@
+"""Who uses a group that `mqproc.open` has started: the last of them stops it.
+
+Each holds a shared lock on a file of the store's, whose text says which group one of them started. Who leaves asks to
+have the file alone, and gets it when nobody else is there. A lock ends with its process, however that ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from contextlib import suppress
+from typing import Final
+
+from mqproc.control import Control
+from mqproc.errors import CorruptStoreError, NotRunningError, StartError
+from mqproc.io import StoreIO
+from mqproc.paths import StorePaths
+
+LOOK_AGAIN_S: Final = 0.05
+_TEXT_MAX: Final = 64
+
+
+class Openers:
+    """One of those who use a store's group, until it leaves."""
+
+    def __init__(self, paths: StorePaths) -> None:
+        self._io = StoreIO()
+        self._paths = paths
+        self._fd = -1
+
+    def join(self, timeout_s: float) -> bool:
+        """Be one of them; whether this was none before.
+
+        Waits while somebody stops the group, and raises StartError when that takes too long. Who cannot open the file
+        is none: there is no store yet, or it is another user's.
+        """
+        if self._fd >= 0:
+            return False
+        with suppress(OSError):
+            self._fd = self._io.open(self._paths.openers, write=True, create=True, mode=0o600)
+        deadline = time.monotonic() + timeout_s
+        while self._fd >= 0 and not self._locks(fcntl.LOCK_SH):
+            if time.monotonic() >= deadline:
+                raise StartError(f"{self._paths.root}: the group has been stopping for {timeout_s:g} s")
+            time.sleep(LOOK_AGAIN_S)
+        return self._fd >= 0
+
+    def has_started(self) -> None:
+        """The group that runs now is one that its last user stops. Raises StartError when that cannot be told."""
+        try:
+            self._io.set_size(self._fd, 0)
+            self._io.pwrite(self._fd, self._running(), 0)
+        except OSError as error:
+            reason = error.strerror or error
+            raise StartError(f"{self._paths.openers}: {reason}; the group that was started runs on") from None
+
+    def is_last(self) -> bool:
+        """Whether nobody else uses the group that runs, and one of them started it; then nobody can join until `leave`.
+
+        Asked of once, by the one who leaves.
+        """
+        if self._fd < 0 or not self._locks(fcntl.LOCK_EX):
+            return False
+        running = self._running()
+        return bool(running) and self._io.pread(self._fd, _TEXT_MAX, 0) == running
+
+    def leave(self) -> None:
+        """Let the others know."""
+        if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # A forked process may have the descriptor still.
+            self._io.close(self._fd)
+            self._fd = -1
+
+    def _locks(self, how: int) -> bool:
+        try:
+            fcntl.flock(self._fd, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _running(self) -> bytes:
+        """What tells this group from those before and after it; empty when there is none."""
+        try:
+            control = Control.open(self._io, self._paths)
+        except (NotRunningError, CorruptStoreError):
+            return b""
+        try:
+            words = control.snapshot()
+        finally:
+            control.close()
+        return f"{words['supervisor_pid']} {words['group_started_ms']}\n".encode()
