@@ -88,13 +88,32 @@ def list_bodies(bodies: Sequence[Any]) -> Column:
         size = int(lengths.sum(dtype=np.int64))
         if size < len(bodies) * _SCATTERED_BODY_BYTES:
             joined = b"".join(bodies)
-            if len(joined) != size:
-                raise TypeError("a body's items are not bytes")
-            return Column(lengths, size, [lengths.data, joined])
-        views: list[ReadableBuffer] = [memoryview(body).cast("B") for body in bodies if len(body)]
-    except (TypeError, ValueError, OverflowError) as error:
-        raise BadMessageError(f"bodies: {error}") from None
-    return Column(lengths, size, [lengths.data, *views])
+            if len(joined) == size:
+                return Column(lengths, size, [lengths.data, joined])
+    except (TypeError, BufferError, OverflowError):
+        pass  # What follows tells what is wrong.
+    return _viewed_bodies(bodies)
+
+
+def _viewed_bodies(bodies: Sequence[Any]) -> Column:
+    """Bodies that are large, or of items of more than a byte, whose number is not their size."""
+    views = list(map(_view_of, bodies, range(len(bodies))))
+    try:
+        lengths = _lengths_of(views)
+    except OverflowError:
+        raise BadMessageError(f"a body has {max(map(len, views)):,} bytes") from None
+    size = int(lengths.sum(dtype=np.int64))
+    if size < len(bodies) * _SCATTERED_BODY_BYTES:
+        return Column(lengths, size, [lengths.data, b"".join(views)])
+    return Column(lengths, size, [lengths.data, *filter(None, views)])
+
+
+def _view_of(body: Any, index: int) -> memoryview:
+    try:
+        view = memoryview(body)
+        return view.cast("B") if view.nbytes else memoryview(b"")
+    except (TypeError, ValueError, BufferError) as error:
+        raise BadMessageError(f"body {index:,} is a {type(body).__name__}, not bytes: {error}") from None
 
 
 def _numpy_bodies(bodies: NDArray[Any]) -> Column:

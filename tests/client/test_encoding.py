@@ -137,6 +137,22 @@ def test_bodies_in_every_form(bodies: object) -> None:
     assert [row.body for row in rows(bodies)] == BODIES
 
 
+@pytest.mark.parametrize("count", [3, 20_000], ids=["small", "large"])
+def test_bodies_of_items_of_more_than_a_byte(count: int) -> None:
+    numbers = np.arange(count, dtype=np.int32)
+    square, single = numbers[:2].reshape(1, 2), np.array(7, np.int64)
+    bodies = [numbers, b"plain", square, memoryview(numbers), single, b"", numbers[:0]]
+    expected = [bytes(memoryview(body).tobytes()) for body in bodies]
+    assert [row.body for row in rows(bodies)] == expected
+    assert [rows_of(encode_message(Message("orders", body)))[0].body for body in bodies] == expected
+
+
+@pytest.mark.parametrize("last", ["text", 5, None, np.arange(9)[::2], [1, 2]])
+def test_it_is_told_which_body_is_none(last: object) -> None:
+    with pytest.raises(BadMessageError, match=f"body 2 is a {type(last).__name__}, not bytes"):
+        rows([b"a", bytes(40_000), last])
+
+
 def test_bodies_as_texts_and_of_fixed_width() -> None:
     assert [row.body for row in rows(pa.array(["é", "b"]))] == ["é".encode(), b"b"]
     assert [row.body for row in rows(pa.array([b"ab", b"cd", b"ef"], pa.binary(2))[1:])] == [b"cd", b"ef"]
