@@ -15,6 +15,7 @@ from typing import Self, TypeVar
 
 from mqproc.client import core
 from mqproc.client.aio_lines import Line
+from mqproc.client.amounts import above_zero
 from mqproc.client.connection import FRAME_BYTES_MAX, Connection, open_socket
 from mqproc.client.core import Call
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
@@ -38,7 +39,7 @@ class AsyncCalls:
         max_frame_bytes: int = FRAME_BYTES_MAX,
     ) -> None:
         self.store = Path(store_or_socket).expanduser().absolute()
-        self.timeout_s = timeout
+        self.timeout_s = above_zero("timeout", timeout)
         self.retry = retry or RetryPolicy()
         self._frame_bytes_max = max_frame_bytes
         self._paths = core.socket_paths(store_or_socket)

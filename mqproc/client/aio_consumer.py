@@ -53,7 +53,7 @@ class AsyncConsumer:
         self._client = client
         self._subscription = subscription
         self._filter = filter
-        self._pull_messages = pull_messages
+        self._pull_messages = at_least_one("pull_messages", pull_messages)
         self._assignment: Assignment[Any] = Assignment()
         self._parse: Callable[[Any, memoryview], Any] = core.unread_pull
         self._outage = Outage("mqproc.consumer", f"fetching by consumer of group {subscription.group}", client.retry)

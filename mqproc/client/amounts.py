@@ -20,12 +20,33 @@ def at_least_one(name: str, value: SupportsIndex) -> int:
     return number
 
 
+def above_zero(name: str, value: SupportsFloat | SupportsIndex) -> float:
+    """Raise BadRequestError for what is no finite number above 0."""
+    number = _finite(value)
+    if number is None or number <= 0:
+        raise BadRequestError(f"{name} = {value!r} is out of range: above 0, and finite")
+    return number
+
+
+def not_below_zero(name: str, value: SupportsFloat | SupportsIndex) -> float:
+    """Raise BadRequestError for what is no finite number from 0 on."""
+    number = _finite(value)
+    if number is None or number < 0:
+        raise BadRequestError(f"{name} = {value!r} is out of range: 0 at least, and finite")
+    return number
+
+
 def milliseconds(name: str, seconds: SupportsFloat | SupportsIndex) -> int:
     """Seconds as whole ms. Raises BadRequestError for what is no number of seconds."""
-    try:
-        is_number = math.isfinite(seconds)
-    except (TypeError, OverflowError):
-        is_number = False
-    if not is_number:
+    number = _finite(seconds)
+    if number is None:
         raise BadRequestError(f"{name} = {seconds!r} is no number of seconds")
-    return round(float(seconds) * 1000)
+    return round(number * 1000)
+
+
+def _finite(value: SupportsFloat | SupportsIndex) -> float | None:
+    """A number as a float; None for a text too, which float() would read."""
+    try:
+        return float(value) if math.isfinite(value) else None
+    except (TypeError, OverflowError):
+        return None

@@ -7,8 +7,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
+from mqproc.client.amounts import at_least_one, not_below_zero
 from mqproc.client.encoding import FRAME_MESSAGES_MAX, frame_key
-from mqproc.errors import BadRequestError
 from mqproc.message import Message
 
 F = TypeVar("F")
@@ -27,9 +27,23 @@ class Limits:
     in_flight: int
     buffered_bytes: int
 
-    def __post_init__(self) -> None:
-        if self.linger_s < 0 or min(self.messages, self.bytes, self.in_flight, self.buffered_bytes) < 1:
-            raise BadRequestError(f"a producer's limits must be above 0: {self}")
+    @classmethod
+    def of_user(
+        cls,
+        linger_ms: float,
+        max_batch_messages: int,
+        max_batch_bytes: int,
+        max_in_flight: int,
+        max_buffered_bytes: int,
+    ) -> Limits:
+        """What a producer was asked for. Raises BadRequestError for what would never send anything."""
+        return cls(
+            not_below_zero("linger_ms", linger_ms) / 1000,
+            at_least_one("max_batch_messages", max_batch_messages),
+            at_least_one("max_batch_bytes", max_batch_bytes),
+            at_least_one("max_in_flight", max_in_flight),
+            at_least_one("max_buffered_bytes", max_buffered_bytes),
+        )
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from mqproc.client import core
+from mqproc.client.amounts import above_zero
 from mqproc.client.connection import FRAME_BYTES_MAX
 from mqproc.client.core import TIMEOUT_S, Call
 from mqproc.client.lines import Line, Lines
@@ -38,7 +39,7 @@ class Calls:
         max_frame_bytes: int = FRAME_BYTES_MAX,
     ) -> None:
         self.store = Path(store_or_socket).expanduser().absolute()
-        self.timeout_s = timeout
+        self.timeout_s = above_zero("timeout", timeout)
         self.retry = retry or RetryPolicy()
         self._frame_bytes_max = max_frame_bytes
         self._lines = {

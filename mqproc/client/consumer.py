@@ -80,7 +80,7 @@ class Consumer:
         self._client = client
         self._subscription = subscription
         self._filter = filter
-        self._pull_messages = pull_messages
+        self._pull_messages = at_least_one("pull_messages", pull_messages)
         self._assignment: Assignment[Any] = Assignment()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)

@@ -63,7 +63,7 @@ class Producer:
         max_in_flight: int,
         max_buffered_bytes: int,
     ) -> None:
-        self._limits = Limits(linger_ms / 1000, max_batch_messages, max_batch_bytes, max_in_flight, max_buffered_bytes)
+        self._limits = Limits.of_user(linger_ms, max_batch_messages, max_batch_bytes, max_in_flight, max_buffered_bytes)
         self._client = client
         self._closing = False
         self._begin()

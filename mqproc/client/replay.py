@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from mqproc.client import core, sending
+from mqproc.client.amounts import not_below_zero
 from mqproc.client.core import TIME_MAX_MS, WRITER, Call, Page, Time, time_ms
 from mqproc.client.encoding import encode_messages
 from mqproc.client.settling import PATIENCE_S, UNSETTLED, settle
@@ -105,8 +106,7 @@ class Replay:
 
         Without a name the replay cannot be gone on with later. Raises TopicNotFoundError, BadRequestError.
         """
-        if rate < 0:
-            raise BadRequestError(f"a rate of {rate:g} messages a second is below 0")
+        rate = not_below_zero("rate", rate)
         if source.key and source.filter is not None:
             raise BadRequestError("a replay goes by key or by filter, not by both")
         if to == source.topic:

@@ -17,7 +17,7 @@ from mqproc.errors import BadRequestError
 from mqproc.message import Filter, PullResult, SqlFilter, TagFilter
 from mqproc.names import check_topic
 from mqproc.store.groups.settings import check_group
-from mqproc.wire.group_operations import GroupAssignment, GroupJoinRequest
+from mqproc.wire.group_operations import SESSION_MS_MAX, SESSION_MS_MIN, GroupAssignment, GroupJoinRequest
 
 SESSION_TIMEOUT_S: Final = 10.0
 CONSUMER_PULL_MESSAGES: Final = 2048
@@ -61,7 +61,15 @@ def subscription(
     for topic in wanted:
         check_topic(topic)
     name = name or f"{socket.gethostname()}@{os.getpid()}"
-    return Subscription(group, wanted, name, milliseconds("session_timeout", session_timeout), *start_of(start))
+    return Subscription(group, wanted, name, _session_ms(session_timeout), *start_of(start))
+
+
+def _session_ms(session_timeout: float) -> int:
+    found = milliseconds("session_timeout", session_timeout)
+    if not SESSION_MS_MIN <= found <= SESSION_MS_MAX:
+        low, high = SESSION_MS_MIN / 1000, SESSION_MS_MAX / 1000
+        raise BadRequestError(f"session_timeout = {session_timeout!r} is out of range: from {low:g} to {high:g} s")
+    return found
 
 
 def filter_of(filter: Filter | str | None) -> Filter | None:

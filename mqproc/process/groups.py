@@ -41,6 +41,8 @@ from mqproc.wire.group_operations import (
     AT_TIME,
     EARLIEST,
     LATEST,
+    SESSION_MS_MAX,
+    SESSION_MS_MIN,
     Assigned,
     GroupAssignment,
     GroupCommitAnswer,
@@ -60,8 +62,6 @@ if TYPE_CHECKING:
     from mqproc.store.queue_table import QueueTable
     from mqproc.store.reads.queue_bounds import Queues
 
-SESSION_MS_MIN: Final = 300
-SESSION_MS_MAX: Final = 300_000
 HEARTBEATS_PER_SESSION: Final = 3
 TICKS_PER_SESSION: Final = 20
 """Held heartbeats are answered at ticks, many at once: a wake-up of the role costs more than several answers do. Two

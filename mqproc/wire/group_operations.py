@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from mqproc.wire.options import Options
 
 EARLIEST = "earliest"
 LATEST = "latest"
 AT_TIME = "time"
+
+SESSION_MS_MIN: Final = 300
+SESSION_MS_MAX: Final = 300_000
+"""Of a member's `session_timeout_ms`; one out of this range is taken for the nearest in it."""
 
 Assigned = tuple[str, int, int, int]
 """Topic, queue id, the assignment's epoch, and the queue offset to begin at."""

@@ -31,6 +31,14 @@ def test_a_number_of_things_is_one_at_least(value: Any) -> None:
         at_least_one("workers", value)
 
 
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), "5", None])
+def test_a_clients_timeout_lets_it_wait(tmp_path: Path, value: Any) -> None:
+    for kind in (Client, AsyncClient):
+        assert kind(tmp_path, timeout=np.float32(0.5)).timeout_s == 0.5
+        with pytest.raises(BadRequestError, match=rf"^timeout = {value!r} is out of range: above 0, and finite$"):
+            kind(tmp_path, timeout=value)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), "1s", None])
 def test_a_duration_is_a_number_of_seconds(value: Any) -> None:
     assert milliseconds("timeout", 0.0304) == 30
@@ -54,6 +62,12 @@ def test_consumers_refuse_them(group: Group) -> None:
             ("invisible_duration", lambda client: client.simple_consumer("s", "Amounts").receive(1, float("nan"))),
             ("timeout", lambda client: client.simple_consumer("s", "Amounts").receive(1, timeout=float("inf"))),
             ("session_timeout", lambda client: client.consumer("s", "Amounts", session_timeout=float("nan"))),
+            ("session_timeout", lambda client: client.consumer("s", "Amounts", session_timeout=0)),
+            ("session_timeout", lambda client: client.consumer("s", "Amounts", session_timeout=-1)),
+            ("session_timeout", lambda client: client.consumer("s", "Amounts", session_timeout=301)),
+            ("pull_messages", lambda client: client.consumer("s", "Amounts", pull_messages=0)),
+            ("pull_messages", lambda client: client.consumer("s", "Amounts", pull_messages=-1)),
+            ("rate", lambda client: client.replay("Amounts", "Again", rate=float("nan"))),
             ("retry_max_times", lambda client: client.groups.change("s", retry_max_times=-5)),
             ("retry_queue_nums", lambda client: client.groups.change("s", retry_queue_nums=-1)),
         ]
@@ -73,6 +87,8 @@ def test_consumers_refuse_them(group: Group) -> None:
                 await consumer.run(_handle, workers=0)
             with pytest.raises(BadRequestError, match=r"^max_messages = 0 "):
                 await consumer.receive(0)
+            with pytest.raises(BadRequestError, match=r"^pull_messages = 0 "):
+                await client.consumer("async-amounts", "Amounts", pull_messages=0)
 
     asyncio.run(program())
 

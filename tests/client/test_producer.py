@@ -77,9 +77,13 @@ def test_room_is_counted_until_a_group_is_done() -> None:
     assert waiting.buffered_bytes == 0
 
 
-def test_limits_must_make_sense() -> None:
-    with pytest.raises(BadRequestError):
-        batcher(in_flight=0)
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), None, "5"])
+def test_limits_must_make_sense(client: Client, value: Any) -> None:
+    names = ("max_batch_messages", "max_batch_bytes", "max_in_flight", "max_buffered_bytes")
+    for name in ("linger_ms", *names):
+        for made in (client, AsyncClient(client.store)):
+            with pytest.raises(BadRequestError, match=f"^{name} = {value!r} is out of range"):
+                made.producer(**{name: value})
 
 
 def test_messages_go_together(client: Client, roles: MemoryRoles) -> None:

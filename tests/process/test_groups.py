@@ -11,10 +11,12 @@ import pytest
 
 from mqproc.errors import NotAMemberError, StoreBusyError
 from mqproc.layout import control as words_of
-from mqproc.process.groups import SESSION_MS_MAX, SESSION_MS_MIN, TICKS_PER_SESSION, held_until_ns
+from mqproc.process.groups import TICKS_PER_SESSION, held_until_ns
 from mqproc.wire.connection import Connection
 from mqproc.wire.group_operations import (
     EARLIEST,
+    SESSION_MS_MAX,
+    SESSION_MS_MIN,
     GroupAssignment,
     GroupCommitRequest,
     GroupHeartbeatRequest,
