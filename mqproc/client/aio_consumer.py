@@ -354,7 +354,7 @@ class AsyncConsumer:
             if found or not await self._wait(deadline):
                 return found
 
-    def ack(self, *messages: StoredMessage) -> None:
+    async def ack(self, *messages: StoredMessage) -> None:
         """Messages that `receive` gave are done. After `close` it is too late: they come again."""
         revoked = False
         for message in messages:
@@ -373,7 +373,7 @@ class AsyncConsumer:
         deadline = _clock() + self._client.timeout_s
         failures = 0
         while nacking.left:
-            self.ack(*nacking.answered(await self._client.run(nacking.call())))
+            await self.ack(*nacking.answered(await self._client.run(nacking.call())))
             if nacking.is_busy:
                 failures += 1
                 pause_s = self._client.retry.pause_s(failures)

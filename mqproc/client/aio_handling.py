@@ -78,13 +78,13 @@ class AsyncHandling:
         """A message that is gone would come again for ever, and hold up those behind it: it is done."""
         if self._consumer.is_broadcast:
             _log.error("message %s of %s is passed over: it was broadcast", message.message_id, message.topic)
-            self._consumer.ack(message)
+            await self._consumer.ack(message)
             return
         try:
             await self._consumer.nack(message, delay_level=0 if self._tries_in_order is None else -1)
         except MessageNotFoundError as error:
             _log.error("message %s of %s is passed over: %s", message.message_id, message.topic, error)
-            self._consumer.ack(message)
+            await self._consumer.ack(message)
 
     async def _handled(self, message: StoredMessage) -> bool:
         try:
@@ -92,7 +92,7 @@ class AsyncHandling:
         except Exception:
             _log.warning("handling message %s of %s failed", message.message_id, message.topic, exc_info=True)
             return False
-        self._consumer.ack(message)
+        await self._consumer.ack(message)
         return True
 
     async def _stopped_within(self, seconds: float) -> bool:

@@ -165,13 +165,13 @@ def test_what_is_nacked_comes_again_and_ends_among_the_dead_letters(run: Callabl
         async with client.consumer("nacked-async", "NackedAsync", start="earliest") as consumer:
             first = await consumer.receive(4, timeout=PATIENCE_S)
             assert len(first) == 4
-            consumer.ack(first[0], first[2])
+            await consumer.ack(first[0], first[2])
             await consumer.nack(first[1], delay_level=1)
             await consumer.nack(first[3], delay_level=-1)
             (again,) = await consumer.receive(4, timeout=PATIENCE_S)
             assert (again.topic, again.body, again.reconsume_times) == ("%RETRY%nacked-async", b"1", 1)
             assert again.properties["RETRY_TOPIC"] == "NackedAsync"
-            consumer.ack(again)
+            await consumer.ack(again)
         await client.wait_dispatched()
         dead = [letter.body async for letter in client.groups.dead_letters("nacked-async")]
         assert dead == [b"3"]

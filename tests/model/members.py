@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import inspect
 import multiprocessing
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -44,8 +44,8 @@ class _Member(Generic[C]):
     def joined(self) -> str:
         return self._consumer.member_id
 
-    def ack(self, places: Iterable[Place]) -> None:
-        self._consumer.ack(*map(self._held.pop, places))
+    def ack(self, places: Iterable[Place]) -> Awaitable[None] | None:
+        return self._consumer.ack(*map(self._held.pop, places))
 
     def _took(self, found: list[StoredMessage]) -> list[Seen]:
         self._held |= {_place(message): message for message in found}
