@@ -56,6 +56,7 @@ from mqproc.wire.operations import (
     RangeRequest,
     ScanRequest,
 )
+from mqproc.wire.options import UNENCODABLE, encode_options, not_encodable
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -80,7 +81,6 @@ PULL_MESSAGES: Final = 1024
 KEY_MESSAGES_MAX: Final = 65_536
 PULL_BYTES: Final = 8 << 20
 
-_encode = msgspec.msgpack.Encoder().encode
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     int(operation): msgspec.msgpack.Decoder(kind) for operation, kind in ANSWERS.items()
 }
@@ -171,9 +171,11 @@ def call_of(
     """A call whose answer's options are decoded before `parse` gets them."""
     number = int(operation)
     role = WRITER if operation in WRITER_OPERATIONS else QUERY
-    return Call(
-        role, number, _encode(options), (), lambda found, rows: parse(_decode_options(number, found), rows), repeatable
-    )
+    try:
+        encoded = encode_options(options)
+    except UNENCODABLE:
+        raise not_encodable(options) from None
+    return Call(role, number, encoded, (), lambda found, rows: parse(_decode_options(number, found), rows), repeatable)
 
 
 def nothing(_options: Any, _payload: memoryview) -> None:

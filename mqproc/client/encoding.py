@@ -62,6 +62,7 @@ from mqproc.layout.record import PROPERTIES_SIZE_MAX
 from mqproc.message import Message
 from mqproc.names import check_topic
 from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_ANY, QUEUE_COLUMN, AppendRequest
+from mqproc.wire.options import UNENCODABLE, encode_options, not_encodable
 from mqproc.wire.output import size_of
 
 if TYPE_CHECKING:
@@ -78,7 +79,6 @@ _SHORT: Final = 4096
 _GAPS: Final = ("gap_before_unique", "gap_before_tag", "gap_before_keys", "gap_after_keys")
 _TOPICS_REMEMBERED_MAX: Final = 65_536
 
-_encode_options = msgspec.msgpack.Encoder().encode
 # Called for each message of a frame, without a step of Python's.
 _body_of, _tag_of, _several_keys_of = (operator.attrgetter(name) for name in ("body", "tag", "keys"))
 _born_of, _flag_of = operator.attrgetter("born_timestamp_ms"), operator.attrgetter("flag")
@@ -179,9 +179,11 @@ def _frame(columns: _Columns, *, wait: bool, batch: bool = False, oneway: bool =
     if born is not None or queues is not None or flags is not None:
         payload += [numbers.data for numbers in (born, queues, flags) if numbers is not None]
     payload += sharding_keys.pieces
-    return AppendFrame(
-        columns.topic, count, _encode_options(options), payload, columns.unique_prefix, columns.unique_counter
-    )
+    try:
+        encoded = encode_options(options)
+    except UNENCODABLE:
+        raise not_encodable(options) from None
+    return AppendFrame(columns.topic, count, encoded, payload, columns.unique_prefix, columns.unique_counter)
 
 
 def _check_property_sizes(columns: _Columns) -> None:
@@ -234,7 +236,11 @@ def encode_message(message: Message, *, wait: bool = True, oneway: bool = False)
     payload: list[ReadableBuffer] = [_pack_length(len(body)), body]
     if keys:
         payload += (_pack_short_length(len(keys)), keys)
-    return AppendFrame(topic, 1, _encode_options(options), payload, prefix, counter)
+    try:
+        encoded = encode_options(options)
+    except UNENCODABLE:
+        raise not_encodable(options) from None
+    return AppendFrame(topic, 1, encoded, payload, prefix, counter)
 
 
 def _is_plain(message: Message) -> bool:

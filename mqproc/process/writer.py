@@ -55,6 +55,7 @@ from mqproc.wire.operations import (
     Empty,
     Operation,
 )
+from mqproc.wire.options import not_decodable
 from mqproc.wire.runs import RunCutter
 from mqproc.wire.server import SocketServer
 
@@ -260,7 +261,8 @@ class Writer:
             else:
                 raise UnknownCommandError(f"operation {operation} is not one of the writer's")
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            self._refuse(request, BadRequestError(f"options of {Operation(operation).name}: {error}"))
+            named = Operation(operation)
+            self._refuse(request, not_decodable(named.name, REQUESTS[named], request.options, error))
         except _REFUSED_ALONE as error:
             self._refuse(request, error)
         except (MqprocError, OSError) as error:

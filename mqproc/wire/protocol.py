@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 
 from mqproc.errors import (
-    BadRequestError,
     FrameTooLargeError,
     MqprocError,
     ProtocolError,
@@ -35,6 +34,7 @@ from mqproc.layout.frame import (
     encode_header,
 )
 from mqproc.wire.operations import REQUESTS, ErrorAnswer, Operation, Options
+from mqproc.wire.options import not_decodable
 from mqproc.wire.output import size_of
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def decode_request(operation: int, options: ReadableBuffer) -> Options:
     try:
         return _REQUEST_DECODERS[operation].decode(options)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequestError(f"options of {Operation(operation).name}: {error}") from None
+        raise not_decodable(Operation(operation).name, REQUESTS[Operation(operation)], options, error) from None
 
 
 def decode_refusal(options: ReadableBuffer) -> MqprocError:

@@ -1,0 +1,66 @@
+"""What is said of options that cannot be sent or read: the field and its value, not the place on the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from mqproc.errors import BadRequestError
+from mqproc.wire.operations import CreateTopicRequest, Operation, PullRequest
+from mqproc.wire.options import UNENCODABLE, encode_options, not_encodable
+from mqproc.wire.protocol import decode_request
+
+
+def pull(**fields: Any) -> PullRequest:
+    return PullRequest(**{"topic": "orders", "queue_id": 0, "offset": 0} | fields)
+
+
+def test_numpys_numbers_and_texts_are_numbers_and_texts() -> None:
+    given = pull(topic=np.str_("orders"), queue_id=np.int64(3), offset=np.uint8(7), rocketmq_limits=np.bool_(True))
+    assert decode_request(Operation.PULL, encode_options(given)) == pull(queue_id=3, offset=7, rocketmq_limits=True)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("topic", "\ud800", "topic = .*ud800' cannot be sent"),
+        ("offset", np.float64(1.5), r"offset = (np.float64\()?1.5\)? cannot be sent"),
+        ("offset", object, "offset = <class 'object'> cannot be sent"),
+        ("offset", 1 << 70, "offset = 1180591620717411303424 cannot be sent"),
+        ("tags", ["a", object], "tags = .* cannot be sent"),
+    ],
+)
+def test_what_cannot_be_sent(field: str, value: Any, told: str) -> None:
+    options = pull(**{field: value})
+    with pytest.raises(UNENCODABLE):
+        encode_options(options)
+    assert not_encodable(options).args[0].startswith(f"{field} = ")
+    with pytest.raises(BadRequestError, match=told):
+        raise not_encodable(options)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"offset": "0"}, r"^options of PULL: offset = '0': Expected `int`, got `str`$"),
+        ({"offset": 1.5}, r"^options of PULL: offset = 1.5: Expected `int`, got `float`$"),
+        ({"topic": None}, r"^options of PULL: topic = None: Expected `str`, got `None`$"),
+        ({"tags": ["a", 5]}, r"^options of PULL: tags = \['a', 5\]: Expected `str`, got `int`$"),
+        ({"topic": 5, "offset": "x" * 100}, r"^options of PULL: topic = 5: Expected `str`, got `int`$"),
+        ({"offset": "x" * 100}, r"^options of PULL: offset = 'x{63}…: Expected `int`, got `str`$"),
+    ],
+)
+def test_what_is_of_another_type(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadRequestError, match=told):
+        decode_request(Operation.PULL, encode_options(pull(**fields)))
+
+
+def test_what_cannot_be_read_behind_it() -> None:
+    whole = encode_options(CreateTopicRequest("orders", "many"))  # type: ignore[arg-type]
+    with pytest.raises(BadRequestError, match=r"^options of CREATE_TOPIC: queues: Expected `int`, got `str`$"):
+        decode_request(Operation.CREATE_TOPIC, whole[:-1])
+    with pytest.raises(BadRequestError, match=r"^options of CREATE_TOPIC: Expected `array`, got `int`$"):
+        decode_request(Operation.CREATE_TOPIC, msgspec.msgpack.encode(5))
