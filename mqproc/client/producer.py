@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -21,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from mqproc.client import core, sending
 from mqproc.client.batching import Batcher, Group, Limits
@@ -178,7 +179,10 @@ class Producer:
                     self._finish(groups.popleft(), pipeline.finish)
                 if group is not None:
                     groups.append(group)
-                    pipeline.start(sending.send_group(group.messages))
+                    try:
+                        pipeline.start(sending.send_group(group.messages))
+                    except BadRequestError as error:
+                        self._finish(groups.pop(), functools.partial(_raise, error))
         except BaseException as error:
             # A defect: nobody must wait for ever for what this thread will not do any more.
             self._give_up(groups, error)
@@ -247,6 +251,10 @@ class Producer:
     def _fail(self, future: Results, error: BaseException) -> None:
         self._failed += self._closing
         future.set_exception(error)
+
+
+def _raise(error: MqprocError) -> NoReturn:
+    raise error
 
 
 def _without_cancelled(group: Group[Results]) -> Group[Results]:

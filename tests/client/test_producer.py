@@ -146,6 +146,22 @@ def test_one_bad_message_does_not_spoil_the_others(client: Client, roles: Memory
     assert {good.result(0).message_id, other.result(0).message_id} == {message.message_id for message in roles.messages}
 
 
+@pytest.mark.parametrize("wrong", [{"born_timestamp_ms": 1 << 64}, {"flag": 1.5}, {"queue_id": 0.5}, {"tag": "\ud800"}])
+def test_what_no_frame_can_be_made_of_does_not_end_the_producer(
+    client: Client, roles: MemoryRoles, wrong: dict[str, Any]
+) -> None:
+    queue = {"queue_id": 0} if "queue_id" in wrong else {}  # Messages of one frame.
+    with client.producer(linger_ms=60_000) as producer:
+        good = producer.send("orders", b"good", **queue)
+        bad = producer.send("orders", b"bad", **wrong)
+        producer.flush(PATIENCE_S)
+        other = producer.send("orders", b"other", **queue)
+    assert isinstance(bad.exception(0), BadRequestError)
+    assert good.result(0).queue_offset >= 0
+    assert other.result(0).queue_offset >= 0
+    assert [message.body for message in roles.messages] == [b"good", b"other"]
+
+
 def test_refusals_for_now_are_tried_again_and_losses_are_told(client: Client, roles: MemoryRoles) -> None:
     roles.behaviour = first(2, lambda request: request.refuse(StoreBusyError("busy", hint_ms=1)))
     with client.producer(linger_ms=1) as producer:
