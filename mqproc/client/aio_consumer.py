@@ -12,7 +12,7 @@ from mqproc.client import core, group_calls
 from mqproc.client.aio_broadcast import AsyncBroadcast
 from mqproc.client.aio_handling import AsyncHandling
 from mqproc.client.aio_membership import AsyncMembership
-from mqproc.client.amounts import at_least_one
+from mqproc.client.amounts import at_least_one, moment_after
 from mqproc.client.assignment import Assignment, Cursor, Piece, entries
 from mqproc.client.consumer import AT_ONCE, COMMIT_S, HOLD_S, LOOK_S, MOVED, RECEIVE_MESSAGES
 from mqproc.client.driving import drive_async
@@ -297,7 +297,7 @@ class AsyncConsumer:
         self._parse = parse
 
     async def _take(self, timeout: float | None) -> tuple[Cursor[Any], Piece[Any]] | None:
-        deadline = None if timeout is None else _clock() + timeout
+        deadline = None if timeout is None else moment_after("timeout", timeout)
         while True:
             self._changed.clear()
             self._tend()
@@ -344,7 +344,7 @@ class AsyncConsumer:
         """Up to so many messages; see `Consumer.receive`."""
         self._use(core.unread_pull)
         at_least_one("max_messages", max_messages)
-        deadline = _clock() + timeout
+        deadline = moment_after("timeout", timeout)
         while True:
             self._changed.clear()
             self._tend()
@@ -358,8 +358,11 @@ class AsyncConsumer:
         """Messages that `receive` gave are done. After `close` it is too late: they come again."""
         revoked = False
         for message in messages:
-            queue = message.topic, message.queue_id
-            revoked = self._assignment.ack(queue, message.queue_offset) or revoked
+            try:
+                queue, offset = (message.topic, message.queue_id), message.queue_offset
+            except AttributeError:
+                raise group_calls.no_message(message) from None
+            revoked = self._assignment.ack(queue, offset) or revoked
         if revoked:
             self._release()
         if not self._closed:

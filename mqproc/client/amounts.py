@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import time
 from typing import SupportsFloat, SupportsIndex
 
 from mqproc.errors import BadRequestError
@@ -34,6 +35,14 @@ def not_below_zero(name: str, value: SupportsFloat | SupportsIndex) -> float:
     if number is None or number < 0:
         raise BadRequestError(f"{name} = {value!r} is out of range: 0 at least, and finite")
     return number
+
+
+def moment_after(name: str, seconds: float) -> float:
+    """So many seconds from now, by the monotonic clock. Raises BadRequestError for what is no number."""
+    try:
+        return time.monotonic() + seconds
+    except TypeError:
+        raise BadRequestError(f"{name} = {seconds!r} is no number of seconds") from None
 
 
 def milliseconds(name: str, seconds: SupportsFloat | SupportsIndex) -> int:

@@ -19,7 +19,7 @@ from mqproc.client.assignment import Cursor
 from mqproc.client.driving import drive
 from mqproc.client.group_steps import Steps
 from mqproc.client.subscription import Subscription
-from mqproc.errors import CorruptStoreError, GroupInUseError, MqprocError
+from mqproc.errors import BadRequestError, CorruptStoreError, GroupInUseError, MqprocError
 from mqproc.io import StoreIO
 from mqproc.message import QueueInfo
 from mqproc.wire.group_operations import EARLIEST, LATEST, Assigned, GroupAssignment
@@ -47,14 +47,20 @@ class LocalProgress:
 
     def __init__(self, path: Path) -> None:
         """Raises GroupInUseError when another consumer that lives keeps its own there: one would take messages from the
-        other. CorruptStoreError when the file is there and cannot be read, OSError.
+        other. BadRequestError when no file can be there, CorruptStoreError when it is there and is none.
         """
+        if path.is_dir():
+            raise BadRequestError(f"offsets_path = {str(path)!r} is a folder: give the name of a file")
         self._path = path
         self._io = StoreIO()
-        self._io.make_folder(path.parent, mode=0o700)
-        self._lock_fd = _locked(self._io, path)
+        self._lock_fd = -1
         try:
+            self._io.make_folder(path.parent, mode=0o700)
+            self._lock_fd = _locked(self._io, path)
             self._offsets = load_offsets(path)
+        except OSError as error:
+            self.close()
+            raise BadRequestError(f"offsets_path = {str(path)!r} can be no file: {error.strerror or error}") from None
         except BaseException:
             self.close()
             raise

@@ -15,7 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.client.properties import check_keys
-from mqproc.errors import BadMessageError, BadPropertyError, NoSuchQueueError, PropertiesTooLargeError
+from mqproc.errors import (
+    BadMessageError,
+    BadPropertyError,
+    BadRequestError,
+    NoSuchQueueError,
+    PropertiesTooLargeError,
+)
 from mqproc.layout.properties import KEY_SEPARATOR, NAME_END, PAIR_END
 from mqproc.layout.record import PROPERTIES_SIZE_MAX
 from mqproc.wire.operations import COLUMN_ABSENT
@@ -359,14 +365,20 @@ def numbers(values: Any, dtype: str, count: int, name: str) -> NDArray[Any]:
 
 def check_queue_id(queue_id: int) -> None:
     """Raise NoSuchQueueError when no topic can have this queue."""
-    if not 0 <= queue_id < 1 << 31:
-        raise NoSuchQueueError(f"queue id {queue_id:,} is below 0 or too large")
+    try:
+        if not 0 <= queue_id < 1 << 31:
+            raise NoSuchQueueError(f"queue id {queue_id:,} is below 0 or too large")
+    except TypeError:
+        raise BadRequestError(f"queue_id = {queue_id!r} is no whole number") from None
 
 
 def check_flag(flag: int) -> None:
     """Raise BadMessageError when a flag does not fit its field."""
-    if not -(1 << 31) <= flag < 1 << 31:
-        raise BadMessageError(f"flag {flag:,} does not fit 32 bits")
+    try:
+        if not -(1 << 31) <= flag < 1 << 31:
+            raise BadMessageError(f"flag {flag:,} does not fit 32 bits")
+    except TypeError:
+        raise BadMessageError(f"flag = {flag!r} is no whole number") from None
 
 
 def queue_numbers(queue_ids: Any, count: int) -> NDArray[np.int32]:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from mqproc.client import core, group_calls
-from mqproc.client.amounts import at_least_one
+from mqproc.client.amounts import at_least_one, moment_after
 from mqproc.client.assignment import Assignment, Cursor, Piece, entries
 from mqproc.client.broadcast import Broadcast
 from mqproc.client.driving import drive
@@ -362,7 +362,7 @@ class Consumer:
 
     def _take(self, timeout: float | None) -> tuple[Cursor[Any], Piece[Any]] | None:
         """The next piece for a loop to go through, None when none comes in time."""
-        deadline = None if timeout is None else _clock() + timeout
+        deadline = None if timeout is None else moment_after("timeout", timeout)
         with self._turn:
             while True:
                 self._tend()
@@ -418,7 +418,7 @@ class Consumer:
         """
         self._use(core.unread_pull)
         at_least_one("max_messages", max_messages)
-        deadline = _clock() + timeout
+        deadline = moment_after("timeout", timeout)
         with self._turn:
             while True:
                 self._tend()
@@ -434,8 +434,11 @@ class Consumer:
         revoked = False
         with self._lock:
             for message in messages:
-                queue = message.topic, message.queue_id
-                revoked = self._assignment.ack(queue, message.queue_offset) or revoked
+                try:
+                    queue, offset = (message.topic, message.queue_id), message.queue_offset
+                except AttributeError:
+                    raise group_calls.no_message(message) from None
+                revoked = self._assignment.ack(queue, offset) or revoked
         if revoked:
             self._release()
         if _clock() >= self._commit_at and not self._closed:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Type
 
 import msgspec
 
+from mqproc.client.properties import not_properties
 from mqproc.errors import (
     BadRequestError,
     MessageNotFoundError,
@@ -134,7 +135,7 @@ def socket_paths(store_or_socket: str | Path) -> dict[str, Path]:
 def time_ms(moment: Time, default: int) -> int:
     """A moment as Unix ms: a number is that already, text is ISO 8601, local time where it names no zone.
 
-    Raises BadRequestError for a text that is none, and as `refuse_seconds`.
+    Raises BadRequestError for what is none, and as `refuse_seconds`.
     """
     if moment is None:
         return default
@@ -145,8 +146,12 @@ def time_ms(moment: Time, default: int) -> int:
             raise BadRequestError(f"{moment!r} is no ISO 8601 time") from None
     if isinstance(moment, datetime.datetime):
         return round(moment.timestamp() * 1000)
-    refuse_seconds(moment)
-    return int(moment)
+    try:
+        refuse_seconds(moment)
+        return int(moment)
+    except (TypeError, ValueError, OverflowError):
+        shown = f"a {type(moment).__name__}, {repr(moment)[:64]}"
+        raise BadRequestError(f"no time is {shown}: give Unix ms, a datetime, or ISO 8601 text") from None
 
 
 def refuse_seconds(moment: float) -> None:
@@ -238,7 +243,10 @@ def pull_request(
 
     `progress`: after so many seconds it tells how far it has come through messages that do not match; None: it waits.
     """
-    timeout_ms = max(0, round(timeout * 1000))
+    try:
+        timeout_ms = max(0, round(timeout * 1000))
+    except (TypeError, ValueError, OverflowError):
+        raise BadRequestError(f"timeout = {timeout!r} is no number of seconds") from None
     progress_ms = -1 if progress is None else round(progress * 1000)
     names, sql = chosen(tags, filter)
     place = topic, queue_id, offset, max_messages, max_bytes
@@ -416,6 +424,8 @@ def scan_request(
     page_messages: int,
 ) -> ScanRequest:
     """The options of a scan; at most one property can be asked for."""
+    if properties and not isinstance(properties, Mapping):
+        raise not_properties(properties)
     if properties and len(properties) > 1:
         raise BadRequestError(f"a scan looks for one property, not {len(properties)}")
     begin_ms, end_ms = _bounds(begin, end)

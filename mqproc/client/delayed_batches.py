@@ -41,10 +41,16 @@ def deliver_at_ms(deliver_at: Times, delay: Delays) -> Any:
     try:
         after_ms = np.rint(_seconds(delay) * 1000)
     except (TypeError, ValueError) as error:
-        raise BadTimeError(f"a delay is a number of seconds or a timedelta, or one for each message: {error}") from None
+        raise _no_delay(str(error)) from None
     if not (np.abs(after_ms) < _DELAY_MS_MAX).all():
         raise BadTimeError("a delay is no number of seconds, or too many")
+    if np.ndim(after_ms) and not is_column(delay):
+        raise _no_delay(f"a {type(delay).__name__} is no list or array")
     return now_ms + after_ms.astype(np.int64) if is_column(delay) else now_ms + int(after_ms)
+
+
+def _no_delay(reason: str) -> BadTimeError:
+    return BadTimeError(f"a delay is a number of seconds or a timedelta, or one for each message: {reason}")
 
 
 def _seconds(delay: Delays) -> NDArray[np.float64]:

@@ -35,6 +35,7 @@ from mqproc.client.columns import (
     numbers,
     queue_numbers,
 )
+from mqproc.client.delays import check_delay
 from mqproc.client.properties import (
     FIXED_PAIRS_BYTES,
     NO_GAPS,
@@ -45,15 +46,14 @@ from mqproc.client.properties import (
     check_tag,
     check_unique_id,
     split_at_gaps,
+    utf8,
     whole_properties,
 )
 from mqproc.client.unique_id import COUNTERS, ID_CHARACTERS, reserve, unique_id
-from mqproc.delay_levels import DELAY_LEVELS
 from mqproc.errors import (
-    BadLevelError,
     BadMessageError,
+    BadPropertyError,
     BadRequestError,
-    BadTimeError,
     FrameTooLargeError,
     PropertiesTooLargeError,
 )
@@ -251,21 +251,26 @@ def _is_plain(message: Message) -> bool:
 def _check_plain(message: Message) -> bytes:
     """Raise a BadRequestError when a plain message's tag, keys, queue, flag or time cannot be; returns its keys."""
     tag, keys = message.tag, b""
-    if tag != "":
-        check_tag(tag)
-    if message.keys:
+    try:
+        if tag != "":
+            check_tag(tag)
+        if message.keys:
+            check_keys(message.keys)
+            keys = KEY_SEPARATOR.join(message.keys).encode()
+            if len(keys) + len(tag.encode()) > PROPERTIES_SIZE_MAX - FIXED_PAIRS_BYTES:
+                raise PropertiesTooLargeError(f"keys of {len(keys):,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
+        elif len(tag) > _SHORT_TAG and len(tag.encode()) > PROPERTIES_SIZE_MAX - FIXED_PAIRS_BYTES:
+            raise PropertiesTooLargeError(f"a tag of {len(tag.encode()):,} bytes exceeds {PROPERTIES_SIZE_MAX:,}")
+        if message.queue_id is not None:
+            check_queue_id(message.queue_id)
+        if message.flag:
+            check_flag(message.flag)
+        if message.delay_level or message.deliver_at_ms:
+            check_delay(message.delay_level, message.deliver_at_ms)
+    except ValueError as error:  # An array is neither true nor false, half of a surrogate pair is no UTF-8.
         check_keys(message.keys)
-        keys = KEY_SEPARATOR.join(message.keys).encode()
-        if len(keys) + len(tag.encode()) > PROPERTIES_SIZE_MAX - FIXED_PAIRS_BYTES:
-            raise PropertiesTooLargeError(f"keys of {len(keys):,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
-    elif len(tag) > _SHORT_TAG and len(tag.encode()) > PROPERTIES_SIZE_MAX - FIXED_PAIRS_BYTES:
-        raise PropertiesTooLargeError(f"a tag of {len(tag.encode()):,} bytes exceeds {PROPERTIES_SIZE_MAX:,}")
-    if message.queue_id is not None:
-        check_queue_id(message.queue_id)
-    if message.flag:
-        check_flag(message.flag)
-    if message.delay_level or message.deliver_at_ms:
-        _check_delay(message.delay_level, message.deliver_at_ms)
+        check_delay(message.delay_level, message.deliver_at_ms)
+        raise BadPropertyError(f"tag = {tag!r}, keys = {message.keys!r}: {error}") from None
     return keys
 
 
@@ -284,30 +289,12 @@ def check_message(message: Message) -> None:
     if message.queue_id is not None:
         check_queue_id(message.queue_id)
     check_flag(message.flag)
-    _check_delay(message.delay_level, message.deliver_at_ms)
+    check_delay(message.delay_level, message.deliver_at_ms)
     unique = message.unique_id or "0" * ID_CHARACTERS
     whole = whole_properties(message.tag, keys, message.properties, unique, message.sharding_key)
-    size = len(whole.encode())
+    size = len(utf8("properties", whole))
     if size > PROPERTIES_SIZE_MAX:
         raise PropertiesTooLargeError(f"properties of {size:,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
-
-
-def _check_delay(delay_level: Any, deliver_at_ms: Any) -> None:
-    """Raise BadLevelError, BadTimeError or BadMessageError when messages wait for no time that there is."""
-    if not isinstance(delay_level, int):
-        raise _not_one_time("delay_level", delay_level)
-    if not isinstance(deliver_at_ms, int):
-        raise _not_one_time("deliver_at_ms", deliver_at_ms)
-    if not 0 <= delay_level <= DELAY_LEVELS:
-        raise BadLevelError(f"delay level {delay_level} is out of range: from 1 to {DELAY_LEVELS}")
-    if not 0 <= deliver_at_ms < 1 << 62:
-        raise BadTimeError(f"deliver_at_ms = {deliver_at_ms} is no time")
-    if delay_level and deliver_at_ms:
-        raise BadMessageError("a message has a delay level or a time to deliver at, not both")
-
-
-def _not_one_time(name: str, value: Any) -> BadMessageError:
-    return BadMessageError(f"{name} is a {type(value).__name__}: messages sent so wait for one time, an integer")
 
 
 def frame_key(message: Message) -> tuple[Hashable, ...]:
@@ -347,7 +334,7 @@ def encode_messages(
         columns.flags = numbers([message.flag for message in messages], "i4", count, "flags")
     if first.delay_level or first.deliver_at_ms:
         for message in messages:
-            _check_delay(message.delay_level, message.deliver_at_ms)
+            check_delay(message.delay_level, message.deliver_at_ms)
         columns.further = {"delay_level": first.delay_level, "deliver_at_ms": first.deliver_at_ms}
         columns.queue_id = QUEUE_ANY if first.queue_id is None else first.queue_id
     elif transaction:
@@ -367,8 +354,11 @@ def encode_messages(
 
 
 def _keys_of(message: Message) -> str:
-    if not message.keys:
-        return ""
+    try:
+        if not message.keys:
+            return ""
+    except ValueError:
+        pass  # An array is neither true nor false; the check refuses it.
     check_keys(message.keys)
     return KEY_SEPARATOR.join(message.keys)
 
@@ -424,7 +414,7 @@ def _encode_whole(batch: Batch) -> AppendFrame:
     bodies = encode_bodies(batch.bodies)
     columns = _Columns(batch.topic, bodies)
     columns.unique_prefix, columns.unique_counter = batch.unique or reserve(count)
-    _check_delay(batch.delay_level, batch.deliver_at_ms)
+    check_delay(batch.delay_level, batch.deliver_at_ms)
     if batch.delay_level or batch.deliver_at_ms:
         columns.further = {"delay_level": batch.delay_level, "deliver_at_ms": batch.deliver_at_ms}
     if batch.queue_id is not None:
@@ -476,14 +466,17 @@ def _add_columns(batch: Batch, columns: _Columns) -> None:
 
 def _own_properties(batch: Batch, columns: _Columns) -> Column:
     """Whole property strings, for messages that have properties each of its own."""
-    assert isinstance(batch.properties, Sequence)
+    given: Any = batch.properties
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        kind = type(given).__name__
+        raise BadPropertyError(f"properties must be a mapping, or a list with one for each message, not a {kind}")
     keys = _per_message(batch.keys, len(batch), "keys")
     tags = _per_message(batch.tags, len(batch), "tags")
     sharding_keys = _per_message(batch.sharding_keys, len(batch), "sharding keys")
-    if len(batch.properties) != len(batch):
-        raise BadMessageError(f"{len(batch.properties):,} properties for {len(batch):,} bodies")
+    if len(given) != len(batch):
+        raise BadMessageError(f"{len(given):,} properties for {len(batch):,} bodies")
     texts = []
-    rows = zip(tags, keys, sharding_keys, batch.properties, strict=True)
+    rows = zip(tags, keys, sharding_keys, given, strict=True)
     for index, (tag, key, sharding_key, properties) in enumerate(rows):
         check_tag(tag or "")
         check_sharding_key(sharding_key or "", properties, names_queue=False)

@@ -142,8 +142,8 @@ def _with_handle(message: StoredMessage, handle: str) -> StoredMessage:
 
 def ack(group: str, messages: Sequence[StoredMessage]) -> Call[int]:
     """How many were still the receiver's."""
-    named = [(message.topic, _handle_of(message)) for message in messages]
-    return call_of(Operation.GROUP_ACK, GroupAckRequest(group, named), lambda answer, _: int(answer.accepted))
+    request = GroupAckRequest(group, list(map(_handled, messages)))
+    return call_of(Operation.GROUP_ACK, request, lambda answer, _: int(answer.accepted))
 
 
 def acks(group: str, messages: Sequence[StoredMessage]) -> Iterator[Call[int]]:
@@ -161,10 +161,25 @@ def change_invisible(group: str, message: StoredMessage, duration_s: float) -> C
     )
 
 
-def _handle_of(message: StoredMessage) -> str:
+def no_message(given: object) -> BadRequestError:
+    """What is said of what is given in the place of a message."""
+    shown = repr(given)[:64]
+    return BadRequestError(
+        f"a {type(given).__name__} is no StoredMessage: {shown}; give messages one by one, *messages"
+    )
+
+
+def _handled(message: StoredMessage) -> tuple[str, str]:
+    handle = _handle_of(message)
+    return message.topic, handle
+
+
+def _handle_of(message: Any) -> str:
+    if not isinstance(message, StoredMessage):
+        raise no_message(message)
     if HANDLE not in message.properties:
         raise BadRequestError(f"message {message.message_id} was not received by a simple consumer: no {HANDLE} in it")
-    return message.properties[HANDLE]
+    return str(message.properties[HANDLE])
 
 
 # Looking and changing

@@ -36,11 +36,14 @@ class ResetTo:
     time: Time = None
     shift: int | None = None
 
-    def check(self) -> None:
-        """Raises BadRequestError."""
-        given = [self.earliest, self.latest, self.offset is not None, self.time is not None, self.shift is not None]
-        if sum(given) != 1:
-            raise BadRequestError("a reset goes to exactly one of earliest, latest, an offset, a time, or by a shift")
+
+def check_reset(to: Any) -> None:
+    """Raises BadRequestError."""
+    if not isinstance(to, ResetTo):
+        raise BadRequestError(f"to = {to!r} is no ResetTo, such as ResetTo(earliest=True)")
+    given = [to.earliest, to.latest, to.offset is not None, to.time is not None, to.shift is not None]
+    if sum(given) != 1:
+        raise BadRequestError("a reset goes to exactly one of earliest, latest, an offset, a time, or by a shift")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ def plan_reset(
 
     Raises TopicNotFoundError, GroupNotFoundError, NoSuchQueueError for queue ids that none of the topics has.
     """
-    to.check()
+    check_reset(to)
     known: dict[tuple[str, int], int | None] = {}
     try:
         info: GroupInfo = yield group_calls.info(group)
@@ -110,7 +113,7 @@ def _target(queue: QueueInfo, to: ResetTo, before: int | None) -> Steps[int]:
 
 def seek_targets(positions: dict[Queue, int], to: ResetTo) -> Steps[list[tuple[str, int, int]]]:
     """Where a consumer that stands at `positions` goes on in each queue, also where that is where it stands."""
-    to.check()
+    check_reset(to)
     targets = []
     for topic in sorted({topic for topic, _ in positions}):
         found: list[QueueInfo] = yield core.queues(topic)

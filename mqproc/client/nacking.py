@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from mqproc.client import group_calls
 from mqproc.client.core import Call
@@ -18,10 +18,13 @@ NAMED_MAX: Final = 8
 class Nacking:
     """`left`: messages that are still to be stored for a later delivery, `gone`: those that nobody can copy."""
 
-    def __init__(self, group: str, messages: Sequence[StoredMessage], delay_level: int) -> None:
+    def __init__(self, group: str, messages: Sequence[Any], delay_level: int) -> None:
         self._group = group
         self._delay_level = delay_level
-        self.left = list(messages)
+        for message in messages:
+            if not isinstance(message, StoredMessage):
+                raise group_calls.no_message(message)
+        self.left: list[StoredMessage] = list(messages)
         self.gone: list[StoredMessage] = []
         self.is_busy = False
         """Whether some of the last call could not be stored now."""

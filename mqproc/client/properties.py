@@ -109,7 +109,21 @@ def split_at_gaps(properties: Mapping[str, str]) -> Gaps:
         place = _bucket(name)
         gap = (place > _UNIQUE_BUCKET) + (place >= _TAG_BUCKET) + (place >= _KEYS_BUCKET)
         parts[gap].append(f"{name}{NAME_END}{properties[name]}{PAIR_END}")
-    return Gaps(*("".join(part).encode() for part in parts))
+    return Gaps(*(utf8("properties", "".join(part)) for part in parts))
+
+
+def utf8(name: str, text: str) -> bytes:
+    """A text as it is stored. Raises BadPropertyError for one with half of a surrogate pair."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise BadPropertyError(f"{name}: {error}") from None
+
+
+def not_properties(properties: object) -> BadPropertyError:
+    """What is said of what is no mapping."""
+    kind = type(properties).__name__
+    return BadPropertyError(f"properties must be a mapping of names to values, not a {kind}: {repr(properties)[:64]}")
 
 
 def whole_properties(tag: str, keys: str, properties: Mapping[str, str], unique: str, sharding_key: str = "") -> str:
@@ -121,6 +135,8 @@ def whole_properties(tag: str, keys: str, properties: Mapping[str, str], unique:
         pairs[TAGS] = tag
     if keys:
         pairs[KEYS] = keys
+    if not isinstance(properties, Mapping):
+        raise not_properties(properties)
     for name, value in properties.items():
         check_property(name, value)
         pairs[name] = value

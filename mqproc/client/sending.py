@@ -25,7 +25,7 @@ from mqproc.client.encoding import (
     frame_key,
 )
 from mqproc.client.unique_id import unique_id, unique_ids
-from mqproc.errors import BadMessageError, BadRequestError, ProtocolError
+from mqproc.errors import BadMessageError, BadPropertyError, BadRequestError, ProtocolError
 from mqproc.layout.record_codec import host_hex
 from mqproc.message import BatchResult, Message, SendResult
 from mqproc.wire.operations import AppendAnswer, Operation
@@ -65,13 +65,18 @@ def message_of(
         return topic
     if body is None:
         raise BadMessageError("a message needs a body")
-    several = (keys,) if isinstance(keys, str) and keys else keys or ()
+    try:
+        several = (keys,) if isinstance(keys, str) and keys else keys or ()
+        pairs = properties or {}
+    except ValueError:  # An array is neither true nor false.
+        kinds = type(keys).__name__, type(properties).__name__
+        raise BadPropertyError(f"keys must be a sequence of texts, and properties a mapping, not {kinds}") from None
     return Message(
         topic,
         body,
         tag,
         several,
-        properties or {},
+        pairs,
         queue_id,
         flag,
         born_timestamp_ms,
@@ -237,7 +242,10 @@ def groups_of(messages: Iterable[Message]) -> Iterator[list[tuple[int, Message]]
     """A stream of messages as groups, one frame each."""
     grouping = Grouping()
     for index, message in enumerate(messages):
-        group = grouping.add(index, message)
+        try:
+            group = grouping.add(index, message)
+        except (AttributeError, ValueError):
+            raise BadRequestError(f"item {index:,} is no Message that can be sent: {repr(message)[:64]}") from None
         if group is not None:
             yield group
     yield from grouping.rest()

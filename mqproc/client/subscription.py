@@ -55,7 +55,10 @@ def subscription(
 ) -> Subscription:
     """Raises BadRequestError, BadTopicError."""
     check_group(group)
-    wanted = (topics,) if isinstance(topics, str) else tuple(topics)
+    try:
+        wanted = (topics,) if isinstance(topics, str) else tuple(topics)
+    except TypeError:
+        raise BadRequestError(f"topics = {topics!r}: give a topic, or a list of them") from None
     if not wanted:
         raise BadRequestError(f"a consumer of group {group!r} names no topic")
     for topic in wanted:

@@ -216,8 +216,8 @@ class Client(Calls):
 
         `start` says where the group begins in topics that it has no progress in: "latest", "earliest", or a time. A
         member that is silent for `session_timeout` seconds (0.3 to 300) loses its queues. With `broadcast` it is no
-        member: it reads every queue, and keeps its progress in the file `offsets_path`, which is its own, or one that
-        goes by its name.
+        member: it reads every queue, and keeps its progress in the file `offsets_path`, which is its own and whose
+        folder is made, or in one that goes by its name.
         """
         wanted = subscription(group, topics, name, session_timeout, start)
         path = broadcast_path(self.store, group, name, offsets_path, broadcast=broadcast)

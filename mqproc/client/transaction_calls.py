@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from mqproc.client import sending
+from mqproc.client.amounts import at_least_one
 from mqproc.client.core import Call, call_of
 from mqproc.client.unique_id import reserve, unique_id
 from mqproc.errors import (
@@ -56,9 +57,11 @@ class Handle:
     physical_offset: int
 
 
-def half_message(group: str, message: Message, check_immunity_time: int | None) -> Message:
+def half_message(group: str, message: Any, check_immunity_time: int | None) -> Message:
     """A message as its half message. Raises BadRequestError and its kin."""
     check_group(group)
+    if not isinstance(message, Message):
+        raise BadRequestError(f"a transaction has a Message, not a {type(message).__name__}")
     if message.delay_level or message.deliver_at_ms:
         raise BadRequestError("the message of a transaction has no delay level or time to deliver at")
     if taken := _OWN & message.properties.keys():
@@ -66,9 +69,7 @@ def half_message(group: str, message: Message, check_immunity_time: int | None) 
     own = {properties.TRAN_MSG: "true", properties.PGROUP: group}
     own[properties.TRANSACTION_ID] = unique = message.unique_id or unique_id(*reserve(1))
     if check_immunity_time is not None:
-        if check_immunity_time < 1:
-            raise BadRequestError(f"check_immunity_time = {check_immunity_time} s; it takes at least 1")
-        own[properties.CHECK_IMMUNITY_TIME] = str(check_immunity_time)
+        own[properties.CHECK_IMMUNITY_TIME] = str(at_least_one("check_immunity_time", check_immunity_time))
     return replace(message, unique_id=unique, properties={**message.properties, **own})
 
 

@@ -37,6 +37,8 @@ def check_sql(expression: str) -> str:
 
 
 def _check_size(expression: str) -> None:
+    if not isinstance(expression, str):
+        raise FilterSyntaxError(f"filter {repr(expression)[:64]} is no text")
     size = len(expression.encode("utf-8", "surrogatepass"))
     if size > FILTER_BYTES_MAX:
         raise FilterSyntaxError(f"filter of {size:,} bytes exceeds {FILTER_BYTES_MAX:,}", position=FILTER_BYTES_MAX)

@@ -1,0 +1,195 @@
+"""What callers give by mistake is refused in words that name it, and numpy's scalars are no mistake."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import mqproc
+from mqproc import AsyncClient, Client, Message
+from mqproc.errors import (
+    BadMessageError,
+    BadPropertyError,
+    BadRequestError,
+    BadTimeError,
+    FilterSyntaxError,
+    MqprocError,
+)
+from tests.client.consuming import fill
+from tests.client.memory_roles import MemoryRoles
+from tests.conftest import PATIENCE_S, Group
+
+ARRAY = np.array(["a", "b"])
+BODIES = [b"a", b"b"]
+Sent = Callable[[Client], object]
+
+
+class Column:
+    """As pandas has them: an array, but no sequence, and neither true nor false."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self._values = np.array(values)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self._values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __bool__(self) -> bool:
+        raise ValueError("the truth value is ambiguous")
+
+
+@pytest.mark.parametrize(
+    ("send", "error", "told"),
+    [
+        (lambda c: c.send("t", b"x", queue_id="0"), BadRequestError, "queue_id = '0' is no whole number"),
+        (lambda c: c.send("t", b"x", queue_id=1.5), BadRequestError, "queue_id = 1.5: Expected `int`"),
+        (lambda c: c.send("t", b"x", flag="1"), BadMessageError, "flag = '1' is no whole number"),
+        (
+            lambda c: c.send("t", b"x", born_timestamp_ms="5"),
+            BadRequestError,
+            "born_timestamp_ms = '5': Expected `int`",
+        ),
+        (lambda c: c.send("t", b"x", tag="\ud800"), BadRequestError, "tag = .* cannot be sent: 'utf-8'"),
+        (lambda c: c.send("t", b"x", keys="\ud800"), BadPropertyError, "keys = .*: 'utf-8'"),
+        (lambda c: c.send("t", b"x", keys=ARRAY), BadPropertyError, "keys must be a sequence of texts"),
+        (lambda c: c.send(Message("t", b"x", keys=ARRAY)), BadPropertyError, "keys must be a sequence of texts"),
+        (lambda c: c.send_many([Message("t", b"x", keys=ARRAY)]), BadPropertyError, "keys must be a sequence of texts"),
+        (
+            lambda c: c.send("t", b"x", properties=[("a", "b")]),
+            BadPropertyError,
+            "properties must be a mapping .* list",
+        ),
+        (lambda c: c.send("t", b"x", properties=Column(["a"] * 2)), BadPropertyError, "properties a mapping, not"),
+        (lambda c: c.send("t", b"x", delay_level=Column([1, 2])), BadMessageError, "delay_level is a Column"),
+        (lambda c: c.send("t", b"x", delay=Column([1, 2])), BadTimeError, "a Column is no list or array"),
+        (lambda c: c.send("t", b"x", deliver_at=datetime.date(2027, 1, 1)), BadRequestError, "no time is a date"),
+        (
+            lambda c: c.send("t", b"x", deliver_at=np.datetime64("2027-01-01")),
+            BadRequestError,
+            "no time is a datetime64",
+        ),
+        (lambda c: c.send("t", b"x", deliver_at=math.nan), BadRequestError, "no time is a float, nan"),
+        (lambda c: c.send_many(["x"]), BadRequestError, "item 0 is no Message that can be sent: 'x'"),
+        (lambda c: c.send_many([Message("t", b""), None]), BadRequestError, "item 1 is no Message .*: None"),
+        (lambda c: c.send_batch("t", BODIES, queue_id="0"), BadRequestError, "queue_id = '0' is no whole number"),
+        (lambda c: c.send_batch("t", BODIES, tags="\ud800"), BadRequestError, "tag = .* cannot be sent"),
+        (lambda c: c.send_batch("t", BODIES, properties={"a": "\ud800"}), BadPropertyError, "properties: 'utf-8'"),
+        (lambda c: c.send_batch("t", BODIES, properties=Column([1, 2])), BadPropertyError, "not a Column"),
+        (lambda c: c.send_batch("t", BODIES, properties=np.array([{}, {}])), BadPropertyError, "not a ndarray"),
+        (
+            lambda c: c.send_batch("t", BODIES, properties=pa.array([{"a": "b"}] * 2)),
+            BadPropertyError,
+            "not a StructArray",
+        ),
+        (lambda c: c.send_batch("t", BODIES, properties=({} for _ in BODIES)), BadPropertyError, "not a generator"),
+        (lambda c: c.send_batch("t", BODIES, properties=[{}, None]), BadPropertyError, "not a NoneType: None"),
+        (lambda c: c.send_batch("t", BODIES, deliver_at=Column([1, 2])), BadRequestError, "no time is a Column"),
+        (lambda c: c.send_batch("t", BODIES, delay=Column([1, 2])), BadTimeError, "a Column is no list or array"),
+        (lambda c: c.pull("t", 0, "0"), BadRequestError, "options of PULL: offset = '0': Expected `int`"),
+        (lambda c: c.pull("t", 0, 0, timeout=None), BadRequestError, "timeout = None is no number of seconds"),
+        (lambda c: c.pull("t", 0, 0, timeout=math.nan), BadRequestError, "timeout = nan is no number of seconds"),
+        (lambda c: c.pull("t", 0, 0, filter=mqproc.SqlFilter(None)), FilterSyntaxError, "filter None is no text"),
+        (lambda c: c.count("t", tags=5), FilterSyntaxError, "filter 5 is no text"),
+        (lambda c: c.count("t", begin=[1]), BadRequestError, "no time is a list"),
+        (lambda c: c.create_topic("u", "3"), BadRequestError, "CREATE_TOPIC: queues = '3': Expected `int`"),
+        (lambda c: list(c.scan("t", properties=["a"])), BadPropertyError, "properties must be a mapping .* list"),
+        (lambda c: c.consumer("g", None), BadRequestError, "topics = None: give a topic, or a list of them"),
+        (lambda c: c.transaction("g", None), BadRequestError, "a transaction has a Message, not a NoneType"),
+        (
+            lambda c: c.transaction("g", Message("t", b""), check_immunity_time="5"),
+            BadRequestError,
+            "_time = '5' is out",
+        ),
+        (lambda c: c.groups.plan_reset("g", "earliest"), BadRequestError, "to = 'earliest' is no ResetTo"),
+    ],
+)
+def test_mistakes_are_told(client: Client, send: Sent, error: type[MqprocError], told: str) -> None:
+    with pytest.raises(error, match=told) as caught:
+        send(client)
+    assert type(caught.value) is error
+
+
+def test_numpys_scalars_are_numbers_and_texts(client: Client, roles: MemoryRoles) -> None:
+    client.create_topic(np.str_("orders"), np.int64(3))
+    sent = client.send(
+        "orders",
+        b"x",
+        tag=np.str_("t"),
+        keys=np.str_("k"),
+        queue_id=np.int64(2),
+        flag=np.int16(7),
+        born_timestamp_ms=np.int64(99),
+    )
+    stored = roles.messages[0]
+    assert (sent.queue_id, stored.tag, stored.keys, stored.flag, stored.born_timestamp_ms) == (2, "t", ("k",), 7, 99)
+    client.send_batch("orders", BODIES, tags=np.str_("t"), queue_id=np.int64(2))
+    assert len(client.pull("orders", np.int64(2), np.uint32(1), np.int8(5)).messages) == 2
+    assert len(client.by_key("orders", np.str_("k"), max_messages=np.int64(4))) == 1
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Group:
+    return Group(tmp_path / "store")
+
+
+def test_mistakes_with_consumers_are_told(group: Group, tmp_path: Path) -> None:
+    group.start()
+    try:
+        with group.client() as client:
+            fill(client, "Mistakes", 2, queues=1)
+            with client.consumer("mistakes", "Mistakes", start="earliest") as consumer:
+                _told_by(consumer, consumer.receive(2, timeout=PATIENCE_S))
+            _told_by_simple(client)
+            _told_of_paths(client, tmp_path)
+        asyncio.run(_told_async(group))
+    finally:
+        group.close()
+
+
+def _told_by(consumer: mqproc.Consumer, messages: Any) -> None:
+    for told, call in (
+        ("a list is no StoredMessage", lambda: consumer.ack(messages)),
+        ("a NoneType is no StoredMessage", lambda: consumer.ack(None)),
+        ("a list is no StoredMessage", lambda: consumer.nack(messages)),
+        ("to = 'earliest' is no ResetTo", lambda: consumer.seek("earliest")),
+        ("timeout = None is no number", lambda: consumer.receive(timeout=None)),
+        ("timeout = '1' is no number", lambda: next(consumer.messages(timeout="1"))),
+    ):
+        with pytest.raises(BadRequestError, match=told):
+            call()
+
+
+def _told_by_simple(client: Client) -> None:
+    simple = client.simple_consumer("simple", "Mistakes")
+    for given in ([], None, "x"):
+        with pytest.raises(BadRequestError, match=f"a {type(given).__name__} is no StoredMessage"):
+            simple.ack(given)
+    assert simple.receive(np.int64(2)) == []
+
+
+def _told_of_paths(client: Client, folder: Path) -> None:
+    (folder / "file").touch()
+    for path, told in ((folder, "is a folder"), (folder / "file" / "x", "can be no file: Not a directory")):
+        with pytest.raises(BadRequestError, match=f"^offsets_path = {str(path)!r} {told}"):
+            client.consumer("broadcast", "Mistakes", broadcast=True, offsets_path=path)
+    assert not folder.with_name(folder.name + ".lock").exists()
+
+
+async def _told_async(group: Group) -> None:
+    async with AsyncClient(group.store) as client, client.consumer("async", "Mistakes") as consumer:
+        with pytest.raises(BadRequestError, match="a list is no StoredMessage"):
+            await consumer.ack([])
+        with pytest.raises(BadRequestError, match="a list is no StoredMessage"):
+            await consumer.nack([])
+        with pytest.raises(BadRequestError, match="timeout = None is no number"):
+            await consumer.receive(timeout=None)
