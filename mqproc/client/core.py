@@ -18,6 +18,7 @@ import msgspec
 from mqproc.client.properties import not_properties
 from mqproc.errors import (
     BadRequestError,
+    ConfigurationError,
     MessageNotFoundError,
     NoSuchQueueError,
     ProtocolError,
@@ -308,8 +309,10 @@ def pull_as(request: PullRequest, parse: Callable[[Any, memoryview], T]) -> Call
 def arrow_parser(columns: Sequence[str] | None) -> Callable[[Any, memoryview], ArrowPullResult]:
     """What makes a pull's answer into Arrow."""
     # pyarrow and the kernels take half a second to import: only who asks for Arrow pays.
-    from mqproc.client.arrow import parser
-
+    try:
+        from mqproc.client.arrow import parser
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(f"{error.name} is not installed: pip install 'mqproc[arrow]'") from None
     return parser(columns)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import sys
 import threading
 import time
 
@@ -16,6 +17,7 @@ from mqproc.client.sync import Client
 from mqproc.errors import (
     BadRequestError,
     BadTopicError,
+    ConfigurationError,
     FilterSyntaxError,
     MessageNotFoundError,
     MessageTooLargeError,
@@ -146,6 +148,13 @@ def test_a_pull_as_arrow_replaces_what_is_no_text_as_a_message_does(client: Clie
     assert objects[0].tag == "t\ufffd\ufffd-1"
     assert batch.column("tag").to_pylist() == [message.tag for message in objects]
     assert batch.column("keys").to_pylist() == [" ".join(message.keys) for message in objects]
+
+
+def test_arrow_is_an_extra(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "mqproc.client.arrow", raising=False)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigurationError, match=r"^pyarrow is not installed: pip install 'mqproc\[arrow\]'$"):
+        client.pull_arrow("orders", 0, 0)
 
 
 def test_a_pull_as_arrow(client: Client) -> None:
