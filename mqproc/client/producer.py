@@ -51,7 +51,8 @@ class Producer:
     A message waits at most `linger_ms` for others of its topic. With several frames in flight a frame that the store
     refused for now is sent again after later ones; with `max_in_flight=1` messages of one sharding key stay in their
     order then too. `close`, the end of the `with` block and that of the program send what is left; the last waits for
-    it at most 10 s, and warns. A forked process may use its parent's producer: what the parent gave it stays there.
+    it at most 10 s, and warns. A forked process may use its parent's producer: what the parent gave it stays there. One
+    of multiprocessing's ends without what a program does at its end: it needs the `close`.
     """
 
     def __init__(
