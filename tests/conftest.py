@@ -47,6 +47,8 @@ SMALL: dict[str, Any] = {
     "max_index_num": 20_000,
     "max_message_size": 1 << 18,
     "metrics_port": 0,
+    # Stores that RocketMQ wrote long ago are not to lose files when tests run at the hour of deletion.
+    "file_reserved_time": 1 << 20,
 }
 
 
