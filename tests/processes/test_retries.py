@@ -187,7 +187,7 @@ def test_an_async_nack_names_messages_that_are_gone(make_group: Callable[..., Gr
             with pytest.raises(MessageNotFoundError, match="orders/0 offset 0 cannot be delivered"):
                 await consumer.nack(gone, there, delay_level=18)
             assert consumer.positions()["orders", 0] == 0
-            consumer.ack(gone)
+            await consumer.ack(gone)
             assert consumer.positions()["orders", 0] == 2
 
     with group.client() as client:
