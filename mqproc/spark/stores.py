@@ -19,13 +19,14 @@ import numpy as np
 from mqproc.errors import BadRequestError, StoreNotFoundError
 from mqproc.io import StoreIO
 from mqproc.kernels import scan
-from mqproc.kernels.record_check import BLANK, REACHED_STOP, REASON_NAMES, ZERO
+from mqproc.kernels.record_check import BLANK, REACHED_STOP, REASON_NAMES
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.paths import StorePaths, segment_start
 from mqproc.spark.options import Queue
 from mqproc.spark.segment_bytes import remote
 from mqproc.store.consume_queue import as_units
 from mqproc.store.existing import not_a_store
+from mqproc.store.marks import DurableMark
 from mqproc.store.reads.reader import StoreReader
 from mqproc.store.recovery.resync import Resync
 from mqproc.store.segments import LogSegments
@@ -108,7 +109,7 @@ def _survey_folder(uri: str) -> Survey:
     end, trouble = visible.end, ""
     if not reader.running:
         end, trouble = _behind_the_end(log, end)
-        trouble = trouble or _without_records(reader, end)
+        trouble = trouble or _without_records(reader, end) or _below_a_mark(io, paths, log, end)
     segments = []
     for start in log.starts():
         limit = min(size, end - start)
@@ -140,9 +141,9 @@ def _behind_the_end(log: LogSegments, end: int) -> tuple[int, str]:
     reason, stopped = _walk(log, end) if end < limit else (REACHED_STOP, end)
     last, trouble = end, ""
     while stopped < limit:
-        # Behind zeros, only another segment may have something.
-        is_clean = reason in (ZERO, BLANK, REACHED_STOP)
-        following = resync.next_record(log.start_of(stopped) + log.segment_size if is_clean else stopped + 1, limit)
+        # Zeros may be a sector that was lost as well as space that was never written.
+        is_whole = reason in (BLANK, REACHED_STOP)
+        following = resync.next_record(log.start_of(stopped) + log.segment_size if is_whole else stopped + 1, limit)
         if following is None:
             break
         trouble = trouble or f"the log ends at {end:,} ({REASON_NAMES[reason]}), but at {following:,} is a record"
@@ -171,6 +172,15 @@ def _without_records(reader: StoreReader, end: int) -> str:
         if int(unit["size"]) != FILLER_SIZE and int(unit["physical_offset"]) >= end:
             place = f"offset {last:,} of queue {queue.queue_id} of {queue.topic}"
             return f"the log ends at {end:,}, but {place} has its record at {int(unit['physical_offset']):,}"
+    return ""
+
+
+def _below_a_mark(io: StoreIO, paths: StorePaths, log: LogSegments, end: int) -> str:
+    """A durable mark of a stopped store that knows of records behind the log's end."""
+    for name in ("commitlog", "consumequeue"):
+        mark = DurableMark(io, paths.mark(name), log).mark
+        if mark is not None and mark.offset > end:
+            return f"the log ends at {end:,}, but mqproc/marks/{name} knows it up to {mark.offset:,}"
     return ""
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mqproc.config import Options
 from mqproc.io import StoreIO
-from mqproc.layout import record
+from mqproc.kernels import scan
+from mqproc.layout import record, record_codec
 from mqproc.paths import StorePaths
 from mqproc.store.intact_records import IntactRecords, LostRange, Piece
-from mqproc.store.log_search import written_ranges
+from mqproc.store.log_search import find_record_in, written_ranges
 from mqproc.store.verify.inventory import take_inventory
 from mqproc.store.verify.verifier import sizes_of
 from tests.golden.fixtures import load_fixture
@@ -131,3 +133,13 @@ def test_only_what_was_written_is_looked_at(tmp_path: Path) -> None:
     assert all(stop >= start for (_begin, stop), (start, _end) in itertools.pairwise(ranges))
     assert ranges[-1][1] - ranges[0][0] < 2 * MIB
     assert nothing == []
+
+
+def test_a_record_that_begins_at_the_end_of_zeros_is_found() -> None:
+    view = np.zeros(1000, np.uint8)
+    found = record_codec.encode_record(topic="Topic", body=b"x" * 50, physical_offset=500, queue_offset=0)
+    view[500 : 500 + len(found)] = np.frombuffer(found, np.uint8)
+    out = np.zeros(scan.SCAN_SIZE, np.int64)
+    for stop in range(501, 510):
+        assert find_record_in([(0, 400), (400, stop)], view, 0, out) == 500
+    assert find_record_in([(0, 400), (400, 500)], view, 0, out) == -1

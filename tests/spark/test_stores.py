@@ -1,0 +1,53 @@
+"""Which stores a path means, and where the log of each one ends, whatever is damaged there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mqproc.errors import CorruptStoreError
+from tests.golden.fixtures import GOLDEN, Directory
+from tests.spark.rows import offsets_of
+from tests.store.live_store import LiveStore
+from tests.store.stopped_store import SEGMENT, StoppedStore, write_at
+
+
+def test_what_lies_behind_zeros_in_the_last_segment_is_missed_or_read(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    store = LiveStore(root)
+    store.append("Topic", [b"%d" % number * 20 for number in range(300)], queues=1)
+    store.close()
+    places = offsets_of(root)
+    assert len(places) == 300
+    harmed, following = places[150:152]
+    write_at(root / "commitlog" / f"{0:020d}", harmed, bytes(following - harmed))
+    for given in ({}, {"verifyCrc": True}, {"splitBytes": 5_000}):
+        with pytest.raises(CorruptStoreError, match=rf"the log ends at {harmed:,} \(zeros\), but at {following:,} is"):
+            offsets_of(root, **given)
+        assert offsets_of(root, failOnDataLoss=False, **given) == places[:150] + places[151:]
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_zeros_in_what_is_not_dispatched_yet(tmp_path: Path, share: float) -> None:
+    name = "c2_killed_dispatch_behind"
+    store = Directory(GOLDEN, name, name, "before").unpack(tmp_path)
+    places = offsets_of(store)
+    last = [place for place in places if place >= places[-1] // SEGMENT * SEGMENT]
+    harmed, following = last[int(len(last) * share) :][:2]
+    write_at(store / "commitlog" / f"{harmed // SEGMENT * SEGMENT:020d}", harmed % SEGMENT, bytes(following - harmed))
+    with pytest.raises(CorruptStoreError, match="failOnDataLoss=false"):
+        offsets_of(store)
+    assert offsets_of(store, failOnDataLoss=False) == [place for place in places if place != harmed]
+
+
+def test_a_durable_mark_knows_of_a_lost_end(tmp_path: Path) -> None:
+    store = StoppedStore(tmp_path / "store")
+    shutil.rmtree(store.root / "consumequeue")
+    places = offsets_of(store.root)
+    store.overwrite(places[-20], bytes(store.end - places[-20]))
+    says = rf"the log ends at {places[-20]:,}, but mqproc/marks/commitlog knows it up to {store.end:,}"
+    with pytest.raises(CorruptStoreError, match=says):
+        offsets_of(store.root)
+    assert offsets_of(store.root, failOnDataLoss=False) == places[:-20]
