@@ -9,6 +9,7 @@ Of one on remote storage only the segments are looked at; its log ends where its
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,12 +68,24 @@ class Survey:
 
 
 def find_stores(paths: Iterable[str]) -> list[str]:
-    """The stores that paths, patterns and URLs mean, each once. Raises StoreNotFoundError when one means none."""
-    found: list[str] = []
+    """The stores that paths, patterns and URLs mean, each once. Raises StoreNotFoundError when one means none.
+
+    A store has the name that was given. Of several names of one folder, that of the folder itself, else the first.
+    """
+    named: dict[str, str] = {}
     for path in paths:
-        path = path.removeprefix(_FILE)
-        found += _remote_stores(path) if "://" in path else _local_stores(path)
-    return list(dict.fromkeys(found))
+        path = _without_scheme(path)
+        for store in _remote_stores(path) if "://" in path else _local_stores(path):
+            folder = store if "://" in store else os.path.realpath(store)
+            if folder not in named or store == folder:
+                named[folder] = store
+    return list(named.values())
+
+
+def _without_scheme(path: str) -> str:
+    """The path of a folder that was given as `file:///tmp/store` or, as Hadoop writes it, `file:/tmp/store`."""
+    path = path.removeprefix(_FILE)
+    return path.removeprefix("file:") if path.startswith("file:/") else path
 
 
 def _local_stores(path: str) -> list[str]:

@@ -8,10 +8,27 @@ from pathlib import Path
 import pytest
 
 from mqproc.errors import CorruptStoreError
+from mqproc.spark.stores import find_stores
 from tests.golden.fixtures import GOLDEN, Directory
 from tests.spark.rows import offsets_of
 from tests.store.live_store import LiveStore
 from tests.store.stopped_store import SEGMENT, StoppedStore, write_at
+
+
+def test_a_store_with_several_names_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, link = tmp_path / "stores" / "s1", tmp_path / "stores" / "a link"
+    (real / "commitlog").mkdir(parents=True)
+    link.symlink_to(real)
+    winding = str(tmp_path / "stores" / ".." / "stores" / "s1")
+    monkeypatch.chdir(tmp_path / "stores")
+    assert find_stores(["s1", "../stores/s1", str(link)]) == [str(real)]
+    assert find_stores([f"{tmp_path}/stores/*"]) == [str(real)]
+    assert find_stores([str(link), winding]) == [str(link)]
+    assert find_stores([winding, str(link)]) == [winding]
+
+
+def test_folders_as_urls(tmp_path: Path) -> None:
+    assert find_stores([f"file://{tmp_path}", f"file:{tmp_path}"]) == [str(tmp_path)]
 
 
 def test_what_lies_behind_zeros_in_the_last_segment_is_missed_or_read(tmp_path: Path) -> None:
