@@ -4,7 +4,8 @@
 
 Dispatch of a running group has done everything below `dispatched`; of a store that nobody runs the durable mark of the
 ConsumeQueues vouches for what lies below it, as long as the log before it is the same and each queue has what the last
-run's table says. Without that a queue may lack units, and the log is read.
+run's table says. Without that a queue may lack units, and the log is read. So it is where units that are to be read are
+zeros, fillers, or out of order: the log may well have what they have lost.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Final
 
+import numpy as np
+
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
+from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.spark.options import EARLIEST, LATEST, Queue, ReadOptions, Selection
 from mqproc.spark.ranges import QueueSlice
 from mqproc.spark.stores import Survey
+from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
 from mqproc.store.marks import DurableMark
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.queue_bounds import QueueBounds, each_queue
@@ -27,6 +32,7 @@ from mqproc.store.segments import LogSegments
 
 # A record that is looked at by its unit costs as much as so many that a walk passes over, and pages are read whole.
 _WALK_RECORDS: Final = 4
+_UNITS_AT_ONCE: Final = 1 << 18
 
 
 def slices_by_units(
@@ -43,13 +49,17 @@ def slices_by_units(
     if proven <= low:
         return None
     queues = found.reader.reading.queues
-    slices, stored = [], 0
+    slices, wider, stored = [], [], 0
     for topic, queue_id, bounds in each_queue(queues):
         stored += bounds.max_offset - bounds.min_offset
         if selection.takes(topic, queue_id):
-            slices.append(_slice(found, selection, (topic, queue_id), bounds, low, proven))
+            of = _slice(found, selection, (topic, queue_id), bounds, low, proven)
+            slices.append(of)
+            wider.append(_with_neighbours(of, bounds))
     rows = sum(map(len, slices))
     if options.by_units is None and rows * _WALK_RECORDS > stored:
+        return None
+    if not all(_are_whole(found.reader.reading.files, of) for of in wider):
         return None
     return [each for each in slices if len(each)], proven
 
@@ -75,6 +85,30 @@ def _slice(found: Survey, selection: Selection, queue: Queue, bounds: QueueBound
         # Retention has just moved on: the task tells what it lacks.
         pass
     return QueueSlice(*queue, first, stop)
+
+
+def _with_neighbours(of: QueueSlice, bounds: QueueBounds) -> QueueSlice:
+    """A slice and the units that showed where it begins and ends: a damaged one would have shown another place."""
+    start, stop = max(bounds.min_offset, of.start - 1), min(bounds.max_offset, of.stop + 1)
+    return QueueSlice(of.topic, of.queue_id, start, stop)
+
+
+def _are_whole(files: ConsumeQueueFiles, of: QueueSlice) -> bool:
+    """Whether each unit of a slice names a record, behind that of the one before it."""
+    end = 0
+    for first in range(of.start, of.stop, _UNITS_AT_ONCE):
+        count = min(_UNITS_AT_ONCE, of.stop - first)
+        try:
+            units = as_units(files.read_units(of.topic, of.queue_id, first, count))
+        except FileNotFoundError:
+            return False
+        starts, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
+        if len(units) < count or (sizes <= 0).any() or (sizes == FILLER_SIZE).any():
+            return False
+        if starts[0] < end or (starts[1:] < starts[:-1] + sizes[:-1]).any():
+            return False
+        end = int(starts[-1] + sizes[-1])
+    return True
 
 
 def _proven(reader: StoreReader, selection: Selection) -> int:

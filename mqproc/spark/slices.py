@@ -45,6 +45,8 @@ from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
 from mqproc.store.reads.passing import passing
 
 _LET_GO_BYTES: Final = 32 << 20
+# The log may have what a queue has lost.
+_BY_LOG: Final = "; a batch read with byUnits=false goes by the log alone"
 Words = NDArray[np.int64]
 
 
@@ -52,7 +54,7 @@ class Absent(enum.Enum):
     """Why a message of a slice is not there."""
 
     UNITS = "the queue does not have them"
-    DAMAGED = "its records are damaged"
+    DAMAGED = "fillers are in their places, as for records that were damaged"
     DELETED = "its part of the log is deleted"
 
 
@@ -132,7 +134,7 @@ class SliceReader:
         if self._fail_on_data_loss:
             raise CorruptStoreError(
                 f"{self._store.uri}: offsets [{start:,}, {stop:,}) of queue {of.queue_id} of {of.topic}: {why.value}; "
-                "failOnDataLoss=false leaves such offsets out"
+                f"failOnDataLoss=false leaves such offsets out{_BY_LOG}"
             )
 
     # Records
@@ -191,5 +193,5 @@ class SliceReader:
             offset, place = int(listed.offsets[index]), int(listed.places[index])
             raise CorruptStoreError(
                 f"{self._store.uri}: offset {offset:,} of queue {queue_id} of {topic} has no intact record at log "
-                f"position {place:,}: {why}; failOnDataLoss=false leaves such ones out"
+                f"position {place:,}: {why}; failOnDataLoss=false leaves such ones out{_BY_LOG}"
             )

@@ -12,6 +12,7 @@ import pytest
 from mqproc.errors import CorruptStoreError
 from mqproc.spark.ranges import LogPartition, QueueSlice
 from mqproc.spark.slicing import partitioned
+from mqproc.store.consume_queue import fillers
 from tests.conftest import Group
 from tests.golden.fixtures import load_fixture
 from tests.spark.rows import messages_of, offsets_of, partitions_of, rows_of
@@ -81,9 +82,30 @@ def test_damage_to_units_and_records(tmp_path: Path) -> None:
         rows_of(store, ["body"], **wanted)
     assert len(rows_of(store, ["body"], **wanted, failOnDataLoss=False)) == 51
     unit = store / "consumequeue" / "Second" / "2" / f"{0:020d}"
-    write_at(unit, 20 * 8, unit.read_bytes()[20 * 9 : 20 * 10])
-    with pytest.raises(CorruptStoreError, match=r"offset 8 of .* a record of another place"):
+    # The unit's position, a little behind that of its record.
+    write_at(unit, 20 * 8 + 7, bytes([unit.read_bytes()[20 * 8 + 7] ^ 1]))
+    with pytest.raises(CorruptStoreError, match=r"offset 8 of .* no intact record .*byUnits=false goes by the log"):
         offsets_of(store, **wanted, startingOffsets='{"Second": {"2": 8}}')
+    assert len(offsets_of(store, **wanted, byUnits=False)) == 52
+
+
+def test_units_that_are_damaged_are_not_gone_by(tmp_path: Path) -> None:
+    store = StoppedStore(tmp_path / "store")
+    wanted = {"topic": "Second", "queueId": 2}
+    every = messages_of(store.root, topic="Second", queue_id=2)
+    places = [each.physical_offset for each in every]
+    since = {"startingTimestamp": every[10].store_timestamp_ms, "clockStepMs": 0}
+    later = [each.physical_offset for each in every if each.store_timestamp_ms >= every[10].store_timestamp_ms]
+    file = store.queue_file("Second", 2)
+    whole = file.read_bytes()
+    filler = fillers(1).tobytes()
+    for first, units in ((0, bytes(40)), (9, bytes(20)), (10, bytes(40)), (20, filler), (8, whole[180:200])):
+        file.write_bytes(whole)
+        write_at(file, 20 * first, units)
+        assert by_units(partitions_of(store.root, **wanted)) == 0
+        for loss in (True, False):
+            assert offsets_of(store.root, **wanted, failOnDataLoss=loss) == places
+            assert offsets_of(store.root, **wanted, **since, failOnDataLoss=loss, byUnits=True) == later
 
 
 def test_a_running_group_and_a_topic_that_was_deleted(group: Group) -> None:
