@@ -37,18 +37,22 @@ def messages(
     """Messages of the stores at `path`: a folder, a pattern, a URL, or several of them.
 
     begin ≤ store time < end, in Unix ms or as a datetime with a zone; one of the tags, one of the keys; of `columns`
-    only these are read. `options` are further ones of the source, by its names. Raises BadRequestError for what is no
-    option or column, and no value of one.
+    only these are read. An empty tuple means all, as if it were left out; an empty list is a mistake. Words of a list
+    are taken as they are, in a text commas divide them. `options` are further ones of the source, by its names. Raises
+    BadRequestError for what is no option or column, and no value of one.
 
     The rows are those of `spark.read.format("mqproc")`, for less work of Spark's: see `mapped`.
 
         messages(spark, "/var/lib/store", topic="orders", columns=["queue_offset", "body"]).count()
     """
     given: dict[str, str | int | bool] = {"naming": naming, "failOnDataLoss": fail_on_data_loss, **options}
-    for name, words in (("subscribe", topic), ("queueId", queue_id), ("tag", tag), ("key", key), ("columns", columns)):
-        joined = words if isinstance(words, str | int) else ",".join(map(str, words))
-        if joined != "":
-            given[name] = joined
+    for name, words in (
+        *(("subscribe", topic), ("queueId", queue_id), ("tag", tag), ("key", key)),
+        ("columns", columns or ()),
+    ):
+        if words != ():
+            # As JSON a word may have commas.
+            given[name] = words if isinstance(words, str | int) else json.dumps([str(word) for word in words])
     for name, moment in (("startingTimestamp", begin), ("endingTimestamp", end)):
         if moment is not None:
             given[name] = _ms(name, moment)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -137,6 +137,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         starting=_offsets(values, "startingOffsets", EARLIEST),
         ending=_offsets(values, "endingOffsets", LATEST),
     )
+    _check_something_is_left(values, selection)
     return dataclasses.replace(
         _read(given, values, selection),
         split_bytes=_integer(values, "splitBytes", 0, low=0, high=1 << 50),
@@ -162,8 +163,22 @@ def stream_options(given: Mapping[str, str]) -> StreamOptions:
     )
 
 
+def _check_something_is_left(values: Mapping[str, str], of: Selection) -> None:
+    """Raise BadRequestError when no message can be of a batch read's times and offsets."""
+    if of.begin_ms >= of.end_ms:
+        raise BadRequestError(
+            f"option startingTimestamp = {of.begin_ms:,} leaves nothing to read below endingTimestamp = {of.end_ms:,}"
+        )
+    for queue, start in of.starting.by_queue.items():
+        if 0 <= of.ending.of(*queue) < start:
+            raise BadRequestError(
+                f"option startingOffsets = {values['startingOffsets']!r}: {start:,} of queue {queue[1]} of {queue[0]} "
+                f"lies behind its {of.ending.of(*queue):,} of endingOffsets"
+            )
+
+
 def _selection(values: Mapping[str, str]) -> Selection:
-    return Selection(
+    found = Selection(
         topics=_topics(values),
         topic_pattern=_pattern(values),
         queues=_assigned(values),
@@ -171,6 +186,10 @@ def _selection(values: Mapping[str, str]) -> Selection:
         tags=_tags(values),
         keys=_words(values, "key"),
     )
+    if found.queues and not found.named_queues():
+        given = f"queueId = {values['queueId']!r}"
+        raise BadRequestError(f"option {given} leaves nothing to read of assign = {values['assign']!r}")
+    return found
 
 
 def _read(given: Mapping[str, str], values: Mapping[str, str], selection: Selection) -> ReadOptions:
@@ -215,7 +234,7 @@ def _lowered(
 
 
 def _paths(values: Mapping[str, str]) -> tuple[str, ...]:
-    several: list[str] = json.loads(values["paths"]) if "paths" in values else []
+    several = _texts(values, "paths") if "paths" in values else []
     paths = (*([values["path"]] if values.get("path") else []), *several)
     if not paths:
         raise BadRequestError("no path is given: load(path) takes a store's folder, a pattern, or a list of them")
@@ -223,14 +242,18 @@ def _paths(values: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _topics(values: Mapping[str, str]) -> tuple[str, ...]:
-    given = [name for name in _SUBSCRIPTIONS if values.get(name)]
+    given = [name for name in _SUBSCRIPTIONS if name in values]
     if len(given) > 1:
         raise BadRequestError(f"options {' and '.join(given)} exclude one another")
-    return (*_words(values, "subscribe"), *([values["topic"]] if values.get("topic") else []))
+    if "topic" in values:
+        return (_not_empty(values, "topic"),)
+    return _words(values, "subscribe")
 
 
 def _pattern(values: Mapping[str, str]) -> str:
-    pattern = values.get("subscribePattern", "")
+    if "subscribePattern" not in values:
+        return ""
+    pattern = _not_empty(values, "subscribePattern")
     try:
         re.compile(pattern)
     except re.error as error:
@@ -239,17 +262,34 @@ def _pattern(values: Mapping[str, str]) -> str:
 
 
 def _words(values: Mapping[str, str], name: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(word.strip() for word in values.get(name, "").split(",") if word.strip()))
+    """Words with commas between, or a JSON list of them; () when the option is not given."""
+    if name not in values:
+        return ()
+    text = values[name]
+    words = _texts(values, name) if text.startswith("[") else [word.strip() for word in text.split(",")]
+    return _some(values, name, words)
+
+
+def _some(values: Mapping[str, str], name: str, words: Iterable[str]) -> tuple[str, ...]:
+    """The words that are not empty, each once. Raises BadRequestError when there is none: that is not to mean all."""
+    found = tuple(dict.fromkeys(word for word in words if word))
+    if not found:
+        raise BadRequestError(f"option {name} = {values[name]!r} names nothing; leave it out for all")
+    return found
+
+
+def _not_empty(values: Mapping[str, str], name: str) -> str:
+    return _some(values, name, [values[name]])[0]
 
 
 def _tags(values: Mapping[str, str]) -> tuple[str, ...]:
-    """`tag` names tags with commas between, `subExpression` as RocketMQ does: `a || b`, or `*` for all."""
+    """`tag` names tags as words, `subExpression` as RocketMQ does: `a || b`, and `*` or nothing for all."""
     expression = values.get("subExpression", "*")
     if expression.strip() in ("*", ""):
         return _words(values, "tag")
-    if values.get("tag"):
+    if "tag" in values:
         raise BadRequestError("options tag and subExpression exclude one another")
-    return tuple(dict.fromkeys(tag.strip() for tag in expression.split("||") if tag.strip()))
+    return _some(values, "subExpression", (tag.strip() for tag in expression.split("||")))
 
 
 def _integer(values: Mapping[str, str], name: str, default: int, low: int = TIME_MIN, high: int = TIME_MAX) -> int:
@@ -279,11 +319,14 @@ def _boolean(values: Mapping[str, str], name: str, default: bool | None) -> bool
 
 
 def _assigned(values: Mapping[str, str]) -> tuple[Queue, ...]:
-    if not values.get("assign"):
+    if "assign" not in values:
         return ()
-    found = [(topic, queue) for topic, queues in _json(values, "assign").items() for queue in queues]
-    if not all(isinstance(queue_id, int) and queue_id >= 0 for _topic, queue_id in found):
+    given = _json(values, "assign", list, '{"orders": [0, 1]}')
+    found = [(topic, queue) for topic, queues in given.items() for queue in queues]
+    if not all(type(queue_id) is int and queue_id >= 0 for _topic, queue_id in found):
         raise BadRequestError(f'option assign = {values["assign"]!r}; it is like {{"orders": [0, 1]}}')
+    if not all(given.values()) or not found:
+        raise BadRequestError(f"option assign = {values['assign']!r} names no queue; leave it out for all")
     return tuple(found)
 
 
@@ -310,19 +353,33 @@ def _starting(values: Mapping[str, str]) -> Offsets:
 
 def _by_queue(values: Mapping[str, str], name: str, words: tuple[int, ...]) -> dict[Queue, int]:
     found: dict[Queue, int] = {}
-    for topic, queues in _json(values, name).items():
+    for topic, queues in _json(values, name, dict, '{"orders": {"0": 23}}').items():
         for queue, offset in queues.items():
-            if not str(queue).isdigit() or not isinstance(offset, int) or (offset < 0 and offset not in words):
+            is_queue = queue.isascii() and queue.isdecimal()
+            if not is_queue or type(offset) is not int or (offset < 0 and offset not in words):
                 raise BadRequestError(f"option {name}: {offset!r} is no queue offset for queue {queue!r} of {topic!r}")
             found[topic, int(queue)] = offset
     return found
 
 
-def _json(values: Mapping[str, str], name: str) -> dict[str, Any]:
+def _json(values: Mapping[str, str], name: str, kind: type[list[Any] | dict[str, Any]], like: str) -> dict[str, Any]:
+    """An option's JSON: of each topic one of `kind`, as in the example `like`."""
+    found = _loaded(values, name)
+    if not isinstance(found, dict) or not all(isinstance(part, kind) for part in found.values()):
+        raise BadRequestError(f"option {name} = {values[name]!r}; it is like {like}")
+    return found
+
+
+def _texts(values: Mapping[str, str], name: str) -> list[str]:
+    """An option's JSON list of texts."""
+    found = _loaded(values, name)
+    if not isinstance(found, list) or not all(isinstance(part, str) for part in found):
+        raise BadRequestError(f'option {name} = {values[name]!r}; it is like ["one", "two"]')
+    return found
+
+
+def _loaded(values: Mapping[str, str], name: str) -> Any:
     try:
-        found = json.loads(values[name])
+        return json.loads(values[name])
     except json.JSONDecodeError as error:
         raise BadRequestError(f"option {name} = {values[name]!r} is no JSON: {error}") from None
-    if not isinstance(found, dict) or not all(isinstance(part, list | dict) for part in found.values()):
-        raise BadRequestError(f'option {name} = {values[name]!r}; it is like {{"orders": {{"0": 23}}}}')
-    return found

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from mqproc.errors import CorruptStoreError
+from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.message import PullStatus
 from mqproc.spark.by_units import slices_by_units
 from mqproc.spark.key_spans import key_spans
@@ -37,7 +37,7 @@ def plan(options: ReadOptions) -> list[LogPartition]:
     """The partitions of a batch read, one at least.
 
     Raises StoreAccessError for a path without a store, CorruptStoreError for damage that is seen already now, or for
-    offsets that are not there, unless `fail_on_data_loss` is off.
+    offsets that are not there, BadRequestError for queues that are not there, unless `fail_on_data_loss` is off.
     """
     stores: list[StoreSelection] = []
     spans: list[tuple[int, Survey, list[Span]]] = []
@@ -70,6 +70,11 @@ def _resolved(found: Survey, options: ReadOptions) -> Selection:
     for queue in dict.fromkeys(given):
         if not selection.takes(*queue):
             continue
+        if found.reader.reading.queues.bounds(*queue) is None:
+            name = "startingOffsets" if queue in selection.starting.by_queue else "endingOffsets"
+            raise BadRequestError(
+                f"{found.uri}: {name}: there is no queue {queue[1]} of {queue[0]}; failOnDataLoss=false reads others"
+            )
         low, high = found.reader.min_offset(*queue), found.reader.max_offset(*queue)
         for name, offset in (("starting", selection.starting.of(*queue)), ("ending", selection.ending.of(*queue))):
             if offset >= 0 and not low <= offset <= high:

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.errors import CorruptStoreError, StoreAccessError
+from mqproc.errors import BadRequestError, CorruptStoreError, StoreAccessError
 from mqproc.io import StoreIO
 from mqproc.kernels.views import as_kernel_array
 from mqproc.paths import segment_name
@@ -103,10 +103,18 @@ def open_segment(uri: str, start: int, segment_size: int, size: int) -> SegmentB
 
 
 def remote(url: str) -> tuple[Any, str]:
-    """fsspec's file system of a URL and the path in it. Credentials come from the environment, as fsspec's do."""
+    """fsspec's file system of a URL and the path in it. Credentials come from the environment, as fsspec's do.
+
+    Raises BadRequestError for a scheme that fsspec does not know, StoreAccessError for one whose package is missing.
+    """
     try:
         import fsspec
     except ImportError:
         raise StoreAccessError(f"{url}: remote stores need fsspec: pip install 'mqproc[spark]'") from None
-    files, root = fsspec.core.url_to_fs(url)
+    try:
+        files, root = fsspec.core.url_to_fs(url)
+    except ValueError as error:
+        raise BadRequestError(f"{url}: {error}") from None
+    except ImportError as error:
+        raise StoreAccessError(f"{url}: {error}") from None
     return files, str(root).rstrip("/")

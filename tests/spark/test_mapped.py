@@ -113,6 +113,17 @@ def test_the_same_mistakes_are_told(spark: SparkSession, rolled_store: Path, giv
         messages(spark, rolled_store, **given)
 
 
+def test_arguments_that_are_no_selection(spark: SparkSession, rolled_store: Path) -> None:
+    for name, option in (("topic", "subscribe"), ("queue_id", "queueId"), ("tag", "tag"), ("key", "key")):
+        given: dict[str, Any] = {name: []}
+        with pytest.raises(BadRequestError, match=rf"option {option} = '\[\]' names nothing"):
+            messages(spark, rolled_store, **given)
+
+
+def test_words_of_a_list_may_have_commas(spark: SparkSession, rolled_store: Path) -> None:
+    assert messages(spark, rolled_store, key=["n0,n1", "n2"], columns=["queue_offset"]).count() == 1
+
+
 def test_the_same_errors_of_stores(spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
     missing, damaged = tmp_path / "missing", tmp_path / "damaged"
     (damaged / "commitlog").mkdir(parents=True)

@@ -8,6 +8,8 @@ from mqproc.errors import BadRequestError
 from mqproc.spark.columns import MQPROC, ROCKETMQ, schema_of
 from mqproc.spark.options import EARLIEST, LATEST, Offsets, ReadOptions, Selection, read_options
 
+EMPTY = ("subscribe", "topic", "subscribePattern", "queueId", "tag", "key", "columns")
+
 
 def selection(**given: str) -> Selection:
     return read_options({"path": "/store", **given}).selection
@@ -32,6 +34,13 @@ def test_topics_queues_offsets_and_words() -> None:
     )
     assert selection(endingOffsets='{"a": {"0": -1}}').ending.of("a", 0) == LATEST
     assert selection(subExpression="x || y").tags == ("x", "y")
+    assert selection(subExpression="").tags == ()
+
+
+def test_words_with_commas_are_given_as_json() -> None:
+    assert selection(key="a,b").keys == ("a", "b")
+    assert selection(key='["a,b", "c"]').keys == ("a,b", "c")
+    assert selection(subscribe='["a"]', queueId='["0", "2"]').named_queues() == [("a", 0), ("a", 2)]
 
 
 @pytest.mark.parametrize(
@@ -46,12 +55,32 @@ def test_topics_queues_offsets_and_words() -> None:
         ({"startingOffsets": "latest"}, "leaves nothing to read"),
         ({"startingOffsets": '{"a": {"0": -1}}'}, "-1 is no queue offset for queue '0' of 'a'"),
         ({"endingOffsets": '{"a": 7}'}, "it is like"),
+        ({"startingOffsets": '{"a": [0, 1]}'}, "it is like"),
+        ({"startingOffsets": '{"a": {"²": 1}}'}, "1 is no queue offset for queue '²' of 'a'"),
+        ({"startingOffsets": '{"a": {"0": true}}'}, "True is no queue offset"),
+        ({"assign": '{"a": [true]}'}, "it is like"),
+        ({"paths": "/a"}, "option paths = '/a' is no JSON"),
+        ({"paths": "[1]"}, "it is like"),
+        ({"key": '["a"'}, "option key = .* is no JSON"),
         ({"startingTimestamp": "yesterday"}, "startingTimestamp = 'yesterday' is no integer"),
         ({"batchRows": "0"}, r"batchRows = 0 is not in \[1, 16,777,216\]"),
         ({"verifyCrc": "yes"}, "verifyCrc = 'yes' is neither true nor false"),
         ({"naming": "kafka"}, "naming = 'kafka'; it is one of mqproc, rocketmq"),
         ({"naming": "rocketmq", "columns": "queue_id"}, "no column is called 'queue_id'; there are topic, flag"),
         ({"tag": "x", "subExpression": "y"}, "tag and subExpression exclude one another"),
+        *(({name: ""}, f"option {name} = '' names nothing; leave it out for all") for name in EMPTY),
+        ({"subscribe": ","}, "option subscribe = ',' names nothing"),
+        ({"key": " "}, "option key = ' ' names nothing"),
+        ({"tag": "[]"}, r"option tag = '\[\]' names nothing"),
+        ({"subExpression": "||"}, r"option subExpression = '\|\|' names nothing"),
+        ({"assign": "{}"}, "option assign = '{}' names no queue"),
+        ({"assign": '{"a": []}'}, "names no queue"),
+        ({"assign": '{"a": [0]}', "queueId": "2"}, "option queueId = '2' leaves nothing to read of assign = "),
+        ({"startingTimestamp": "7", "endingTimestamp": "7"}, "startingTimestamp = 7 leaves nothing to read below"),
+        (
+            {"startingOffsets": '{"a": {"0": 9}}', "endingOffsets": '{"a": {"0": 8}}'},
+            "startingOffsets = .*: 9 of queue 0 of a lies behind its 8 of endingOffsets",
+        ),
     ],
 )
 def test_a_wrong_option_is_named(given: dict[str, str], says: str) -> None:
