@@ -6,8 +6,9 @@ import datetime
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from mqproc.errors import BadRequestError
 from mqproc.spark.options import read_options
 from mqproc.spark.session import register
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Moment = int | datetime.datetime
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def messages(
@@ -46,16 +48,14 @@ def messages(
         messages(spark, "/var/lib/store", topic="orders", columns=["queue_offset", "body"]).count()
     """
     given: dict[str, str | int | bool] = {"naming": naming, "failOnDataLoss": fail_on_data_loss, **options}
-    for name, words in (
-        *(("subscribe", topic), ("queueId", queue_id), ("tag", tag), ("key", key)),
-        ("columns", columns or ()),
-    ):
+    chosen = {"subscribe": topic, "queueId": queue_id, "tag": tag, "key": key, "columns": columns or ()}
+    for name, words in chosen.items():
         if words != ():
             # As JSON a word may have commas.
             given[name] = words if isinstance(words, str | int) else json.dumps([str(word) for word in words])
-    for name, moment in (("startingTimestamp", begin), ("endingTimestamp", end)):
+    for name, argument, moment in (("startingTimestamp", "begin", begin), ("endingTimestamp", "end", end)):
         if moment is not None:
-            given[name] = _ms(name, moment)
+            given[name] = _ms(argument, moment)
     for name, offsets in (("startingOffsets", starting_offsets), ("endingOffsets", ending_offsets)):
         if offsets is not None:
             given[name] = json.dumps(offsets)
@@ -72,8 +72,9 @@ def messages(
 
 
 def _ms(name: str, moment: Moment) -> int:
-    if isinstance(moment, int):
-        return moment
-    if moment.tzinfo is None:
-        raise ValueError(f"{name}: {moment} has no time zone")
-    return int(moment.timestamp() * 1000)
+    """The first whole millisecond at or after a moment: stores keep no less."""
+    if isinstance(moment, datetime.datetime) and moment.tzinfo is not None:
+        return -((_EPOCH - moment) // datetime.timedelta(milliseconds=1))
+    if type(moment) is not int:
+        raise BadRequestError(f"{name} = {moment!r} is neither Unix ms as an int nor a datetime with a time zone")
+    return moment

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +119,22 @@ def test_arguments_that_are_no_selection(spark: SparkSession, rolled_store: Path
         given: dict[str, Any] = {name: []}
         with pytest.raises(BadRequestError, match=rf"option {option} = '\[\]' names nothing"):
             messages(spark, rolled_store, **given)
+    for name, moment in (
+        ("begin", "2026-11-25"),
+        ("end", date(2026, 11, 25)),
+        ("begin", 1.5),
+        ("end", datetime(2026, 1, 1)),
+    ):
+        given = {name: moment}
+        with pytest.raises(BadRequestError, match=rf"{name} = .* is neither Unix ms as an int nor a datetime with a t"):
+            messages(spark, rolled_store, **given)
+
+
+def test_moments_between_two_milliseconds(spark: SparkSession, rolled_store: Path) -> None:
+    begin = datetime.fromtimestamp(FIRST_MS / 1000, UTC) + timedelta(milliseconds=16, microseconds=500)
+    whole = messages(spark, rolled_store, begin=FIRST_MS + 17, end=FIRST_MS + 33)
+    between = messages(spark, rolled_store, begin=begin, end=begin + timedelta(milliseconds=16))
+    assert between.count() == whole.count() == 16
 
 
 def test_words_of_a_list_may_have_commas(spark: SparkSession, rolled_store: Path) -> None:
