@@ -115,14 +115,14 @@ def survey(uri: str) -> Survey:
 
 def _survey_folder(uri: str) -> Survey:
     io, paths = StoreIO(), StorePaths(Path(uri))
-    reader = StoreReader(paths.root)
+    reader = StoreReader(paths.root, whole=False)
     visible = reader.visible
     size = reader.options.mapped_file_size_commit_log
-    log = LogSegments(io, paths.commit_log, size)
+    log = LogSegments(io, paths.commit_log, size, whole=False)
     end, trouble = visible.end, ""
     if not reader.running:
         end, trouble = _behind_the_end(log, end)
-        trouble = trouble or _without_records(reader, end) or _below_a_mark(io, paths, log, end)
+        trouble = _short(log) or trouble or _without_records(reader, end) or _below_a_mark(io, paths, log, end)
     segments = []
     for start in log.starts():
         limit = min(size, end - start)
@@ -132,6 +132,15 @@ def _survey_folder(uri: str) -> Survey:
     log.close()
     deleted = read_deleted(io, paths, running=reader.running)
     return Survey(uri, size, visible.begin, end, segments, deleted, reader, trouble)
+
+
+def _short(log: LogSegments) -> str:
+    """The first segment that is not as long as segments are."""
+    for start in log.starts():
+        length = log.io.size_of(log.path(start))
+        if length < log.segment_size:
+            return f"segment {start:020d} has {length:,} bytes; a segment has {log.segment_size:,}"
+    return ""
 
 
 def _missing(segments: list[Segment], begin: int, end: int, size: int) -> str:

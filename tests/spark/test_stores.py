@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import shutil
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 from mqproc.errors import CorruptStoreError
 from mqproc.spark.stores import find_stores
 from tests.golden.fixtures import GOLDEN, Directory
-from tests.spark.rows import offsets_of
+from tests.spark.rows import messages_of, offsets_of
 from tests.store.live_store import LiveStore
 from tests.store.stopped_store import SEGMENT, StoppedStore, write_at
 
@@ -57,6 +59,32 @@ def test_zeros_in_what_is_not_dispatched_yet(tmp_path: Path, share: float) -> No
     with pytest.raises(CorruptStoreError, match="failOnDataLoss=false"):
         offsets_of(store)
     assert offsets_of(store, failOnDataLoss=False) == [place for place in places if place != harmed]
+
+
+@pytest.mark.parametrize("length", [0, 5_000, 30_001])
+def test_what_a_short_segment_has_is_read(tmp_path: Path, length: int) -> None:
+    store = StoppedStore(tmp_path / "store")
+    everything = messages_of(store.root)
+    places = [message.physical_offset for message in everything]
+    for start in (0, places[-1] // SEGMENT * SEGMENT):
+        whole = store.segment(start).read_bytes()
+        os.truncate(store.segment(start), length)
+        ends = dict(itertools.pairwise([*places, store.end]))
+        there = [place for place in places if place // SEGMENT * SEGMENT != start or ends[place] <= start + length]
+        with pytest.raises(
+            CorruptStoreError, match=rf"segment {start:020d} has {length:,} bytes; a segment has 65,536; fail"
+        ):
+            offsets_of(store.root)
+        for given in ({}, {"splitBytes": 3_000}, {"startingTimestamp": everything[3].store_timestamp_ms}):
+            assert offsets_of(store.root, failOnDataLoss=False, **given) == there
+        of_topic = {message.physical_offset for message in everything if message.topic == "First"}
+        assert offsets_of(store.root, topic="First", key="n0", failOnDataLoss=False) == places[:1] * (
+            places[0] in there
+        )
+        assert offsets_of(store.root, topic="First", failOnDataLoss=False) == [
+            each for each in there if each in of_topic
+        ]
+        store.segment(start).write_bytes(whole)
 
 
 def test_a_durable_mark_knows_of_a_lost_end(tmp_path: Path) -> None:

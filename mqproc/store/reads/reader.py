@@ -48,19 +48,26 @@ ROCKETMQ_PULL_BYTES = 128 << 20
 class StoreReader:
     """A store's files, opened read-only. Times are Unix ms; nothing here changes the store."""
 
-    def __init__(self, path: str | Path, options: Options | None = None) -> None:
+    def __init__(self, path: str | Path, options: Options | None = None, *, whole: bool = True) -> None:
         """Open the store at `path`, with the sizes that its files have whatever `options` say.
 
-        Raises StoreAccessError when there is no store, CorruptStoreError when its files contradict each other.
+        With `whole` false a segment that is short holds what is there; else it is an error. Raises StoreAccessError
+        when there is no store, CorruptStoreError when its files contradict each other.
         """
         self.paths = StorePaths(Path(path))
         self._io = StoreIO()
         check_is_store(self._io, self.paths)
         self.options = _with_sizes_of_files(self._io, self.paths, options or settings_of(self._io, self.paths))
         view = GroupView.open(self._io, self.paths, self.options)
-        self._view: StoreView = view or FilesView(self._io, self.paths, self.options)
+        self._view: StoreView = view or FilesView(self._io, self.paths, self.options, whole=whole)
         self.reading = StoreReading(
-            self._io, self.paths, self.options, self._view.queues, self._view.visible, self._view.newest_index_ms
+            self._io,
+            self.paths,
+            self.options,
+            self._view.queues,
+            self._view.visible,
+            self._view.newest_index_ms,
+            whole=whole,
         )
 
     def __enter__(self) -> StoreReader:
