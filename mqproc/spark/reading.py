@@ -24,6 +24,7 @@ from mqproc.kernels.record_check import (
     BLANK,
     REACHED_STOP,
     REASON_NAMES,
+    VERIFY_ALL,
     VERIFY_CRCS,
     VERIFY_NOTHING,
     stored_at_ms,
@@ -46,11 +47,12 @@ _DAMAGE: Final = {reason: name for reason, name in enumerate(REASON_NAMES) if re
 
 
 class Verify(enum.Enum):
-    """Whose CRCs are looked at."""
+    """What is looked at beside sizes: (of wanted records, of the others of the ranges)."""
 
-    NOTHING = "none"
-    WANTED = "of the wanted records"
-    EVERYTHING = "of all records of the ranges"
+    NOTHING = (VERIFY_NOTHING, VERIFY_NOTHING)
+    WANTED = (VERIFY_CRCS, VERIFY_NOTHING)
+    # All that `mqproc store verify` takes for damage.
+    EVERYTHING = (VERIFY_ALL, VERIFY_ALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,7 @@ class RangeReader:
         self._state = np.zeros(kernels.STATE_SIZE, np.int64)
         self._state[kernels.BEGIN_MS] = wanted.selection.begin_ms
         self._state[kernels.END_MS] = wanted.selection.end_ms
-        self._state[kernels.VERIFY] = VERIFY_NOTHING if verify is Verify.NOTHING else VERIFY_CRCS
-        self._state[kernels.VERIFY_UNWANTED] = VERIFY_CRCS if verify is Verify.EVERYTHING else VERIFY_NOTHING
+        self._state[kernels.VERIFY], self._state[kernels.VERIFY_UNWANTED] = verify.value
         self._state[kernels.BYTES_MAX] = batch_bytes
         self._fail_on_data_loss = fail_on_data_loss
         self.lost: list[Lost] = []

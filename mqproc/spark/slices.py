@@ -34,7 +34,7 @@ from mqproc.kernels.log_range import (
     STATE_SIZE,
     VERIFY,
 )
-from mqproc.kernels.record_check import REACHED_STOP, REASON_NAMES, VERIFY_CRCS, VERIFY_NOTHING
+from mqproc.kernels.record_check import REACHED_STOP, REASON_NAMES
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.paths import StorePaths, segment_name
 from mqproc.spark.ranges import QueueSlice, StoreSelection
@@ -83,7 +83,7 @@ class SliceReader:
         self._positions = np.zeros(batch_rows, np.int64)
         self._state = np.zeros(STATE_SIZE, np.int64)
         self._state[BEGIN_MS], self._state[END_MS] = store.selection.begin_ms, store.selection.end_ms
-        self._state[VERIFY] = VERIFY_NOTHING if verify is Verify.NOTHING else VERIFY_CRCS
+        self._state[VERIFY], _others = verify.value
         self._state[BYTES_MAX] = batch_bytes
         self._fail_on_data_loss = fail_on_data_loss
 

@@ -260,3 +260,14 @@ def test_damage_outside_of_the_wanted_records_is_seen_when_asked_for(tmp_path: P
         offsets_of(store.root, topic="First")
     others = [each.physical_offset for each in messages_of(store.root) if each != message]
     assert offsets_of(store.root, failOnDataLoss=False) == others
+
+
+def test_verify_crc_finds_what_store_verify_finds(tmp_path: Path) -> None:
+    store = StoppedStore(tmp_path / "store")
+    places = offsets_of(store.root)
+    # The end of a record's properties with their CRC, as a torn write leaves it.
+    store.overwrite(places[4] - 22, bytes(22))
+    assert offsets_of(store.root) == places
+    with pytest.raises(CorruptStoreError, match="bad property CRC"):
+        offsets_of(store.root, verifyCrc=True)
+    assert offsets_of(store.root, verifyCrc=True, failOnDataLoss=False) == places[:3] + places[4:]
