@@ -15,7 +15,7 @@ from mqproc.io import StoreIO
 from mqproc.kernels.gather import TIME_MAX, TIME_MIN
 from mqproc.kernels.record_check import record_size
 from mqproc.kernels.views import as_kernel_array
-from mqproc.layout import record
+from mqproc.layout import index_file, record
 from mqproc.paths import StorePaths
 from mqproc.spark.options import Selection
 from mqproc.spark.stores import Survey
@@ -50,10 +50,12 @@ def _covered(found: Survey, low: int, high: int) -> list[Span]:
     for name in index_file_names(io, paths.index):
         fd = io.open(paths.index / name)
         try:
-            header = read_header(as_kernel_array(io.map(fd, io.size(fd))))
+            size = io.size(fd)
+            # A file without a whole header covers nothing; of no bytes there is no map.
+            header = read_header(as_kernel_array(io.map(fd, size))) if size >= index_file.HEADER_SIZE else None
         finally:
             io.close(fd)
-        if header.count <= 1:
+        if header is None or header.count <= 1:
             continue
         covered.append((header.begin_physical_offset, header.end_physical_offset))
     borders = [border for span in covered for border in span]
