@@ -16,7 +16,7 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
     InputPartition,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 
 from mqproc.errors import BadRequestError
 from mqproc.spark.columns import schema_of, types_of
@@ -90,12 +90,32 @@ class BatchReader(DataSourceReader):
 
 
 def columns_of(schema: StructType, naming: str) -> list[str]:
-    """The columns that a schema names. Raises BadRequestError for one that there is not, or of another type."""
+    """The columns that a schema names.
+
+    Raises BadRequestError for one that there is not, or of another type, that is there twice, or may have no nulls, and
+    for a schema without columns.
+    """
     types: Mapping[str, str] = types_of(naming)
+    names = list(schema.fieldNames())
+    if not names:
+        # Spark would count no rows, whatever the stores have.
+        raise BadRequestError(f"the schema has no column; there are {', '.join(types)}")
+    for name in names:
+        if names.count(name) > 1:
+            raise BadRequestError(f"the schema has column {name!r} {names.count(name)} times")
     for field in schema.fields:
         if field.name not in types:
             raise BadRequestError(f"no column is called {field.name!r}; there are {', '.join(types)}")
         if field.dataType.simpleString() != types[field.name]:
             wanted, has = field.dataType.simpleString(), types[field.name]
             raise BadRequestError(f"column {field.name} is {has}; the schema asks for {wanted}")
-    return list(schema.fieldNames())
+        if not _may_be_null(field):
+            raise BadRequestError(f"column {field.name} of the schema is NOT NULL; columns of messages may be null")
+    return names
+
+
+def _may_be_null(field: StructField) -> bool:
+    """Whether a column, and what it has inside, may be null."""
+    of = field.dataType
+    inside = of.containsNull if isinstance(of, ArrayType) else not isinstance(of, MapType) or of.valueContainsNull
+    return field.nullable and inside

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from pyspark.sql.types import ArrayType, BinaryType, MapType, StringType, StructField, StructType
 
 from mqproc.errors import BadRequestError
 from mqproc.spark.columns import MQPROC, ROCKETMQ, schema_of
 from mqproc.spark.options import EARLIEST, LATEST, Offsets, ReadOptions, Selection, read_options
+from mqproc.spark.source import columns_of
 
 EMPTY = ("subscribe", "topic", "subscribePattern", "queueId", "tag", "key", "columns")
 
@@ -93,3 +95,25 @@ def test_schemas() -> None:
     assert schema_of("mqproc", ["body", "keys"]) == "body binary, keys array<string>"
     assert len(schema_of("rocketmq").split(", ")) == len(ROCKETMQ) == 9
     assert "map<string,string>" in MQPROC.values()
+
+
+TOPIC = StructField("topic", StringType())
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ([], "the schema has no column; there are store, topic, "),
+        ([TOPIC, StructField("body", BinaryType()), TOPIC], "the schema has column 'topic' 2 times"),
+        ([StructField("topic", StringType(), nullable=False)], "column topic of the schema is NOT NULL"),
+        ([StructField("keys", ArrayType(StringType(), False))], "column keys of the schema is NOT NULL"),
+        ([StructField("properties", MapType(StringType(), StringType(), False))], "column properties of the schema is"),
+    ],
+)
+def test_schemas_that_no_rows_have(fields: list[StructField], says: str) -> None:
+    with pytest.raises(BadRequestError, match=says):
+        columns_of(StructType(fields), "mqproc")
+
+
+def test_a_schema_names_columns() -> None:
+    assert columns_of(StructType([TOPIC, StructField("keys", ArrayType(StringType()))]), "mqproc") == ["topic", "keys"]
