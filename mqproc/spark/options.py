@@ -215,6 +215,8 @@ _BOTH: Final = (
     *("minPartitions", "batchRows", "batchBytes", "failOnDataLoss", "verifyCrc"),
 )
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "splitBytes", "clockStepMs", "filterPushdown", "byUnits")
+# What Spark's catalog adds to the options of a table.
+_OF_TABLES: Final = frozenset({"owner", "location", "provider", "comment", "external", "is_managed_location"})
 _STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "maxRecordsPerPartition", "consumerGroup")
 
 
@@ -227,6 +229,11 @@ def _lowered(
     for name, value in given.items():
         if name.lower() in other_names:
             raise BadRequestError(f"option {other_names[name.lower()]!r} {elsewhere}")
+        if name.lower() in _OF_TABLES:
+            raise BadRequestError(
+                f"option {name!r} is that of a table in Spark's catalog, which a store cannot be: CREATE TEMPORARY "
+                "VIEW name USING mqproc OPTIONS (path '…') gives one a name"
+            )
         if name.lower() not in names:
             raise BadRequestError(f"option {name!r} is not known; there are {', '.join(sorted(known))}")
         found[names[name.lower()]] = str(value)
