@@ -1,7 +1,7 @@
 """`readStream.format("mqproc")`: what Spark asks while a query runs.
 
-    initialOffset ──▶ latestOffset(start, limit) ──▶ partitions(start, end) ──▶ read, in tasks ──▶ commit(end)
-                           ▲─────────────────────────────────────────────────────────────────────────┘
+    initialOffset ──▶ latestOffset(start, limit) ──▶ partitions(start, end) ──▶ read, in tasks
+                           ▲─────────────────────────────────────────────────────────┘
 
 Offsets are kept by Spark's checkpoint alone. Rows of a micro-batch follow from its two offsets and nothing else, so one
 that is done again after a crash has the same rows in the same partitions.
@@ -42,6 +42,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._checked = False
         self._is_new = False
         self._told: dict[Place, int] = {}
+        self._told_of: dict[str, Any] = {}
 
     # Where a query begins
 
@@ -92,12 +93,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._check(position)
         found = self._live().queues(self._selection)
         self._check_gone(position, found)
+        if not is_new:
+            self._tell(start, position)
         lags: dict[Place, int] = {}
         for uri, queues in found.items():
             for queue, bounds in queues.items():
                 self._lag(position, lags, (uri, queue), bounds)
         self._advance(position, shared(limit.max_rows if isinstance(limit, ReadMaxRows) else _NO_LIMIT, lags))
         return to_json(position)
+
+    def _tell(self, start: dict[str, Any], position: Position) -> None:
+        """Say in the stores how far the query is, when a consumer group was named.
+
+        Spark asks for the next micro-batch when the one that ends at `start` is committed, behind the last one too;
+        `commit` it calls with the next one only. It asks often, so each position is told once.
+        """
+        if self.options.consumer_group and start != self._told_of:
+            from mqproc.spark.streaming.progress import tell
+
+            self._told = tell(self.options.consumer_group, position, self._told)
+            self._told_of = start
 
     def _lag(self, position: Position, lags: dict[Place, int], place: Place, bounds: Bounds) -> None:
         """Note how many messages wait in a queue; a new queue enters the position, at its first message."""
@@ -221,13 +236,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         found: LogPartition = partition  # type: ignore[assignment]
         return as_task(read_partition(self.options.read, self.names, found))
-
-    def commit(self, end: dict[str, Any]) -> None:
-        """Say in the stores how far the query is, when a consumer group was named."""
-        if self.options.consumer_group:
-            from mqproc.spark.streaming.progress import tell
-
-            self._told = tell(self.options.consumer_group, from_json(end), self._told)
 
     def stop(self) -> None:
         if self._stores is not None:

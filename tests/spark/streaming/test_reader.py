@@ -277,7 +277,9 @@ def test_progress_is_a_groups(running: Group) -> None:
     with running.client() as client:
         client.send_batch("Progress", [b"x"] * 30)
         running.wait_dispatched()
-        Query(running.store, topic="Progress", startingOffsets="earliest", consumerGroup="readers").run()
+        Query(running.store, topic="Progress", startingOffsets="earliest", consumerGroup="readers").run(
+            available_now=True
+        )
         assert client.groups.info("readers").lag == 0
 
 
