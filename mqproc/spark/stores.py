@@ -35,6 +35,8 @@ from mqproc.store.verify.deletions import read_deleted
 
 _FILE: Final = "file://"
 _WILD: Final = frozenset("*?[")
+# Fetched from remote storage in one request anyway.
+_UNWRITTEN_BYTES: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,5 +236,5 @@ def _segment_size(uri: str, found: Mapping[int, int]) -> int:
 
 
 def _is_unwritten(files: Any, root: str, start: int) -> bool:
-    """Whether a segment was only made ready."""
-    return not any(files.cat_file(f"{root}/commitlog/{start:020d}", start=0, end=8))
+    """Whether a segment was only made ready: it begins with more zeros than a record that is lost would leave."""
+    return not any(files.cat_file(f"{root}/commitlog/{start:020d}", start=0, end=_UNWRITTEN_BYTES))

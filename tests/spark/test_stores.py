@@ -7,6 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from mqproc.errors import CorruptStoreError
@@ -85,6 +86,20 @@ def test_what_a_short_segment_has_is_read(tmp_path: Path, length: int) -> None:
             each for each in there if each in of_topic
         ]
         store.segment(start).write_bytes(whole)
+
+
+def test_zeros_at_the_begin_of_a_last_segment_on_remote_storage(rolled_store: Path) -> None:
+    places = offsets_of(rolled_store)
+    last = places[-1] // SEGMENT * SEGMENT
+    files = fsspec.filesystem("memory")
+    for file in (rolled_store / "commitlog").iterdir():
+        if file.name.isdigit():
+            data = file.read_bytes()
+            harmed = next(place for place in places if place > last) - last if int(file.name) == last else 0
+            files.pipe_file(f"/zeros/store/commitlog/{file.name}", bytes(harmed) + data[harmed:])
+    with pytest.raises(CorruptStoreError, match=r"no intact record in bytes \[0, .*: zeros; failOnDataLoss=false"):
+        offsets_of("memory://zeros/store")
+    assert offsets_of("memory://zeros/store", failOnDataLoss=False) == [place for place in places if place != last]
 
 
 def test_a_durable_mark_knows_of_a_lost_end(tmp_path: Path) -> None:
