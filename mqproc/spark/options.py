@@ -116,6 +116,12 @@ class StreamOptions:
     """The group whose progress in the stores follows the query's; "" for none."""
 
 
+def without_scheme(path: str) -> str:
+    """The path of a folder that was given as `file:///tmp/store` or, as Hadoop writes it, `file:/tmp/store`."""
+    path = path.removeprefix("file://")
+    return path.removeprefix("file:") if path.startswith("file:/") else path
+
+
 def table_options(given: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     """(naming, columns), of a read or a stream. Raises BadRequestError."""
     values = _lowered(given, "", _BOTH + _BATCH_ONLY + _STREAM_ONLY, ())

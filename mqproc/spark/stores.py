@@ -23,7 +23,7 @@ from mqproc.kernels import scan
 from mqproc.kernels.record_check import BLANK, REACHED_STOP, REASON_NAMES
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.paths import StorePaths, segment_start
-from mqproc.spark.options import Queue
+from mqproc.spark.options import Queue, without_scheme
 from mqproc.spark.segment_bytes import remote
 from mqproc.store.consume_queue import as_units
 from mqproc.store.existing import not_a_store
@@ -33,7 +33,6 @@ from mqproc.store.recovery.resync import Resync
 from mqproc.store.segments import LogSegments
 from mqproc.store.verify.deletions import read_deleted
 
-_FILE: Final = "file://"
 _WILD: Final = frozenset("*?[")
 # Fetched from remote storage in one request anyway.
 _UNWRITTEN_BYTES: Final = 64 << 10
@@ -76,18 +75,12 @@ def find_stores(paths: Iterable[str]) -> list[str]:
     """
     named: dict[str, str] = {}
     for path in paths:
-        path = _without_scheme(path)
+        path = without_scheme(path)
         for store in _remote_stores(path) if "://" in path else _local_stores(path):
             folder = store if "://" in store else os.path.realpath(store)
             if folder not in named or store == folder:
                 named[folder] = store
     return list(named.values())
-
-
-def _without_scheme(path: str) -> str:
-    """The path of a folder that was given as `file:///tmp/store` or, as Hadoop writes it, `file:/tmp/store`."""
-    path = path.removeprefix(_FILE)
-    return path.removeprefix("file:") if path.startswith("file:/") else path
 
 
 def _local_stores(path: str) -> list[str]:

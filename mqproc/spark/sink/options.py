@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from mqproc.errors import BadRequestError
+from mqproc.spark.options import without_scheme
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -53,7 +54,7 @@ def write_options(given: Mapping[str, str], *, overwrite: bool) -> WriteOptions:
         values[names[name.lower()]] = str(value)
     if overwrite:
         raise BadRequestError("messages are appended: there is no overwrite; mode('append') writes")
-    store = values.get("path", "").removeprefix("file://")
+    store = without_scheme(values.get("path", ""))
     if not store or "://" in store:
         raise BadRequestError(f"path = {store!r}: rows are written to one store, given as its folder")
     queue_id = _integer(values, "queueId", 0, (1 << 31) - 1) if "queueId" in values else None

@@ -218,6 +218,11 @@ def test_overwriting() -> None:
         write_options({"path": "/store"}, overwrite=True)
 
 
+def test_a_folder_as_a_url() -> None:
+    for path in ("/store", "file:///store", "file:/store"):
+        assert write_options({"path": path}, overwrite=False).store == "/store"
+
+
 WRITEABLE = {
     "topic": types.StringType(),
     "body": types.BinaryType(),
