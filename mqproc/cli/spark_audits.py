@@ -10,7 +10,7 @@ import click
 from mqproc.cli.commands import SECONDS, SIZE, Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column
-from mqproc.cli.spark_session import paths_of, selection_of, selection_options, session, show, spark_options
+from mqproc.cli.spark_session import paths_of, selection_of, selection_options, session, show, spark_options, write_rows
 from mqproc.cli.store_verify import EXIT_DAMAGE, FINDING_COLUMNS
 
 _STORES = [
@@ -72,12 +72,22 @@ def verify(
         from pyspark.sql import functions as F
 
         from mqproc.spark import jobs
+        from mqproc.spark.jobs.folders import local_stores
+        from mqproc.spark.jobs.targets import check_target
 
+        paths = paths_of(invocation, stores)
+        folders = [str(folder) for folder in local_stores(paths)]
+        if to is not None:
+            # Before the stores are verified, which may take hours.
+            check_target(to, folders)
         # Kept, since it is looked at three times.
-        found = jobs.verify(spark, paths_of(invocation, stores), share_bytes=share).persist(StorageLevel.DISK_ONLY)
+        found = jobs.verify(spark, paths, share_bytes=share).persist(StorageLevel.DISK_ONLY)
         damaged = found.where("not clean").count()
-        if to is not None or invocation.out.is_json:
-            show(invocation.out, "stores", _STORES, found.orderBy("store"), limit, to)
+        if to is not None:
+            write_rows(invocation.out, found.orderBy("store"), to, folders)
+            return EXIT_DAMAGE if damaged else 0
+        if invocation.out.is_json:
+            show(invocation.out, "stores", _STORES, found.orderBy("store"), limit)
             return EXIT_DAMAGE if damaged else 0
         show(invocation.out, "stores", _STORES, found.orderBy("store").drop("findings"), limit)
         listed = found.select("store", F.explode("findings").alias("finding")).select("store", "finding.*")
@@ -113,12 +123,17 @@ def duplicates(
         from pyspark.sql import functions as F
 
         from mqproc.spark import jobs
+        from mqproc.spark.jobs.targets import check_sources
 
-        found = jobs.duplicates(spark, paths_of(invocation, stores), **selection_of(chosen))
+        paths = paths_of(invocation, stores)
+        found = jobs.duplicates(spark, paths, **selection_of(chosen))
         for name in ("first_stored", "last_stored"):
             found = found.withColumn(name, F.unix_millis(name)).withColumnRenamed(name, f"{name}_ms")
         ordered = found.orderBy(F.desc("copies"), "topic", "unique_id")
-        return EXIT_DAMAGE if show(invocation.out, "duplicates", _DUPLICATES, ordered, limit, to) else 0
+        if to is not None:
+            write_rows(invocation.out, ordered, to, check_sources(paths, fail_on_data_loss=not chosen["skip_damage"]))
+            return 0
+        return EXIT_DAMAGE if show(invocation.out, "duplicates", _DUPLICATES, ordered, limit) else 0
 
 
 @click.command(cls=Command)
@@ -146,18 +161,21 @@ def lag(
         from pyspark.sql import functions as F
 
         from mqproc.spark import jobs
+        from mqproc.spark.jobs.targets import check_sources
 
         paths = paths_of(invocation, stores)
         if window is None:
             found = jobs.lag(spark, paths)
-            if to is None:
-                found = found.withColumn("oldest_stored_ms", F.unix_millis("oldest_stored"))
-                found = found.drop("oldest_stored", "seen_at").orderBy(F.desc("behind"), "store", "group", "topic")
-            show(invocation.out, "lag", _LAG, found, limit, to)
-            return
-        found = jobs.backlog(spark, paths, window=f"{round(window * 1000)} milliseconds")
-        if to is None:
+        else:
+            found = jobs.backlog(spark, paths, window=f"{round(window * 1000)} milliseconds")
+        if to is not None:
+            write_rows(invocation.out, found, to, check_sources(paths, fail_on_data_loss=False))
+        elif window is None:
+            found = found.withColumn("oldest_stored_ms", F.unix_millis("oldest_stored"))
+            found = found.drop("oldest_stored", "seen_at").orderBy(F.desc("behind"), "store", "group", "topic")
+            show(invocation.out, "lag", _LAG, found, limit)
+        else:
             for name in ("window_start", "window_end"):
                 found = found.withColumn(name, F.unix_millis(name)).withColumnRenamed(name, f"{name}_ms")
             found = found.orderBy("store", "group", "topic", "window_start_ms")
-        show(invocation.out, "backlog", _BACKLOG, found, limit, to)
+            show(invocation.out, "backlog", _BACKLOG, found, limit)

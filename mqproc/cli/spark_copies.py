@@ -97,17 +97,20 @@ def compact(
         from pyspark.sql import functions as F
 
         from mqproc.spark import jobs
+        from mqproc.spark.jobs.targets import check_sources, write_parquet
 
+        paths = paths_of(invocation, stores)
+        sources = check_sources(paths, fail_on_data_loss=not chosen["skip_damage"])
         last = jobs.compact(
             spark,
-            paths_of(invocation, stores),
+            paths,
             drop_empty=drop_empty,
             columns=chosen["columns"],
             **selection_of(chosen),
         )
         seen = Observation()
         counted = last.observe(seen, F.count(F.lit(1)).alias("keys"))
-        counted.write.mode(chosen["mode"]).option("compression", chosen["compression"]).parquet(to)
+        write_parquet(counted, to, sources, mode=chosen["mode"], compression=chosen["compression"])
         keys = int(seen.get["keys"])
     invocation.out.fields([Column("to"), Column("keys", kind="count")], {"to": to, "keys": keys})
 

@@ -10,7 +10,7 @@ import click
 from mqproc.cli.commands import SECONDS, Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column
-from mqproc.cli.spark_session import paths_of, selection_of, selection_options, session, show, spark_options
+from mqproc.cli.spark_session import paths_of, selection_of, selection_options, session, show, spark_options, write_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,7 +38,9 @@ _MEASURES = [
 )
 @click.option("--no-latencies", is_flag=True, help="Only messages and bytes, which is faster.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="FILE", help="Draw it: .png, .svg, .pdf or .html.")
-@click.option("--to", type=click.Path(path_type=Path), metavar="DIR", help="Write all rows there, as Parquet.")
+@click.option(
+    "--to", type=click.Path(path_type=Path), metavar="DIR", help="Write all rows there, as Parquet; a new folder."
+)
 @click.option("--limit", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Print so many rows.")
 @pass_invocation
 def counts(
@@ -64,10 +66,12 @@ def counts(
     """
     with session(master, conf) as spark:
         from mqproc.spark import jobs
+        from mqproc.spark.jobs.targets import check_sources
 
+        paths = paths_of(invocation, stores)
         found = jobs.counts(
             spark,
-            paths_of(invocation, stores),
+            paths,
             by=by,
             window=_span(window),
             slide=_span(slide),
@@ -81,7 +85,13 @@ def counts(
             plot_counts(found, by, plot)
             invocation.out.note(f"drawn to {plot}")
             return
-        show(invocation.out, "counts", _columns(by, window, no_latencies), _ordered(found, by, window), limit, to)
+        ordered = _ordered(found, by, window)
+        if to is not None:
+            sources = check_sources(paths, fail_on_data_loss=not chosen["skip_damage"])
+            # A second run that appended would double all sums.
+            write_rows(invocation.out, ordered, to, sources, mode="error")
+            return
+        show(invocation.out, "counts", _columns(by, window, no_latencies), ordered, limit)
 
 
 def _span(seconds: float | None) -> str:

@@ -128,17 +128,19 @@ def _ours(error: Exception) -> MqprocError:
     return InternalError(f"Spark: {str(error).strip().splitlines()[0]}")
 
 
-def show(
-    out: Output, name: str, columns: Sequence[Column], frame: DataFrame, limit: int, to: Path | None = None
-) -> int:
-    """Print at most `limit` rows of a frame; with `to` all of them are written there instead, as Parquet.
+def write_rows(out: Output, frame: DataFrame, to: Path, stores: Sequence[str], *, mode: str = "append") -> None:
+    """Write all rows of a frame that was made of stores, as Parquet. Raises BadRequestError for a target among them."""
+    from mqproc.spark.jobs.targets import write_parquet
 
-    Times are Unix ms where a column is called `…_ms`. Returns how many rows were printed.
+    write_parquet(frame, to, stores, mode=mode)
+    out.note(f"written to {to}")
+
+
+def show(out: Output, name: str, columns: Sequence[Column], frame: DataFrame, limit: int) -> int:
+    """Print at most `limit` rows of a frame. Times are Unix ms where a column is called `…_ms`.
+
+    Returns how many rows were printed.
     """
-    if to is not None:
-        frame.write.mode("append").parquet(str(to))
-        out.note(f"written to {to}")
-        return 0
     rows = [row.asDict(recursive=True) for row in frame.limit(limit + 1).collect()]
     out.rows(name, columns, rows[:limit])
     if len(rows) > limit:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mqproc.errors import BadRequestError
 from mqproc.spark.api import messages
+from mqproc.spark.jobs.targets import check_sources, write_parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,7 +40,7 @@ def export(
 
     A task writes a file for each topic and day that its part of the log has. `mode` is what to do when there is
     something at `to` already; `columns` are those to write, all if none are named; `selection` as in `messages`.
-    Raises BadRequestError for another mode or compression.
+    Raises BadRequestError for another mode or compression, and for a target in a store or around one.
     """
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
@@ -47,6 +48,7 @@ def export(
     for name, value, allowed in (("mode", mode, MODES), ("compression", compression, COMPRESSIONS)):
         if value not in allowed:
             raise BadRequestError(f"{name} = {value!r}; there are {', '.join(allowed)}")
+    stores = check_sources(path, fail_on_data_loss=bool(selection.get("fail_on_data_loss", True)))
     wanted = list(dict.fromkeys([*columns, "topic", "store_timestamp", "size"])) if columns else []
     found = messages(spark, path, columns=wanted, **selection)
     # Told by the write itself; a count before it would read everything twice.
@@ -56,5 +58,5 @@ def export(
     dated = measured.withColumn("day", day)
     if columns:
         dated = dated.select(*dict.fromkeys([*columns, "topic", "day"]))
-    dated.write.partitionBy("topic", "day").mode(mode).option("compression", compression).parquet(str(to))
+    write_parquet(dated, to, stores, mode=mode, compression=compression, by=("topic", "day"))
     return Exported(int(seen.get["messages"]), int(seen.get["bytes"] or 0))

@@ -29,6 +29,7 @@ from mqproc.spark.jobs.audits import SHARE_BYTES
 from mqproc.spark.jobs.folders import local_stores
 from mqproc.spark.jobs.index_build import IndexBuild, Piece, pieces_of_files
 from mqproc.spark.jobs.queue_build import QueueRuns, UnitWriter
+from mqproc.spark.jobs.targets import check_target
 from mqproc.spark.jobs.tasks import Row, rows_of_each, rows_of_groups, rows_of_tasks
 from mqproc.store.existing import check_is_store
 from mqproc.store.index_headers import next_name
@@ -142,9 +143,10 @@ class RebuildJob:
 
     @classmethod
     def of(cls, store: Path, to: Path, *, share_bytes: int, fail_on_data_loss: bool) -> RebuildJob:
-        """Plan a rebuild and make its target. Raises StoreAccessError, or BadRequestError when something is there."""
+        """Plan a rebuild and make its target. Raises StoreAccessError, or BadRequestError where it cannot lie."""
         io, paths, target = StoreIO(), StorePaths(store), StorePaths(to.absolute())
         check_is_store(io, paths)
+        check_target(to, [store])
         options = settings_of(io, paths)
         picture = _picture(io, paths, options, share_bytes)
         _make_target(target)

@@ -15,6 +15,7 @@ from typing import Final
 import pyarrow.dataset as ds
 
 from mqproc.errors import ConfigurationError, InternalError
+from mqproc.spark.jobs.targets import check_target
 from mqproc.spark.session import prepare_environment
 
 TABLES: Final = ("flights", "hourly_counts", "carrier_delays", "dead_letters")
@@ -43,7 +44,11 @@ class PipelineFolder:
 
 
 def prepare(root: Path, store: Path) -> PipelineFolder:
-    """Put the example's code and a specification for a store into a folder; code that is there stays as it is."""
+    """Put the example's code and a specification for a store into a folder; code that is there stays as it is.
+
+    Raises BadRequestError for a folder in a store or around it: a run removes the tables that lie there.
+    """
+    check_target(root, [store])
     folder = PipelineFolder(root.absolute())
     code = folder.root / "transformations" / "flights.py"
     code.parent.mkdir(parents=True, exist_ok=True)

@@ -79,6 +79,31 @@ def test_export_and_compact(rolled_store: Path, tmp_path: Path) -> None:
     assert done.json["keys"] == 640
 
 
+def test_nothing_is_written_over_a_store_or_for_one_that_is_not_there(rolled_store: Path, tmp_path: Path) -> None:
+    store = shutil.copytree(rolled_store, tmp_path / "stores" / "store")
+    written = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+    for command, to, mode in (
+        *(("export", to, "overwrite") for to in (store, store.parent, f"file://{store}")),
+        *(("compact", to, "overwrite") for to in (store, store.parent)),
+        ("export", store / "commitlog", "append"),
+    ):
+        refused = call("spark", command, store, "--to", to, "--mode", mode)
+        assert (refused.code, refused.err.count("\n")) == (2, 1), refused.err
+    for command in ("counts", "duplicates", "lag", "verify", "rebuild"):
+        refused = call("spark", command, store, "--to", store / "new")
+        assert (refused.code, refused.err.count("\n")) == (2, 1), refused.err
+    assert {path: path.read_bytes() for path in store.rglob("*") if path.is_file()} == written
+    previous = tmp_path / "out" / "previous"
+    previous.parent.mkdir()
+    previous.touch()
+    for command, mode in (("export", "overwrite"), ("compact", "overwrite"), ("export", "append")):
+        missing = call("spark", command, tmp_path / "s_typo", "--to", previous.parent, "--mode", mode)
+        assert (missing.code, previous.exists()) == (3, True), missing.err
+    for command in ("export", "compact", "counts", "duplicates", "lag"):
+        assert call("spark", command, tmp_path / "s_typo", "--to", tmp_path / "new").code == 3
+        assert not (tmp_path / "new").exists()
+
+
 def test_what_went_wrong_is_one_line(rolled_store: Path, tmp_path: Path) -> None:
     missing = call("spark", "counts", tmp_path / "missing")
     assert missing.code == 5

@@ -11,6 +11,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from mqproc.cli.times import parse_time_ms
+from mqproc.errors import BadRequestError
 from mqproc.spark.pipeline.running import PipelineFolder, prepare
 from tests.cli.calling import call
 from tests.spark import quick
@@ -46,11 +47,14 @@ def test_flights_become_tables(tmp_path: Path) -> None:
 
 
 def test_code_that_was_changed_stays(tmp_path: Path) -> None:
-    folder = prepare(tmp_path / "pipeline", tmp_path)
+    folder = prepare(tmp_path / "pipeline", tmp_path / "store")
     code = folder.root / "transformations" / "flights.py"
     code.write_text("# mine\n")
-    prepare(tmp_path / "pipeline", tmp_path)
+    prepare(tmp_path / "pipeline", tmp_path / "store")
     assert code.read_text() == "# mine\n"
+    with pytest.raises(BadRequestError, match="lies in the store"):
+        prepare(tmp_path / "store" / "pipeline", tmp_path / "store")
+    assert not (tmp_path / "store").exists()
 
 
 def test_a_store_must_be_there(tmp_path: Path) -> None:

@@ -1,0 +1,73 @@
+"""Where jobs write: outside of stores, however a folder is spelled."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mqproc.errors import BadRequestError, CorruptStoreError, StoreAccessError
+from mqproc.spark.jobs.targets import check_sources, check_target
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Path:
+    """A folder with two stores, and a link to the first one beside it."""
+    for name in ("one", "two"):
+        (tmp_path / "stores" / name / "commitlog").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "stores" / "one")
+    return tmp_path / "stores"
+
+
+@pytest.mark.parametrize(
+    ("to", "relation"),
+    [
+        ("stores/one", "is the store"),
+        ("stores/two/../one/", "is the store"),
+        ("link", "is the store"),
+        ("file:{}/stores/one", "is the store"),
+        ("FILE://{}/stores/one", "is the store"),
+        ("file://localhost{}/link", "is the store"),
+        ("stores", "holds the store"),
+        ("stores/one/new/folder", "lies in the store"),
+        ("link/commitlog", "lies in the store"),
+        ("stores/two", "is the store"),
+        ("stores/two/commitlog", "lies in the store"),
+    ],
+)
+def test_a_target_in_a_store_or_around_one_is_refused(
+    stores: Path, monkeypatch: pytest.MonkeyPatch, to: str, relation: str
+) -> None:
+    monkeypatch.chdir(stores.parent)
+    for source in (stores / "one", Path("link"), "stores/./one"):
+        with pytest.raises(BadRequestError, match=f"{relation} "):
+            check_target(to.format(os.getcwd()), [source])
+    assert sorted(path.name for path in stores.iterdir()) == ["one", "two"]
+
+
+def test_other_places_are_taken(stores: Path) -> None:
+    for to in (stores / "one-more", stores / "out" / "x", stores.parent / "out", "s3://stores/one"):
+        check_target(to, [stores / "one"])
+    check_target(stores, [], overwrites=False)
+    with pytest.raises(BadRequestError, match=r"holds the store \S*stores/\w+, which overwriting would delete"):
+        check_target(stores, [], overwrites=True)
+
+
+@pytest.mark.parametrize("to", ["s3a://b/stores/one", "s3://b/stores", "s3://b/stores/one/x/"])
+def test_remote_storage_has_the_same_rule(to: str) -> None:
+    with pytest.raises(BadRequestError, match="the store s3://b/stores/one"):
+        check_target(to, ["s3://b/stores/one"])
+    check_target("s3://b/stores/one-more", ["s3://b/stores/one"])
+
+
+def test_sources_are_looked_at(rolled_store: Path, tmp_path: Path) -> None:
+    assert check_sources([rolled_store, rolled_store.parent / "s*"]) == [str(rolled_store)]
+    with pytest.raises(StoreAccessError, match="no such folder"):
+        check_sources([rolled_store, tmp_path / "missing"])
+    store = shutil.copytree(rolled_store, tmp_path / "store")
+    (store / "commitlog" / f"{65536:020d}").unlink()
+    with pytest.raises(CorruptStoreError, match="segment 00000000000000065536 is missing"):
+        check_sources(store)
+    assert check_sources(store, fail_on_data_loss=False) == [str(store)]
