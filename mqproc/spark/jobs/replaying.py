@@ -10,21 +10,25 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from mqproc.errors import BadRequestError
+from mqproc.errors import BadRequestError, TopicExistsError
 from mqproc.layout import record
 from mqproc.message import Message, StoredMessage
+from mqproc.names import check_topic
 from mqproc.spark.api import messages
+from mqproc.spark.jobs.targets import check_sources
 from mqproc.spark.jobs.tasks import batches_of
+from mqproc.store.topics import check_sendable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,6 +49,8 @@ _FRAME: Final = 1000
 _LOOKUPS_IN_FLIGHT: Final = 64
 _FRAMES_IN_FLIGHT: Final = 4
 _PAUSE_S: Final = 0.1
+# Of a topic that is made.
+_QUEUES: Final = 8
 # With a rate so many frames go out a second, so that it is even.
 _FRAMES_PER_SECOND: Final = 20
 
@@ -61,7 +67,8 @@ class Replayed:
 class Target:
     """Where copies go: a store whose group runs on the executors' machine, and a topic with so many queues.
 
-    Copies bear ids made of `name` and of their source's place. `is_new`: none of them can be there yet.
+    Copies bear ids made of `name` and of their source's place. `is_new`: none of them can be there yet. `is_missing`:
+    the topic is made with the first copies, so that a replay that finds nothing leaves nothing.
     """
 
     store: str
@@ -70,6 +77,7 @@ class Target:
     name: str
     rate: float
     is_new: bool
+    is_missing: bool
 
 
 def replay(
@@ -92,16 +100,22 @@ def replay(
     goes on. `rate`: messages a second over all streams. One stream keeps the order of each log; several are faster.
 
     A topic that goes into itself gives its messages of other stores only. Raises BadRequestError with speculative
-    execution, which would send twice, NotRunningError when the target does not run.
+    execution, which would send twice, and for a topic of the system's own; StoreAccessError for a path without a store;
+    NotRunningError when the target does not run.
     """
     from pyspark.sql import functions as F
 
     topics = [topic] if isinstance(topic, str) else list(topic)
     _check(spark, topics, rate, streams)
+    check_topic(to_topic)
+    check_sendable(to_topic)
+    stores = check_sources(path, fail_on_data_loss=bool(selection.get("fail_on_data_loss", True)))
     target = _target(str(to_store), to_topic, name, rate / streams, queues)
     found = messages(spark, path, topic=topics, columns=_COLUMNS, **selection)
     if to_topic in topics:
-        found = found.where((F.col("topic") != to_topic) | (F.col("store") != target.store))
+        # The same folder may be there under several names.
+        itself = [store for store in stores if os.path.realpath(store) == os.path.realpath(target.store)]
+        found = found.where((F.col("topic") != to_topic) | ~F.col("store").isin(itself))
     sums = _sent(found.coalesce(streams), target).selectExpr("sum(sent)", "sum(found)").first()
     assert sums is not None
     return Replayed(int(sums[0] or 0), int(sums[1] or 0))
@@ -125,10 +139,15 @@ def _target(store: str, topic: str, name: str, rate: float, queues: int) -> Targ
 
     with Client(store) as client:
         there = {info.topic: info.queues for info in client.topics()}.get(topic)
-        if there is None:
-            client.create_topic(topic, queues or 8)
-    is_new = there is None or not name
-    return Target(str(Path(store).absolute()), topic, there or queues or 8, name or str(uuid.uuid4()), rate, is_new)
+    return Target(
+        str(Path(store).absolute()),
+        topic,
+        there or queues or _QUEUES,
+        name or str(uuid.uuid4()),
+        rate,
+        is_new=there is None or not name,
+        is_missing=there is None,
+    )
 
 
 def _sent(found: DataFrame, target: Target) -> DataFrame:
@@ -181,6 +200,7 @@ class _Stream:
         self._target = target
         self._families: dict[tuple[str, str], str] = {}
         self._due_s = 0.0
+        self._topic_is_missing = target.is_missing
         # A task that is done again may have sent some before.
         self._looks = not target.is_new or _attempt() > 0
         self.sent = 0
@@ -193,6 +213,11 @@ class _Stream:
         from mqproc.client.settling import PATIENCE_S, UNSETTLED, settle
 
         copies = [(self._copy(store, message), message.sys_flag) for store, message in window]
+        if self._topic_is_missing:
+            # Another stream may have made it.
+            with suppress(TopicExistsError):
+                self._client.create_topic(self._target.topic, self._target.queues)
+            self._topic_is_missing = False
         left = self._missing(copies) if self._looks else copies
         self.found += len(copies) - len(left)
         self.sent += len(left)

@@ -22,15 +22,17 @@ from numpy.typing import NDArray
 from mqproc.client import Client, core, sending
 from mqproc.client.batch import Batch
 from mqproc.client.connection import FRAME_BYTES_MAX
+from mqproc.client.encoding import encode_batch
 from mqproc.client.replay import OWN_PROPERTIES
 from mqproc.client.settling import PATIENCE_S, UNSETTLED, Patience, Runs, settle
 from mqproc.client.unique_id import COUNTERS, unique_id
-from mqproc.errors import BadRequestError, MqprocError, TopicExistsError
+from mqproc.errors import BadRequestError, MessageTooLargeError, MqprocError, TopicExistsError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.spark.sink.options import WriteOptions
 from mqproc.spark.sink.turns import Turn
 from mqproc.store.reads.reader import settings_of
+from mqproc.store.topics import check_sendable
 
 # A frame goes out when the one before is answered, so larger ones cost fewer waits.
 _FRAME_ROWS: Final = 8192
@@ -87,22 +89,24 @@ class RowSender:
     def _send_rows(self, topic: str, table: dict[str, pa.Array], count: int) -> None:
         if not count:
             return
+        columns = self._columns(table)
         rows = self._topics.get(topic)
         if rows is None:
-            queue_id = self._partition % self._queues_of(topic) if self._options.queue_id is None else None
+            queue_id = self._partition % self._queues_of(topic, columns) if self._options.queue_id is None else None
             rows = self._topics[topic] = TopicRows(self._client, topic, self._identity, queue_id)
             if self._looks:
                 # Once a task is enough: what one before it has left is of all topics.
                 rows.look(drained=len(self._topics) > 1)
-        found = rows.send(self._columns(table), count)
+        found = rows.send(columns, count)
         self.found += found
         self.sent += count - found
 
-    def _queues_of(self, topic: str) -> int:
-        """How many queues a topic has; it is made when it is missing."""
+    def _queues_of(self, topic: str, columns: dict[str, pa.Array]) -> int:
+        """How many queues a topic has; it is made when it is missing and its first rows are messages."""
         if self._queues is None:
             self._queues = {info.topic: info.queues for info in self._client.topics()}
         if topic not in self._queues:
+            self._check(topic, columns)
             try:
                 self._client.create_topic(topic, self._options.queues)
             except TopicExistsError:
@@ -110,6 +114,16 @@ class RowSender:
                 return len(self._client.queues(topic)) or self._options.queues
             self._queues[topic] = self._options.queues
         return self._queues[topic]
+
+    def _check(self, topic: str, columns: dict[str, pa.Array]) -> None:
+        """Raise BadRequestError for rows that a store would refuse, so that they leave no topic behind."""
+        check_sendable(topic)
+        limit = settings_of(StoreIO(), StorePaths(Path(self._options.store))).max_message_size
+        largest = pc.max(pc.binary_length(columns["body"])).as_py()
+        if largest > limit:
+            raise MessageTooLargeError(f"topic {topic}: body of {largest:,} bytes; max_message_size is {limit:,}")
+        for _frame in encode_batch(_batch(topic, columns, 0, None), FRAME_BYTES_MAX):
+            pass
 
     def _columns(self, table: dict[str, pa.Array]) -> dict[str, pa.Array]:
         columns = {name: column for name, column in table.items() if name != "topic"}
@@ -203,20 +217,24 @@ class TopicRows:
 
     def _send_frame(self, columns: dict[str, pa.Array], row: int) -> None:
         """One frame, or a few when rows are large, one after the other: what is stored is always the first rows."""
-        batch = Batch(
-            self._topic,
-            columns["body"],
-            columns.get("keys"),
-            columns.get("tag"),
-            queue_id=None if "queue_id" in columns else self._queue_id,
-            queue_ids=_integers(columns, "queue_id", self._queue_id or 0),
-            born_timestamps_ms=_born_ms(columns),
-            properties=_properties(columns),
-            flags=_integers(columns, "flag", 0),
-            unique=self._unique(row),
-        )
+        batch = _batch(self._topic, columns, self._queue_id, self._unique(row))
         for call in sending.send_batch(batch, FRAME_BYTES_MAX):
             self._client.run(call)
+
+
+def _batch(topic: str, columns: dict[str, pa.Array], queue_id: int | None, unique: tuple[str, int] | None) -> Batch:
+    return Batch(
+        topic,
+        columns["body"],
+        columns.get("keys"),
+        columns.get("tag"),
+        queue_id=None if "queue_id" in columns else queue_id,
+        queue_ids=_integers(columns, "queue_id", queue_id or 0),
+        born_timestamps_ms=_born_ms(columns),
+        properties=_properties(columns),
+        flags=_integers(columns, "flag", 0),
+        unique=unique,
+    )
 
 
 def _frame_rows(bodies: pa.Array, first: int) -> int:

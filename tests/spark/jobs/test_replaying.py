@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mqproc.client.replay import REPLAYED
-from mqproc.errors import BadRequestError
+from mqproc.errors import BadRequestError, StoreAccessError, TopicReservedError
 from mqproc.message import StoredMessage
 from mqproc.spark.jobs import replay
 from tests.conftest import Group
@@ -72,7 +72,7 @@ def test_killed_in_the_middle_none_is_missed_and_none_is_twice(
     assert sorted(copy.properties[REPLAYED] for copy in copies) == sorted(message.message_id for message in first)
 
 
-def test_a_rate_and_what_is_refused(spark: SparkSession, rolled_store: Path, group: Group) -> None:
+def test_a_rate_and_what_is_refused(spark: SparkSession, rolled_store: Path, group: Group, tmp_path: Path) -> None:
     began = time.monotonic()
     done = replay(spark, rolled_store, group.store, "Slow", topic="First", key="n5,n6,n7,n8", rate=2)
     assert done.sent == 4
@@ -81,3 +81,22 @@ def test_a_rate_and_what_is_refused(spark: SparkSession, rolled_store: Path, gro
         replay(spark, rolled_store, group.store, "Slow", topic="First", rate=-1)
     with pytest.raises(BadRequestError, match="needs the topics"):
         replay(spark, rolled_store, group.store, "Slow", topic=[])
+    with pytest.raises(StoreAccessError, match="no such folder"):
+        replay(spark, tmp_path / "missing", group.store, "New", topic="First")
+    for reserved in ("SCHEDULE_TOPIC_XXXX", "%DLQ%x"):
+        with pytest.raises(TopicReservedError, match="the system's own"):
+            replay(spark, rolled_store, group.store, reserved, topic="First")
+    assert replay(spark, rolled_store, group.store, "New", topic="nosuch").sent == 0
+    with group.client() as client:
+        assert [info.topic for info in client.topics() if info.topic in ("New", "%DLQ%x")] == []
+
+
+def test_a_store_does_not_copy_onto_itself_however_it_is_spelled(
+    spark: SparkSession, group: Group, tmp_path: Path
+) -> None:
+    with group.client() as client:
+        client.send("Own", b"once")
+    group.wait_dispatched()
+    (tmp_path / "link").symlink_to(group.store)
+    for path, target in ((tmp_path / "link", group.store), (group.store, tmp_path / "link")):
+        assert replay(spark, path, target, "Own", topic="Own").sent == 0

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types
 
-from mqproc.errors import BadMessageError, BadPropertyError, BadRequestError
+from mqproc.errors import BadMessageError, BadPropertyError, BadRequestError, TopicReservedError
 from mqproc.message import StoredMessage
 from mqproc.spark.sink.options import COLUMNS, WriteOptions, check_columns, write_options
 from mqproc.spark.sink.sending import RowSender
@@ -183,6 +183,16 @@ def test_the_writer_is_killed_under_way(running: Group) -> None:
 def test_rows_that_are_no_messages(running: Group, columns: dict[str, Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         send(running, [pa.RecordBatch.from_pydict(columns)], "Refused")
+    with running.client() as client:
+        assert "Refused" not in [info.topic for info in client.topics()]
+
+
+def test_topics_of_the_systems_own_are_not_made(running: Group) -> None:
+    for topic in ("SCHEDULE_TOPIC_XXXX", "%DLQ%x"):
+        with pytest.raises(TopicReservedError, match="the system's own"):
+            send(running, [rows(0, 1)], topic)
+    with running.client() as client:
+        assert "%DLQ%x" not in [info.topic for info in client.topics()]
 
 
 def test_a_topic_for_each_row(running: Group) -> None:
