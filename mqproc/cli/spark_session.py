@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +16,8 @@ from mqproc.cli.commands import MOMENT, Command
 from mqproc.cli.completing import complete_topic
 from mqproc.cli.invocation import Invocation
 from mqproc.cli.output import Column, Output
-from mqproc.errors import ConfigurationError, InternalError, MqprocError
+from mqproc.cli.spark_ending import Ending
+from mqproc.errors import ConfigurationError, InternalError, MqprocError, StartError
 from mqproc.quantities import counted
 
 if TYPE_CHECKING:
@@ -27,7 +28,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 # What spark-submit, or a Spark Connect server, has told this process: the session is theirs.
 _SUBMITTED = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
 _OURS = re.compile(r"(?:mqproc\.errors\.)(\w+): (.*)")
+# What Java says where Python does not look: "An error occurred while calling o47.parquet", a line, then this one.
+_CAUSE = re.compile(r"(?:Caused by)?: (?:[\w$]+\.)+[\w$]+: (.*\S)")
+_MASTER = re.compile(r"yarn|local(\[.+\]|-cluster\[.+\])?|(spark|k8s)://.+")
+_LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 MAX_RESULT_SIZE = "16m"
+# An error that ends the command is told once, by the command.
+_QUIET = {"spark.driver.maxResultSize": MAX_RESULT_SIZE, "spark.log.level": "FATAL"}
 
 
 def spark_options(function: F) -> F:
@@ -35,8 +42,16 @@ def spark_options(function: F) -> F:
     function = click.option(
         "--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark's; may be repeated."
     )(function)
-    function = click.option("--master", default="local[*]", show_default=True, help="Where Spark runs.")(function)
+    function = click.option(
+        "--master", default="local[*]", show_default=True, callback=_checked_master, help="Where Spark runs."
+    )(function)
     return click.argument("stores", nargs=-1, metavar="[STORE]...")(function)
+
+
+def _checked_master(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    if not _MASTER.fullmatch(value):
+        raise click.BadParameter(f"{value!r}; there are local, local[2], local[*], yarn, spark://… and k8s://…")
+    return value
 
 
 def selection_options(function: F) -> F:
@@ -80,33 +95,52 @@ def paths_of(invocation: Invocation, stores: Sequence[str]) -> list[str]:
 def session(master: str, conf: Sequence[str]) -> Iterator[SparkSession]:
     """spark-submit's session, else one on this machine that ends with the command.
 
-    What Spark raises because of ours comes out as ours. Raises ConfigurationError without Spark.
+    What Spark raises because of ours comes out as ours. Raises ConfigurationError without Spark, StartError when it
+    does not start with these settings. Signals end it in order.
     """
     try:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from pyspark.core.context import SparkContext
         from pyspark.errors import PySparkException
+        from pyspark.logger import PySparkLogger
         from pyspark.sql import SparkSession
 
-        from mqproc.spark.session import local_session, register
+        from mqproc.spark.session import local_session
     except ImportError as error:
         raise ConfigurationError(f"{error.name} is not installed: pip install 'mqproc[spark]'") from None
     settings = dict(setting(each) for each in conf)
     # A notebook or a test may have one, which goes on.
     there = SparkSession.getActiveSession() is not None
-    if any(os.environ.get(name) for name in _SUBMITTED):
-        builder = SparkSession.builder
-        for name, value in settings.items():
-            builder = builder.config(name, value)
-        spark = builder.getOrCreate()
-        register(spark)
-    else:
-        spark = local_session(master, settings={"spark.driver.maxResultSize": MAX_RESULT_SIZE} | settings)
-    try:
-        yield spark
-    except PySparkException as error:
-        raise _ours(error) from error
-    finally:
-        if not there:
-            spark.stop()
+    submitted = any(os.environ.get(name) for name in _SUBMITTED)
+    for name in _LOGGERS:
+        # What they print comes as an error too.
+        PySparkLogger.getLogger(name).disabled = True
+    with Ending(owns_java=not submitted and SparkContext._gateway is None) as ending:
+        try:
+            spark = _submitted_session(settings) if submitted else local_session(master, settings=_QUIET | settings)
+        except (PySparkException, Py4JError) as error:
+            raise StartError(f"Spark does not start: {_said(error)}") from error
+        ending.started(spark)
+        try:
+            yield spark
+        except (PySparkException, Py4JError) as error:
+            raise _ours(error) from error
+        finally:
+            if not there and not ending.is_asked:
+                spark.stop()
+
+
+def _submitted_session(settings: Mapping[str, str]) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    from mqproc.spark.session import register
+
+    builder = SparkSession.builder
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
 
 
 def setting(text: str) -> tuple[str, str]:
@@ -118,14 +152,21 @@ def setting(text: str) -> tuple[str, str]:
 
 
 def _ours(error: Exception) -> MqprocError:
-    """Our error inside of Spark's, else Spark's first line."""
+    """Our error inside of Spark's, else what Spark says."""
     found = _OURS.findall(str(error))
     if found:
         name, message = found[-1]
         kind = getattr(errors, name, InternalError)
         made: MqprocError = kind(message.strip())
         return made
-    return InternalError(f"Spark: {str(error).strip().splitlines()[0]}")
+    return InternalError(f"Spark: {_said(error)}")
+
+
+def _said(error: Exception) -> str:
+    """One line of an error of Spark's or Java's: its first cause, without the names of Java's classes."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    causes = [found[1] for line in lines if (found := _CAUSE.match(line))]
+    return causes[-1] if causes else lines[0]
 
 
 def write_rows(out: Output, frame: DataFrame, to: Path, stores: Sequence[str], *, mode: str = "append") -> None:

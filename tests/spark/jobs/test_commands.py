@@ -116,6 +116,13 @@ def test_what_went_wrong_is_one_line(rolled_store: Path, tmp_path: Path) -> None
     assert damaged.code == 6, damaged.err
     assert damaged.err.count("\n") == 1
     assert "no intact record in bytes" in damaged.err
+    failed = call("spark", "export", rolled_store, "--to", "foo://bar/baz")
+    assert (failed.code, failed.err) == (1, 'mqproc: Spark: No FileSystem for scheme "foo"\n')
+    zone = call("spark", "counts", rolled_store, "--conf", "spark.sql.session.timeZone=Mars/X")
+    assert (zone.code, zone.err.count("\n")) == (3, 1), zone.err
+    assert "Mars/X" in zone.err
+    master = call("spark", "counts", rolled_store, "--master", "bogus")
+    assert (master.code, master.err.count("\n")) == (2, 1), master.err
     assert call("spark", "counts", rolled_store, "--conf", "nothing").code == 2
     assert call("spark", "replay", rolled_store, "--to", "Again").code == 2
 
