@@ -10,7 +10,16 @@ import click
 from mqproc.cli.commands import SECONDS, SIZE, Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column
-from mqproc.cli.spark_session import paths_of, selection_of, selection_options, session, show, spark_options, write_rows
+from mqproc.cli.spark_session import (
+    check_spans,
+    paths_of,
+    selection_of,
+    selection_options,
+    session,
+    show,
+    spark_options,
+    write_rows,
+)
 from mqproc.cli.store_verify import EXIT_DAMAGE, FINDING_COLUMNS
 
 _STORES = [
@@ -67,6 +76,7 @@ def verify(
     CRCs of records, queues and index against the log and back, gaps, places that two records have. A row a store, then
     the findings. The exit code is 1 when a store is damaged.
     """
+    paths = paths_of(invocation, stores)
     with session(master, conf) as spark:
         from pyspark import StorageLevel
         from pyspark.sql import functions as F
@@ -75,7 +85,6 @@ def verify(
         from mqproc.spark.jobs.folders import local_stores
         from mqproc.spark.jobs.targets import check_target
 
-        paths = paths_of(invocation, stores)
         folders = [str(folder) for folder in local_stores(paths)]
         if to is not None:
             # Before the stores are verified, which may take hours.
@@ -119,13 +128,13 @@ def duplicates(
     Messages of one topic with one unique id (UNIQ_KEY), in one store or in several: a producer that sent again after a
     lost answer made them. The exit code is 1 when there are any.
     """
+    paths = paths_of(invocation, stores)
     with session(master, conf) as spark:
         from pyspark.sql import functions as F
 
         from mqproc.spark import jobs
         from mqproc.spark.jobs.targets import check_sources
 
-        paths = paths_of(invocation, stores)
         found = jobs.duplicates(spark, paths, **selection_of(chosen))
         for name in ("first_stored", "last_stored"):
             found = found.withColumn(name, F.unix_millis(name)).withColumnRenamed(name, f"{name}_ms")
@@ -157,13 +166,14 @@ def lag(
     the oldest one was stored. Run with the same --to now and then, the rows there tell lag over time (seen_at). With
     --window the messages themselves are counted, by the time at which they were stored.
     """
+    paths = paths_of(invocation, stores)
+    check_spans(window)
     with session(master, conf) as spark:
         from pyspark.sql import functions as F
 
         from mqproc.spark import jobs
         from mqproc.spark.jobs.targets import check_sources
 
-        paths = paths_of(invocation, stores)
         if window is None:
             found = jobs.lag(spark, paths)
         else:

@@ -56,12 +56,13 @@ def export(
 
     DIR/topic=…/day=…/ holds what was stored on that day, in UTC. STORE is a folder, a pattern or a URL.
     """
+    paths = paths_of(invocation, stores)
     with session(master, conf) as spark:
         from mqproc.spark import jobs
 
         done = jobs.export(
             spark,
-            paths_of(invocation, stores),
+            paths,
             to,
             mode=chosen["mode"],
             compression=chosen["compression"],
@@ -92,6 +93,7 @@ def compact(
 
     Of each topic and key the message that was stored last, over all stores; messages without a key are left out.
     """
+    paths = paths_of(invocation, stores)
     with session(master, conf) as spark:
         from pyspark.sql import Observation
         from pyspark.sql import functions as F
@@ -99,7 +101,6 @@ def compact(
         from mqproc.spark import jobs
         from mqproc.spark.jobs.targets import check_sources, write_parquet
 
-        paths = paths_of(invocation, stores)
         sources = check_sources(paths, fail_on_data_loss=not chosen["skip_damage"])
         last = jobs.compact(
             spark,
@@ -147,12 +148,14 @@ def replay(
     if not chosen["topics"]:
         raise click.UsageError("--topic names what to send once more")
     target = to_store or invocation.store_path()
+    # With STORE, --store is the target's.
+    paths = list(stores) or [str(invocation.store_path())]
     with session(master, conf) as spark:
         from mqproc.spark import jobs
 
         done = jobs.replay(
             spark,
-            paths_of(invocation, stores),
+            paths,
             target,
             to,
             name=name,

@@ -10,7 +10,17 @@ import click
 from mqproc.cli.commands import SECONDS, Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column
-from mqproc.cli.spark_session import paths_of, selection_of, selection_options, session, show, spark_options, write_rows
+from mqproc.cli.spark_session import (
+    check_spans,
+    needing_spark,
+    paths_of,
+    selection_of,
+    selection_options,
+    session,
+    show,
+    spark_options,
+    write_rows,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -64,11 +74,15 @@ def counts(
     STORE is a folder, a pattern or a URL; several are counted together, apart with --by store. Latency is from born to
     stored. A message with several keys counts for each. The plot shows the largest groups.
     """
+    by = tuple(dict.fromkeys(by))
+    paths = paths_of(invocation, stores)
+    # What Spark need not be started for.
+    check_spans(window, slide)
+    _check_outputs(invocation, plot, to)
     with session(master, conf) as spark:
         from mqproc.spark import jobs
         from mqproc.spark.jobs.targets import check_sources
 
-        paths = paths_of(invocation, stores)
         found = jobs.counts(
             spark,
             paths,
@@ -82,7 +96,7 @@ def counts(
         if plot is not None:
             from mqproc.spark.jobs.plotting import plot_counts
 
-            plot_counts(found, by, plot)
+            plot_counts(found, by, plot, slide_s=slide)
             invocation.out.note(f"drawn to {plot}")
             return
         ordered = _ordered(found, by, window)
@@ -92,6 +106,17 @@ def counts(
             write_rows(invocation.out, ordered, to, sources, mode="error")
             return
         show(invocation.out, "counts", _columns(by, window, no_latencies), ordered, limit)
+
+
+def _check_outputs(invocation: Invocation, plot: Path | None, to: Path | None) -> None:
+    if plot is None:
+        return
+    for is_given, name in ((to is not None, "--to"), (invocation.out.is_json, f"--output {invocation.output}")):
+        if is_given:
+            raise click.UsageError(f"--plot and {name}: choose one")
+    with needing_spark():
+        from mqproc.spark.jobs.plotting import check_plot
+    check_plot(plot)
 
 
 def _span(seconds: float | None) -> str:

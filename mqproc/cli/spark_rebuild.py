@@ -9,7 +9,7 @@ import click
 from mqproc.cli.commands import SIZE, Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column
-from mqproc.cli.spark_session import session, show, spark_options
+from mqproc.cli.spark_session import paths_of, session, show, spark_options
 from mqproc.quantities import counted
 
 EXIT_INCOMPLETE = 1
@@ -45,7 +45,7 @@ def rebuild(
     """
     if len(stores) > 1:
         raise click.UsageError("one store at a time")
-    store = stores[0] if stores else str(invocation.store_path())
+    (store,) = paths_of(invocation, stores)
     with session(master, conf) as spark:
         from pyspark.sql import functions as F
 

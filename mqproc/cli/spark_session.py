@@ -87,8 +87,30 @@ def selection_of(chosen: dict[str, Any]) -> dict[str, Any]:
 
 
 def paths_of(invocation: Invocation, stores: Sequence[str]) -> list[str]:
-    """The stores that were named, else the one of the common options."""
+    """The stores that were named, else the one of the common options. Raises a usage error for both."""
+    if stores and invocation.store is not None:
+        raise click.UsageError(f"{' '.join(stores)} and --store {invocation.store}: name stores in one way")
     return list(stores) or [str(invocation.store_path())]
+
+
+@contextlib.contextmanager
+def needing_spark() -> Iterator[None]:
+    """Around imports. Raises ConfigurationError where Spark is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigurationError(f"{error.name} is not installed: pip install 'mqproc[spark]'") from None
+
+
+def check_spans(window: float | None, slide: float | None = None) -> None:
+    """Refuse windows, in seconds, that cannot be counted by, before Spark is started. It gets milliseconds."""
+    if window is None:
+        if slide is not None:
+            raise click.UsageError("--slide needs a --window")
+        return
+    with needing_spark():
+        from mqproc.spark.jobs.counting import check_windows
+    check_windows(round(window, 3), None if slide is None else round(slide, 3))
 
 
 @contextlib.contextmanager
@@ -98,7 +120,7 @@ def session(master: str, conf: Sequence[str]) -> Iterator[SparkSession]:
     What Spark raises because of ours comes out as ours. Raises ConfigurationError without Spark, StartError when it
     does not start with these settings. Signals end it in order.
     """
-    try:
+    with needing_spark():
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.core.context import SparkContext
         from pyspark.errors import PySparkException
@@ -106,8 +128,6 @@ def session(master: str, conf: Sequence[str]) -> Iterator[SparkSession]:
         from pyspark.sql import SparkSession
 
         from mqproc.spark.session import local_session
-    except ImportError as error:
-        raise ConfigurationError(f"{error.name} is not installed: pip install 'mqproc[spark]'") from None
     settings = dict(setting(each) for each in conf)
     # A notebook or a test may have one, which goes on.
     there = SparkSession.getActiveSession() is not None

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 BY: Final = ("store", "topic", "queue_id", "tag", "key")
 TIMES: Final = ("store_timestamp", "born_timestamp")
 QUANTILES: Final = (0.5, 0.99)
+WINDOWS_MAX: Final = 500
+"""In so many windows a message may be: Spark has an expression for each, and a row of each message for each."""
 # How exact quantiles are: to 1/1000 of the rows of a group.
 _ACCURACY: Final = 1000
 
@@ -39,9 +41,13 @@ def counts(
     Counted are `messages`, `bytes` of their records, and `latency_ms` from born to stored: mean, p50, p99 and max.
     Clocks of producers may differ from the store's: a latency may be below 0.
 
-    Raises BadRequestError for a column that is none of these, or a slide without a window.
+    Raises BadRequestError for a column that is none of these, a slide without a window, and lengths that
+    `check_windows` refuses.
     """
+    by = tuple(dict.fromkeys(by))
     _check(by, window, slide, time)
+    if window:
+        check_windows(_seconds(spark, window), _seconds(spark, slide) if slide else None)
     columns = dict.fromkeys(
         ["size", *(["store_timestamp", "born_timestamp"] if latencies else []), time if window else "size"]
     )
@@ -58,6 +64,34 @@ def _check(by: Sequence[str], window: str, slide: str, time: str) -> None:
         raise BadRequestError(f"windows of {time!r}; there are {', '.join(TIMES)}")
     if slide and not window:
         raise BadRequestError(f"slide = {slide!r} needs a window")
+
+
+def check_windows(window_s: float, slide_s: float | None) -> None:
+    """Raise BadRequestError for lengths that make no windows, or put a message into more than WINDOWS_MAX of them."""
+    if window_s <= 0:
+        raise BadRequestError(f"window = {window_s:g} s; it must be longer than 0")
+    if slide_s is None:
+        return
+    if not 0 < slide_s <= window_s:
+        raise BadRequestError(
+            f"slide = {slide_s:g} s; it must be longer than 0, and no longer than the window, {window_s:g} s"
+        )
+    windows = window_s / slide_s
+    if windows > WINDOWS_MAX:
+        raise BadRequestError(
+            f"window = {window_s:g} s, slide = {slide_s:g} s: each message would be in {windows:,.0f} windows; "
+            f"the limit is {WINDOWS_MAX:,}"
+        )
+
+
+def _seconds(spark: SparkSession, length: str) -> float:
+    """What Spark takes a length for."""
+    row = spark.sql(
+        "SELECT unix_micros(timestamp_micros(0) + CAST(:length AS INTERVAL))", args={"length": length}
+    ).first()
+    if row is None or row[0] is None:
+        raise BadRequestError(f"{length!r} is no length of time; write it like '1 hour'")
+    return float(row[0]) / 1e6
 
 
 def _counted(found: DataFrame, by: Sequence[str], window: str, slide: str, time: str, *, latencies: bool) -> DataFrame:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mqproc.errors import BadRequestError, ConfigurationError
+from mqproc.spark.jobs.targets import check_target
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Row
 
 GROUPS_MAX: Final = 10
 POINTS_MAX: Final = 20_000
@@ -32,15 +34,23 @@ class Series:
     messages: list[int] = field(default_factory=list)
 
 
-def plot_counts(counted: DataFrame, by: Sequence[str], to: Path) -> None:
-    """Draw the messages of `counts`: the GROUPS_MAX largest groups and the others together.
-
-    Raises BadRequestError for a suffix that is none of PICTURES and PAGES, or more windows than POINTS_MAX points are
-    for; ConfigurationError without the library.
-    """
+def check_plot(to: Path) -> None:
+    """Raise BadRequestError for a file that is no plot by its suffix, or lies in no folder or in a store."""
     if to.suffix not in PICTURES + PAGES:
         raise BadRequestError(f"{to}: a plot is one of {', '.join(PICTURES + PAGES)}")
-    series = series_of(counted, by)
+    if not to.parent.is_dir():
+        raise BadRequestError(f"{to}: no such folder: {to.parent}")
+    check_target(to, [])
+
+
+def plot_counts(counted: DataFrame, by: Sequence[str], to: Path, *, slide_s: float | None = None) -> None:
+    """Draw the messages of `counts`: the GROUPS_MAX largest groups and the others together.
+
+    `slide_s`: how far windows lie apart, if not by their length. Raises BadRequestError for a file that `check_plot`
+    refuses, or more windows than POINTS_MAX points are for; ConfigurationError without the library.
+    """
+    check_plot(to)
+    series = series_of(counted, by, slide_s)
     draw = _draw_page if to.suffix in PAGES else _draw_picture
     try:
         draw(series, " and ".join(by), to)
@@ -48,8 +58,11 @@ def plot_counts(counted: DataFrame, by: Sequence[str], to: Path) -> None:
         raise ConfigurationError(f"{error.name} is not installed: pip install 'mqproc[plot]'") from None
 
 
-def series_of(counted: DataFrame, by: Sequence[str]) -> list[Series]:
-    """The groups' messages by window, largest group first; what is collected is bounded."""
+def series_of(counted: DataFrame, by: Sequence[str], slide_s: float | None = None) -> list[Series]:
+    """The groups' messages by window, largest group first; what is collected is bounded.
+
+    Windows without messages have 0 where a line would run over them otherwise.
+    """
     from pyspark.sql import functions as F
 
     has_windows = "window_start" in counted.columns
@@ -58,18 +71,46 @@ def series_of(counted: DataFrame, by: Sequence[str]) -> list[Series]:
     )
     largest = named.groupBy("name").agg(F.sum("messages").alias("total")).orderBy(F.desc("total"), "name")
     top = [row.name for row in largest.limit(GROUPS_MAX).collect()]
-    shown = F.when(F.col("name").isin(top), F.col("name")).otherwise(F.lit(_OTHERS))
+    others = _OTHERS
+    while others in top:
+        others = f"all {others}"
+    shown = F.when(F.col("name").isin(top), F.col("name")).otherwise(F.lit(others))
     at = F.unix_millis("window_start") if has_windows else F.lit(0).cast("bigint")
-    points = named.groupBy(shown.alias("name"), at.alias("at")).agg(F.sum("messages").alias("messages"))
+    length = F.max(F.unix_millis("window_end")) - at if has_windows else F.lit(0)
+    grouped = named.groupBy(shown.alias("name"), at.alias("at"))
+    points = grouped.agg(F.sum("messages").alias("messages"), length.alias("length"))
     rows = points.orderBy("at").limit(POINTS_MAX + 1).collect()
     if len(rows) > POINTS_MAX:
         raise BadRequestError(f"more than {POINTS_MAX:,} points to draw: take longer windows or less time")
-    series = {name: Series(name) for name in [*top, _OTHERS]}
-    for row in rows:
-        series[row.name].messages.append(int(row.messages))
-        if has_windows:
-            series[row.name].times.append(datetime.datetime.fromtimestamp(row["at"] / 1000, datetime.UTC))
-    return [each for each in series.values() if each.messages]
+    if not has_windows:
+        return _bars(rows, [*top, others])
+    step_ms = round(slide_s * 1000) if slide_s else max((row["length"] for row in rows), default=0)
+    return _lines(rows, [*top, others], step_ms)
+
+
+def _bars(rows: Sequence[Row], names: Sequence[str]) -> list[Series]:
+    messages = {row.name: int(row.messages) for row in rows}
+    return [Series(name, [], [messages[name]]) for name in names if name in messages]
+
+
+def _lines(rows: Sequence[Row], names: Sequence[str], step_ms: int) -> list[Series]:
+    """Rows come in the order of time."""
+    lines = []
+    for name in names:
+        points = {row["at"]: int(row.messages) for row in rows if row.name == name}
+        if points:
+            whole = _with_zeros(points, rows[0]["at"], rows[-1]["at"], step_ms)
+            times = [datetime.datetime.fromtimestamp(at / 1000, datetime.UTC) for at in whole]
+            lines.append(Series(name, times, list(whole.values())))
+    return lines
+
+
+def _with_zeros(points: dict[int, int], first: int, last: int, step: int) -> dict[int, int]:
+    """Points in their order, with a 0 at both ends of each gap between `first` and `last`: enough for a line."""
+    zeros: set[int] = set()
+    for before, behind in itertools.pairwise([first - step, *points, last + step]):
+        zeros |= {before + step, behind - step} if behind - before > step else set()
+    return {at: points.get(at, 0) for at in sorted(points.keys() | zeros)}
 
 
 def _draw_picture(series: Sequence[Series], by: str, to: Path) -> None:

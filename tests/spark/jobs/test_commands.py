@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow.dataset as ds
 import pytest
 
+from mqproc.cli import spark_session
 from tests.cli.calling import call
 from tests.golden.fixtures import load_fixture
 from tests.spark.rows import messages_of
@@ -38,6 +39,33 @@ def test_counts_as_rows_and_as_a_plot(rolled_store: Path, tmp_path: Path) -> Non
     drawn = call("spark", "counts", rolled_store, "--window", "300ms", "--plot", tmp_path / "out.svg")
     assert drawn.code == 0, drawn.err
     assert "<svg" in (tmp_path / "out.svg").read_text()
+    once = call("spark", "counts", rolled_store, "--by", "topic", "--by", "topic", "--no-latencies", "--json")
+    assert [sorted(row) for row in once.json["counts"]] == [["bytes", "messages", "topic"]] * 3
+    for code in (0, 1):
+        # Rows that were written once more would double all sums.
+        assert call("spark", "counts", rolled_store, "--to", tmp_path / "out").code == code
+    assert sum(ds.dataset(tmp_path / "out").to_table().column("messages").to_pylist()) == 640
+
+
+def test_what_is_refused_before_spark_is_started(
+    rolled_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spark_session, "Ending", None)
+    for arguments, says in (
+        (("--window", "0s"), "window = 0 s"),
+        (("--window", "1h", "--slide", "2h"), "no longer than the window"),
+        (("--window", "10m", "--slide", "1ms"), "in 600,000 windows; the limit is 500"),
+        (("--slide", "1h"), "--slide needs a --window"),
+        (("--plot", tmp_path / "out.bmp"), "a plot is one of"),
+        (("--plot", tmp_path / "missing" / "out.svg"), "no such folder"),
+        (("--plot", tmp_path / "out.svg", "--to", tmp_path / "out"), "--plot and --to: choose one"),
+        (("--plot", tmp_path / "out.svg", "--json"), "--plot and --output json: choose one"),
+        (("--store", tmp_path), "name stores in one way"),
+    ):
+        refused = call("spark", "counts", rolled_store, *arguments)
+        assert (refused.code, refused.err.count("\n")) == (2, 1), refused.err
+        assert says in refused.err
+    assert call("spark", "lag", rolled_store, "--window", "0s").code == 2
 
 
 def test_verify_ends_with_1_for_damage(rolled_store: Path, tmp_path: Path) -> None:

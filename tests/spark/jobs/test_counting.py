@@ -77,5 +77,44 @@ def test_mistakes_are_told(spark: SparkSession, rolled_store: Path, tmp_path: Pa
         counts(spark, rolled_store, by=("body",))
     with pytest.raises(BadRequestError, match="slide = '1 hour' needs a window"):
         counts(spark, rolled_store, slide="1 hour")
-    with pytest.raises(BadRequestError, match="a plot is one of"):
-        plot_counts(counts(spark, rolled_store), ["topic"], tmp_path / "out.bmp")
+    for window, slide, says in (
+        (
+            "1 hour",
+            "1 second",
+            "window = 3600 s, slide = 1 s: each message would be in 3,600 windows; the limit is 500",
+        ),
+        ("1 hour", "2 hours", "slide = 7200 s; it must be longer than 0, and no longer than the window, 3600 s"),
+        ("0 seconds", "", "window = 0 s; it must be longer than 0"),
+        ("an hour", "", "'an hour' is no length of time"),
+    ):
+        with pytest.raises(BadRequestError, match=says):
+            counts(spark, rolled_store, window=window, slide=slide)
+    for to, says in (("out.bmp", "a plot is one of"), ("missing/out.svg", "no such folder")):
+        with pytest.raises(BadRequestError, match=says):
+            plot_counts(counts(spark, rolled_store), ["topic"], tmp_path / to)
+    with pytest.raises(BadRequestError, match="lies in the store"):
+        plot_counts(counts(spark, rolled_store), ["topic"], rolled_store / "commitlog" / "out.svg")
+
+
+def test_windows_without_messages_are_drawn_as_0(spark: SparkSession) -> None:
+    rows = ", ".join(
+        f"('{topic}', timestamp_millis({at}), timestamp_millis({at + 10}), 5L)"
+        for topic, at in (("a", 0), ("a", 10), ("a", 60), ("others", 30), ("others", 40))
+    )
+    counted = spark.sql(f"SELECT * FROM VALUES {rows} AS t(topic, window_start, window_end, messages)")
+    of_a, of_others = series_of(counted, ["topic"])
+    drawn = [(round(at.timestamp() * 1000), messages) for at, messages in zip(of_a.times, of_a.messages, strict=True)]
+    assert drawn == [(0, 5), (10, 5), (20, 0), (50, 0), (60, 5)]
+    assert [round(at.timestamp() * 1000) for at in of_others.times] == [0, 20, 30, 40, 50, 60]
+    assert of_others.messages == [0, 0, 5, 5, 0, 0]
+    # Windows that overlap lie closer together than they are long.
+    assert [round(at.timestamp() * 1000) for at in series_of(counted, ["topic"], 0.005)[0].times] == [
+        *(0, 5, 10, 15, 55, 60),
+    ]
+
+
+def test_a_topic_that_is_called_others_is_not_the_rest(spark: SparkSession) -> None:
+    rows = ", ".join(f"('{topic}', {100 - at}L)" for at, topic in enumerate(["others", *"abcdefghijk"]))
+    counted = spark.sql(f"SELECT * FROM VALUES {rows} AS t(topic, messages)")
+    series = {each.name: each.messages for each in series_of(counted, ["topic"])}
+    assert (series["others"], series["all others"], len(series)) == ([100], [90 + 89], 11)
