@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 BY: Final = ("store", "topic", "queue_id", "tag", "key")
 TIMES: Final = ("store_timestamp", "born_timestamp")
 QUANTILES: Final = (0.5, 0.99)
-WINDOWS_MAX: Final = 500
-"""In so many windows a message may be: Spark has an expression for each, and a row of each message for each."""
+WINDOWS_MAX: Final = 1500
+"""In so many windows a message may be, of each of which Spark has a row: those of a day, one a minute, are 1,440."""
+# The first of a February, by which months and years differ from those at the epoch.
+_IN_A_LEAP_YEAR_S: Final = 65_750_400
 # How exact quantiles are: to 1/1000 of the rows of a group.
 _ACCURACY: Final = 1000
 
@@ -46,14 +48,18 @@ def counts(
     """
     by = tuple(dict.fromkeys(by))
     _check(by, window, slide, time)
+    window_s = _seconds(spark, window) if window else 0.0
+    slide_s = _seconds(spark, slide) if slide else None
     if window:
-        check_windows(_seconds(spark, window), _seconds(spark, slide) if slide else None)
+        check_windows(window_s, slide_s)
     columns = dict.fromkeys(
         ["size", *(["store_timestamp", "born_timestamp"] if latencies else []), time if window else "size"]
     )
     columns |= dict.fromkeys("keys" if name == "key" else name for name in by)
     found = messages(spark, path, columns=list(columns), **selection)
-    return _counted(found, by, window, slide, time, latencies=latencies)
+    if window:
+        found = _in_windows(found, time, round(window_s * 1e6), round((slide_s or window_s) * 1e6))
+    return _counted(found, by, has_windows=bool(window), latencies=latencies)
 
 
 def _check(by: Sequence[str], window: str, slide: str, time: str) -> None:
@@ -85,23 +91,41 @@ def check_windows(window_s: float, slide_s: float | None) -> None:
 
 
 def _seconds(spark: SparkSession, length: str) -> float:
-    """What Spark takes a length for."""
-    row = spark.sql(
-        "SELECT unix_micros(timestamp_micros(0) + CAST(:length AS INTERVAL))", args={"length": length}
-    ).first()
-    if row is None or row[0] is None:
-        raise BadRequestError(f"{length!r} is no length of time; write it like '1 hour'")
+    """What Spark takes a length for. Raises BadRequestError for one that is longer at some times than at others."""
+    behind = "unix_micros(timestamp_seconds({0}) + CAST(:length AS INTERVAL)) - 1000000L * {0}"
+    query = f"SELECT {behind.format(0)}, {behind.format(_IN_A_LEAP_YEAR_S)}"
+    row = spark.sql(query, args={"length": length}).first()
+    if row is None or row[0] is None or row[0] != row[1]:
+        raise BadRequestError(
+            f"{length!r} is no length of time, or none that is always the same; write it like '1 hour'"
+        )
     return float(row[0]) / 1e6
 
 
-def _counted(found: DataFrame, by: Sequence[str], window: str, slide: str, time: str, *, latencies: bool) -> DataFrame:
+def _in_windows(found: DataFrame, time: str, window_us: int, slide_us: int) -> DataFrame:
+    """A row of each message for each window that it is in, with a column `window`.
+
+    Spark's own function has an expression for each window of a message, and takes minutes to compile hundreds.
+    """
+    from pyspark.sql import functions as F
+
+    at = F.unix_micros(time)
+    last = at - F.pmod(at, F.lit(slide_us))
+    first = last - F.lit((window_us - 1) // slide_us * slide_us)
+    started = found.withColumn("start_us", F.explode(F.sequence(first, last, F.lit(slide_us))))
+    end_us = F.col("start_us") + F.lit(window_us)
+    window = F.struct(F.timestamp_micros("start_us").alias("start"), F.timestamp_micros(end_us).alias("end"))
+    return started.where(end_us > at).withColumn("window", window).drop("start_us")
+
+
+def _counted(found: DataFrame, by: Sequence[str], *, has_windows: bool, latencies: bool) -> DataFrame:
     from pyspark.sql import functions as F
 
     if "key" in by:
         found = found.withColumn("key", F.explode_outer("keys"))
     groups: list[Column] = [F.col(name) for name in by]
-    if window:
-        groups.append(F.window(time, window, slide or None).alias("window"))
+    if has_windows:
+        groups.append(F.col("window"))
     if latencies:
         taken = F.unix_millis("store_timestamp") - F.unix_millis("born_timestamp")
         found = found.withColumn("latency_ms", taken)
@@ -112,7 +136,7 @@ def _counted(found: DataFrame, by: Sequence[str], window: str, slide: str, time:
         measures += [quantiles.alias("quantiles"), F.max("latency_ms").alias("latency_ms_max")]
     counted = found.groupBy(*groups).agg(*measures)
     shown: list[Column] = [F.col(name) for name in by]
-    if window:
+    if has_windows:
         shown += [F.col("window.start").alias("window_start"), F.col("window.end").alias("window_end")]
     shown += [F.col("messages"), F.col("bytes")]
     if latencies:

@@ -54,7 +54,7 @@ def test_what_is_refused_before_spark_is_started(
     for arguments, says in (
         (("--window", "0s"), "window = 0 s"),
         (("--window", "1h", "--slide", "2h"), "no longer than the window"),
-        (("--window", "10m", "--slide", "1ms"), "in 600,000 windows; the limit is 500"),
+        (("--window", "10m", "--slide", "1ms"), "in 600,000 windows; the limit is 1,500"),
         (("--slide", "1h"), "--slide needs a --window"),
         (("--plot", tmp_path / "out.bmp"), "a plot is one of"),
         (("--plot", tmp_path / "missing" / "out.svg"), "no such folder"),

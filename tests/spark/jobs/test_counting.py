@@ -47,6 +47,23 @@ def test_windows_that_follow_one_another_and_such_that_overlap(spark: SparkSessi
     )
     by_start = {row.start: row.messages for row in sliding.selectExpr("unix_millis(window_start) start", "*").collect()}
     assert by_start == Counter(start for time in stored for start in (time // 50 * 50, time // 50 * 50 - 50))
+    # The length of a window is no multiple of how far they lie apart, and there are hundreds for a message.
+    for length, slide in ((100, 30), (1200, 2)):
+        windows = counts(
+            *(spark, rolled_store),
+            by=(),
+            window=f"{length} milliseconds",
+            slide=f"{slide} milliseconds",
+            latencies=False,
+            topic="First",
+        )
+        ends = windows.selectExpr("unix_millis(window_start) start", "unix_millis(window_end) end", "messages")
+        assert {tuple(row) for row in ends.collect()} == {
+            (start, start + length, messages)
+            for start, messages in Counter(
+                start for time in stored for start in range(time // slide * slide, time - length, -slide)
+            ).items()
+        }
 
 
 def test_by_key_and_over_several_stores(spark: SparkSession, rolled_store: Path) -> None:
@@ -81,11 +98,12 @@ def test_mistakes_are_told(spark: SparkSession, rolled_store: Path, tmp_path: Pa
         (
             "1 hour",
             "1 second",
-            "window = 3600 s, slide = 1 s: each message would be in 3,600 windows; the limit is 500",
+            "window = 3600 s, slide = 1 s: each message would be in 3,600 windows; the limit is 1,500",
         ),
         ("1 hour", "2 hours", "slide = 7200 s; it must be longer than 0, and no longer than the window, 3600 s"),
         ("0 seconds", "", "window = 0 s; it must be longer than 0"),
         ("an hour", "", "'an hour' is no length of time"),
+        ("1 month", "", "'1 month' is no length of time, or none that is always the same"),
     ):
         with pytest.raises(BadRequestError, match=says):
             counts(spark, rolled_store, window=window, slide=slide)
