@@ -111,8 +111,11 @@ def _in_windows(found: DataFrame, time: str, window_us: int, slide_us: int) -> D
 
     at = F.unix_micros(time)
     last = at - F.pmod(at, F.lit(slide_us))
-    first = last - F.lit((window_us - 1) // slide_us * slide_us)
-    started = found.withColumn("start_us", F.explode(F.sequence(first, last, F.lit(slide_us))))
+    starts = last
+    if slide_us < window_us:
+        first = last - F.lit((window_us - 1) // slide_us * slide_us)
+        starts = F.explode(F.sequence(first, last, F.lit(slide_us)))
+    started = found.withColumn("start_us", starts)
     end_us = F.col("start_us") + F.lit(window_us)
     window = F.struct(F.timestamp_micros("start_us").alias("start"), F.timestamp_micros(end_us).alias("end"))
     return started.where(end_us > at).withColumn("window", window).drop("start_us")
