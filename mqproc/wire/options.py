@@ -7,11 +7,11 @@ import re
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
 from mqproc.errors import BadRequestError
 
 _SHOWN_MAX: Final = 64
+_NUMPY_BOOLS: Final = ("bool", "bool_")
 # msgspec tells of a field that it is no … at `$[2]`, or further in it.
 _PLACE = re.compile(r"(.*?)(?: - at `\$\[(\d+)\].*`)", re.DOTALL)
 _decode = msgspec.msgpack.Decoder().decode
@@ -25,7 +25,8 @@ def _plain(value: Any) -> Any:
     """What msgspec asks for a value that it does not know: numpy's numbers and texts are numbers and texts."""
     if isinstance(value, str):
         return str(value)
-    return bool(value) if isinstance(value, np.bool_) else operator.index(value)
+    # By its name, since commands that send options need not load numpy.
+    return bool(value) if type(value).__name__ in _NUMPY_BOOLS else operator.index(value)
 
 
 encode_options = msgspec.msgpack.Encoder(enc_hook=_plain).encode

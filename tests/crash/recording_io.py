@@ -143,6 +143,10 @@ class RecordingIO(StoreIO):
         """The kind of the call that has failed as told."""
         self.dead = False
 
+    def holes_take_room(self, fd: int) -> bool:
+        """As on a disk, wherever the story's files lie: it is the same story on each file system."""
+        return False
+
     # One call
 
     def _begin(self, call: str, path: Path | str, *details: object) -> None:

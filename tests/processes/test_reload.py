@@ -76,8 +76,9 @@ READERS = {
     "store/retention/retention.py": {words_of.KEEPER},
     "metrics/from_words.py": {words_of.MONITOR},
     "metrics/snapshot.py": {words_of.MONITOR, TOP},
-    # Of a command that ends at once.
+    # Of a command that ends at once, and of a task of Spark's.
     "store/retention/survey.py": set(),
+    "spark/sink/sending.py": set(),
 }
 """Who runs the modules that read an option which may change."""
 
