@@ -58,7 +58,7 @@ from mqproc.wire.operations import (
     RangeRequest,
     ScanRequest,
 )
-from mqproc.wire.options import UNENCODABLE, encode_options, not_encodable
+from mqproc.wire.options import encoded
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -177,11 +177,14 @@ def call_of(
     """A call whose answer's options are decoded before `parse` gets them."""
     number = int(operation)
     role = WRITER if operation in WRITER_OPERATIONS else QUERY
-    try:
-        encoded = encode_options(options)
-    except UNENCODABLE:
-        raise not_encodable(options) from None
-    return Call(role, number, encoded, (), lambda found, rows: parse(_decode_options(number, found), rows), repeatable)
+    return Call(
+        role,
+        number,
+        encoded(options),
+        (),
+        lambda found, rows: parse(_decode_options(number, found), rows),
+        repeatable,
+    )
 
 
 def nothing(_options: Any, _payload: memoryview) -> None:

@@ -62,7 +62,7 @@ from mqproc.layout.record import PROPERTIES_SIZE_MAX
 from mqproc.message import Message
 from mqproc.names import check_topic
 from mqproc.wire.operations import COLUMN_ABSENT, QUEUE_ANY, QUEUE_COLUMN, AppendRequest
-from mqproc.wire.options import UNENCODABLE, encode_options, not_encodable
+from mqproc.wire.options import encoded
 from mqproc.wire.output import size_of
 
 if TYPE_CHECKING:
@@ -179,11 +179,7 @@ def _frame(columns: _Columns, *, wait: bool, batch: bool = False, oneway: bool =
     if born is not None or queues is not None or flags is not None:
         payload += [numbers.data for numbers in (born, queues, flags) if numbers is not None]
     payload += sharding_keys.pieces
-    try:
-        encoded = encode_options(options)
-    except UNENCODABLE:
-        raise not_encodable(options) from None
-    return AppendFrame(columns.topic, count, encoded, payload, columns.unique_prefix, columns.unique_counter)
+    return AppendFrame(columns.topic, count, encoded(options), payload, columns.unique_prefix, columns.unique_counter)
 
 
 def _check_property_sizes(columns: _Columns) -> None:
@@ -236,11 +232,7 @@ def encode_message(message: Message, *, wait: bool = True, oneway: bool = False)
     payload: list[ReadableBuffer] = [_pack_length(len(body)), body]
     if keys:
         payload += (_pack_short_length(len(keys)), keys)
-    try:
-        encoded = encode_options(options)
-    except UNENCODABLE:
-        raise not_encodable(options) from None
-    return AppendFrame(topic, 1, encoded, payload, prefix, counter)
+    return AppendFrame(topic, 1, encoded(options), payload, prefix, counter)
 
 
 def _is_plain(message: Message) -> bool:

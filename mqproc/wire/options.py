@@ -29,18 +29,24 @@ def _plain(value: Any) -> Any:
     return bool(value) if type(value).__name__ in _NUMPY_BOOLS else operator.index(value)
 
 
-encode_options = msgspec.msgpack.Encoder(enc_hook=_plain).encode
-"""Options as they are sent. Raises UNENCODABLE, which `not_encodable` tells of."""
-UNENCODABLE: Final = (TypeError, UnicodeError, OverflowError)
+_encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
+_UNENCODABLE: Final = (TypeError, UnicodeError, OverflowError)
 
 
-def not_encodable(options: Options) -> BadRequestError:
-    """What is said of options that cannot be encoded: the first field that cannot."""
+def encoded(options: Options) -> bytes:
+    """A request's options as they are sent. Raises BadRequestError naming the first field that cannot be."""
+    try:
+        return _encode(options)
+    except _UNENCODABLE:
+        raise _not_encodable(options) from None
+
+
+def _not_encodable(options: Options) -> BadRequestError:
     for name in options.__struct_fields__:
         value = getattr(options, name)
         try:
-            encode_options(value)
-        except UNENCODABLE as error:
+            _encode(value)
+        except _UNENCODABLE as error:
             return BadRequestError(f"{name} = {_shown(value)} cannot be sent: {error}")
     return BadRequestError(f"options cannot be sent: {options!r}")
 
