@@ -219,8 +219,9 @@ class Options:
     )
     cpu_latency_us: int = _option(
         -1,
-        "while the group runs, processors wake within this time (-1: as the system likes). 0 makes single messages"
-        " faster, and costs power or the host of a virtual machine its processors; only root may ask for it",
+        "while requests come, some hundred a second, processors wake within this time (-1: as the system likes). 0"
+        " makes single messages faster, and costs power or the host of a virtual machine its processors; only root may"
+        " ask for it",
         "µs",
         -1,
         10_000,

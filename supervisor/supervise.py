@@ -48,12 +48,13 @@ from mqproc.supervisor.signals import Signals
 from mqproc.supervisor.stopping import StopPlan
 from mqproc.supervisor.store_folder import prepare_folder, starting
 from mqproc.supervisor.template import Inheritance
-from mqproc.supervisor.wakeups import waking_within
+from mqproc.supervisor.wakeups import Wakeups, waking_within
 from mqproc.wire.operations import RunAnswer, RunRequest, StatusAnswer
 
 EXIT_NOT_BOOTED: Final = 3
 EXIT_INTERRUPTED: Final = 130
 _MS: Final = 1_000_000
+_REQUESTS: Final = (layout.APPENDED_FRAMES, layout.QUERY_REQUESTS)
 
 Ready = Callable[[Control], None]
 """Is told when every role serves, with the group's words."""
@@ -81,7 +82,7 @@ def supervise(
     io, clock = io or store_io(os.environ), clock or Clock()
     paths = StorePaths(paths.root.absolute())
     with contextlib.ExitStack() as stack:
-        stack.enter_context(waking_within(options.cpu_latency_us))
+        wakeups = stack.enter_context(waking_within(options.cpu_latency_us))
         prepare_folder(io, paths)
         with starting(paths):
             lock = StoreLock.acquire(io, paths)
@@ -98,7 +99,8 @@ def supervise(
         stack.callback(control.store, layout.GROUP_STATE, layout.GROUP_DOWN)
         clean = not io.exists(paths.abort)
         context = GroupContext(paths, options, io, clock, control, _lenient(report), clean)
-        supervisor = Supervisor(context, hooks, specs, lock, ready, timing or Timing(), policy or RestartPolicy())
+        timing, policy = timing or Timing(), policy or RestartPolicy()
+        supervisor = Supervisor(context, hooks, specs, lock, wakeups, ready, timing, policy)
         try:
             return supervisor.run()
         except MqprocError as error:
@@ -133,6 +135,7 @@ class Supervisor:
         hooks: Hooks,
         specs: Sequence[RoleSpec],
         lock: StoreLock,
+        wakeups: Wakeups,
         ready: Ready,
         timing: Timing,
         policy: RestartPolicy,
@@ -143,6 +146,7 @@ class Supervisor:
         self._hooks = hooks
         self._specs = specs
         self._lock = lock
+        self._wakeups = wakeups
         self._ready = ready
         self._timing = timing
         self._policy = policy
@@ -282,6 +286,7 @@ class Supervisor:
             self._control.store(layout.SUPERVISOR_HEARTBEAT_NS, now)
             self._group.watch()
             self._hooks.watch()
+            self._wakeups.look(now, sum(map(self._control.load, _REQUESTS)))
             self._manager.tick(now, self._control)
         if now >= self._next_ring_ns:
             self._next_ring_ns = now + self._timing.ring_ms * _MS

@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import functools
 import os
+import sys
 import threading
 import time
 import warnings
@@ -51,8 +52,7 @@ class Producer:
     A message waits at most `linger_ms` for others of its topic. With several frames in flight a frame that the store
     refused for now is sent again after later ones; with `max_in_flight=1` messages of one sharding key stay in their
     order then too. `close`, the end of the `with` block and that of the program send what is left; the last waits for
-    it at most 10 s, and warns. A forked process may use its parent's producer: what the parent gave it stays there. One
-    of multiprocessing's ends without what a program does at its end: it needs the `close`.
+    it at most 10 s, and warns. A forked process may use its parent's producer: what the parent gave it stays there.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class Producer:
     def _start(self) -> None:
         if self._closing:
             raise BadRequestError("the producer is closed")
+        _see_to_the_end()
         self._thread = threading.Thread(target=self._run, name="mqproc-producer", daemon=True)
         self._thread.start()
         self._taking = True
@@ -271,6 +272,15 @@ def _without_cancelled(group: Group[Results]) -> Group[Results]:
 def _begin_all() -> None:
     for producer in _producers:
         producer._begin()
+
+
+def _see_to_the_end() -> None:
+    """A process of multiprocessing ends without what atexit was told, but with finalizers that it made itself."""
+    loaded = sys.modules.get("multiprocessing.process")
+    if loaded is not None and loaded.parent_process() is not None:
+        from multiprocessing.util import Finalize
+
+        Finalize(None, _close_all, exitpriority=0)
 
 
 def _close_all() -> None:

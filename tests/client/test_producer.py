@@ -229,6 +229,20 @@ def test_a_forked_process_sends_what_it_was_given_itself(client: Client, roles: 
     assert [message.body for message in roles.messages] == [b"child", b"parent"]
 
 
+def send_without_close(store: Path) -> None:
+    Client(store, timeout=PATIENCE_S).producer(linger_ms=60_000).send("orders", b"child")
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_the_end_of_a_process_of_multiprocessing_sends_what_is_left(roles: MemoryRoles, start: Any) -> None:
+    child = multiprocessing.get_context(start).Process(target=send_without_close, args=(roles.store,))
+    child.start()
+    child.join(PATIENCE_S)
+    assert child.exitcode == 0
+    assert [message.body for message in roles.messages] == [b"child"]
+
+
 def end_without_close(store: Path, wait_s: float) -> subprocess.CompletedProcess[str]:
     script = (
         "import mqproc, sys\n"

@@ -1,19 +1,23 @@
-"""How fast processors must wake: demanded of the kernel while a group runs that asks for it, and no longer."""
+"""How fast processors must wake: demanded of the kernel while a group that asks for it has work, and no longer."""
 
 from __future__ import annotations
 
 import errno
 import os
 import struct
+import time
 from pathlib import Path
 
 import pytest
 
+from mqproc.client.sync import Client
 from mqproc.errors import ConfigurationError
 from mqproc.supervisor import wakeups
-from mqproc.supervisor.wakeups import DEVICE, waking_within
+from mqproc.supervisor.wakeups import DEVICE, NO_DEMAND_US, waking_within
 from tests.cli.calling import call
-from tests.conftest import Group
+from tests.conftest import Group, wait_until
+
+SECOND_NS = 1_000_000_000
 
 
 def demanded_us() -> int:
@@ -22,37 +26,75 @@ def demanded_us() -> int:
     return int(found)
 
 
+def many(client: Client) -> bool:
+    """Requests that come fast for longer than the supervisor's pause."""
+    until = time.monotonic() + 0.3
+    while time.monotonic() < until:
+        client.send("orders", b"x")
+    return True
+
+
 @pytest.mark.skipif(not os.access(DEVICE, os.R_OK | os.W_OK), reason="only root may demand it, where the kernel has it")
-def test_a_group_demands_it_until_it_ends(tmp_path: Path) -> None:
+def test_a_group_demands_it_while_requests_come_fast(tmp_path: Path) -> None:
     before = demanded_us()
     if before == 0:
         pytest.skip("another process demands it already")
     wanted = min(before - 1, 9_999)
     group = Group(tmp_path / "store", cpu_latency_us=str(wanted)).start()
     try:
-        assert demanded_us() <= wanted
+        with group.client() as client:
+            assert demanded_us() == before
+            wait_until(lambda: many(client) and demanded_us() <= wanted)
+            wait_until(lambda: demanded_us() == before)
+            wait_until(lambda: many(client) and demanded_us() <= wanted)
     finally:
         group.close()
     assert demanded_us() == before
 
 
-def test_nothing_is_demanded_unless_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(wakeups, "DEVICE", tmp_path / "device")
-    with waking_within(-1):
-        assert not (tmp_path / "device").exists()
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    path = tmp_path / "device"
+    monkeypatch.setattr(wakeups, "DEVICE", path)
+    return path
 
 
-def test_a_demand_lies_in_the_device_while_it_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    device = tmp_path / "device"
+def demands(device: Path) -> list[int]:
+    """What was written, one after another."""
+    return [demand for (demand,) in struct.iter_unpack("=i", device.read_bytes())]
+
+
+def test_nothing_is_demanded_unless_asked_for(device: Path) -> None:
+    with waking_within(-1) as wakeups:
+        wakeups.look(SECOND_NS, 1_000_000)
+        assert not device.exists()
+
+
+def test_a_demand_is_in_force_from_a_hundred_requests_a_second_until_a_second_without(device: Path) -> None:
     device.touch()
-    monkeypatch.setattr(wakeups, "DEVICE", device)
-    with waking_within(7):
-        assert device.read_bytes() == struct.pack("=i", 7)
+    looks = [
+        (1.0, 99, []),
+        (1.25, 123, []),
+        (1.5, 148, [7]),  # 25 in a quarter of a second
+        (1.75, 1_000_000, []),
+        (2.0, 1_000_000, []),
+        (2.5, 1_000_050, []),  # the second begins anew
+        (3.25, 1_000_060, []),
+        (3.5, 1_000_060, [NO_DEMAND_US]),
+        (9.0, 1_000_070, []),
+        (9.25, 1_000_095, [7]),
+    ]
+    expected = [NO_DEMAND_US]
+    with waking_within(7) as wakeups:
+        for at_s, requests, written in looks:
+            wakeups.look(int(at_s * SECOND_NS), requests)
+            expected += written
+            assert demands(device) == expected, at_s
 
 
-def test_a_system_that_takes_no_demand_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(wakeups, "DEVICE", tmp_path / "none")
-    with pytest.raises(ConfigurationError, match=r"cpu_latency_us = 0: .*none: No such file[a-z ]*$"), waking_within(0):
+def test_a_system_that_takes_no_demand_is_named(device: Path) -> None:
+    refused = pytest.raises(ConfigurationError, match=r"cpu_latency_us = 0: .*device: No such file[a-z ]*$")
+    with refused, waking_within(0):
         pass
 
 

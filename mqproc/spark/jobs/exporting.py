@@ -40,7 +40,8 @@ def export(
 
     A task writes a file for each topic and day that its part of the log has. `mode` is what to do when there is
     something at `to` already; `columns` are those to write, all if none are named; `selection` as in `messages`.
-    Raises BadRequestError for another mode or compression, and for a target in a store or around one.
+    Raises BadRequestError for another mode or compression, for `topic` as the only column, which is the folders', and
+    for a target in a store or around one.
     """
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
@@ -48,6 +49,8 @@ def export(
     for name, value, allowed in (("mode", mode, MODES), ("compression", compression, COMPRESSIONS)):
         if value not in allowed:
             raise BadRequestError(f"{name} = {value!r}; there are {', '.join(allowed)}")
+    if set(columns) == {"topic"}:
+        raise BadRequestError("columns = topic: folders are named by it, and their files need another column")
     stores = check_sources(path, fail_on_data_loss=bool(selection.get("fail_on_data_loss", True)))
     wanted = list(dict.fromkeys([*columns, "topic", "store_timestamp", "size"])) if columns else []
     found = messages(spark, path, columns=wanted, **selection)

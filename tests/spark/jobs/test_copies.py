@@ -46,6 +46,8 @@ def test_parquet_by_topic_and_day(spark: SparkSession, keyed_store: StoppedStore
     assert sorted(few.column_names) == ["day", "queue_offset", "topic"]
     with pytest.raises(BadRequestError, match="mode = 'merge'; there are error"):
         export(spark, keyed_store.root, tmp_path / "out", mode="merge")
+    with pytest.raises(BadRequestError, match="columns = topic: folders are named by it"):
+        export(spark, keyed_store.root, tmp_path / "folders", columns=["topic"])
     with pytest.raises(Exception, match="already exists"):
         export(spark, keyed_store.root, tmp_path / "out")
 
