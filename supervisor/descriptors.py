@@ -1,13 +1,33 @@
-"""After a fork: close what belongs to the parent or to other roles."""
+"""How many descriptors a group may have; after a fork, closing what belongs to the parent or to other roles."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
+from mqproc.errors import StartError
+
+OPEN_FILES_MIN: Final = 768
+"""Without clients; the engine's guard has a number of its own, 700 or more."""
 _STANDARD = frozenset({0, 1, 2})
+
+
+def raise_open_files() -> None:
+    """Each client of a role is a descriptor; the usual soft limit is 1,024, and roles wait by epoll, not by select.
+
+    Raises StartError when the hard limit is too low for any group.
+    """
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < OPEN_FILES_MIN:
+        raise StartError(
+            f"{hard} files may be open at most, and a group needs {OPEN_FILES_MIN} and one for each client: raise the "
+            "hard limit, by ulimit -Hn 65536 as root or LimitNOFILE=65536 in the unit"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def close_others(keep: Iterable[int], keep_files: Iterable[Path] = ()) -> None:

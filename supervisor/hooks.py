@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,6 +14,16 @@ from mqproc.shm.clock import Clock
 
 Report = Callable[[str], None]
 """Takes one line for people: a change of state, a step of recovery."""
+
+
+def lenient(report: Report) -> Report:
+    """A reader of the lines that has gone away must not end the group."""
+
+    def tell(line: str) -> None:
+        with contextlib.suppress(OSError):
+            report(line)
+
+    return tell
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The store's folder before anything in it is touched: ours, and closed to others."""
+"""The store's folder: ours, and closed to others, before anything in it is touched; and still the same one later."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pathlib import Path
 from mqproc.errors import StartError, StoreAccessError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
+from mqproc.shm.lock import StoreLock
+from mqproc.supervisor.resources import CONTROL_SOCKET
 
 _OWN_MODE = 0o700
 
@@ -49,6 +51,26 @@ def starting(paths: StorePaths) -> Iterator[None]:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         raise StartError(f"{paths.root}: the group cannot start: {where}{error.strerror or error}") from error
+
+
+def lost_name(paths: StorePaths, lock: StoreLock) -> Path | None:
+    """What the store's path does not lead to any more, though a running group has it open; None: nothing.
+
+    A folder that was moved, deleted, or hidden by a mount goes on for who has its files open; the next one that is made
+    by its path is another store's, or nobody's.
+    """
+    name = paths.lock
+    try:
+        held, found = os.fstat(lock.fd), name.stat()
+        if (held.st_dev, held.st_ino) != (found.st_dev, found.st_ino):
+            return name
+        name = paths.socket(CONTROL_SOCKET)
+        name.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return name
+    except OSError:
+        pass  # A folder that may not be entered just now, for one: nobody else makes a store there.
+    return None
 
 
 def _check(folder: Path) -> None:

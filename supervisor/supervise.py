@@ -15,9 +15,9 @@ import dataclasses
 import errno
 import gc
 import os
-import resource
 import signal
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
 from mqproc.armed_io import store_io
@@ -37,8 +37,9 @@ from mqproc.shm.lock import StoreLock
 from mqproc.store.recovery.store_files import mark_open
 from mqproc.supervisor import prctl
 from mqproc.supervisor.control_socket import ControlSocket, Done, GiveBack, Lent
+from mqproc.supervisor.descriptors import raise_open_files
 from mqproc.supervisor.group import Group, Member
-from mqproc.supervisor.hooks import GroupContext, Hooks, Outcome, Report, Timing
+from mqproc.supervisor.hooks import GroupContext, Hooks, Outcome, Report, Timing, lenient
 from mqproc.supervisor.loan import Loan, Terminal
 from mqproc.supervisor.notify import ServiceManager
 from mqproc.supervisor.reactor import Reactor
@@ -46,7 +47,7 @@ from mqproc.supervisor.resources import Resources
 from mqproc.supervisor.restarts import EXIT_FAILED, Death, Halt, RestartPolicy
 from mqproc.supervisor.signals import Signals
 from mqproc.supervisor.stopping import StopPlan
-from mqproc.supervisor.store_folder import prepare_folder, starting
+from mqproc.supervisor.store_folder import lost_name, prepare_folder, starting
 from mqproc.supervisor.template import Inheritance
 from mqproc.supervisor.wakeups import Wakeups, waking_within
 from mqproc.wire.operations import RunAnswer, RunRequest, StatusAnswer
@@ -92,13 +93,13 @@ def supervise(
         log.configure(layout.SUPERVISOR, errors=errors, log_format=options.log_format)
         set_title(layout.SUPERVISOR, paths.root)
         prctl.become_subreaper()
-        _raise_open_files()
+        raise_open_files()
         with starting(paths):
             control = Control.create(io, paths, clock, os.getpid())
         stack.callback(control.close)
         stack.callback(control.store, layout.GROUP_STATE, layout.GROUP_DOWN)
         clean = not io.exists(paths.abort)
-        context = GroupContext(paths, options, io, clock, control, _lenient(report), clean)
+        context = GroupContext(paths, options, io, clock, control, lenient(report), clean)
         timing, policy = timing or Timing(), policy or RestartPolicy()
         supervisor = Supervisor(context, hooks, specs, lock, wakeups, ready, timing, policy)
         try:
@@ -108,22 +109,6 @@ def supervise(
             if errors is not None:
                 errors.note(f"the group did not start: {error}", clock.time_ms())
             raise
-
-
-def _raise_open_files() -> None:
-    """Each client of a role is a descriptor; the usual soft limit is 1,024, and roles wait by epoll, not by select."""
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _lenient(report: Report) -> Report:
-    """A reader of the lines that has gone away must not end the group."""
-
-    def lenient(line: str) -> None:
-        with contextlib.suppress(OSError):
-            report(line)
-
-    return lenient
 
 
 class Supervisor:
@@ -200,7 +185,7 @@ class Supervisor:
         # Undone in this order: children end, names go, the lock is freed, and only then clients see the end.
         stack.callback(self._socket.close)
         stack.callback(self._lock.close)
-        stack.callback(resources.remove_sockets)
+        stack.callback(self._remove_sockets, resources)
         stack.callback(self._group.kill_all)
         self._control.store(layout.RECOVERY_STEP, layout.STEP_KERNELS)
         with self._signals.interrupting():
@@ -283,6 +268,9 @@ class Supervisor:
         now = self._clock.monotonic_ns()
         if now >= self._next_tick_ns:
             self._next_tick_ns = now + self._timing.tick_ms * _MS
+            if (lost := lost_name(self._context.paths, self._lock)) is not None:
+                self._let_go(lost)
+                return
             self._control.store(layout.SUPERVISOR_HEARTBEAT_NS, now)
             self._group.watch()
             self._hooks.watch()
@@ -394,6 +382,19 @@ class Supervisor:
             context.report("not a clean stop, the next start recovers: " + "; ".join(problems))
             if self._outcome.exit_code == 0:
                 self._outcome = Outcome(EXIT_FAILED, "; ".join(problems))
+
+    def _remove_sockets(self, resources: Resources) -> None:
+        """Where the store is another's by now, so are they."""
+        if lost_name(self._context.paths, self._lock) is None:
+            resources.remove_sockets()
+
+    def _let_go(self, lost: Path) -> None:
+        """Everything ends at once, as by a kill: whatever an orderly stop wrote by a name might be another's."""
+        reason = f"{lost} was deleted, moved or replaced under the group, which ends: see to the store, then mqproc up"
+        log.get_logger().error("the group halts", reason=reason, exit_code=EXIT_NOT_BOOTED)
+        self._context.report(reason)
+        self._outcome = Outcome(EXIT_NOT_BOOTED, reason)
+        self._end()
 
     def _keep_failed_sync(self, error: FailedSyncError) -> None:
         """The supervisor's own sync failed: that is final too."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import errno
 import os
 import select
 
@@ -104,8 +105,7 @@ class SemaphoreBell(Bell):
 
     def __init__(self, name: str, cells: NDArray[np.int64], sleeping_index: int) -> None:
         super().__init__(cells, sleeping_index)
-        # Exclusive: a left-over of the same name would keep its old value and mode.
-        self._semaphore = posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0)
+        self._semaphore = _new_semaphore(name)
 
     def unlink(self) -> None:
         """Remove the name, if it is still there: done as soon as those who need the handle can inherit it."""
@@ -182,6 +182,23 @@ def names_of(store_id: int) -> list[str]:
         return []
     prefix = f"{_FILE_PREFIX}{store_id:016x}"
     return sorted(f"/{name.removeprefix(_FILE_PREFIX)}" for name in found if name.startswith(prefix))
+
+
+def _new_semaphore(name: str) -> posix_ipc.Semaphore:
+    """Raises OSError that names the folder: who is told of no room, and not where, looks at the store's disk."""
+    try:
+        # Exclusive: a left-over of the same name would keep its old value and mode.
+        return posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0)
+    except posix_ipc.PermissionsError:
+        number = errno.EACCES
+    except posix_ipc.ExistentialError:
+        if os.path.isdir(_FOLDER):
+            raise
+        number = errno.ENOENT
+    except OSError as error:
+        number = error.errno or errno.EIO
+    what = f"{os.strerror(number)}; the group's semaphores lie there, mqproc doctor tells what they need"
+    raise OSError(number, what, _FOLDER)
 
 
 def unlink_semaphore(name: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import posix_ipc
@@ -182,6 +184,28 @@ def test_semaphore_names_are_hex_and_never_taken_over(cells: Cells) -> None:
     first.post()
     assert rung(first)
     first.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "number"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), errno.ENOSPC),
+        (posix_ipc.PermissionsError("Permission denied"), errno.EACCES),
+        (posix_ipc.ExistentialError("No semaphore exists with the specified name"), errno.ENOENT),
+    ],
+)
+def test_a_semaphore_that_cannot_be_made_is_told_with_its_folder(
+    cells: Cells, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, number: int
+) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise error
+
+    folder = str(tmp_path / "shm")
+    monkeypatch.setattr(bell_module, "_FOLDER", folder)
+    monkeypatch.setattr(posix_ipc, "Semaphore", refuse)
+    with pytest.raises(OSError, match=f"{os.strerror(number)}; the group's semaphores lie there") as caught:
+        SemaphoreBell("/1", cells, PING_SLEEPING)
+    assert (caught.value.errno, caught.value.filename) == (number, folder)
 
 
 def rung(bell: Bell) -> bool:

@@ -11,6 +11,7 @@ import dataclasses
 import fcntl
 import math
 import os
+import resource
 import signal
 import sys
 import time
@@ -167,7 +168,10 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=math.inf)
     parser.add_argument("--began-before", type=float, default=0.0, metavar="SECONDS")
     parser.add_argument("--timing", action="append", default=[], metavar="NAME=MS")
+    parser.add_argument("--files", type=int, default=0, help="how many may be open, at most")
     arguments = parser.parse_args()
+    if arguments.files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (arguments.files, arguments.files))
     bad = dict(item.split(":") for item in arguments.bad)
     paths = StorePaths(Path(arguments.store))
     specs = make_specs(arguments.roles.split(","), bad)

@@ -37,6 +37,13 @@ def test_the_unit_has_descriptors_for_every_client_and_outlives_others(unit: str
     assert limit(unit, "OOMScoreAdjust") < 0
 
 
+def test_a_hard_limit_that_no_group_can_live_with_is_told_with_what_mends_it(start_group: StartGroup) -> None:
+    group = start_group("--files=700", wait=False)
+    assert group.wait() == 3
+    assert any("700 files may be open at most, and a group needs 768" in line for line in group.errors)
+    assert any("LimitNOFILE=65536" in line for line in group.errors)
+
+
 def test_every_process_may_open_all_that_its_hard_limit_lets_it(start_group: StartGroup) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Half is less than the hard limit, and more than this process has open.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,11 @@ import pytest
 from mqproc.errors import StoreAccessError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
-from mqproc.supervisor.store_folder import prepare_folder
+from mqproc.shm.lock import StoreLock
+from mqproc.supervisor.store_folder import lost_name, prepare_folder
+from tests.supervisor.running_group import RunningGroup, titles_of, wait_until
+
+StartGroup = Callable[..., RunningGroup]
 
 
 def prepare(root: Path) -> None:
@@ -62,3 +68,50 @@ def test_our_part_behind_a_symlink_is_refused(tmp_path: Path) -> None:
     (tmp_path / "store" / "mqproc").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StoreAccessError, match="a symlink"):
         prepare(tmp_path / "store")
+
+
+def move(root: Path) -> None:
+    root.rename(root.with_name("moved"))
+
+
+def delete_our_part(root: Path) -> None:
+    shutil.rmtree(root / "mqproc")
+
+
+def put_another_in_its_place(root: Path) -> None:
+    move(root)
+    prepare(root)
+    for name in ("lock", "mqproc/ctl.sock"):
+        (root / name).write_text("another's")
+
+
+@pytest.mark.parametrize("how", [move, delete_our_part, put_another_in_its_place])
+def test_a_group_whose_store_has_gone_ends_by_itself_and_touches_nothing_there(
+    start_group: StartGroup, tmp_path: Path, how: Callable[[Path], None]
+) -> None:
+    group = start_group("--roles=writer,dispatcher")
+    root = group.root
+    how(root)
+    there = sorted(path.relative_to(root) for path in root.rglob("*")) if root.exists() else []
+    assert group.wait() == 3
+    wait_until(lambda: not titles_of(root), "all of it has ended")
+    name = "mqproc/ctl.sock" if how is delete_our_part else "lock"
+    assert any(f"{root / name} was deleted, moved or replaced under the group" in line for line in group.lines)
+    assert there == (sorted(path.relative_to(root) for path in root.rglob("*")) if root.exists() else [])
+    # What was left is a store that starts, after a crash.
+    left = root if how is delete_our_part else root.with_name("moved")
+    assert (left / "abort").exists()
+
+
+def test_a_store_that_may_not_be_looked_at_for_a_moment_is_not_lost(tmp_path: Path) -> None:
+    paths = StorePaths(tmp_path)
+    lock = StoreLock.acquire(StoreIO(), paths)
+    try:
+        assert lost_name(paths, lock) == paths.socket("ctl")
+        paths.own.symlink_to("mqproc")
+        assert lost_name(paths, lock) is None  # ELOOP: neither there nor gone
+        paths.own.unlink()
+        paths.own.write_text("")
+        assert lost_name(paths, lock) == paths.socket("ctl")
+    finally:
+        lock.close()
