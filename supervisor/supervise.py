@@ -342,7 +342,7 @@ class Supervisor:
         booted = self._control.load(layout.GROUP_STATE) == layout.GROUP_READY
         code = EXIT_NOT_BOOTED if halt.exit_code == EXIT_FAILED and not booted else halt.exit_code
         log.get_logger().error("the group halts", reason=halt.reason, exit_code=code)
-        self._stop(Outcome(code, halt.reason))
+        self._stop(Outcome(code, f"{halt.reason}; mqproc errors --store {self._context.paths.root} tells why"))
         self._group.problems.append(halt.reason)
 
     def _stop(self, outcome: Outcome) -> None:

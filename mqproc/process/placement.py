@@ -7,7 +7,9 @@ itself. `writer_cpus` parts them, where clients are kept elsewhere. The other ro
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 
 from mqproc.config import Options, cpu_numbers
 from mqproc.errors import ConfigurationError
@@ -32,7 +34,21 @@ def writer_cpus(options: Options, allowed: frozenset[int]) -> frozenset[int]:
 def take_place(role: str, options: Options) -> None:
     """Put this process where the options want its role. Raises ConfigurationError."""
     if role == WRITER and options.writer_cpus:
-        os.sched_setaffinity(0, writer_cpus(options, frozenset(os.sched_getaffinity(0))))
+        with _permitted(f"writer_cpus = {options.writer_cpus!r}"):
+            os.sched_setaffinity(0, writer_cpus(options, frozenset(os.sched_getaffinity(0))))
     if role == DISPATCHER and options.dispatcher_nice:
-        # Never back: who was started nicer stays so.
-        os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), options.dispatcher_nice))
+        with _permitted(f"dispatcher_nice = {options.dispatcher_nice}"):
+            # Never back: who was started nicer stays so.
+            os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), options.dispatcher_nice))
+
+
+@contextlib.contextmanager
+def _permitted(option: str) -> Iterator[None]:
+    """Another start of the role would be refused as this one was."""
+    try:
+        yield
+    except PermissionError as error:
+        raise ConfigurationError(
+            f"{option}: {error.strerror}; in a unit of systemd SystemCallFilter= must permit sched_setaffinity and "
+            "setpriority, in a container its seccomp profile"
+        ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from mqproc.config import Options, cpu_numbers, load_settings, options_from
 from mqproc.errors import ConfigurationError
 from mqproc.layout.control import DISPATCHER, QUERY, WRITER
-from mqproc.process.placement import writer_cpus
+from mqproc.process.placement import take_place, writer_cpus
 from tests.cli.calling import call
 from tests.conftest import Group, wait_until
 
@@ -42,6 +43,26 @@ def test_a_group_does_not_begin_when_its_writer_may_not_run_there(tmp_path: Path
     assert refused.code == 8
     assert "writer_cpus = '9999': this group may not use processor 9999, only" in refused.err
     assert not (tmp_path / "store" / "abort").exists()
+
+
+@pytest.mark.parametrize(
+    ("role", "call", "options"),
+    [
+        (WRITER, "sched_setaffinity", Options(writer_cpus=str(min(os.sched_getaffinity(0))))),
+        (DISPATCHER, "setpriority", Options(dispatcher_nice=5)),
+    ],
+)
+def test_what_the_system_does_not_permit_is_told_of_the_option(
+    monkeypatch: pytest.MonkeyPatch, role: str, call: str, options: Options
+) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, call, refuse)
+    name = "writer_cpus" if role == WRITER else "dispatcher_nice"
+    with pytest.raises(ConfigurationError, match=rf"^{name} = .*: Operation not permitted; .* SystemCallFilter="):
+        take_place(role, options)
+    take_place(QUERY, options)
 
 
 def test_a_group_keeps_its_writer_in_place_also_a_restarted_one(tmp_path: Path) -> None:

@@ -75,6 +75,15 @@ def test_both_units_differ_in_names_only() -> None:
     assert settings("mqproc.service") == settings("mqproc@.service")
 
 
+def test_the_calls_by_which_options_place_a_role_are_permitted() -> None:
+    unit = (DEPLOY / "mqproc.service").read_text()
+    permitted = {
+        name for line in re.findall(r"^SystemCallFilter=([^~@].*)$", unit, re.MULTILINE) for name in line.split()
+    }
+    placing = (ROOT / "mqproc" / "process" / "placement.py").read_text()
+    assert set(re.findall(r"os\.((?:sched_)?set\w+)\(", placing)) == {"sched_setaffinity", "setpriority"} < permitted
+
+
 def test_every_exit_code_that_stays_wrong_is_not_restarted() -> None:
     unit = (DEPLOY / "mqproc.service").read_text()
     prevented = re.search(r"^RestartPreventExitStatus=(.*)$", unit, re.MULTILINE)
