@@ -13,14 +13,17 @@ from mqproc.errors import StartError
 
 OPEN_FILES_MIN: Final = 768
 """Without clients; the engine's guard has a number of its own, 700 or more."""
+_OPEN = Path("/proc/self/fd")
 _STANDARD = frozenset({0, 1, 2})
 
 
 def raise_open_files() -> None:
     """Each client of a role is a descriptor; the usual soft limit is 1,024, and roles wait by epoll, not by select.
 
-    Raises StartError when the hard limit is too low for any group.
+    Raises StartError when the hard limit is too low for any group, or when nothing tells what is open.
     """
+    if not _OPEN.exists():
+        raise StartError("/proc is not mounted: a group cannot live without; mount -t proc proc /proc")
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= hard < OPEN_FILES_MIN:
         raise StartError(
@@ -49,7 +52,7 @@ def close_others(keep: Iterable[int], keep_files: Iterable[Path] = ()) -> None:
 
 
 def _open_descriptors() -> list[int]:
-    return [int(name) for name in os.listdir("/proc/self/fd")]
+    return [int(name) for name in os.listdir(_OPEN)]
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:

@@ -31,8 +31,11 @@ _START_FIELD = 19
 
 def process_began_s() -> float:
     """When this process began, in monotonic seconds, to a tick of the system: an interpreter's own start counts."""
-    with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
-        ticks = int(file.read().rpartition(")")[2].split()[_START_FIELD])
+    try:
+        with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[_START_FIELD])
+    except OSError:
+        return time.monotonic()  # Without /proc, as in a bare chroot.
     lived_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.monotonic() - lived_s
 

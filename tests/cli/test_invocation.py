@@ -85,3 +85,13 @@ def test_a_config_file_that_was_found_and_is_gone_is_no_default(
 def test_a_command_begins_with_its_process() -> None:
     ago_s = time.monotonic() - process_began_s()
     assert ago_s == pytest.approx(time.time() - psutil.Process().create_time(), abs=1.0)
+
+
+def test_where_nothing_tells_when_a_process_began_a_command_begins_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(path: str, **_options: str) -> None:
+        raise FileNotFoundError(2, "No such file or directory", path)
+
+    monkeypatch.setattr("builtins.open", missing)
+    began_s = process_began_s()
+    monkeypatch.undo()
+    assert time.monotonic() - 1.0 < began_s <= time.monotonic()

@@ -14,7 +14,9 @@ import psutil
 import pytest
 
 from mqproc.config import FIELDS
+from mqproc.errors import StartError
 from mqproc.layout import control as layout
+from mqproc.supervisor import descriptors
 from tests.supervisor.running_group import RunningGroup
 
 StartGroup = Callable[..., RunningGroup]
@@ -42,6 +44,12 @@ def test_a_hard_limit_that_no_group_can_live_with_is_told_with_what_mends_it(sta
     assert group.wait() == 3
     assert any("700 files may be open at most, and a group needs 768" in line for line in group.errors)
     assert any("LimitNOFILE=65536" in line for line in group.errors)
+
+
+def test_a_system_without_proc_is_told_what_it_lacks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(descriptors, "_OPEN", tmp_path / "self" / "fd")
+    with pytest.raises(StartError, match=r"/proc is not mounted: .* mount -t proc proc /proc"):
+        descriptors.raise_open_files()
 
 
 def test_every_process_may_open_all_that_its_hard_limit_lets_it(start_group: StartGroup) -> None:
