@@ -58,7 +58,9 @@ class Resources:
     def remove_sockets(self) -> None:
         """From now on a client is told at once that nothing runs."""
         for name in (*self.sockets, CONTROL_SOCKET):
-            remove(self.paths.socket(name))
+            # A file system that is read-only by now keeps them: who connects is refused, the next start replaces them.
+            with contextlib.suppress(OSError):
+                remove(self.paths.socket(name))
 
     def close(self) -> None:
         """Let go of everything but the socket files' names."""

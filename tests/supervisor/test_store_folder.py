@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from mqproc.control import Control
 from mqproc.errors import StoreAccessError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
+from mqproc.shm.clock import Clock
 from mqproc.shm.lock import StoreLock
+from mqproc.supervisor.resources import Resources
 from mqproc.supervisor.store_folder import lost_name, prepare_folder
 from tests.supervisor.running_group import RunningGroup, titles_of, wait_until
 
@@ -101,6 +106,26 @@ def test_a_group_whose_store_has_gone_ends_by_itself_and_touches_nothing_there(
     # What was left is a store that starts, after a crash.
     left = root if how is delete_our_part else root.with_name("moved")
     assert (left / "abort").exists()
+
+
+def test_a_group_on_a_file_system_that_became_read_only_ends_as_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare(tmp_path)
+    paths = StorePaths(tmp_path)
+    control = Control.create(StoreIO(), paths, Clock(), os.getpid())
+    resources = Resources.make(paths, control, [])
+    tried = []
+
+    def refuse(path: Path) -> None:
+        tried.append(path)
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr("mqproc.supervisor.resources.remove", refuse)
+    resources.remove_sockets()
+    resources.close()
+    control.close()
+    assert tried == [paths.socket("ctl")]
 
 
 def test_a_store_that_may_not_be_looked_at_for_a_moment_is_not_lost(tmp_path: Path) -> None:
