@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from mqproc import Message
 from mqproc.cli.main import cli
 from mqproc.config import PAGE_BYTES, Options
 from tests.cli.calling import call
-from tests.conftest import Group
+from tests.conftest import Group, wait_until
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
@@ -127,6 +128,37 @@ def test_the_shell_examples_of_consumers_run(make_group: Callable[..., Group]) -
         assert text in shown(group, line, code)
         if code == 1:
             shown(group, line + " --execute", 0)
+
+
+def test_a_running_store_that_is_copied_in_the_order_of_the_readme_has_all_and_no_damage(
+    make_group: Callable[..., Group], tmp_path: Path
+) -> None:
+    group = make_group("store", flush_interval_commit_log=20, flush_interval_consume_queue=50)
+    (block,) = (block for block in blocks("sh") if "cp -a store/commitlog backup" in block)
+    acknowledged, stop = [0], threading.Event()
+
+    def send() -> None:
+        with group.client() as client:
+            while not stop.wait(0.002):
+                acknowledged[0] += len(client.send_batch("load", [b"x" * 900] * 50, keys=["key"] * 50))
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        for line in block.splitlines():
+            # A store of hundreds of GiB takes its time: the log goes on by segments, and the marks go after it.
+            mark = group.words()["commitlog_mark"]
+            wait_until(lambda mark=mark: group.words()["commitlog_mark"] > mark + (3 << 20), 60, "more log")
+            there = acknowledged[0]
+            subprocess.run(["bash", "-ec", line], cwd=tmp_path, check=True, timeout=60)
+    finally:
+        stop.set()
+        sender.join()
+    copy = make_group("backup")
+    with copy.client() as client:
+        assert client.count("load") >= there
+    assert copy.words()["damage_holes"] == 0
+    shown(copy, "mqproc store verify ./backup", 0)
 
 
 def shown(group: Group, line: str, code: int) -> str:
