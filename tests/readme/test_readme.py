@@ -73,7 +73,7 @@ def test_every_command_of_the_readme_exists() -> None:
 def command_lines() -> list[str]:
     """Every `mqproc …` of the shell examples, those inside of `$(…)` too."""
     lines = [line.partition("  #")[0] for block in blocks("sh") for line in block.splitlines()]
-    return [found for line in lines for found in re.findall(r"\bmqproc (?:[^)&|;'\"]|'[^']*'|\"[^\"]*\")+", line)]
+    return [found for line in lines for found in re.findall(r"(?<!/)\bmqproc (?:[^)&|;'\"]|'[^']*'|\"[^\"]*\")+", line)]
 
 
 @pytest.mark.parametrize("line", command_lines())
