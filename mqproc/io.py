@@ -37,11 +37,18 @@ _BLOCK_BYTES: Final = 512
 # Of `struct statfs`, whose first word is the file system's kind; it is smaller on every machine.
 _STATFS_BYTES: Final = 256
 _TMPFS_MAGIC: Final = 0x01021994
+_MAP_FIXED: Final = 0x10
+_MAP_NORESERVE: Final = 0x4000
+_MAP_FAILED: Final = ctypes.c_void_p(-1).value
+# A process may have 65,530 maps; what is in more pieces is rare.
+_PIECES_MAX: Final = 256
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _libc.syncfs.argtypes = (ctypes.c_int,)
 _libc.fstatfs.argtypes = (ctypes.c_int, ctypes.c_char_p)
 _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+_libc.mmap.restype = ctypes.c_void_p
 
 
 def _was_interrupted() -> bool:
@@ -389,6 +396,21 @@ class StoreIO:
     def map(self, fd: int, size: int, *, write: bool = False) -> mmap.mmap:
         """Map a file from its start, shared. The map holds a descriptor of its own."""
         return mmap.mmap(fd, size, access=mmap.ACCESS_WRITE if write else mmap.ACCESS_READ)
+
+    def map_as_it_is(self, fd: int, size: int) -> mmap.mmap:
+        """Map a file for reading; where holes would take room they are zeros of no file, whatever comes there later."""
+        if not self.holes_take_room(fd):
+            return self.map(fd, size)
+        mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
+        at = pieces = 0
+        while at < size and (data := self.next_data(fd, at)) is not None and data < size:
+            pieces += 1
+            at = min(self.next_hole(fd, data), size) if pieces < _PIECES_MAX else size
+            flags = mmap.MAP_SHARED | _MAP_FIXED
+            if _libc.mmap(address + data, at - data, mmap.PROT_READ, flags, fd, data) == _MAP_FAILED:
+                _raise_errno(self.path_of(fd))
+        return mapping
 
     def shared_memory(self, size: int) -> mmap.mmap:
         """Zeros of no file, which this process shares with those that it forks."""

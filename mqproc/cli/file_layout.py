@@ -56,7 +56,7 @@ def mapped(io: StoreIO, path: Path) -> NDArray[np.uint8]:
     fd = io.open(path)
     try:
         size = io.size(fd)
-        return as_kernel_array(io.map(fd, size)) if size else np.zeros(0, np.uint8)
+        return as_kernel_array(io.map_as_it_is(fd, size)) if size else np.zeros(0, np.uint8)
     finally:
         io.close(fd)
 

@@ -239,7 +239,7 @@ def _written_by(io: StoreIO, paths: StorePaths, segment_bytes: int, log_end: int
     if mark.offset and not any(entry.size for entry in io.entries(paths.commit_log)):
         return f"not known: the log is gone, which mqproc's mark says was durable up to {mark.offset:,}"
     try:
-        value = fingerprint(io, LogSegments(io, paths.commit_log, segment_bytes), mark.offset)
+        value = fingerprint(io, LogSegments(io, paths.commit_log, segment_bytes, still=True), mark.offset)
     except (CorruptStoreError, FileNotFoundError):
         value = None
     if value != mark.fingerprint:

@@ -96,7 +96,7 @@ def _hits(found: Survey, topics: tuple[str, ...], keys: tuple[str, ...]) -> list
 def _records(found: Survey, positions: list[int]) -> Iterator[Span]:
     """The span of each record; of a damaged one its first bytes, so that whoever reads it meets the damage."""
     assert found.reader is not None
-    log = LogSegments(StoreIO(), found.reader.paths.commit_log, found.segment_size, whole=False)
+    log = LogSegments(StoreIO(), found.reader.paths.commit_log, found.segment_size, whole=False, still=True)
     sizes = {segment.start: min(segment.size, segment.limit) for segment in found.segments}
     for position in positions:
         base = log.start_of(position)

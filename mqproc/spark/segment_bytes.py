@@ -45,7 +45,7 @@ class MappedSegment:
         fd = io.open(path)
         try:
             self.size = min(io.size(fd), segment_size)
-            self._map: mmap.mmap | None = io.map(fd, self.size) if self.size else None
+            self._map: mmap.mmap | None = io.map_as_it_is(fd, self.size) if self.size else None
         finally:
             io.close(fd)
         self._view = as_kernel_array(self._map) if self._map is not None else np.zeros(0, np.uint8)

@@ -113,7 +113,7 @@ def _survey_folder(uri: str) -> Survey:
     reader = StoreReader(paths.root, whole=False)
     visible = reader.visible
     size = reader.options.mapped_file_size_commit_log
-    log = LogSegments(io, paths.commit_log, size, whole=False)
+    log = LogSegments(io, paths.commit_log, size, whole=False, still=True)
     end, trouble = visible.end, ""
     if not reader.running:
         end, trouble = _behind_the_end(log, end)

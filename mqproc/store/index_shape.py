@@ -50,7 +50,7 @@ def _shape_of(io: StoreIO, path: Path, size: int) -> tuple[int, int] | None:
         return None
     fd = io.open(path)
     try:
-        mapping = io.map(fd, size)
+        mapping = io.map_as_it_is(fd, size)
     finally:
         io.close(fd)
     view = as_kernel_array(mapping)

@@ -40,10 +40,12 @@ class LogSegments:
         mapped_max: int = MAPPED_SEGMENTS_MAX,
         *,
         whole: bool = True,
+        still: bool = False,
         present_bytes_max: int = PRESENT_BYTES_MAX,
     ) -> None:
         """With `whole` false a file may be shorter than a segment: its view ends where it does.
 
+        With `still` a view need not show what is appended later; then holes of it never take room (`map_as_it_is`).
         All pages are let go when those that were read may be more than `present_bytes_max`.
         """
         self.io = io
@@ -51,6 +53,7 @@ class LogSegments:
         self.segment_size = segment_size
         self._mapped_max = mapped_max
         self._whole = whole
+        self._map_file = io.map_as_it_is if still else io.map
         self._present_bytes_max = present_bytes_max
         self._maps: OrderedDict[int, tuple[mmap.mmap, NDArray[np.uint8]]] = OrderedDict()
         # The numbers of the stretches of PAGES_AROUND_BYTES of the log that may be present.
@@ -153,7 +156,7 @@ class LogSegments:
             if size < self.segment_size and self._whole:
                 raise CorruptStoreError(f"{self.path(start)}: {size:,} bytes; a segment has {self.segment_size:,}")
             # Of no bytes there is no map.
-            mapping = self.io.map(fd, size) if size else self.io.shared_memory(mmap.PAGESIZE)
+            mapping = self._map_file(fd, size) if size else self.io.shared_memory(mmap.PAGESIZE)
         finally:
             self.io.close(fd)
         while len(self._maps) >= self._mapped_max:

@@ -68,6 +68,7 @@ class StoreReader:
             self._view.visible,
             self._view.newest_index_ms,
             whole=whole,
+            still=view is None,
         )
 
     def __enter__(self) -> StoreReader:

@@ -61,17 +61,20 @@ class StoreReading:
         present_bytes_max: int = PRESENT_BYTES_MAX,
         *,
         whole: bool = True,
+        still: bool = False,
     ) -> None:
         """`present_bytes_max` is how much of the log may be present in this process's memory.
 
-        With `whole` false a segment that is short holds what is there.
+        With `whole` false a segment that is short holds what is there; with `still` nobody appends to the store.
         """
         self._io = io
         self._paths = paths
         self.options = options
         self.queues = queues
         size = options.mapped_file_size_commit_log
-        self.segments = LogSegments(io, paths.commit_log, size, whole=whole, present_bytes_max=present_bytes_max)
+        self.segments = LogSegments(
+            io, paths.commit_log, size, whole=whole, still=still, present_bytes_max=present_bytes_max
+        )
         self.records = LogRecords(self.segments, visible, KnownHoles(io, paths, self.segments.segment_size))
         self.files = ConsumeQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes)
         self._index = IndexReader(io, paths.index, options.max_hash_slot_num, options.max_index_num, CANDIDATES_MAX)

@@ -128,7 +128,7 @@ class FilesView:
     """
 
     def __init__(self, io: StoreIO, paths: StorePaths, options: Options, *, whole: bool = True) -> None:
-        segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log, whole=whole)
+        segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log, whole=whole, still=True)
         files = ConsumeQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes)
         try:
             starts = segments.starts()

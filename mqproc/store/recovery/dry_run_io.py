@@ -316,6 +316,9 @@ class DryRunIO(StoreIO):
         shadow = self._changing(fd) if write else self._shadow(self._fds[fd])
         return shadow.map(size, write=write)
 
+    def map_as_it_is(self, fd: int, size: int) -> mmap.mmap:
+        return self.map(fd, size)
+
     def unmap_pages(self, mapping: mmap.mmap, offset: int, size: int) -> None:
         # Stored pages would be lost, and which those are nobody knows.
         return

@@ -23,12 +23,12 @@ from mqproc.kernels.fields import ABSENT, find_property, place_at, place_size, p
 from mqproc.kernels.intrinsics import load_be32, load_be64
 from mqproc.kernels.keyed import AT_BLANK, FOUND_SIZE, IS_KEYED, KEYS_NAME, STOPPED_AT, UNIQ_KEY_NAME, find_keyed
 from mqproc.kernels.record_check import record_size
+from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import index_file as layout
 from mqproc.layout import properties, record
 from mqproc.paths import StorePaths
 from mqproc.store.index_headers import IndexHeader, read_header
 from mqproc.store.segments import LogSegments
-from mqproc.store.whole_files import view_of
 
 # Of a longer range between two files only so much of its beginning and of its end is looked at: a store whose records
 # have no keys must not be read whole at each start.
@@ -151,7 +151,7 @@ class IndexCheck:
     def _map(self, name: str) -> NDArray[np.uint8]:
         fd = self._io.open(self._folder / name)
         try:
-            return view_of(self._io, fd, self._io.size(fd))
+            return as_kernel_array(self._io.map_as_it_is(fd, self._io.size(fd)))
         finally:
             self._io.close(fd)
 

@@ -79,7 +79,7 @@ def survey(
     io: StoreIO, paths: StorePaths, options: Options, words: Words, queues: QueueWords, due: Due, now_ms: int
 ) -> Survey:
     """Look at what is due. Changes nothing. `words` and `queues` are a group's, or a `StoppedStore`'s."""
-    segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log, whole=False)
+    segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log, whole=False, still=True)
     files = ExpiredQueueFiles(io, paths.consume_queue, options.consume_queue_file_bytes, queues)
     try:
         limits = durable_limits(words, segments, options)
@@ -134,7 +134,7 @@ class StoppedStore:
         self.words[words_of.MIN_PHYSICAL_OFFSET] = begin
         self.words[words_of.WRITTEN] = self.words[words_of.DISPATCHED] = end
         self.words[words_of.RECEIVED_FROM] = received_from
-        segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log)
+        segments = LogSegments(io, paths.commit_log, options.mapped_file_size_commit_log, still=True)
         for name, word in _MARKS.items():
             # A store without our marks was closed by RocketMQ, which syncs everything.
             mark = DurableMark(io, paths.mark(name), segments).valid()

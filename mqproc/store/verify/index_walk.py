@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from mqproc.io import StoreIO
 from mqproc.kernels import index_verify as kernels
+from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import index_file as layout
 from mqproc.store.verify.picture import IndexFile, Picture, Share
-from mqproc.store.whole_files import view_of
 
 
 class IndexWalk:
@@ -94,6 +94,6 @@ def index_view(io: StoreIO, picture: Picture, file: IndexFile) -> NDArray[np.uin
     except FileNotFoundError:
         return None
     try:
-        return view_of(io, fd, picture.inventory.sizes.index_file)
+        return as_kernel_array(io.map_as_it_is(fd, picture.inventory.sizes.index_file))
     finally:
         io.close(fd)

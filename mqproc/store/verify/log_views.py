@@ -46,7 +46,7 @@ class LogViews:
                 fd = self._io.open(self._inventory.paths.commit_log / f"{start:020d}")
             except FileNotFoundError:
                 return None
-            mapping = self._io.map(fd, min(size, self.segment_size))
+            mapping = self._io.map_as_it_is(fd, min(size, self.segment_size))
             self._asked = 0
             while len(self._maps) >= _MAPPED_MAX:
                 self._io.close(self._maps.popitem(last=False)[1][0])

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.io import StoreIO
+from mqproc.kernels.views import as_kernel_array
 from mqproc.store.index_headers import IndexHeader, read_header
 from mqproc.store.verify.deletions import Deleted
 from mqproc.store.verify.inventory import Inventory, Queue
-from mqproc.store.whole_files import view_of
 
 # Shares are smaller than this only in small stores.
 SHARE_BYTES_MIN = 32 << 20
@@ -148,7 +148,7 @@ def read_index_headers(io: StoreIO, inventory: Inventory) -> list[IndexFile]:
     for name in inventory.index:
         fd = io.open(inventory.paths.index / name)
         try:
-            view = view_of(io, fd, inventory.sizes.index_file)
+            view = as_kernel_array(io.map_as_it_is(fd, inventory.sizes.index_file))
         finally:
             io.close(fd)
         header = read_header(view)

@@ -297,7 +297,7 @@ class TimerFindings:
             size = self._io.size(fd)
             if size != timer_wheel.FILE_SIZE:
                 raise CorruptStoreError(f"{size:,} bytes; a wheel has {timer_wheel.FILE_SIZE:,}")
-            return as_kernel_array(self._io.map(fd, size)).view(timer_wheel.SLOT_DTYPE)
+            return as_kernel_array(self._io.map_as_it_is(fd, size)).view(timer_wheel.SLOT_DTYPE)
         finally:
             self._io.close(fd)
 
