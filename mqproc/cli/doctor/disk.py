@@ -14,6 +14,7 @@ from typing import Final
 from mqproc.cli.doctor.finding import Check, Said, error, note, ok, warning
 from mqproc.cli.doctor.patient import Patient
 from mqproc.cli.output import format_bytes
+from mqproc.io import FailedSyncError
 from mqproc.quantities import counted
 
 INODES_MIN: Final = 1000
@@ -134,7 +135,20 @@ def _sync_rate(patient: Patient) -> Said | None:
     """Syncs of one page behind the other, in a file without a name."""
     if not os.access(patient.place, os.W_OK):
         return None
-    took_ms = median(_syncs_ms(patient))
+    try:
+        took_ms = median(_syncs_ms(patient))
+    except FailedSyncError as problem:
+        return error(
+            f"a sync fails: {problem}",
+            "the first one that fails makes a store read-only, since nobody knows what is on the disk",
+            "dmesg tells what is wrong with the disk; mend or replace it before a group starts",
+        )
+    except OSError as problem:
+        return error(
+            f"{SYNCS * SYNC_BYTES // 1024} KiB cannot be written in {patient.place}: {problem.strerror}",
+            "sends are refused, and a group cannot make the files that it needs",
+            "make room there, in the file system, the quota and the inodes: df -h; df -i; quota",
+        )
     shown = f"fdatasync of {SYNC_BYTES // 1024} KiB takes {took_ms:.2f} ms, median of {SYNCS}"
     if patient.options.sync_flush and took_ms > SYNC_FLUSH_MS_MAX:
         return warning(

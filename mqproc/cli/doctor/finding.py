@@ -71,7 +71,14 @@ class Check:
     def run(self, patient: Patient) -> Finding | None:
         if self.area in _INSIDE and not patient.reachable:
             return None  # What its owner is told by `owner`.
-        said = self.look(patient)
+        try:
+            said = self.look(patient)
+        except OSError as problem:
+            said = error(
+                f"it could not be looked at: {problem}",
+                "what this check is about is not known, and a group may meet the same",
+                "dmesg tells of a disk that fails; ls -l and df -h of what could not be read",
+            )
         if said is None:
             return None
         return Finding(self.name, self.area, said.level, said.found, said.why, said.mend)

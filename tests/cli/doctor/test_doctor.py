@@ -7,6 +7,7 @@ the limits of the process, in the files in which a kernel tells of itself.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -27,7 +28,7 @@ from mqproc.cli.doctor.command import CHECKS, doctor_of
 from mqproc.cli.doctor.finding import Finding, Level
 from mqproc.cli.invocation import Invocation
 from mqproc.control import Control
-from mqproc.io import StoreIO
+from mqproc.io import FailedSyncError, StoreIO
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
 from tests.cli.calling import call
@@ -362,6 +363,45 @@ def test_a_store_in_memory_is_told(tmp_path: Path) -> None:
         pytest.skip(f"/dev/shm is no tmpfs here: {system['found']}")
     assert system["level"] == "warning"
     assert "cp -a" in system["mend"]
+
+
+@pytest.mark.parametrize(
+    ("call_of_io", "problem", "told"),
+    [
+        ("pwrite", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "48 KiB cannot be written in {}: No space left"),
+        ("pwrite", OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), "48 KiB cannot be written in {}: Disk quota"),
+        ("sync", FailedSyncError(errno.EIO, os.strerror(errno.EIO)), "a sync fails: "),
+    ],
+)
+def test_a_disk_that_takes_nothing_is_told(
+    store: StorePaths,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call_of_io: str,
+    problem: OSError,
+    told: str,
+) -> None:
+    def fails(*_arguments: object) -> None:
+        raise problem
+
+    monkeypatch.setattr(StoreIO, call_of_io, fails)
+    found = {each.check: each for each in bad(look(store, tmp_path))}
+    assert found["sync-rate"].level is Level.ERROR
+    assert found["sync-rate"].found.startswith(told.format(store.root))
+
+
+def test_what_cannot_be_looked_at_is_told_and_the_rest_is_looked_at(
+    store: StorePaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_arguments: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "some/file")
+
+    monkeypatch.setattr(StoreIO, "disk_usage", fails)
+    found = look(store, tmp_path)
+    assert {each.check for each in bad(found)} == {"space", "segment-size"}
+    assert found[0].level is Level.ERROR
+    assert "Input/output error: 'some/file'" in found[0].found
+    assert len(found) > 20
 
 
 def test_a_taken_port_is_told(store: StorePaths, tmp_path: Path) -> None:
