@@ -17,7 +17,7 @@ from mqproc.store.verify import KINDS
 from tests.cli.calling import call
 from tests.conftest import Group
 from tests.golden.fixtures import GOLDEN, directories, load_fixture
-from tests.store.verify.looking import flip
+from tests.store.verify.looking import flip, overwrite
 
 BY_NAME = {str(each): each for each in directories(GOLDEN)}
 
@@ -224,6 +224,47 @@ def test_a_killed_group_is_clean_or_not_dispatched(make_group: Callable[..., Gro
     assert outcome.code == 0
     assert kinds <= {"not_closed", "not_dispatched", "not_indexed"}
     assert outcome.json["records"] == 2000
+
+
+def _empty(folder: Path) -> None:
+    for file in folder.rglob("*"):
+        if file.is_file():
+            file.write_bytes(bytes(file.stat().st_size))
+
+
+@pytest.mark.parametrize(
+    ("lose", "pending"),
+    [
+        (lambda store: _empty(store / "index"), {"not_indexed"}),
+        (lambda store: shutil.rmtree(store / "index"), {"not_indexed"}),
+        (lambda store: (_empty(store / "index"), _empty(store / "consumequeue")), {"not_indexed", "not_dispatched"}),
+        (
+            lambda store: (shutil.rmtree(store / "index"), shutil.rmtree(store / "consumequeue")),
+            {"not_indexed", "not_dispatched"},
+        ),
+    ],
+)
+def test_a_store_that_was_killed_at_its_beginning_may_have_no_units_and_no_entries(
+    tmp_path: Path, lose: Callable[[Path], object], pending: set[str]
+) -> None:
+    store = BY_NAME["c3_killed_fresh/before"].unpack(tmp_path)
+    lose(store)
+    overwrite(store / "checkpoint", 8, bytes(16))
+    found = call("store", "verify", store, "--json")
+    assert (found.code, found.json["damage"], set(found.json["counts"])) == (0, 0, {*pending, "not_closed"})
+    # What was synced once has been there.
+    overwrite(store / "checkpoint", 8, (1).to_bytes(8, "big"))
+    assert call("store", "verify", store).code == 1
+    overwrite(store / "checkpoint", 8, bytes(8))
+    (store / "abort").unlink()
+    assert call("store", "verify", store).code == 1
+
+
+def test_units_that_the_index_has_outlived_are_missing(tmp_path: Path) -> None:
+    store = BY_NAME["c3_killed_fresh/before"].unpack(tmp_path)
+    shutil.rmtree(store / "consumequeue")
+    overwrite(store / "checkpoint", 8, bytes(16))
+    assert "unit_missing" in call("store", "verify", store, "--json").json["counts"]
 
 
 def test_records_of_a_deleted_topic_are_no_damage(make_group: Callable[..., Group]) -> None:

@@ -17,11 +17,15 @@ from mqproc.store.verify.queue_findings import Ask
 class IndexFindings:
     """Findings about the index of one picture."""
 
-    def __init__(self, picture: Picture, log: WholeLog, shares: Sequence[LogShare], *, may_be_behind: bool) -> None:
+    def __init__(
+        self, picture: Picture, log: WholeLog, shares: Sequence[LogShare], *, may_be_behind: bool, only_begun: bool
+    ) -> None:
+        """As those of QueueFindings."""
         self._picture = picture
         self._log = log
         self._shares = shares
         self._may_be_behind = may_be_behind
+        self._only_begun = only_begun
 
     def run(self, checked: Iterable[IndexChecked], ask: Ask) -> list[Finding]:
         """All findings about the index."""
@@ -47,7 +51,7 @@ class IndexFindings:
     def _of_none(self) -> Iterable[Finding]:
         if self._log.entries:
             yield Finding(
-                Kind.INDEX_MISSING,
+                Kind.NOT_INDEXED if self._only_begun else Kind.INDEX_MISSING,
                 "index",
                 physical_offset=self._log.begin,
                 count=self._log.entries,
@@ -72,7 +76,8 @@ class IndexFindings:
     def _of_answer(self, answer: IndexAnswered) -> Iterable[Finding]:
         yield from answer.findings
         for missing in answer.missing:
-            pending = self._may_be_behind and -1 < answer.last_indexed < missing.physical_offset
+            is_behind = answer.last_indexed < missing.physical_offset
+            pending = self._may_be_behind and is_behind and (self._only_begun or answer.last_indexed >= 0)
             kind = Kind.NOT_INDEXED if pending else Kind.ENTRY_MISSING
             text = f"of records up to {missing.last_physical_offset:,}"
             yield Finding(

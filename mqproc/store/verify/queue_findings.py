@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.kernels import verify
+from mqproc.layout import index_file
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.names import MULTI_DISPATCH_PREFIX
 from mqproc.store.damage import merged
@@ -111,10 +112,12 @@ class QueueFindings:
         both: Both,
         *,
         may_be_behind: bool,
+        only_begun: bool,
         topics: set[str] | None,
         unsettled: Container[Queue] = (),
     ) -> None:
-        """`may_be_behind`: the store was not closed in order, so its newest records need not have been dispatched.
+        """`may_be_behind`: the store was not closed in order, so its newest records need not have been dispatched;
+        `only_begun`: none of its records need have been, since it was killed before any queue or index was synced.
 
         `topics` are those of the settings (None: not known); `unsettled` queues were deleted or made meanwhile.
         """
@@ -123,6 +126,7 @@ class QueueFindings:
         self._shares = shares
         self._both = both
         self._may_be_behind = may_be_behind
+        self._only_begun = only_begun
         self._topics = topics
         self._unsettled = unsettled
         self._repeated: dict[Queue, list[tuple[int, int]]] = {}
@@ -136,7 +140,7 @@ class QueueFindings:
         ends += [
             file.header.end_physical_offset + 1
             for file in self._picture.index
-            if 0 <= file.header.end_physical_offset < self._log.end
+            if file.header.count > index_file.FIRST_ITEM and 0 <= file.header.end_physical_offset < self._log.end
         ]
         return max(ends)
 
@@ -239,8 +243,8 @@ class QueueFindings:
         return Finding(kind, file, offset, physical_offset, count=count or found.stop - found.first, text=said)
 
     def _is_pending(self, found: UnitRange) -> bool:
-        """Whether records behind what was dispatched may be so: not where nothing was dispatched at all."""
-        return self._may_be_behind and self.dispatched > self._log.begin
+        """Whether records behind what was dispatched may be so: without any that was dispatched only in a new store."""
+        return self._may_be_behind and (self._only_begun or self.dispatched > self._log.begin)
 
     # Gaps
 

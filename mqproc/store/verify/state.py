@@ -50,6 +50,23 @@ def known_holes(io: StoreIO, paths: StorePaths) -> tuple[list[tuple[int, int]], 
     return [(hole.start, hole.stop) for hole in found.holes], []
 
 
+def has_only_begun(io: StoreIO, paths: StorePaths, log_begin: int) -> bool:
+    """Whether neither checkpoint nor marks know of a sync of queues or index: they may never have had anything."""
+    if log_begin or not io.exists(paths.checkpoint):
+        return False
+    found = checkpoint_file.read(io, paths.checkpoint)
+    known = [marks.decode(_read(io, paths.mark(name))) for name in ("consumequeue", "index")]
+    return not (found.logics_timestamp_ms or found.index_timestamp_ms or any(mark and mark.offset for mark in known))
+
+
+def _read(io: StoreIO, path: Path) -> bytes:
+    """A small file; nothing when it is not there, or in its place lies something else, which is told elsewhere."""
+    try:
+        return io.read_file(path)
+    except (FileNotFoundError, IsADirectoryError):
+        return b""
+
+
 @dataclass(frozen=True, slots=True)
 class _KnownEnd:
     """Records lie up to `end` at least, because `witness` names that place of the log, or `place` where it differs."""
@@ -91,10 +108,10 @@ class StateFindings:
     # What was durable
 
     def _marks(self) -> Iterable[Finding]:
-        segments = LogSegments(self._io, self._paths.commit_log, self._picture.inventory.sizes.segment)
+        segments = LogSegments(self._io, self._paths.commit_log, self._picture.inventory.sizes.segment, still=True)
         for name in ("commitlog", "consumequeue", "index"):
             path = self._paths.mark(name)
-            data = self._read(path)
+            data = _read(self._io, path)
             mark = marks.decode(data)
             yield from self._broken_slots(path, data, is_readable=mark is not None)
             if mark is None:
@@ -105,13 +122,6 @@ class StateFindings:
             elif not self._picture.positions.running and self._is_void(segments, mark):
                 yield Finding(Kind.MARK_VOID, _name(self._paths, path), slot, mark.offset)
         segments.close()
-
-    def _read(self, path: Path) -> bytes:
-        """A small file; nothing when it is not there, or in its place lies something else, which is told elsewhere."""
-        try:
-            return self._io.read_file(path)
-        except (FileNotFoundError, IsADirectoryError):
-            return b""
 
     def _broken_slots(self, path: Path, data: bytes, *, is_readable: bool) -> Iterable[Finding]:
         """A mark has two slots, of which a crash tears one at most; an empty one has not been written yet."""

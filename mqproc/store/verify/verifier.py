@@ -45,7 +45,7 @@ from mqproc.store.verify.picture import (
 )
 from mqproc.store.verify.queue_findings import Both, QueueFindings, side_by_side
 from mqproc.store.verify.queue_pass import BELOW, QueueTotals
-from mqproc.store.verify.state import StateFindings, known_holes
+from mqproc.store.verify.state import StateFindings, has_only_begun, known_holes
 from mqproc.store.verify.timer import TimerFindings
 from mqproc.store.verify.workers import QueueGroup, Task, Workers, usable_jobs
 
@@ -249,19 +249,22 @@ class _Verifier:
         findings.extend(log.findings)
         both = side_by_side(picture, shares, totals)
         behind = picture.positions.running or self._io.exists(self._paths.abort)
+        only_begun = behind and not picture.positions.running and has_only_begun(self._io, self._paths, log.begin)
         queues = QueueFindings(
             picture,
             log,
             shares,
             both,
             may_be_behind=behind,
+            only_begun=only_begun,
             topics=known_topics(self._io, self._paths),
             unsettled=self._unsettled(picture),
         )
         findings.extend(queues.run(workers.run))
         findings.extend(self._expired(picture, both))
         if self._options.message_index_enable:
-            findings.extend(IndexFindings(picture, log, shares, may_be_behind=behind).run(checked, workers.run))
+            index = IndexFindings(picture, log, shares, may_be_behind=behind, only_begun=only_begun)
+            findings.extend(index.run(checked, workers.run))
         findings.extend(StateFindings(self._io, picture, log, both).run())
         findings.extend(TimerFindings(self._io, picture, log, both, self._options.timer_precision_ms).run())
         return self._verified(picture, log, both, findings, time.perf_counter() - started)
