@@ -17,6 +17,9 @@ from dataclasses import dataclass
 
 FILE_SIZE = 4096
 NO_LOG_POSITION = -1
+CLOCK_SLACK_MS = 60_000
+"""A clock may be set back by so much between a delivery and the writing of the page that counts it."""
+_DAY_MS = 86_400_000
 _WORDS = struct.Struct(">7q")
 _OWN = struct.Struct(">4q")
 OWN_AT = 2048
@@ -48,6 +51,11 @@ class TimerCheck:
     timestamp_ms: int = 0
     counter: int = 0
     log: int = NO_LOG_POSITION
+
+    def is_ahead(self, now_ms: int) -> bool:
+        """Whether nothing can have been delivered up to `read_ms`: it is later than the page, or than now."""
+        written_ms = self.timestamp_ms + CLOCK_SLACK_MS if self.timestamp_ms else self.read_ms
+        return self.read_ms > min(written_ms, now_ms + _DAY_MS)
 
 
 def encode(check: TimerCheck) -> bytes:

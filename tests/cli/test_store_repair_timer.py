@@ -105,6 +105,14 @@ CASES: dict[str, tuple[Callable[[StorePaths], Any], list[Row]]] = {
         [Row("timer_file_length", "config/timercheck", 2100)],
     ),
     "a check ahead of the queue": (check_word(16, 99), []),
+    "a check ahead of time": (
+        check_word(0, 1_900_000_000_000_000),
+        [Row("timer_check_ahead", "config/timercheck", 0)],
+    ),
+    "a check that is later than it was written": (
+        lambda paths: check_word(0, int.from_bytes(paths.timer_check.read_bytes()[40:48]) + 120_000)(paths),
+        [Row("timer_check_ahead", "config/timercheck", 0)],
+    ),
     "a check ahead of both queues": (
         lambda paths: (check_word(16, 99)(paths), check_word(24, 99)(paths)),
         [Row("timer_check_ahead", "config/timercheck", 16)],
@@ -171,10 +179,22 @@ def test_a_waiting_message_that_the_timer_log_lacks_is_found(made: Path, tmp_pat
     repair(paths.root, FLAGS)
 
 
-def test_what_waited_comes_once_after_a_repair(made: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "is_repaired", "filed"),
+    [
+        (unit_word(28, 0), True, timed_store.WAITING),
+        # Where nothing says what is delivered the log does.
+        (check_word(0, 1 << 50), True, timed_store.WAITING + FIRST_WAITING),
+        (check_word(0, 1 << 50), False, timed_store.WAITING + FIRST_WAITING),
+    ],
+    ids=["unit", "check", "check, by a start"],
+)
+def test_what_waited_comes_once_after_a_repair(
+    made: Path, tmp_path: Path, damage: Callable[[StorePaths], None], is_repaired: bool, filed: int
+) -> None:
     paths = StorePaths(timed_store.copy(made, tmp_path))
-    unit_word(28, 0)(paths)
-    assert call("store", "repair", paths.root, "--execute", *FLAGS).code == 0
+    damage(paths)
+    assert not is_repaired or call("store", "repair", paths.root, "--execute", *FLAGS).code == 0
     group = Group(paths.root, **timed_store.OPTIONS).start()
     try:
         wait_until(lambda: group.words()["timed_messages"] == timed_store.WAITING)
@@ -187,7 +207,7 @@ def test_what_waited_comes_once_after_a_repair(made: Path, tmp_path: Path) -> No
     rows = [
         row for path in sorted(paths.timer_log.iterdir()) for row in call("store", "dump", path, "--json").json["rows"]
     ]
-    assert len({row["physical_offset"] for row in rows}) == len(rows) == timed_store.WAITING
+    assert len({row["physical_offset"] for row in rows}) == len(rows) == filed
 
 
 def test_a_killed_groups_files_are_no_damage(tmp_path: Path, make_group: Callable[..., Group]) -> None:
@@ -230,3 +250,16 @@ def test_what_lies_in_the_place_of_the_timers_files_is_moved_aside(made: Path, t
     assert call("store", "recover", paths.root, "--execute", *FLAGS).code == 0
     assert not any(place.exists() for place in places)
     assert len(list(paths.aside.iterdir())) == 3
+
+
+def test_what_lies_in_a_timer_log_that_is_moved_aside_goes_with_it(made: Path, tmp_path: Path) -> None:
+    paths = StorePaths(timed_store.copy(made, tmp_path))
+    (paths.timer_log / "notes").write_text("mine")
+    last = max(paths.timer_log.glob("0*"))
+    last.unlink()
+    last.mkdir()
+    done = call("store", "repair", paths.root, "--execute", "--json", *FLAGS)
+    assert (done.code, damage_in(done.json)) == (0, []), done
+    kept = paths.root / done.json["kept_in"] / "files/timerlog"
+    assert (kept / "notes").read_text() == "mine"
+    assert (kept / last.name).is_dir()

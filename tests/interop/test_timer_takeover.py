@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import tarfile
+import unittest.mock
 from pathlib import Path
 
 import pytest
 
 from mqproc import StoreReader
+from mqproc.layout import timer_check
 from mqproc.names import TIMER_TOPIC
+from mqproc.paths import StorePaths
 from tests.cli.calling import call
 from tests.cli.repairing import damage_in
 from tests.conftest import Group, wait_until
@@ -78,3 +81,16 @@ def test_rocketmqs_timer_is_gone_on_with_where_it_stood(store: Path) -> None:
     assert [body for body in waits if body != "ours"] == [FAR]
     verified = call("store", "verify", store, "--json")
     assert (verified.code, damage_in(verified.json)) == (0, [])
+
+
+def test_a_repair_has_no_more_filed_than_there_is(store: Path) -> None:
+    """All is delivered, and the log's first record, to which empty units lead, is the timer's."""
+    check = StorePaths(store).timer_check
+    page = bytearray(check.read_bytes())
+    for place, value in ((0, 1 << 44), (40, 1 << 44), (16, 99), (24, 99)):
+        page[place : place + 8] = value.to_bytes(8, "big")
+    check.write_bytes(page)
+    with unittest.mock.patch("time.time_ns", return_value=(1 << 44) * 1_000_000):
+        done = call("store", "repair", store, "--execute", "--json")
+    assert (done.code, damage_in(done.json)) == (0, []), done
+    assert timer_check.decode(check.read_bytes()).queue_offset == 11

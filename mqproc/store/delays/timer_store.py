@@ -85,12 +85,15 @@ class TimerStore:
         `queue_offset_of` is the queue offset of the timer topic's record at a physical offset, None when none is there.
         """
         self._check = saved_check(self._io, self._paths)
-        self.read_ms = self.slot_of(self._check.read_ms or now_ms)
+        is_ahead = self._check.is_ahead(now_ms)
+        self.read_ms = self.slot_of(now_ms if is_ahead else self._check.read_ms or now_ms)
         self.queue_offset = self._check.queue_offset
         end = self._check.timer_log_flushed
         known = self._wheel.first_position(self.read_ms)
+        if is_ahead:
+            end = self._start_over("timercheck counts more as delivered than can have been due when it was written")
         # Files at the beginning go when all of their slots are delivered.
-        if not self._log.is_whole(end) or (known is not None and known < self._log.begin):
+        elif not self._log.is_whole(end) or (known is not None and known < self._log.begin):
             end = self._start_over(f"a file below {end:,} is missing, or has another length")
         elif end > self._log.files_end:
             # What was filed is lost: all of the queue is filed again, and the whole log tells what was delivered.

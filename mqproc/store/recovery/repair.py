@@ -165,9 +165,10 @@ class Repair:
     # What recovery leaves to us
 
     def _actions(self) -> Iterator[Action]:
+        _is_damaged, goes_whole = timer_damage(self._findings, self._paths)
         for finding in self._findings:
             path = self._paths.root / finding.file
-            if finding.severity is Severity.NOTE:
+            if finding.severity is Severity.NOTE or (goes_whole and path.parent == self._paths.timer_log):
                 continue
             if finding.kind is Kind.STRAY_FILE:
                 yield self._aside(path, "none of the store's files")

@@ -17,6 +17,8 @@ from mqproc.store.verify.inventory import take_inventory
 from mqproc.store.verify.timer_records import first_waiting
 from mqproc.store.verify.verifier import sizes_of
 
+# No check of a store that is in use is older.
+_TIMERS_MS = 365 * 86_400_000
 _KINDS = frozenset(
     {
         Kind.TIMER_FILE_MISSING,
@@ -67,10 +69,19 @@ def file_again(io: StoreIO, paths: StorePaths, options: Options) -> None:
     except FileNotFoundError:
         check = TimerCheck()
     inventory = take_inventory(io, paths, sizes_of(io, paths, options))
-    queue_offset = first_waiting(io, inventory, check.read_ms)
-    again = TimerCheck(check.read_ms, 0, queue_offset, _now_ms(), check.counter + 1, log=0)
+    read_ms = _delivered_up_to(check, _now_ms())
+    queue_offset = first_waiting(io, inventory, read_ms)
+    again = TimerCheck(read_ms, 0, queue_offset, _now_ms(), check.counter + 1, log=0)
     io.make_folder(paths.config)
     io.write_file_atomically(paths.timer_check, timer_check.encode(again))
+
+
+def _delivered_up_to(check: TimerCheck, now_ms: int) -> int:
+    """What the check says, or when it was written where that cannot be; 0 where that is not known either."""
+    if not check.is_ahead(now_ms):
+        return check.read_ms
+    written_ms = check.timestamp_ms - timer_check.CLOCK_SLACK_MS
+    return written_ms if now_ms - _TIMERS_MS < written_ms < now_ms else 0
 
 
 def _now_ms() -> int:

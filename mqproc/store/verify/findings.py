@@ -250,7 +250,8 @@ KINDS: Final[dict[Kind, About]] = {
         "the timer's check is not there: how much of the timer log is delivered is not known", _FILE_AGAIN
     ),
     Kind.TIMER_CHECK_AHEAD: _damage(
-        "the timer's check counts more of the timer log, or of its queue, than there is: messages would never come",
+        "the timer's check counts more of the timer log, of its queue, or of time than there is: messages would never "
+        "come",
         _FILE_AGAIN,
     ),
     Kind.TIMER_UNIT_WRONG: _damage(

@@ -8,6 +8,7 @@ ends with its last whole unit. While a group runs only units are looked at: all 
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -95,6 +96,9 @@ class TimerFindings:
         if check.timer_log_flushed > files_end:
             text = f"the timer log ends at {files_end:,}; durable is {check.timer_log_flushed:,}"
             yield Finding(Kind.TIMER_CHECK_AHEAD, _CHECK, 8, text=text)
+        if check.is_ahead(time.time_ns() // 1_000_000):
+            text = f"delivered is all that is due before {check.read_ms} ms; it was written at {check.timestamp_ms}"
+            yield Finding(Kind.TIMER_CHECK_AHEAD, _CHECK, 0, text=text)
         end = self._both.max_offset(_QUEUE) or 0
         if check.queue_offset > end:
             text = f"{TIMER_TOPIC} queue 0 ends at {end:,}; filed is {check.queue_offset:,}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from mqproc.io import StoreIO
 from mqproc.kernels.record_check import VERIFY_NOTHING, checked_size
 from mqproc.layout import properties as names
@@ -74,8 +76,11 @@ def first_waiting(io: StoreIO, inventory: Inventory, read_ms: int) -> int:
         for first, data, count in read_queue(io, inventory, (TIMER_TOPIC, 0)):
             if data is None:
                 continue
-            for index, place in enumerate(as_units(data[: count * UNIT_SIZE])["physical_offset"].tolist()):
-                parked = records.at(place)
+            units = as_units(data[: count * UNIT_SIZE])
+            # What was never written would lead to the log's first record.
+            places = np.where(units["size"] > 0, units["physical_offset"], -1)
+            for index, place in enumerate(places.tolist()):
+                parked = records.at(place) if place >= 0 else None
                 if parked is None:
                     continue
                 if parked.out_ms is not None and parked.out_ms >= read_ms:
