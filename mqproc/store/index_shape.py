@@ -1,7 +1,7 @@
 """How many slots and items an index file has: its length alone does not tell, its header and items do.
 
 A file of N slots and M items has 40 + 4N + 20M bytes, so many pairs give one length. With the right N the first and the
-last item lie where the header says that their records lie.
+last item lie where the header says that their records lie, and the last one is the newest of its slot.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from mqproc.store.index_headers import IndexHeader, read_header
 _USUAL_ITEMS_PER_SLOT: Final = 4
 # N and N + 5 slots leave room for 20 bytes more or less: one item.
 _STEP: Final = layout.ITEM_SIZE // layout.SLOT_SIZE
+_CANDIDATES_AT_ONCE: Final = 1 << 16
 
 
 def adopted_index_shape(io: StoreIO, folder: Path, slots: int, items: int) -> tuple[int, int]:
@@ -35,7 +36,7 @@ def adopted_index_shape(io: StoreIO, folder: Path, slots: int, items: int) -> tu
     sizes = Counter(entry.size for entry in files)
     if not sizes or layout.file_size(slots, items) in sizes:
         return slots, items
-    size = max(sizes, key=lambda size: (sizes[size], size))
+    size = max(sizes, key=lambda size: (sizes[size], _usual_shape(size) is not None, size))
     for entry in files:
         if entry.size == size:
             found = _shape_of(io, folder / entry.name, size)
@@ -61,7 +62,28 @@ def _shape_of(io: StoreIO, path: Path, size: int) -> tuple[int, int] | None:
     usual = _usual_shape(size)
     if usual is not None and usual[0] in candidates:
         return usual
-    return (int(candidates[0]), _items(size, int(candidates[0]))) if len(candidates) else None
+    if not len(candidates):
+        return None
+    chosen = _with_last_in_its_slot(view, header, candidates)
+    return chosen, _items(size, chosen)
+
+
+def _with_last_in_its_slot(view: NDArray[np.uint8], header: IndexHeader, candidates: NDArray[np.int64]) -> int:
+    """The first number of slots with which the last item is where its key's slot leads; the first one without any.
+
+    Item 0 is empty, and a record may have several items: one item less before the first looks right in a file that
+    begins with the log.
+    """
+    last_item = header.count - 1
+    words = np.ndarray(len(view) // layout.SLOT_SIZE, ">i4", view.data)
+    for start in range(0, len(candidates), _CANDIDATES_AT_ONCE):
+        slots = candidates[start : start + _CANDIDATES_AT_ONCE]
+        items = layout.items_start(0) + layout.SLOT_SIZE * slots + layout.ITEM_SIZE * last_item
+        hashes = words[items // layout.SLOT_SIZE].astype(np.int64)
+        fits = (hashes >= 0) & (words[layout.HEADER_SIZE // layout.SLOT_SIZE + hashes % slots] == last_item)
+        if fits.any():
+            return int(slots[int(fits.argmax())])
+    return int(candidates[0])
 
 
 def _candidates(view: NDArray[np.uint8], header: IndexHeader) -> NDArray[np.int64]:

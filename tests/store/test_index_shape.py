@@ -54,3 +54,27 @@ def test_what_tells_nothing_leaves_the_options(tmp_path: Path) -> None:
 def test_the_shape_of_rocketmqs_files(tmp_path: Path) -> None:
     store = load_fixture("a_basic", tmp_path).store
     assert adopted_index_shape(StoreIO(), store / "index", *DEFAULTS) == (200, 800)
+
+
+@pytest.mark.parametrize(("slots", "items"), [(200, 1642), (50, 400), (1000, 30)])
+def test_records_with_two_keys_from_the_logs_beginning_on_tell_the_shape(
+    tmp_path: Path, slots: int, items: int
+) -> None:
+    """Read with five slots less, the empty item 0 and the last but one are the header's too."""
+    index = IndexFiles(StoreIO(), tmp_path, slots, items)
+    count = items // 4 * 2
+    hashes = np.arange(count, dtype=np.int32) * 7919
+    offsets = np.arange(count, dtype=np.int64) // 2 * 131
+    index.put(hashes, offsets, np.full(count, 1_700_000_000_000, np.int64), count)
+    index.close()
+    assert adopted_index_shape(StoreIO(), tmp_path, *DEFAULTS) == (slots, items)
+
+
+def test_of_two_lengths_the_usual_one_is_believed(tmp_path: Path) -> None:
+    store = load_fixture("f_batch", tmp_path).store
+    first, second = sorted((store / "index").iterdir())
+    for file in (first, second):
+        data = file.read_bytes()
+        file.write_bytes(data + bytes(len(data)))
+        assert adopted_index_shape(StoreIO(), store / "index", *DEFAULTS) == (200, 800)
+        file.write_bytes(data)
