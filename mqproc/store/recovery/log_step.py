@@ -60,7 +60,10 @@ class LogStep:
         mark: DurableMark,
         now_ms: Callable[[], int],
         told: Told,
+        *,
+        keeps: bool = False,
     ) -> None:
+        """`keeps`: what lies behind the log's end is kept aside, since the store was closed in order."""
         self._io = io
         self._paths = paths
         self._segments = segments
@@ -68,6 +71,7 @@ class LogStep:
         self._ledger = ledger
         self._mark = mark
         self._now_ms = now_ms
+        self._keeps = keeps
         self._recovery = LogRecovery(io, segments, told)
 
     def run(self, known_end: Callable[[], int]) -> LogState:
@@ -129,6 +133,8 @@ class LogStep:
         holes = self._ledger.ranges
         changed = [start for start, stop in known if (start, stop) not in holes]
         state.redispatch_from = max(begin, min(changed, default=resume))
+        if self._keeps:
+            self._files.keep_behind(found.end)
         self._recovery.cut(found)
         self._recovery.sync(found.start, found.end)
         if resume > found.end:

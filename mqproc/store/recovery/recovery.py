@@ -107,6 +107,8 @@ class Recovery:
         self._report = report
         self._clean = clean
         self._mark_type = DurableMark if trust_marks else DistrustedMark
+        # A repair, which trusts no marks, keeps copies of its own.
+        self._keeps = clean and trust_marks
         self._scanners = scanners
         self._now_ms = now_ms
         self._began = 0.0
@@ -222,6 +224,7 @@ class Recovery:
             self._marks["commitlog"],
             self._now_ms,
             functools.partial(self._tell, words_of.STEP_LOG),
+            keeps=self._keeps,
         )
         log = step.run(self._known_end)
         found = log.found
@@ -322,7 +325,8 @@ class Recovery:
         # Units below the mark were there before the damage was.
         unfilled = [hole for hole in self._ledger.holes if not (trusted and hole.filled)]
         filled = mender.fill_holes((hole.start, hole.stop) for hole in unfilled)
-        untouched = self._clean and queues_at == log.end and not filled
+        # Of a log without records the queues were looked at nowhere.
+        untouched = self._clean and trusted and queues_at == log.end and not filled
         if not untouched:
             mender.keep_multi_dispatched()
         if self._clean and not untouched and (beyond := mender.look_beyond()) > log.end:

@@ -8,6 +8,7 @@
     CommitLog segment   0 bytes        removed: it holds nothing
                         short          completed with zeros; what is missing is looked for as damage
                         too long       cut, what lay behind is kept aside
+                        behind the end of a log that was closed in order: kept aside
     ConsumeQueue file   0 bytes        removed
                         short          completed with zeros, or removed when it holds no unit; its queue is looked at
                         too long       cut: it can be made again
@@ -31,7 +32,7 @@ from mqproc.errors import StoreAccessError
 from mqproc.io import REPLACING_SUFFIX, Entry, Kind, StoreIO
 from mqproc.layout import index_file
 from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
-from mqproc.paths import StorePaths, index_name_time_ms, segment_start, shown
+from mqproc.paths import StorePaths, index_name_time_ms, segment_name, segment_start, shown
 from mqproc.store.clearing import dirty_end
 from mqproc.store.consume_queue import as_units
 from mqproc.store.queue_folders import is_queue_id, is_topic
@@ -40,6 +41,8 @@ Report = Callable[[str], None]
 # More lines of one kind than this are counted instead of told.
 LINES_MAX: Final = 20
 _COPY_BYTES: Final = 1 << 20
+# A record's first bytes are no zeros.
+_LOOK_BYTES: Final = 4096
 
 
 @dataclass(slots=True)
@@ -193,20 +196,41 @@ class StoreFiles:
             end = dirty_end(self._io, fd, self._segment_size)
             kept = ""
             if end > self._segment_size:
-                kept = f", {end - self._segment_size:,} bytes of it kept in {self._keep_rest(fd, path, end)}"
+                rest = self._keep_rest(fd, path, self._segment_size, end)
+                kept = f", {end - self._segment_size:,} bytes of it kept in {rest}"
             self._io.set_size(fd, self._segment_size)
             self._io.sync(fd)
         finally:
             self._io.close(fd)
         self._tell(f"{path}: {size:,} bytes, cut to {self._segment_size:,}{kept}")
 
-    def _keep_rest(self, fd: int, path: Path, end: int) -> Path:
+    def keep_behind(self, end: int) -> None:
+        """Keep aside what lies right behind the end of a log that was closed in order: no crash has left it there."""
+        for start in reversed(self.log.starts):
+            path = self._paths.commit_log / segment_name(start)
+            begin = max(0, end - start)
+            if begin >= self._segment_size or self._io.entry(path) is None:
+                continue
+            fd = self._io.open(path)
+            try:
+                if not any(self._io.pread(fd, _LOOK_BYTES, begin)):
+                    continue
+                if start <= end:
+                    stop = dirty_end(self._io, fd, begin)
+                    kept = self._keep_rest(fd, path, begin, stop)
+                    self._tell(f"{path}: {stop - begin:,} bytes behind the log's end, kept in {kept}")
+            finally:
+                self._io.close(fd)
+            if start > end:
+                self._move_aside(path, "behind the log's end")
+
+    def _keep_rest(self, fd: int, path: Path, begin: int, end: int) -> Path:
         target = _free_place(self._io, self._paths, f"{path.parent.name}.{path.name}.rest")
         copy = self._io.open(target, write=True, create=True, mode=0o600)
         try:
-            for start in range(self._segment_size, end, _COPY_BYTES):
+            for start in range(begin, end, _COPY_BYTES):
                 data = self._io.pread(fd, min(_COPY_BYTES, end - start), start)
-                self._io.pwrite(copy, data, start - self._segment_size)
+                self._io.pwrite(copy, data, start - begin)
             self._io.sync(copy)
         finally:
             self._io.close(copy)

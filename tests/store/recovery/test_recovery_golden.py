@@ -20,6 +20,7 @@ from mqproc.store.queue_extent import filler_position
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.reading import StoreReading
 from mqproc.store.reads.store_views import WordsView
+from tests.cli.calling import call
 from tests.golden.fixtures import GOLDEN, Directory, directories, options_of
 from tests.store.recovery.recovering import Killed, RecordingIO, Recovered, contents, recover
 
@@ -224,3 +225,20 @@ def test_what_rocketmq_closed_in_order_is_left_as_it_is(tmp_path: Path) -> None:
         recover(root, options_of(store.undamaged))
         after = contents(root)
         assert {name: after[name] for name in before} == before
+
+
+def test_a_closed_store_whose_log_is_not_read_keeps_all_of_it_aside(tmp_path: Path) -> None:
+    """Two segments changed places: each record says that it lies elsewhere. Queues and index lead nowhere then."""
+    store = next(each for each in directories(GOLDEN) if str(each) == "b_transaction/store").unpack(tmp_path)
+    first, second = sorted((store / "commitlog").iterdir())
+    were = [first.read_bytes(), second.read_bytes()]
+    first.write_bytes(were[1])
+    second.write_bytes(were[0])
+    done = call("store", "recover", store, "--execute", "--json")
+    assert done.code == 1
+    assert (done.json["log_begin"], done.json["log_end"]) == (0, 0)
+    assert done.json["lost"] == [{"end": 0, "durable_end": 92_712}]
+    aside = store / "mqproc" / "aside"
+    assert (aside / f"commitlog.{second.name}").read_bytes() == were[0]
+    assert (aside / f"commitlog.{first.name}.rest").read_bytes() == were[1].rstrip(b"\0")
+    assert call("store", "verify", store).code == 0
