@@ -8,6 +8,7 @@ of a group is gone, and closing another descriptor of the file does not drop it.
 from __future__ import annotations
 
 import datetime
+import errno
 import fcntl
 import os
 import struct
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from mqproc.errors import StoreLockedError
+from mqproc.errors import StoreAccessError, StoreLockedError
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
@@ -28,6 +29,7 @@ PATIENCE_S = 2.0
 _RETRY_S = 0.01
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock where off_t has 64 bits: type, whence, start, length, pid
 _LOCK_SIZE = 1
+_NO_ACCESS = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.EISDIR})
 # A process's start is told in ticks since boot; a clock set forward after the group started adds to it.
 _CLOCKS_APART_MS = 3_600_000
 _WORD = struct.Struct("=q")
@@ -64,12 +66,17 @@ class StoreLock:
 
     @classmethod
     def acquire(cls, io: StoreIO, paths: StorePaths, *, patience_s: float = PATIENCE_S) -> StoreLock:
-        """Take the lock; raises StoreLockedError naming the holder.
+        """Take the lock; raises StoreLockedError naming the holder, StoreAccessError where there can be none.
 
         Roles outlive a killed supervisor by some milliseconds, so a lock whose supervisor has ended is tried for
         `patience_s` more.
         """
-        fd = io.open(paths.lock, write=True, create=True)
+        try:
+            fd = io.open(paths.lock, write=True, create=True)
+        except OSError as error:
+            if error.errno not in _NO_ACCESS:
+                raise
+            raise StoreAccessError(f"{paths.lock}: {error.strerror}") from None
         deadline = time.monotonic() + patience_s
         try:
             while not try_lock(fd):

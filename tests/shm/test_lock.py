@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mqproc.control import Control
-from mqproc.errors import StoreLockedError
+from mqproc.errors import StoreAccessError, StoreLockedError
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
@@ -159,6 +160,16 @@ def test_forked_process_keeps_the_lock(paths: StorePaths) -> None:
     os.close(writer)
     os.waitpid(child, 0)
     assert holder_of(io, paths) is None
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EISDIR])
+def test_a_lock_that_cannot_be_had_is_told(paths: StorePaths, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def fails(*_arguments: object, **_options: object) -> int:
+        raise OSError(code, os.strerror(code), str(paths.lock))
+
+    monkeypatch.setattr(StoreIO, "open", fails)
+    with pytest.raises(StoreAccessError, match=f"{paths.lock}: {os.strerror(code)}"):
+        StoreLock.acquire(StoreIO(), paths)
 
 
 def test_nobody_holds_a_store_that_was_never_opened(paths: StorePaths) -> None:
