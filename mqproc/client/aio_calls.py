@@ -105,6 +105,8 @@ class AsyncCalls:
         if line is not None:
             if line.usable:
                 return line
+            if line.busy_elsewhere:
+                raise BadRequestError("the client is in use in another event loop: each loop needs a client of its own")
             line.close()
         line = self._lines[role] = self.new_line(role)
         return line

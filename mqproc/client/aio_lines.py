@@ -32,6 +32,12 @@ class Line:
     def usable(self) -> bool:
         return self.connection.usable and self.loop is asyncio.get_running_loop()
 
+    @property
+    def busy_elsewhere(self) -> bool:
+        """Whether it is another event loop's that runs now, in another thread."""
+        loop = self.loop
+        return not self.connection.inherited and loop is not asyncio.get_running_loop() and loop.is_running()
+
     async def room(self) -> None:
         """Wait while too much waits to be sent."""
         await self._room.wait()
@@ -91,13 +97,18 @@ class Line:
         else:
             self._room.clear()
 
+    @property
+    def _is_watched(self) -> bool:
+        """Not after a fork: what a loop watches with is shared then, and the parent would be told of nothing more."""
+        return not self.connection.inherited and not self.loop.is_closed()
+
     def _unwatch(self) -> None:
-        if not self.loop.is_closed():
+        if self._is_watched:
             self.loop.remove_reader(self.connection.fd)
             self.loop.remove_writer(self.connection.fd)
 
     def close(self) -> None:
         self._unwatch()
         self.connection.lose("the client was closed")
-        if not self.loop.is_closed():
+        if self._is_watched:
             self._settle()

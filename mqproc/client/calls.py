@@ -56,7 +56,10 @@ class Calls:
         self.close()
 
     def close(self) -> None:
-        """Close the free connections. The client can still be used: it connects again."""
+        """Close the connections, those that other threads use now when they are done with them.
+
+        The client can still be used: it connects again.
+        """
         for lines in self._lines.values():
             lines.close()
 

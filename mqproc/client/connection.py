@@ -98,6 +98,11 @@ class Connection:
         return not self.closed and self._generation == _generation
 
     @property
+    def inherited(self) -> bool:
+        """Whether it is another process's, which this one was forked from."""
+        return self._generation != _generation
+
+    @property
     def idle(self) -> bool:
         return not self._calls and not self.sending
 

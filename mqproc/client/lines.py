@@ -27,10 +27,12 @@ class Line:
     Being woken costs more than a short look; where answers take longer than `spin_s` nothing is looked for.
     """
 
-    __slots__ = ("_poll", "_spin_s", "_watched", "connection", "usual_s")
+    __slots__ = ("_poll", "_spin_s", "_watched", "closings", "connection", "usual_s")
 
-    def __init__(self, connection: Connection, spin_s: float) -> None:
+    def __init__(self, connection: Connection, spin_s: float, closings: int = 0) -> None:
         self.connection = connection
+        self.closings = closings
+        """How often its client had been closed when it was made."""
         self._spin_s = spin_s
         self.usual_s = 0.0
         """How long answers have taken lately."""
@@ -127,6 +129,7 @@ class Lines:
         self._frame_bytes_max = frame_bytes_max
         self._free: deque[Line] = deque()
         self._ever_connected = False
+        self._closings = 0
 
     def take(self) -> Line:
         """A free connection, or a new one. Raises ConnectionLost when nobody listens."""
@@ -137,6 +140,7 @@ class Lines:
                 break  # Another thread was faster.
             if line.connection.usable:
                 return line
+            line.connection.close()
         try:
             sock = open_socket(self._path)
         except NotRunningError as error:
@@ -144,15 +148,17 @@ class Lines:
                 str(error), taken=False, connected=False, ever_connected=self._ever_connected
             ) from None
         self._ever_connected = True
-        return Line(Connection(sock, self._frame_bytes_max), self._spin_s)
+        return Line(Connection(sock, self._frame_bytes_max), self._spin_s, self._closings)
 
     def give(self, line: Line) -> None:
-        """Take a connection back, unless something is under way on it."""
-        if line.connection.usable and line.connection.idle:
+        """Take a connection back, unless something is under way on it, or all were closed meanwhile."""
+        if line.connection.usable and line.connection.idle and line.closings == self._closings:
             self._free.append(line)
         else:
             line.connection.close()
 
     def close(self) -> None:
+        """Close the free ones, and each of the others when it is given back."""
+        self._closings += 1
         while self._free:
             self._free.pop().connection.close()

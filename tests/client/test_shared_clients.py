@@ -1,0 +1,104 @@
+"""One client where several threads, event loops or forked processes have it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+import warnings
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from mqproc.client.aio import AsyncClient
+from mqproc.client.sync import Client
+from mqproc.errors import BadRequestError
+from tests.client.memory_roles import MemoryRoles
+from tests.conftest import PATIENCE_S, wait_until
+
+FORKS = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+
+def in_fork(work: Any) -> int:
+    """The exit code of a forked process that does this: 0 when it does without an error or a warning."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                work()
+                gc.collect()
+            code = 2 if warned else 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def run_apart(steps: Coroutine[Any, Any, Any]) -> None:
+    """Run in a loop of its own, in a process that was forked from within one that runs."""
+    asyncio.events._set_running_loop(None)
+    asyncio.run(steps)
+
+
+@FORKS
+@pytest.mark.parametrize("what", ["send", "close"])
+def test_what_a_fork_does_with_an_asynchronous_client_is_nothing_to_its_parents_loop(
+    roles: MemoryRoles, what: str
+) -> None:
+    async def go() -> None:
+        async with AsyncClient(roles.store, timeout=PATIENCE_S) as client:
+            await client.send("orders", b"before")
+            steps = client.send("orders", b"child") if what == "send" else client.close()
+            assert in_fork(lambda: run_apart(steps)) == 0
+            steps.close()
+            await asyncio.wait_for(client.send("orders", b"after"), PATIENCE_S / 2)
+
+    asyncio.run(go())
+    bodies = [message.body for message in roles.messages]
+    assert bodies == ([b"before", b"child", b"after"] if what == "send" else [b"before", b"after"])
+
+
+@FORKS
+def test_a_fork_closes_the_connections_that_it_was_born_with(client: Client, roles: MemoryRoles) -> None:
+    client.send("orders", b"parent")
+    assert in_fork(lambda: client.send("orders", b"child")) == 0
+    client.send("orders", b"parent")
+    assert [len(server.connections) for server in roles.servers] == [1, 0]
+
+
+def test_two_event_loops_that_run_cannot_share_a_client(roles: MemoryRoles) -> None:
+    client = AsyncClient(roles.store, timeout=PATIENCE_S)
+    caught: list[BaseException] = []
+
+    def elsewhere() -> None:
+        try:
+            asyncio.run(client.ping())
+        except BadRequestError as error:
+            caught.append(error)
+
+    async def go() -> None:
+        await client.ping()
+        await asyncio.to_thread(elsewhere)
+        await client.ping()
+        await client.close()
+
+    asyncio.run(go())
+    assert [str(error) for error in caught] == [
+        "the client is in use in another event loop: each loop needs a client of its own"
+    ]
+
+
+def test_a_connection_that_is_in_use_when_its_client_is_closed_is_closed_afterwards(roles: MemoryRoles) -> None:
+    client = Client(roles.store, timeout=PATIENCE_S)
+    client.create_topic("orders", 1)
+    poll = threading.Thread(target=lambda: client.pull("orders", 0, 0, timeout=60))
+    poll.start()
+    wait_until(lambda: roles.held_pulls == 1, what="the poll is held")
+    client.close()
+    with Client(roles.store, timeout=PATIENCE_S) as other:
+        other.send("orders", b"x", queue_id=0)
+    poll.join()
+    wait_until(lambda: not any(server.connections for server in roles.servers), what="nobody is connected")
