@@ -43,7 +43,9 @@ def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout:
     """
     if not os.fspath(path):
         raise BadRequestError("path is empty: it names the store's folder")
-    store = Path(path).absolute()
+    if options is not None and not isinstance(options, Mapping):
+        raise BadRequestError(f"options must be a mapping of names to values, not {type(options).__name__}")
+    store = Path(path).expanduser().absolute()
     openers = Openers(StorePaths(store))
     process = os.getpid()
     try:

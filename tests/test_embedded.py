@@ -104,3 +104,12 @@ def run(command: str, store: Path, *flags: str) -> None:
 def test_an_empty_path_is_refused() -> None:
     with pytest.raises(BadRequestError, match="path is empty"), mqproc.open(""):
         pass
+
+
+def test_home_is_meant_by_a_tilde_as_clients_mean_it(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(store.parent))
+    monkeypatch.chdir(store.parent)
+    with mqproc.open("~/store") as client, mqproc.Client("~/store") as other:
+        assert other.store == client.store == store
+        assert other.health()
+    assert not Path("~").exists()

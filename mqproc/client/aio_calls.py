@@ -6,6 +6,8 @@ As `calls`, with futures in the place of threads that wait.
 from __future__ import annotations
 
 import asyncio
+import functools
+import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -42,10 +44,18 @@ class AsyncCalls:
         self.timeout_s = above_zero("timeout", timeout)
         self.retry = retry or RetryPolicy()
         self._frame_bytes_max = max_frame_bytes
+        self._again = functools.partial(type(self), timeout=timeout, retry=retry, max_frame_bytes=max_frame_bytes)
         self._paths = core.socket_paths(store_or_socket)
         self._lines: dict[str, Line] = {}
         self._ever_connected: set[str] = set()
         self._closings = 0
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({os.fspath(self.store)!r})"
+
+    def __reduce__(self) -> tuple[Callable[[Path], object], tuple[Path]]:
+        """Pickled and copied, as workers are given one, it is a client of the same store that is not connected yet."""
+        return self._again, (self.store,)
 
     async def __aenter__(self) -> Self:
         return self

@@ -40,9 +40,12 @@ def not_below_zero(name: str, value: SupportsFloat | SupportsIndex) -> float:
 def moment_after(name: str, seconds: float) -> float:
     """So many seconds from now, by the monotonic clock. Raises BadRequestError for what is no number."""
     try:
-        return time.monotonic() + seconds
+        moment = time.monotonic() + seconds
     except TypeError:
-        raise BadRequestError(f"{name} = {seconds!r} is no number of seconds") from None
+        moment = math.nan
+    if math.isnan(moment):  # It would never come.
+        raise BadRequestError(f"{name} = {seconds!r} is no number of seconds")
+    return moment
 
 
 def milliseconds(name: str, seconds: SupportsFloat | SupportsIndex) -> int:

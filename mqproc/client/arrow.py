@@ -39,6 +39,8 @@ class ArrowPullResult:
 
 def parser(columns: Sequence[str] | None) -> Callable[[Any, memoryview], ArrowPullResult]:
     """What makes a PullAnswer and its records into Arrow. Raises BadRequestError for an unknown column."""
+    if isinstance(columns, str):
+        raise BadRequestError(f"columns = {columns!r}: give a list of names")
     names = tuple(ALL_COLUMNS if columns is None else columns)
     for name in names:
         if name not in ALL_COLUMNS:

@@ -5,8 +5,10 @@ A thread that calls takes a free connection of the role, or makes one; so a long
 
 from __future__ import annotations
 
+import functools
+import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -42,10 +44,20 @@ class Calls:
         self.timeout_s = above_zero("timeout", timeout)
         self.retry = retry or RetryPolicy()
         self._frame_bytes_max = max_frame_bytes
+        self._again = functools.partial(
+            type(self), timeout=timeout, retry=retry, max_spin_us=max_spin_us, max_frame_bytes=max_frame_bytes
+        )
         self._lines = {
             role: Lines(path, max_spin_us / 1e6, max_frame_bytes)
             for role, path in core.socket_paths(store_or_socket).items()
         }
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({os.fspath(self.store)!r})"
+
+    def __reduce__(self) -> tuple[Callable[[Path], object], tuple[Path]]:
+        """Pickled and copied, as workers are given one, it is a client of the same store that is not connected yet."""
+        return self._again, (self.store,)
 
     def __enter__(self) -> Self:
         return self

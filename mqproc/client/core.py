@@ -7,6 +7,7 @@ A `Call` is a request without I/O. What sends it, waits, and tries again is `syn
 from __future__ import annotations
 
 import datetime
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Type
 
 import msgspec
 
+from mqproc.client.amounts import moment_after
+from mqproc.client.moments import time_ms
 from mqproc.client.properties import not_properties
 from mqproc.errors import (
     BadRequestError,
+    BadTopicError,
     ConfigurationError,
     MessageNotFoundError,
     NoSuchQueueError,
@@ -77,8 +81,6 @@ IN_FLIGHT: Final = 4
 WRITER: Final = "writer"
 QUERY: Final = "query"
 TIME_MAX_MS: Final = 1 << 62
-# Unix times in seconds from 1973 to 5138; as ms all these are before April 1973.
-_SECONDS: Final = (100_000_000, 100_000_000_000)
 PULL_MESSAGES: Final = 1024
 KEY_MESSAGES_MAX: Final = 65_536
 PULL_BYTES: Final = 8 << 20
@@ -111,7 +113,7 @@ class DispatchWait:
     def __init__(self, timeout_s: float) -> None:
         self._target = -1
         self._timeout_s = timeout_s
-        self._deadline = time.monotonic() + timeout_s
+        self._deadline = moment_after("timeout", timeout_s)
 
     def reached(self, words: Mapping[str, int]) -> bool:
         """Look at the control words. Raises RequestTimeoutError when the time is over."""
@@ -127,41 +129,12 @@ class DispatchWait:
 
 def socket_paths(store_or_socket: str | Path) -> dict[str, Path]:
     """The roles' sockets of a store, given its folder or one of its sockets."""
+    if not os.fspath(store_or_socket):
+        raise BadRequestError("the store's path is empty")
     path = Path(store_or_socket).expanduser().absolute()
     if path.suffix == ".sock":
         return {name: path.with_name(f"{name}.sock") for name in (WRITER, QUERY)}
     return {name: StorePaths(path).socket(name) for name in (WRITER, QUERY)}
-
-
-def time_ms(moment: Time, default: int) -> int:
-    """A moment as Unix ms: a number is that already, text is ISO 8601, local time where it names no zone.
-
-    Raises BadRequestError for what is none, and as `refuse_seconds`.
-    """
-    if moment is None:
-        return default
-    if isinstance(moment, str):
-        try:
-            moment = datetime.datetime.fromisoformat(moment)
-        except ValueError:
-            raise BadRequestError(f"{moment!r} is no ISO 8601 time") from None
-    if isinstance(moment, datetime.datetime):
-        return round(moment.timestamp() * 1000)
-    try:
-        refuse_seconds(moment)
-        return int(moment)
-    except (TypeError, ValueError, OverflowError):
-        shown = f"a {type(moment).__name__}, {repr(moment)[:64]}"
-        raise BadRequestError(f"no time is {shown}: give Unix ms, a datetime, or ISO 8601 text") from None
-
-
-def refuse_seconds(moment: float) -> None:
-    """Raise BadRequestError for a Unix time that is surely in seconds.
-
-    Taken for ms it would say 1970: a message to be delivered later would come at once, and everything be in range.
-    """
-    if _SECONDS[0] <= moment < _SECONDS[1]:
-        raise BadRequestError(f"{moment} looks like seconds: Unix times are in ms, {moment * 1000:.0f}, or datetimes")
 
 
 def _decode_options(operation: int, options: memoryview) -> Any:
@@ -215,6 +188,8 @@ def queues(topic: str) -> Call[list[QueueInfo]]:
 
 def queue(topic: str, queue_id: int) -> Call[QueueInfo]:
     """One queue of a topic. Raises TopicNotFoundError or NoSuchQueueError."""
+    if topic == "":
+        raise BadTopicError("topic is empty")
 
     def parse(answer: Any, _: memoryview) -> QueueInfo:
         found = [QueueInfo(*row) for row in answer.queues]

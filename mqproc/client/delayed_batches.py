@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from mqproc.client.batch import Batch
 from mqproc.client.columns import is_arrow, numbers
-from mqproc.client.core import refuse_seconds, time_ms
+from mqproc.client.moments import refuse_seconds, time_ms
 from mqproc.errors import BadMessageError, BadRequestError, BadTimeError
 
 # Times are no later than this is from now; what is no number compares as more.

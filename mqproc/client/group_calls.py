@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from mqproc.client.amounts import milliseconds
-from mqproc.client.core import Call, Time, call_of, nothing, time_ms
+from mqproc.client.core import Call, Time, call_of, nothing
+from mqproc.client.moments import time_ms
 from mqproc.errors import ERROR_BY_CODE, BadRequestError, GroupNotFoundError, InternalError, MqprocError
 from mqproc.groups import GroupInfo, GroupMember, GroupQueue, GroupSummary
 from mqproc.layout.record_codec import decode_records

@@ -23,8 +23,9 @@ import msgspec
 
 from mqproc.client import core, sending
 from mqproc.client.amounts import not_below_zero
-from mqproc.client.core import TIME_MAX_MS, WRITER, Call, Page, Time, time_ms
+from mqproc.client.core import TIME_MAX_MS, WRITER, Call, Page, Time
 from mqproc.client.encoding import encode_messages
+from mqproc.client.moments import time_ms
 from mqproc.client.settling import PATIENCE_S, UNSETTLED, settle
 from mqproc.errors import BadRequestError, MqprocError, TopicNotFoundError
 from mqproc.layout import properties, record

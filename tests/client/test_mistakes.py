@@ -5,21 +5,25 @@ from __future__ import annotations
 import asyncio
 import datetime
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
 import mqproc
 from mqproc import AsyncClient, Client, Message
+from mqproc.client.moments import time_ms
 from mqproc.errors import (
     BadMessageError,
     BadPropertyError,
     BadRequestError,
     BadTimeError,
+    BadTopicError,
     FilterSyntaxError,
     MqprocError,
 )
@@ -46,6 +50,15 @@ class Column:
 
     def __bool__(self) -> bool:
         raise ValueError("the truth value is ambiguous")
+
+
+class Incomparable:
+    """As polars has them: a column that numbers cannot be held against."""
+
+    def __gt__(self, other: object) -> bool:
+        raise NotImplementedError
+
+    __ge__ = __gt__
 
 
 @pytest.mark.parametrize(
@@ -110,6 +123,19 @@ class Column:
             BadRequestError,
             "_time = '5' is out",
         ),
+        (lambda c: c.count("t", datetime.datetime.min), BadRequestError, "datetime.* has no Unix time"),
+        (lambda c: c.count("t", "0001-01-01"), BadRequestError, "datetime.* has no Unix time"),
+        (lambda c: c.count("t", pd.NaT), BadRequestError, "NaT has no Unix time"),
+        (lambda c: c.send("t", b"x", deliver_at=pd.NaT), BadRequestError, "NaT has no Unix time"),
+        (lambda c: c.count("t", Incomparable()), BadRequestError, "no time is a Incomparable"),
+        (lambda c: c.max_offset("", 0), BadTopicError, "topic is empty"),
+        (lambda c: c.min_offset("", 0), BadTopicError, "topic is empty"),
+        (lambda c: c.pull_arrow("t", 0, 0, columns="body"), BadRequestError, "columns = 'body': give a list of names"),
+        (lambda c: c.wait_dispatched(None), BadRequestError, "timeout = None is no number of seconds"),
+        (lambda c: c.wait_dispatched(math.nan), BadRequestError, "timeout = nan is no number of seconds"),
+        (lambda c: Client(""), BadRequestError, "path is empty"),
+        (lambda c: AsyncClient(""), BadRequestError, "path is empty"),
+        (lambda c: mqproc.open("s", options=["a=b"]).__enter__(), BadRequestError, "options must be a mapping .* list"),
         (lambda c: c.groups.plan_reset("g", "earliest"), BadRequestError, "to = 'earliest' is no ResetTo"),
     ],
 )
@@ -117,6 +143,19 @@ def test_mistakes_are_told(client: Client, send: Sent, error: type[MqprocError],
     with pytest.raises(error, match=told) as caught:
         send(client)
     assert type(caught.value) is error
+
+
+def test_a_naive_moment_of_pandas_is_local_time_as_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        for text in ("2026-01-01T08:00", "2026-07-01T08:00:00.250"):
+            moments = pd.Timestamp(text), datetime.datetime.fromisoformat(text), text
+            assert len({time_ms(moment, 0) for moment in moments}) == 1
+        assert time_ms(pd.Timestamp("2026-01-01T08:00", tz="UTC"), 0) == 1_767_254_400_000
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_numpys_scalars_are_numbers_and_texts(client: Client, roles: MemoryRoles) -> None:

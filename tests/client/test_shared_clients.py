@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import os
+import pickle
 import threading
 import warnings
 from collections.abc import Coroutine
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from mqproc.client.aio import AsyncClient
+from mqproc.client.retry import RetryPolicy
 from mqproc.client.sync import Client
 from mqproc.errors import BadRequestError
 from tests.client.memory_roles import MemoryRoles
@@ -102,3 +105,36 @@ def test_a_connection_that_is_in_use_when_its_client_is_closed_is_closed_afterwa
         other.send("orders", b"x", queue_id=0)
     poll.join()
     wait_until(lambda: not any(server.connections for server in roles.servers), what="nobody is connected")
+
+
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda client: pickle.loads(pickle.dumps(client))])
+def test_a_client_that_is_copied_or_pickled_connects_itself(
+    roles: MemoryRoles, kind: type[Client | AsyncClient], copied: Any
+) -> None:
+    policy = RetryPolicy(base_ms=7)
+    client = kind(roles.store, timeout=PATIENCE_S, retry=policy, max_frame_bytes=1 << 20)
+
+    async def ping(which: Client | AsyncClient) -> None:
+        answered = which.ping()
+        if answered is not None:
+            await answered
+
+    async def go() -> None:
+        await ping(client)
+        made = copied(client)
+        assert type(made) is kind
+        assert (made.store, made.timeout_s, made.retry) == (roles.store, PATIENCE_S, policy)
+        await ping(made)
+        assert [len(server.connections) for server in roles.servers] == [2, 2]
+        for each in (client, made):
+            closed = each.close()
+            if closed is not None:
+                await closed
+
+    asyncio.run(go())
+
+
+def test_a_client_shows_its_store(roles: MemoryRoles) -> None:
+    assert repr(Client(roles.store)) == f"Client('{roles.store}')"
+    assert repr(AsyncClient(roles.store)) == f"AsyncClient('{roles.store}')"

@@ -71,6 +71,9 @@ class StoreReader:
             still=view is None,
         )
 
+    def __repr__(self) -> str:
+        return f"StoreReader({str(self.paths.root)!r})"
+
     def __enter__(self) -> StoreReader:
         return self
 
