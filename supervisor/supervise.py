@@ -27,7 +27,7 @@ from mqproc.errors import BadRequestError, MqprocError, StoreAccessError, StoreB
 from mqproc.io import FailedSyncError, StoreIO
 from mqproc.layout import control as layout
 from mqproc.metrics.error_log import ErrorLog
-from mqproc.paths import StorePaths
+from mqproc.paths import StorePaths, shown
 from mqproc.process import log, log_file
 from mqproc.process.loop import RoleSpec, write_settings
 from mqproc.process.title import set_title
@@ -419,7 +419,7 @@ class Supervisor:
             roles[name] = {"state": state, **words}
         return StatusAnswer(
             group=layout.GROUP_NAMES[self._control.load(layout.GROUP_STATE)],
-            store=str(self._context.paths.root),
+            store=shown(self._context.paths.root),
             pid=os.getpid(),
             epoch=self._control.load(layout.EPOCH),
             started_ms=self._control.load(layout.GROUP_STARTED_MS),

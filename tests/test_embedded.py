@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import sys
 import threading
@@ -113,3 +114,24 @@ def test_home_is_meant_by_a_tilde_as_clients_mean_it(store: Path, monkeypatch: p
         assert other.store == client.store == store
         assert other.health()
     assert not Path("~").exists()
+
+
+@pytest.mark.parametrize("name", [b"lat\xe9in", b"store.sock", b"-a b=%d", "käse 中".encode()])
+def test_a_folder_may_have_any_name(tmp_path: Path, name: bytes) -> None:
+    store = tmp_path / os.fsdecode(name)
+    with mqproc.open(store) as client:
+        client.send("orders", b"x")
+        client.wait_dispatched()
+        run("status", store)
+        with mqproc.Client(store) as other:
+            assert other.count("orders") == 1
+
+
+def test_a_locale_that_knows_no_more_than_ascii_is_enough(tmp_path: Path) -> None:
+    program = (
+        "import sys, mqproc\nwith mqproc.open(sys.argv[1]) as client: print(client.send('orders', b'x').queue_offset)"
+    )
+    environment = os.environ | {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    arguments = [sys.executable, "-c", program, str(tmp_path / "käse 中")]
+    done = subprocess.run(arguments, capture_output=True, timeout=2 * PATIENCE_S, check=False, env=environment)
+    assert (done.returncode, done.stdout) == (0, b"0\n"), done.stderr

@@ -132,7 +132,7 @@ def socket_paths(store_or_socket: str | Path) -> dict[str, Path]:
     if not os.fspath(store_or_socket):
         raise BadRequestError("the store's path is empty")
     path = Path(store_or_socket).expanduser().absolute()
-    if path.suffix == ".sock":
+    if path.suffix == ".sock" and not path.is_dir():
         return {name: path.with_name(f"{name}.sock") for name in (WRITER, QUERY)}
     return {name: StorePaths(path).socket(name) for name in (WRITER, QUERY)}
 

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from setproctitle import setproctitle
 
+from mqproc.paths import shown
+
 
 def process_title(role: str, store: Path) -> str:
     """The title of a role's process."""
-    return f"mqproc: {role} [{store}]"
+    return f"mqproc: {role} [{shown(store)}]"
 
 
 def set_title(role: str, store: Path) -> None:

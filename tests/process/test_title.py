@@ -11,6 +11,7 @@ from mqproc.process.title import process_title
 
 def test_title_names_role_and_store() -> None:
     assert process_title("cq-flusher", Path("/data/orders")) == "mqproc: cq-flusher [/data/orders]"
+    assert process_title("writer", Path("/data/lat\udce9in")) == r"mqproc: writer [/data/lat\xe9in]"
 
 
 def test_title_is_seen_from_outside() -> None:
