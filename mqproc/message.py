@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    Int32s = NDArray[np.int32]
+    Int64s = NDArray[np.int64]
+else:  # `help` looks for the types of a struct's fields, and numpy is not there before it is needed.
+    Int32s = Int64s = Any
+
 
 @quick_init
 @dataclass(frozen=True, slots=True)
@@ -88,9 +93,9 @@ class BatchResult(msgspec.Struct, frozen=True, eq=False):
     """
 
     topic: str
-    queue_ids: NDArray[np.int32]
-    queue_offsets: NDArray[np.int64]
-    physical_offsets: NDArray[np.int64]
+    queue_ids: Int32s
+    queue_offsets: Int64s
+    physical_offsets: Int64s
     store_timestamp_ms: int
 
     def __len__(self) -> int:

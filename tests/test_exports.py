@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import pydoc
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -23,6 +26,15 @@ def test_exported_names_exist_and_are_sorted(module: object) -> None:
     functions = [name for name in names if name[0].islower()]
     classes = [name for name in names if name[0].isupper() and name not in constants]
     assert names == [*constants, *sorted(classes), *dunders, *sorted(functions)]
+
+
+@pytest.mark.parametrize("module", [mqproc, mqproc.client])
+def test_help_tells_of_every_exported_name(module: Any) -> None:
+    told = pydoc.render_doc(module, renderer=pydoc.plaintext)  # type: ignore[attr-defined]
+    for name in module.__all__:
+        assert name.strip("_") in told.replace("VERSION", "version")
+        if inspect.isclass(getattr(module, name)):
+            assert inspect.signature(getattr(module, name))
 
 
 def test_every_error_is_exported() -> None:
