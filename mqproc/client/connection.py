@@ -16,6 +16,7 @@ from mqproc.errors import (
     NotRunningError,
     PermissionDeniedError,
     ProtocolError,
+    StoreAccessError,
     StoreBusyError,
     TooManyConnectionsError,
     UnknownCommandError,
@@ -47,8 +48,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def open_socket(path: Path) -> socket.socket:
-    """Connect to a role. Raises NotRunningError when nobody listens, StoreBusyError when its backlog is full."""
-    target = connect_path(path)
+    """Connect to a role. Raises NotRunningError when nobody listens, StoreBusyError when its backlog is full,
+    StoreAccessError when it is another user's."""
+    try:
+        target = connect_path(path)
+    except NotRunningError:
+        _check_reach(path)
+        raise
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
@@ -56,10 +62,27 @@ def open_socket(path: Path) -> socket.socket:
     except BlockingIOError:
         sock.close()
         raise StoreBusyError(f"{path}: too many clients are waiting to connect", hint_ms=10) from None
+    except PermissionError as error:
+        sock.close()
+        raise _out_of_reach(path, error) from None
     except OSError as error:
         sock.close()
         raise NotRunningError(f"{path}: {error.strerror or error}") from None
     return sock
+
+
+def _check_reach(path: Path) -> None:
+    """Raise StoreAccessError when this user cannot see whether somebody listens."""
+    try:
+        path.lstat()
+    except PermissionError as error:
+        raise _out_of_reach(path, error) from None
+    except OSError:
+        return
+
+
+def _out_of_reach(path: Path, error: OSError) -> StoreAccessError:
+    return StoreAccessError(f"{path}: only its owner may ask whether a group runs: {error.strerror}")
 
 
 def _ends_connection(refusal: MqprocError) -> bool:

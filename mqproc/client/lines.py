@@ -17,6 +17,8 @@ from mqproc.errors import NotRunningError, RequestTimeoutError, StoreBusyError
 T = TypeVar("T")
 _clock = time.monotonic
 SPIN_MIN_S = 50e-6
+# Beyond 24 days poll refuses to wait.
+_SLEEP_MAX_S = 86_400.0
 # The usual time of an answer is a mean in which each new one counts this part.
 USUAL_OF = 8
 
@@ -111,7 +113,7 @@ class Line:
         left_s = deadline - _clock()
         if left_s <= 0:
             return False
-        events = self._poll.poll(left_s * 1000 + 1)
+        events = self._poll.poll(min(left_s, _SLEEP_MAX_S) * 1000 + 1)
         for _, event in events:
             if event & select.POLLOUT:
                 connection.flush()

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+import mqproc
 from mqproc.client.aio import AsyncClient
 from mqproc.client.retry import RetryPolicy
 from mqproc.client.sync import Client
-from mqproc.errors import BadRequestError
+from mqproc.errors import BadRequestError, StoreAccessError
 from tests.client.memory_roles import MemoryRoles
 from tests.conftest import PATIENCE_S, wait_until
 
@@ -138,3 +139,26 @@ def test_a_client_that_is_copied_or_pickled_connects_itself(
 def test_a_client_shows_its_store(roles: MemoryRoles) -> None:
     assert repr(Client(roles.store)) == f"Client('{roles.store}')"
     assert repr(AsyncClient(roles.store)) == f"AsyncClient('{roles.store}')"
+
+
+@FORKS
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
+def test_another_users_store_is_no_store_where_nothing_runs(roles: MemoryRoles) -> None:
+    def ask() -> None:
+        os.setuid(65_534)
+        client = Client(roles.store, timeout=PATIENCE_S)
+        with pytest.raises(StoreAccessError, match="only its owner may ask"):
+            client.count("orders")
+        with pytest.raises(StoreAccessError, match="only its owner may ask"), mqproc.open(roles.store):
+            pass
+
+    assert in_fork(ask) == 0
+
+
+@pytest.mark.parametrize("seconds", [1e7, 1e12])
+def test_a_timeout_may_be_as_good_as_none(roles: MemoryRoles, seconds: float) -> None:
+    with Client(roles.store, timeout=seconds) as client:
+        client.create_topic("orders", 1)
+        client.send("orders", b"x", queue_id=0)
+        (message,) = client.pull("orders", 0, 0, timeout=1e6).messages
+        assert message.body == b"x"
