@@ -72,7 +72,9 @@ def check_keys(keys: Sequence[str]) -> None:
 
 
 def check_unique_id(unique: str) -> None:
-    """Raise BadPropertyError when a unique id of the user's own holds a separator byte or a space."""
+    """Raise BadPropertyError when a unique id of the user's own is no text, or holds a separator byte or a space."""
+    if not isinstance(unique, str):
+        raise BadPropertyError(f"unique id {unique!r} is no text")
     if found := _KEY_FORBIDDEN.search(unique):
         raise BadPropertyError(f"unique id {unique[:64]!r} holds the separator byte 0x{ord(found[0]):02X}")
 

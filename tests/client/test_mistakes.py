@@ -64,6 +64,12 @@ class Incomparable:
 @pytest.mark.parametrize(
     ("send", "error", "told"),
     [
+        (lambda c: c.send(mqproc.Message("t", b"x", unique_id=5)), BadPropertyError, "unique id 5 is no text"),
+        (
+            lambda c: c.send_many([mqproc.Message("t", b"x", unique_id=b"5")] * 2),
+            BadPropertyError,
+            "unique id b'5' is no text",
+        ),
         (lambda c: c.send("t", b"x", queue_id="0"), BadRequestError, "queue_id = '0' is no whole number"),
         (lambda c: c.send("t", b"x", queue_id=1.5), BadRequestError, "queue_id = 1.5: Expected `int`"),
         (lambda c: c.send("t", b"x", flag="1"), BadMessageError, "flag = '1' is no whole number"),
