@@ -6,7 +6,7 @@ a mistake, which would leave an option at its default.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -35,8 +35,29 @@ def read_lines(path: Path) -> list[Line]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: {error}") from None
-    texts = ((number, line.strip()) for number, line in enumerate(lines, 1))
-    return [_line(path, number, text) for number, text in texts if text and not text.startswith(_COMMENTS)]
+    return [_line(path, number, text) for number, text in _logical(lines)]
+
+
+def _logical(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """The lines as Java's Properties see them: one that ends in a backslash goes on in the next, but for comments."""
+    begun, text = 0, ""
+    for number, line in enumerate(lines, 1):
+        part = line.lstrip()
+        if not text and (not part or part.startswith(_COMMENTS)):
+            continue
+        begun = begun if text else number
+        text += part
+        if _goes_on(part):
+            text = text[:-1]
+            continue
+        yield begun, text.rstrip()
+        text = ""
+    if text:
+        yield begun, text.rstrip()
+
+
+def _goes_on(text: str) -> bool:
+    return (len(text) - len(text.rstrip("\\"))) % 2 == 1
 
 
 def _line(path: Path, number: int, text: str) -> Line:

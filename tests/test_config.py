@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mqproc.broker_conf import read_lines
 from mqproc.config import FIELDS, load_options, rocketmq_name
 from mqproc.errors import ConfigurationError
 
@@ -52,6 +53,27 @@ def test_a_line_that_is_surely_mistaken_is_told(tmp_path: Path, line: str, said:
         load_options(conf, environment={})
     assert str(caught.value).startswith(f"{conf}, line 3: ")
     assert str(caught.value).endswith(said)
+
+
+def test_a_line_that_ends_in_a_backslash_goes_on_in_the_next(tmp_path: Path) -> None:
+    """As RocketMQ's own reader has it: a list of name servers is written so."""
+    conf = write_conf(
+        tmp_path,
+        "namesrvAddr=one:9876;\\",
+        "    two:9876",
+        "# a comment does not \\",
+        "flushDiskType=\\",
+        "  SYNC_FLUSH",
+        "brokerName=a\\\\",
+        "maxMessageSize=65536 \\",
+    )
+    assert [(line.number, line.name, line.value) for line in read_lines(conf)] == [
+        (1, "namesrvAddr", "one:9876;two:9876"),
+        (4, "flushDiskType", "SYNC_FLUSH"),
+        (6, "brokerName", "a\\\\"),
+        (7, "maxMessageSize", "65536"),
+    ]
+    assert load_options(conf, environment={}).sync_flush
 
 
 @pytest.mark.parametrize("name", [name for name in FIELDS if name != rocketmq_name(name)])
