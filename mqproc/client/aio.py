@@ -15,6 +15,7 @@ from mqproc.client.aio_groups import AsyncGroups
 from mqproc.client.aio_producer import AsyncProducer
 from mqproc.client.aio_replay import AsyncReplays
 from mqproc.client.aio_transactions import AsyncTransactionCalls
+from mqproc.client.amounts import at_least_one
 from mqproc.client.batch import Batch
 from mqproc.client.core import IN_FLIGHT, PULL_BYTES, PULL_MESSAGES, Call, Time, TimeKind
 from mqproc.client.delayed_batches import Delay, Delays, Times, deliver_at_ms
@@ -103,6 +104,7 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
         self, messages: Iterable[Message], *, in_flight: int = IN_FLIGHT, wait: bool = True
     ) -> list[SendResult]:
         """Store messages of any topics; see `Client.send_many`."""
+        in_flight = at_least_one("in_flight", in_flight)
         results: dict[int, SendResult] = {}
         under_way: set[asyncio.Task[None]] = set()
         failures: list[MqprocError] = []
@@ -119,7 +121,7 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
                 break
             under_way.add(asyncio.ensure_future(deliver(group)))
             await asyncio.sleep(0)
-            if len(under_way) >= max(1, in_flight):
+            if len(under_way) >= in_flight:
                 _, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.gather(*under_way)
         if failures:

@@ -17,7 +17,7 @@ from typing import Self, TypeVar
 
 from mqproc.client import core
 from mqproc.client.aio_lines import Line
-from mqproc.client.amounts import above_zero
+from mqproc.client.amounts import above_zero, at_least_one
 from mqproc.client.connection import FRAME_BYTES_MAX, Connection, open_socket
 from mqproc.client.core import Call
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
@@ -137,10 +137,11 @@ class AsyncCalls:
 
         At an error the calls under way are given up.
         """
+        in_flight = at_least_one("in_flight", in_flight)
         tasks: deque[asyncio.Task[T]] = deque()
         try:
             for call in calls:
-                if len(tasks) >= max(1, in_flight):
+                if len(tasks) >= in_flight:
                     yield await tasks.popleft()
                 tasks.append(asyncio.ensure_future(self.run(call)))
                 # Let the frame go out before the next is made: its bytes may be the caller's own.

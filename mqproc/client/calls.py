@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from mqproc.client import core
-from mqproc.client.amounts import above_zero
+from mqproc.client.amounts import above_zero, at_least_one
 from mqproc.client.connection import FRAME_BYTES_MAX
 from mqproc.client.core import TIMEOUT_S, Call
 from mqproc.client.lines import Line, Lines
@@ -140,10 +140,11 @@ class Calls:
 
         At an error the calls under way are given up.
         """
+        in_flight = at_least_one("in_flight", in_flight)
         pipeline = Pipeline(self, role)
         try:
             for call in calls:
-                if len(pipeline) >= max(1, in_flight):
+                if len(pipeline) >= in_flight:
                     yield pipeline.finish()
                 pipeline.start(call)
             while len(pipeline):

@@ -432,12 +432,9 @@ class Consumer:
     def ack(self, *messages: StoredMessage) -> None:
         """Messages that `receive` gave are done. After `close` it is too late: they come again."""
         revoked = False
+        places = group_calls.places_of(messages)
         with self._lock:
-            for message in messages:
-                try:
-                    queue, offset = (message.topic, message.queue_id), message.queue_offset
-                except AttributeError:
-                    raise group_calls.no_message(message) from None
+            for queue, offset in places:
                 revoked = self._assignment.ack(queue, offset) or revoked
         if revoked:
             self._release()

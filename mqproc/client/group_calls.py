@@ -162,6 +162,14 @@ def change_invisible(group: str, message: StoredMessage, duration_s: float) -> C
     )
 
 
+def places_of(messages: Sequence[Any]) -> list[tuple[tuple[str, int], int]]:
+    """Queue and offset of each. Raises BadRequestError when one is no message."""
+    for message in messages:
+        if not isinstance(message, StoredMessage):
+            raise no_message(message)
+    return [((message.topic, message.queue_id), message.queue_offset) for message in messages]
+
+
 def no_message(given: object) -> BadRequestError:
     """What is said of what is given in the place of a message."""
     shown = repr(given)[:64]

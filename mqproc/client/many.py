@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from mqproc.client import sending
+from mqproc.client.amounts import at_least_one
 from mqproc.client.core import WRITER
 from mqproc.errors import MqprocError
 from mqproc.message import Message, SendResult
@@ -20,6 +21,7 @@ def send_many(client: Client, messages: Iterable[Message], *, in_flight: int, wa
 
     At an error the frames under way are finished first; the error's notes tell how many messages were stored.
     """
+    in_flight = at_least_one("in_flight", in_flight)
     results: dict[int, SendResult] = {}
     indices: deque[list[int]] = deque()
     pipeline = client.pipeline(WRITER)
@@ -36,7 +38,7 @@ def send_many(client: Client, messages: Iterable[Message], *, in_flight: int, wa
     try:
         for group in sending.groups_of(messages):
             call = sending.send_group([message for _, message in group], wait=wait)
-            if len(pipeline) >= max(1, in_flight):
+            if len(pipeline) >= in_flight:
                 finish()
             if failure is not None:
                 break

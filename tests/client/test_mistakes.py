@@ -70,6 +70,8 @@ class Incomparable:
             BadPropertyError,
             "unique id b'5' is no text",
         ),
+        (lambda c: c.send_many([mqproc.Message("t", b"x")], in_flight=0), BadRequestError, "in_flight = 0 is out of"),
+        (lambda c: list(c.send_batches([], in_flight=-1)), BadRequestError, "in_flight = -1 is out of range: 1 at"),
         (lambda c: c.send("t", b"x", queue_id="0"), BadRequestError, "queue_id = '0' is no whole number"),
         (lambda c: c.send("t", b"x", queue_id=1.5), BadRequestError, "queue_id = 1.5: Expected `int`"),
         (lambda c: c.send("t", b"x", flag="1"), BadMessageError, "flag = '1' is no whole number"),
@@ -194,6 +196,8 @@ def test_mistakes_with_consumers_are_told(group: Group, tmp_path: Path) -> None:
             fill(client, "Mistakes", 2, queues=1)
             with client.consumer("mistakes", "Mistakes", start="earliest") as consumer:
                 _told_by(consumer, consumer.receive(2, timeout=PATIENCE_S))
+            with client.consumer("mistakes", "Mistakes") as consumer:
+                assert len(consumer.receive(2, timeout=PATIENCE_S)) == 2, "none is done beside what is no message"
             _told_by_simple(client)
             _told_of_paths(client, tmp_path)
         asyncio.run(_told_async(group))
@@ -205,6 +209,7 @@ def _told_by(consumer: mqproc.Consumer, messages: Any) -> None:
     for told, call in (
         ("a list is no StoredMessage", lambda: consumer.ack(messages)),
         ("a NoneType is no StoredMessage", lambda: consumer.ack(None)),
+        ("a str is no StoredMessage", lambda: consumer.ack(*messages, "x")),
         ("a list is no StoredMessage", lambda: consumer.nack(messages)),
         ("to = 'earliest' is no ResetTo", lambda: consumer.seek("earliest")),
         ("timeout = None is no number", lambda: consumer.receive(timeout=None)),
