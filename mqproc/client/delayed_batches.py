@@ -38,6 +38,8 @@ def deliver_at_ms(deliver_at: Times, delay: Delays) -> Any:
     if deliver_at is not None:
         raise BadRequestError("give a delay or a time to deliver at, not both")
     now_ms = time.time_ns() // 1_000_000
+    if isinstance(delay, str | bytes):
+        raise _no_delay(f"{delay!r} is text")
     try:
         after_ms = np.rint(_seconds(delay) * 1000)
     except (TypeError, ValueError) as error:

@@ -17,6 +17,7 @@ _SECONDS: Final = (100_000_000, 100_000_000_000)
 def time_ms(moment: Time, default: int) -> int:
     """A moment as Unix ms: a number is that already, text is ISO 8601, local time where it names no zone.
 
+    What is finer is cut off, as from store times: what is sent after now is not before it.
     Raises BadRequestError for what is none, and as `refuse_seconds`.
     """
     if moment is None:
@@ -38,8 +39,8 @@ def time_ms(moment: Time, default: int) -> int:
 
 def _datetime_ms(moment: datetime.datetime) -> int:
     try:
-        # Not by a method of its own: those of pandas take a naive moment for one in UTC.
-        return round(datetime.datetime.timestamp(moment) * 1000)
+        # Not by a method of its own: those of pandas take a naive moment for one in UTC. Cut from exact microseconds.
+        return round(datetime.datetime.timestamp(moment) * 1_000_000) // 1000
     except (ValueError, OverflowError):  # pandas' NaT, and the ends of the years that datetimes have.
         raise BadRequestError(f"{moment!r} has no Unix time") from None
 

@@ -284,7 +284,8 @@ class QueueTable:
     def _add(self, topic: str, queue_id: int, next_offset: int, min_offset: int, state: int) -> int:
         number = self.count
         if number >= self.capacity:
-            raise TooManyQueuesError(f"max_queues = {self.capacity:,} queues are in use, deleted ones included")
+            used = f"max_queues = {self.capacity:,} queues are in use, deleted ones included"
+            raise TooManyQueuesError(f"queue {queue_id} of topic {topic!r}: {used}")
         self.make_room(1)
         name = topic.encode()
         topic_hash = java_hash(topic)

@@ -53,7 +53,7 @@ class LogSegments:
         self.segment_size = segment_size
         self._mapped_max = mapped_max
         self._whole = whole
-        self._map_file = io.map_as_it_is if still else io.map
+        self._still = still
         self._present_bytes_max = present_bytes_max
         self._maps: OrderedDict[int, tuple[mmap.mmap, NDArray[np.uint8]]] = OrderedDict()
         # The numbers of the stretches of PAGES_AROUND_BYTES of the log that may be present.
@@ -156,7 +156,8 @@ class LogSegments:
             if size < self.segment_size and self._whole:
                 raise CorruptStoreError(f"{self.path(start)}: {size:,} bytes; a segment has {self.segment_size:,}")
             # Of no bytes there is no map.
-            mapping = self._map_file(fd, size) if size else self.io.shared_memory(mmap.PAGESIZE)
+            map_file = self.io.map_as_it_is if self._still else self.io.map
+            mapping = map_file(fd, size) if size else self.io.shared_memory(mmap.PAGESIZE)
         finally:
             self.io.close(fd)
         while len(self._maps) >= self._mapped_max:

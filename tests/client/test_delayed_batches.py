@@ -146,6 +146,17 @@ def test_seconds_are_not_taken_for_milliseconds(seconds: Any) -> None:
     assert core.time_ms(datetime.datetime(1971, 1, 1, tzinfo=datetime.UTC), 7) == 31_536_000_000
 
 
+def test_a_moment_is_cut_to_the_millisecond_as_store_times_are() -> None:
+    moment = datetime.datetime(2026, 11, 25, 12, tzinfo=datetime.UTC)
+    for microsecond in (0, 1, 499, 500, 999, 1000, 122_999, 123_000, 999_999):
+        expected = 1_795_608_000_000 + microsecond // 1000
+        assert core.time_ms(moment.replace(microsecond=microsecond), 0) == expected
+        assert core.time_ms(moment.replace(microsecond=microsecond).isoformat(), 0) == expected
+    for ms in range(1_795_608_000_000, 1_795_608_001_000):
+        assert core.time_ms(datetime.datetime.fromtimestamp(ms / 1000, datetime.UTC), 0) == ms
+    assert core.time_ms(datetime.datetime(1969, 12, 31, 23, 59, 59, 999_500, datetime.UTC), 0) == -1
+
+
 def test_nothing_waits_for_nothing() -> None:
     parts, places = by_time(batch(0, delay_level=np.array([], int)))
     assert parts == []

@@ -93,6 +93,7 @@ class Incomparable:
         (lambda c: c.send("t", b"x", properties=Column(["a"] * 2)), BadPropertyError, "properties a mapping, not"),
         (lambda c: c.send("t", b"x", delay_level=Column([1, 2])), BadMessageError, "delay_level is a Column"),
         (lambda c: c.send("t", b"x", delay=Column([1, 2])), BadTimeError, "a Column is no list or array"),
+        (lambda c: c.send("t", b"x", delay="5m"), BadTimeError, "a number of seconds or a timedelta.*: '5m' is text"),
         (lambda c: c.send("t", b"x", deliver_at=datetime.date(2027, 1, 1)), BadRequestError, "no time is a date"),
         (
             lambda c: c.send("t", b"x", deliver_at=np.datetime64("2027-01-01")),
