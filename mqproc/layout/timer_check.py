@@ -17,9 +17,8 @@ from dataclasses import dataclass
 
 FILE_SIZE = 4096
 NO_LOG_POSITION = -1
-CLOCK_SLACK_MS = 60_000
+CLOCK_STEP_MAX_MS = 86_400_000
 """A clock may be set back by so much between a delivery and the writing of the page that counts it."""
-_DAY_MS = 86_400_000
 _WORDS = struct.Struct(">7q")
 _OWN = struct.Struct(">4q")
 OWN_AT = 2048
@@ -54,8 +53,8 @@ class TimerCheck:
 
     def is_ahead(self, now_ms: int) -> bool:
         """Whether nothing can have been delivered up to `read_ms`: it is later than the page, or than now."""
-        written_ms = self.timestamp_ms + CLOCK_SLACK_MS if self.timestamp_ms else self.read_ms
-        return self.read_ms > min(written_ms, now_ms + _DAY_MS)
+        written_ms = self.timestamp_ms or self.read_ms
+        return self.read_ms > min(written_ms, now_ms) + CLOCK_STEP_MAX_MS
 
 
 def encode(check: TimerCheck) -> bytes:

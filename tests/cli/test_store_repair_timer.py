@@ -110,7 +110,7 @@ CASES: dict[str, tuple[Callable[[StorePaths], Any], list[Row]]] = {
         [Row("timer_check_ahead", "config/timercheck", 0)],
     ),
     "a check that is later than it was written": (
-        lambda paths: check_word(0, int.from_bytes(paths.timer_check.read_bytes()[40:48]) + 120_000)(paths),
+        lambda paths: check_word(0, int.from_bytes(paths.timer_check.read_bytes()[40:48]) + 86_520_000)(paths),
         [Row("timer_check_ahead", "config/timercheck", 0)],
     ),
     "a check ahead of both queues": (

@@ -371,11 +371,14 @@ class Story:
 
     def _truth(self, group: Group) -> Truth:
         control = group.control
+        # What an earlier life has begun to delete may be gone in part.
+        aims = control.load(words_of.MIN_PHYSICAL_OFFSET), control.load(words_of.RETENTION_AIM)
+        self._minimum = max(self._minimum, *aims)
         return Truth(
             walk_log(group.paths.commit_log),
             group.synced,
             control.load(words_of.WRITTEN),
-            max(control.load(words_of.MIN_PHYSICAL_OFFSET), control.load(words_of.RETENTION_AIM)),
+            self._minimum,
             set(self._gone),
             group.read_only,
         )
@@ -444,8 +447,7 @@ class Story:
         state = found.state()
         if state not in well:
             records = checks.check_all(found, truth, self._senders, self._deletions, power_loss=True)
-            minimum = max(self._minimum, truth.minimum)
-            checks.check_parties(found, records, self._parties, minimum=minimum, power_loss=True)
+            checks.check_parties(found, records, self._parties, minimum=truth.minimum, power_loss=True)
             checks.check_again(found, self._options)
             well[state] = records
         self._use(found, well[state], now_ms)
@@ -493,8 +495,7 @@ class Story:
     def _check_end(self, truth: Truth, *, power_loss: bool, now_ms: int) -> None:
         found = checks.recover(self._root, self._options, self._machine(self._root), now_ms)
         records = checks.check_all(found, truth, self._senders, self._deletions, power_loss=power_loss)
-        self._minimum = max(self._minimum, truth.minimum)
-        checks.check_parties(found, records, self._parties, minimum=self._minimum, power_loss=power_loss)
+        checks.check_parties(found, records, self._parties, minimum=truth.minimum, power_loss=power_loss)
         stands = found_in(found.paths, records, sync_flush=self._options.sync_flush)
         for party in self._parties:
             party.go_on(stands, power_loss=power_loss)

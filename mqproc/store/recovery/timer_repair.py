@@ -19,6 +19,8 @@ from mqproc.store.verify.verifier import sizes_of
 
 # No check of a store that is in use is older.
 _TIMERS_MS = 365 * 86_400_000
+# What was due shortly before the page was written may not have been delivered.
+_DELIVERY_MS = 60_000
 _KINDS = frozenset(
     {
         Kind.TIMER_FILE_MISSING,
@@ -80,7 +82,7 @@ def _delivered_up_to(check: TimerCheck, now_ms: int) -> int:
     """What the check says, or when it was written where that cannot be; 0 where that is not known either."""
     if not check.is_ahead(now_ms):
         return check.read_ms
-    written_ms = check.timestamp_ms - timer_check.CLOCK_SLACK_MS
+    written_ms = check.timestamp_ms - _DELIVERY_MS
     return written_ms if now_ms - _TIMERS_MS < written_ms < now_ms else 0
 
 

@@ -1,0 +1,28 @@
+"""The timer's check page: what it cannot rightly say."""
+
+from __future__ import annotations
+
+import pytest
+
+from mqproc.layout.timer_check import CLOCK_STEP_MAX_MS, TimerCheck
+
+NOW_MS = 1_795_608_000_000
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("read_ms", "written_ms", "is_ahead"),
+    [
+        (0, 0, False),
+        (NOW_MS, NOW_MS, False),
+        (NOW_MS, NOW_MS - HOUR_MS, False),  # The clock was set back behind a delivery.
+        (NOW_MS + HOUR_MS, NOW_MS + HOUR_MS, False),  # It was set back since.
+        (NOW_MS, NOW_MS - CLOCK_STEP_MAX_MS, False),
+        (NOW_MS, NOW_MS - CLOCK_STEP_MAX_MS - 1, True),
+        (NOW_MS + CLOCK_STEP_MAX_MS + 1, NOW_MS + CLOCK_STEP_MAX_MS, True),
+        (NOW_MS, 0, False),  # A page that does not tell when it was written.
+        (NOW_MS + CLOCK_STEP_MAX_MS + 1, 0, True),
+    ],
+)
+def test_it_is_ahead_when_no_step_of_a_clock_explains_it(read_ms: int, written_ms: int, is_ahead: bool) -> None:
+    assert TimerCheck(read_ms, timestamp_ms=written_ms).is_ahead(NOW_MS) is is_ahead
