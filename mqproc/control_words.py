@@ -6,6 +6,7 @@ Tools that must start at once need nothing else: no numpy, nothing but a map and
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 from collections.abc import Mapping
 from typing import Final
@@ -134,6 +135,13 @@ def sync_errno(words: Mapping[str, int]) -> int:
 def read_only(words: Mapping[str, int]) -> bool:
     """A sync failed, so nothing more is taken."""
     return sync_errno(words) != 0
+
+
+def why_read_only(failed: int) -> str:
+    """What `sync_errno` tells of, in words."""
+    if failed == errno.EROFS:
+        return "the file system has become read-only, as an error of its disk leaves it"
+    return f"a sync failed with errno {failed}"
 
 
 def damage_holes(words: Mapping[str, int]) -> int:

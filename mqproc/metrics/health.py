@@ -62,8 +62,8 @@ def ready_problems_of(words: Mapping[str, int], timeout_ns: int) -> list[str]:
         elif is_silent(words, role, timeout_ns, now_ns):
             silent_s = (now_ns - words[f"{role}.heartbeat_ns"]) / 1e9
             problems.append(f"{role} has been silent for {silent_s:.1f} s: it is ended, and started again")
-    if errno := control_words.sync_errno(words):
-        reason = f"a sync failed with errno {errno}"
+    if failed := control_words.sync_errno(words):
+        reason = control_words.why_read_only(failed)
         problems.append(f"the store is read-only: {reason}; mend the disk, mqproc down, mqproc store repair")
     if words["damage_read_only"] or words["dispatch_read_only"]:
         damaged = counted(control_words.damage_holes(words), "damaged range")

@@ -7,6 +7,7 @@ from typing import Final
 
 from mqproc.client.retry import RESTART_MS
 from mqproc.config import Options
+from mqproc.control_words import why_read_only
 from mqproc.errors import DiskFullError, MqprocError, RetryLaterError, StoreBusyError, StoreReadOnlyError
 from mqproc.layout import control as words_of
 from mqproc.process.loop import RoleContext
@@ -57,7 +58,7 @@ class AppendConditions:
                 return StoreBusyError("the store is being stopped", hint_ms=1000)
             return RetryLaterError("the writer is being restarted", hint_ms=RESTART_MS)
         if failed := control.sync_errno:
-            return StoreReadOnlyError(f"a sync failed with errno {failed}; run mqproc store repair")
+            return StoreReadOnlyError(f"{why_read_only(failed)}; run mqproc store repair")
         if control.damage_read_only:
             place = self._context.paths.damage
             return StoreReadOnlyError(

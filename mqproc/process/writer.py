@@ -26,6 +26,7 @@ from mqproc.errors import (
     TopicNotFoundError,
     UnknownCommandError,
 )
+from mqproc.io import FailedSyncError
 from mqproc.kernels.append_run import ANSWERS_FULL, COMMIT, DONE, NOT_KNOWN
 from mqproc.layout import control as words_of
 from mqproc.layout import figures
@@ -396,9 +397,13 @@ class Writer:
 
     def _fail(self, error: MqprocError | OSError) -> MqprocError:
         """Nothing that waits is published, nor will be; perhaps no more is taken. Returns what clients are told."""
-        failure = error if isinstance(error, MqprocError) else InternalError(f"{error.strerror or error}")
-        self._answers.refuse(failure)
         self._closed_by = self._conditions.reason_to_refuse()
+        if isinstance(error, FailedSyncError) and self._closed_by is not None:
+            self._log.error("the store is read-only from now on", error=str(error))
+            failure = self._closed_by
+        else:
+            failure = error if isinstance(error, MqprocError) else InternalError(f"{error.strerror or error}")
+        self._answers.refuse(failure)
         return failure
 
     def _refuse(self, request: Request, error: MqprocError) -> None:

@@ -7,6 +7,8 @@ before anything is appended there: else a power loss could bring them back behin
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 
 import numpy as np
 
@@ -28,7 +30,8 @@ class TailNotClearedError(RuntimeError):
 def clear_unpublished(io: StoreIO, syncs: Syncing, words: Words, segments: LogSegments) -> None:
     """Take back what was counted behind WRITTEN, zero and sync [WRITTEN, RESERVED_END), then lower RESERVED_END.
 
-    Raises TailNotClearedError, and FailedSyncError: then the store is read-only and nothing is appended there.
+    Raises TailNotClearedError, and FailedSyncError: then the store is read-only and nothing is appended there. So it is
+    on a file system that is read-only by now, as many become by an error of their disk.
     """
     uncount(np.frombuffer(words.mapping, np.int64))
     written, reserved_end = words[words_of.WRITTEN], words[words_of.RESERVED_END]
@@ -36,6 +39,9 @@ def clear_unpublished(io: StoreIO, syncs: Syncing, words: Words, segments: LogSe
         try:
             zero_range(io, segments, written, reserved_end)
         except OSError as error:
+            if error.errno == errno.EROFS:
+                words[words_of.WRITER_SYNC_ERRNO] = error.errno
+                raise FailedSyncError(error.errno, os.strerror(error.errno), error.filename) from error
             raise TailNotClearedError(f"log [{written}, {reserved_end}) could not be zeroed: {error}") from error
         sync_range(io, syncs, segments, written, reserved_end)
     words[words_of.RESERVED_END] = written

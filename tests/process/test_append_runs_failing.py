@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import struct
 from typing import Any
 
@@ -99,6 +100,30 @@ def test_a_write_that_fails_and_cannot_be_taken_back_durably_refuses_every_frame
     client.send(single(202, "A"))
     client.wait_for([202])
     assert isinstance(error_of(client, 202), StoreReadOnlyError)
+
+
+def test_a_writer_refuses_all_in_words_when_its_file_system_has_become_read_only(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(*_arguments: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    rig = make_rig()
+    client = rig.client()
+    client.send(single(1, "A"))
+    client.wait_for([1])
+    end = rig.written
+    rig.io.write_errors = [errno.EROFS]
+    monkeypatch.setattr(rig.io, "zero", read_only)
+    client.send(b"".join(single(number, "A") for number in range(2, 12)))
+    client.wait_for(range(2, 12))
+    client.send(single(12, "A"))
+    client.wait_for([12])
+    for number in range(2, 13):
+        error = error_of(client, number)
+        assert isinstance(error, StoreReadOnlyError)
+        assert "the file system has become read-only" in str(error)
+    assert rig.written == end
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ class FaultyIO(StoreIO):
     def __init__(self) -> None:
         super().__init__()
         self.failing: set[str] = set()
+        self.zero_errno = errno.EIO
         self.synced: list[str] = []
         self.zeroed: list[tuple[int, int]] = []
         self._names: dict[int, str] = {}
@@ -41,7 +43,7 @@ class FaultyIO(StoreIO):
 
     def zero(self, fd: int, offset: int, size: int) -> None:
         if "zero" in self.failing:
-            raise OSError(errno.EIO, "Input/output error")
+            raise OSError(self.zero_errno, os.strerror(self.zero_errno))
         self.zeroed.append((offset, size))
         super().zero(fd, offset, size)
 
@@ -93,6 +95,19 @@ def test_a_store_is_read_only_when_what_was_taken_back_cannot_be_synced(engine: 
     assert engine.words[words_of.WRITER_SYNC_ERRNO] == errno.EIO
     assert engine.paths.read_only.exists()
     assert not any(engine.log_bytes(end, engine.segments.segment_size))
+
+
+def test_a_file_system_that_is_read_only_by_now_makes_the_store_so_and_ends_no_writer(
+    engine: Engine, io: FaultyIO
+) -> None:
+    end = engine.written
+    io.failing, io.zero_errno = {"half pwrite", "zero"}, errno.EROFS
+    with pytest.raises(FailedSyncError):
+        engine.append("T", [b"x" * 1000])
+    assert engine.words[words_of.WRITER_SYNC_ERRNO] == errno.EROFS
+    assert engine.words[words_of.RESERVED_END] > end
+    _take_over(engine)
+    assert engine.written == engine.words[words_of.TABLE_AT] == end
 
 
 def _take_over(engine: Engine, *, sync_flush: bool = False) -> None:
