@@ -32,6 +32,7 @@ from mqproc.process.group_state import GroupState
 from mqproc.process.log import get_logger
 from mqproc.process.lost_clients import LostClients
 from mqproc.quantities import counted
+from mqproc.shm.bell import MAX_WAIT_S
 from mqproc.shm.code_counts import code_counter
 from mqproc.store.groups.settings import retry_topic
 from mqproc.store.groups.unwritable import NO_ROOM
@@ -71,8 +72,9 @@ TOPICS_OF_A_MEMBER_MAX: Final = 4096
 RETURN_NS: Final = 300_000_000
 """After a restart of the role members have this long to come back before their queues are given to others."""
 LOOK_NS: Final = 100_000_000
-STALL_NS: Final = 1_000_000_000
-"""When the role itself stood still for longer than this, nobody is held to have been silent meanwhile."""
+STALL_NS: Final = round(2 * MAX_WAIT_S * 1e9)
+"""When the role itself stood still for longer than this, nobody is held to have been silent meanwhile. It is more than
+an idle role waits: each wait would give every member so much longer, and a stopped one might stay for minutes."""
 NO_EPOCH: Final = -1
 EPOCH_MAX: Final = 1 << 53
 """Far above what is ever given, far below what the file's word holds."""

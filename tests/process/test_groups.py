@@ -12,6 +12,7 @@ import pytest
 from mqproc.errors import NotAMemberError, StoreBusyError
 from mqproc.layout import control as words_of
 from mqproc.process.groups import TICKS_PER_SESSION, held_until_ns
+from mqproc.shm.bell import MAX_WAIT_S
 from mqproc.wire.connection import Connection
 from mqproc.wire.group_operations import (
     EARLIEST,
@@ -225,6 +226,23 @@ def test_a_session_ends_when_all_that_came_within_it_was_served(store: Group) ->
     assert "billing" in groups.members(), "its heartbeat may be among what waits"
     groups.step(over_ns, over_ns)
     assert "billing" not in groups.members()
+
+
+def test_a_role_that_waits_idle_gives_nobody_a_longer_session(store: Group) -> None:
+    """It is woken after MAX_WAIT_S and a little more; only one that stood still has heard nobody."""
+    caller = store.connect()
+    join(caller, "billing", "one", 5_000)
+    groups = store.role._groups
+    heard_ns = groups.members()["billing"].members["one"].heard_ns
+    for waits in range(1, 6):
+        now_ns = heard_ns + waits * round(1.001 * MAX_WAIT_S * 1e9)
+        groups.step(now_ns, now_ns)
+        assert ("billing" in groups.members()) is (waits < 5)
+    join(caller, "billing", "two", 5_000)
+    heard_ns = groups.members()["billing"].members["two"].heard_ns
+    groups.step(heard_ns, heard_ns)
+    groups.step(heard_ns + 60_000 * MS, heard_ns + 60_000 * MS)
+    assert "billing" in groups.members(), "nothing was read meanwhile"
 
 
 def test_clients_with_many_members_may_die_together(store: Group) -> None:
