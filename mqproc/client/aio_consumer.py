@@ -14,11 +14,11 @@ from mqproc.client.aio_handling import AsyncHandling
 from mqproc.client.aio_membership import AsyncMembership
 from mqproc.client.amounts import at_least_one, moment_after
 from mqproc.client.assignment import Assignment, Cursor, Piece, entries
-from mqproc.client.consumer import AT_ONCE, COMMIT_S, HOLD_S, LOOK_S, MOVED, RECEIVE_MESSAGES
 from mqproc.client.driving import drive_async
 from mqproc.client.group_steps import ResetTo, lag_behind, seek_targets
 from mqproc.client.nacking import Nacking
 from mqproc.client.outage import Outage
+from mqproc.client.pace import AT_ONCE, COMMIT_S, HOLD_S, LOOK_S, MOVED, RECEIVE_MESSAGES
 from mqproc.client.subscription import Subscription
 from mqproc.errors import BadRequestError, MqprocError, NotAMemberError, RequestTimeoutError
 from mqproc.layout.lazy_records import UnreadRecords
@@ -363,6 +363,12 @@ class AsyncConsumer:
             self._release()
         if not self._closed:
             self._commit_soon()
+
+    def take_back(self, messages: Sequence[StoredMessage]) -> None:
+        """Messages that nobody will handle come again; see `Consumer.take_back`."""
+        freed = sum(self._assignment.take_back(queue, offset) for queue, offset in group_calls.places_of(messages))
+        if freed and not self._closed:
+            self._release()
 
     async def nack(self, *messages: StoredMessage, delay_level: int = 0) -> None:
         """Have messages delivered again later; see `Consumer.nack`."""

@@ -82,5 +82,5 @@ class AsyncGroups:
 
     async def resend(self, group: str, *messages: StoredMessage) -> int:
         """Have dead letters delivered to their group again; how many could be."""
-        calls = group_calls.resends(group, [message.queue_offset for message in messages])
+        calls = group_calls.resends(group, messages)
         return sum([await self._client.run(call) for call in calls])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+import time
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from mqproc.client.amounts import at_least_one
-from mqproc.client.handling import BUSY_S, IDLE_S, MESSAGES_AT_ONCE
-from mqproc.errors import MessageNotFoundError
+from mqproc.client.handling import BUSY_S, IDLE_S, LOOK_S, MESSAGES_AT_ONCE
+from mqproc.errors import BadRequestError, MessageNotFoundError
 from mqproc.message import StoredMessage
 
 if TYPE_CHECKING:
@@ -37,22 +40,39 @@ class AsyncHandling:
         self._tries_in_order = tries_in_order
         self._stop = stop
         self._pause_s = pause_s
+        self._broken = False
+        """Something was raised, or the run is cancelled: what is handled now is the last."""
+        self._left: list[StoredMessage] = []
 
     async def run(self) -> None:
-        """Until the stop. What the consumer raises, and what acknowledging raises, is raised here."""
+        """Until the stop. What the consumer raises, and what acknowledging raises, is raised here.
+
+        What is being handled then is handled to its end; all else that was received comes again.
+        """
         under_way: set[asyncio.Task[None]] = set()
         try:
-            while not self._stop.is_set():
-                if len(under_way) >= self._workers:
-                    await asyncio.wait(under_way, timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED)
-                under_way = _raised(under_way)
-                if len(under_way) < self._workers:
-                    room = self._workers - len(under_way)
-                    for run in await self._receive(room, BUSY_S if under_way else IDLE_S):
-                        under_way.add(asyncio.ensure_future(self._each(run)))
+            await self._go_on(under_way)
+        except BaseException:
+            self._broken = True
+            raise
         finally:
             await asyncio.gather(*under_way, return_exceptions=True)
+            self._consumer.take_back(self._left)
         _raised(under_way)
+
+    async def _go_on(self, under_way: set[asyncio.Task[None]]) -> None:
+        while not self._stop.is_set():
+            if len(under_way) >= self._workers:
+                await asyncio.wait(under_way, timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED)
+            under_way -= _raised(under_way)
+            if len(under_way) < self._workers:
+                room = self._workers - len(under_way)
+                for run in await self._receive(room, BUSY_S if under_way else IDLE_S):
+                    under_way.add(asyncio.ensure_future(self._each(run)))
+
+    @property
+    def _is_over(self) -> bool:
+        return self._broken or self._stop.is_set()
 
     async def _receive(self, room: int, timeout_s: float) -> list[list[StoredMessage]]:
         """Messages by what is handled one after the other."""
@@ -63,16 +83,25 @@ class AsyncHandling:
             queues.setdefault((message.topic, message.queue_id), []).append(message)
         return list(queues.values())
 
-    async def _each(self, messages: Iterable[StoredMessage]) -> None:
-        for message in messages:
-            failures = 0
-            while not await self._handled(message):
-                failures += 1
-                if self._tries_in_order is None or failures > self._tries_in_order:
-                    await self._again_later(message)
-                    break
-                if await self._stopped_within(self._pause_s):
-                    return
+    async def _each(self, messages: list[StoredMessage]) -> None:
+        done = 0
+        try:
+            while done < len(messages) and not self._is_over and await self._settled(messages[done]):
+                done += 1
+        finally:
+            self._left += messages[done:]
+
+    async def _settled(self, message: StoredMessage) -> bool:
+        """Handled, or left to come again later; False when the run was over before."""
+        failures = 0
+        while not await self._handled(message):
+            failures += 1
+            if self._tries_in_order is None or failures > self._tries_in_order:
+                await self._again_later(message)
+                return True
+            if await self._over_within(self._pause_s):
+                return False
+        return True
 
     async def _again_later(self, message: StoredMessage) -> None:
         """A message that is gone would come again for ever, and hold up those behind it: it is done."""
@@ -88,25 +117,37 @@ class AsyncHandling:
 
     async def _handled(self, message: StoredMessage) -> bool:
         try:
-            await self._handler(message)
-        except Exception:
+            given = self._handler(message)
+            if is_awaitable := inspect.isawaitable(given):
+                await given
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
             _log.warning("handling message %s of %s failed", message.message_id, message.topic, exc_info=True)
             return False
+        if not is_awaitable:
+            raise BadRequestError(f"handler {self._handler!r} gave nothing to await: give an async function")
         await self._consumer.ack(message)
         return True
 
-    async def _stopped_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stop.wait()
-        except TimeoutError:
-            return False
-        return True
+    async def _over_within(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while not self._is_over and (left_s := end - time.monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left_s, LOOK_S)):
+                    await self._stop.wait()
+        return self._is_over
+
+
+def _is_cancelled() -> bool:
+    """Whether this task shall end; else it was something that a handler had awaited."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _raised(under_way: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
-    """Those that are not through; raises the error of one that failed."""
-    for task in under_way:
-        if task.done():
-            task.result()
-    return {task for task in under_way if not task.done()}
+    """Those that are through; raises the error of one that failed."""
+    through = {task for task in under_way if task.done()}
+    for task in through:
+        task.result()
+    return through

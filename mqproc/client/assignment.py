@@ -181,10 +181,38 @@ class Cursor(Generic[M]):
             self._handed.popleft()
         return True
 
+    def has_out(self, offset: int) -> bool:
+        """Whether a message is in somebody's hands who was to acknowledge it."""
+        return offset in self._open
+
+    def let_go(self) -> None:
+        """Nobody handles what is in hands: it is not done, and everything behind it neither."""
+        self.done = self.position
+        self._handed.clear()
+        self._open.clear()
+
+    def anew(self) -> Cursor[M]:
+        """The same queue, from what is not done on. What was handed out or fetched before does not count any more."""
+        other = Cursor[M](self.topic, self.queue_id, self.epoch, self.position)
+        other.committed = other.committing = self.committed
+        self.lost = True
+        self.revoke()
+        return other
+
     def revoke(self) -> None:
         """No more of this queue is handed out."""
         self.revoked = True
         self.pieces.clear()
+
+
+class Loop:
+    """A loop through a piece, and the message that its body has."""
+
+    __slots__ = ("cursor", "message")
+
+    def __init__(self, cursor: Cursor[Any]) -> None:
+        self.cursor = cursor
+        self.message: StoredMessage | None = None
 
 
 class Assignment(Generic[M]):
@@ -279,6 +307,17 @@ class Assignment(Generic[M]):
         if found is not None and found.ack(offset):
             return False
         return any(cursor.queue == queue and cursor.ack(offset) for cursor in self._leaving)
+
+    def take_back(self, queue: Queue, offset: int) -> bool:
+        """A message that was handed out comes again, with those behind it; whether that may have freed a queue."""
+        found = self.cursors.get(queue)
+        if found is not None and found.has_out(offset):
+            self.cursors[queue] = found.anew()
+            return False
+        freed = [cursor for cursor in self._leaving if cursor.queue == queue and cursor.has_out(offset)]
+        for cursor in freed:
+            cursor.let_go()
+        return bool(freed)
 
     # Fetching and handing out
 

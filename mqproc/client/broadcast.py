@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import math
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -53,6 +54,7 @@ class LocalProgress:
             raise BadRequestError(f"offsets_path = {str(path)!r} is a folder: give the name of a file")
         self._path = path
         self._io = StoreIO()
+        self._pid = os.getpid()
         self._lock_fd = -1
         try:
             self._io.make_folder(path.parent, mode=0o700)
@@ -95,6 +97,8 @@ class LocalProgress:
 
     def save(self) -> None:
         """Write the file when something changed. Raises OSError."""
+        if os.getpid() != self._pid:
+            return  # What this process was forked from goes on, and may have come further.
         # A consumer's commit and its thread may both save: the file beside it that is renamed is one.
         with self._saving:
             with self._lock:
@@ -109,6 +113,9 @@ class LocalProgress:
         """Let another consumer have the file."""
         fd, self._lock_fd = self._lock_fd, -1
         if fd >= 0:
+            if os.getpid() == self._pid:
+                # Processes that were forked from this one have it open too, and hold nothing by it.
+                fcntl.flock(fd, fcntl.LOCK_UN)
             self._io.close(fd)
 
 

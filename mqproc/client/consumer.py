@@ -9,15 +9,16 @@ The user's thread fetches and commits; the membership thread says that the consu
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from mqproc.client import core, group_calls
 from mqproc.client.amounts import at_least_one, moment_after
-from mqproc.client.assignment import Assignment, Cursor, Piece, entries
+from mqproc.client.assignment import Assignment, Cursor, Loop, Piece, entries
 from mqproc.client.broadcast import Broadcast
 from mqproc.client.driving import drive
 from mqproc.client.fetching import Fetcher
@@ -25,6 +26,7 @@ from mqproc.client.group_steps import ResetTo, lag_behind, seek_targets
 from mqproc.client.handling import Handling
 from mqproc.client.membership import Membership
 from mqproc.client.nacking import Nacking
+from mqproc.client.pace import AT_ONCE, COMMIT_S, HOLD_S, LOOK_S, MOVED, RECEIVE_MESSAGES, TURN_S
 from mqproc.client.retry import ConnectionLost
 from mqproc.client.subscription import Subscription
 from mqproc.errors import BadRequestError, MqprocError, RequestTimeoutError
@@ -39,26 +41,7 @@ if TYPE_CHECKING:
     from mqproc.client.sync import Client
     from mqproc.wire.group_operations import GroupAssignment
 
-COMMIT_S: Final = 0.01
-"""While messages take less than this, so much may be done again after a kill; else each is committed as it is done."""
-HOLD_S: Final = 30.0
-"""How long the server holds a pull of an empty queue."""
-LOOK_S: Final = 1.0
-RECEIVE_MESSAGES: Final = 64
-AT_ONCE: Final = 256
-"""Messages that are made of a pull's records at once, just before a loop goes through them."""
-MOVED: Final = frozenset({PullStatus.OFFSET_TOO_SMALL, PullStatus.OFFSET_OVERFLOW_BADLY})
 _clock = time.monotonic
-
-
-class _Loop:
-    """A loop through a piece, and the message that its body has."""
-
-    __slots__ = ("cursor", "message")
-
-    def __init__(self, cursor: Cursor[Any]) -> None:
-        self.cursor = cursor
-        self.message: StoredMessage | None = None
 
 
 class Consumer:
@@ -70,7 +53,7 @@ class Consumer:
 
     A message is done when the next one is asked for, or when the `with` block ends without an error; what is done is
     committed. `nack` sends one to be delivered again later. With `receive` messages are done by `ack`. All methods but
-    `messages`, `batches` and `run` may be called by several threads.
+    `messages`, `batches` and `run` may be called by several threads, of the process that made it.
     """
 
     def __init__(
@@ -78,6 +61,7 @@ class Consumer:
     ) -> None:
         """`broadcast`: where this consumer keeps its own progress in every queue, "" for a member of the group."""
         self._client = client
+        self._pid = os.getpid()
         self._subscription = subscription
         self._filter = filter
         self._pull_messages = at_least_one("pull_messages", pull_messages)
@@ -89,7 +73,7 @@ class Consumer:
         self._parse: Callable[[Any, memoryview], Any] = core.unread_pull
         self._error: BaseException | None = None
         self._closed = False
-        self._loops: dict[int, _Loop] = {}
+        self._loops: dict[int, Loop] = {}
         self._commit_at = 0.0
         self._local: Broadcast | None = None
         self._member: Membership | Broadcast
@@ -121,6 +105,8 @@ class Consumer:
         if self._closed:
             return
         self._closed = True
+        if os.getpid() != self._pid:
+            return  # The member is what this process was forked from, and goes on.
         try:
             self.commit()
         finally:
@@ -164,6 +150,7 @@ class Consumer:
         Its group's progress moves there, durably. Returns when the next messages are those from there; for messages
         that it has in hands `ack` does nothing any more. Raises RequestTimeoutError when that takes too long.
         """
+        self._check()
         with self._lock:
             positions = self._assignment.positions(topics)
             epochs = self._assignment.epochs(positions)
@@ -224,7 +211,13 @@ class Consumer:
         self._commit_soon()
         self._fetcher.wait(wait_s)
 
+    def _check_process(self) -> None:
+        """A forked process has the queues in memory and no membership: both would commit, and read one's answers."""
+        if os.getpid() != self._pid:
+            raise BadRequestError("this consumer is another process's, which this one was forked from: make one here")
+
     def _check(self) -> None:
+        self._check_process()
         if self._error is not None:
             raise self._error
         if self._closed:
@@ -291,6 +284,7 @@ class Consumer:
 
     def commit(self) -> None:
         """Return when everything that is done is committed. What is not this consumer's any more is left out."""
+        self._check_process()
         with self._lock:
             sent = self._assignment.uncommitted()
             member_id = self._assignment.member_id
@@ -320,7 +314,7 @@ class Consumer:
         self._use(core.unread_pull)
         while (taken := self._take(timeout)) is not None:
             cursor, piece = taken
-            loop = self._loops[id(cursor)] = _Loop(cursor)
+            loop = self._loops[id(cursor)] = Loop(cursor)
             try:
                 now = 0.0
                 while messages := piece.messages.take(AT_ONCE):
@@ -419,7 +413,10 @@ class Consumer:
         self._use(core.unread_pull)
         at_least_one("max_messages", max_messages)
         deadline = moment_after("timeout", timeout)
-        with self._turn:
+        if not self._turn.acquire(timeout=min(max(TURN_S, deadline - _clock()), threading.TIMEOUT_MAX)):
+            # Who has had it all the time waits too, and gets what comes.
+            return []
+        try:
             while True:
                 self._tend()
                 found: list[StoredMessage] = []
@@ -428,9 +425,12 @@ class Consumer:
                         found += cursor.hand_out_of_first(max_messages - len(found))
                 if found or not self._wait(deadline):
                     return found
+        finally:
+            self._turn.release()
 
     def ack(self, *messages: StoredMessage) -> None:
         """Messages that `receive` gave are done. After `close` it is too late: they come again."""
+        self._check_process()
         revoked = False
         places = group_calls.places_of(messages)
         with self._lock:
@@ -441,6 +441,14 @@ class Consumer:
         if _clock() >= self._commit_at and not self._closed:
             self._tend_if_free()
 
+    def take_back(self, messages: Sequence[StoredMessage]) -> None:
+        """Messages that `receive` gave, and that nobody will handle, come again, and what was received behind them."""
+        places = group_calls.places_of(messages)
+        with self._lock:
+            freed = sum(self._assignment.take_back(queue, offset) for queue, offset in places)
+        if freed:
+            self._release()
+
     def nack(self, *messages: StoredMessage, delay_level: int = 0) -> None:
         """Have messages delivered again later: by `delay_level` 1…18, or 0 for ever longer pauses.
 
@@ -449,6 +457,7 @@ class Consumer:
         a message that `receive` gave is then done. Raises MessageNotFoundError for those that retention or damage took
         meanwhile, which are not done until they are acknowledged, StoreBusyError when some could not be stored now.
         """
+        self._check_process()
         if self._local is not None:
             raise BadRequestError("a broadcast consumer has no retry topic")
         nacking = Nacking(self._subscription.group, messages, delay_level)
@@ -478,6 +487,8 @@ class Consumer:
         A message is done when the handler returns. When it raises, that is logged, and the message is nacked; with
         `ordered`, where a queue's messages are handled one after the other, it is tried again after `pause_s` before
         any later one, and is a dead letter after the group's number of retries. A broadcast consumer passes it over.
+        When it ends, by `stop` or by an error such as KeyboardInterrupt, handlers that run finish, and none is called
+        any more: what they were not called with comes again.
         """
         limit = self._retries() if ordered else None
         Handling(self, handler, workers, limit, stop or threading.Event(), pause_s).run()

@@ -14,6 +14,7 @@ from mqproc.groups import GroupInfo, GroupMember, GroupQueue, GroupSummary
 from mqproc.layout.record_codec import decode_records
 from mqproc.message import StoredMessage
 from mqproc.names import CHECK_POINT_MESSAGES
+from mqproc.store.groups.settings import dead_letter_topic
 from mqproc.wire.group_operations import (
     AT_TIME,
     EARLIEST,
@@ -111,8 +112,17 @@ def nack(group: str, places: Sequence[tuple[str, int, int]], delay_level: int, m
     return call_of(Operation.GROUP_NACK, request, lambda answer, _: list(answer.levels))
 
 
-def resends(group: str, offsets: Sequence[int]) -> Iterator[Call[int]]:
-    """How many dead letters were sent, in the sum of all calls."""
+def resends(group: str, letters: Sequence[Any]) -> Iterator[Call[int]]:
+    """How many dead letters were sent, in the sum of all calls. Raises BadRequestError for what is none of the group's:
+    the dead letter that has its offset would be sent in its place."""
+    topic = dead_letter_topic(group)
+    for (found, _), offset in places_of(letters):
+        if found != topic:
+            raise BadRequestError(f"{found} offset {offset:,} is no dead letter of group {group}: {topic} has those")
+    return _resends(group, [letter.queue_offset for letter in letters])
+
+
+def _resends(group: str, offsets: Sequence[int]) -> Iterator[Call[int]]:
     for at in range(0, len(offsets), RESENT_AT_ONCE):
         request = GroupResendRequest(group, list(offsets[at : at + RESENT_AT_ONCE]))
         # Made again after a lost answer it would send them twice, which the caller shall decide.

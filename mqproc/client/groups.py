@@ -89,5 +89,5 @@ class Groups:
 
     def resend(self, group: str, *messages: StoredMessage) -> int:
         """Have dead letters delivered to their group again; how many could be. They stay in the dead-letter topic."""
-        calls = group_calls.resends(group, [message.queue_offset for message in messages])
+        calls = group_calls.resends(group, messages)
         return sum(self._client.run(call) for call in calls)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final
 
 from mqproc.client.amounts import at_least_one
-from mqproc.errors import MessageNotFoundError
+from mqproc.errors import BadRequestError, MessageNotFoundError
 from mqproc.message import StoredMessage
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ Handler = Callable[[StoredMessage], object]
 MESSAGES_AT_ONCE: Final = 64
 IDLE_S: Final = 1.0
 BUSY_S: Final = 0.01
+LOOK_S: Final = 0.1
+"""How often who pauses looks whether the run is over."""
 _log = logging.getLogger("mqproc.consumer")
 
 
@@ -41,19 +45,39 @@ class Handling:
         self._tries_in_order = tries_in_order
         self._stop = stop
         self._pause_s = pause_s
+        self._broken = False
+        """Something was raised: what is handled now is the last."""
+        self._left: list[StoredMessage] = []
 
     def run(self) -> None:
-        """Until the stop. What the consumer raises, and what acknowledging raises, is raised here."""
+        """Until the stop. What the consumer raises, and what acknowledging raises, is raised here.
+
+        What is being handled then is handled to its end; all else that was received comes again.
+        """
         under_way: set[Future[None]] = set()
-        with ThreadPoolExecutor(self._workers, thread_name_prefix="mqproc-handler") as pool:
-            while not self._stop.is_set():
-                if len(under_way) >= 2 * self._workers:
-                    wait(under_way, IDLE_S, FIRST_COMPLETED)
-                under_way = _raised(under_way)
-                if len(under_way) < 2 * self._workers:
-                    timeout_s = BUSY_S if under_way else IDLE_S
-                    under_way |= {pool.submit(self._each, run) for run in self._receive(timeout_s)}
-        _raised(under_way)
+        try:
+            with ThreadPoolExecutor(self._workers, thread_name_prefix="mqproc-handler") as pool:
+                try:
+                    self._go_on(pool, under_way)
+                except BaseException:
+                    self._broken = True
+                    raise
+            _raised(under_way)
+        finally:
+            self._consumer.take_back(self._left)
+
+    def _go_on(self, pool: ThreadPoolExecutor, under_way: set[Future[None]]) -> None:
+        while not self._stop.is_set():
+            if len(under_way) >= 2 * self._workers:
+                wait(under_way, IDLE_S, FIRST_COMPLETED)
+            under_way -= _raised(under_way)
+            if len(under_way) < 2 * self._workers:
+                timeout_s = BUSY_S if under_way else IDLE_S
+                under_way |= {pool.submit(self._each, run) for run in self._receive(timeout_s)}
+
+    @property
+    def _is_over(self) -> bool:
+        return self._broken or self._stop.is_set()
 
     def _receive(self, timeout_s: float) -> list[list[StoredMessage]]:
         """Messages by what is handled one after the other."""
@@ -64,16 +88,31 @@ class Handling:
             queues.setdefault((message.topic, message.queue_id), []).append(message)
         return list(queues.values())
 
-    def _each(self, messages: Iterable[StoredMessage]) -> None:
-        for message in messages:
-            failures = 0
-            while not self._handled(message):
-                failures += 1
-                if self._tries_in_order is None or failures > self._tries_in_order:
-                    self._again_later(message)
-                    break
-                if self._stop.wait(self._pause_s):
-                    return
+    def _each(self, messages: list[StoredMessage]) -> None:
+        done = 0
+        try:
+            while done < len(messages) and not self._is_over and self._settled(messages[done]):
+                done += 1
+        finally:
+            self._left += messages[done:]
+
+    def _settled(self, message: StoredMessage) -> bool:
+        """Handled, or left to come again later; False when the run was over before."""
+        failures = 0
+        while not self._handled(message):
+            failures += 1
+            if self._tries_in_order is None or failures > self._tries_in_order:
+                self._again_later(message)
+                return True
+            if self._over_within(self._pause_s):
+                return False
+        return True
+
+    def _over_within(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while not self._is_over and (left_s := end - time.monotonic()) > 0:
+            self._stop.wait(min(left_s, LOOK_S))
+        return self._is_over
 
     def _again_later(self, message: StoredMessage) -> None:
         """A message that is gone would come again for ever, and hold up those behind it: it is done."""
@@ -89,20 +128,26 @@ class Handling:
 
     def _handled(self, message: StoredMessage) -> bool:
         try:
-            self._handler(message)
+            given = self._handler(message)
         except Exception:
             _log.warning("handling message %s of %s failed", message.message_id, message.topic, exc_info=True)
             return False
+        if given is not None and inspect.isawaitable(given):
+            raise _never_awaited(given, self._handler)
         self._consumer.ack(message)
         return True
 
 
+def _never_awaited(given: object, handler: Handler) -> BadRequestError:
+    """What is said of a handler that has not handled its message."""
+    if inspect.iscoroutine(given):
+        given.close()
+    return BadRequestError(f"handler {handler!r} is to be awaited, which AsyncClient's consumers do: give a function")
+
+
 def _raised(under_way: set[Future[None]]) -> set[Future[None]]:
-    """Those that are not through; raises the error of one that failed."""
-    left = set()
-    for future in under_way:
-        if future.done():
-            future.result()
-        else:
-            left.add(future)
-    return left
+    """Those that are through; raises the error of one that failed."""
+    through = {future for future in under_way if future.done()}
+    for future in through:
+        future.result()
+    return through

@@ -20,8 +20,8 @@ from mqproc import (
     StoredMessage,
     TagFilter,
 )
-from mqproc.client.consumer import HOLD_S
 from mqproc.client.group_steps import ResetTo
+from mqproc.client.pace import HOLD_S
 from tests.client.consuming import all_batches_of_async, all_of_async, hide_from_one_pull
 from tests.conftest import PATIENCE_S, Group
 

@@ -24,9 +24,10 @@ from mqproc import (
     StoredMessage,
 )
 from mqproc.client import group_calls
-from mqproc.client.consumer import HOLD_S, Consumer
+from mqproc.client.consumer import Consumer
 from mqproc.client.group_steps import ResetTo
 from mqproc.client.nacking import Nacking
+from mqproc.client.pace import HOLD_S
 from tests.client.consuming import all_batches_of, all_of, bodies_of, fill, hide_from_one_pull, offsets
 from tests.conftest import PATIENCE_S, Group, wait_until
 

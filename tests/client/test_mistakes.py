@@ -200,6 +200,7 @@ def test_mistakes_with_consumers_are_told(group: Group, tmp_path: Path) -> None:
             with client.consumer("mistakes", "Mistakes") as consumer:
                 assert len(consumer.receive(2, timeout=PATIENCE_S)) == 2, "none is done beside what is no message"
             _told_by_simple(client)
+            _told_of_dead_letters(client)
             _told_of_paths(client, tmp_path)
         asyncio.run(_told_async(group))
     finally:
@@ -226,6 +227,17 @@ def _told_by_simple(client: Client) -> None:
         with pytest.raises(BadRequestError, match=f"a {type(given).__name__} is no StoredMessage"):
             simple.ack(given)
     assert simple.receive(np.int64(2)) == []
+
+
+def _told_of_dead_letters(client: Client) -> None:
+    """What is no dead letter of the group: the one that has its offset would have been sent."""
+    others = list(client.range("Mistakes"))
+    for given, told in (
+        (others[1], "Mistakes offset 1 is no dead letter of group mistakes: %DLQ%mistakes has those"),
+        ([], "a list is no StoredMessage"),
+    ):
+        with pytest.raises(BadRequestError, match=told):
+            client.groups.resend("mistakes", given)
 
 
 def _told_of_paths(client: Client, folder: Path) -> None:

@@ -16,7 +16,7 @@ from mqproc.cli.bench.filtering import FILTERS, load_tagged
 from mqproc.cli.bench.load import Recorder, Shape, topic_name
 from mqproc.cli.bench.runs import Bench, Run, Settings
 from mqproc.client import Client, Consumer, ResetTo
-from mqproc.client.consumer import HOLD_S
+from mqproc.client.pace import HOLD_S
 from mqproc.layout.control import QUERY
 from mqproc.message import Filter
 

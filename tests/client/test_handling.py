@@ -1,0 +1,212 @@
+"""Handlers against a real group: how a run ends, and what is no handler."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mqproc import AsyncClient, AsyncConsumer, BadRequestError, Client, StoredMessage
+from tests.client.consuming import all_of, bodies_of, fill, offsets
+from tests.conftest import PATIENCE_S, Group
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    """One group for all tests; each has topics and groups of its own."""
+    group = Group(tmp_path_factory.mktemp("handlers") / "store").start()
+    yield group
+    group.close()
+
+
+@pytest.fixture
+def client(shared: Group) -> Iterator[Client]:
+    with shared.client() as client:
+        yield client
+
+
+class Ended(BaseException):
+    """As KeyboardInterrupt, which pytest would take for its own."""
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_no_handler_is_called_behind_the_stop_and_the_rest_comes_again(client: Client, ordered: bool) -> None:
+    topic = f"Stopped{ordered}"
+    sent = fill(client, topic, 20, queues=1)
+    handled: list[bytes] = []
+    stop = threading.Event()
+
+    def handle(message: StoredMessage) -> None:
+        handled.append(message.body)
+        if message.body == b"2":
+            stop.set()
+
+    with client.consumer(f"stopped{ordered}", topic, start="earliest") as consumer:
+        consumer.run(handle, ordered=ordered, stop=stop)
+        assert handled == sent[:3]
+        consumer.commit()
+        assert offsets(client, f"stopped{ordered}", topic) == [3]
+        # The same consumer goes on, with another run too.
+        stop.clear()
+        handled.remove(b"2")
+        threading.Timer(0.5, stop.set).start()
+        consumer.run(handle, ordered=ordered, stop=stop)
+        assert handled == [b"0", b"1", *sent[3:]]
+    assert offsets(client, f"stopped{ordered}", topic) == [20]
+
+
+def test_a_stop_amid_the_pause_of_an_ordered_handler_leaves_nothing_in_hands(client: Client) -> None:
+    sent = fill(client, "Paused", 5, queues=1)
+    stop = threading.Event()
+
+    def fail(message: StoredMessage) -> None:
+        if message.body == b"1":
+            threading.Timer(0.1, stop.set).start()
+            raise ValueError("not yet")
+
+    with client.consumer("paused", "Paused", start="earliest") as consumer:
+        began_s = time.monotonic()
+        consumer.run(fail, ordered=True, stop=stop, pause_s=10 * PATIENCE_S)
+        assert time.monotonic() - began_s < PATIENCE_S
+        assert bodies_of(all_of(consumer, 4)) == sent[1:]
+    assert offsets(client, "paused", "Paused") == [5]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_is_no_exception_ends_a_run_at_once(client: Client, ordered: bool) -> None:
+    topic = f"Ended{ordered}"
+    sent = fill(client, topic, 40, queues=4)
+    handled: list[bytes] = []
+
+    def handle(message: StoredMessage) -> None:
+        handled.append(message.body)
+        if message.body == b"1":
+            raise Ended
+        time.sleep(0.01)
+
+    with client.consumer(f"ended{ordered}", topic, start="earliest") as consumer:
+        with pytest.raises(Ended):
+            consumer.run(handle, workers=2, ordered=ordered, pause_s=10 * PATIENCE_S)
+        assert len(handled) < 20
+        handled.remove(b"1")
+        again = bodies_of(all_of(consumer, 40 - len(handled)))
+    assert set(again) >= set(sent) - set(handled)
+    assert offsets(client, f"ended{ordered}", topic) == [10] * 4
+
+
+def test_queues_that_were_taken_away_amid_a_run_are_given_back_at_its_end(client: Client) -> None:
+    sent = fill(client, "Shared", 40, queues=2)
+    stop = threading.Event()
+    others: list[Any] = []
+
+    def handle(_message: StoredMessage) -> None:
+        if not others:
+            others.append(client.consumer("shared", "Shared"))
+            while len([queue for queue in first.queues if queue[0] == "Shared"]) > 1:
+                time.sleep(0.001)
+            stop.set()
+
+    with client.consumer("shared", "Shared", start="earliest") as first:
+        first.run(handle, ordered=True, stop=stop)
+        with others[0] as second:
+            found = all_of(second, 19)
+            assert len({message.queue_id for message in found}) == 1
+            assert len(found) + len(all_of(first, 19)) >= len(sent) - 1
+
+
+def test_a_handler_to_be_awaited_is_refused_and_acknowledges_nothing(client: Client) -> None:
+    fill(client, "Sync", 3, queues=1)
+
+    async def handle(_message: StoredMessage) -> None:
+        raise AssertionError("nobody awaits it")
+
+    with client.consumer("sync", "Sync", start="earliest") as consumer:
+        with pytest.raises(BadRequestError, match="is to be awaited, which AsyncClient's consumers do"):
+            consumer.run(handle)
+        assert consumer.positions()["Sync", 0] == 0
+
+
+# asyncio
+
+
+def in_loop(group: Group, program: Callable[[AsyncConsumer], Any], name: str, topic: str) -> None:
+    """Run a program with a consumer in an event loop of its own."""
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(200),
+            AsyncClient(group.store) as client,
+            client.consumer(name, topic, start="earliest") as consumer,
+        ):
+            await program(consumer)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+def test_no_async_handler_is_called_behind_the_end_and_the_rest_comes_again(
+    shared: Group, client: Client, how: str
+) -> None:
+    topic = f"Async{how}"
+    sent = fill(client, topic, 20, queues=1)
+    handled: list[bytes] = []
+    stop = asyncio.Event()
+
+    async def program(consumer: AsyncConsumer) -> None:
+        async def handle(message: StoredMessage) -> None:
+            handled.append(message.body)
+            if message.body == b"2":
+                running.cancel() if how == "cancel" else stop.set()
+            await asyncio.sleep(0.001)
+
+        running = asyncio.ensure_future(consumer.run(handle, ordered=True, stop=stop))
+        await asyncio.wait([running])
+        assert running.cancelled() is (how == "cancel")
+        assert handled == sent[:3]
+        again = [message.body async for message in consumer.messages(timeout=1)]
+        assert again == sent[3:]
+
+    in_loop(shared, program, f"async{how}", topic)
+    assert offsets(client, f"async{how}", topic) == [20]
+
+
+def test_what_an_async_handler_awaits_may_be_cancelled(shared: Group, client: Client) -> None:
+    """That fails the message, and is no end of the run."""
+    fill(client, "Inner", 3, queues=1)
+    client.groups.change("inner", retry_max_times=0)
+    stop = asyncio.Event()
+
+    async def handle(message: StoredMessage) -> None:
+        if message.body == b"1":
+            other = asyncio.ensure_future(asyncio.sleep(PATIENCE_S))
+            other.cancel()
+            await other
+        if message.body == b"2":
+            stop.set()
+
+    async def program(consumer: AsyncConsumer) -> None:
+        await consumer.run(handle, stop=stop)
+
+    in_loop(shared, program, "inner", "Inner")
+    client.wait_dispatched()
+    assert [letter.body for letter in client.groups.dead_letters("inner")] == [b"1"]
+    assert offsets(client, "inner", "Inner") == [3]
+
+
+def test_a_handler_that_gives_nothing_to_await_is_refused(shared: Group, client: Client) -> None:
+    """It would have handled each message, and had it delivered again."""
+    fill(client, "Plain", 3, queues=1)
+
+    def handle(_message: StoredMessage) -> Any:
+        return None
+
+    async def program(consumer: AsyncConsumer) -> None:
+        with pytest.raises(BadRequestError, match="gave nothing to await: give an async function"):
+            await consumer.run(handle)
+        assert consumer.positions()["Plain", 0] == 0
+
+    in_loop(shared, program, "plain", "Plain")

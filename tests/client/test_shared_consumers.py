@@ -1,0 +1,109 @@
+"""One consumer where several threads or forked processes have it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mqproc import BadRequestError, Client, GroupInUseError
+from mqproc.client.broadcast import load_offsets
+from tests.client.consuming import all_of, bodies_of, fill, offsets
+from tests.client.test_shared_clients import FORKS, in_fork
+from tests.conftest import PATIENCE_S, Group
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    """One group for all tests; each has topics and groups of its own."""
+    group = Group(tmp_path_factory.mktemp("consumers") / "store").start()
+    yield group
+    group.close()
+
+
+@pytest.fixture
+def client(shared: Group) -> Iterator[Client]:
+    with shared.client() as client:
+        yield client
+
+
+def test_a_receive_waits_for_another_threads_no_longer_than_it_shall(client: Client) -> None:
+    fill(client, "Turns", 0, queues=1)
+    with client.consumer("turns", "Turns", start="earliest") as consumer:
+        first: list[bytes] = []
+        long = threading.Thread(target=lambda: first.extend(bodies_of(consumer.receive(timeout=PATIENCE_S))))
+        long.start()
+        while not consumer._turn.locked():
+            time.sleep(0.001)
+        began_s = time.monotonic()
+        assert consumer.receive() == []
+        assert consumer.receive(timeout=0.1) == []
+        assert time.monotonic() - began_s < PATIENCE_S / 2
+        client.send("Turns", b"0")
+        long.join()
+        assert first == [b"0"]
+        client.send("Turns", b"1")
+        assert bodies_of(consumer.receive(timeout=PATIENCE_S)) == [b"1"]
+
+
+@FORKS
+def test_a_consumer_is_its_processes_and_no_forks(client: Client) -> None:
+    """One that is forked ends the block too: its parent stays a member, with what it has in hands."""
+    sent = fill(client, "Forked", 8, queues=1)
+    with client.consumer("forked", "Forked", start="earliest") as consumer:
+        messages = consumer.receive(4, timeout=PATIENCE_S)
+        generation = client.groups.info("forked").generation
+
+        def child() -> None:
+            attempts = (
+                lambda: consumer.receive(1),
+                lambda: next(iter(consumer)),
+                lambda: consumer.ack(*messages),
+                lambda: consumer.nack(*messages),
+                consumer.commit,
+            )
+            for attempt in attempts:
+                with pytest.raises(BadRequestError, match="another process's"):
+                    attempt()
+            consumer.__exit__(None, None, None)
+
+        assert in_fork(child) == 0
+        info = client.groups.info("forked")
+        assert (info.generation, [member.member_id for member in info.members]) == (generation, [consumer.member_id])
+        consumer.ack(*messages)
+        assert bodies_of(all_of(consumer, 4)) == sent[4:]
+    assert offsets(client, "forked", "Forked") == [8]
+
+
+@FORKS
+def test_a_fork_neither_holds_nor_changes_a_broadcast_consumers_file(client: Client, tmp_path: Path) -> None:
+    sent = fill(client, "ForkedCast", 8, queues=1)
+    path = tmp_path / "own.json"
+    ends, end = os.pipe()
+    with client.consumer("cast", "ForkedCast", start="earliest", broadcast=True, offsets_path=path) as consumer:
+        consumer.ack(*consumer.receive(2, timeout=PATIENCE_S))
+        pid = os.fork()
+        if pid == 0:
+            os.close(end)  # However the test ends, that end is closed then.
+            os.read(ends, 1)
+            consumer.close()
+            os._exit(0)
+        assert bodies_of(all_of(consumer, 6)) == sent[2:]
+    try:
+        with client.consumer("cast", "ForkedCast", broadcast=True, offsets_path=path) as consumer:
+            os.close(end)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            assert load_offsets(path) == {"ForkedCast": {0: 8}}
+            with pytest.raises(GroupInUseError):
+                client.consumer("cast", "ForkedCast", broadcast=True, offsets_path=path)
+            assert consumer.receive() == []
+    finally:
+        os.close(ends)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
