@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from mqproc.client import group_calls
-from mqproc.client.amounts import milliseconds
+from mqproc.client.amounts import milliseconds, moment_after
 from mqproc.client.core import Call, chosen
 from mqproc.client.subscription import Subscription
 from mqproc.message import Filter, StoredMessage
-from mqproc.wire.group_operations import GroupReceiveRequest
+from mqproc.wire.group_operations import RECEIVE_MS_MAX, GroupReceiveRequest
 
 if TYPE_CHECKING:
     from mqproc.client.aio import AsyncClient
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 RECEIVE_MESSAGES: Final = 32
 INVISIBLE_S: Final = 60.0
+AGAIN_S: Final = 0.1
+"""The pause before a receive is made again that was told too early that there is nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,28 @@ class _Calls:
             *chosen("", self.filter),
         )
         return group_calls.receive(request)
+
+
+class _Waiting:
+    """How long one receive still waits: the role holds it for a minute at most, and lets it go when it ends itself."""
+
+    def __init__(self, timeout: float) -> None:
+        self._deadline = moment_after("timeout", timeout)
+        self.left_s = timeout
+
+    @property
+    def held_s(self) -> float:
+        """What the next request asks for."""
+        return min(self.left_s, RECEIVE_MS_MAX / 1000)
+
+    def is_over(self) -> bool:
+        """Look at the clock. Less than a millisecond is not asked for."""
+        self.left_s = self._deadline - time.monotonic()
+        return self.left_s < 0.001
+
+    @property
+    def pause_s(self) -> float:
+        return min(self.left_s, AGAIN_S)
 
 
 class SimpleConsumer:
@@ -71,7 +97,12 @@ class SimpleConsumer:
         For `invisible_duration` seconds (1 to 43,200) nobody else of the group gets them. What is not acknowledged by
         then comes again, with `reconsume_times` one more, and is a dead letter after the group's `retry_max_times`.
         """
-        return self._client.run(self._calls.receive(max_messages, invisible_duration, timeout))
+        waiting = _Waiting(timeout)
+        while True:
+            found = self._client.run(self._calls.receive(max_messages, invisible_duration, waiting.held_s))
+            if found or waiting.is_over():
+                return found
+            time.sleep(waiting.pause_s)
 
     def ack(self, *messages: StoredMessage) -> int:
         """Messages are done. How many of them were still the receiver's: others come again, or were done before."""
@@ -101,7 +132,12 @@ class AsyncSimpleConsumer:
         timeout: float = 0.0,
     ) -> list[StoredMessage]:
         """Up to so many messages of one queue; see `SimpleConsumer.receive`."""
-        return await self._client.run(self._calls.receive(max_messages, invisible_duration, timeout))
+        waiting = _Waiting(timeout)
+        while True:
+            found = await self._client.run(self._calls.receive(max_messages, invisible_duration, waiting.held_s))
+            if found or waiting.is_over():
+                return found
+            await asyncio.sleep(waiting.pause_s)
 
     async def ack(self, *messages: StoredMessage) -> int:
         """Messages are done; see `SimpleConsumer.ack`."""

@@ -49,6 +49,7 @@ from mqproc.store.reads.passing import passing
 from mqproc.store.slices import Slices
 from mqproc.wire.group_operations import (
     EARLIEST,
+    RECEIVE_MS_MAX,
     GroupAckAnswer,
     GroupAckRequest,
     GroupInvisibleAnswer,
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
 MESSAGES_MAX: Final = 1024
 INVISIBLE_MS_MIN: Final = 1_000
 INVISIBLE_MS_MAX: Final = 43_200_000
-WAIT_MS_MAX: Final = 60_000
 HELD_MAX: Final = 16_384
 AGAIN_NS: Final = 200_000_000
 LOOK_NS: Final = 1_000_000_000
@@ -196,7 +196,7 @@ class Pops:
         if options.timeout_ms <= 0 or len(self._held) >= HELD_MAX:
             self._answer(asked, GroupReceiveAnswer(0), ())
             return
-        wait_ns = min(options.timeout_ms, WAIT_MS_MAX) * 1_000_000
+        wait_ns = min(options.timeout_ms, RECEIVE_MS_MAX) * 1_000_000
         self._held.hold(asked, self._clock.monotonic_ns() + wait_ns)
 
     def _check_has_no_members(self, group: str) -> None:

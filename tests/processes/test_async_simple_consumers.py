@@ -67,6 +67,22 @@ def bodies_of(messages: list[StoredMessage]) -> list[bytes]:
     return sorted(message.body for message in messages)
 
 
+def test_a_receive_waits_for_as_long_as_it_shall(shared: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Query holds none for longer than a minute."""
+    monkeypatch.setattr("mqproc.client.simple_consumer.RECEIVE_MS_MAX", 200)
+
+    async def program(client: AsyncClient) -> None:
+        await fill(client, "Waits", 0)
+        consumer = client.simple_consumer("waits", "Waits", start="earliest")
+        waiting = asyncio.ensure_future(consumer.receive(timeout=PATIENCE_S))
+        assert await consumer.receive(timeout=0.5) == []
+        assert not waiting.done()
+        await client.send("Waits", b"0")
+        assert await consumer.ack(*await waiting) == 1
+
+    run(shared, program)
+
+
 def test_what_expires_comes_again_to_a_receiver_that_waits_and_its_old_receipt_does_nothing(shared: Group) -> None:
     async def program(client: AsyncClient) -> None:
         await fill(client, "Expired", 3)

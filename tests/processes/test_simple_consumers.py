@@ -14,13 +14,16 @@ from typing import Any
 import pytest
 
 from mqproc import BadRequestError, Client, FilterSyntaxError, GroupInUseError, SqlFilter
+from mqproc.cli.supervisor_client import ask_supervisor
 from mqproc.client import group_calls
 from mqproc.client.simple_consumer import SimpleConsumer
 from mqproc.io import StoreIO
 from mqproc.layout.control import QUERY, WRITER
 from mqproc.message import StoredMessage
 from mqproc.names import REVIVE_GROUP, REVIVE_QUEUES, REVIVE_TOPIC
+from mqproc.paths import StorePaths
 from mqproc.store.groups import check_points, offsets_json
+from mqproc.wire.operations import Operation, RoleRequest
 from tests.conftest import Group, wait_until
 
 PATIENCE_S = 60.0
@@ -60,6 +63,27 @@ def received(consumer: SimpleConsumer, count: int, invisible_s: float = 300.0) -
 
 def bodies_of(messages: list[StoredMessage]) -> list[bytes]:
     return sorted((message.body for message in messages), key=int)
+
+
+@pytest.mark.parametrize("limit_ms", [60_000, 200], ids=["restart", "limit"])
+def test_a_receive_waits_for_as_long_as_it_shall(
+    shared: Group, client: Client, monkeypatch: pytest.MonkeyPatch, limit_ms: int
+) -> None:
+    """Query lets it go when it is restarted, and holds none for longer than a minute."""
+    monkeypatch.setattr("mqproc.client.simple_consumer.RECEIVE_MS_MAX", limit_ms)
+    topic = f"Waits{limit_ms}"
+    fill(client, topic, 0)
+    consumer = client.simple_consumer("waits", topic, start="earliest")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(consumer.receive, timeout=PATIENCE_S)
+        wait_until(lambda: shared.words()["waiting_pulls"] == 1)
+        if limit_ms == 200:
+            assert consumer.receive(timeout=0.5) == []
+        else:
+            ask_supervisor(StorePaths(shared.store), Operation.RESTART_ROLE, RoleRequest(QUERY), PATIENCE_S)
+        assert not waiting.done()
+        client.send(topic, b"0")
+        assert [consumer.ack(message) for message in waiting.result()] == [1]
 
 
 def test_each_message_is_one_receivers_and_done_when_acknowledged(shared: Group, client: Client) -> None:
