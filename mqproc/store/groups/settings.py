@@ -24,6 +24,8 @@ GROUP_BYTES_MAX: Final = TOPIC_BYTES_MAX - len(RETRY_PREFIX)
 RETRY_MAX_TIMES: Final = 16
 RETRY_TIMES_LIMIT: Final = 1 << 20
 _TABLE: Final = "subscriptionGroupTable"
+_INT_MAX: Final = (1 << 31) - 1
+_TRUTHS: Final = {"true": True, "1": True, "false": False, "0": False}
 _FOREIGN: Final = re.compile(r"[^%|A-Za-z0-9_-]")
 _BASE: Final = {
     "attributes": {},
@@ -188,7 +190,7 @@ def _groups_in(value: Any, path: Path) -> dict[str, GroupSettings]:
         raise CorruptStoreError(f"{path}: no {_TABLE} in it")
     try:
         return {name: _from_rocketmq(name, entry) for name, entry in table.items()}
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise CorruptStoreError(f"{path}: {_TABLE}: {error}") from None
 
 
@@ -203,10 +205,28 @@ def _from_rocketmq(name: str, entry: dict[str, Any]) -> GroupSettings:
     }
     return GroupSettings(
         name,
-        int(entry.get("retryMaxTimes", RETRY_MAX_TIMES)),
-        int(entry.get("retryQueueNums", 1)),
-        bool(entry.get("consumeEnable", True)),
-        bool(entry.get("consumeMessageOrderly", False)),
-        bool(entry.get("consumeBroadcastEnable", True)),
+        _number(entry.get("retryMaxTimes"), RETRY_MAX_TIMES),
+        _number(entry.get("retryQueueNums"), 1),
+        _truth(entry.get("consumeEnable"), True),
+        _truth(entry.get("consumeMessageOrderly"), False),
+        _truth(entry.get("consumeBroadcastEnable"), True),
         {key: value for key, value in entry.items() if key not in own},
     )
+
+
+def _number(value: Any, default: int) -> int:
+    """As RocketMQ's parser has it: what is null is as if it were not there, and texts are read. Raises ValueError."""
+    number = default if value is None else int(value)
+    if not -_INT_MAX <= number <= _INT_MAX:
+        raise ValueError(f"{value!r} is no number of times or queues")
+    return number
+
+
+def _truth(value: Any, default: bool) -> bool:
+    """The same; raises ValueError. A group whose "false" counted as true would consume."""
+    if value is None:
+        return default
+    found = _TRUTHS.get(str(value).lower())
+    if found is None:
+        raise ValueError(f"{value!r} is neither true nor false")
+    return found

@@ -1,0 +1,55 @@
+"""Settings of groups as other programs, and people, may have written them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mqproc.errors import CorruptStoreError
+from mqproc.io import StoreIO
+from mqproc.paths import StorePaths
+from mqproc.store.groups.settings import GroupSettings, SubscriptionGroups, check_file
+
+
+def read(folder: Path, entry: dict[str, Any]) -> tuple[SubscriptionGroups, list[str]]:
+    """Settings of group "odd" beside another one's, and what was told."""
+    paths = StorePaths(folder)
+    paths.subscription_groups.parent.mkdir(exist_ok=True)
+    table = {"odd": entry, "other": {"retryMaxTimes": 3, "consumeEnable": False}}
+    paths.subscription_groups.write_text(json.dumps({"subscriptionGroupTable": table}))
+    told: list[str] = []
+    io = StoreIO()
+    return SubscriptionGroups(io, paths, io, lambda event, **_fields: told.append(event)), told
+
+
+@pytest.mark.parametrize(
+    ("entry", "settings"),
+    [
+        ({"retryMaxTimes": None, "retryQueueNums": None, "consumeEnable": None}, GroupSettings("odd")),
+        ({"consumeEnable": "false", "consumeBroadcastEnable": 0}, GroupSettings("odd", 16, 1, False, False, False)),
+        ({"retryMaxTimes": "5", "consumeMessageOrderly": "True"}, GroupSettings("odd", 5, 1, True, True)),
+        ({"retryMaxTimes": -1}, GroupSettings("odd", -1)),
+    ],
+)
+def test_nulls_and_texts_mean_what_they_mean_to_rocketmq(
+    tmp_path: Path, entry: dict[str, Any], settings: GroupSettings
+) -> None:
+    groups, told = read(tmp_path, entry)
+    assert (groups.get("odd"), told) == (settings, [])
+    assert groups.of("other") == GroupSettings("other", 3, consume_enable=False)
+
+
+@pytest.mark.parametrize(
+    "entry", [{"retryMaxTimes": 1e300}, {"retryQueueNums": 1 << 31}, {"retryMaxTimes": []}, {"consumeEnable": "maybe"}]
+)
+def test_what_is_no_setting_is_told_and_kept_aside(tmp_path: Path, entry: dict[str, Any]) -> None:
+    """Numbers that have no room in an answer too: it ended every look at the group in an error of Python's."""
+    groups, told = read(tmp_path, entry)
+    assert (groups.names(), told) == ([], ["subscriptionGroup.json cannot be read"])
+    paths = StorePaths(tmp_path)
+    (paths.aside / paths.subscription_groups.name).rename(paths.subscription_groups)
+    with pytest.raises(CorruptStoreError, match="subscriptionGroupTable"):
+        check_file(StoreIO(), paths)
