@@ -13,17 +13,16 @@ from mqproc.client.aio_broadcast import AsyncBroadcast
 from mqproc.client.aio_handling import AsyncHandling
 from mqproc.client.aio_membership import AsyncMembership
 from mqproc.client.amounts import at_least_one, moment_after
-from mqproc.client.assignment import Assignment, Cursor, Piece, entries
+from mqproc.client.assignment import Assignment, Cursor, Piece, entries, pull_call
 from mqproc.client.driving import drive_async
 from mqproc.client.group_steps import ResetTo, lag_behind, seek_targets
 from mqproc.client.nacking import Nacking
 from mqproc.client.outage import Outage
-from mqproc.client.pace import AT_ONCE, COMMIT_S, HOLD_S, LOOK_S, MOVED, RECEIVE_MESSAGES
+from mqproc.client.pace import AT_ONCE, COMMIT_S, LOOK_S, MOVED, RECEIVE_MESSAGES
 from mqproc.client.subscription import Subscription
 from mqproc.errors import BadRequestError, MqprocError, NotAMemberError, RequestTimeoutError
 from mqproc.layout.lazy_records import UnreadRecords
 from mqproc.message import Filter, PullStatus, StoredMessage
-from mqproc.names import RETRY_PREFIX
 from mqproc.store.groups.settings import RETRY_MAX_TIMES
 
 if TYPE_CHECKING:
@@ -184,11 +183,7 @@ class AsyncConsumer:
         self._commit_soon()
 
     async def _pull(self, cursor: Cursor[Any], pull_bytes: int) -> None:
-        filter = None if cursor.topic.startswith(RETRY_PREFIX) else self._filter
-        place = cursor.topic, cursor.queue_id, cursor.next_offset
-        progress_s = cursor.progress_s(_clock())
-        request = core.pull_request(*place, self._pull_messages, pull_bytes, "", HOLD_S, False, filter, progress_s)
-        call: core.Call[Any] = core.pull_as(request, self._parse)
+        call = pull_call(cursor, self._filter, self._pull_messages, pull_bytes, self._parse)
         try:
             found = await self._client.run(call, self._outage.failed)
         except BadRequestError as error:
@@ -363,6 +358,11 @@ class AsyncConsumer:
             self._release()
         if not self._closed:
             self._commit_soon()
+
+    def holds(self, message: StoredMessage) -> bool:
+        """Whether a message that `receive` gave is still to be handled; see `Consumer.holds`."""
+        held = self._assignment.holds((message.topic, message.queue_id), message.queue_offset)
+        return held and _clock() <= self._member.valid_until
 
     def take_back(self, messages: Sequence[StoredMessage]) -> None:
         """Messages that nobody will handle come again; see `Consumer.take_back`."""

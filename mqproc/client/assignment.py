@@ -7,14 +7,17 @@ A queue's position is where the messages that are not done begin: it is what may
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+from mqproc.client import core
+from mqproc.client.pace import HOLD_S
 from mqproc.errors import MqprocError, NotAMemberError
 from mqproc.layout.lazy_records import UnreadRecords
-from mqproc.message import StoredMessage
+from mqproc.message import Filter, StoredMessage
 from mqproc.names import RETRY_PREFIX
 from mqproc.wire.group_operations import Assigned, GroupAssignment
 
@@ -308,6 +311,11 @@ class Assignment(Generic[M]):
             return False
         return any(cursor.queue == queue and cursor.ack(offset) for cursor in self._leaving)
 
+    def holds(self, queue: Queue, offset: int) -> bool:
+        """Whether a message that was handed out is of a queue that this consumer goes on with."""
+        found = self.cursors.get(queue)
+        return found is not None and found.has_out(offset)
+
     def take_back(self, queue: Queue, offset: int) -> bool:
         """A message that was handed out comes again, with those behind it; whether that may have freed a queue."""
         found = self.cursors.get(queue)
@@ -385,3 +393,18 @@ class Assignment(Generic[M]):
 def entries(sent: Sequence[tuple[Cursor[Any], int]]) -> list[Assigned]:
     """The rows of a commit request."""
     return [(cursor.topic, cursor.queue_id, cursor.epoch, position) for cursor, position in sent]
+
+
+def pull_call(
+    cursor: Cursor[Any],
+    filter: Filter | None,
+    messages: int,
+    pull_bytes: int,
+    parse: Callable[[Any, memoryview], Any],
+) -> core.Call[Any]:
+    """A pull of what comes next in a queue. What comes again has passed the filter before."""
+    passed = None if cursor.topic.startswith(RETRY_PREFIX) else filter
+    place = cursor.topic, cursor.queue_id, cursor.next_offset
+    progress_s = cursor.progress_s(time.monotonic())
+    request = core.pull_request(*place, messages, pull_bytes, "", HOLD_S, False, passed, progress_s)
+    return core.pull_as(request, parse)

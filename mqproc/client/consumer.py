@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from mqproc.client import core, group_calls
 from mqproc.client.amounts import at_least_one, moment_after
-from mqproc.client.assignment import Assignment, Cursor, Loop, Piece, entries
+from mqproc.client.assignment import Assignment, Cursor, Loop, Piece, entries, pull_call
 from mqproc.client.broadcast import Broadcast
 from mqproc.client.driving import drive
 from mqproc.client.fetching import Fetcher
@@ -26,13 +26,12 @@ from mqproc.client.group_steps import ResetTo, lag_behind, seek_targets
 from mqproc.client.handling import Handling
 from mqproc.client.membership import Membership
 from mqproc.client.nacking import Nacking
-from mqproc.client.pace import AT_ONCE, COMMIT_S, HOLD_S, LOOK_S, MOVED, RECEIVE_MESSAGES, TURN_S
+from mqproc.client.pace import AT_ONCE, COMMIT_S, LOOK_S, MOVED, RECEIVE_MESSAGES, TURN_S
 from mqproc.client.retry import ConnectionLost
 from mqproc.client.subscription import Subscription
 from mqproc.errors import BadRequestError, MqprocError, RequestTimeoutError
 from mqproc.layout.lazy_records import UnreadRecords
 from mqproc.message import Filter, PullStatus, StoredMessage
-from mqproc.names import RETRY_PREFIX
 from mqproc.store.groups.settings import RETRY_MAX_TIMES
 
 if TYPE_CHECKING:
@@ -231,14 +230,8 @@ class Consumer:
             for cursor in cursors:
                 cursor.pulling = True
         for cursor in cursors:
-            self._fetcher.start(self._pull_call(cursor, pull_bytes), functools.partial(self._pulled, cursor))
-
-    def _pull_call(self, cursor: Cursor[Any], pull_bytes: int) -> core.Call[Any]:
-        filter = None if cursor.topic.startswith(RETRY_PREFIX) else self._filter
-        place = cursor.topic, cursor.queue_id, cursor.next_offset
-        progress_s = cursor.progress_s(_clock())
-        request = core.pull_request(*place, self._pull_messages, pull_bytes, "", HOLD_S, False, filter, progress_s)
-        return core.pull_as(request, self._parse)
+            call = pull_call(cursor, self._filter, self._pull_messages, pull_bytes, self._parse)
+            self._fetcher.start(call, functools.partial(self._pulled, cursor))
 
     def _pulled(self, cursor: Cursor[Any], found: Any, error: MqprocError | ConnectionLost | None) -> None:
         if error is not None:
@@ -440,6 +433,14 @@ class Consumer:
             self._release()
         if _clock() >= self._commit_at and not self._closed:
             self._tend_if_free()
+
+    def holds(self, message: StoredMessage) -> bool:
+        """Whether a message that `receive` gave is still to be handled: not once its queue goes to another member, or
+        was reset. Who handles a queue in order asks before each, and gives the rest back by `take_back`.
+        """
+        with self._lock:
+            held = self._assignment.holds((message.topic, message.queue_id), message.queue_offset)
+        return held and _clock() <= self._member.valid_until
 
     def take_back(self, messages: Sequence[StoredMessage]) -> None:
         """Messages that `receive` gave, and that nobody will handle, come again, and what was received behind them."""

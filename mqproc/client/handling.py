@@ -75,9 +75,19 @@ class Handling:
                 timeout_s = BUSY_S if under_way else IDLE_S
                 under_way |= {pool.submit(self._each, run) for run in self._receive(timeout_s)}
 
-    @property
-    def _is_over(self) -> bool:
-        return self._broken or self._stop.is_set()
+    def _goes_on(self, message: StoredMessage) -> bool:
+        """Whether a message is to be handled. In order it is not when its queue shall be, or is, another member's:
+        that one handles it, and everything behind it, as soon as it is given back here."""
+        if self._broken or self._stop.is_set():
+            return False
+        return self._tries_in_order is None or self._consumer.holds(message)
+
+    def _leave(self, messages: list[StoredMessage]) -> None:
+        """Messages come again: at once where nobody else handles any of their queue, else at the end of the run."""
+        if self._tries_in_order is None:
+            self._left += messages
+        else:
+            self._consumer.take_back(messages)
 
     def _receive(self, timeout_s: float) -> list[list[StoredMessage]]:
         """Messages by what is handled one after the other."""
@@ -91,28 +101,28 @@ class Handling:
     def _each(self, messages: list[StoredMessage]) -> None:
         done = 0
         try:
-            while done < len(messages) and not self._is_over and self._settled(messages[done]):
+            while done < len(messages) and self._goes_on(messages[done]) and self._settled(messages[done]):
                 done += 1
         finally:
-            self._left += messages[done:]
+            self._leave(messages[done:])
 
     def _settled(self, message: StoredMessage) -> bool:
-        """Handled, or left to come again later; False when the run was over before."""
+        """Handled, or left to come again later; False when it is not to be handled here any more."""
         failures = 0
         while not self._handled(message):
             failures += 1
             if self._tries_in_order is None or failures > self._tries_in_order:
                 self._again_later(message)
                 return True
-            if self._over_within(self._pause_s):
+            if not self._goes_on_after(message, self._pause_s):
                 return False
         return True
 
-    def _over_within(self, seconds: float) -> bool:
+    def _goes_on_after(self, message: StoredMessage, seconds: float) -> bool:
         end = time.monotonic() + seconds
-        while not self._is_over and (left_s := end - time.monotonic()) > 0:
+        while self._goes_on(message) and (left_s := end - time.monotonic()) > 0:
             self._stop.wait(min(left_s, LOOK_S))
-        return self._is_over
+        return self._goes_on(message)
 
     def _again_later(self, message: StoredMessage) -> None:
         """A message that is gone would come again for ever, and hold up those behind it: it is done."""

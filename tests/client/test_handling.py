@@ -6,13 +6,14 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from mqproc import AsyncClient, AsyncConsumer, BadRequestError, Client, StoredMessage
+from mqproc import AsyncClient, AsyncConsumer, BadRequestError, Client, ResetTo, StoredMessage
 from tests.client.consuming import all_of, bodies_of, fill, offsets
-from tests.conftest import PATIENCE_S, Group
+from tests.conftest import PATIENCE_S, Group, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -98,24 +99,58 @@ def test_what_is_no_exception_ends_a_run_at_once(client: Client, ordered: bool) 
     assert offsets(client, f"ended{ordered}", topic) == [10] * 4
 
 
-def test_queues_that_were_taken_away_amid_a_run_are_given_back_at_its_end(client: Client) -> None:
-    sent = fill(client, "Shared", 40, queues=2)
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_ordered_run_gives_a_queue_back_before_another_member_has_it(client: Client, fails: bool) -> None:
+    """What it had received of the queue is the other's, in order, and handled by nobody twice."""
+    topic, group = f"Handover{fails}", f"handover{fails}"
+    sent = fill(client, topic, 100, queues=2)
+    handled: list[tuple[str, bytes]] = []
     stop = threading.Event()
-    others: list[Any] = []
 
-    def handle(_message: StoredMessage) -> None:
-        if not others:
-            others.append(client.consumer("shared", "Shared"))
-            while len([queue for queue in first.queues if queue[0] == "Shared"]) > 1:
-                time.sleep(0.001)
-            stop.set()
+    def handle_as(name: str) -> Callable[[StoredMessage], None]:
+        def handle(message: StoredMessage) -> None:
+            if fails and name == "first" and message.queue_id == 1:
+                raise ValueError("never here")
+            time.sleep(0.005)
+            handled.append((name, message.body))
+            if len(handled) >= (50 if fails else 100):
+                stop.set()
 
-    with client.consumer("shared", "Shared", start="earliest") as first:
-        first.run(handle, ordered=True, stop=stop)
-        with others[0] as second:
-            found = all_of(second, 19)
-            assert len({message.queue_id for message in found}) == 1
-            assert len(found) + len(all_of(first, 19)) >= len(sent) - 1
+        return handle
+
+    def run(name: str) -> None:
+        with client.consumer(group, topic, start="earliest", session_timeout=PATIENCE_S) as consumer:
+            consumer.run(handle_as(name), workers=2, ordered=True, stop=stop, pause_s=0.01 if name == "second" else 1)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(run, "first")
+        wait_until(lambda: len(handled) >= 3)
+        began_s = time.monotonic()
+        second = pool.submit(run, "second")
+        wait_until(lambda: any(name == "second" for name, _ in handled), PATIENCE_S / 2)
+        assert time.monotonic() - began_s < PATIENCE_S / 2, "it was given back, and not taken at the session's end"
+        for running in (first, second):
+            running.result()
+    bodies = [body for _, body in handled]
+    assert len(set(bodies)) == len(bodies)
+    for queue in (sent[::2], sent[1::2]):
+        assert [body for body in bodies if body in queue] == queue[: sum(body in queue for body in bodies)]
+
+
+def test_what_is_held_is_what_is_to_be_handled(client: Client) -> None:
+    sent = fill(client, "Held", 4, queues=1)
+    with client.consumer("held", "Held", start="earliest") as consumer:
+        first, *others = consumer.receive(4, timeout=PATIENCE_S)
+        assert all(map(consumer.holds, (first, *others)))
+        consumer.ack(first)
+        assert not consumer.holds(first)
+        consumer.take_back(others[1:])
+        assert not any(map(consumer.holds, others))
+        assert bodies_of(consumer.receive(4, timeout=PATIENCE_S)) == sent[1:]
+        consumer.seek(ResetTo(earliest=True))
+        assert not any(map(consumer.holds, others))
+        consumer.take_back(others)
+        assert bodies_of(all_of(consumer, 4)) == sent
 
 
 def test_a_handler_to_be_awaited_is_refused_and_acknowledges_nothing(client: Client) -> None:
@@ -210,3 +245,36 @@ def test_a_handler_that_gives_nothing_to_await_is_refused(shared: Group, client:
         assert consumer.positions()["Plain", 0] == 0
 
     in_loop(shared, program, "plain", "Plain")
+
+
+def test_an_ordered_async_run_gives_a_queue_back_before_another_member_has_it(shared: Group, client: Client) -> None:
+    sent = fill(client, "AsyncHandover", 100, queues=2)
+    handled: list[tuple[str, bytes]] = []
+
+    async def main() -> None:
+        stop, began = asyncio.Event(), asyncio.Event()
+
+        async def run(name: str) -> None:
+            async def handle(message: StoredMessage) -> None:
+                if name == "first" and message.queue_id == 1:
+                    raise ValueError("never here")
+                await asyncio.sleep(0.005)
+                handled.append((name, message.body))
+                if len(handled) == 3:
+                    began.set()
+                if len(handled) == len(sent):
+                    stop.set()
+
+            async with made.consumer(
+                "ahand", "AsyncHandover", start="earliest", session_timeout=PATIENCE_S
+            ) as consumer:
+                await consumer.run(handle, workers=2, ordered=True, stop=stop)
+
+        async with asyncio.timeout(PATIENCE_S / 2), AsyncClient(shared.store) as made, asyncio.TaskGroup() as tasks:
+            tasks.create_task(run("first"))
+            await began.wait()
+            tasks.create_task(run("second"))
+
+    asyncio.run(main())
+    assert sorted((body for _, body in handled), key=int) == sent
+    assert [body for name, body in handled if name == "second"] == sent[1::2]
