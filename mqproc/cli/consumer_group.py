@@ -1,4 +1,4 @@
-"""`mqproc group list|info|lag|reset|skip|clone|delete|dlq`: consumer groups, their progress and their dead letters.
+"""`mqproc group list|info|lag|reset|skip|clone|change|delete|dlq`: consumer groups, progress and dead letters.
 
 What changes a group shows its plan and ends with exit code 1; with `--execute` it is done.
 """
@@ -18,7 +18,7 @@ from mqproc.cli.output import Column, Output
 from mqproc.cli.times import format_duration, now_ms
 from mqproc.client import Client, Move, ResetTo
 from mqproc.client.group_steps import check_read
-from mqproc.errors import BadRequestError
+from mqproc.errors import BadRequestError, GroupNotFoundError
 from mqproc.groups import GroupInfo, GroupQueue
 from mqproc.names import DEAD_LETTER_PREFIX
 from mqproc.quantities import counted
@@ -65,6 +65,7 @@ _MOVE_COLUMNS = [
 ]
 # A table has it in words: beside "again" a number below 0 reads as one that comes again.
 _MOVES_TABLE = [*_MOVE_COLUMNS[:-1], Column("outcome")]
+_CHANGE_COLUMNS = [Column("setting"), Column("before"), Column("after")]
 
 
 _LAZY = {"dlq": ("mqproc.cli.dead_letters:dlq", "Look at a group's dead letters, and send them again.")}
@@ -308,6 +309,44 @@ def _said(name: str, moves: Sequence[Move], execute: bool) -> str:
     skipped = sum(max(0, -move.messages) for move in moves)
     what = f"{counted(len(moves), 'queue')}: {counted(again, 'message')} again, {skipped:,} skipped"
     return f"{name} goes on from there in {what}" if execute else f"would move {name} in {what}; --execute does it"
+
+
+@group.command(cls=Command)
+@click.argument("name", metavar="GROUP", shell_complete=complete_group, callback=_check_name)
+@click.option("--retry-max-times", type=click.IntRange(0), metavar="N", help="Dead letters after so many deliveries.")
+@click.option("--enable/--disable", "enabled", default=None, help="Whether it may consume.")
+@_execute
+@pass_invocation
+def change(invocation: Invocation, name: str, retry_max_times: int | None, enabled: bool | None, execute: bool) -> int:
+    """Change a group's settings; it is made when missing.
+
+    With --disable its members have their queues taken away, and nobody joins or receives, until --enable.
+    """
+    wanted = {"retry_max_times": retry_max_times, "consume_enable": enabled}
+    given = {setting: value for setting, value in wanted.items() if value is not None}
+    if not given:
+        raise click.UsageError("give --retry-max-times, --enable or --disable")
+    with invocation.client() as client:
+        try:
+            found: GroupInfo | None = client.groups.info(name)
+        except GroupNotFoundError:
+            found = None
+        if execute:
+            client.groups.change(name, retry_max_times=retry_max_times, enabled=enabled)
+    rows = [
+        {"setting": setting, "before": getattr(found, setting, None), "after": value}
+        for setting, value in given.items()
+        if found is None or getattr(found, setting) != value
+    ]
+    out = invocation.out
+    if rows or out.shape != "table":
+        out.rows("changes", _CHANGE_COLUMNS, rows, group=name, executed=execute)
+    if not out.is_json:
+        if not rows:
+            out.note(f"{name} has these settings already")
+        else:
+            out.note(f"{name} is changed" if execute else f"would change {name}; --execute does it")
+    return 0 if execute or not rows else EXIT_NOT_EXECUTED
 
 
 @group.command(cls=Command)

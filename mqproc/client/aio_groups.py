@@ -59,7 +59,7 @@ class AsyncGroups:
         retry_queue_nums: int | None = None,
         enabled: bool | None = None,
     ) -> None:
-        """Make a group, or change its settings."""
+        """Make a group, or change its settings; see `Groups.change`."""
         await self._client.run(group_calls.change(group, retry_max_times, retry_queue_nums, enabled))
 
     async def delete(self, group: str) -> None:

@@ -67,7 +67,11 @@ class Groups:
         retry_queue_nums: int | None = None,
         enabled: bool | None = None,
     ) -> None:
-        """Make a group, or change its settings."""
+        """Make a group, or change its settings.
+
+        With `enabled=False` its members have their queues taken away, as soon as nobody has messages of them, and
+        nobody joins or receives, until it is enabled again.
+        """
         self._client.run(group_calls.change(group, retry_max_times, retry_queue_nums, enabled))
 
     def delete(self, group: str) -> None:

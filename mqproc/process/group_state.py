@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mqproc.errors import GroupNotFoundError, NoSuchQueueError, OffsetOutOfRangeError
+from mqproc.errors import GroupNotFoundError, NoSuchQueueError, OffsetOutOfRangeError, PermissionDeniedError
 from mqproc.layout import control as words_of
 from mqproc.names import RETRY_PREFIX
 from mqproc.process.log import get_logger
@@ -96,6 +96,11 @@ class GroupState:
             found = GroupSettings(group)
             self.settings.add(found, self._clock.time_ms())
         return found
+
+    def check_may_consume(self, group: str) -> None:
+        """Raise PermissionDeniedError for a group that was told to stop."""
+        if not self.settings.of(group).consume_enable:
+            raise PermissionDeniedError(f"group {group} may not consume: consumeEnable is false")
 
     def change_settings(self, options: GroupSettingsRequest) -> None:
         """Make a group, or change it. Raises BadRequestError, OSError."""

@@ -20,7 +20,6 @@ from mqproc.errors import (
     GroupInUseError,
     MqprocError,
     NotAMemberError,
-    PermissionDeniedError,
     StoreBusyError,
 )
 from mqproc.layout import control as words_of
@@ -242,9 +241,9 @@ class Groups:
         group, topics = options.group, _topics_of(options)
         _check_holding(options)
         self._check_is_gone(asked, options)
-        settings = self.state.known(group)
-        if not settings.consume_enable:
-            raise PermissionDeniedError(f"group {group} may not consume: consumeEnable is false")
+        self.state.known(group)
+        if not options.member_id:
+            self.state.check_may_consume(group)
         self.state.progress.check_writable()
         # A member that comes back was waiting for these topics all the time.
         start = EARLIEST if options.member_id else options.start
@@ -392,7 +391,9 @@ class Groups:
             self._log.warning("queues are shared later: no room for the group's progress", group=group)
             self._unshared.add(group)
             return
-        queues = {topic: self._queues.ids(topic) for topic in members.topics}
+        # Members of a group that may not consume stay, without queues, until it may again.
+        topics = members.topics if self.state.settings.of(group).consume_enable else []
+        queues = {topic: self._queues.ids(topic) for topic in topics}
         if members.rebalance(queues, now_ns):
             self._shared_anew.add(group)
             self._words.add(words_of.GROUP_REBALANCES, 1)
@@ -445,6 +446,8 @@ class Groups:
 
     def _change_settings(self, asked: Asked, options: GroupSettingsRequest) -> None:
         self.state.change_settings(options)
+        if options.group in self._groups:
+            self._rebalance(options.group)
         self._answer(asked, Empty())
 
     def _delete(self, asked: Asked, options: GroupRequest) -> None:

@@ -17,7 +17,6 @@ from mqproc.errors import (
     BadRequestError,
     GroupInUseError,
     MqprocError,
-    PermissionDeniedError,
     StoreBusyError,
 )
 from mqproc.layout import control as words_of
@@ -179,10 +178,8 @@ class Pops:
     # Receiving
 
     def _receive(self, asked: Asked, options: GroupReceiveRequest) -> None:
-        settings = self._state.known(options.group)
-        if not settings.consume_enable:
-            raise PermissionDeniedError(f"group {options.group} may not consume: consumeEnable is false")
-        self._check_has_no_members(options.group)
+        self._state.known(options.group)
+        self._check_may_consume(options.group)
         if not options.topics or not 1 <= options.max_messages <= MESSAGES_MAX:
             limit = f"from 1 to {MESSAGES_MAX:,} messages of one topic at least"
             raise BadRequestError(f"{options.max_messages:,} messages of {len(options.topics)} topics; {limit}")
@@ -199,13 +196,14 @@ class Pops:
         wait_ns = min(options.timeout_ms, RECEIVE_MS_MAX) * 1_000_000
         self._held.hold(asked, self._clock.monotonic_ns() + wait_ns)
 
-    def _check_has_no_members(self, group: str) -> None:
+    def _check_may_consume(self, group: str) -> None:
+        self._state.check_may_consume(group)
         if group in self._groups.members():
             raise GroupInUseError(f"group {group} has members, which have its queues")
 
     def _give_later(self, asked: Asked) -> bool:
         """As `_give`, to a receive that is held; its topics may have come meanwhile, and members too."""
-        self._check_has_no_members(asked.options.group)
+        self._check_may_consume(asked.options.group)
         for topic in asked.options.topics:
             self._state.begin(asked.options.group, topic, EARLIEST, 0)
         return self._give(asked, asked.options)

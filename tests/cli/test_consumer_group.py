@@ -237,6 +237,28 @@ def test_a_group_skips_is_cloned_and_deleted(group: Group, client: Client) -> No
     assert ask(group, "delete", "copy", "--execute").code == 5
 
 
+def test_settings_are_changed_with_execute(group: Group, client: Client) -> None:
+    change = ("change", "changed")
+    assert ask(group, *change).code == 2
+    planned = ask(group, *change, "--disable", "--retry-max-times", 3)
+    rows = [line.split() for line in planned.out.splitlines()]
+    assert rows == [["setting", "before", "after"], ["retry_max_times", "-", "3"], ["consume_enable", "-", "no"]]
+    assert (planned.code, planned.err) == (1, "would change changed; --execute does it\n")
+    assert ask(group, "info", "changed").code == 5
+    assert ask(group, *change, "--disable", "--retry-max-times", 3, "--execute").code == 0
+    found = client.groups.info("changed")
+    assert (found.retry_max_times, found.consume_enable) == (3, False)
+    same = ask(group, *change, "--disable")
+    assert (same.code, same.out, same.err) == (0, "", "changed has these settings already\n")
+    planned = ask(group, *change, "--enable", "--json")
+    told = [{"setting": "consume_enable", "before": False, "after": True}]
+    assert (planned.code, planned.json["changes"], planned.json["executed"]) == (1, told, False)
+    assert ask(group, *change, "--enable", "--execute").code == 0
+    found = client.groups.info("changed")
+    assert (found.retry_max_times, found.consume_enable) == (3, True)
+    assert ask(group, "change", "CID_RMQ_SYS_mine", "--disable", "--execute").code == 2
+
+
 @pytest.mark.parametrize("name", ["CID_RMQ_SYS_TRANS", "CID_RMQ_SYS_REVIVE_GROUP"])
 def test_what_the_system_keeps_for_itself_is_nobody_elses_to_move(group: Group, client: Client, name: str) -> None:
     """Its progress says which transactions and check points are open: behind them nobody would look for them again."""

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from mqproc import BadRequestError, Client, GroupInUseError
+from mqproc import BadRequestError, Client, GroupInUseError, PermissionDeniedError, control_words
 from mqproc.client.broadcast import load_offsets
+from mqproc.paths import StorePaths
 from tests.client.consuming import all_of, bodies_of, fill, offsets
 from tests.client.test_shared_clients import FORKS, in_fork
-from tests.conftest import PATIENCE_S, Group
+from tests.conftest import PATIENCE_S, Group, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +108,33 @@ def test_a_fork_neither_holds_nor_changes_a_broadcast_consumers_file(client: Cli
         os.close(ends)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def test_members_of_a_group_that_may_not_consume_get_nothing_until_it_may_again(client: Client) -> None:
+    """What they have in hands is done before; who waits to receive is told."""
+    sent = fill(client, "Paused", 8, queues=2)
+    with client.consumer("paused", "Paused", start="earliest") as consumer:
+        messages = consumer.receive(4, timeout=PATIENCE_S)
+        client.groups.change("paused", enabled=False)
+        wait_until(lambda: consumer.queues == [])
+        consumer.ack(*messages)
+        wait_until(lambda: sum(offsets(client, "paused", "Paused")) == len(messages))
+        assert consumer.receive(4, timeout=0.2) == []
+        assert len(client.groups.info("paused").members) == 1
+        client.groups.change("paused", enabled=True)
+        others = all_of(consumer, 8 - len(messages))
+        assert sorted(bodies_of([*messages, *others]), key=int) == sent
+    simple, told = client.simple_consumer("paused", "Paused"), []
+
+    def receive() -> None:
+        with pytest.raises(PermissionDeniedError, match="may not consume"):
+            simple.receive(timeout=PATIENCE_S)
+        told.append(True)
+
+    waiting = threading.Thread(target=receive)
+    waiting.start()
+    wait_until(lambda: control_words.read_words(StorePaths(client.store))["waiting_pulls"] == 1)
+    client.groups.change("paused", enabled=False)
+    client.send("Paused", b"8")
+    waiting.join()
+    assert told

@@ -98,6 +98,7 @@ SHOWN = {
     "mqproc group reset billing --to-offset": (1, "1 queue: 0 messages again, 1 skipped"),
     "mqproc group clone billing audit": (1, "audit"),
     "mqproc group skip audit": (1, "9 skipped"),
+    "mqproc group change audit --retry-max-times 5": (1, "would change audit"),
     "mqproc group delete audit": (1, "would forget audit"),
     "mqproc group dlq list shipping": (0, "order 9"),
     "mqproc group dlq resend shipping": (1, "10 dead letters"),
