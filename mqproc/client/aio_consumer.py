@@ -123,9 +123,9 @@ class AsyncConsumer:
             return await drive_async(self._client.run, lag_behind(self.positions()))
         return (await self._client.run(group_calls.info(self._subscription.group))).lag
 
-    async def seek(self, to: ResetTo, topics: Sequence[str] = ()) -> None:
+    async def seek(self, to: ResetTo, topics: str | Sequence[str] = ()) -> None:
         """Go on from elsewhere in its queues; see `Consumer.seek`."""
-        positions = self._assignment.positions(topics)
+        positions = self._assignment.positions(self._subscription.among(topics))
         epochs = self._assignment.epochs(positions)
         targets = await drive_async(self._client.run, seek_targets(positions, to))
         if self._local is not None:

@@ -9,6 +9,7 @@ from mqproc.client import core, group_calls, group_steps
 from mqproc.client.core import PULL_BYTES, PULL_MESSAGES
 from mqproc.client.driving import drive_async
 from mqproc.client.group_steps import Move, ResetTo
+from mqproc.client.subscription import named
 from mqproc.groups import GroupInfo, GroupSummary
 from mqproc.message import StoredMessage
 from mqproc.names import DEAD_LETTER_PREFIX
@@ -38,14 +39,14 @@ class AsyncGroups:
         await self._client.run(group_calls.commit(group, topic, queue_id, offset))
 
     async def plan_reset(
-        self, group: str, to: ResetTo, topics: Sequence[str] = (), queues: Sequence[int] = ()
+        self, group: str, to: ResetTo, topics: str | Sequence[str] = (), queues: Sequence[int] = ()
     ) -> list[Move]:
         """What a reset would move. Changes nothing."""
-        return await drive_async(self._client.run, group_steps.plan_reset(group, to, tuple(topics), tuple(queues)))
+        return await drive_async(self._client.run, group_steps.plan_reset(group, to, named(topics), tuple(queues)))
 
-    async def plan_clone(self, source: str, target: str, topics: Sequence[str] = ()) -> list[Move]:
+    async def plan_clone(self, source: str, target: str, topics: str | Sequence[str] = ()) -> list[Move]:
         """What giving `target` the progress of `source` would move. Changes nothing."""
-        return await drive_async(self._client.run, group_steps.plan_clone(source, target, tuple(topics)))
+        return await drive_async(self._client.run, group_steps.plan_clone(source, target, named(topics)))
 
     async def execute(self, group: str, moves: Sequence[Move]) -> None:
         """Do what was planned, durably, all or nothing; members go on from there."""

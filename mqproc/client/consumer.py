@@ -143,7 +143,7 @@ class Consumer:
             return drive(self._client.run, lag_behind(self.positions()))
         return self._client.run(group_calls.info(self._subscription.group)).lag
 
-    def seek(self, to: ResetTo, topics: Sequence[str] = ()) -> None:
+    def seek(self, to: ResetTo, topics: str | Sequence[str] = ()) -> None:
         """Go on from elsewhere in its queues, of all its topics or of these: `seek(ResetTo(time="2026-11-21T10:00"))`.
 
         Its group's progress moves there, durably. Returns when the next messages are those from there; for messages
@@ -151,7 +151,7 @@ class Consumer:
         """
         self._check()
         with self._lock:
-            positions = self._assignment.positions(topics)
+            positions = self._assignment.positions(self._subscription.among(topics))
             epochs = self._assignment.epochs(positions)
         targets = drive(self._client.run, seek_targets(positions, to))
         if self._local is not None:

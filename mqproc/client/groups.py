@@ -9,6 +9,7 @@ from mqproc.client import core, group_calls, group_steps
 from mqproc.client.core import PULL_BYTES, PULL_MESSAGES
 from mqproc.client.driving import drive
 from mqproc.client.group_steps import Move, ResetTo
+from mqproc.client.subscription import named
 from mqproc.groups import GroupInfo, GroupSummary
 from mqproc.message import StoredMessage
 from mqproc.names import DEAD_LETTER_PREFIX
@@ -47,13 +48,15 @@ class Groups:
         """
         self._client.run(group_calls.commit(group, topic, queue_id, offset))
 
-    def plan_reset(self, group: str, to: ResetTo, topics: Sequence[str] = (), queues: Sequence[int] = ()) -> list[Move]:
+    def plan_reset(
+        self, group: str, to: ResetTo, topics: str | Sequence[str] = (), queues: Sequence[int] = ()
+    ) -> list[Move]:
         """What a reset would move, of all the group's topics or of these. Changes nothing."""
-        return drive(self._client.run, group_steps.plan_reset(group, to, tuple(topics), tuple(queues)))
+        return drive(self._client.run, group_steps.plan_reset(group, to, named(topics), tuple(queues)))
 
-    def plan_clone(self, source: str, target: str, topics: Sequence[str] = ()) -> list[Move]:
+    def plan_clone(self, source: str, target: str, topics: str | Sequence[str] = ()) -> list[Move]:
         """What giving `target` the progress of `source` would move. Changes nothing."""
-        return drive(self._client.run, group_steps.plan_clone(source, target, tuple(topics)))
+        return drive(self._client.run, group_steps.plan_clone(source, target, named(topics)))
 
     def execute(self, group: str, moves: Sequence[Move]) -> None:
         """Do what was planned, durably, all or nothing; members go on from there."""

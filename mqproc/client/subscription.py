@@ -13,10 +13,10 @@ from typing import Final
 from mqproc.client.amounts import milliseconds
 from mqproc.client.core import Call, Time, chosen, pull, pull_request
 from mqproc.client.group_calls import join, start_of
-from mqproc.errors import BadRequestError
+from mqproc.errors import BadRequestError, TopicNotFoundError
 from mqproc.message import Filter, PullResult, SqlFilter, TagFilter
 from mqproc.names import check_topic
-from mqproc.store.groups.settings import check_group
+from mqproc.store.groups.settings import check_group, retry_topic
 from mqproc.wire.group_operations import SESSION_MS_MAX, SESSION_MS_MIN, GroupAssignment, GroupJoinRequest
 
 SESSION_TIMEOUT_S: Final = 10.0
@@ -49,16 +49,29 @@ class Subscription:
         )
         return join(request)
 
+    def among(self, topics: str | Sequence[str]) -> tuple[str, ...]:
+        """Some of what it reads. Raises TopicNotFoundError for another one: a mistyped one would pass unseen."""
+        found = named(topics)
+        for topic in found:
+            if topic not in (*self.topics, retry_topic(self.group)):
+                raise TopicNotFoundError(f"a consumer of group {self.group} does not read topic {topic!r}")
+        return found
+
+
+def named(topics: str | Sequence[str]) -> tuple[str, ...]:
+    """A topic, or several, as callers name them. Raises BadRequestError."""
+    try:
+        return (topics,) if isinstance(topics, str) else tuple(topics)
+    except TypeError:
+        raise BadRequestError(f"topics = {topics!r}: give a topic, or a list of them") from None
+
 
 def subscription(
     group: str, topics: str | Sequence[str], name: str, session_timeout: float, start: Time
 ) -> Subscription:
     """Raises BadRequestError, BadTopicError."""
     check_group(group)
-    try:
-        wanted = (topics,) if isinstance(topics, str) else tuple(topics)
-    except TypeError:
-        raise BadRequestError(f"topics = {topics!r}: give a topic, or a list of them") from None
+    wanted = named(topics)
     if not wanted:
         raise BadRequestError(f"a consumer of group {group!r} names no topic")
     for topic in wanted:

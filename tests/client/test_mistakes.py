@@ -201,6 +201,7 @@ def test_mistakes_with_consumers_are_told(group: Group, tmp_path: Path) -> None:
                 assert len(consumer.receive(2, timeout=PATIENCE_S)) == 2, "none is done beside what is no message"
             _told_by_simple(client)
             _told_of_dead_letters(client)
+            _one_topic_is_no_list_of_letters(client)
             _told_of_paths(client, tmp_path)
         asyncio.run(_told_async(group))
     finally:
@@ -238,6 +239,20 @@ def _told_of_dead_letters(client: Client) -> None:
     ):
         with pytest.raises(BadRequestError, match=told):
             client.groups.resend("mistakes", given)
+
+
+def _one_topic_is_no_list_of_letters(client: Client) -> None:
+    """Nor does it mean topics whose names are within its own."""
+    fill(client, "Mist", 2, queues=1)
+    with client.consumer("one", ["Mistakes", "Mist"], start="earliest") as consumer:
+        consumer.seek(mqproc.ResetTo(latest=True), "Mistakes")
+        assert consumer.positions()["Mist", 0] == 0
+        assert consumer.positions()["Mistakes", 0] == 2
+    (move,) = client.groups.plan_reset("one", mqproc.ResetTo(latest=True), "Mist")
+    assert (move.topic, move.after) == ("Mist", 2)
+    assert {move.topic for move in client.groups.plan_clone("one", "two", "Mist")} == {"Mist"}
+    with pytest.raises(BadRequestError, match="topics = 5: give a topic, or a list of them"):
+        client.groups.plan_reset("one", mqproc.ResetTo(latest=True), 5)  # type: ignore[arg-type]
 
 
 def _told_of_paths(client: Client, folder: Path) -> None:
