@@ -32,6 +32,9 @@ PROGRESS_S: Final = 1.0
 ABSENT_S: Final = 0.2
 """After how long a queue is asked for again that was not there."""
 
+NOTHING: Final = -1
+"""What has been committed of a queue whose progress has to be told again, wherever it is."""
+
 PIECES_AHEAD: Final = 2
 """A queue is pulled from while it has fewer pieces than this."""
 
@@ -137,8 +140,10 @@ class Cursor(Generic[M]):
             self.progress_at = now + PROGRESS_S
         if not self.revoked:
             self._keep(piece, moved)
-        if moved and not self.in_hands:
-            self.done = min(self.done, piece.end)
+        if moved and not self.in_hands and piece.end < self.done:
+            self.done = piece.end
+            # What was committed lies beyond the queue's end: a consumer that keeps its own progress would stay there.
+            self.committed = self.committing = NOTHING
 
     def _keep(self, piece: Piece[M], moved: bool) -> None:
         """However many answers come without messages: they take no places of those that have some."""

@@ -169,6 +169,21 @@ def test_a_broadcast_consumer_seeks_for_itself(client: Client, tmp_path: Path) -
         assert bodies_of(all_of(consumer, 2)) == sent[18:]
 
 
+def test_progress_beyond_a_queues_end_is_set_back_to_it(client: Client, tmp_path: Path) -> None:
+    """As a loss of power leaves it. It had stayed, and what came while nobody read was passed over by the next one."""
+    fill(client, "Cut", 5, queues=1)
+    path = tmp_path / "own.json"
+    path.write_text('{"Cut": {"0": 99}}')
+    with client.consumer("cut", "Cut", broadcast=True, offsets_path=path) as consumer:
+        assert all_of(consumer, 0) == []
+        assert consumer.positions() == {("Cut", 0): 5}
+    assert load_offsets(path) == {"Cut": {0: 5}}
+    client.send_batch("Cut", [b"5", b"6"])
+    with client.consumer("cut", "Cut", broadcast=True, offsets_path=path) as consumer:
+        assert bodies_of(all_of(consumer, 2)) == [b"5", b"6"]
+    assert load_offsets(path) == {"Cut": {0: 7}}
+
+
 def test_a_topic_that_comes_after_the_start_is_read_from_its_beginning(client: Client, tmp_path: Path) -> None:
     """Whatever was sent before the consumer found the topic's queues was sent after it had begun at "latest"."""
     path = tmp_path / "offsets.json"
