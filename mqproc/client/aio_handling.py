@@ -10,8 +10,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from mqproc.client.amounts import at_least_one
-from mqproc.client.handling import BUSY_S, IDLE_S, LOOK_S, MESSAGES_AT_ONCE
+from mqproc.client.amounts import at_least_one, not_below_zero
+from mqproc.client.handling import BUSY_S, IDLE_S, LOOK_S, MESSAGES_AT_ONCE, check_handler
 from mqproc.errors import BadRequestError, MessageNotFoundError
 from mqproc.message import StoredMessage
 
@@ -35,11 +35,11 @@ class AsyncHandling:
     ) -> None:
         """`tries_in_order`: after how many failures a message is a dead letter; None when order does not matter."""
         self._consumer = consumer
-        self._handler = handler
+        self._handler = check_handler(handler)
         self._workers = at_least_one("workers", workers)
         self._tries_in_order = tries_in_order
         self._stop = stop
-        self._pause_s = pause_s
+        self._pause_s = not_below_zero("pause_s", pause_s)
         self._broken = False
         """Something was raised, or the run is cancelled: what is handled now is the last."""
         self._left: list[StoredMessage] = []

@@ -8,9 +8,9 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from mqproc.client.amounts import at_least_one
+from mqproc.client.amounts import at_least_one, not_below_zero
 from mqproc.errors import BadRequestError, MessageNotFoundError
 from mqproc.message import StoredMessage
 
@@ -24,6 +24,16 @@ BUSY_S: Final = 0.01
 LOOK_S: Final = 0.1
 """How often who pauses looks whether the run is over."""
 _log = logging.getLogger("mqproc.consumer")
+
+
+H = TypeVar("H", bound=Callable[[StoredMessage], object])
+
+
+def check_handler(handler: H) -> H:
+    """Raise BadRequestError for what cannot be called: each message would fail, and be a dead letter in the end."""
+    if not callable(handler):
+        raise BadRequestError(f"handler = {handler!r} cannot be called: give a function of one message")
+    return handler
 
 
 class Handling:
@@ -40,11 +50,11 @@ class Handling:
     ) -> None:
         """`tries_in_order`: after how many failures a message is a dead letter; None when order does not matter."""
         self._consumer = consumer
-        self._handler = handler
+        self._handler = check_handler(handler)
         self._workers = at_least_one("workers", workers)
         self._tries_in_order = tries_in_order
         self._stop = stop
-        self._pause_s = pause_s
+        self._pause_s = not_below_zero("pause_s", pause_s)
         self._broken = False
         """Something was raised: what is handled now is the last."""
         self._left: list[StoredMessage] = []

@@ -217,6 +217,8 @@ def _told_by(consumer: mqproc.Consumer, messages: Any) -> None:
         ("to = 'earliest' is no ResetTo", lambda: consumer.seek("earliest")),
         ("timeout = None is no number", lambda: consumer.receive(timeout=None)),
         ("timeout = '1' is no number", lambda: next(consumer.messages(timeout="1"))),
+        ("handler = None cannot be called", lambda: consumer.run(None)),
+        ("pause_s = -1 is out of range", lambda: consumer.run(print, pause_s=-1)),
     ):
         with pytest.raises(BadRequestError, match=told):
             call()
@@ -269,5 +271,7 @@ async def _told_async(group: Group) -> None:
             await consumer.ack([])
         with pytest.raises(BadRequestError, match="a list is no StoredMessage"):
             await consumer.nack([])
+        with pytest.raises(BadRequestError, match="handler = 'x' cannot be called"):
+            await consumer.run("x")
         with pytest.raises(BadRequestError, match="timeout = None is no number"):
             await consumer.receive(timeout=None)
