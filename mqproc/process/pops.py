@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from mqproc.errors import (
     BadRequestError,
     GroupInUseError,
+    GroupNotFoundError,
     MqprocError,
     StoreBusyError,
 )
@@ -203,6 +204,9 @@ class Pops:
 
     def _give_later(self, asked: Asked) -> bool:
         """As `_give`, to a receive that is held; its topics may have come meanwhile, and members too."""
+        if self._state.settings.get(asked.options.group) is None:
+            # Begun anew, for who waits, it would read everything that there is.
+            raise GroupNotFoundError(f"group {asked.options.group} was deleted")
         self._check_may_consume(asked.options.group)
         for topic in asked.options.topics:
             self._state.begin(asked.options.group, topic, EARLIEST, 0)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mqproc import BadRequestError, Client, FilterSyntaxError, GroupInUseError, SqlFilter
+from mqproc import BadRequestError, Client, FilterSyntaxError, GroupInUseError, GroupNotFoundError, SqlFilter
 from mqproc.cli.supervisor_client import ask_supervisor
 from mqproc.client import group_calls
 from mqproc.client.simple_consumer import SimpleConsumer
@@ -84,6 +84,21 @@ def test_a_receive_waits_for_as_long_as_it_shall(
         assert not waiting.done()
         client.send(topic, b"0")
         assert [consumer.ack(message) for message in waiting.result()] == [1]
+
+
+def test_who_waits_when_its_group_is_deleted_is_told_so(shared: Group, client: Client) -> None:
+    """It had been given all that there is, as if the group had begun anew at the beginning."""
+    fill(client, "Deleted", 4)
+    consumer = client.simple_consumer("deleted", "Deleted")
+    assert consumer.receive() == []
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(consumer.receive, timeout=PATIENCE_S)
+        wait_until(lambda: shared.words()["waiting_pulls"] == 1)
+        client.groups.delete("deleted")
+        client.send("Deleted", b"4")
+        with pytest.raises(GroupNotFoundError, match="group deleted was deleted"):
+            waiting.result()
+    assert "deleted" not in [group.group for group in client.groups.all()]
 
 
 def test_each_message_is_one_receivers_and_done_when_acknowledged(shared: Group, client: Client) -> None:
