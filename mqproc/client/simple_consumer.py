@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -132,6 +131,8 @@ class AsyncSimpleConsumer:
         timeout: float = 0.0,
     ) -> list[StoredMessage]:
         """Up to so many messages of one queue; see `SimpleConsumer.receive`."""
+        import asyncio  # The sync client shall not pay for it.
+
         waiting = _Waiting(timeout)
         while True:
             found = await self._client.run(self._calls.receive(max_messages, invisible_duration, waiting.held_s))
