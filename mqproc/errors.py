@@ -9,7 +9,7 @@
     ├── StartError                  START_FAILED          exit 3
     ├── NotRunningError             NOT_RUNNING           exit 9
     ├── RequestTimeoutError         TIMEOUT               exit 4
-    ├── SendOutcomeUnknownError     OUTCOME_UNKNOWN
+    ├── SendOutcomeUnknownError     OUTCOME_UNKNOWN       exit 4
     ├── ProtocolError               BAD_FRAME
     │   ├── FrameTooLargeError      FRAME_TOO_LARGE
     │   ├── UnsupportedVersionError UNSUPPORTED_VERSION
@@ -128,6 +128,7 @@ class SendOutcomeUnknownError(MqprocError):
     """The connection was lost after a send went out: the messages may or may not be stored."""
 
     code = "OUTCOME_UNKNOWN"
+    exit_code = 4
 
 
 class ProtocolError(MqprocError):
@@ -168,7 +169,7 @@ class BadTopicError(BadRequestError):
 
 
 class TopicReservedError(BadRequestError):
-    """Producers may not send to this topic."""
+    """Producers may not send to this topic, or nobody may make or delete it."""
 
     code = "TOPIC_RESERVED"
 

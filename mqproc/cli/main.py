@@ -28,7 +28,7 @@ EXIT_CODES = {
     1: "failed, or a check found something",
     2: "usage",
     3: "could not start, or the store is none or out of reach",
-    4: "timeout",
+    4: "timeout, or the answer was lost: it may have been done",
     5: "not found: store, file, topic, message, group",
     6: "store damaged",
     7: "store locked by another process",

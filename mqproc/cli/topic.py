@@ -12,6 +12,7 @@ from mqproc.client import Client
 from mqproc.errors import TopicNotFoundError
 from mqproc.message import QueueInfo, TopicInfo
 from mqproc.quantities import counted
+from mqproc.store.topics import check_changeable
 
 PERMISSIONS = {"r": 4, "w": 2, "rw": 6}
 _TOPIC_COLUMNS = [
@@ -126,6 +127,7 @@ def delete(invocation: Invocation, name: str, yes: bool) -> int:
     out = invocation.out
     with invocation.client() as client:
         found = _info(client, name)
+        check_changeable(name)
         if yes:
             client.delete_topic(name)
     if out.is_json:

@@ -287,9 +287,10 @@ def _close_all() -> None:
     """Send what is left when the program ends: its daemon threads still run here."""
     deadline = _clock() + EXIT_FLUSH_S
     for producer in list(_producers):
+        told = producer._failed  # Its user closed it, and was told of these by their futures.
         with contextlib.suppress(RequestTimeoutError):
             producer.close(max(0.0, deadline - _clock()))
-        if unsent := producer._unsent():
+        if unsent := producer._unsent() - told:
             warnings.warn(f"{unsent:,} messages of a producer were not sent at the program's end", stacklevel=1)
 
 

@@ -46,6 +46,7 @@ from mqproc.store.queue_table import NoRoomForQueuesError, QueueTable
 from mqproc.store.repeats import RepeatWindow
 from mqproc.store.segments import LogSegments
 from mqproc.store.succession import take_over
+from mqproc.store.topics import check_changeable
 from mqproc.wire.connection import FrameRun, Request
 from mqproc.wire.operations import (
     REQUESTS,
@@ -370,11 +371,13 @@ class Writer:
         return True
 
     def _create_topic(self, request: Request, options: CreateTopicRequest) -> None:
+        check_changeable(options.topic)
         self._commit()
         self._topics.create(options.topic, options.queues, options.perm)
         self._topic_requests.append(request)
 
     def _delete_topic(self, request: Request, options: DeleteTopicRequest) -> None:
+        check_changeable(options.topic)
         self._commit()
         self._topics.delete(options.topic, self._cells[words_of.WRITTEN])
         self._topic_requests.append(request)

@@ -1,4 +1,4 @@
-"""Topics as RocketMQ keeps them: `config/topics.json`, owned by the writer, and which of them clients may not send to.
+"""Topics as RocketMQ keeps them: `config/topics.json`, owned by the writer, and which of them are the system's own.
 
 Writing the whole file for each change would make thousands of topics quadratic, so a change is first a line of
 `mqproc/topics.journal`, synced before it is acknowledged; the file follows within a second, and then the journal goes.
@@ -58,6 +58,13 @@ def check_sendable(topic: str) -> None:
     """Raise TopicReservedError for topics that only the system writes to."""
     if topic in RESERVED_TOPICS or topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
         raise TopicReservedError(f"topic {topic!r} is the system's own; producers may not send to it")
+
+
+def check_changeable(topic: str) -> None:
+    """Raise TopicReservedError for topics that only the system makes, as RocketMQ's broker has it: what waits for its
+    time or for the end of a transaction would go with them."""
+    if topic in RESERVED_TOPICS:
+        raise TopicReservedError(f"topic {topic!r} is the system's own; it is not made, widened or deleted by hand")
 
 
 @dataclass(slots=True)

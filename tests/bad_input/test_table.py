@@ -129,6 +129,15 @@ TABLE = [
         for name, (topic, says) in BAD_TOPICS.items()
     ),
     *(refused(11, topic, "TOPIC_RESERVED", topic[:8], append(topic)) for topic in RESERVED),
+    *(
+        refused(11, f"{what} {topic}", "TOPIC_RESERVED", "made, widened or deleted", request)
+        for topic in RESERVED
+        if not topic.startswith("%")
+        for what, request in (
+            ("making", create(topic, 2)),
+            ("deletion of", (Operation.DELETE_TOPIC, DeleteTopicRequest(topic), b"")),
+        )
+    ),
     refused(12, "a body too large", "MESSAGE_TOO_LARGE", "262,145.*262,144", append(body=b"b" * 262_145)),
     refused(12, "properties too large", "PROPERTIES_TOO_LARGE", "32,767", append_properties(TOO_LONG)),
     refused(12, "constant ones too large", "PROPERTIES_TOO_LARGE", "32,767", append(gap_after_keys=TOO_LONG)),

@@ -17,6 +17,7 @@ from mqproc.cli.commands import SIZE, Command, Group
 from mqproc.cli.main import EXIT_CODES, cli
 from mqproc.errors import ERROR_BY_CODE
 from tests.cli.calling import call
+from tests.client.memory_roles import MemoryRoles
 
 
 def walk(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -77,6 +78,14 @@ def test_exit_codes_are_in_the_help_and_cover_all_errors() -> None:
     for code, meaning in EXIT_CODES.items():
         assert any(line.split(maxsplit=1) == [str(code), meaning] for line in text.splitlines()), code
     assert {error.exit_code for error in ERROR_BY_CODE.values()} <= set(EXIT_CODES)
+
+
+def test_a_send_without_an_answer_has_the_exit_code_of_a_timeout(tmp_path: Path) -> None:
+    (tmp_path / "mqproc").mkdir(mode=0o700)
+    with MemoryRoles(tmp_path) as roles:
+        roles.behaviour = lambda request: True
+        outcome = call("send", "orders", "x", "--store", tmp_path, "--timeout", "100ms")
+    assert (outcome.code, outcome.err) == (4, "mqproc: no answer in time; the request may be carried out yet\n")
 
 
 def test_a_mistyped_command_brings_a_suggestion_in_one_line() -> None:

@@ -71,6 +71,14 @@ def test_a_topic_cannot_lose_queues(store: Path) -> None:
     assert outcome.err.startswith("mqproc: ")
 
 
+def test_a_topic_of_the_systems_is_not_even_planned_to_go(store: Path) -> None:
+    assert ask(store, "send", "later", "x", "--delay-level", 18).code == 0
+    for more in ((), ("--yes",)):
+        outcome = ask(store, "topic", "delete", "SCHEDULE_TOPIC_XXXX", *more)
+        assert outcome.code == 2
+        assert "the system's own" in outcome.err
+
+
 # send
 
 

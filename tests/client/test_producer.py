@@ -269,6 +269,21 @@ def test_the_end_of_the_program_tells_what_could_not_be_sent(roles: MemoryRoles)
     roles.start()
 
 
+def test_the_end_of_the_program_tells_nothing_of_what_futures_told(roles: MemoryRoles) -> None:
+    script = (
+        "import mqproc, sys\n"
+        "sender = mqproc.Client(sys.argv[1], timeout=0.2).producer()\n"
+        "future = sender.send('orders', b'x')\n"
+        "sender.close()\n"
+        "print(future.exception())\n"
+    )
+    roles.behaviour = lambda request: True
+    arguments = [sys.executable, "-c", script, str(roles.store)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=True)
+    assert "may be carried out yet" in done.stdout
+    assert done.stderr == ""
+
+
 def test_the_async_producer(roles: MemoryRoles) -> None:
     async def go() -> None:
         async with AsyncClient(roles.store, timeout=5) as client:
