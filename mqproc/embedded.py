@@ -6,16 +6,18 @@ it so stops it again; a group that was started in another way is only used.
 
 from __future__ import annotations
 
+import atexit
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from mqproc.client import Client
+from mqproc.client.producer import close_all
 from mqproc.errors import (
     ERROR_BY_CODE,
     BadRequestError,
@@ -29,17 +31,44 @@ from mqproc.paths import StorePaths
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 120.0
+_START_AGAIN_S: Final = 2.0
 _ERROR_BY_EXIT_CODE = {
     error.exit_code: error for error in reversed(ERROR_BY_CODE.values()) if error.exit_code not in (0, 1)
 }
 
 
-@contextmanager
-def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout: float = 30.0) -> Iterator[Client]:
-    """A client of the store at `path`. `options` apply when the group is started here; `timeout` in seconds is the
-    client's, and how long a group that somebody else is starting is waited for.
+class OpenedClient(Client):
+    """Made by `mqproc.open`; `close`, the end of its `with` block and that of the program let the group go."""
 
-    Raises StartError and its kin with what `mqproc up` said.
+    _openers: Openers | None = None
+    _process = 0
+
+    def join(self, openers: Openers) -> None:
+        """Be the client of one of those who use the group."""
+        self._openers, self._process = openers, os.getpid()
+        _opened.append(self)
+
+    def close(self) -> None:
+        """Close the connections and let the group go, which ends with its last user."""
+        super().close()
+        openers, self._openers = self._openers, None
+        if openers is None:
+            return
+        _opened.remove(self)
+        # A forked process that comes here has joined nobody.
+        if os.getpid() == self._process:
+            _leave(self.store, openers)
+
+
+_opened: list[OpenedClient] = []
+"""Those that are not closed, kept for the end of the program."""
+
+
+def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout: float = 30.0) -> OpenedClient:
+    """A client of the store at `path`, for a `with` block, or to be closed by its `close`.
+
+    `options` apply when the group is started here; `timeout` in seconds is the client's, and how long a group that
+    somebody else is starting is waited for. Raises StartError and its kin with what `mqproc up` said.
     """
     if not os.fspath(path):
         raise BadRequestError("path is empty: it names the store's folder")
@@ -47,15 +76,14 @@ def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout:
         raise BadRequestError(f"options must be a mapping of names to values, not {type(options).__name__}")
     store = Path(path).expanduser().absolute()
     openers = Openers(StorePaths(store))
-    process = os.getpid()
     try:
         _start_unless_running(store, openers, options or {}, timeout)
-        with Client(store, timeout=timeout) as client:
-            yield client
-    finally:
-        # A forked process that comes here has joined nobody.
-        if os.getpid() == process:
-            _leave(store, openers)
+        client = OpenedClient(store, timeout=timeout)
+    except BaseException:
+        _leave(store, openers)
+        raise
+    client.join(openers)
+    return client
 
 
 def _leave(store: Path, openers: Openers) -> None:
@@ -69,17 +97,19 @@ def _leave(store: Path, openers: Openers) -> None:
 
 def _start_unless_running(store: Path, openers: Openers, options: Mapping[str, Any], timeout_s: float) -> None:
     flags = [part for name, value in options.items() for part in ("--set", f"{name}={value}")]
+    deadline = time.monotonic() + timeout_s
     while not _is_usable(store, openers):
         try:
-            _run_command("up", store, ["--detach", *flags], START_TIMEOUT_S)
-        except StoreLockedError:
-            # Somebody else is starting it.
-            if not _answers_within(store, timeout_s):
-                raise
-        else:
-            openers.join(STOP_TIMEOUT_S)
-            openers.has_started()
+            _run_command("up", store, ["--detach", "--opened", *flags], START_TIMEOUT_S)
             return
+        except StoreLockedError:
+            # Somebody else is starting it, or was killed amid that.
+            if time.monotonic() >= deadline:
+                raise
+            _answers_by(store, min(deadline, time.monotonic() + _START_AGAIN_S))
+        finally:
+            # Before, there may have been no folder to join in.
+            openers.join(STOP_TIMEOUT_S)
 
 
 def _is_usable(store: Path, openers: Openers) -> bool:
@@ -91,10 +121,9 @@ def _is_usable(store: Path, openers: Openers) -> bool:
     return False
 
 
-def _answers_within(store: Path, timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
+def _answers_by(store: Path, moment_s: float) -> bool:
     while not _answers(store):
-        if time.monotonic() >= deadline:
+        if time.monotonic() >= moment_s:
             return False
         time.sleep(LOOK_AGAIN_S)
     return True
@@ -111,13 +140,36 @@ def _answers(store: Path) -> bool:
 
 def _run_command(command: str, store: Path, flags: list[str], timeout_s: float) -> None:
     arguments = [sys.executable, "-m", "mqproc", command, "--store", str(store), *flags]
-    try:
-        done = subprocess.run(
-            arguments, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise StartError(f"mqproc {command} took more than {timeout_s:g} s on {store}") from None
-    if done.returncode != 0:
-        said = done.stderr.strip().splitlines()
-        kind: type[MqprocError] = _ERROR_BY_EXIT_CODE.get(done.returncode, StartError)
-        raise kind(said[-1] if said else f"mqproc {command} ended with code {done.returncode}")
+    # In a session of its own: Ctrl-C is for this process, which then has to know how the command ends.
+    with subprocess.Popen(
+        arguments,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as child:
+        try:
+            _, errors = child.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            raise StartError(f"mqproc {command} took more than {timeout_s:g} s on {store}") from None
+        except BaseException:
+            with suppress(subprocess.TimeoutExpired):
+                child.communicate(timeout=timeout_s)
+            raise
+    if child.returncode != 0:
+        said = errors.strip().splitlines()
+        kind: type[MqprocError] = _ERROR_BY_EXIT_CODE.get(child.returncode, StartError)
+        raise kind(said[-1] if said else f"mqproc {command} ended with code {child.returncode}")
+
+
+def _close_all() -> None:
+    """At the program's end; what producers have left is sent before the group goes."""
+    if any(client._process == os.getpid() for client in _opened):
+        close_all()
+    while _opened:
+        _opened[-1].close()
+
+
+atexit.register(_close_all)

@@ -1,7 +1,8 @@
 """Who uses a group that `mqproc.open` has started: the last of them stops it.
 
-Each holds a shared lock on a file of the store's, whose text says which group one of them started. Who leaves asks to
-have the file alone, and gets it when nobody else is there. A lock ends with its process, however that ends.
+Each holds a shared lock on a file of the store's, whose text says which group one of them started: the group writes it,
+since who started it may have ended by then. Who leaves asks to have the file alone, and gets it when nobody else is
+there. A lock ends with its process, however that ends.
 """
 
 from __future__ import annotations
@@ -45,15 +46,6 @@ class Openers:
             time.sleep(LOOK_AGAIN_S)
         return self._fd >= 0
 
-    def has_started(self) -> None:
-        """The group that runs now is one that its last user stops. Raises StartError when that cannot be told."""
-        try:
-            self._io.set_size(self._fd, 0)
-            self._io.pwrite(self._fd, self._running(), 0)
-        except OSError as error:
-            reason = error.strerror or error
-            raise StartError(f"{self._paths.openers}: {reason}; the group that was started runs on") from None
-
     def is_last(self) -> bool:
         """Whether nobody else uses the group that runs, and one of them started it; then nobody can join until `leave`.
 
@@ -61,7 +53,7 @@ class Openers:
         """
         if self._fd < 0 or not self._locks(fcntl.LOCK_EX):
             return False
-        running = self._running()
+        running = _running(self._io, self._paths)
         return bool(running) and self._io.pread(self._fd, _TEXT_MAX, 0) == running
 
     def leave(self) -> None:
@@ -78,14 +70,29 @@ class Openers:
             return False
         return True
 
-    def _running(self) -> bytes:
-        """What tells this group from those before and after it; empty when there is none."""
+
+def let_last_one_stop(paths: StorePaths) -> None:
+    """The group that runs now, this process's own, is one that its last user stops. Raises StartError."""
+    io = StoreIO()
+    try:
+        fd = io.open(paths.openers, write=True, create=True, mode=0o600)
         try:
-            control = Control.open(self._io, self._paths)
-        except (NotRunningError, CorruptStoreError):
-            return b""
-        try:
-            words = control.snapshot()
+            io.set_size(fd, 0)
+            io.pwrite(fd, _running(io, paths), 0)
         finally:
-            control.close()
-        return f"{words['supervisor_pid']} {words['group_started_ms']}\n".encode()
+            io.close(fd)
+    except OSError as error:
+        raise StartError(f"{paths.openers}: {error.strerror or error}") from None
+
+
+def _running(io: StoreIO, paths: StorePaths) -> bytes:
+    """What tells this group from those before and after it; empty when there is none."""
+    try:
+        control = Control.open(io, paths)
+    except (NotRunningError, CorruptStoreError):
+        return b""
+    try:
+        words = control.snapshot()
+    finally:
+        control.close()
+    return f"{words['supervisor_pid']} {words['group_started_ms']}\n".encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
 import subprocess
@@ -10,11 +11,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import mqproc
-from mqproc.errors import BadRequestError, NotRunningError
+from mqproc import embedded
+from mqproc.errors import BadRequestError, NotRunningError, StoreLockedError
 from tests.conftest import PATIENCE_S, Group
 
 
@@ -71,6 +74,109 @@ def test_who_ended_without_leaving_uses_it_no_more(store: Path) -> None:
     assert runs(store)
     with mqproc.open(store) as client:
         assert client.health()
+    assert not runs(store)
+
+
+def test_the_last_one_out_stops_it_though_who_started_it_was_killed_before_it_knew(store: Path) -> None:
+    program = (
+        "import os, mqproc, mqproc.embedded as embedded\n"
+        "run = embedded._run_command\n"
+        "embedded._run_command = lambda *given: (run(*given), os._exit(0))\n"
+        f"mqproc.open({str(store)!r})"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=2 * PATIENCE_S)
+    assert runs(store)
+    with mqproc.open(store) as client:
+        assert client.health()
+    assert not runs(store)
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_start_that_is_interrupted_leaves_no_group(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    wanted = tmp_path / "store" if is_new else store
+    communicate = subprocess.Popen.communicate
+    interrupted: list[object] = []
+
+    def interrupt(child: Any, *given: Any, **named: Any) -> object:
+        said = communicate(child, *given, **named)
+        if "up" in child.args and not interrupted:
+            interrupted.append(child)
+            raise KeyboardInterrupt
+        return said
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        mqproc.open(wanted)
+    assert interrupted
+    assert not runs(wanted)
+
+
+def test_a_start_that_was_killed_is_not_waited_for(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that held the lock is gone when it is looked at again."""
+    run, locked = embedded._run_command, [StoreLockedError("another is starting it")]
+
+    def refused_at_first(*given: Any) -> None:
+        if locked:
+            raise locked.pop()
+        run(*given)
+
+    monkeypatch.setattr(embedded, "_run_command", refused_at_first)
+    with mqproc.open(store, timeout=PATIENCE_S) as client:
+        assert client.health()
+
+
+def test_a_start_that_goes_on_is_waited_for_as_long_as_was_said(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_given: Any) -> None:
+        raise StoreLockedError("another is starting it")
+
+    monkeypatch.setattr(embedded, "_run_command", refused)
+    with pytest.raises(StoreLockedError, match="another is starting it"):
+        mqproc.open(store, timeout=0.2)
+
+
+def test_without_a_block_it_is_closed_by_close(store: Path) -> None:
+    client = mqproc.open(store)
+    other = mqproc.open(store)
+    assert client.send("orders", b"x").message_id
+    client.close()
+    client.close()
+    assert other.health()
+    with copy.copy(other) as copied:
+        assert copied.health()
+    assert runs(store), "a copy has opened nothing"
+    other.close()
+    assert not runs(store)
+
+
+def test_without_a_block_and_a_close_the_end_of_the_program_does_it_when_all_is_sent(store: Path) -> None:
+    program = (
+        "import mqproc, sys\n"
+        "client = mqproc.open(sys.argv[1])\n"
+        "client.producer(linger_ms=60_000).send('left', b'x')\n"
+        "mqproc.open(sys.argv[1]).send('left', b'y')\n"
+    )
+    arguments = [sys.executable, "-c", program, str(store)]
+    done = subprocess.run(arguments, capture_output=True, timeout=2 * PATIENCE_S, check=True)
+    assert done.stderr == b""
+    assert not runs(store)
+    with mqproc.open(store) as client:
+        client.wait_dispatched()
+        assert client.count("left") == 2
+
+
+def test_a_forked_process_that_ends_leaves_the_group_alone(store: Path) -> None:
+    program = (
+        "import mqproc, os, sys\n"
+        "client = mqproc.open(sys.argv[1])\n"
+        "if child := os.fork():\n"
+        "    assert os.waitpid(child, 0)[1] == 0\n"
+        "    print(client.send('orders', b'x').message_id)\n"
+    )
+    arguments = [sys.executable, "-W", "ignore", "-c", program, str(store)]
+    done = subprocess.run(arguments, capture_output=True, timeout=2 * PATIENCE_S, check=True)
+    assert len(done.stdout) == 33
     assert not runs(store)
 
 

@@ -52,8 +52,9 @@ EXIT_NOT_READY = 1
 
 @click.command(cls=Command)
 @click.option("--detach", is_flag=True, help="Return as soon as the group is ready; it goes on in the background.")
+@click.option("--opened", is_flag=True, hidden=True, help="The last of those stops it who use it by mqproc.open.")
 @pass_invocation
-def up(invocation: Invocation, detach: bool) -> int:
+def up(invocation: Invocation, detach: bool, opened: bool) -> int:
     """Start the group on a store and stay in the foreground.
 
     Prints one line per change of state. Ctrl-C or SIGTERM stops in order, a second Ctrl-C hurries. SIGHUP reads the
@@ -68,6 +69,7 @@ def up(invocation: Invocation, detach: bool) -> int:
             invocation.options,
             _reporter(invocation.out),
             detach=detach,
+            opened=opened,
             asked_from_here=beginning.close,
             timeout_s=invocation.timeout if invocation.timeout_given else math.inf,
             began_s=invocation.began_s,
@@ -100,6 +102,7 @@ def start_group(
     report: Report,
     *,
     detach: bool,
+    opened: bool,
     asked_from_here: Callable[[], None],
     timeout_s: float,
     began_s: float,
@@ -107,12 +110,13 @@ def start_group(
     """Run a group here until it ends, or in the background until it is ready.
 
     For that `timeout_s` is waited, from `began_s` on, in monotonic seconds. `asked_from_here` is called, by the
-    supervisor, once it can be asked itself.
+    supervisor, once it can be asked itself. `opened` for `mqproc.open`.
     """
     # Numpy would start threads of its own, and the supervisor forks.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Numba and the kernels take a second: only who starts a group pays.
     from mqproc.cli.engine import SPECS, adopted_options, engine_hooks
+    from mqproc.openers import let_last_one_stop
     from mqproc.process.placement import writer_cpus
     from mqproc.supervisor import detach as run_detached
     from mqproc.supervisor import supervise
@@ -124,6 +128,8 @@ def start_group(
 
     def warm(context: GroupContext) -> None:
         asked_from_here()
+        if opened:
+            let_last_one_stop(paths)
         engine.warm(context)
 
     hooks = replace(engine, warm=warm, reload=lambda: adopted_options(paths, load_options(), report))

@@ -280,11 +280,11 @@ def _see_to_the_end() -> None:
     if loaded is not None and loaded.parent_process() is not None:
         from multiprocessing.util import Finalize
 
-        Finalize(None, _close_all, exitpriority=0)
+        Finalize(None, close_all, exitpriority=0)
 
 
-def _close_all() -> None:
-    """Send what is left when the program ends: its daemon threads still run here."""
+def close_all() -> None:
+    """Send what is left when the program ends: its daemon threads still run here. Once for each producer."""
     deadline = _clock() + EXIT_FLUSH_S
     for producer in list(_producers):
         told = producer._failed  # Its user closed it, and was told of these by their futures.
@@ -292,7 +292,8 @@ def _close_all() -> None:
             producer.close(max(0.0, deadline - _clock()))
         if unsent := producer._unsent() - told:
             warnings.warn(f"{unsent:,} messages of a producer were not sent at the program's end", stacklevel=1)
+        _producers.discard(producer)
 
 
 os.register_at_fork(after_in_child=_begin_all)
-atexit.register(_close_all)
+atexit.register(close_all)
