@@ -61,7 +61,9 @@ def load(io: StoreIO, path: Path) -> tuple[Any, str]:
 
 
 def save(io: StoreIO, syncs: Syncing, path: Path, value: Any, *, integer_keys: bool = False) -> None:
-    """Replace a config file atomically, keeping the copy before it as `.bak`. Raises OSError, FailedSyncError.
+    """Replace a config file atomically, keeping the one before it as `.bak`. Raises OSError, FailedSyncError.
+
+    One that cannot be read replaces no `.bak`: until the new one is there that may be the only one that can.
 
     `syncs` makes it durable; a role gives its FinalSyncs.
     `integer_keys`: keys that are integers are written unquoted, as RocketMQ does in maps by queue id.
@@ -76,10 +78,23 @@ def save_steps(io: StoreIO, syncs: Syncing, path: Path, value: Any, *, integer_k
     if integer_keys:
         text = _STRING.sub(_unquoted, text)
     io.make_folder(path.parent)
-    if io.exists(path):
-        syncs.write_file_atomically(path.with_name(path.name + ".bak"), io.read_file(path))
+    if io.exists(path) and _is_whole(before := io.read_file(path)):
+        syncs.write_file_atomically(path.with_name(path.name + ".bak"), before)
         yield
     syncs.write_file_atomically(path, text)
+
+
+def _is_whole(data: bytes) -> bool:
+    try:
+        text = data.decode()
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            # What it says is passed over: it may be of thousands of topics.
+            msgspec.json.decode(text, type=msgspec.Raw)
+            return True
+        parse(text)
+    except (UnicodeDecodeError, msgspec.DecodeError):
+        return False
+    return True
 
 
 def _unquoted(match: re.Match[bytes]) -> bytes:

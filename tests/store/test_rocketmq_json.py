@@ -39,3 +39,26 @@ def test_a_folder_in_its_place_is_damage_and_the_copy_is_read(tmp_path: Path) ->
         rocketmq_json.load(StoreIO(), path)
     path.with_name("delayOffset.json.bak").write_text('{"a":{1:2}}')
     assert rocketmq_json.load(StoreIO(), path) == ({"a": {"1": 2}}, "delayOffset.json is a folder")
+
+
+@pytest.mark.parametrize("damaged", [b"", b" \n", bytes(2), b'{"a":{1:2', b'{"a":"\xff"}', b"[" * 100_000])
+def test_a_damaged_file_does_not_replace_the_copy_that_can_be_read(tmp_path: Path, damaged: bytes) -> None:
+    path, io = tmp_path / "delayOffset.json", StoreIO()
+    copy = path.with_name("delayOffset.json.bak")
+    copy.write_text('{"a":{1:2}}')
+    path.write_bytes(damaged)
+    steps = rocketmq_json.save_steps(io, io, path, {"a": {"1": 3}}, integer_keys=True)
+    next(steps, None)
+    assert rocketmq_json.load(io, copy) == ({"a": {"1": 2}}, "")
+    for _ in steps:
+        pass
+    assert rocketmq_json.load(io, path) == ({"a": {"1": 3}}, "")
+
+
+@pytest.mark.parametrize("before", ['{"a":{1:2}}', '{"a": {"1": 2}}'])
+def test_a_file_that_can_be_read_becomes_the_copy(tmp_path: Path, before: str) -> None:
+    path, io = tmp_path / "delayOffset.json", StoreIO()
+    path.write_text(before)
+    path.with_name("delayOffset.json.bak").write_text("{}")
+    rocketmq_json.save(io, io, path, {})
+    assert path.with_name("delayOffset.json.bak").read_text() == before
