@@ -35,17 +35,20 @@ _LOCK_POLL_S: Final = 0.1
 
 
 def make_ready() -> None:
-    """Load every kernel; what the cache lacks is compiled first."""
+    """Load every kernel; what the cache lacks is compiled first. Without a cache each is compiled here."""
     fill_cache()
     warm_all()
+
+
+def are_kept() -> bool:
+    """Whether there is a folder for compiled kernels, so that only the first start compiles them."""
+    return _note_of_full_cache() is not None
 
 
 def fill_cache() -> None:
     """Have every kernel compiled that the cache lacks, by other processes."""
     note = _note_of_full_cache()
-    if note is None:
-        _compile_in_children()
-    elif not note.exists():
+    if note is not None and not note.exists():
         with _only_one(note.with_name(_LOCK)):
             if not note.exists() and _compile_in_children():
                 _leave(note)

@@ -7,12 +7,13 @@ import signal
 import threading
 import time
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
-from mqproc.cli import warm_kernels
+from mqproc.cli import engine, warm_kernels
 from mqproc.kernels import jit
 from tests.conftest import wait_until
 
@@ -45,12 +46,25 @@ def test_a_full_cache_is_only_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {path.name for path in tmp_path.iterdir()} == left
 
 
-def test_without_a_cache_children_compile_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cache_children_would_compile_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = compiled(monkeypatch)
     monkeypatch.setattr(warm_kernels, "_note_of_full_cache", lambda: None)
     warm_kernels.make_ready()
-    warm_kernels.make_ready()
-    assert len(asked) == 2
+    assert not asked
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_start_that_keeps_nothing_of_what_it_compiled_says_what_helps(
+    monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(engine, "make_ready", lambda: None)
+    monkeypatch.setattr(engine, "are_kept", lambda: kept)
+    monkeypatch.setattr(engine, "WARM_REPORT_S", -1.0)
+    context: Any = SimpleNamespace(report=said.append)
+    engine.engine_hooks().warm(context)
+    assert said[-1].startswith("kernels: compiled in 0 s")
+    assert ("NUMBA_CACHE_DIR" in said[-1]) is not kept
 
 
 def test_children_that_failed_leave_no_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
