@@ -34,12 +34,18 @@ class Following:
     """Messages of a topic's queues as they come. An error of any thread is raised by who takes the messages."""
 
     def __init__(
-        self, client: Client, topic: str, chosen: Filter | None, tell_damage: Callable[[int, PullResult], None]
+        self,
+        client: Client,
+        topic: str,
+        chosen: Filter | None,
+        tell_damage: Callable[[int, PullResult], None],
+        note: Callable[[str], None],
     ) -> None:
         self._client = client
         self._topic = topic
         self._filter = chosen
         self._tell_damage = tell_damage
+        self._note = note
         self._found: queue.Queue[Sequence[StoredMessage] | MqprocError] = queue.Queue(_FOLLOWERS_MAX)
         # What each thread reads: one queue, or several when there are many.
         self._shares: list[list[Place]] = []
@@ -52,8 +58,7 @@ class Following:
         """
         for place in places:
             self._add(place)
-        if added_too:
-            threading.Thread(target=self._look, daemon=True).start()
+        threading.Thread(target=self._look, args=(added_too,), daemon=True).start()
         while (some := self._next(ends_s)) is not None:
             if isinstance(some, MqprocError):
                 raise some
@@ -78,8 +83,9 @@ class Following:
         self._shares.append([place])
         threading.Thread(target=self._watch, args=(self._shares[-1],), daemon=True).start()
 
-    def _look(self) -> None:
-        """Find queues that are added."""
+    def _look(self, added_too: bool) -> None:
+        """Find queues that are added, and tell of a topic that is deleted: it may be made again."""
+        there = True
         while True:
             time.sleep(_LOOK_S)
             try:
@@ -87,8 +93,11 @@ class Following:
             except MqprocError as error:
                 self._found.put(error)
                 return
+            if there and not infos:
+                self._note(f"topic {self._topic} is deleted; what comes follows if it is made again")
+            there = bool(infos)
             for info in infos:
-                if info.queue_id not in self._known:
+                if added_too and info.queue_id not in self._known:
                     self._add(Place(info.queue_id, info.min_offset))
 
     def _watch(self, share: list[Place]) -> None:

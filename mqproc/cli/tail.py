@@ -219,7 +219,7 @@ class Tail:
         else:
             yield from self._merged(spans)
         if follow_until_s is not None:
-            following = Following(self._client, self._topic, self._filter, self._tell_damage)
+            following = Following(self._client, self._topic, self._filter, self._tell_damage, self._note)
             ends = [Place(info.queue_id, info.max_offset) for info in self._queues]
             yield from following.messages(ends, added_too=self._all, ends_s=follow_until_s)
 

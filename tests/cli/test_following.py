@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from tests.cli.calling import Outcome, call
 from tests.conftest import Group, wait_until
 
@@ -21,7 +23,11 @@ def _tail(group: Group, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MQPROC_")}
     command = [sys.executable, "-m", "mqproc", "tail", "watched", "-f", "--format", "%s\\n", *arguments]
     with subprocess.Popen(
-        [*command, "--store", str(group.store)], stdout=subprocess.PIPE, text=True, env=environment
+        [*command, "--store", str(group.store)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     ) as child:
         try:
             wait_until(lambda: _waiting_pulls(group) >= 1, what="a pull that waits")
@@ -53,6 +59,21 @@ def test_of_queues_that_are_named_no_others_are_followed(make_group: Callable[..
         client.send("watched", b"asked for", queue_id=0)
         out, _ = child.communicate(timeout=60)
     assert out == "asked for\n"
+
+
+@pytest.mark.parametrize("flags", [(), ("--queue", "0")])
+def test_a_topic_that_is_deleted_is_told_and_followed_if_it_is_made_again(
+    make_group: Callable[..., Group], flags: tuple[str, ...]
+) -> None:
+    group = make_group()
+    with group.client() as client, _tail(group, "-n", "1", *flags) as child:
+        client.delete_topic("watched")
+        assert child.stderr is not None
+        assert child.stderr.readline() == "topic watched is deleted; what comes follows if it is made again\n"
+        client.create_topic("watched", 1)
+        client.send("watched", b"again")
+        out, err = child.communicate(timeout=60)
+    assert (out, err) == ("again\n", "")
 
 
 def test_following_ends_at_the_timeout(make_group: Callable[..., Group]) -> None:
