@@ -120,7 +120,8 @@ class AsyncProducer:
         self._wake.set()
         self._resolved.set()
         if self._sender is not None:
-            await self._sender
+            # Who is not waited for any longer goes on: what is left shall be sent, and may be waited for again.
+            await asyncio.shield(self._sender)
 
     async def _run(self) -> None:
         try:

@@ -53,6 +53,8 @@ class Producer:
     refused for now is sent again after later ones; with `max_in_flight=1` messages of one sharding key stay in their
     order then too. `close`, the end of the `with` block and that of the program send what is left; the last waits for
     it at most 10 s, and warns. A forked process may use its parent's producer: what the parent gave it stays there.
+
+    `on_done` is called by the producer's thread: it may send, which never waits for room there, but not flush or close.
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class Producer:
         if on_done is not None:
             future.add_done_callback(on_done)
         with self._changed:
-            if not self._batcher.has_room(message):
+            if not self._batcher.has_room(message) and not self._is_own_thread():
                 self._wait_for_room(message, timeout)
             if not self._taking:
                 self._start()
@@ -137,8 +139,17 @@ class Producer:
         if not self._changed.wait_for(lambda: self._closing or self._batcher.has_room(message), timeout):
             raise StoreBusyError(f"{self._batcher.buffered_bytes:,} bytes are waiting to be sent")
 
+    def _is_own_thread(self) -> bool:
+        """Whether `on_done` calls, for which all else that this thread does waits."""
+        return threading.current_thread() is self._thread
+
+    def _check_other_thread(self, what: str) -> None:
+        if self._is_own_thread():
+            raise BadRequestError(f"on_done cannot {what} its producer, whose thread would wait for itself")
+
     def flush(self, timeout: float | None = None) -> None:
         """Return when everything given so far has its outcome. Raises RequestTimeoutError."""
+        self._check_other_thread("flush")
         with self._changed:
             self._flushing += 1
             self._changed.notify_all()
@@ -150,6 +161,7 @@ class Producer:
 
     def close(self, timeout: float | None = None) -> None:
         """Send what is left and end the thread. Raises RequestTimeoutError; the thread then goes on."""
+        self._check_other_thread("close")
         with self._changed:
             self._end()
             thread = self._thread

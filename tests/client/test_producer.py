@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from mqproc.errors import (
     SendOutcomeUnknownError,
     StoreBusyError,
 )
-from mqproc.message import Message
+from mqproc.message import Message, SendResult
 from mqproc.wire.connection import Request
 from tests.client.memory_roles import MemoryRoles, first
 from tests.conftest import PATIENCE_S, wait_until
@@ -282,6 +283,57 @@ def test_the_end_of_the_program_tells_nothing_of_what_futures_told(roles: Memory
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=True)
     assert "may be carried out yet" in done.stdout
     assert done.stderr == ""
+
+
+def test_a_callback_may_send_though_there_is_no_room(client: Client) -> None:
+    """The room is made by the thread that calls it."""
+    again: list[Future[SendResult]] = []
+    with client.producer(linger_ms=0, max_buffered_bytes=1000) as producer:
+        first = producer.send(
+            "orders", bytes(900), on_done=lambda _: again.extend(producer.send("orders", bytes(900)) for _ in range(3))
+        )
+        assert first.result(PATIENCE_S)
+        producer.flush(PATIENCE_S)
+        assert len([future.result(0) for future in again]) == 3
+
+
+@pytest.mark.parametrize("call", ["flush", "close"])
+def test_a_callback_cannot_wait_for_its_own_thread(client: Client, call: str) -> None:
+    told: list[str] = []
+
+    def wait(_future: Future[SendResult]) -> None:
+        with pytest.raises(BadRequestError, match=f"on_done cannot {call}") as raised:
+            getattr(producer, call)()
+        told.append(str(raised.value))
+
+    with client.producer(linger_ms=0) as producer:
+        producer.send("orders", b"x", on_done=wait)
+        producer.flush(PATIENCE_S)
+        assert producer.send("orders", b"y").result(PATIENCE_S)
+    assert len(told) == 1
+
+
+def test_a_close_of_the_async_producer_that_is_given_up_goes_on(roles: MemoryRoles) -> None:
+    held = threading.Event()
+
+    def hold(request: Request) -> bool:
+        held.wait(PATIENCE_S)
+        return False
+
+    async def go() -> None:
+        async with AsyncClient(roles.store, timeout=PATIENCE_S) as client:
+            producer = client.producer(linger_ms=0, max_in_flight=1, max_batch_messages=1)
+            futures = [await producer.send("orders", b"%d" % number) for number in range(3)]
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await producer.close()
+            held.set()
+            await producer.close()
+            assert all(future.done() for future in futures)
+
+    roles.behaviour = hold
+    asyncio.run(go())
+    assert [message.body for message in roles.messages] == [b"0", b"1", b"2"]
 
 
 def test_the_async_producer(roles: MemoryRoles) -> None:
