@@ -107,7 +107,7 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
         in_flight = at_least_one("in_flight", in_flight)
         results: dict[int, SendResult] = {}
         under_way: set[asyncio.Task[None]] = set()
-        failures: list[MqprocError] = []
+        failures: list[Exception] = []
 
         async def deliver(group: list[tuple[int, Message]]) -> None:
             try:
@@ -116,13 +116,16 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
             except MqprocError as error:
                 failures.append(error)
 
-        for group in sending.groups_of(messages):
-            if failures:
-                break
-            under_way.add(asyncio.ensure_future(deliver(group)))
-            await asyncio.sleep(0)
-            if len(under_way) >= in_flight:
-                _, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            for group in sending.groups_of(messages):
+                if failures:
+                    break
+                under_way.add(asyncio.ensure_future(deliver(group)))
+                await asyncio.sleep(0)
+                if len(under_way) >= in_flight:
+                    _, under_way = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+        except Exception as error:  # Of whoever makes the messages.
+            failures.append(error)
         await asyncio.gather(*under_way)
         if failures:
             failures[0].add_note(f"{len(results):,} messages were stored")
@@ -178,7 +181,7 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
         message = sending.message_of(
             topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms, sharding_key=sharding_key
         )
-        await self.run(sending.send_oneway(message))
+        await self.run(sending.send_oneway(message, self._frame_bytes_max))
 
     def producer(
         self,

@@ -22,7 +22,8 @@ from mqproc.errors import BadMessageError, BadRequestError, BadTimeError
 # Times are no later than this is from now; what is no number compares as more.
 _DELAY_MS_MAX: Final = 1 << 61
 Times = Any
-"""One Time for all messages, or an array of Unix times in ms or of datetime64 (numpy, Arrow) with one for each."""
+"""One Time for all messages, or a list or an array (numpy, Arrow) of Unix times in ms or of datetimes with one for
+each."""
 Delay = float | datetime.timedelta
 """How long a message waits: seconds, or a timedelta."""
 Delays = Any
@@ -78,6 +79,8 @@ def _times_ms(times: Any) -> NDArray[np.int64]:
         return found.astype("datetime64[ms]").astype(np.int64)
     if found.dtype.kind in "iuf" and found.size:
         refuse_seconds(found.max().item())
+    if found.ndim == 1 and found.dtype.kind in "OU":
+        return np.fromiter((time_ms(one, 0) for one in found.tolist()), np.int64, len(found))
     return found
 
 

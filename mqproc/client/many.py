@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 def send_many(client: Client, messages: Iterable[Message], *, in_flight: int, wait: bool) -> list[SendResult]:
     """The results in the order of the messages.
 
-    At an error the frames under way are finished first; the error's notes tell how many messages were stored.
+    At an error, one of the messages' own too, the frames under way are finished first; its notes tell how many messages
+    were stored.
     """
     in_flight = at_least_one("in_flight", in_flight)
     results: dict[int, SendResult] = {}
     indices: deque[list[int]] = deque()
     pipeline = client.pipeline(WRITER)
-    failure: MqprocError | None = None
+    failure: Exception | None = None
 
     def finish() -> None:
         nonlocal failure
@@ -36,14 +37,17 @@ def send_many(client: Client, messages: Iterable[Message], *, in_flight: int, wa
             failure = failure or error
 
     try:
-        for group in sending.groups_of(messages):
-            call = sending.send_group([message for _, message in group], wait=wait)
-            if len(pipeline) >= in_flight:
-                finish()
-            if failure is not None:
-                break
-            indices.append([index for index, _ in group])
-            pipeline.start(call)
+        try:
+            for group in sending.groups_of(messages):
+                call = sending.send_group([message for _, message in group], wait=wait)
+                if len(pipeline) >= in_flight:
+                    finish()
+                if failure is not None:
+                    break
+                indices.append([index for index, _ in group])
+                pipeline.start(call)
+        except Exception as error:  # Of whoever makes the messages, or of one that cannot be sent.
+            failure = error
         while indices:
             finish()
     finally:

@@ -25,7 +25,7 @@ from mqproc.client.encoding import (
     frame_key,
 )
 from mqproc.client.unique_id import unique_id, unique_ids
-from mqproc.errors import BadMessageError, BadPropertyError, BadRequestError, ProtocolError
+from mqproc.errors import BadMessageError, BadPropertyError, BadRequestError, FrameTooLargeError, ProtocolError
 from mqproc.layout.record_codec import host_hex
 from mqproc.message import BatchResult, Message, SendResult
 from mqproc.wire.operations import AppendAnswer, Operation
@@ -126,9 +126,12 @@ def _send_result(message: Message, frame: AppendFrame, options: memoryview, payl
     )
 
 
-def send_oneway(message: Message) -> Call[None]:
-    """One message that is not answered."""
+def send_oneway(message: Message, frame_bytes_max: int) -> Call[None]:
+    """One message that is not answered, so a frame that would end the connection is refused here."""
     frame = encode_message(message, wait=False, oneway=True)
+    size = len(frame.options) + frame.payload_bytes
+    if size > frame_bytes_max:
+        raise FrameTooLargeError(f"frame of {size:,} bytes exceeds {frame_bytes_max:,}")
     return _append_call(frame, nothing, oneway=True)
 
 

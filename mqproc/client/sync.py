@@ -115,7 +115,8 @@ class Client(Calls):
     ) -> list[SendResult]:
         """Store messages of any topics, grouped into frames by topic; the results are in the order of the messages.
 
-        At an error the frames under way are finished first; the error's notes tell how many messages were stored.
+        At an error, one of `messages` itself too, the frames under way are finished first; its notes tell how many
+        messages were stored.
         `in_flight=1` keeps the order of what has one sharding key when the store refuses a frame for now.
         """
         return send_many(self, messages, in_flight=in_flight, wait=wait)
@@ -176,7 +177,7 @@ class Client(Calls):
         message = sending.message_of(
             topic, body, tag, keys, properties, queue_id, flag, born_timestamp_ms, sharding_key=sharding_key
         )
-        self.run(sending.send_oneway(message))
+        self.run(sending.send_oneway(message, self._frame_bytes_max))
 
     def producer(
         self,

@@ -71,6 +71,9 @@ def test_results_are_in_the_order_of_the_messages() -> None:
         np.array(["1970-01-01T00:00:01", "1970-01-01T00:00:02"], "datetime64[ns]"),
         pa.array([1_000, 2_000], pa.timestamp("ms")),
         pa.chunked_array([pa.array([1_000]), pa.array([2_000])]),
+        [datetime.datetime.fromtimestamp(second) for second in (1, 2)],
+        ["1970-01-01T00:00:01Z", datetime.datetime(1970, 1, 1, 0, 0, 2, tzinfo=datetime.UTC)],
+        ["1970-01-01T00:00:01+00:00", "1970-01-01T00:00:02+00:00"],
     ],
 )
 def test_times_may_be_numbers_or_moments(times: Any) -> None:

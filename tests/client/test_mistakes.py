@@ -25,6 +25,7 @@ from mqproc.errors import (
     BadTimeError,
     BadTopicError,
     FilterSyntaxError,
+    FrameTooLargeError,
     MqprocError,
 )
 from tests.client.consuming import fill
@@ -101,6 +102,11 @@ class Incomparable:
             "no time is a datetime64",
         ),
         (lambda c: c.send("t", b"x", deliver_at=math.nan), BadRequestError, "no time is a float, nan"),
+        (
+            lambda c: c.send_oneway("t", bytes(1 << 26)),
+            FrameTooLargeError,
+            r"frame of 67,108,\d+ bytes exceeds 67,108,864",
+        ),
         (lambda c: c.send_many(["x"]), BadRequestError, "item 0 is no Message that can be sent: 'x'"),
         (lambda c: c.send_many([Message("t", b""), None]), BadRequestError, "item 1 is no Message .*: None"),
         (lambda c: c.send_batch("t", BODIES, queue_id="0"), BadRequestError, "queue_id = '0' is no whole number"),

@@ -5,14 +5,18 @@ Against roles that keep their messages in memory, over real sockets.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mqproc.client import core
+from mqproc.client.aio import AsyncClient
 from mqproc.client.batch import Batch
 from mqproc.client.retry import NO_RETRY, RESTART_MS, RetryPolicy
 from mqproc.client.sync import Client
@@ -292,6 +296,34 @@ def test_send_many_tells_how_many_were_stored(client: Client, roles: MemoryRoles
         client.send_many(messages)
     assert caught.value.__notes__ == ["1,500 messages were stored"]
     assert len(roles.messages) == 1500
+
+
+def messages_and_then(error: BaseException | None) -> Iterator[Any]:
+    """Two frames of them, a message that waits for others, and an error or what is no message."""
+    yield from (Message("orders", b"%d" % number) for number in range(2001))
+    if error is not None:
+        raise error
+    yield "no message"
+
+
+@pytest.mark.parametrize("error", [ValueError("the caller's own"), None])
+def test_send_many_finishes_what_is_under_way_when_the_messages_end_in_an_error(
+    client: Client, roles: MemoryRoles, error: Exception | None
+) -> None:
+    expected, says = (BadRequestError, "item 2,001 is no Message") if error is None else (ValueError, "caller's own")
+    roles.behaviour = lambda request: bool(time.sleep(0.05))  # The first answer comes after the error.
+    with pytest.raises(expected, match=says) as caught:
+        client.send_many(messages_and_then(error))
+    assert caught.value.__notes__ == ["2,000 messages were stored"]
+
+    async def go() -> None:
+        async with AsyncClient(roles.store, timeout=PATIENCE_S) as other:
+            with pytest.raises(expected, match=says) as caught:
+                await other.send_many(messages_and_then(error and type(error)(*error.args)))
+            assert caught.value.__notes__ == ["2,000 messages were stored"]
+
+    asyncio.run(go())
+    assert len(roles.messages) == 4000
 
 
 def test_threads_share_a_client(client: Client, roles: MemoryRoles) -> None:

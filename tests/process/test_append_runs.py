@@ -358,7 +358,7 @@ def test_calls_of_every_kind_are_answered_with_where_their_messages_lie(make_rig
             send(Message("A", b"one", keys=("k",))),
             send_group([Message("A", b"x"), Message("A", b"y")]),
         ]
-        calls += [*send_batch(batch, 1 << 20), send_oneway(Message("A", b"gone"))]
+        calls += [*send_batch(batch, 1 << 20), send_oneway(Message("A", b"gone"), 1 << 20)]
         assert [outcome.error for outcome in rig.outcomes(connection, calls)] == [None] * 3
     rig.run_until(lambda: rig.counts()["appended_messages"] == 21)
     assert sum(rig.next_offsets().values()) == 21
