@@ -340,7 +340,7 @@ class FlushFailedError(MqprocError):
 
 
 class PermissionDeniedError(MqprocError):
-    """The peer runs as another user."""
+    """The peer runs as another user, or the topic may not be sent to, or the group may not consume."""
 
     code = "PERMISSION_DENIED"
 

@@ -37,7 +37,13 @@ def topic() -> None:
 @topic.command(cls=Command)
 @click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
 @click.option("--queues", type=click.IntRange(1, 65535), default=8, show_default=True, help="Number of queues.")
-@click.option("--perm", type=click.Choice(list(PERMISSIONS)), default="rw", show_default=True, help="Who may do what.")
+@click.option(
+    "--perm",
+    type=click.Choice(list(PERMISSIONS)),
+    default="rw",
+    show_default=True,
+    help="With r sends are refused; w refuses reads in RocketMQ, not here.",
+)
 @pass_invocation
 def create(invocation: Invocation, name: str, queues: int, perm: str) -> None:
     """Make a topic, or give it more queues; a topic cannot lose queues."""

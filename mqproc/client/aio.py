@@ -250,7 +250,7 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
     # Topics
 
     async def create_topic(self, topic: str, queues: int = 8, *, perm: int = 6) -> None:
-        """Make a topic, or give it more queues. Raises TopicExistsError when that would take something away."""
+        """Make a topic, or give it more queues; see `Client.create_topic`."""
         await self.run(core.create_topic(topic, queues, perm))
 
     async def delete_topic(self, topic: str) -> None:

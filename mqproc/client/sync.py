@@ -264,7 +264,10 @@ class Client(Calls):
     # Topics
 
     def create_topic(self, topic: str, queues: int = 8, *, perm: int = 6) -> None:
-        """Make a topic, or give it more queues. Raises TopicExistsError when that would take something away."""
+        """Make a topic, or give it more queues. Raises TopicExistsError when that would take something away.
+
+        With `perm` 4 sends to it are refused from then on, by PermissionDeniedError; what waits for its time arrives.
+        """
         self.run(core.create_topic(topic, queues, perm))
 
     def delete_topic(self, topic: str) -> None:

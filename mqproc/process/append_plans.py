@@ -145,6 +145,7 @@ class AppendPlans:
         more_columns = _has_more_columns(request)
         columns = _columns(request, len(payload), more_columns)
         topic = self._topics.find(request.topic)
+        self._topics.check_writable(request.topic)
         _check_queue(request, topic)
         has_time = request.delay_level or request.deliver_at_ms or request.transaction
         if has_time and waits(request, payload, now_ms):

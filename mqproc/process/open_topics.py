@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.config import Options
-from mqproc.errors import TooManyQueuesError, TopicNotFoundError
+from mqproc.errors import PermissionDeniedError, TooManyQueuesError, TopicNotFoundError
 from mqproc.io import FailedSyncError, StoreIO
 from mqproc.names import MULTI_DISPATCH_PREFIX, check_topic, queues_of_own
 from mqproc.paths import StorePaths, segment_start
@@ -25,7 +25,7 @@ from mqproc.store.final_syncs import Syncing
 from mqproc.store.frames import topic_fields
 from mqproc.store.queue_folders import remove_tree
 from mqproc.store.queue_table import QueueTable
-from mqproc.store.topics import QUEUES_OF_A_TOPIC_MAX, TopicConfig, Topics
+from mqproc.store.topics import PERM_WRITE, QUEUES_OF_A_TOPIC_MAX, TopicConfig, Topics
 
 
 @dataclass(slots=True)
@@ -87,6 +87,12 @@ class OpenTopics:
             self.create(topic, self.options.default_topic_queue_nums)
             return self._open[topic]
         return self._opened(config)
+
+    def check_writable(self, topic: str) -> None:
+        """Raise PermissionDeniedError for a topic that is there and that clients may not send to."""
+        config = self.topics.get(topic)
+        if config is not None and not config.perm & PERM_WRITE:
+            raise PermissionDeniedError(f"topic {topic!r} may not be sent to: its permissions are without write")
 
     def find_own(self, topic: str, queues_min: int = 1) -> OpenTopic:
         """A topic that a role of the group adds to: made, or widened to `queues_min` queues, when it is not there.

@@ -19,6 +19,7 @@ from mqproc.errors import (
     FlushFailedError,
     InternalError,
     MqprocError,
+    PermissionDeniedError,
     StoreBusyError,
     StoreReadOnlyError,
     TooManyQueuesError,
@@ -83,6 +84,7 @@ _decoders: dict[int, Any] = {operation: msgspec.msgpack.Decoder(kind) for operat
 _REFUSED_ALONE = (
     BadRequestError,
     NoRoomForQueuesError,
+    PermissionDeniedError,
     StoreReadOnlyError,
     TooManyQueuesError,
     TopicExistsError,

@@ -38,6 +38,7 @@ from mqproc.store.final_syncs import Syncing
 
 PERM_READ = 4
 PERM_WRITE = 2
+PERM_END = 8
 QUEUES_OF_A_TOPIC_MAX = 65_535
 # Topics that RocketMQ's broker does not let clients send to.
 RESERVED_TOPICS = frozenset(
@@ -232,6 +233,8 @@ class Topics:
         Raises TopicExistsError when it would lose queues, BadTopicError, BadRequestError.
         """
         check_topic(topic)
+        if not 0 <= perm < PERM_END:
+            raise BadRequestError(f"perm = {perm} is out of range: read {PERM_READ}, write {PERM_WRITE}, or their sum")
         if not 1 <= queues <= QUEUES_OF_A_TOPIC_MAX:
             raise BadRequestError(f"queues = {queues} is out of range: from 1 to {QUEUES_OF_A_TOPIC_MAX:,}")
         found = self._topics.get(topic)

@@ -13,7 +13,9 @@ from mqproc.config import Options
 from mqproc.errors import (
     BadMessageError,
     BadPropertyError,
+    BadRequestError,
     NoSuchQueueError,
+    PermissionDeniedError,
     TopicNotFoundError,
     TopicReservedError,
 )
@@ -191,6 +193,20 @@ def test_what_the_groups_roles_may_do_is_not_kept_for_clients(planner: Planner) 
         planner.plan(topic="SCHEDULE_TOPIC_XXXX")
     client = planner.plan(sys_flag=0xC, reconsume_times=3, prepared_transaction_offset=5)
     assert (client.shape.sys_flag, client.shape.reconsume_times, client.shape.prepared_transaction_offset) == (0, 0, 0)
+
+
+def test_a_topic_without_write_permission_is_for_the_groups_roles_alone(planner: Planner) -> None:
+    planner.plan()
+    planner.topics.create("T", 4, perm=4)
+    for changes in ({}, {"delay_level": 3}, {"deliver_at_ms": NOW_MS + 60_000}, {"transaction": True}):
+        with pytest.raises(PermissionDeniedError, match="'T' may not be sent to"):
+            planner.plan(**changes)
+    planner.plan(own=True)
+    planner.topics.create("T", 4, perm=6)
+    planner.plan()
+    for perm in (-1, 8):
+        with pytest.raises(BadRequestError, match=f"perm = {perm} is out of range"):
+            planner.topics.create("T", 4, perm=perm)
 
 
 def test_messages_that_wait_go_elsewhere_each_time(planner: Planner) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from mqproc.client import Client
-from mqproc.errors import TopicNotFoundError
+from mqproc.errors import PermissionDeniedError, TopicNotFoundError
 from mqproc.message import PullStatus
 from tests.conftest import Group, wait_until
 
@@ -54,6 +54,22 @@ def assert_second_life(client: Client) -> None:
     assert (pulled.status, pulled.next_offset, pulled.min_offset) == (PullStatus.OFFSET_TOO_SMALL, 3, 3)
     pulled = client.pull("gone", 0, pulled.next_offset)
     assert [(message.queue_offset, message.body) for message in pulled.messages] == [(3, b"second life")]
+
+
+def test_a_topic_is_closed_to_sends_and_opened_again(group: Group) -> None:
+    with group.client() as client:
+        client.create_topic("frozen", 2)
+        client.send("frozen", b"later", delay=0.5)
+        sent = [client.send("frozen", b"x") for _ in range(10)]
+        client.create_topic("frozen", 2, perm=4)
+        with client.producer(linger_ms=0) as producer:
+            future = producer.send("frozen", b"x")
+        for send in (lambda: client.send("frozen", b"x"), lambda: client.send_batch("frozen", [b"x"]), future.result):
+            with pytest.raises(PermissionDeniedError, match="'frozen' may not be sent to"):
+                send()
+        wait_until(lambda: client.count("frozen") == len(sent) + 1, what="what waited")
+        client.create_topic("frozen", 2)
+        assert client.send("frozen", b"x").queue_offset >= 5
 
 
 def test_a_killed_writer_remembers_its_topics(group: Group) -> None:
