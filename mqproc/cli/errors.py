@@ -38,7 +38,8 @@ def errors(invocation: Invocation, role: str | None, since: int | None, follow: 
     """Show what has gone wrong: each distinct error once.
 
     Warnings and errors of every process of the group, kept in the store from one start to the next: with the group
-    dead they are what it died of. Two are the same when they differ in numbers only; the newest comes last.
+    dead they are what it died of. Two are the same when they differ in numbers and ids only; the newest comes
+    last.
     """
     paths, out = invocation.existing_paths(), invocation.out
     found = _wanted(paths, role, since)

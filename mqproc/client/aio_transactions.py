@@ -98,6 +98,7 @@ class AsyncTransactionProducer:
 
     def __init__(self, client: AsyncClient, group: str, checker: AsyncChecker) -> None:
         check_group(group)
+        transaction_calls.check_checker(checker)
         self._client = client
         self.group = group
         self._checker = checker

@@ -151,6 +151,12 @@ def check(physical_offsets: Sequence[int]) -> Call[int]:
     return call_of(Operation.TRANSACTION_CHECK, request, lambda answer, _: int(answer.checked), repeatable=False)
 
 
+def check_checker(checker: object) -> None:
+    """Raise BadRequestError for what cannot be asked: it would be told when the first transaction waits for it."""
+    if not callable(checker):
+        raise BadRequestError(f"checker must be a function of a message, not {type(checker).__name__}")
+
+
 def resolution_of(said: object) -> TransactionResolution:
     """What a checker said; True and False stand for commit and rollback, None for unknown.
 

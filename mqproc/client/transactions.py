@@ -145,6 +145,7 @@ class TransactionProducer:
 
     def __init__(self, client: Client, group: str, checker: Checker) -> None:
         check_group(group)
+        transaction_calls.check_checker(checker)
         self._client = client
         self.group = group
         self._checker = checker

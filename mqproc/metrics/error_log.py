@@ -1,7 +1,7 @@
 """Distinct errors of a group's processes: each one once, with how often it came, and when first and last.
 
-Two errors are the same when their texts differ in numbers only. An owner with more distinct errors than the file has
-room for forgets the one that came last the longest time ago.
+Two errors are the same when their texts differ in numbers and ids only. An owner with more distinct errors than the
+file has room for forgets the one that came last the longest time ago.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from mqproc.layout.control import WORD_SIZE
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
 
-_NUMBERS: Final = re.compile(r"\d[\d,._]*")
+# Ids of messages and transactions are hex.
+_NUMBERS: Final = re.compile(r"\b[0-9A-Fa-f]{16,}\b|\d[\d,._]*")
 _READ_TRIES: Final = 3
 
 

@@ -132,6 +132,11 @@ class Incomparable:
         (lambda c: c.create_topic("u", "3"), BadRequestError, "CREATE_TOPIC: queues = '3': Expected `int`"),
         (lambda c: list(c.scan("t", properties=["a"])), BadPropertyError, "properties must be a mapping .* list"),
         (lambda c: c.consumer("g", None), BadRequestError, "topics = None: give a topic, or a list of them"),
+        (
+            lambda c: c.transaction_producer("g", None),
+            BadRequestError,
+            "checker must be a function of a message, not None",
+        ),
         (lambda c: c.transaction("g", None), BadRequestError, "a transaction has a Message, not a NoneType"),
         (
             lambda c: c.transaction("g", Message("t", b""), check_immunity_time="5"),

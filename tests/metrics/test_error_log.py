@@ -83,6 +83,14 @@ def test_nothing_is_there(tmp_path: Path) -> None:
     assert ErrorLog.open(IO, StorePaths(tmp_path), words_of.WRITER) is None
 
 
+def test_errors_that_differ_in_ids_are_one(tmp_path: Path) -> None:
+    errors = make(tmp_path)
+    for unique in ("7F00000154081EDB5E6F7E1D1280CE8F", "7F00000154081EDB5E6F7E1D16A0D077"):
+        errors.note(f"transaction is given up transaction={unique} group=billing", 1000)
+    errors.note(f"transaction is given up transaction={unique} group=shipping", 1000)
+    assert sorted(error.count for error in seen_errors(IO, StorePaths(tmp_path))) == [1, 2]
+
+
 def test_what_the_log_leaves_out_is_counted_all_the_same(tmp_path: Path) -> None:
     stream = io.StringIO()
     log.configure(words_of.WRITER, stream, make(tmp_path))
