@@ -158,8 +158,11 @@ class OpenTopics:
         missing = sum(self._table.entry(topic, queue_id) < 0 for queue_id in range(min(queues, QUEUES_OF_A_TOPIC_MAX)))
         left = self._table.capacity - self._table.count
         if missing > left:
+            deleted = self._table.tombstones
+            kept = f"; deleted ones take {deleted:,}, to the next start or while the log has messages of them"
             raise TooManyQueuesError(
                 f"{missing:,} more queues exceed max_queues = {self._table.capacity:,}; {left:,} are left"
+                + (kept if deleted else "")
             )
         self._table.make_room(missing)
 

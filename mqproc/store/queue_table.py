@@ -118,6 +118,11 @@ class QueueTable:
         return self.words[layout.HEADER_COUNT]
 
     @property
+    def tombstones(self) -> int:
+        """Entries of queues that are deleted, which only a new table is without."""
+        return self.count - self.words[layout.HEADER_LIVE]
+
+    @property
     def deletions(self) -> int:
         """Queues that have been deleted so far; while it is 0 no queue has an earlier life."""
         return self.words[layout.HEADER_DELETIONS]
