@@ -3,8 +3,8 @@
     │ last read ms │ timer log flushed │ queue offset │ master queue offset │ state version │ timestamp │ counter │
     │ 0            │ 8                 │ 16           │ 24                  │ 32            │ 40        │ 48      │
 
-    │ magic │ timestamp │ counter │ log position │        ours, at 2048
-    │ 2048  │ 2056      │ 2064    │ 2072         │
+    │ magic │ timestamp │ counter │ log position │ precision │        ours, at 2048
+    │ 2048  │ 2056      │ 2064    │ 2072         │ 2080      │
 
 RocketMQ writes the first seven and leaves the rest. Ours count while their timestamp and counter are those of the page:
 else RocketMQ has run since.
@@ -20,7 +20,7 @@ NO_LOG_POSITION = -1
 CLOCK_STEP_MAX_MS = 86_400_000
 """A clock may be set back by so much between a delivery and the writing of the page that counts it."""
 _WORDS = struct.Struct(">7q")
-_OWN = struct.Struct(">4q")
+_OWN = struct.Struct(">5q")
 OWN_AT = 2048
 _OWN_MAGIC = 0x6D717072_6F635443  # "mqprocTC"
 
@@ -36,13 +36,15 @@ FIELDS = (
     ("own_timestamp_ms", OWN_AT + 8, ""),
     ("own_counter", OWN_AT + 16, ""),
     ("log", OWN_AT + 24, "no delivery of a slot from read_ms on lies below this position of the log; -1 = unknown"),
+    ("precision_ms", OWN_AT + 32, "how wide the slots are; 0 = unknown"),
 )
 """(name, byte, meaning) of each word."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimerCheck:
-    """The words. `log` is where the log is to be walked from for deliveries that this page does not count."""
+    """The words. `log` is where the log is to be walked from for deliveries that this page does not count, and
+    `precision_ms` how wide slots were when it was written, 0 where it does not say."""
 
     read_ms: int = 0
     timer_log_flushed: int = 0
@@ -50,6 +52,7 @@ class TimerCheck:
     timestamp_ms: int = 0
     counter: int = 0
     log: int = NO_LOG_POSITION
+    precision_ms: int = 0
 
     def is_ahead(self, now_ms: int) -> bool:
         """Whether nothing can have been delivered up to `read_ms`: it is later than the page, or than now."""
@@ -71,7 +74,8 @@ def encode(check: TimerCheck) -> bytes:
         check.timestamp_ms,
         check.counter,
     )
-    _OWN.pack_into(page, OWN_AT, _OWN_MAGIC, check.timestamp_ms, check.counter, check.log)
+    own = _OWN_MAGIC, check.timestamp_ms, check.counter, check.log, check.precision_ms
+    _OWN.pack_into(page, OWN_AT, *own)
     return bytes(page)
 
 
@@ -79,11 +83,12 @@ def decode(data: bytes) -> TimerCheck:
     """The words of a page; a short one reads as zeros."""
     data = data.ljust(FILE_SIZE, b"\0")
     read_ms, flushed, queue_offset, master_offset, _version, timestamp_ms, counter = _WORDS.unpack_from(data)
-    magic, own_timestamp_ms, own_counter, log = _OWN.unpack_from(data, OWN_AT)
+    magic, own_timestamp_ms, own_counter, log, precision_ms = _OWN.unpack_from(data, OWN_AT)
     if (magic, own_timestamp_ms, own_counter) != (_OWN_MAGIC, timestamp_ms, counter):
-        log = NO_LOG_POSITION
-    # As RocketMQ reads them: what was enqueued is the smaller of the two.
-    return TimerCheck(read_ms, flushed, min(queue_offset, master_offset), timestamp_ms, counter, log)
+        log, precision_ms = NO_LOG_POSITION, 0
+    # As RocketMQ reads them.
+    enqueued = min(queue_offset, master_offset)
+    return TimerCheck(read_ms, flushed, enqueued, timestamp_ms, counter, log, precision_ms)
 
 
 def has_own(data: bytes) -> bool:

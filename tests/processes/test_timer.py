@@ -20,6 +20,7 @@ from mqproc.layout import timer_check, timer_wheel
 from mqproc.layout.control import KEEPER, WRITER
 from mqproc.message import Message
 from mqproc.names import TIMER_TOPIC
+from tests.cli.calling import call
 from tests.conftest import Group, keeps_below, wait_until
 from tests.processes.test_delay_levels import received, wait_for
 
@@ -184,6 +185,25 @@ def test_each_message_arrives_once_whoever_is_killed(group: Group) -> None:
         assert len(set(bodies)) == len(bodies) == 3000
         wait_until(lambda: group.words()["timed_messages"] == 0)
         assert len(received(client, "t")) == 3000
+
+
+def test_slots_of_another_width_deliver_nothing_again_and_nothing_late(make_group: Callable[..., Group]) -> None:
+    group = make_group(timer_precision_ms=100)
+    with group.client() as client:
+        send_due_in(client, "t", *range(100, 1300, 100), *range(6000, 6900, 100))
+        wait_for(client, "t", 12)
+    for precision_ms in (60_000, 300):
+        assert group.stop() == 0
+        group.options["timer_precision_ms"] = precision_ms
+        group.start()
+    with group.client() as client:
+        worst_late_ms(client, "t", 21)
+        wait_until(lambda: group.words()["timed_messages"] == 0, what="nothing waits")
+        bodies = [message.body for message in received(client, "t")]
+    assert len(bodies) == len(set(bodies)) == 21
+    assert group.stop() == 0
+    verified = call("store", "verify", str(group.store))
+    assert verified.code == 0, verified.out
 
 
 def test_a_killed_group_delivers_what_became_due_meanwhile(make_group: Callable[..., Group]) -> None:

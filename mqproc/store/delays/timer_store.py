@@ -92,6 +92,9 @@ class TimerStore:
         known = self._wheel.first_position(self.read_ms)
         if is_ahead:
             end = self._start_over("timercheck counts more as delivered than can have been due when it was written")
+        elif self._check.precision_ms not in (0, self._precision_ms):
+            # They do not lead along these, and the check does not say what is delivered of one.
+            end = self._start_over(f"its slots are {self._check.precision_ms:,} ms wide, not {self._precision_ms:,}")
         # Files at the beginning go when all of their slots are delivered.
         elif not self._log.is_whole(end) or (known is not None and known < self._log.begin):
             end = self._start_over(f"a file below {end:,} is missing, or has another length")
@@ -245,7 +248,8 @@ class TimerStore:
         """
         self.write_out()
         counter = self._check.counter + 1
-        check = TimerCheck(self.read_ms, self._log.end, self.queue_offset, now_ms, counter, log)
+        words = self.read_ms, self._log.end, self.queue_offset, now_ms, counter, log, self._precision_ms
+        check = TimerCheck(*words)
         return TimerSnapshot(check, log_end)
 
     def snapshot(self, log: int, log_end: int, now_ms: int) -> TimerSnapshot:

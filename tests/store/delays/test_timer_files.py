@@ -140,10 +140,10 @@ def test_a_log_goes_on_with_files_of_the_size_that_is_there(paths: StorePaths) -
 
 
 def test_the_check_has_rocketmqs_words_and_ours(paths: StorePaths) -> None:
-    page = timer_check.encode(TimerCheck(1, 2, 3, 4, 5, 6))
+    page = timer_check.encode(TimerCheck(1, 2, 3, 4, 5, 6, 7))
     assert len(page) == 4096
     assert struct.unpack(">7q", page[:56]) == (1, 2, 3, 3, 0, 4, 5)
-    assert timer_check.decode(page) == TimerCheck(1, 2, 3, 4, 5, 6)
+    assert timer_check.decode(page) == TimerCheck(1, 2, 3, 4, 5, 6, 7)
     theirs = struct.pack(">7q", 1, 2, 3, 2, 0, 4, 6) + page[56:]
     assert timer_check.decode(theirs) == TimerCheck(1, 2, 2, 4, 6, NO_LOG_POSITION), "RocketMQ has run since"
     assert timer_check.decode(b"") == TimerCheck()
@@ -242,6 +242,21 @@ def test_what_the_check_counts_comes_back_and_the_rest_does_not(paths: StorePath
     again.write_out()
     assert list(filed(again, NOW + SECOND))[-1].physical_offset == 200
     again.close()
+
+
+@pytest.mark.parametrize(("precision_ms", "again"), [(SECOND, False), (100, True), (60_000, True)])
+def test_slots_of_another_width_are_filed_again(paths: StorePaths, precision_ms: int, again: bool) -> None:
+    """Units of such slots do not lead along these, and of one that is wider some is delivered."""
+    store = opened(paths)
+    put(store, NOW + SECOND, NOW, 5, 100, 7, 1)
+    store.queue_offset = 1
+    store.write(store.snapshot(log=123, log_end=0, now_ms=NOW))
+    store.close()
+    other = TimerStore(IO, IO, paths, precision_ms, 1024)
+    other.open(NOW, lambda physical_offset: None)
+    assert (other.pending, other.queue_offset, other.log_position) == ((0, 0, 0) if again else (1, 1, 123))
+    assert bool(other.remark) is again
+    other.close()
 
 
 def test_what_rocketmq_filed_behind_its_check_counts(paths: StorePaths) -> None:
