@@ -95,6 +95,8 @@ class TimerStore:
         elif self._check.precision_ms not in (0, self._precision_ms):
             # They do not lead along these, and the check does not say what is delivered of one.
             end = self._start_over(f"its slots are {self._check.precision_ms:,} ms wide, not {self._precision_ms:,}")
+            # It stands at a slot to come: what is due before that one's begin has a slot of its own now.
+            self.read_ms = min(self.read_ms, self.slot_of(now_ms))
         # Files at the beginning go when all of their slots are delivered.
         elif not self._log.is_whole(end) or (known is not None and known < self._log.begin):
             end = self._start_over(f"a file below {end:,} is missing, or has another length")

@@ -248,14 +248,16 @@ def test_what_the_check_counts_comes_back_and_the_rest_does_not(paths: StorePath
 def test_slots_of_another_width_are_filed_again(paths: StorePaths, precision_ms: int, again: bool) -> None:
     """Units of such slots do not lead along these, and of one that is wider some is delivered."""
     store = opened(paths)
-    put(store, NOW + SECOND, NOW, 5, 100, 7, 1)
+    put(store, NOW + 3 * SECOND, NOW, 5, 100, 7, 1)
     store.queue_offset = 1
+    store.read_ms = NOW + 2 * SECOND
     store.write(store.snapshot(log=123, log_end=0, now_ms=NOW))
     store.close()
     other = TimerStore(IO, IO, paths, precision_ms, 1024)
     other.open(NOW, lambda physical_offset: None)
     assert (other.pending, other.queue_offset, other.log_position) == ((0, 0, 0) if again else (1, 1, 123))
     assert bool(other.remark) is again
+    assert other.read_ms == (other.slot_of(NOW) if again else NOW + 2 * SECOND)
     other.close()
 
 
