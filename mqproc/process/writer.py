@@ -236,6 +236,9 @@ class Writer:
             return False
         self._topics.save(self._clock.time_ms())
         self._server.drain(STOP_DRAIN_S)
+        self._server.hang_up()
+        while self.do_work():
+            pass  # What came meanwhile is refused.
         return True
 
     def reload(self, options: Options) -> None:

@@ -14,6 +14,7 @@ client is not listened to, and after a grace it is let go.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -138,6 +139,12 @@ class SocketServer:
                 room.register(connection.fd, select.POLLOUT)
             for fd, _ in room.poll(left * 1000):
                 self._write(self.connections[fd])
+
+    def hang_up(self) -> None:
+        """Let clients send nothing more: what they try to they know as not taken. What they have sent can be read."""
+        for connection in self.connections.values():
+            with contextlib.suppress(OSError):  # It has gone by itself.
+                connection.sock.shutdown(socket.SHUT_RD)
 
     def close(self) -> None:
         """Let all clients go. The listener belongs to whoever made it."""

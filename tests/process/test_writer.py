@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from mqproc.client import core, sending
 from mqproc.client.batch import Batch
@@ -49,6 +50,29 @@ def test_answers_that_wait_for_their_reader_are_sent_before_the_writer_ends(make
     assert [connection.done[request_id].error for request_id in ids] == [None] * FRAMES
     connection.close()
     restarting.join()
+
+
+def test_a_writer_that_is_restarted_in_order_leaves_no_outcome_unknown(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    over = threading.Event()
+
+    def send() -> int:
+        count = 0
+        with group.client() as client:
+            while not over.is_set():
+                client.send("orders", b"x")
+                count += 1
+        return count
+
+    with ThreadPoolExecutor(6) as pool:
+        senders = [pool.submit(send) for _ in range(6)]
+        try:
+            for _ in range(12):
+                restart_writer(group).join()
+        finally:
+            over.set()
+        sent = sum(sender.result() for sender in senders)
+    assert group.words()["appended_messages"] == sent
 
 
 def test_a_client_that_goes_on_sending_is_told_to_come_back(make_group: Callable[..., Group]) -> None:

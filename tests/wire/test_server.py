@@ -446,6 +446,20 @@ def test_no_new_clients_after_stop_accepting_and_drain_sends_the_rest(serve: Ser
         peer.wait_for(lambda: bool(peer.frames))
 
 
+def test_who_was_hung_up_on_is_read_and_answered_and_can_send_no_more(serve: Server) -> None:
+    server = serve()
+    with Peer(server) as peer:
+        peer.sock.sendall(request())
+        server.hang_up()
+        with pytest.raises(BrokenPipeError):
+            peer.sock.sendall(request())
+        (found,) = server.poll(0.05)
+        found.answer()
+        assert server.poll(0.05) == []
+        assert found.connection.closed
+        assert peer.sock.recv(1000), "the answer"
+
+
 def test_the_client_protocol_and_the_server_understand_each_other(serve: Server) -> None:
     with Peer(serve()) as peer:
         protocol = ClientProtocol(1 << 20)
