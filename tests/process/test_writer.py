@@ -67,7 +67,9 @@ def test_a_writer_that_is_restarted_in_order_leaves_no_outcome_unknown(make_grou
     with ThreadPoolExecutor(6) as pool:
         senders = [pool.submit(send) for _ in range(6)]
         try:
-            for _ in range(12):
+            for number in range(40):
+                with group.client() as client:
+                    client.create_topic(f"topic-{number}", 1)  # Saved at the end, which takes a while.
                 restart_writer(group).join()
         finally:
             over.set()
