@@ -55,6 +55,11 @@ class Resources:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.changed_fd)
 
+    def turn_away(self, name: str) -> None:
+        """Nobody connects to a role any more, who would wait for a successor that does not come."""
+        if name in self.sockets:
+            self.sockets[name].shutdown(socket.SHUT_RDWR)
+
     def remove_sockets(self) -> None:
         """From now on a client is told at once that nothing runs."""
         for name in (*self.sockets, CONTROL_SOCKET):

@@ -30,8 +30,10 @@ assert {name for step in (*STEPS, LAST) for name in step} == set(layout.ROLES)
 class StopPlan:
     """One ordered stop. `advance` is called again and again until it says that all is done."""
 
-    def __init__(self, group: Group, finish: Callable[[], None]) -> None:
+    def __init__(self, group: Group, turn_away: Callable[[str], None], finish: Callable[[], None]) -> None:
+        """`turn_away` keeps clients from a role, so that none sends what nobody will read or answer."""
         self._group = group
+        self._turn_away = turn_away
         self._finish = finish
         self._steps = list(STEPS)
         self._finished = False
@@ -59,6 +61,8 @@ class StopPlan:
             self._group.ask_to_stop(member)
 
     def _ended(self, names: Sequence[str]) -> bool:
+        for name in names:
+            self._turn_away(name)
         members = [member for name in names if (member := self._member(name)) is not None]
         for member in members:
             self._group.ask_to_stop(member)

@@ -172,7 +172,7 @@ class Supervisor:
         write_settings(context.io, context.paths, context.options)
         bell.warm()
         # Before kernels are made ready, which takes minutes where they are compiled: who asks is told what goes on.
-        resources = Resources.make(context.paths, self._control, self._specs)
+        resources = self._resources = Resources.make(context.paths, self._control, self._specs)
         context.io.crash_point("supervisor.bells")
         stack.callback(resources.close)
         stack.callback(resources.unlink_names)
@@ -356,7 +356,7 @@ class Supervisor:
             done(refusal)
         self._restart_waiters.clear()
         self._group.refuse_loans(refusal)
-        self._stop_plan = StopPlan(self._group, self._finish)
+        self._stop_plan = StopPlan(self._group, self._resources.turn_away, self._finish)
 
     def _finish(self) -> None:
         """All but the monitor have ended: note what is durable, and that this was a stop in order."""

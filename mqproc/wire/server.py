@@ -93,8 +93,7 @@ class SocketServer:
         self.connections: dict[int, Connection] = {}
         self.rejects: Counter[str] = Counter()
         self.partial_frames = 0
-        self.read_timeouts = 0
-        self.slow_consumers = 0
+        self.read_timeouts = self.slow_consumers = 0
         self._operations = operations
         self._on_close = on_close
         self._on_reject = on_reject
@@ -121,8 +120,9 @@ class SocketServer:
         self._epoll.register(fd, select.EPOLLIN)
 
     def stop_accepting(self) -> None:
-        """Take no new connections; those that wait stay in the listener's backlog for a successor."""
+        """Let in who waits, and nobody else: who comes stays in the listener's backlog for a successor."""
         if self._accepting:
+            self._door.let_in(self._welcome)
             self._accepting = False
             self._epoll.unregister(self._door.fileno())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from mqproc.client import core, sending
 from mqproc.client.batch import Batch
@@ -13,8 +13,9 @@ from mqproc.client.connection import Connection, open_socket
 from mqproc.client.retry import ConnectionLost
 from mqproc.errors import RetryLaterError
 from mqproc.layout.control import STATE_STOPPING, WRITER
+from mqproc.message import SendResult
 from mqproc.wire.operations import Operation, RoleRequest
-from tests.conftest import Group, wait_until
+from tests.conftest import PATIENCE_S, Group, wait_until
 
 FRAMES = 8
 MESSAGES = 20_000  # a frame; its answer has 400 kB, so that most of them wait behind the socket's buffer
@@ -75,6 +76,31 @@ def test_a_writer_that_is_restarted_in_order_leaves_no_outcome_unknown(make_grou
             over.set()
         sent = sum(sender.result() for sender in senders)
     assert group.words()["appended_messages"] == sent
+
+
+def test_a_group_that_stops_in_order_leaves_no_outcome_unknown(make_group: Callable[..., Group]) -> None:
+    """A client that comes again meanwhile is let in and refused, or turned away."""
+    group = make_group()
+    over = threading.Event()
+    futures: list[Future[SendResult]] = []
+    with group.client() as client, client.producer(linger_ms=0, max_in_flight=4) as producer:
+
+        def send() -> None:
+            while not over.is_set():
+                futures.append(producer.send("orders", b"x"))
+                time.sleep(0.001)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        try:
+            for _ in range(3):
+                producer.send("orders", b"before").result(PATIENCE_S)
+                assert group.stop() == 0
+                group.start()
+        finally:
+            over.set()
+            sender.join()
+    assert [future.exception() for future in futures if future.exception()] == []
 
 
 def test_a_client_that_goes_on_sending_is_told_to_come_back(make_group: Callable[..., Group]) -> None:
