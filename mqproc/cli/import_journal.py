@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,15 @@ _SYNC_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """A file as it was, or its acknowledged part: grown is the same file, changed is not. Empty for a stream."""
+    """A file as it was, or its acknowledged part: grown is the same file, changed is not. Empty for a stream.
+
+    Of a file whose bytes do not tell which records they are, packed or Parquet, the part is counted `in_records`.
+    """
 
     size: int = 0
     head_size: int = 0
     head_sha256: str = ""
+    in_records: bool = False
 
     @classmethod
     def of(cls, path: Path, size: int | None = None) -> Fingerprint:
@@ -43,6 +48,14 @@ class Fingerprint:
         with path.open("rb") as file:
             head = file.read(min(size, HEAD_BYTES))
         return cls(size, len(head), hashlib.sha256(head).hexdigest())
+
+    @classmethod
+    def of_records(cls, size: int, head: Sequence[bytes]) -> Fingerprint:
+        """Of `size` records, the first of which have these bodies."""
+        digest = hashlib.sha256()
+        for body in head:
+            digest.update(b"%d:%b" % (len(body), body))
+        return cls(size, len(head), digest.hexdigest(), in_records=True)
 
     def is_continued_by(self, path: Path, *, may_grow: bool) -> bool:
         """Whether `path` begins with what was there, and is as long, or longer if it may."""

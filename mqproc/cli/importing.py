@@ -21,7 +21,7 @@ from mqproc.cli.sources import FORMATS, STDIN, Reading, Source
 from mqproc.cli.times import format_duration, format_time, now_ms
 from mqproc.client import Client
 from mqproc.client.settling import PATIENCE_S
-from mqproc.errors import BadRequestError, FrameTooLargeError
+from mqproc.errors import BadRequestError, FrameTooLargeError, MqprocError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.quantities import counted
@@ -96,8 +96,8 @@ def import_(
     FILE may be packed (.gz, .zip), a pipe, or - for stdin. A record of CSV or Parquet becomes a JSON object, a line of
     the others is the body as it is. A key's spaces become _, since RocketMQ separates keys by spaces.
 
-    The same command again goes on where it stopped, after Ctrl-C or a kill: no record twice, none missed. A file that
-    has grown since is continued. --restart imports it once more.
+    The same command again goes on where it stopped, after Ctrl-C or a kill, or when a wrong record has been mended: no
+    record twice, none missed. A file that has grown since is continued. --restart imports it once more.
     """
     if name and sum(_regular_file(file) is None for file in files) > 1:
         raise click.UsageError(f"--name {name} is one stream's: the second of them would be taken for the first")
@@ -223,33 +223,46 @@ class ImportJob:
             return self._numbers(sent, importer_end - sent, progress.seconds)
 
     def _send(self, importer: Importer, source: Source, stored: Stored, first: int, out: Output) -> None:
-        reading = Reading(
-            self._reading.fields,
-            self._reading.typed,
-            self._reading.nulls,
-            self._reading.delimiter,
-            self._reading.chunk_rows,
-            first,
-        )
         try:
-            importer.send(source.chunks(reading), stored)
+            importer.send(source.chunks(replace(self._reading, skip=first)), stored)
         except KeyboardInterrupt:
             again = "the same command goes on" if self._resumable else "without --name it cannot go on"
             out.note(f"\nstopped; {importer.position:,} records are acknowledged, {again}")
             raise
         except (BadRequestError, FrameTooLargeError) as error:
-            again = "; the same command goes on when it is mended" if self._may_be_mended(source) else ""
+            again = "; the same command goes on when it is mended" if self._resumable else ""
             raise type(error)(f"{error}; records stored before it: {importer.position:,}{again}") from None
-
-    def _may_be_mended(self, source: Source) -> bool:
-        """Whether the input may be another one behind what is acknowledged: of a packed file nobody knows where."""
-        return source.may_grow if self._path else self._resumable
 
     def _keep_acknowledged(self, journal: Journal, entry: Entry, importer: Importer, source: Source) -> None:
         """Have the journal tell the acknowledged part of the file alone: what is wrong behind it may be mended."""
+        if self._path is not None and not source.may_grow:
+            # What failed is to be told, not that the file is gone as well.
+            with suppress(OSError, MqprocError, click.ClickException):
+                if entry.fingerprint.is_continued_by(self._path, may_grow=False):
+                    journal.go_on(entry, self._of_records(importer.position))
+            return
         acknowledged = max(importer.taken, self._acknowledged_before)
         if acknowledged or not importer.position:
             journal.go_on(entry, self._up_to(acknowledged, entry, source).fingerprint)
+
+    def _of_records(self, size: int, head: int = CHUNK_ROWS) -> Fingerprint:
+        """What the first `size` records of the file are like, by the first `head` of them."""
+        head = min(size, head)
+        if not head:
+            return Fingerprint()
+        bodies: list[bytes] = []
+        with Source(self._file, self._kind, self._member) as source:
+            for chunk in source.chunks(replace(self._reading, fields=(), chunk_rows=head)):
+                bodies += chunk.bodies
+                if len(bodies) >= head:
+                    break
+        return Fingerprint.of_records(size, bodies[:head])
+
+    def _is_continued(self, before: Fingerprint, path: Path, source: Source) -> bool:
+        """Whether the file begins with what was acknowledged of it."""
+        if before.in_records:
+            return self._of_records(before.size, before.head_size) == before
+        return before.is_continued_by(path, may_grow=source.may_grow)
 
     def _up_to(self, size: int, entry: Entry, source: Source) -> Entry:
         """The entry for the first `size` bytes of its file alone; as it is where another file has that name now."""
@@ -285,7 +298,7 @@ class ImportJob:
         before = journal.entry
         if before is None or restart:
             return journal.begin(fingerprint, before.generation + 1 if before else 0, now_ms())
-        if self._path and not before.fingerprint.is_continued_by(self._path, may_grow=source.may_grow):
+        if self._path and not self._is_continued(before.fingerprint, self._path, source):
             raise BadRequestError(f"{self._path} is another file than at the last import; --restart begins anew")
         if before.finished_ms and self._path and before.fingerprint == fingerprint:
             return None

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+import zipfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from mqproc.cli import importer
 from mqproc.cli.import_journal import HEAD_BYTES, Fingerprint
@@ -317,6 +323,78 @@ def test_a_wrong_record_that_is_mended_is_gone_on_with(group: Group, tmp_path: P
     path.write_text(path.read_text().replace(wrong, mended))
     assert run(group, path, *options).code == 0
     assert stored_ids(group) == each_once(9000)
+
+
+def pack(folder: Path, packing: str, records: list[str]) -> Path:
+    """Records of CSV in a file whose bytes do not tell where each is; `at` is text in Parquet too."""
+    text = "id,kind,at,queue,text\n" + "".join(records)
+    if packing == "gz":
+        path = folder / "a.csv.gz"
+        path.write_bytes(gzip.compress(text.encode()))
+    elif packing == "zip":
+        path = folder / "a.csv.zip"
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("a.csv", text)
+    else:
+        path = folder / "a.parquet"
+        rows = list(csv.DictReader(text.splitlines()))
+        parquet.write_table(pa.Table.from_pylist(rows), path, row_group_size=700)
+    return path
+
+
+PACKINGS = ("gz", "zip", "parquet")
+
+
+def records_of(count: int) -> list[str]:
+    return [f"{n},k{n % 7},2013-01-01T{n % 24:02d}:00:00Z,{n % 3},some text {n}\n" for n in range(count)]
+
+
+@pytest.mark.parametrize("wrong_at", [0, 999, 2500])
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_a_wrong_record_of_a_packed_file_that_is_mended_is_gone_on_with(
+    group: Group, tmp_path: Path, packing: str, wrong_at: int
+) -> None:
+    right = records_of(9000)
+    wrong = [*right[:wrong_at], f"{wrong_at},k,soon,0,text\n", *right[wrong_at + 1 :]]
+    for _time in range(2):
+        outcome = run(group, pack(tmp_path, packing, wrong), topic=packing)
+        assert outcome.code == 2
+        assert f"record {wrong_at + 1:,}: field 'at' = 'soon' is no time" in outcome.err
+        assert "; the same command goes on when it is mended" in outcome.err
+    path = pack(tmp_path, packing, right)
+    assert run(group, path, topic=packing).code == 0
+    assert stored_ids(group, packing) == each_once(9000)
+    again = run(group, path, "--json", topic=packing)
+    assert (again.json["imports"][0]["records"], again.json["imports"][0]["already_stored"]) == (0, 9000)
+    assert run(group, pack(tmp_path, packing, wrong), topic=packing).code == 2, "all of it was imported"
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_what_is_acknowledged_of_a_packed_file_may_not_be_changed(group: Group, tmp_path: Path, packing: str) -> None:
+    records = [*records_of(1500), "1500,k,soon,0,text\n"]
+    assert run(group, pack(tmp_path, packing, records)).code == 2
+    outcome = run(group, pack(tmp_path, packing, ["4711,k,,0,x\n", *records[1:1500]]))
+    assert outcome.code == 2
+    assert "--restart begins anew" in outcome.err
+    assert stored_ids(group) == each_once(1000)
+
+
+def test_a_packed_file_that_is_gone_when_an_import_fails_is_not_what_is_told(
+    group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = pack(tmp_path, "gz", [*records_of(1500), "1500,k,soon,0,text\n"])
+    sent = importer.Importer.send
+
+    def send(*given: Any) -> None:
+        try:
+            sent(*given)
+        finally:
+            path.unlink()
+
+    monkeypatch.setattr(importer.Importer, "send", send)
+    outcome = run(group, path)
+    assert outcome.code == 2
+    assert "record 1,501: field 'at' = 'soon' is no time" in outcome.err
 
 
 def test_what_is_acknowledged_may_not_be_changed_when_a_record_is_mended(group: Group, tmp_path: Path) -> None:
