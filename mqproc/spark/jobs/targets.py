@@ -1,6 +1,7 @@
 """Where jobs write files: never into a store or over one, and nothing at all before the sources have been looked at.
 
-Spark empties a target that it overwrites, and makes its folder, before it reads the first message.
+Spark empties a target that it overwrites, and makes its folder, before it reads the first message: `replacing` has it
+write beside.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from mqproc.errors import BadRequestError, CorruptStoreError
+from mqproc.spark.jobs.replacing import write_whole
 from mqproc.spark.stores import find_stores, survey
 
 if TYPE_CHECKING:
@@ -34,10 +36,17 @@ def write_parquet(
 ) -> None:
     """Write what was made of `stores`, those of `check_sources`, to `to`, a folder or URL; a folder for each of `by`.
 
-    Raises BadRequestError as `check_target` does, with nothing written.
+    Raises BadRequestError as `check_target` does, with nothing written. When the write fails, what was there stays.
     """
-    check_target(to, stores, overwrites=mode == "overwrite")
-    frame.write.partitionBy(*by).mode(mode).option("compression", compression).parquet(str(to))
+
+    def write(path: str, mode: str) -> None:
+        frame.write.partitionBy(*by).mode(mode).option("compression", compression).parquet(path)
+
+    def check(path: str) -> None:
+        check_target(path, stores, overwrites=mode == "overwrite")
+
+    check(str(to))
+    write_whole(frame.sparkSession, str(to), mode, write, check)
 
 
 def check_sources(path: str | Path | Sequence[str | Path], *, fail_on_data_loss: bool = True) -> list[str]:

@@ -1,0 +1,96 @@
+"""What a job writes takes its place as a whole: one that fails leaves what was there before it, and nothing else.
+
+    to            what was there ────────────────────────────────▶ removed ─┐
+    to.partial            └── written, all of it read and found well ──────┴──▶ to
+
+Spark removes what it overwrites before it reads the first message, and leaves a folder behind a write that failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Self
+
+from mqproc.errors import BadRequestError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class HadoopPath:
+    """A folder or URL, in the file system that Spark writes it with."""
+
+    def __init__(self, session: Any, path: Any) -> None:
+        self._session = session
+        self._files = path.getFileSystem(session._jsc.hadoopConfiguration())
+        self._path = self._files.makeQualified(path)
+
+    @classmethod
+    def of(cls, session: SparkSession, to: str) -> Self | None:
+        """None where Spark's own file systems are out of reach: with Spark Connect."""
+        jvm: Any = getattr(session, "_jvm", None)
+        return cls(session, jvm.org.apache.hadoop.fs.Path(to)) if jvm is not None else None
+
+    def __str__(self) -> str:
+        return str(self._path.toString())
+
+    def beside(self, ending: str) -> Self | None:
+        """The path with an ending to its name; None for a root, which has no name."""
+        parent = self._path.getParent()
+        if parent is None:
+            return None
+        return type(self)(self._session, parent.suffix(f"/{self._path.getName()}{ending}"))
+
+    def exists(self) -> bool:
+        return bool(self._files.exists(self._path))
+
+    def remove(self) -> bool:
+        return bool(self._files.delete(self._path, True))
+
+    def rename(self, to: HadoopPath) -> bool:
+        return bool(self._files.rename(self._path, to._path))
+
+
+def write_whole(
+    session: SparkSession,
+    to: str,
+    mode: str,
+    write: Callable[[str, str], None],
+    check: Callable[[str], None],
+) -> None:
+    """Have `write(path, mode)` write to `to`; what it overwrites is there until all has been written.
+
+    That is written to `to.partial`, which `check` may refuse. With Spark Connect, to the root of a file system, and
+    where it replaces partitions one by one, Spark itself overwrites.
+    """
+    target = HadoopPath.of(session, to)
+    if target is None or _is_dynamic(session):
+        write(to, mode)
+        return
+    is_there = target.exists()
+    partial = target.beside(".partial") if mode == "overwrite" and is_there else None
+    if partial is None:
+        _write(to, mode, write, None if is_there else target)
+        return
+    check(str(partial))
+    _write(str(partial), mode, write, partial)
+    if not target.remove() or not partial.rename(target):
+        raise BadRequestError(f"{to}: cannot be replaced; what was written is in {partial}")
+
+
+def _is_dynamic(session: SparkSession) -> bool:
+    """Whether partitions stay that are not written again, and the others are replaced when all is written."""
+    return str(session.conf.get("spark.sql.sources.partitionOverwriteMode", "static")).lower() == "dynamic"
+
+
+def _write(path: str, mode: str, write: Callable[[str, str], None], new: HadoopPath | None) -> None:
+    """Write to a path, of which nothing stays when that fails where it is a new one."""
+    try:
+        write(path, mode)
+    except BaseException:
+        if new is not None:
+            # A job that was interrupted may have taken Java with it.
+            with suppress(Exception):
+                new.remove()
+        raise

@@ -1,0 +1,101 @@
+"""A job that fails leaves what was there; one that does not takes its place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.dataset as ds
+import pytest
+from pyspark.errors import PySparkException
+
+from mqproc.errors import BadRequestError
+from mqproc.spark.jobs import export
+from mqproc.spark.jobs.replacing import HadoopPath, write_whole
+from mqproc.spark.jobs.targets import write_parquet
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+
+@pytest.fixture(scope="module")
+def damaged_store(rolled_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Damage in its middle, which only a read finds."""
+    store = shutil.copytree(rolled_store, tmp_path_factory.mktemp("damaged") / "store")
+    segment = store / "commitlog" / f"{65536:020d}"
+    data = bytearray(segment.read_bytes())
+    data[30_000:30_300] = b"\xff" * 300
+    segment.write_bytes(data)
+    return store
+
+
+def rows_in(folder: Path) -> int:
+    return int(ds.dataset(folder, partitioning="hive").count_rows())
+
+
+@pytest.mark.parametrize("spelled", ["out", "{}/out/", "file:{}/out"])
+def test_damage_costs_nothing_that_was_there(
+    spark: SparkSession,
+    rolled_store: Path,
+    damaged_store: Path,
+    tmp_path: Path,
+    spelled: str,
+) -> None:
+    # Java's own folder is another one.
+    to = spelled.format(tmp_path) if "{" in spelled else os.path.relpath(tmp_path / spelled)
+    out = tmp_path / "out"
+    for mode in ("error", "overwrite"):
+        with pytest.raises(PySparkException, match="no intact record"):
+            export(spark, damaged_store, to, mode=mode)
+        assert list(tmp_path.iterdir()) == [], f"{mode} may be run once more"
+    export(spark, rolled_store, to)
+    for mode in ("overwrite", "append"):
+        with pytest.raises(PySparkException, match="no intact record"):
+            export(spark, damaged_store, to, mode=mode)
+        assert (list(tmp_path.iterdir()), rows_in(out)) == ([out], 640)
+    (tmp_path / "out.partial").mkdir()
+    assert export(spark, rolled_store, to, mode="overwrite", topic="First").messages == rows_in(out)
+    assert [path.name for path in out.glob("topic=*")] == ["topic=First"]
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_store_beside_the_target_is_left_alone(spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out.partial" / "commitlog").mkdir(parents=True)
+    with pytest.raises(BadRequestError, match="is the store"):
+        export(spark, rolled_store, tmp_path / "out", mode="overwrite")
+
+
+def test_partitions_that_are_replaced_one_by_one_are_sparks_own(spark: SparkSession, tmp_path: Path) -> None:
+    write_parquet(
+        spark.sql("SELECT id, id % 2 AS part FROM range(10)"), tmp_path / "out", [], mode="error", by=["part"]
+    )
+    spark.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
+    try:
+        one = spark.sql("SELECT 11L AS id, 1L AS part")
+        write_parquet(one, tmp_path / "out", [], mode="overwrite", by=["part"])
+    finally:
+        spark.conf.unset("spark.sql.sources.partitionOverwriteMode")
+    assert rows_in(tmp_path / "out") == 6
+
+
+def test_without_a_file_system_or_a_name_spark_overwrites(spark: SparkSession, tmp_path: Path) -> None:
+    written: list[tuple[str, str]] = []
+    session: Any = object()
+    for of, to in ((session, "out"), (spark, "/")):
+        write_whole(of, to, "overwrite", lambda *given: written.append(given), lambda path: None)
+    assert written == [("out", "overwrite"), ("/", "overwrite")]
+
+
+def test_what_cannot_be_replaced_is_told_with_what_was_written(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(HadoopPath, "remove", lambda path: False)
+    with pytest.raises(BadRequestError, match=r"cannot be replaced; what was written is in file:\S+out\.partial"):
+        write_parquet(spark.range(3).toDF("id"), tmp_path / "out", [], mode="overwrite")
+    assert rows_in(tmp_path / "out.partial") == 3
