@@ -37,6 +37,8 @@ from mqproc.kernels.log_range import (
 from mqproc.kernels.record_check import REACHED_STOP, REASON_NAMES
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.paths import StorePaths, segment_name
+from mqproc.spark.astray import Astray
+from mqproc.spark.options import Queue
 from mqproc.spark.ranges import QueueSlice, StoreSelection
 from mqproc.spark.reading import Found, Verify
 from mqproc.spark.segment_bytes import MappedSegment
@@ -86,9 +88,15 @@ class SliceReader:
         self._state[VERIFY], _others = verify.value
         self._state[BYTES_MAX] = batch_bytes
         self._fail_on_data_loss = fail_on_data_loss
+        self._astray = Astray(store, batch_rows=batch_rows, batch_bytes=batch_bytes, verify=verify)
+        self._missed: dict[Queue, list[int]] = {}
 
     def records(self, slices: Sequence[QueueSlice]) -> Iterator[Found]:
-        """The wanted records of slices. Raises CorruptStoreError for what is not there, with `fail_on_data_loss`."""
+        """The wanted records of slices. Raises CorruptStoreError for what is not there, with `fail_on_data_loss`.
+
+        Otherwise what the log has of it comes last.
+        """
+        self._missed = {}
         listed = self._listed(slices)
         size = self._store.segment_size
         segments = listed.places // size
@@ -96,6 +104,10 @@ class SliceReader:
         for first, stop in itertools.pairwise(borders):
             if first < stop:
                 yield from self._of_segment(int(segments[first]) * size, listed.part(first, stop))
+        for queue, offsets in self._missed.items():
+            missed = np.array(offsets, np.int64)
+            there = (listed.numbers == self._wanted.number_of(queue)) & ~np.isin(listed.offsets, missed)
+            yield from self._astray.records(queue, missed, listed.offsets[there], listed.places[there])
 
     # Units
 
@@ -113,19 +125,20 @@ class SliceReader:
             units = as_units(files.read_units(of.topic, of.queue_id, of.start, len(of)))
         except FileNotFoundError:
             units = as_units(b"")
-        sizes = units["size"].astype(np.int64)
-        there = len(sizes) if (sizes > 0).all() else int(np.argmin(sizes > 0))
-        if there < len(of):
-            self._absent(of, of.start + there, of.stop, Absent.UNITS)
-        sizes, places = sizes[:there], units["physical_offset"][:there].astype(np.int64)
-        offsets = np.arange(of.start, of.start + there, dtype=np.int64)
-        keep = sizes != FILLER_SIZE
-        if not keep.all():
-            filler = of.start + int(np.argmin(keep))
+        sizes, places = units["size"].astype(np.int64), units["physical_offset"].astype(np.int64)
+        offsets = np.arange(of.start, of.start + len(units), dtype=np.int64)
+        there = sizes > 0
+        if not there.all() or len(units) < len(of):
+            zeros = offsets[~there].tolist()
+            self._absent(of, min([*zeros, of.start + len(units)]), of.stop, Absent.UNITS)
+            self._miss((of.topic, of.queue_id), zeros)
+        keep = there & (sizes != FILLER_SIZE)
+        if (keep != there).any():
+            filler = of.start + int(np.argmax(keep != there))
             self._absent(of, filler, filler + 1, Absent.DAMAGED)
         codes = passing(of.topic, self._store.selection.tags).codes
         if len(codes):
-            keep &= np.isin(units["tags_code"][:there].astype(np.int64), codes)
+            keep &= np.isin(units["tags_code"].astype(np.int64), codes)
         if not keep.all():
             places, offsets = places[keep], offsets[keep]
         return places, np.full(len(places), self._wanted.number_of((of.topic, of.queue_id)), np.int64), offsets
@@ -149,6 +162,8 @@ class SliceReader:
                     f"{place}: {Absent.DELETED.value}, and {len(listed.places):,} messages that were to be read; "
                     "failOnDataLoss=false leaves them out"
                 ) from None
+            for number in np.unique(listed.numbers).tolist():
+                self._miss(self._wanted.table.name(number), listed.offsets[listed.numbers == number].tolist())
             return
         with closing(segment):
             yield from self._selected(segment, start, listed)
@@ -186,12 +201,18 @@ class SliceReader:
                 self._damaged(listed, int(state[AT]), reason)
                 state[AT] += 1
 
+    def _miss(self, queue: Queue, offsets: Sequence[int]) -> None:
+        """Note messages that are there and whose units lead nowhere."""
+        if offsets:
+            self._missed.setdefault(queue, []).extend(offsets)
+
     def _damaged(self, listed: _Listed, index: int, reason: int) -> None:
+        topic, queue_id = self._wanted.table.name(int(listed.numbers[index]))
+        offset, place = int(listed.offsets[index]), int(listed.places[index])
         if self._fail_on_data_loss:
-            topic, queue_id = self._wanted.table.name(int(listed.numbers[index]))
             why = "a record of another place" if reason == kernels.OTHER_PLACE else REASON_NAMES[reason]
-            offset, place = int(listed.offsets[index]), int(listed.places[index])
             raise CorruptStoreError(
                 f"{self._store.uri}: offset {offset:,} of queue {queue_id} of {topic} has no intact record at log "
                 f"position {place:,}: {why}; failOnDataLoss=false leaves such ones out{_BY_LOG}"
             )
+        self._miss((topic, queue_id), [offset])

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mqproc.errors import CorruptStoreError
+from mqproc.spark.planning import plan
 from mqproc.spark.ranges import LogPartition, QueueSlice
 from mqproc.spark.slicing import partitioned
+from mqproc.spark.tasks import read_partition
 from mqproc.store.consume_queue import fillers
 from tests.conftest import Group
 from tests.golden.fixtures import load_fixture
-from tests.spark.rows import messages_of, offsets_of, partitions_of, rows_of
+from tests.spark.rows import messages_of, offsets_of, options_of, partitions_of, rows_of
 from tests.store.stopped_store import FIRST_MS, StoppedStore, write_at
 
 
@@ -87,6 +90,52 @@ def test_damage_to_units_and_records(tmp_path: Path) -> None:
     with pytest.raises(CorruptStoreError, match=r"offset 8 of .* no intact record .*byUnits=false goes by the log"):
         offsets_of(store, **wanted, startingOffsets='{"Second": {"2": 8}}')
     assert len(offsets_of(store, **wanted, byUnits=False)) == 52
+
+
+@pytest.mark.parametrize("harm", ["astray", "beyond", "gone"])
+@pytest.mark.parametrize("harmed", [[0], [8], [7, 8, 9], [12, 14], [13, 51], [50, 51], [26]])
+@pytest.mark.parametrize("given", [{}, {"minPartitions": 4}, {"tag": "none"}, {"batchRows": 1}])
+def test_damage_to_units_that_is_passed_over_costs_no_message(
+    rolled_store: Path, tmp_path: Path, harmed: list[int], harm: str, given: dict[str, Any]
+) -> None:
+    wanted = {"topic": "Second", "queueId": 2, "columns": "topic,queue_id,queue_offset,physical_offset,body"} | given
+    store = shutil.copytree(rolled_store, tmp_path / "store")
+    whole = rows_of(store, byUnits=False, **wanted)
+    options = options_of(store, byUnits=True, failOnDataLoss=False, **wanted)
+    partitions = plan(options)
+    assert sum(partition.size for partition in partitions) == 0
+    for offset in harmed:
+        harm_unit(store / "consumequeue" / "Second" / "2", offset, harm)
+    batches = [batch for each in partitions for batch in read_partition(options, options.columns, each)]
+    found = [row for batch in batches for row in batch.to_pylist()]
+    assert sorted(found, key=lambda row: int(row["queue_offset"])) == whole
+
+
+def harm_unit(folder: Path, offset: int, harm: str) -> None:
+    """Have a unit say another place, a place behind the log, or nothing."""
+    path = folder / f"{20 * offset // 800 * 800:020d}"
+    at = 20 * offset % 800
+    place, size, code = struct.unpack_from(">qiq", path.read_bytes(), at)
+    unit = {"astray": (place + 3, size, code), "beyond": (place | 1 << 40, size, code), "gone": (0, 0, 0)}[harm]
+    write_at(path, at, struct.pack(">qiq", *unit))
+
+
+def test_units_that_are_not_there_have_nothing_to_be_looked_for(rolled_store: Path, tmp_path: Path) -> None:
+    store = shutil.copytree(rolled_store, tmp_path / "store")
+    options = options_of(store, byUnits=True, failOnDataLoss=False, topic="Second", queueId=2)
+    partitions = plan(options)
+    shutil.rmtree(store / "consumequeue" / "Second")
+    assert [batch for each in partitions for batch in read_partition(options, ["body"], each)] == []
+
+
+def test_what_is_deleted_is_looked_for_among_what_is_left(rolled_store: Path, tmp_path: Path) -> None:
+    store = shutil.copytree(rolled_store, tmp_path / "store")
+    options = options_of(store, byUnits=True, failOnDataLoss=False, topic="Second", queueId=2)
+    partitions = plan(options)
+    (store / "commitlog" / f"{0:020d}").unlink()
+    batches = [batch for each in partitions for batch in read_partition(options, ["physical_offset"], each)]
+    found = [row["physical_offset"] for batch in batches for row in batch.to_pylist()]
+    assert found == [at for at in offsets_of(rolled_store, topic="Second", queueId=2) if at >= 65536]
 
 
 def test_units_that_are_damaged_are_not_gone_by(tmp_path: Path) -> None:
