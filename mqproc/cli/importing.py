@@ -93,8 +93,8 @@ def import_(
 ) -> None:
     """Import CSV, JSON lines, Parquet or plain lines.
 
-    FILE may be packed (.gz, .zip), a pipe, or - for stdin. A record of CSV or Parquet becomes a JSON object, a line of
-    the others is the body as it is. A key's spaces become _, since RocketMQ separates keys by spaces.
+    FILE may be packed (.gz, .bz2, .xz, .zip), a pipe, or - for stdin. A record of CSV or Parquet becomes a JSON object,
+    a line of the others is the body as it is. A key's spaces become _, since RocketMQ separates keys by spaces.
 
     The same command again goes on where it stopped, after Ctrl-C or a kill, or when a wrong record has been mended: no
     record twice, none missed. A file that has grown since is continued. --restart imports it once more.

@@ -1,6 +1,6 @@
 """What `mqproc import` reads: files and streams as chunks of message bodies, with the fields that were asked for.
 
-    file, .gz, .zip, stdin ──bytes──▶ CSV │ JSON lines │ Parquet │ plain lines ──▶ Chunk, Chunk, …
+    file, packed or not, stdin ──bytes──▶ CSV │ JSON lines │ Parquet │ plain lines ──▶ Chunk, Chunk, …
 
 A record of CSV or Parquet becomes a JSON object, a line of the others is the body as it is. Records are counted from 0
 in the order of the input, always the same way, so that an import can go on where it stopped.
@@ -8,11 +8,13 @@ in the order of the input, always the same way, so that an import can go on wher
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import csv
 import gzip
 import io
 import itertools
+import lzma
 import re
 import sys
 import zipfile
@@ -41,7 +43,16 @@ _SUFFIXES = {
     ".json": "jsonl",
     ".parquet": "parquet",
 }
-_PACKED = (".gz", ".zip")
+_PACKINGS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
+    ".gz": cast(Callable[[IO[bytes]], IO[bytes]], gzip.open),
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+}
+_PACKED = (*_PACKINGS, ".zip")
+# Read as lines they would be garbage.
+_NOT_READ = frozenset(
+    ".tar .tgz .tbz2 .txz .zst .lz4 .lzma .z .7z .rar .br .xls .xlsx .orc .avro .feather .arrow".split()
+)
 _BUFFER_BYTES = 1 << 20
 _NAMES_SHOWN = 8
 # So much of a text is counted line by line. Further on its decoder tells, which is never so far ahead.
@@ -54,7 +65,8 @@ _END = "\ud800"
 # What JSON calls a number; "007" and "+1" are none, so codes with leading zeros stay text.
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 # What an input raises whose bytes are not what its name says, or that was cut.
-_UNREADABLE = (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile, csv.Error, UnicodeDecodeError)
+_UNPACKABLE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile)
+_UNREADABLE = (*_UNPACKABLE, csv.Error, UnicodeDecodeError)
 _T = TypeVar("_T")
 
 
@@ -156,8 +168,8 @@ class Source:
             return self._open_zip(path, member)
         file = self._stack.enter_context(path.open("rb"))
         self.total = path.stat().st_size
-        if packing == ".gz":
-            return cast(IO[bytes], self._stack.enter_context(gzip.open(self._counted(file))))
+        if packing in _PACKINGS:
+            return self._stack.enter_context(_PACKINGS[packing](self._counted(file)))
         return file if self.kind == "parquet" else self._counted(file)
 
     def _counted(self, stream: IO[bytes]) -> IO[bytes]:
@@ -192,10 +204,14 @@ def _member(archive: zipfile.ZipFile, path: Path, wanted: str) -> str:
 
 
 def guess_kind(name: str) -> str:
-    """The format that a name tells; plain lines when it tells none."""
+    """The format that a name tells; plain lines when it tells none. Raises a usage error for one that is not read."""
     path = Path(name)
     if path.suffix.lower() in _PACKED:
         path = path.with_suffix("")
+    if path.suffix.lower() in _NOT_READ:
+        raise click.UsageError(
+            f"{name}: {path.suffix} is not read; unpack or convert it, or say with --format what the file has"
+        )
     return _SUFFIXES.get(path.suffix.lower(), "lines")
 
 
@@ -217,9 +233,16 @@ def _take(records: Iterator[_T], reading: Reading, name: str, first: int) -> lis
     try:
         # What came before an error stays in the list, so that its length tells the record.
         taken.extend(itertools.islice(records, count))
-    except _UNREADABLE as error:
+    except (*_UNREADABLE, OSError) as error:
+        if _is_of_a_disk(error):
+            raise
         raise BadMessageError(f"{name}: record {first + len(taken) + 1:,} cannot be read: {error}") from None
     return taken
+
+
+def _is_of_a_disk(error: Exception) -> bool:
+    """Whether an error has a number of the system's: bz2's has none."""
+    return isinstance(error, OSError) and error.errno is not None
 
 
 # CSV
@@ -308,7 +331,9 @@ def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
 def _header(rows: Iterator[list[str]], name: str) -> list[str]:
     try:
         header = next(rows)
-    except _UNREADABLE as error:
+    except (*_UNREADABLE, OSError) as error:
+        if _is_of_a_disk(error):
+            raise
         raise BadMessageError(f"{name}: the header cannot be read: {error}") from None
     if header != [_END] and not _is_utf8(header):
         raise BadMessageError(f"{name}: the header has bytes that are no UTF-8")
@@ -373,8 +398,20 @@ def _strip_newline(line: bytes) -> bytes:
 
 def _read_json_lines(source: Source, reading: Reading) -> Iterator[Chunk]:
     for first, bodies in _parts(filter(None, map(bytes.strip, _lines_of(source.stream))), reading, source.name):
+        if not first:
+            _check_json(bodies[0], source.name)
         fields = _json_fields(bodies, reading, source.name, first) if reading.fields else {}
         yield Chunk(first, bodies, fields, source.stream.tell())
+
+
+def _check_json(line: bytes, name: str) -> None:
+    """Raise BadMessageError when a file's first line is no JSON, as where one document has many lines."""
+    try:
+        msgspec.json.decode(line)
+    except msgspec.MsgspecError as error:
+        raise BadMessageError(
+            f"{name}: record 1 is no JSON, which must be one a line: {error}; --format lines takes lines as they are"
+        ) from None
 
 
 def _json_fields(bodies: Sequence[bytes], reading: Reading, name: str, first: int) -> dict[str, list[Any]]:

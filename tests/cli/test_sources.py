@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import bz2
+import errno
 import gzip
 import io
 import itertools
 import json
+import lzma
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,7 @@ from unittest import mock
 import click
 import pytest
 
-from mqproc.cli.sources import Chunk, Reading, Source, guess_kind
+from mqproc.cli.sources import Chunk, Counted, Reading, Source, guess_kind
 from mqproc.errors import BadMessageError, BadRequestError
 
 CSV = 'id,name,price,ok\n1,Ann,1.50,true\n007,"B ""x"", y",,false\n3,Öl %s,-2e3,maybe\n'
@@ -35,8 +38,9 @@ def bodies(chunks: list[Chunk]) -> list[bytes]:
 
 
 def packed(path: Path, data: bytes) -> Path:
-    if path.suffix.lower() == ".gz":
-        path.write_bytes(gzip.compress(data))
+    packings = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+    if path.suffix.lower() in packings:
+        path.write_bytes(packings[path.suffix.lower()](data))
     elif path.suffix.lower() == ".zip":
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr(path.stem, data)
@@ -45,7 +49,7 @@ def packed(path: Path, data: bytes) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.csv.zip", "a.CSV.GZ", "a.csv.Zip"])
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.csv.bz2", "a.csv.xz", "a.csv.zip", "a.CSV.GZ", "a.csv.Zip"])
 def test_csv_records_become_json_objects_of_text(tmp_path: Path, name: str) -> None:
     found = bodies(read(packed(tmp_path / name, CSV.encode())))
     assert [json.loads(body) for body in found] == ROWS
@@ -193,6 +197,61 @@ def test_a_gz_that_is_none_or_damaged_is_told(tmp_path: Path, suffix: str) -> No
         read(path)
 
 
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "txt"])
+@pytest.mark.parametrize("packing", ["bz2", "xz"])
+def test_what_is_packed_otherwise_and_is_damaged_is_told(tmp_path: Path, suffix: str, packing: str) -> None:
+    path = packed(tmp_path / f"a.{suffix}.{packing}", NUMBERS)
+    data = bytearray(path.read_bytes())
+    path.write_bytes(data[:-20])
+    with pytest.raises(BadMessageError, match=r"a\.\w+\.\w+: .* cannot be read: Compressed file ended"):
+        read(path)
+    data[len(data) // 2] ^= 0xFF
+    data[60] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(BadMessageError, match=r"a\.\w+\.\w+: .* cannot be read: (Invalid data|Corrupt input)"):
+        read(path)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_damaged_member_of_a_zip_is_told_however_it_is_packed(tmp_path: Path, method: int) -> None:
+    path = tmp_path / "a.txt.zip"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("a.txt", NUMBERS)
+    data = bytearray(path.read_bytes())
+    data[200:260] = bytes(60)
+    path.write_bytes(data)
+    with pytest.raises(BadMessageError, match=r"a\.txt\.zip: record \d.* cannot be read: (Invalid data|Corrupt input)"):
+        read(path)
+
+
+def test_an_error_of_the_disk_is_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Counted, "readinto", fails)
+    for name in ("a.csv", "a.txt"):
+        with pytest.raises(OSError, match="Input/output error"):
+            read(packed(tmp_path / name, CSV.encode()))
+
+
+@pytest.mark.parametrize("text", ['[\n{"n": 1},\n{"n": 2}\n]\n', '{\n "n": 1\n}\n'])
+def test_one_json_document_of_many_lines_is_told(tmp_path: Path, text: str) -> None:
+    path = packed(tmp_path / "a.json", text.encode())
+    with pytest.raises(
+        BadMessageError, match=r"a\.json: record 1 is no JSON, which must be one a line: .*--format lines"
+    ):
+        read(path)
+    assert len(bodies(read(path, kind="lines"))) == len(text.splitlines())
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.csv.zst", "A.TGZ", "a.xlsx"])
+def test_what_is_not_read_is_no_lines(tmp_path: Path, name: str) -> None:
+    path = packed(tmp_path / name, b"1\n2\n")
+    with pytest.raises(click.UsageError, match=r"\.\w+ is not read; unpack or convert it"):
+        read(path)
+    assert bodies(read(path, kind="lines")) == [b"1", b"2"]
+
+
 def test_a_zip_of_several_files_wants_a_name(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
     with zipfile.ZipFile(path, "w") as archive:
@@ -243,7 +302,7 @@ def parquet_bytes(count: int) -> bytes:
     return sink.getvalue()
 
 
-@pytest.mark.parametrize("name", ["a.parquet", "a.parquet.gz", "a.parquet.zip"])
+@pytest.mark.parametrize("name", ["a.parquet", "a.parquet.gz", "a.parquet.xz", "a.parquet.zip"])
 def test_packed_parquet_is_read_as_any_other(tmp_path: Path, name: str) -> None:
     found = bodies(read(packed(tmp_path / name, parquet_bytes(5))))
     assert found == [b'{"n":%d}' % n for n in range(5)]
@@ -303,7 +362,7 @@ def test_the_name_tells_the_format(name: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "lines"])
 @pytest.mark.parametrize("count", [1, 50, 3000, 40_000])
 def test_a_chunk_knows_how_many_bytes_its_records_have_at_least(tmp_path: Path, kind: str, count: int) -> None:
-    lines = ["n\n", *(f'"{n} {"öx" * (n % 9)}"\n' for n in range(count))]
+    lines = ["1\n", *(f'"{n} {"öx" * (n % 9)}"\n' for n in range(count))]
     path = packed(tmp_path / "a.txt", "".join(lines).encode())
     ends = list(itertools.accumulate(len(line.encode()) for line in lines))
     header = 1 if kind == "csv" else 0
