@@ -7,11 +7,13 @@ from typing import Final
 
 from mqproc.client import Client
 from mqproc.errors import (
+    NoSuchQueueError,
     NotRunningError,
     RequestTimeoutError,
     RetryLaterError,
     SendOutcomeUnknownError,
     StaleOffsetError,
+    TopicNotFoundError,
 )
 from mqproc.spark.streaming.offsets import Place, Position
 
@@ -42,6 +44,7 @@ def tell(group: str, position: Position, told: Mapping[Place, int]) -> dict[Plac
 def _commit(client: Client, group: str, topic: str, queue_id: int, offset: int) -> None:
     try:
         client.groups.commit(group, topic, queue_id, offset)
-    except StaleOffsetError:
-        # A query that is done again from an older checkpoint; what the group has is not taken back.
+    except (StaleOffsetError, NoSuchQueueError, TopicNotFoundError):
+        # A query that is done again from an older checkpoint: what the group has is not taken back. Or one whose
+        # checkpoint has a queue that was deleted.
         return
