@@ -8,8 +8,10 @@ Spark removes what it overwrites before it reads the first message, and leaves a
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from mqproc.errors import BadRequestError
@@ -25,6 +27,8 @@ class HadoopPath:
         self._session = session
         self._files = path.getFileSystem(session._jsc.hadoopConfiguration())
         self._path = self._files.makeQualified(path)
+        uri = self._path.toUri()
+        self._folder = Path(uri.getPath()) if uri.getScheme() == "file" else None
 
     @classmethod
     def of(cls, session: SparkSession, to: str) -> Self | None:
@@ -47,6 +51,13 @@ class HadoopPath:
 
     def remove(self) -> bool:
         return bool(self._files.delete(self._path, True))
+
+    def give_up(self) -> None:
+        """Remove what a job that failed has written: one that was interrupted may have taken Java with it."""
+        with suppress(Exception):
+            self.remove()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def rename(self, to: HadoopPath) -> bool:
         return bool(self._files.rename(self._path, to._path))
@@ -90,7 +101,5 @@ def _write(path: str, mode: str, write: Callable[[str, str], None], new: HadoopP
         write(path, mode)
     except BaseException:
         if new is not None:
-            # A job that was interrupted may have taken Java with it.
-            with suppress(Exception):
-                new.remove()
+            new.give_up()
         raise

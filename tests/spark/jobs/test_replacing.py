@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.dataset as ds
 import pytest
+from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
 from mqproc.errors import BadRequestError
@@ -99,3 +100,19 @@ def test_what_cannot_be_replaced_is_told_with_what_was_written(
     with pytest.raises(BadRequestError, match=r"cannot be replaced; what was written is in file:\S+out\.partial"):
         write_parquet(spark.range(3).toDF("id"), tmp_path / "out", [], mode="overwrite")
     assert rows_in(tmp_path / "out.partial") == 3
+
+
+def test_a_job_that_takes_java_with_it_leaves_nothing_in_a_folder(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(path: str, mode: str) -> None:
+        (tmp_path / "out" / "_temporary").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    def remove(path: HadoopPath) -> bool:
+        raise Py4JNetworkError("Answer from Java side is empty")
+
+    monkeypatch.setattr(HadoopPath, "remove", remove)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(spark, str(tmp_path / "out"), "error", write, lambda path: None)
+    assert list(tmp_path.iterdir()) == []
