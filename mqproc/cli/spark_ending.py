@@ -16,7 +16,8 @@ import math
 import signal
 import threading
 import time
-from types import FrameType, TracebackType
+from collections.abc import Iterator
+from types import FrameType, SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import psutil
@@ -28,6 +29,19 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _AGAIN_S: Final = 0.05
 # So long a job may take to stop and to remove what it has written by half; then Java may take as long for its files.
 _PATIENCE_S: Final = 2.0
+
+
+@contextlib.contextmanager
+def kept_from_spark() -> Iterator[None]:
+    """Signals stay as they are while a session starts: Spark's own Ctrl-C raises amid what Java is asked."""
+    from pyspark.core import context
+
+    sparks: Any = context
+    sparks.signal = SimpleNamespace(SIGINT=signal.SIGINT, signal=lambda number, handler: None)
+    try:
+        yield
+    finally:
+        sparks.signal = signal
 
 
 class Ending:
@@ -54,9 +68,8 @@ class Ending:
         return self
 
     def started(self, spark: SparkSession) -> None:
-        """The session is there; Spark has taken Ctrl-C for itself."""
+        """The session is there."""
         self._spark = spark
-        self._listen()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

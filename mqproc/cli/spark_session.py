@@ -16,7 +16,7 @@ from mqproc.cli.commands import MOMENT, Command
 from mqproc.cli.completing import complete_topic
 from mqproc.cli.invocation import Invocation
 from mqproc.cli.output import Column, Output
-from mqproc.cli.spark_ending import Ending
+from mqproc.cli.spark_ending import Ending, kept_from_spark
 from mqproc.errors import ConfigurationError, InternalError, MqprocError, StartError
 from mqproc.quantities import counted
 
@@ -137,7 +137,8 @@ def session(master: str, conf: Sequence[str]) -> Iterator[SparkSession]:
         PySparkLogger.getLogger(name).disabled = True
     with Ending(owns_java=not submitted and SparkContext._gateway is None) as ending:
         try:
-            spark = _submitted_session(settings) if submitted else local_session(master, settings=_QUIET | settings)
+            with kept_from_spark():
+                spark = _submitted_session(settings) if submitted else local_session(master, settings=_QUIET | settings)
         except (PySparkException, Py4JError) as error:
             raise StartError(f"Spark does not start: {_said(error)}") from error
         ending.started(spark)

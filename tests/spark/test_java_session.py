@@ -69,3 +69,20 @@ def test_the_machines_own(spark: SparkSession, rolled_store: Path) -> None:
     assert Path(home).resolve() == Path(java.find_java().home).resolve()
     rows = messages(spark, rolled_store, columns=["topic"]).groupBy("topic").count().collect()
     assert {row["topic"]: row["count"] for row in rows} == COUNTS
+
+
+STARTED = """
+import signal
+from mqproc.cli.spark_ending import kept_from_spark
+from mqproc.spark import local_session
+before = signal.getsignal(signal.SIGINT)
+with kept_from_spark():
+    spark = local_session("local[1]", settings={"spark.driver.memory": "512m"})
+assert signal.getsignal(signal.SIGINT) is before, signal.getsignal(signal.SIGINT)
+spark.stop()
+"""
+
+
+def test_a_session_that_starts_leaves_ctrl_c_to_the_command() -> None:
+    done = subprocess.run([sys.executable, "-c", STARTED], capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
