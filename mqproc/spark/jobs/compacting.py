@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow as pa
 
+from mqproc.errors import CorruptStoreError
 from mqproc.kernels import decode
+from mqproc.paths import segment_name
+from mqproc.quantities import counted
 from mqproc.spark.api import messages
 from mqproc.spark.batches import BatchMaker
 from mqproc.spark.columns import MQPROC, schema_of
@@ -57,7 +60,9 @@ def compact(
     kept = placed.groupBy("topic", "key").agg(last).select("key", "last.store", "last.physical_offset", "last.size")
     part = F.shiftright("physical_offset", _TASK_BITS)
     ordered = kept.repartition("store", part).sortWithinPartitions("store", "physical_offset")
-    reader = _PlaceReader(_segment_sizes([path] if isinstance(path, str | Path) else path), wanted, drop_empty)
+    sizes = _segment_sizes([path] if isinstance(path, str | Path) else path)
+    fails = bool(selection.get("fail_on_data_loss", True))
+    reader = PlaceReader(sizes, wanted, drop_empty=drop_empty, fail_on_data_loss=fails)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return reader.read(batches)
@@ -74,13 +79,16 @@ def _segment_sizes(paths: Sequence[str | Path]) -> dict[str, int]:
     return sizes
 
 
-class _PlaceReader:
+class PlaceReader:
     """Reads records at known places, which come ordered by store and place."""
 
-    def __init__(self, segment_sizes: Mapping[str, int], names: Sequence[str], drop_empty: bool) -> None:
+    def __init__(
+        self, segment_sizes: Mapping[str, int], names: Sequence[str], *, drop_empty: bool, fail_on_data_loss: bool
+    ) -> None:
         self._segment_sizes = segment_sizes
         self._names = list(names)
         self._drop_empty = drop_empty
+        self._fail_on_data_loss = fail_on_data_loss
 
     def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Batches of `key`, `store`, `physical_offset`, `size` become batches of `key` and the columns."""
@@ -103,7 +111,16 @@ class _PlaceReader:
         makes = BatchMaker("mqproc", self._names, store)
         places = batch.column("physical_offset").to_numpy() - base
         ends = places + batch.column("size").to_numpy()
-        with closing(open_segment(store, base, segment_size, segment_size)) as segment:
+        try:
+            opened = open_segment(store, base, segment_size, segment_size)
+        except FileNotFoundError:
+            if self._fail_on_data_loss:
+                raise CorruptStoreError(
+                    f"{store}/commitlog/{segment_name(base)}: deleted since it was read for keys, and "
+                    f"{counted(len(places), 'last message')} with it; failOnDataLoss=false leaves them out"
+                ) from None
+            return
+        with closing(opened) as segment:
             at = 0
             while at < len(places):
                 stop = max(at + 1, int(np.searchsorted(ends, places[at] + _SPAN_BYTES)))

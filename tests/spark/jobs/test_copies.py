@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from mqproc.errors import BadRequestError
+from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.spark.jobs import compact, export
+from mqproc.spark.jobs.compacting import PlaceReader
 from tests.spark.rows import messages_of
 from tests.store.stopped_store import FIRST_MS, StoppedStore
 
@@ -63,3 +66,24 @@ def test_the_last_message_of_each_key(spark: SparkSession, keyed_store: StoppedS
     assert {row.key for row in kept.collect()} == {
         key for (topic, key), message in last.items() if topic == "First" and message.body
     }
+
+
+def test_last_messages_that_are_deleted_before_they_are_read(keyed_store: StoppedStore, tmp_path: Path) -> None:
+    store = shutil.copytree(keyed_store.root, tmp_path / "store")
+    (store / "commitlog" / f"{65536:020d}").unlink()
+    stored = [each for each in messages_of(keyed_store.root) if each.keys]
+    columns = {
+        "key": [each.keys[0] for each in stored],
+        "store": [str(store)] * len(stored),
+        "physical_offset": [each.physical_offset for each in stored],
+        "size": [each.size for each in stored],
+    }
+    batch = pa.RecordBatch.from_pydict(columns)
+    strict, lax = (
+        PlaceReader({str(store): 65536}, ["physical_offset"], drop_empty=False, fail_on_data_loss=fails)
+        for fails in (True, False)
+    )
+    with pytest.raises(CorruptStoreError, match=r"commitlog/0+65536: deleted since it was read for keys, and \d+ last"):
+        list(strict.read(iter([batch])))
+    found = [row["physical_offset"] for each in lax.read(iter([batch])) for row in each.to_pylist()]
+    assert found == [each.physical_offset for each in stored if each.physical_offset // 65536 != 1]
