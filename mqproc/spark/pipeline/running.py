@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import pyarrow.dataset as ds
 
@@ -22,6 +25,9 @@ TABLES: Final = ("flights", "hourly_counts", "carrier_delays", "dead_letters")
 TIMEOUT_S: Final = 1800.0
 _TOOL: Final = "spark-pipelines"
 _LAST_LINES: Final = 20
+# So long Spark's processes may take to end by themselves.
+_PATIENCE_S: Final = 3.0
+_AGAIN_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +91,38 @@ def run(folder: PipelineFolder, master: str, settings: Mapping[str, str], *, tim
     command = [program, "run", "--spec", str(folder.specification), "--remote", master]
     environment = os.environ | {"SPARK_CONF_DIR": str(conf)}
     with (folder.root / "last-run.log").open("w+") as log:
-        try:
-            done = subprocess.run(
-                command, cwd=folder.root, env=environment, stdout=log, stderr=subprocess.STDOUT, timeout=timeout_s
-            )
-            failed = done.returncode != 0
-        except subprocess.TimeoutExpired:
-            failed = True
+        failed = not _is_done(command, folder.root, environment, log, timeout_s)
         log.seek(0)
         said = log.read().splitlines()
     if failed:
         raise InternalError("\n".join([f"{folder.root}: the pipeline failed:", *_told(said)]))
+
+
+def _is_done(command: list[str], folder: Path, environment: Mapping[str, str], log: IO[str], timeout_s: float) -> bool:
+    """Run a program; whether it ended well in time. However this ends, no process that it has started stays."""
+    running = subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    try:
+        return running.wait(timeout_s) == 0
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        # What is left of its session: the tool's server would go on making tables.
+        _end_group(running)
+
+
+def _end_group(running: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(running.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            running.wait(_PATIENCE_S)
+        ends_s = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < ends_s:
+            os.killpg(running.pid, 0)
+            time.sleep(_AGAIN_S)
+        os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
 
 
 def _settings(folder: PipelineFolder) -> dict[str, str]:

@@ -1,0 +1,66 @@
+"""What runs a pipeline leaves no process behind, however it ends; a script has the place of Spark's tool."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mqproc.errors import InternalError
+from mqproc.spark.pipeline import running
+from mqproc.spark.pipeline.running import PipelineFolder, prepare, run
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PipelineFolder:
+    monkeypatch.setattr(running, "_TOOL", "spark-pipelines-of-a-test")
+    monkeypatch.setattr(running, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(running, "prepare_environment", lambda: None)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    (tmp_path / "bin").mkdir()
+    return prepare(tmp_path / "pipeline", tmp_path / "store")
+
+
+def tool(folder: PipelineFolder, script: str) -> None:
+    program = folder.root.parent / "bin" / "spark-pipelines-of-a-test"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+
+
+def is_running(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+SERVER = "sleep 300 & echo $! > server; echo begun; "
+
+
+@pytest.mark.parametrize("takes_sigterm", [True, False])
+def test_a_run_that_takes_too_long(folder: PipelineFolder, takes_sigterm: bool) -> None:
+    tool(folder, ("" if takes_sigterm else "trap '' TERM; ") + SERVER + "sleep 300")
+    with pytest.raises(InternalError, match="the pipeline failed:\nbegun"):
+        run(folder, "local[1]", {}, timeout_s=1)
+    assert not is_running(int((folder.root / "server").read_text()))
+
+
+def test_a_run_that_is_interrupted(folder: PipelineFolder) -> None:
+    tool(folder, SERVER + "sleep 300")
+    threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, "local[1]", {})
+    assert not is_running(int((folder.root / "server").read_text()))
+
+
+def test_a_run_that_ends(folder: PipelineFolder) -> None:
+    tool(folder, "exit 0")
+    run(folder, "local[1]", {})
+    tool(folder, SERVER + "exit 3")
+    with pytest.raises(InternalError, match="the pipeline failed:\nbegun"):
+        run(folder, "local[1]", {})
+    assert not is_running(int((folder.root / "server").read_text()))
