@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import html
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -114,13 +115,23 @@ def _with_zeros(points: dict[int, int], first: int, last: int, step: int) -> dic
 
 
 def _draw_picture(series: Sequence[Series], by: str, to: Path) -> None:
+    from matplotlib import rc_context
+
+    # Tags and keys may have dollars, which are no formulas.
+    with rc_context({"text.parse_math": False}):
+        _draw(series, by, to)
+
+
+def _draw(series: Sequence[Series], by: str, to: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=_INCHES, layout="constrained")
     axes = figure.subplots()
     if any(each.times for each in series):
         for each in series:
-            axes.plot(each.times, each.messages, label=each.name, marker="." if len(each.times) < 50 else "")
+            # A legend leaves out what begins with an underscore.
+            label = f" {each.name}" if each.name.startswith("_") else each.name
+            axes.plot(each.times, each.messages, label=label, marker="." if len(each.times) < 50 else "")
         axes.legend(loc="best", fontsize="small")
         axes.set_xlabel("UTC")
         figure.autofmt_xdate()
@@ -137,10 +148,12 @@ def _draw_page(series: Sequence[Series], by: str, to: Path) -> None:
 
     marks: list[Any] = []
     for each in series:
+        # Names are no markup.
+        name = html.escape(each.name, quote=False)
         if each.times:
-            marks.append(go.Scatter(x=each.times, y=each.messages, name=each.name, mode="lines+markers"))
+            marks.append(go.Scatter(x=each.times, y=each.messages, name=name, mode="lines+markers"))
         else:
-            marks.append(go.Bar(x=each.messages, y=[each.name], name=each.name, orientation="h"))
+            marks.append(go.Bar(x=each.messages, y=[name], name=name, orientation="h"))
     figure = go.Figure(marks)
     figure.update_layout(title=f"Messages by {by}", template="plotly_white", hovermode="x unified")
     # The library goes into the page, so that it opens without a network.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import html
+import json
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,6 +90,24 @@ def test_a_plot(spark: SparkSession, rolled_store: Path, tmp_path: Path, suffix:
     data = (tmp_path / f"out{suffix}").read_bytes()
     assert data.startswith(b"\x89PNG") if suffix == ".png" else b"Messages by topic" in data
     counted.unpersist()
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".html"])
+@pytest.mark.parametrize("windows", ["", "timestamp_millis(1000)"])
+def test_a_plot_has_names_as_they_are(spark: SparkSession, tmp_path: Path, suffix: str, windows: str) -> None:
+    matplotlib = pytest.importorskip("matplotlib" if suffix == ".svg" else "plotly")
+    names = ["_topic", r"$\x$", "$5 or $6", "<b>&"]
+    rows = ", ".join(f"(r'{name}', {windows or 'null'}, 1)" for name in names)
+    counted = spark.sql(f"SELECT * FROM VALUES {rows} AS t(topic, window_start, messages)")
+    counted = counted.withColumn("window_end", counted.window_start) if windows else counted.drop("window_start")
+    with matplotlib.rc_context({"svg.fonttype": "none"}) if suffix == ".svg" else contextlib.nullcontext():
+        plot_counts(counted, ["topic"], tmp_path / f"out{suffix}")
+    data = (tmp_path / f"out{suffix}").read_text()
+    shown = [html.escape(name, quote=False) for name in names]
+    if suffix == ".html":
+        # JSON in a page.
+        shown = [json.dumps(name)[1:-1].replace("<", r"\u003c").replace(">", r"\u003e") for name in shown]
+    assert [name for name in shown if name not in data] == []
 
 
 def test_mistakes_are_told(spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
