@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping, Sequence
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -48,17 +49,26 @@ def messages(
         messages(spark, "/var/lib/store", topic="orders", columns=["queue_offset", "body"]).count()
     """
     given: dict[str, str | int | bool] = {"naming": naming, "failOnDataLoss": fail_on_data_loss, **options}
-    chosen = {"subscribe": topic, "queueId": queue_id, "tag": tag, "key": key, "columns": columns or ()}
-    for name, words in chosen.items():
-        if words != ():
-            # As JSON a word may have commas.
-            given[name] = words if isinstance(words, str | int) else json.dumps([str(word) for word in words])
+    chosen = (
+        ("subscribe", "topic", topic),
+        ("queueId", "queue_id", queue_id),
+        ("tag", "tag", tag),
+        ("key", "key", key),
+        ("columns", "columns", columns),
+    )
+    for name, argument, words in chosen:
+        said = _words(argument, words)
+        if said is not None and (name != "columns" or said != "[]"):
+            given[name] = said
     for name, argument, moment in (("startingTimestamp", "begin", begin), ("endingTimestamp", "end", end)):
         if moment is not None:
             given[name] = _ms(argument, moment)
-    for name, offsets in (("startingOffsets", starting_offsets), ("endingOffsets", ending_offsets)):
+    for name, argument, offsets in (
+        ("startingOffsets", "starting_offsets", starting_offsets),
+        ("endingOffsets", "ending_offsets", ending_offsets),
+    ):
         if offsets is not None:
-            given[name] = json.dumps(offsets)
+            given[name] = _offsets(argument, offsets)
     paths = [str(path)] if isinstance(path, str | Path) else [str(each) for each in path]
     register(spark)
     text = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
@@ -71,10 +81,40 @@ def messages(
     return mapped(spark, paths, text, read)
 
 
+def _words(name: str, words: object) -> str | None:
+    """What an option says for a word or several; None for an empty tuple."""
+    if isinstance(words, str):
+        return words
+    if isinstance(_plain(words), int):
+        return str(words).lower()
+    if not isinstance(words, Iterable):
+        raise BadRequestError(f"{name} = {words!r} is neither a word nor several")
+    if isinstance(words, tuple) and not words:
+        return None
+    # As JSON a word may have commas.
+    return json.dumps([str(word) for word in words])
+
+
+def _offsets(name: str, offsets: Mapping[str, Mapping[int, int]]) -> str:
+    try:
+        plain = {
+            topic: {str(queue): _plain(offset) for queue, offset in queues.items()} for topic, queues in offsets.items()
+        }
+        return json.dumps(plain)
+    except (AttributeError, TypeError):
+        raise BadRequestError(f"{name} = {offsets!r}; it is like {{'orders': {{0: 23}}}}") from None
+
+
+def _plain(value: object) -> object:
+    """Python's integer for any other's, such as numpy's."""
+    return value if isinstance(value, bool) or not isinstance(value, numbers.Integral) else int(value)
+
+
 def _ms(name: str, moment: Moment) -> int:
     """The first whole millisecond at or after a moment: stores keep no less."""
     if isinstance(moment, datetime.datetime) and moment.tzinfo is not None:
         return -((_EPOCH - moment) // datetime.timedelta(milliseconds=1))
-    if type(moment) is not int:
+    ms = _plain(moment)
+    if type(ms) is not int:
         raise BadRequestError(f"{name} = {moment!r} is neither Unix ms as an int nor a datetime with a time zone")
-    return moment
+    return ms

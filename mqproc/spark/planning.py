@@ -28,6 +28,8 @@ SPLIT_BYTES_MIN: Final = 256 * MIB
 SPLIT_BYTES_MAX: Final = 1024 * MIB
 # Each task costs tens of milliseconds of a core: so many are enough for any machine.
 _SPLITS: Final = 64
+# An hour of a core's.
+_SPLITS_MAX: Final = 100_000
 
 Span = tuple[int, int]
 """Log positions [start, stop). Where one begins or ends inside a segment, a record does."""
@@ -163,6 +165,12 @@ def partition_of(stores: list[StoreSelection], ranges: list[tuple[int, LogRange]
 
 
 def _split_bytes(total: int, options: ReadOptions) -> int:
+    """Raises BadRequestError for splits so small that no driver would ever get through them."""
+    if options.split_bytes and total // options.split_bytes > _SPLITS_MAX:
+        raise BadRequestError(
+            f"option splitBytes = {options.split_bytes:,} makes {total // options.split_bytes:,} partitions of "
+            f"{total:,} bytes of log; the limit is {_SPLITS_MAX:,}"
+        )
     split = options.split_bytes or min(SPLIT_BYTES_MAX, max(SPLIT_BYTES_MIN, -(-total // _SPLITS)))
     return max(1, min(split, -(-total // options.min_partitions)))
 

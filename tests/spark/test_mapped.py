@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
 import pytest
 
 from mqproc.errors import BadRequestError
@@ -127,6 +130,32 @@ def test_arguments_that_are_no_selection(spark: SparkSession, rolled_store: Path
     ):
         given = {name: moment}
         with pytest.raises(BadRequestError, match=rf"{name} = .* is neither Unix ms as an int nor a datetime with a t"):
+            messages(spark, rolled_store, **given)
+
+
+def test_arguments_may_be_of_other_libraries(spark: SparkSession, rolled_store: Path) -> None:
+    few = messages(
+        spark,
+        rolled_store,
+        topic=pd.Series(["First", "Second"]),
+        queue_id=np.array([1, 2]),
+        begin=np.int64(FIRST_MS),
+        columns=np.array(["topic", "queue_id"]),
+        starting_offsets={"First": {np.int64(1): np.int64(50)}},
+    )
+    same = messages(
+        spark, rolled_store, topic=["First", "Second"], queue_id=[1, 2], starting_offsets={"First": {1: 50}}
+    )
+    assert (few.count(), few.columns) == (same.count(), ["topic", "queue_id"])
+    assert messages(spark, rolled_store, queue_id=np.int32(3)).count() == 160
+    for given, says in (
+        ({"tag": None}, "tag = None is neither a word nor several"),
+        ({"queue_id": True}, "option queueId = 'true' is no integer"),
+        ({"starting_offsets": {"First": 5}}, "starting_offsets = {'First': 5}; it is like {'orders': {0: 23}}"),
+        ({"ending_offsets": [1]}, "ending_offsets = [1]; it is like"),
+        ({"ending_offsets": {"First": {0: object}}}, "it is like {'orders': {0: 23}}"),
+    ):
+        with pytest.raises(BadRequestError, match=re.escape(says)):
             messages(spark, rolled_store, **given)
 
 

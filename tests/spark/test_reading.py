@@ -177,6 +177,12 @@ def test_a_chain_of_copies_is_noticed_and_never_read(tmp_path: Path) -> None:
     assert len(rows_of(tmp_path / "store", splitBytes=65_536)) == 3
 
 
+def test_splits_that_no_driver_gets_through_are_refused(rolled_store: Path) -> None:
+    with pytest.raises(BadRequestError, match=r"splitBytes = 1 makes 2\d\d,\d\d\d partitions of"):
+        partitions_of(rolled_store, splitBytes=1)
+    assert len(partitions_of(rolled_store, splitBytes=1000)) > 200
+
+
 def test_small_batches_have_the_same_rows(rolled_store: Path) -> None:
     everything = rows_of(rolled_store)
     assert rows_of(rolled_store, batchRows=7) == everything

@@ -40,7 +40,7 @@ def compact(
     path: str | Path | Sequence[str | Path],
     *,
     drop_empty: bool = False,
-    columns: Sequence[str] = (),
+    columns: str | Sequence[str] = (),
     **selection: Any,
 ) -> DataFrame:
     """Of each topic and key the message that was stored last, over all stores; messages without a key are left out.
@@ -51,6 +51,7 @@ def compact(
     """
     from pyspark.sql import functions as F
 
+    columns = [columns] if isinstance(columns, str) else columns
     wanted = list(columns) or list(MQPROC)
     # Where the records are read there is no telling a damaged body from another; the pass over the log can.
     selection.setdefault("verifyCrc", "body" in wanted)

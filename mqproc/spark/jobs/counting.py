@@ -27,7 +27,7 @@ def counts(
     spark: SparkSession,
     path: str | Path | Sequence[str | Path],
     *,
-    by: Sequence[str] = ("topic",),
+    by: str | Sequence[str] = ("topic",),
     window: str = "",
     slide: str = "",
     time: str = "store_timestamp",
@@ -46,7 +46,7 @@ def counts(
     Raises BadRequestError for a column that is none of these, a slide without a window, and lengths that
     `check_windows` refuses.
     """
-    by = tuple(dict.fromkeys(by))
+    by = (by,) if isinstance(by, str) else tuple(dict.fromkeys(by))
     _check(by, window, slide, time)
     window_s = _seconds(spark, window) if window else 0.0
     slide_s = _seconds(spark, slide) if slide else None

@@ -33,7 +33,7 @@ def export(
     *,
     mode: str = "error",
     compression: str = "zstd",
-    columns: Sequence[str] = (),
+    columns: str | Sequence[str] = (),
     **selection: Any,
 ) -> Exported:
     """Write messages to `to`, a folder or URL: `to/topic=orders/day=2026-01-31/….parquet`, days in UTC by store time.
@@ -46,6 +46,7 @@ def export(
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
+    columns = [columns] if isinstance(columns, str) else columns
     for name, value, allowed in (("mode", mode, MODES), ("compression", compression, COMPRESSIONS)):
         if value not in allowed:
             raise BadRequestError(f"{name} = {value!r}; there are {', '.join(allowed)}")

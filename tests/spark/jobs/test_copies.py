@@ -44,7 +44,7 @@ def test_parquet_by_topic_and_day(spark: SparkSession, keyed_store: StoppedStore
     assert sorted((row["physical_offset"], row["topic"], row["body"], row["keys"]) for row in rows) == [
         (message.physical_offset, message.topic, message.body, list(message.keys)) for message in stored
     ]
-    export(spark, keyed_store.root, tmp_path / "few", topic="Third", columns=["queue_offset"])
+    export(spark, keyed_store.root, tmp_path / "few", topic="Third", columns="queue_offset")
     few = ds.dataset(tmp_path / "few", partitioning="hive").to_table()
     assert sorted(few.column_names) == ["day", "queue_offset", "topic"]
     with pytest.raises(BadRequestError, match="mode = 'merge'; there are error"):
@@ -63,6 +63,7 @@ def test_the_last_message_of_each_key(spark: SparkSession, keyed_store: StoppedS
     }
     assert len(rows) == len(last)
     kept = compact(spark, keyed_store.root, drop_empty=True, columns=["topic", "queue_offset"], topic="First")
+    assert compact(spark, keyed_store.root, columns="queue_offset").columns == ["key", "queue_offset"]
     assert {row.key for row in kept.collect()} == {
         key for (topic, key), message in last.items() if topic == "First" and message.body
     }

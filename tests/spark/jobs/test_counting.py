@@ -71,6 +71,7 @@ def test_windows_that_follow_one_another_and_such_that_overlap(spark: SparkSessi
 
 def test_by_key_and_over_several_stores(spark: SparkSession, rolled_store: Path) -> None:
     found = counts(spark, rolled_store, by=("key", "tag"), latencies=False, topic="Second")
+    assert counts(spark, rolled_store, by="tag", latencies=False).columns == ["tag", "messages", "bytes"]
     rows = found.orderBy("key").collect()
     assert {(row.key, row.tag): row.messages for row in rows} == {
         (message.keys[0], None): 1 for message in messages_of(rolled_store, topic="Second")
