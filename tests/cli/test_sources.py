@@ -242,6 +242,7 @@ def test_one_json_document_of_many_lines_is_told(tmp_path: Path, text: str) -> N
     ):
         read(path)
     assert len(bodies(read(path, kind="lines"))) == len(text.splitlines())
+    assert bodies(read(packed(tmp_path / "b.json", b'{"n": NaN}\n'))) == [b'{"n": NaN}']
 
 
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.csv.zst", "A.TGZ", "a.xlsx"])
