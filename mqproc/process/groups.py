@@ -34,7 +34,7 @@ from mqproc.quantities import counted
 from mqproc.shm.bell import MAX_WAIT_S
 from mqproc.shm.code_counts import code_counter
 from mqproc.store.groups.settings import retry_topic
-from mqproc.store.groups.unwritable import NO_ROOM
+from mqproc.store.groups.unwritable import UNWRITABLE
 from mqproc.wire.address import peer_pid
 from mqproc.wire.connection import Connection
 from mqproc.wire.group_operations import (
@@ -386,9 +386,9 @@ class Groups:
             for topic in members.topics:
                 self.state.begin(group, topic, EARLIEST, 0)
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno not in UNWRITABLE:
                 raise
-            self._log.warning("queues are shared later: no room for the group's progress", group=group)
+            self._log.warning("queues are shared later: the group's progress cannot be written", group=group)
             self._unshared.add(group)
             return
         # Members of a group that may not consume stay, without queues, until it may again.

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from mqproc.errors import DiskFullError, MqprocError
-from mqproc.store.groups.unwritable import NO_ROOM
+from mqproc.errors import MqprocError
+from mqproc.store.groups.unwritable import UNWRITABLE, refusal
 
 if TYPE_CHECKING:
     from mqproc.process.groups import Asked
@@ -93,9 +93,9 @@ class HeldReceives:
             self._refuse(asked, error)
             return True
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno not in UNWRITABLE:
                 raise
-            self._refuse(asked, DiskFullError(f"no room on the disk: {error}"))
+            self._refuse(asked, refusal(error))
             return True
         empty.add(wanted)
         return False

@@ -12,7 +12,7 @@ from mqproc.process.appender import NewMessage
 from mqproc.process.group_retries import ORIGIN, Identity, copy_of, identity
 from mqproc.store.groups.check_points import NEVER, CheckPoint
 from mqproc.store.groups.settings import retry_topic
-from mqproc.store.groups.unwritable import NO_ROOM
+from mqproc.store.groups.unwritable import UNWRITABLE
 from mqproc.store.reads.queue_messages import batches
 from mqproc.store.slices import Slices, finish
 
@@ -59,7 +59,7 @@ class PopCopies:
             for topic in {copy.topic for copy in copies if copy.topic.startswith(RETRY_PREFIX)}:
                 self._state.begin_retries(group, topic, 0)
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno not in UNWRITABLE:
                 raise
             return False
         return True

@@ -44,7 +44,7 @@ from mqproc.store.groups import check_points
 from mqproc.store.groups.check_points import NEVER, CheckPoint, Key, pop_retry_topic
 from mqproc.store.groups.open_check_points import OpenCheckPoints, begins_of
 from mqproc.store.groups.settings import retry_topic
-from mqproc.store.groups.unwritable import NO_ROOM
+from mqproc.store.groups.unwritable import UNWRITABLE
 from mqproc.store.reads.passing import passing
 from mqproc.store.slices import Slices
 from mqproc.wire.group_operations import (
@@ -470,7 +470,7 @@ class Pops:
                 try:
                     self._state.progress.set(REVIVE_GROUP, REVIVE_TOPIC, queue_id, offset)
                 except OSError as error:
-                    if error.errno not in NO_ROOM:
+                    if error.errno not in UNWRITABLE:
                         raise
                     # The next start reads more than it needs to.
                     return

@@ -17,7 +17,6 @@ from typing import Any
 
 from mqproc import config
 from mqproc.errors import (
-    DiskFullError,
     InternalError,
     MqprocError,
     StoreReadOnlyError,
@@ -42,7 +41,7 @@ from mqproc.process.request_bounds import bounded
 from mqproc.process.request_times import LATE_NS, RequestTimes
 from mqproc.process.transactions import TRANSACTION_OPERATIONS, Transactions
 from mqproc.shm.code_counts import code_counter
-from mqproc.store.groups.unwritable import NO_ROOM
+from mqproc.store.groups.unwritable import UNWRITABLE, refusal
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.pull import Pulled
 from mqproc.store.reads.read_ahead import ReadAhead
@@ -326,8 +325,8 @@ class Query:
         except FailedSyncError as error:
             self._refuse(request, StoreReadOnlyError(f"a sync has failed: {error}; run mqproc store repair"))
         except OSError as error:
-            if error.errno in NO_ROOM:
-                self._refuse(request, DiskFullError(f"no room on the disk: {error}"))
+            if error.errno in UNWRITABLE:
+                self._refuse(request, refusal(error))
                 return
             self._context.heart.failed()
             self._log.error("reading failed", error=str(error), operation=request.operation)

@@ -37,7 +37,7 @@ from mqproc.process.transaction_start import TransactionStart
 from mqproc.process.transaction_table import OpenHalves
 from mqproc.process.writes import Writes
 from mqproc.store.delays.made_from import mark_of
-from mqproc.store.groups.unwritable import NO_ROOM
+from mqproc.store.groups.unwritable import UNWRITABLE
 from mqproc.store.reads.queue_messages import batches
 from mqproc.store.slices import Slices
 from mqproc.store.transactions.halves import QUEUE, TRANSACTION_GROUP, Half, half_of
@@ -470,7 +470,7 @@ class Transactions:
         try:
             self._progress.set(TRANSACTION_GROUP, topic, QUEUE, offset)
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno not in UNWRITABLE:
                 raise
             # The next start reads more than it needs to.
 

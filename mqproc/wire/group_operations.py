@@ -12,9 +12,10 @@ AT_TIME = "time"
 
 SESSION_MS_MIN: Final = 300
 SESSION_MS_MAX: Final = 300_000
+"""Of a member's `session_timeout_ms`; one out of this range is taken for the nearest in it."""
+
 RECEIVE_MS_MAX: Final = 60_000
 """So long one receive is held; who wants to wait for longer asks again."""
-"""Of a member's `session_timeout_ms`; one out of this range is taken for the nearest in it."""
 
 Assigned = tuple[str, int, int, int]
 """Topic, queue id, the assignment's epoch, and the queue offset to begin at."""

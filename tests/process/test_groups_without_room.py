@@ -34,6 +34,7 @@ class FullDiskIO(StoreIO):
     """While `full` there is no room for new files and folders, nor for files to grow; what is there can be read."""
 
     full = False
+    number = errno.ENOSPC
 
     def open(self, path: Path, *, write: bool = False, create: bool = False, mode: int = 0o644) -> int:
         if create and not path.exists():
@@ -51,7 +52,7 @@ class FullDiskIO(StoreIO):
 
     def _grow(self) -> None:
         if self.full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise OSError(self.number, os.strerror(self.number))
 
 
 @pytest.fixture
@@ -171,6 +172,20 @@ def test_changes_are_refused_and_leave_nothing_behind(full: Group) -> None:
             caller.call(operation, request)
     info, _ = caller.call(Operation.GROUP_INFO, GroupRequest("billing"))
     assert (info.members, info.queues[0][:3]) == ([], ("Orders", 0, 3))
+
+
+def test_on_a_file_system_that_became_read_only_changes_are_refused_for_that(known: Path, io: FullDiskIO) -> None:
+    io.full, io.number = True, errno.EROFS
+    with started(known, io) as group:
+        caller = group.connect()
+        answer, _ = caller.call(Operation.PULL, PullRequest("Orders", 0, 0))
+        assert answer.status == "FOUND"
+        for operation, request in (
+            (Operation.GROUP_COMMIT, GroupCommitRequest("billing", [("Orders", 0, -1, 4)])),
+            (Operation.GROUP_JOIN, GroupJoinRequest("new", ["Orders"], start=EARLIEST)),
+        ):
+            with pytest.raises(StoreReadOnlyError, match="the file system has become read-only"):
+                caller.call(operation, request)
 
 
 def test_they_go_by_themselves_when_there_is_room(full: Group, io: FullDiskIO) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -131,6 +132,14 @@ def _mount_options(patient: Patient) -> Said | None:
     return ok(",".join(sorted(options & {"rw", "relatime", "noatime", "nodiratime", "lazytime", "discard"})))
 
 
+def _how_to_write_again(problem: OSError) -> str:
+    if problem.errno == errno.EROFS:
+        return (
+            "dmesg tells why the file system is read-only; mend the disk, check it (fsck), mount it to be written"
+        )
+    return "make room there, in the file system, the quota and the inodes: df -h; df -i; quota"
+
+
 def _sync_rate(patient: Patient) -> Said | None:
     """Syncs of one page behind the other, in a file without a name."""
     if not os.access(patient.place, os.W_OK):
@@ -147,7 +156,7 @@ def _sync_rate(patient: Patient) -> Said | None:
         return error(
             f"{SYNCS * SYNC_BYTES // 1024} KiB cannot be written in {patient.place}: {problem.strerror}",
             "sends are refused, and a group cannot make the files that it needs",
-            "make room there, in the file system, the quota and the inodes: df -h; df -i; quota",
+            _how_to_write_again(problem),
         )
     shown = f"fdatasync of {SYNC_BYTES // 1024} KiB takes {took_ms:.2f} ms, median of {SYNCS}"
     if patient.options.sync_flush and took_ms > SYNC_FLUSH_MS_MAX:

@@ -19,7 +19,7 @@ from mqproc.store.final_syncs import Syncing
 from mqproc.store.groups import offsets_json
 from mqproc.store.groups.offsets_json import MinimumOf, OffsetsJson, Progress, Skipped, skipped
 from mqproc.store.groups.progress_file import ProgressFile, boot_id
-from mqproc.store.groups.unwritable import NO_ROOM, UnwritableProgress
+from mqproc.store.groups.unwritable import UNWRITABLE, UnwritableProgress
 
 SAVE_INTERVAL_NS: Final = 5_000_000_000
 SAVE_RETRY_NS: Final = 1_000_000_000
@@ -144,9 +144,9 @@ class GroupProgress:
         try:
             return self._make(loaded)
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno not in UNWRITABLE:
                 raise
-            self._tell("no room on the disk: progress of consumer groups cannot change", error=str(error))
+            self._tell("progress of consumer groups cannot be written, nor change", error=str(error))
             self._loaded = loaded
             return UnwritableProgress(loaded.progress, self._paths.progress, error)
 
@@ -209,11 +209,11 @@ class GroupProgress:
         try:
             self._file = self._make(self._loaded)
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno not in UNWRITABLE:
                 raise
             return False
         self._loaded, self._due_ns = None, 0
-        self._tell("the disk has room again: progress of consumer groups can change")
+        self._tell("progress of consumer groups can be written again, and change")
         return True
 
     def _move_aside(self) -> str:

@@ -17,7 +17,7 @@ from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
 from mqproc.store.final_syncs import Syncing
 from mqproc.store.groups.progress import Tell
-from mqproc.store.groups.unwritable import NO_ROOM
+from mqproc.store.groups.unwritable import UNWRITABLE
 
 GROUP_BYTES_MAX: Final = TOPIC_BYTES_MAX - len(RETRY_PREFIX)
 """So that the names of its retry and dead-letter topics fit a record of RocketMQ's first version."""
@@ -113,10 +113,10 @@ class SubscriptionGroups:
             tell("subscriptionGroup.json cannot be read", error=str(error), moved_to=str(paths.aside))
             try:
                 self._move_aside()
-            except OSError as no_room:
-                if no_room.errno not in NO_ROOM:
+            except OSError as unwritten:
+                if unwritten.errno not in UNWRITABLE:
                     raise
-                tell("no room on the disk: subscriptionGroup.json stays until it is replaced", error=str(no_room))
+                tell("subscriptionGroup.json cannot be moved, and stays until it is replaced", error=str(unwritten))
 
     def _move_aside(self) -> None:
         self._io.make_folder(self._aside, mode=0o700)

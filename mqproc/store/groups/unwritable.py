@@ -1,4 +1,4 @@
-"""Progress of consumer groups that can be read and not changed, as there is no room for its file."""
+"""Progress of consumer groups that can be read and not changed, as its file cannot be written."""
 
 from __future__ import annotations
 
@@ -7,14 +7,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NoReturn
 
+from mqproc.control_words import why_read_only
+from mqproc.errors import DiskFullError, MqprocError, StoreReadOnlyError
 from mqproc.store.groups.offsets_json import Progress
 
-NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What a full disk, or a used up quota, says."""
+UNWRITABLE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+"""What a full disk, a used up quota, or a file system that became read-only says."""
+
+
+def refusal(error: OSError) -> MqprocError:
+    """What a client is told of one of UNWRITABLE."""
+    if error.errno == errno.EROFS:
+        return StoreReadOnlyError(f"{why_read_only(errno.EROFS)}: {error}; run mqproc store repair")
+    return DiskFullError(f"no room on the disk: {error}")
 
 
 class UnwritableProgress:
-    """Stands for a ProgressFile until there is room for one. Every change raises the OSError that its making raised."""
+    """Stands for a ProgressFile until one can be made. Every change raises the OSError that its making raised."""
 
     unsaved: Final = False
 

@@ -370,6 +370,7 @@ def test_a_store_in_memory_is_told(tmp_path: Path) -> None:
     [
         ("pwrite", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "48 KiB cannot be written in {}: No space left"),
         ("pwrite", OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), "48 KiB cannot be written in {}: Disk quota"),
+        ("pwrite", OSError(errno.EROFS, os.strerror(errno.EROFS)), "48 KiB cannot be written in {}: Read-only"),
         ("sync", FailedSyncError(errno.EIO, os.strerror(errno.EIO)), "a sync fails: "),
     ],
 )
@@ -388,6 +389,7 @@ def test_a_disk_that_takes_nothing_is_told(
     found = {each.check: each for each in bad(look(store, tmp_path))}
     assert found["sync-rate"].level is Level.ERROR
     assert found["sync-rate"].found.startswith(told.format(store.root))
+    assert found["sync-rate"].mend.startswith("make room" if problem.errno in (errno.ENOSPC, errno.EDQUOT) else "dmesg")
 
 
 def test_what_cannot_be_looked_at_is_told_and_the_rest_is_looked_at(
