@@ -134,9 +134,7 @@ def _mount_options(patient: Patient) -> Said | None:
 
 def _how_to_write_again(problem: OSError) -> str:
     if problem.errno == errno.EROFS:
-        return (
-            "dmesg tells why the file system is read-only; mend the disk, check it (fsck), mount it to be written"
-        )
+        return "dmesg tells why the file system is read-only; mend the disk, check it (fsck), mount it to be written"
     return "make room there, in the file system, the quota and the inodes: df -h; df -i; quota"
 
 
