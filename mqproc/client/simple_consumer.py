@@ -47,6 +47,7 @@ class _Waiting:
     """How long one receive still waits: the role holds it for a minute at most, and lets it go when it ends itself."""
 
     def __init__(self, timeout: float) -> None:
+        milliseconds("timeout", timeout)
         self._deadline = moment_after("timeout", timeout)
         self.left_s = timeout
 

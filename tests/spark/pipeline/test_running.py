@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,8 @@ import pytest
 from mqproc.errors import InternalError
 from mqproc.spark.pipeline import running
 from mqproc.spark.pipeline.running import PipelineFolder, prepare, run
+
+PATIENCE_S = 5.0
 
 
 @pytest.fixture
@@ -33,8 +36,13 @@ def tool(folder: PipelineFolder, script: str) -> None:
 
 
 def is_running(pid: int) -> bool:
+    """Whether a process goes on: who was killed last may still be seen ending."""
+    ends_s = time.monotonic() + PATIENCE_S
     with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            if time.monotonic() >= ends_s:
+                return True
+            time.sleep(0.01)
     return False
 
 
