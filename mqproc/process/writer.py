@@ -238,7 +238,7 @@ class Writer:
         self._server.drain(STOP_DRAIN_S)
         self._server.hang_up()
         while self.do_work():
-            pass  # What came meanwhile is refused.
+            pass  # What came meanwhile is refused: no more than sockets hold, since nobody can send behind it.
         return True
 
     def reload(self, options: Options) -> None:

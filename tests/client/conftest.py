@@ -1,4 +1,4 @@
-"""Roles in memory for the clients' tests: real sockets and frames, no files."""
+"""For the clients' tests: roles in memory, with real sockets and frames and no files; and a group of real ones."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from mqproc.client.sync import Client
 from tests.client.memory_roles import MemoryRoles
-from tests.conftest import PATIENCE_S
+from tests.conftest import PATIENCE_S, Group
 
 
 @pytest.fixture
@@ -21,3 +21,11 @@ def roles(tmp_path: Path) -> Iterator[MemoryRoles]:
 def client(roles: MemoryRoles) -> Iterator[Client]:
     with Client(roles.store, timeout=PATIENCE_S) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    """One real group for all tests of a module that kill nothing; each has topics and groups of its own."""
+    group = Group(tmp_path_factory.mktemp("shared") / "store").start()
+    yield group
+    group.close()

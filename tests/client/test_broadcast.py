@@ -35,14 +35,6 @@ from tests.client.consuming import all_of, bodies_of, fill
 from tests.conftest import PATIENCE_S, Group, wait_until
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
-    """One group for all tests that kill nothing; each has topics and groups of its own."""
-    group = Group(tmp_path_factory.mktemp("consumers") / "store").start()
-    yield group
-    group.close()
-
-
 @pytest.fixture
 def client(shared: Group) -> Iterator[Client]:
     with shared.client() as client:

@@ -20,14 +20,6 @@ from tests.client.test_shared_clients import FORKS, in_fork
 from tests.conftest import PATIENCE_S, Group, wait_until
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
-    """One group for all tests; each has topics and groups of its own."""
-    group = Group(tmp_path_factory.mktemp("consumers") / "store").start()
-    yield group
-    group.close()
-
-
 @pytest.fixture
 def client(shared: Group) -> Iterator[Client]:
     with shared.client() as client:
