@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from mqproc.client.amounts import at_least_one, not_below_zero
-from mqproc.client.handling import BUSY_S, IDLE_S, LOOK_S, MESSAGES_AT_ONCE, check_handler
+from mqproc.client.handling import BUSY_S, IDLE_S, LOOK_S, MESSAGES_AT_ONCE, Rest, check_handler
 from mqproc.errors import BadRequestError, MessageNotFoundError
 from mqproc.message import StoredMessage
 
@@ -40,9 +40,7 @@ class AsyncHandling:
         self._tries_in_order = tries_in_order
         self._stop = stop
         self._pause_s = not_below_zero("pause_s", pause_s)
-        self._broken = False
-        """Something was raised, or the run is cancelled: what is handled now is the last."""
-        self._left: list[StoredMessage] = []
+        self._rest = Rest(consumer, stop, in_order=tries_in_order is not None)
 
     async def run(self) -> None:
         """Until the stop. What the consumer raises, and what acknowledging raises, is raised here.
@@ -53,11 +51,11 @@ class AsyncHandling:
         try:
             await self._go_on(under_way)
         except BaseException:
-            self._broken = True
+            self._rest.broken = True
             raise
         finally:
             await asyncio.gather(*under_way, return_exceptions=True)
-            self._consumer.take_back(self._left)
+            self._rest.give_back()
         _raised(under_way)
 
     async def _go_on(self, under_way: set[asyncio.Task[None]]) -> None:
@@ -69,20 +67,6 @@ class AsyncHandling:
                 room = self._workers - len(under_way)
                 for run in await self._receive(room, BUSY_S if under_way else IDLE_S):
                     under_way.add(asyncio.ensure_future(self._each(run)))
-
-    def _goes_on(self, message: StoredMessage) -> bool:
-        """Whether a message is to be handled. In order it is not when its queue shall be, or is, another member's:
-        that one handles it, and everything behind it, as soon as it is given back here."""
-        if self._broken or self._stop.is_set():
-            return False
-        return self._tries_in_order is None or self._consumer.holds(message)
-
-    def _leave(self, messages: list[StoredMessage]) -> None:
-        """Messages come again: at once where nobody else handles any of their queue, else at the end of the run."""
-        if self._tries_in_order is None:
-            self._left += messages
-        else:
-            self._consumer.take_back(messages)
 
     async def _receive(self, room: int, timeout_s: float) -> list[list[StoredMessage]]:
         """Messages by what is handled one after the other."""
@@ -96,10 +80,10 @@ class AsyncHandling:
     async def _each(self, messages: list[StoredMessage]) -> None:
         done = 0
         try:
-            while done < len(messages) and self._goes_on(messages[done]) and await self._settled(messages[done]):
+            while done < len(messages) and self._rest.goes_on(messages[done]) and await self._settled(messages[done]):
                 done += 1
         finally:
-            self._leave(messages[done:])
+            self._rest.leave(messages[done:])
 
     async def _settled(self, message: StoredMessage) -> bool:
         """Handled, or left to come again later; False when it is not to be handled here any more."""
@@ -142,11 +126,11 @@ class AsyncHandling:
 
     async def _goes_on_after(self, message: StoredMessage, seconds: float) -> bool:
         end = time.monotonic() + seconds
-        while self._goes_on(message) and (left_s := end - time.monotonic()) > 0:
+        while self._rest.goes_on(message) and (left_s := end - time.monotonic()) > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(left_s, LOOK_S)):
                     await self._stop.wait()
-        return self._goes_on(message)
+        return self._rest.goes_on(message)
 
 
 def _is_cancelled() -> bool:

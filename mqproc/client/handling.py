@@ -6,9 +6,9 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from mqproc.client.amounts import at_least_one, not_below_zero
 from mqproc.errors import BadRequestError, MessageNotFoundError
@@ -36,6 +36,50 @@ def check_handler(handler: H) -> H:
     return handler
 
 
+class _Holder(Protocol):
+    """A consumer, sync or async."""
+
+    def holds(self, message: StoredMessage) -> bool: ...
+
+    def take_back(self, messages: Sequence[StoredMessage]) -> None: ...
+
+
+class _Stop(Protocol):
+    """An Event of threads or of tasks."""
+
+    def is_set(self) -> bool: ...
+
+
+class Rest:
+    """What one run still handles of what it has received, and what becomes of the rest; for threads and tasks alike."""
+
+    def __init__(self, consumer: _Holder, stop: _Stop, *, in_order: bool) -> None:
+        self._consumer = consumer
+        self._stop = stop
+        self._in_order = in_order
+        self._left: list[StoredMessage] = []
+        self.broken = False
+        """Something was raised, or the run is cancelled: what is handled now is the last."""
+
+    def goes_on(self, message: StoredMessage) -> bool:
+        """Whether a message is to be handled. In order it is not when its queue shall be, or is, another member's:
+        that one handles it, and everything behind it, as soon as it is given back here."""
+        if self.broken or self._stop.is_set():
+            return False
+        return not self._in_order or self._consumer.holds(message)
+
+    def leave(self, messages: list[StoredMessage]) -> None:
+        """Messages come again: at once where nobody else handles any of their queue, else at the end of the run."""
+        if self._in_order:
+            self._consumer.take_back(messages)
+        else:
+            self._left += messages
+
+    def give_back(self) -> None:
+        """The run is over."""
+        self._consumer.take_back(self._left)
+
+
 class Handling:
     """One run of a handler."""
 
@@ -55,9 +99,7 @@ class Handling:
         self._tries_in_order = tries_in_order
         self._stop = stop
         self._pause_s = not_below_zero("pause_s", pause_s)
-        self._broken = False
-        """Something was raised: what is handled now is the last."""
-        self._left: list[StoredMessage] = []
+        self._rest = Rest(consumer, stop, in_order=tries_in_order is not None)
 
     def run(self) -> None:
         """Until the stop. What the consumer raises, and what acknowledging raises, is raised here.
@@ -70,11 +112,11 @@ class Handling:
                 try:
                     self._go_on(pool, under_way)
                 except BaseException:
-                    self._broken = True
+                    self._rest.broken = True
                     raise
             _raised(under_way)
         finally:
-            self._consumer.take_back(self._left)
+            self._rest.give_back()
 
     def _go_on(self, pool: ThreadPoolExecutor, under_way: set[Future[None]]) -> None:
         while not self._stop.is_set():
@@ -84,20 +126,6 @@ class Handling:
             if len(under_way) < 2 * self._workers:
                 timeout_s = BUSY_S if under_way else IDLE_S
                 under_way |= {pool.submit(self._each, run) for run in self._receive(timeout_s)}
-
-    def _goes_on(self, message: StoredMessage) -> bool:
-        """Whether a message is to be handled. In order it is not when its queue shall be, or is, another member's:
-        that one handles it, and everything behind it, as soon as it is given back here."""
-        if self._broken or self._stop.is_set():
-            return False
-        return self._tries_in_order is None or self._consumer.holds(message)
-
-    def _leave(self, messages: list[StoredMessage]) -> None:
-        """Messages come again: at once where nobody else handles any of their queue, else at the end of the run."""
-        if self._tries_in_order is None:
-            self._left += messages
-        else:
-            self._consumer.take_back(messages)
 
     def _receive(self, timeout_s: float) -> list[list[StoredMessage]]:
         """Messages by what is handled one after the other."""
@@ -111,10 +139,10 @@ class Handling:
     def _each(self, messages: list[StoredMessage]) -> None:
         done = 0
         try:
-            while done < len(messages) and self._goes_on(messages[done]) and self._settled(messages[done]):
+            while done < len(messages) and self._rest.goes_on(messages[done]) and self._settled(messages[done]):
                 done += 1
         finally:
-            self._leave(messages[done:])
+            self._rest.leave(messages[done:])
 
     def _settled(self, message: StoredMessage) -> bool:
         """Handled, or left to come again later; False when it is not to be handled here any more."""
@@ -130,9 +158,9 @@ class Handling:
 
     def _goes_on_after(self, message: StoredMessage, seconds: float) -> bool:
         end = time.monotonic() + seconds
-        while self._goes_on(message) and (left_s := end - time.monotonic()) > 0:
+        while self._rest.goes_on(message) and (left_s := end - time.monotonic()) > 0:
             self._stop.wait(min(left_s, LOOK_S))
-        return self._goes_on(message)
+        return self._rest.goes_on(message)
 
     def _again_later(self, message: StoredMessage) -> None:
         """A message that is gone would come again for ever, and hold up those behind it: it is done."""
