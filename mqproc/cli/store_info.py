@@ -123,7 +123,8 @@ def describe_store(io: StoreIO, paths: StorePaths, options: Options) -> dict[str
     marks = _marks(io, paths)
     reading = _Reading(paths, options)
     holes = _holes(io, paths)
-    inventory = take_inventory(io, paths, sizes_of(io, paths, options))
+    was_killed = holder is None and io.exists(paths.abort)
+    inventory = take_inventory(io, paths, sizes_of(io, paths, options), was_killed=was_killed)
     index_files = _index_files(io, inventory)
     described = reading.describe()
     # A running group's files come and go; those that are not yet whole are no damage.

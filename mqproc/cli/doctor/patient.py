@@ -144,7 +144,7 @@ def look_at(invocation: Invocation, host: Host | None = None) -> Patient:
         holder=holder,
         running=holder is not None and words is not None and control_words.is_alive(words, time.monotonic_ns()),
         used=used,
-        inventory=_inventory(io, paths, options) if paths and reachable and os.path.isdir(paths.root) else None,
+        inventory=_inventory(io, paths, options, holder) if paths and reachable and os.path.isdir(paths.root) else None,
     )
 
 
@@ -173,8 +173,9 @@ def _used(io: StoreIO, paths: StorePaths) -> dict[str, Any]:
         return {}
 
 
-def _inventory(io: StoreIO, paths: StorePaths, options: Options) -> Inventory:
+def _inventory(io: StoreIO, paths: StorePaths, options: Options, holder: Holder | None) -> Inventory:
     from mqproc.store.verify.inventory import take_inventory
     from mqproc.store.verify.verifier import sizes_of
 
-    return take_inventory(io, paths, sizes_of(io, paths, options))
+    was_killed = holder is None and io.exists(paths.abort)
+    return take_inventory(io, paths, sizes_of(io, paths, options), was_killed=was_killed)

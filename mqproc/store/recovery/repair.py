@@ -64,6 +64,8 @@ _WRONG_UNITS: Final = frozenset(
 # consumequeue, topic, queue id, file
 _QUEUE_FILE_PARTS: Final = 4
 _DELAYS: Final = "config/delayOffset.json"
+# No damage, since the next start does the rest; but whoever repairs a store wants to have it whole afterwards.
+_UNFINISHED: Final = frozenset({Kind.NOT_DISPATCHED, Kind.NOT_INDEXED, Kind.FILE_BEGUN})
 # What no repair can mend.
 _HOPELESS: Final = frozenset({Kind.QUEUE_OFFSET_REPEATED})
 _Step = Callable[[StoreIO], None]
@@ -108,7 +110,7 @@ class Repair:
     def plan(self) -> RepairPlan:
         """What would be done. Changes nothing. Raises StoreAccessError, CorruptStoreError, OSError."""
         plan = RepairPlan()
-        if self._verified.clean:
+        if self._verified.clean and not self._counts.keys() & _UNFINISHED:
             return plan
         if links := [finding for finding in self._findings if finding.kind is Kind.SYMLINK]:
             raise StoreAccessError(f"{self._paths.root / links[0].file}: a symlink; put the file itself there first")

@@ -34,6 +34,7 @@ class Kind(enum.StrEnum):
     QUEUE_FILE_MISSING = "queue_file_missing"
     QUEUE_FILE_LENGTH = "queue_file_length"
     INDEX_FILE_LENGTH = "index_file_length"
+    FILE_BEGUN = "file_begun"
     # The log
     RECORD_MAGIC = "record_magic"
     RECORD_SIZE = "record_size"
@@ -150,6 +151,9 @@ KINDS: Final[dict[Kind, About]] = {
     Kind.QUEUE_FILE_MISSING: _damage("a file is missing within a ConsumeQueue's row", _REBUILD),
     Kind.QUEUE_FILE_LENGTH: _damage("a ConsumeQueue file of another length; RocketMQ does not start", _REBUILD),
     Kind.INDEX_FILE_LENGTH: _damage("an index file of another length; its slots would be misread", _REBUILD),
+    Kind.FILE_BEGUN: _note(
+        "a file without a byte, the newest of its row: it was being made when the store was killed", _NOTHING
+    ),
     Kind.RECORD_MAGIC: _damage("no record begins where one should: another magic number", _HOLE),
     Kind.RECORD_SIZE: _damage("a record's lengths contradict each other or the segment", _HOLE),
     Kind.RECORD_OFFSET: _damage("a record says that it lies elsewhere in the log", _HOLE),

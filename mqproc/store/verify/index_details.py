@@ -30,13 +30,14 @@ _EXPIRED, _BEYOND, _IN_HOLE = 10, 11, 12
 class IndexQuestion:
     """What is wrong with the items of [begin, end) of the log, for each of `spans`, which a record or BLANK begins?
 
-    No records are in `faults`; the log is [log_begin, log_end).
+    No records are in `faults`; the log is [log_begin, log_end). Missing entries end at `border`, and begin there anew.
     """
 
     spans: list[tuple[int, int]]
     faults: list[tuple[int, int]]
     log_begin: int
     log_end: int
+    border: int | None = None
 
 
 @dataclass(slots=True)
@@ -174,21 +175,28 @@ class IndexDetails:
             wanted = (offsets - window) << _HASH_BITS | hashes
             place = np.searchsorted(keys, wanted)
             missing = keys[np.minimum(place, len(keys) - 1)] != wanted if len(keys) else np.ones(len(wanted), bool)
-            self._note_missing(offsets, missing, answered.missing)
+            self._note_missing(offsets, missing, answered.missing, question.border)
         self._missing_goes_on = False
 
     def _note_missing(
-        self, offsets: NDArray[np.int64], missing: NDArray[np.bool_], found: list[MissingEntries]
+        self, offsets: NDArray[np.int64], missing: NDArray[np.bool_], found: list[MissingEntries], border: int | None
     ) -> None:
-        """Add entries that are missing; those without a present one in between as one."""
-        starts = [0, *(np.flatnonzero(np.diff(missing)) + 1).tolist()]
+        """Add entries that are missing; those without a present one or the border in between as one."""
+        cuts = {0, *(np.flatnonzero(np.diff(missing)) + 1).tolist()}
+        first_above = len(offsets) if border is None else int(np.searchsorted(offsets, border))
+        starts = sorted({*cuts, first_above} - {len(missing)})
         for start, stop in zip(starts, [*starts[1:], len(missing)], strict=True):
-            if missing[start] and self._missing_goes_on:
+            if missing[start] and self._missing_goes_on and not self._is_border(found[-1], int(offsets[start]), border):
                 found[-1].last_physical_offset = int(offsets[stop - 1])
                 found[-1].count += stop - start
             elif missing[start]:
                 found.append(MissingEntries(int(offsets[start]), int(offsets[stop - 1]), stop - start))
             self._missing_goes_on = bool(missing[start])
+
+    @staticmethod
+    def _is_border(last: MissingEntries, physical_offset: int, border: int | None) -> bool:
+        """Whether the border lies between the last entries that are missing and those of a record behind them."""
+        return border is not None and last.physical_offset < border <= physical_offset
 
 
 def _keys_of(items: list[_Items], start: int, stop: int) -> NDArray[np.int64]:

@@ -18,14 +18,20 @@ class IndexFindings:
     """Findings about the index of one picture."""
 
     def __init__(
-        self, picture: Picture, log: WholeLog, shares: Sequence[LogShare], *, may_be_behind: bool, only_begun: bool
+        self,
+        picture: Picture,
+        log: WholeLog,
+        shares: Sequence[LogShare],
+        *,
+        may_be_behind: bool,
+        restart_from: int | None,
     ) -> None:
         """As those of QueueFindings."""
         self._picture = picture
         self._log = log
         self._shares = shares
         self._may_be_behind = may_be_behind
-        self._only_begun = only_begun
+        self._restart_from = restart_from
 
     def run(self, checked: Iterable[IndexChecked], ask: Ask) -> list[Finding]:
         """All findings about the index."""
@@ -43,7 +49,7 @@ class IndexFindings:
         ]
         if asked or spans or self._leads_beyond():
             end = 1 << 62 if self._picture.positions.running else self._log.end
-            question = IndexQuestion(spans, self._log.fault_ranges, self._log.begin, end)
+            question = IndexQuestion(spans, self._log.fault_ranges, self._log.begin, end, self._restart_from)
             for _question, answer in ask([question]):
                 findings += self._of_answer(answer)
         return findings
@@ -51,7 +57,7 @@ class IndexFindings:
     def _of_none(self) -> Iterable[Finding]:
         if self._log.entries:
             yield Finding(
-                Kind.NOT_INDEXED if self._only_begun else Kind.INDEX_MISSING,
+                Kind.NOT_INDEXED if self._restart_from == self._log.begin else Kind.INDEX_MISSING,
                 "index",
                 physical_offset=self._log.begin,
                 count=self._log.entries,
@@ -76,13 +82,17 @@ class IndexFindings:
     def _of_answer(self, answer: IndexAnswered) -> Iterable[Finding]:
         yield from answer.findings
         for missing in answer.missing:
-            is_behind = answer.last_indexed < missing.physical_offset
-            pending = self._may_be_behind and is_behind and (self._only_begun or answer.last_indexed >= 0)
-            kind = Kind.NOT_INDEXED if pending else Kind.ENTRY_MISSING
+            kind = Kind.NOT_INDEXED if self._is_pending(missing, answer.last_indexed) else Kind.ENTRY_MISSING
             text = f"of records up to {missing.last_physical_offset:,}"
             yield Finding(
                 kind, self._file_of(missing), physical_offset=missing.physical_offset, count=missing.count, text=text
             )
+
+    def _is_pending(self, missing: MissingEntries, last_indexed: int) -> bool:
+        """Whether a store may lack these entries, since it was not closed in order."""
+        if self._restart_from is not None:
+            return missing.physical_offset >= self._restart_from
+        return self._may_be_behind and 0 <= last_indexed < missing.physical_offset
 
     def _file_of(self, missing: MissingEntries) -> str:
         """The file whose range holds a record; the newest one for those behind all."""

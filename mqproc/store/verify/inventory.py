@@ -82,18 +82,22 @@ class Inventory:
         return f"consumequeue/{queue[0]}/{queue[1]}/{start:020d}", position - start
 
 
-def take_inventory(io: StoreIO, paths: StorePaths, sizes: Sizes) -> Inventory:
-    """Look at every name of a store. Raises StoreAccessError when its folder cannot be listed."""
-    return _Look(io, paths, sizes).run()
+def take_inventory(io: StoreIO, paths: StorePaths, sizes: Sizes, *, was_killed: bool = False) -> Inventory:
+    """Look at every name of a store, which nobody runs and nobody has closed if it `was_killed`.
+
+    Raises StoreAccessError when its folder cannot be listed.
+    """
+    return _Look(io, paths, sizes, was_killed=was_killed).run()
 
 
 class _Look:
     """One look at a store's names."""
 
-    def __init__(self, io: StoreIO, paths: StorePaths, sizes: Sizes) -> None:
+    def __init__(self, io: StoreIO, paths: StorePaths, sizes: Sizes, *, was_killed: bool) -> None:
         self._io = io
         self._paths = paths
         self._sizes = sizes
+        self._was_killed = was_killed
         self._found = Inventory(paths.root, sizes)
 
     def run(self) -> Inventory:
@@ -134,10 +138,18 @@ class _Look:
         file = shown(path.relative_to(self._paths.root))
         self._found.findings.append(Finding(kind, file, offset, physical_offset, size=size, text=text, as_note=as_note))
 
+    def _is_begun(self, path: Path, size: int, *, is_newest: bool) -> bool:
+        """Whether a kill has left a file without a length; told then. Files are made, and get their length next."""
+        is_begun = self._was_killed and is_newest and size == 0
+        if is_begun:
+            self._tell(Kind.FILE_BEGUN, path, offset=0)
+        return is_begun
+
     # The log
 
     def _look_at_log(self) -> None:
         folder, whole = self._paths.commit_log, self._sizes.segment
+        empty: list[tuple[int, Path]] = []
         for entry in self._list(folder):
             path, start = folder / entry.name, segment_start(entry.name)
             if entry.kind is EntryKind.FOLDER and start is None:
@@ -149,10 +161,13 @@ class _Look:
             elif start % whole:
                 self._tell(Kind.MISPLACED_FILE, path, text=f"no segment of {whole:,} bytes begins there")
             elif entry.size == 0:
-                self._tell(Kind.SEGMENT_EMPTY, path, offset=0, physical_offset=start, text="0 bytes")
+                empty.append((start, path))
             else:
                 self._found.segments[start] = entry.size
                 self._check_length(path, start, entry.size)
+        for start, path in empty:
+            if not self._is_begun(path, 0, is_newest=start > max(self._found.segments, default=-1)):
+                self._tell(Kind.SEGMENT_EMPTY, path, offset=0, physical_offset=start, text="0 bytes")
         for earlier, later in itertools.pairwise(sorted(self._found.segments)):
             for start in range(earlier + whole, later, whole):
                 self._tell(
@@ -200,10 +215,12 @@ class _Look:
                 self._tell(Kind.MISPLACED_FILE, path, text=f"no file of {whole:,} bytes begins there")
             else:
                 files[start] = entry.size
-                if entry.size != whole:
-                    text = f"{entry.size:,} bytes; the others have {whole:,}"
-                    offset = min(entry.size, whole)
-                    self._tell(Kind.QUEUE_FILE_LENGTH, path, offset=offset, size=abs(entry.size - whole), text=text)
+        for start, size in files.items():
+            path = folder / f"{start:020d}"
+            if size != whole and not self._is_begun(path, size, is_newest=start == max(files)):
+                text = f"{size:,} bytes; the others have {whole:,}"
+                offset = min(size, whole)
+                self._tell(Kind.QUEUE_FILE_LENGTH, path, offset=offset, size=abs(size - whole), text=text)
         for earlier, later in itertools.pairwise(sorted(files)):
             for start in range(earlier + whole, later, whole):
                 self._tell(Kind.QUEUE_FILE_MISSING, folder / f"{start:020d}", offset=0, size=whole)
@@ -212,12 +229,16 @@ class _Look:
 
     def _look_at_index(self) -> None:
         folder, whole = self._paths.index, self._sizes.index_file
-        for entry in self._list(folder):
+        entries = self._list(folder)
+        newest = max((entry.name for entry in entries if index_name_time_ms(entry.name) is not None), default="")
+        for entry in entries:
             path = folder / entry.name
             if index_name_time_ms(entry.name) is None:
                 self._tell(Kind.STRAY_FILE, path, size=entry.size, text="RocketMQ passes over it", as_note=True)
             elif entry.kind is not EntryKind.FILE:
                 self._tell(Kind.MISPLACED_FILE, path, text=entry.kind.value)
+            elif self._is_begun(path, entry.size, is_newest=entry.name == newest):
+                continue
             elif entry.size != whole:
                 text = (
                     f"{entry.size:,} bytes; {self._sizes.slots:,} slots and {self._sizes.items:,} items take {whole:,}"
@@ -244,10 +265,11 @@ class _Look:
                 files[start] = entry.size
         whole = self._found.timer_log_size
         for start, size in sorted(files.items()):
-            if size != whole:
+            path = folder / f"{start:020d}"
+            if size != whole and not self._is_begun(path, size, is_newest=start == max(files)):
                 text = f"{size:,} bytes; the others have {whole:,}"
                 offset = min(size, whole)
-                self._tell(Kind.TIMER_FILE_LENGTH, folder / f"{start:020d}", offset=offset, text=text)
+                self._tell(Kind.TIMER_FILE_LENGTH, path, offset=offset, text=text)
         for earlier, later in itertools.pairwise(sorted(files)):
             if later != earlier + whole:
                 self._tell(Kind.TIMER_FILE_MISSING, folder / f"{earlier + whole:020d}", offset=0, size=whole)

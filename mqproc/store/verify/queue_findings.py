@@ -112,12 +112,12 @@ class QueueFindings:
         both: Both,
         *,
         may_be_behind: bool,
-        only_begun: bool,
+        restart_from: int | None,
         topics: set[str] | None,
         unsettled: Container[Queue] = (),
     ) -> None:
-        """`may_be_behind`: the store was not closed in order, so its newest records need not have been dispatched;
-        `only_begun`: none of its records need have been, since it was killed before any queue or index was synced.
+        """`may_be_behind`: the store was not closed in order, so its newest records need not have been dispatched:
+        those from `restart_from` on, where that is known (`Restart`), else those behind all that have been.
 
         `topics` are those of the settings (None: not known); `unsettled` queues were deleted or made meanwhile.
         """
@@ -126,14 +126,14 @@ class QueueFindings:
         self._shares = shares
         self._both = both
         self._may_be_behind = may_be_behind
-        self._only_begun = only_begun
+        self._restart_from = restart_from
         self._topics = topics
         self._unsettled = unsettled
         self._repeated: dict[Queue, list[tuple[int, int]]] = {}
         self.dispatched = self._dispatched()
 
     def _dispatched(self) -> int:
-        """Up to where the log was dispatched, as far as units and index tell."""
+        """Up to where the log was dispatched, as far as units and index tell, and surely so."""
         if self._picture.positions.dispatched is not None:
             return self._picture.positions.dispatched
         ends = [int(self._both.states[:, verify.PHYSICAL_END].max(initial=0))]
@@ -142,7 +142,7 @@ class QueueFindings:
             for file in self._picture.index
             if file.header.count > index_file.FIRST_ITEM and 0 <= file.header.end_physical_offset < self._log.end
         ]
-        return max(ends)
+        return max(ends) if self._restart_from is None else min(max(ends), self._restart_from)
 
     def run(self, ask: Ask) -> list[Finding]:
         """All findings about queues."""
@@ -235,16 +235,16 @@ class QueueFindings:
         file, offset = self._picture.inventory.queue_name(found.queue, found.first, UNIT_SIZE)
         kind, usual_text = _KINDS[found.found]
         text = text or usual_text
-        if kind is Kind.UNIT_MISSING and found.physical_offset >= self.dispatched and self._is_pending(found):
+        if kind is Kind.UNIT_MISSING and found.physical_offset >= self.dispatched and self._is_pending():
             kind, text = Kind.NOT_DISPATCHED, ""
         last = f" to {found.stop - 1:,}" if found.stop - found.first > 1 else ""
         said = f"queue offset {found.first:,}{last}" + (f": {text}" if text else "")
         physical_offset = None if found.found is Found.NO_UNIT else found.physical_offset
         return Finding(kind, file, offset, physical_offset, count=count or found.stop - found.first, text=said)
 
-    def _is_pending(self, found: UnitRange) -> bool:
-        """Whether records behind what was dispatched may be so: without any that was dispatched only in a new store."""
-        return self._may_be_behind and (self._only_begun or self.dispatched > self._log.begin)
+    def _is_pending(self) -> bool:
+        """Whether records behind what was dispatched may be so."""
+        return self._may_be_behind and (self._restart_from is not None or self.dispatched > self._log.begin)
 
     # Gaps
 

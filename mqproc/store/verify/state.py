@@ -23,9 +23,9 @@ from mqproc.store.consume_queue import as_units
 from mqproc.store.delays import delay_offsets
 from mqproc.store.groups import offsets_json
 from mqproc.store.groups.progress import all_progress
-from mqproc.store.marks import fingerprint
 from mqproc.store.queue_hints import read_hints
 from mqproc.store.segments import LogSegments
+from mqproc.store.verify.durable import is_void, read_small
 from mqproc.store.verify.findings import Finding, Kind
 from mqproc.store.verify.inventory import Queue
 from mqproc.store.verify.log_findings import WholeLog
@@ -48,23 +48,6 @@ def known_holes(io: StoreIO, paths: StorePaths) -> tuple[list[tuple[int, int]], 
     except msgspec.MsgspecError as error:
         return [], [Finding(Kind.LEDGER_UNREADABLE, _name(paths, paths.damage), 0, text=str(error))]
     return [(hole.start, hole.stop) for hole in found.holes], []
-
-
-def has_only_begun(io: StoreIO, paths: StorePaths, log_begin: int) -> bool:
-    """Whether neither checkpoint nor marks know of a sync of queues or index: they may never have had anything."""
-    if log_begin or not io.exists(paths.checkpoint):
-        return False
-    found = checkpoint_file.read(io, paths.checkpoint)
-    known = [marks.decode(_read(io, paths.mark(name))) for name in ("consumequeue", "index")]
-    return not (found.logics_timestamp_ms or found.index_timestamp_ms or any(mark and mark.offset for mark in known))
-
-
-def _read(io: StoreIO, path: Path) -> bytes:
-    """A small file; nothing when it is not there, or in its place lies something else, which is told elsewhere."""
-    try:
-        return io.read_file(path)
-    except (FileNotFoundError, IsADirectoryError):
-        return b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +94,7 @@ class StateFindings:
         segments = LogSegments(self._io, self._paths.commit_log, self._picture.inventory.sizes.segment, still=True)
         for name in ("commitlog", "consumequeue", "index"):
             path = self._paths.mark(name)
-            data = _read(self._io, path)
+            data = read_small(self._io, path)
             mark = marks.decode(data)
             yield from self._broken_slots(path, data, is_readable=mark is not None)
             if mark is None:
@@ -119,7 +102,7 @@ class StateFindings:
             slot = marks.slot_offset(mark.sequence)
             if mark.offset > self._log.end:
                 self._known_ends.append(_KnownEnd(mark.offset, f"mqproc/marks/{name} knows the log up to"))
-            elif not self._picture.positions.running and self._is_void(segments, mark):
+            elif not self._picture.positions.running and is_void(self._io, segments, mark):
                 yield Finding(Kind.MARK_VOID, _name(self._paths, path), slot, mark.offset)
         segments.close()
 
@@ -130,12 +113,6 @@ class StateFindings:
             if any(slot) and marks.decode(slot) is None:
                 text = "the other copy counts" if is_readable else ""
                 yield Finding(Kind.MARK_UNREADABLE, _name(self._paths, path), start, text=text, as_note=is_readable)
-
-    def _is_void(self, segments: LogSegments, mark: marks.Mark) -> bool:
-        try:
-            return fingerprint(self._io, segments, mark.offset) != mark.fingerprint
-        except (CorruptStoreError, FileNotFoundError):
-            return True
 
     def _checkpoint(self) -> Iterable[Finding]:
         path = self._paths.checkpoint

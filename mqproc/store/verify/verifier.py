@@ -28,6 +28,7 @@ from mqproc.store.reads.store_views import RUNNING_STATES, open_control
 from mqproc.store.segments import adopted_segment_size
 from mqproc.store.verify.delays import delays_of
 from mqproc.store.verify.deletions import known_topics, read_deleted
+from mqproc.store.verify.durable import Restart, next_restart
 from mqproc.store.verify.findings import Finding, Findings, Kind
 from mqproc.store.verify.index_findings import IndexFindings
 from mqproc.store.verify.index_pass import IndexChecked
@@ -45,7 +46,7 @@ from mqproc.store.verify.picture import (
 )
 from mqproc.store.verify.queue_findings import Both, QueueFindings, side_by_side
 from mqproc.store.verify.queue_pass import BELOW, QueueTotals
-from mqproc.store.verify.state import StateFindings, has_only_begun, known_holes
+from mqproc.store.verify.state import StateFindings, known_holes
 from mqproc.store.verify.timer import TimerFindings
 from mqproc.store.verify.workers import QueueGroup, Task, Workers, usable_jobs
 
@@ -228,7 +229,9 @@ class _Verifier:
     def picture(self) -> Picture:
         """The store at this moment, its log cut into shares."""
         positions = positions_of(self._io, self._paths, is_mine=self._is_mine)
-        inventory = take_inventory(self._io, self._paths, sizes_of(self._io, self._paths, self._options))
+        sizes = sizes_of(self._io, self._paths, self._options)
+        was_killed = not positions.running and self._io.exists(self._paths.abort)
+        inventory = take_inventory(self._io, self._paths, sizes, was_killed=was_killed)
         return self._picture(inventory, positions)
 
     def _workers(self, picture: Picture) -> Workers:
@@ -249,21 +252,23 @@ class _Verifier:
         findings.extend(log.findings)
         both = side_by_side(picture, shares, totals)
         behind = picture.positions.running or self._io.exists(self._paths.abort)
-        only_begun = behind and not picture.positions.running and has_only_begun(self._io, self._paths, log.begin)
+        restart = Restart()
+        if behind and not picture.positions.running:
+            restart = next_restart(self._io, self._paths, picture.inventory.sizes.segment, log.begin)
         queues = QueueFindings(
             picture,
             log,
             shares,
             both,
             may_be_behind=behind,
-            only_begun=only_begun,
+            restart_from=restart.queues_from,
             topics=known_topics(self._io, self._paths),
             unsettled=self._unsettled(picture),
         )
         findings.extend(queues.run(workers.run))
         findings.extend(self._expired(picture, both))
         if self._options.message_index_enable:
-            index = IndexFindings(picture, log, shares, may_be_behind=behind, only_begun=only_begun)
+            index = IndexFindings(picture, log, shares, may_be_behind=behind, restart_from=restart.index_from)
             findings.extend(index.run(checked, workers.run))
         findings.extend(StateFindings(self._io, picture, log, both).run())
         findings.extend(TimerFindings(self._io, picture, log, both, self._options.timer_precision_ms).run())

@@ -1,0 +1,68 @@
+"""What the durable marks of a store say, and what the next start of one that was not closed in order brings anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mqproc.errors import CorruptStoreError
+from mqproc.io import StoreIO
+from mqproc.layout import marks
+from mqproc.paths import StorePaths
+from mqproc.store import checkpoint_file
+from mqproc.store.marks import fingerprint
+from mqproc.store.segments import LogSegments
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """From where on the next start brings the log's records into queues and index, whatever these hold by then.
+
+    A role that is killed leaves a step half done: this queue has its units and that one does not, a record one of its
+    entries. Only what the marks vouch for is surely whole. None: no mark tells.
+    """
+
+    queues_from: int | None = None
+    index_from: int | None = None
+
+
+def next_restart(io: StoreIO, paths: StorePaths, segment_size: int, log_begin: int) -> Restart:
+    """That of a store which nobody runs and nobody has closed. A mark that another program has outrun tells nothing."""
+    if _has_only_begun(io, paths, log_begin):
+        return Restart(log_begin, log_begin)
+    segments = LogSegments(io, paths.commit_log, segment_size, still=True)
+    try:
+        queues, index = (_position(io, paths, segments, name) for name in ("consumequeue", "index"))
+        return Restart(queues, index)
+    finally:
+        segments.close()
+
+
+def _position(io: StoreIO, paths: StorePaths, segments: LogSegments, name: str) -> int | None:
+    mark = marks.decode(read_small(io, paths.mark(name)))
+    return None if mark is None or is_void(io, segments, mark) else mark.offset
+
+
+def _has_only_begun(io: StoreIO, paths: StorePaths, log_begin: int) -> bool:
+    """Whether neither checkpoint nor marks know of a sync of queues or index: they may never have had anything."""
+    if log_begin or not io.exists(paths.checkpoint):
+        return False
+    found = checkpoint_file.read(io, paths.checkpoint)
+    known = [marks.decode(read_small(io, paths.mark(name))) for name in ("consumequeue", "index")]
+    return not (found.logics_timestamp_ms or found.index_timestamp_ms or any(mark and mark.offset for mark in known))
+
+
+def is_void(io: StoreIO, segments: LogSegments, mark: marks.Mark) -> bool:
+    """Whether the log before a mark is not what it was when the mark was set."""
+    try:
+        return fingerprint(io, segments, mark.offset) != mark.fingerprint
+    except (CorruptStoreError, FileNotFoundError):
+        return True
+
+
+def read_small(io: StoreIO, path: Path) -> bytes:
+    """A small file; nothing when it is not there, or in its place lies something else, which is told elsewhere."""
+    try:
+        return io.read_file(path)
+    except (FileNotFoundError, IsADirectoryError):
+        return b""
