@@ -40,17 +40,16 @@ def topic() -> None:
 @click.option(
     "--perm",
     type=click.Choice(list(PERMISSIONS)),
-    default="rw",
-    show_default=True,
-    help="With r sends are refused; w refuses reads in RocketMQ, not here.",
+    help="rw for a new topic, else as it was. With r sends are refused; w refuses reads in RocketMQ, not here.",
 )
 @pass_invocation
-def create(invocation: Invocation, name: str, queues: int, perm: str) -> None:
+def create(invocation: Invocation, name: str, queues: int, perm: str | None) -> None:
     """Make a topic, or give it more queues; a topic cannot lose queues."""
+    given = PERMISSIONS[perm] if perm else None
     with invocation.client() as client:
-        client.create_topic(name, queues, perm=PERMISSIONS[perm])
+        client.create_topic(name, queues, perm=given)
     if invocation.out.is_json:
-        invocation.out.document({"topic": name, "queues": queues, "perm": PERMISSIONS[perm]})
+        invocation.out.document({"topic": name, "queues": queues, "perm": given})
     else:
         invocation.out.note(f"topic {name} has {counted(queues, 'queue')}")
 

@@ -249,7 +249,7 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
 
     # Topics
 
-    async def create_topic(self, topic: str, queues: int = 8, *, perm: int = 6) -> None:
+    async def create_topic(self, topic: str, queues: int = 8, *, perm: int | None = None) -> None:
         """Make a topic, or give it more queues; see `Client.create_topic`."""
         await self.run(core.create_topic(topic, queues, perm))
 

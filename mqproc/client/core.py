@@ -168,7 +168,7 @@ def nothing(_options: Any, _payload: memoryview) -> None:
 # Topics
 
 
-def create_topic(topic: str, queues: int, perm: int) -> Call[None]:
+def create_topic(topic: str, queues: int, perm: int | None) -> Call[None]:
     check_topic(topic)
     return call_of(Operation.CREATE_TOPIC, CreateTopicRequest(topic, queues, perm), nothing)
 

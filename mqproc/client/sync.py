@@ -263,10 +263,11 @@ class Client(Calls):
 
     # Topics
 
-    def create_topic(self, topic: str, queues: int = 8, *, perm: int = 6) -> None:
+    def create_topic(self, topic: str, queues: int = 8, *, perm: int | None = None) -> None:
         """Make a topic, or give it more queues. Raises TopicExistsError when that would take something away.
 
         With `perm` 4 sends to it are refused from then on, by PermissionDeniedError; what waits for its time arrives.
+        A new topic has 6, read and write; one that is there keeps what it has where none is given.
         """
         self.run(core.create_topic(topic, queues, perm))
 

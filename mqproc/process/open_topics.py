@@ -105,10 +105,10 @@ class OpenTopics:
         default = self.options.default_topic_queue_nums if config is None else config.queues
         queues = max(queues_of_own(topic, default), queues_min)
         if config is None or config.queues < queues:
-            self.create(topic, queues, 6 if config is None else config.perm)
+            self.create(topic, queues)
         return self._open.get(topic) or self.find(topic)
 
-    def create(self, topic: str, queues: int, perm: int = 6) -> bool:
+    def create(self, topic: str, queues: int, perm: int | None = None) -> bool:
         """Make a topic or widen one; the caller saves. Returns whether anything changed."""
         self._check_capacity(topic, queues)
         changed = self.topics.add(topic, queues, perm)

@@ -227,17 +227,20 @@ class Topics:
     def names(self) -> list[str]:
         return sorted(self._topics)
 
-    def add(self, topic: str, queues: int, perm: int = PERM_READ | PERM_WRITE) -> bool:
+    def add(self, topic: str, queues: int, perm: int | None = None) -> bool:
         """Make a topic, or give it more queues. Returns whether anything changed.
 
+        Without `perm` a new one may be read and written, and one that is there keeps what it has.
         Raises TopicExistsError when it would lose queues, BadTopicError, BadRequestError.
         """
         check_topic(topic)
+        found = self._topics.get(topic)
+        if perm is None:
+            perm = found.perm if found is not None else PERM_READ | PERM_WRITE
         if not 0 <= perm < PERM_END:
             raise BadRequestError(f"perm = {perm} is out of range: read {PERM_READ}, write {PERM_WRITE}, or their sum")
         if not 1 <= queues <= QUEUES_OF_A_TOPIC_MAX:
             raise BadRequestError(f"queues = {queues} is out of range: from 1 to {QUEUES_OF_A_TOPIC_MAX:,}")
-        found = self._topics.get(topic)
         if found is None:
             self._topics[topic] = TopicConfig(topic, queues, perm)
             return True

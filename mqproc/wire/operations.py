@@ -191,7 +191,7 @@ class AppendAnswer(Options, frozen=True):
 class CreateTopicRequest(Options, frozen=True):
     topic: str
     queues: int
-    perm: int = 6
+    perm: int | None = None
 
 
 class DeleteTopicRequest(Options, frozen=True):
