@@ -161,10 +161,12 @@ def _escaped(error: UnicodeError) -> tuple[str, int]:
 
 
 def _failed(text: str, exit_code: int, invocation: Invocation) -> int:
+    from mqproc.cli.output import harmless
+
     if invocation.verbose:
         traceback.print_exc()
     click.secho("mqproc: ", fg="red", nl=False, err=True, color=_stderr_color(invocation))
-    click.echo(text, err=True)
+    click.echo(harmless(text) if sys.stderr.isatty() else text, err=True)
     return exit_code
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from mqproc.cli.output import Column
+from mqproc.cli.output import Column, encode_json
 from mqproc.cli.times import format_time
 from mqproc.message import StoredMessage
 
@@ -91,18 +92,29 @@ def shown_body(body: bytes, shape: str) -> Any:
     return body_text(body)
 
 
-def compile_format(text: str) -> Callable[[StoredMessage], str]:
-    """What makes a message's line of a format string. Raises ValueError for an unknown token."""
+def compile_format(text: str, body: str = "text", shown: Callable[[str], str] = str) -> Callable[[StoredMessage], str]:
+    """What makes a message's line of a format string, %s in the shape `body`, each field as `shown` gives it back.
+
+    Raises ValueError for an unknown token.
+    """
     text = _ESCAPE.sub(lambda match: _ESCAPES.get(match[1]) or chr(int(match[1][1:], 16)), text)
     parts: list[str | Callable[[StoredMessage], str]] = []
     at = 0
     for match in _TOKEN.finditer(text):
         if match[1] not in _FIELDS:
             raise ValueError(f"%{match[1]} is no field; there are {FORMAT_HELP}")
-        parts += [text[at : match.start()], _FIELDS[match[1]]]
+        field = functools.partial(_body_field, body) if match[1] == "s" else _FIELDS[match[1]]
+        parts += [text[at : match.start()], field]
         at = match.end()
     parts.append(text[at:])
-    return lambda message: "".join(part if isinstance(part, str) else part(message) for part in parts)
+    return lambda message: "".join(part if isinstance(part, str) else shown(part(message)) for part in parts)
+
+
+def _body_field(shape: str, message: StoredMessage) -> str:
+    found = shown_body(message.body, shape)
+    if found is None:
+        return ""
+    return found if isinstance(found, str) else encode_json(found)
 
 
 def to_json(message: StoredMessage, body: str | None) -> dict[str, Any]:
@@ -119,7 +131,7 @@ def to_row(message: StoredMessage, body: str, *, preview: bool) -> dict[str, Any
     """A message's values for a table or CSV; a preview of the body is one short line."""
     text = shown_body(message.body, body)
     if text is not None and not isinstance(text, str):
-        text = msgspec.json.encode(text).decode()
+        text = encode_json(text)
     if preview and text:
         text = " ".join(text.split())
         text = text if len(text) <= PREVIEW_CHARACTERS else text[: PREVIEW_CHARACTERS - 1] + "…"

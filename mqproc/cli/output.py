@@ -6,7 +6,8 @@
     csv     a header and rows of exact values
     raw     values separated by tabs, no header
 
-Data goes to stdout, everything else to stderr.
+Data goes to stdout, everything else to stderr. What a terminal would take for orders is told as \\xNN there: whoever may
+send a message may not have a reader's terminal do things. What would break a table's rows is told so everywhere.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 FORMATS = ("table", "json", "jsonl", "csv", "raw")
 COLORS = ("auto", "always", "never")
+
+# C0, DEL and C1, each as an escape of Python's.
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {9: "\\t", 10: "\\n", 13: "\\r"}
+_BUT_LINES = {code: text for code, text in _CONTROLS.items() if chr(code) not in "\n\t"}
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -77,6 +82,16 @@ def format_value(value: Any, kind: str, *, terminal: bool) -> str:
     return str(value)
 
 
+def one_line(text: str) -> str:
+    """Text without control characters, which are told as escapes."""
+    return text.translate(_CONTROLS)
+
+
+def harmless(text: str) -> str:
+    """Text with no control characters but newlines and tabs, the others told as escapes: fit for a terminal."""
+    return text.translate(_BUT_LINES)
+
+
 def encode_json(value: Any) -> str:
     """One line of JSON, integers exact, paths and the like as text."""
     return msgspec.json.encode(value, enc_hook=str).decode()
@@ -123,9 +138,13 @@ class Output:
 
     # Data
 
+    def shown(self, text: str) -> str:
+        """Text as it may be written to stdout: into a pipe as it is."""
+        return harmless(text) if self.is_terminal else text
+
     def line(self, text: str) -> None:
         """A line of data."""
-        self.stream.write(text + "\n")
+        self.stream.write(self.shown(text) + "\n")
 
     def flush(self) -> None:
         self.stream.flush()
@@ -168,7 +187,7 @@ class Output:
 
     def note(self, text: str) -> None:
         """A line for people, on stderr."""
-        self.errors.write(text + "\n")
+        self.errors.write((harmless(text) if self.errors.isatty() else text) + "\n")
         self.errors.flush()
 
     def _values(self, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], *, header: bool) -> None:
@@ -179,7 +198,7 @@ class Output:
             writer.writerow(column.name for column in columns)
         for row in rows:
             writer.writerow(_exact(row.get(column.name)) for column in columns)
-            self.stream.write(buffer.getvalue())
+            self.stream.write(self.shown(buffer.getvalue()))
             buffer.seek(0)
             buffer.truncate()
         self.stream.write(buffer.getvalue())
@@ -187,7 +206,10 @@ class Output:
     def _table(self, columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> None:
         terminal = self.is_terminal
         cells = [
-            [format_value(value, column.kind, terminal=terminal) for column, value in zip(columns, row, strict=True)]
+            [
+                one_line(format_value(value, column.kind, terminal=terminal))
+                for column, value in zip(columns, row, strict=True)
+            ]
             for row in rows
         ]
         if terminal:

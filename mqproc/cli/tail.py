@@ -17,7 +17,7 @@ from mqproc.cli.completing import complete_group, complete_topic
 from mqproc.cli.filters import filter_of, filter_options
 from mqproc.cli.following import Following, Place
 from mqproc.cli.invocation import Invocation, pass_invocation
-from mqproc.cli.message_format import BODIES, DEFAULT_FORMAT, FORMAT_HELP, compile_format, shown_body, to_json
+from mqproc.cli.message_format import BODIES, DEFAULT_FORMAT, FORMAT_HELP, compile_format, to_json
 from mqproc.cli.output import Output, encode_json
 from mqproc.cli.times import EPOCH_MS_MIN, parse_time_ms
 from mqproc.cli.topic import queues_of
@@ -161,25 +161,14 @@ def _writer(out: Output, template: str | None, body: str | None) -> Callable[[St
     if template is None and out.is_json:
         return lambda message: out.line(encode_json(to_json(message, body)))
     try:
-        line = compile_format(template or DEFAULT_FORMAT)
+        line = compile_format(template or DEFAULT_FORMAT, body or "text", out.shown)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--format") from None
-    if body not in (None, "text"):
-        return lambda message: _write_shaped(out, message, template or DEFAULT_FORMAT, str(body))
     return lambda message: _write(out, line(message))
 
 
 def _write(out: Output, text: str) -> None:
     out.stream.write(text)
-
-
-def _write_shaped(out: Output, message: StoredMessage, template: str, body: str) -> None:
-    """The line with %s in another shape."""
-    shown = shown_body(message.body, body)
-    text = "" if shown is None else shown if isinstance(shown, str) else encode_json(shown)
-    head, *rest = template.split("%s")
-    parts = [compile_format(part)(message) for part in (head, *rest)]
-    out.stream.write(text.join(parts))
 
 
 class Tail:

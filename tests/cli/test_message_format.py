@@ -23,6 +23,16 @@ def test_an_unknown_token_is_told() -> None:
         compile_format("%q")
 
 
+def test_a_body_in_another_shape_stands_where_the_format_has_it() -> None:
+    assert compile_format("%%s %s|%k", "hex")(MESSAGE) == "%s 7b2278223a20317d|k1 k2"
+    assert compile_format("%s", "json")(MESSAGE) == '{"x":1}'
+    assert compile_format("<%s>", "none")(MESSAGE) == "<>"
+
+
+def test_fields_are_shown_as_asked_and_the_format_as_it_is() -> None:
+    assert compile_format("\\x1b%t\\n", shown=str.upper)(MESSAGE) == "\x1bORDERS\n"
+
+
 def test_bodies() -> None:
     assert shown_body(b"\xff", "hex") == "ff"
     assert shown_body(b'{"x": 1}', "json") == {"x": 1}

@@ -62,6 +62,36 @@ def test_a_table_on_a_terminal_has_units(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "\x1b[3" not in text
 
 
+ORDERS = "a\x1b[31mb\x9b2J\x07\r\nc\td"
+
+
+def test_a_terminal_gets_no_orders_from_data() -> None:
+    stream, errors = Terminal(), Terminal()
+    out = Output("table", "never", stream, errors)
+    out.line(ORDERS)
+    out.fields([Column("body")], {"body": ORDERS})
+    out.note(ORDERS)
+    Output("csv", "never", stream).rows("things", [Column("body")], [{"body": ORDERS}])
+    told = "a\\x1b[31mb\\x9b2J\\x07\\r\nc\td"
+    assert stream.getvalue() == f'{told}\nbody  {told}\nbody\n"{told}"\n'
+    assert errors.getvalue() == f"{told}\n"
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
+def test_no_value_breaks_the_rows_of_a_table(stream: io.StringIO) -> None:
+    Output("table", "never", stream).rows("things", [Column("name")], [{"name": ORDERS}])
+    assert "a\\x1b[31mb\\x9b2J\\x07\\r\\nc\\td" in stream.getvalue()
+    assert "\x1b[31m" not in stream.getvalue()
+
+
+def test_a_pipe_gets_what_there_is() -> None:
+    stream = io.StringIO()
+    out = Output("table", "never", stream)
+    out.line(ORDERS)
+    out.fields([Column("body")], {"body": ORDERS})
+    assert stream.getvalue() == f"{ORDERS}\nbody  {ORDERS}\n"
+
+
 @pytest.mark.parametrize(
     ("color", "terminal", "no_color", "expected"),
     [("auto", True, "", True), ("auto", True, "1", False), ("auto", False, "", False), ("always", False, "1", True),

@@ -10,7 +10,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.text import Text
 
-from mqproc.cli.output import format_bytes
+from mqproc.cli.output import format_bytes, one_line
 from mqproc.cli.times import format_duration
 from mqproc.cli.top.figures import (
     VIEWS,
@@ -315,7 +315,7 @@ def _cell(column: Column, value: Any) -> str:
         return f"{value:.1f}"
     if column.kind == "time":
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value / 1000)) if value > 0 else "-"
-    return str(value)
+    return one_line(str(value))
 
 
 def _bytes(value: float | None) -> str:
