@@ -6,8 +6,8 @@
     csv     a header and rows of exact values
     raw     values separated by tabs, no header
 
-Data goes to stdout, everything else to stderr. What a terminal would take for orders is told as \\xNN there: whoever may
-send a message may not have a reader's terminal do things. What would break a table's rows is told so everywhere.
+Data goes to stdout, everything else to stderr. What a terminal would take for orders is told as \\xNN there: whoever
+may send a message may not have a reader's terminal do things. What would break a table's rows is told so everywhere.
 """
 
 from __future__ import annotations
