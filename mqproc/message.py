@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from mqproc.frozen import quick_init
-
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -22,9 +20,7 @@ else:  # `help` looks for the types of a struct's fields, and numpy is not there
     Int32s = Int64s = Any
 
 
-@quick_init
-@dataclass(frozen=True, slots=True)
-class Message:
+class Message(msgspec.Struct, frozen=True):
     """A message to send.
 
     `keys` are what `by_key` finds it by; `tag` is what consumers filter by; `properties` are further name-value
@@ -38,7 +34,7 @@ class Message:
     body: bytes
     tag: str = ""
     keys: Sequence[str] = ()
-    properties: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = msgspec.field(default_factory=dict)
     queue_id: int | None = None
     flag: int = 0
     born_timestamp_ms: int | None = None
@@ -72,9 +68,7 @@ class SendStatus(enum.StrEnum):
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
 
 
-@quick_init
-@dataclass(frozen=True, slots=True)
-class SendResult:
+class SendResult(msgspec.Struct, frozen=True):
     """Where one message went. `message_id` is RocketMQ's offset message id, `unique_id` its client id (UNIQ_KEY)."""
 
     message_id: str
@@ -212,9 +206,7 @@ class PullStatus(enum.StrEnum):
     CORRUPT = "CORRUPT"
 
 
-@quick_init
-@dataclass(frozen=True, slots=True)
-class PullResult:
+class PullResult(msgspec.Struct, frozen=True):
     """One pull's answer. `next_offset` is where the next pull of this queue should begin, whatever the status.
 
     `detail` says with CORRUPT which queue offsets and which range of the log are damaged, and how.

@@ -126,8 +126,9 @@ class Connection:
         return self._generation != _generation
 
     @property
-    def idle(self) -> bool:
-        return not self._calls and not self.sending
+    def free(self) -> bool:
+        """Whether it can be used, and nothing is under way on it."""
+        return not (self.closed or self._calls or self.sending) and self._generation == _generation
 
     @property
     def waiting_bytes(self) -> int:
@@ -137,7 +138,8 @@ class Connection:
     @property
     def sending(self) -> bool:
         """Whether something waits for room in the socket."""
-        return self._output.waiting_bytes > 0
+        output = self._output
+        return output.queued_bytes != output.sent_bytes
 
     def submit(self, call: Call[Any]) -> int:
         """Send a request, or as much of it as the socket takes now; `flush` sends the rest.
@@ -198,13 +200,12 @@ class Connection:
         return True
 
     def _record(self, answer: Answer) -> None:
-        request_id, options, payload, error = answer
+        request_id, value, error = answer.request_id, None, answer.error
         call = self._calls.pop(request_id)
         self._ends.pop(request_id, None)
-        value = None
         if error is None:
             try:
-                value = call.parse(options, payload)
+                value = call.parse(answer.options, answer.payload)
             except MqprocError as problem:
                 error = problem
         self.done[request_id] = Outcome(value, error)

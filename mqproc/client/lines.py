@@ -62,12 +62,15 @@ class Line:
         connection = self.connection
         done = connection.done
         if request_id not in done:
-            if spin:
-                return self._finish_looking(request_id, deadline)
+            started = _clock()
+            if spin and self.usual_s <= self._spin_s:
+                self._look(request_id, started + min(self._spin_s, 2 * self.usual_s + SPIN_MIN_S))
             while request_id not in done:
                 if not self._wait(deadline):
                     connection.forget(request_id)
                     raise RequestTimeoutError("no answer in time")
+            if spin:
+                self.usual_s += (_clock() - started - self.usual_s) / USUAL_OF
         outcome = done.pop(request_id)
         if outcome.error is not None:
             raise outcome.error
@@ -80,15 +83,6 @@ class Line:
             if not self._wait(moment_s):
                 return False
         return True
-
-    def _finish_looking(self, request_id: int, deadline: float) -> Any:
-        started = _clock()
-        if self.usual_s <= self._spin_s:
-            self._look(request_id, started + min(self._spin_s, 2 * self.usual_s + SPIN_MIN_S))
-        try:
-            return self.finish(request_id, deadline, spin=False)
-        finally:
-            self.usual_s += (_clock() - started - self.usual_s) / USUAL_OF
 
     def _look(self, request_id: int, end: float) -> None:
         """Look for the answer until `end`; yielding lets the server run on this processor."""
@@ -154,7 +148,7 @@ class Lines:
 
     def give(self, line: Line) -> None:
         """Take a connection back, unless something is under way on it, or all were closed meanwhile."""
-        if line.connection.usable and line.connection.idle and line.closings == self._closings:
+        if line.connection.free and line.closings == self._closings:
             self._free.append(line)
         else:
             line.connection.close()

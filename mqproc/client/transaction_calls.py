@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import msgspec
+
 from mqproc.client import sending
 from mqproc.client.amounts import at_least_one
 from mqproc.client.core import Call, call_of
@@ -70,7 +72,7 @@ def half_message(group: str, message: Any, check_immunity_time: int | None) -> M
     own[properties.TRANSACTION_ID] = unique = message.unique_id or unique_id(*reserve(1))
     if check_immunity_time is not None:
         own[properties.CHECK_IMMUNITY_TIME] = str(at_least_one("check_immunity_time", check_immunity_time))
-    return replace(message, unique_id=unique, properties={**message.properties, **own})
+    return msgspec.structs.replace(message, unique_id=unique, properties={**message.properties, **own})
 
 
 def send_half(half: Message, *, wait: bool = True) -> Call[SendResult]:

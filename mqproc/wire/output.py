@@ -59,10 +59,11 @@ class OutputQueue:
                 return True
         else:
             # Most often the socket takes all: then nothing is made of the pieces.
-            size = size_of(pieces)
+            single = pieces[0] if len(pieces) == 1 else None
+            size = len(single) if type(single) is bytes else size_of(pieces)
             self.queued_bytes += size
             try:
-                sent = sock.sendmsg(pieces)
+                sent = sock.send(single) if type(single) is bytes else sock.sendmsg(pieces)
             except BlockingIOError:
                 sent = 0
             if sent == size:

@@ -57,7 +57,7 @@ _REQUEST_DECODERS = {int(operation): msgspec.msgpack.Decoder(kind) for operation
 NO_OPTIONS = _encode([])
 
 
-class Frame(NamedTuple):
+class Frame(msgspec.Struct, eq=False):
     """One frame. The views are valid until the reader is given more bytes."""
 
     operation: int  # with ANSWER and REFUSAL
@@ -249,7 +249,7 @@ def decode_refusal(options: ReadableBuffer) -> MqprocError:
         return ProtocolError(f"refusal cannot be read: {error}")
 
 
-class Answer(NamedTuple):
+class Answer(msgspec.Struct, eq=False):
     """What came back for a request: options and payload, or the error that refused it."""
 
     request_id: int
@@ -292,15 +292,15 @@ class ClientProtocol:
         Raises the error that a server tells before it closes, or a ProtocolError; the connection is useless then.
         """
         while (frame := self.reader.next_frame()) is not None:
-            word, request_id, options, payload = frame
+            word, request_id = frame.operation, frame.request_id
             operation = self._operations.pop(request_id, None)
             if operation is None:
-                self._check_unexpected(word, request_id, options)
+                self._check_unexpected(word, request_id, frame.options)
                 continue
             if word == operation | ANSWER:
-                return Answer(request_id, options, payload, None)
+                return Answer(request_id, frame.options, frame.payload, None)
             if word == operation | ANSWER | REFUSAL:
-                return Answer(request_id, options, payload, decode_refusal(options))
+                return Answer(request_id, frame.options, frame.payload, decode_refusal(frame.options))
             raise ProtocolError(f"request {request_id} was operation {operation}, its answer is 0x{word:04X}")
         return None
 

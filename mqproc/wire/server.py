@@ -337,9 +337,9 @@ class SocketServer:
                 if frame is None:
                     break
                 count += 1
-                operation, request_id, options, payload = frame
+                operation, request_id = frame.operation, frame.request_id
                 if operation in known:
-                    requests.append(Request(connection, operation, request_id, options, payload))
+                    requests.append(Request(connection, operation, request_id, frame.options, frame.payload))
                 else:
                     error = UnknownCommandError(f"operation {operation} is not known here")
                     connection.refuse(request_id, operation, error)

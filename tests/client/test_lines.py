@@ -33,7 +33,7 @@ class Echo(threading.Thread):
             reader.feed(data)
             while (frame := reader.next_frame()) is not None:
                 time.sleep(self.pause_s)
-                answer = encode_frame(frame[0] | ANSWER, frame[1], encode_options(Empty()), ())
+                answer = encode_frame(frame.operation | ANSWER, frame.request_id, encode_options(Empty()), ())
                 self._sock.sendall(b"".join(answer))
 
 

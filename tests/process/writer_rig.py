@@ -244,8 +244,8 @@ class Client:
                 break
             self._reader.feed(data)
         while (frame := self._reader.next_frame()) is not None:
-            operation, request_id, options, payload = frame
-            self.answers.setdefault(request_id, []).append(Answer(operation, bytes(options), bytes(payload)))
+            answer = Answer(frame.operation, bytes(frame.options), bytes(frame.payload))
+            self.answers.setdefault(frame.request_id, []).append(answer)
 
     def wait_for(self, request_ids: Iterable[int]) -> None:
         """Let the writer work until these are answered."""

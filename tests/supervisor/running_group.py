@@ -172,10 +172,9 @@ def answer_to(client: socket.socket, operation: Operation) -> Options:
         count = client.recv_into(reader.writable())
         assert count, "the supervisor closed the connection without an answer"
         reader.received(count)
-    answered, _, encoded, _ = found
-    if answered & frame.REFUSAL:
-        raise decode_refusal(encoded)
-    return msgspec.msgpack.decode(encoded, type=ANSWERS[operation])
+    if found.operation & frame.REFUSAL:
+        raise decode_refusal(found.options)
+    return msgspec.msgpack.decode(found.options, type=ANSWERS[operation])
 
 
 def alive(pid: int) -> bool:

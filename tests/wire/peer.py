@@ -64,7 +64,8 @@ class Peer:
             self.ended = not data
             self.reader.feed(data)
         while (frame := self.reader.next_frame()) is not None:
-            self.frames.append(Frame(frame[0], frame[1], memoryview(bytes(frame[2])), memoryview(bytes(frame[3]))))
+            options, payload = (memoryview(bytes(part)) for part in (frame.options, frame.payload))
+            self.frames.append(Frame(frame.operation, frame.request_id, options, payload))
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
         end = time.monotonic() + timeout_s

@@ -9,14 +9,13 @@ where there is none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.config import Options
 from mqproc.errors import BadRequestError
-from mqproc.frozen import quick_init
 from mqproc.kernels.record_check import VERIFY_NOTHING
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.message import PullStatus
@@ -37,9 +36,7 @@ ROCKETMQ_BYTES_MIN = 100
 _NO_RECORDS = np.empty(0, np.uint8)
 
 
-@quick_init
-@dataclass(frozen=True, slots=True)
-class Pulled:
+class Pulled(msgspec.Struct, frozen=True):
     """One pull's answer: `count` records, one after the other, in `records` uint8[n]."""
 
     status: PullStatus
@@ -47,7 +44,7 @@ class Pulled:
     min_offset: int
     max_offset: int
     count: int = 0
-    records: NDArray[np.uint8] = field(default_factory=lambda: _NO_RECORDS)
+    records: NDArray[np.uint8] = msgspec.field(default_factory=lambda: _NO_RECORDS)
     detail: str = ""
 
 

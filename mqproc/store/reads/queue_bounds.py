@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from mqproc.frozen import quick_init
+import msgspec
+
 from mqproc.layout import queue_table as layout
 from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles
 from mqproc.store.deleted_topics import Deletion
 from mqproc.store.queue_table import QueueTable
 
 
-@quick_init
-@dataclass(frozen=True, slots=True)
-class QueueBounds:
+class QueueBounds(msgspec.Struct, frozen=True):
     """Queue offsets in [min_offset, max_offset) can be read.
 
     `number` tells the queue from others, and from a deleted one that had its name; 0 without a queue table.
@@ -144,7 +142,7 @@ class RocketmqQueues:
         starts = self._files.starts(topic, queue_id)
         if not starts or found.min_offset * UNIT_SIZE < starts[0] + self._files.file_bytes:
             return found
-        return replace(found, min_offset=starts[0] // UNIT_SIZE)
+        return msgspec.structs.replace(found, min_offset=starts[0] // UNIT_SIZE)
 
     def ids(self, topic: str) -> list[int]:
         return self._queues.ids(topic)
