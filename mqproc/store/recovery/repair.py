@@ -65,7 +65,7 @@ _WRONG_UNITS: Final = frozenset(
 _QUEUE_FILE_PARTS: Final = 4
 _DELAYS: Final = "config/delayOffset.json"
 # No damage, since the next start does the rest; but whoever repairs a store wants to have it whole afterwards.
-_UNFINISHED: Final = frozenset({Kind.NOT_DISPATCHED, Kind.NOT_INDEXED, Kind.FILE_BEGUN})
+_UNFINISHED: Final = frozenset({Kind.NOT_DISPATCHED, Kind.NOT_INDEXED, Kind.FILE_BEGUN, Kind.TORN_TAIL})
 # What no repair can mend.
 _HOPELESS: Final = frozenset({Kind.QUEUE_OFFSET_REPEATED})
 _Step = Callable[[StoreIO], None]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mqproc.errors import CorruptStoreError
@@ -12,28 +13,37 @@ from mqproc.paths import StorePaths
 from mqproc.store import checkpoint_file
 from mqproc.store.marks import fingerprint
 from mqproc.store.segments import LogSegments
+from mqproc.store.verify.findings import Finding, Kind
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """From where on the next start brings the log's records into queues and index, whatever these hold by then.
+    """From where on the next start cuts what is no record, and brings records into queues and index, whatever these
+    hold by then.
 
-    A role that is killed leaves a step half done: this queue has its units and that one does not, a record one of its
-    entries. Only what the marks vouch for is surely whole. None: no mark tells.
+    A role that is killed leaves a step half done: a record at the log's end, units of this queue without those of that
+    one, one of a record's entries. Only what the marks vouch for is surely whole. None: no mark tells.
     """
 
+    log_from: int | None = None
     queues_from: int | None = None
     index_from: int | None = None
+
+    def judged(self, findings: Iterable[Finding]) -> Iterator[Finding]:
+        """Findings about the log, torn ends that a kill has left as notes."""
+        for finding in findings:
+            is_left = self.log_from is not None and (finding.physical_offset or 0) >= self.log_from
+            yield replace(finding, as_note=True) if is_left and finding.kind is Kind.TORN_TAIL else finding
 
 
 def next_restart(io: StoreIO, paths: StorePaths, segment_size: int, log_begin: int) -> Restart:
     """That of a store which nobody runs and nobody has closed. A mark that another program has outrun tells nothing."""
-    if _has_only_begun(io, paths, log_begin):
-        return Restart(log_begin, log_begin)
     segments = LogSegments(io, paths.commit_log, segment_size, still=True)
     try:
-        queues, index = (_position(io, paths, segments, name) for name in ("consumequeue", "index"))
-        return Restart(queues, index)
+        log, queues, index = (_position(io, paths, segments, name) for name in ("commitlog", "consumequeue", "index"))
+        if _has_only_begun(io, paths, log_begin):
+            queues = index = log_begin
+        return Restart(log, queues, index)
     finally:
         segments.close()
 

@@ -183,6 +183,8 @@ class QueueFindings:
                 self._topics is not None
                 and queue[0] not in self._topics
                 and queue not in self._picture.inventory.queues
+                # A topic that was new when the store was killed need not be in the settings.
+                and not (physical >= self.dispatched and self._is_pending())
             ):
                 file = self._picture.inventory.segment_name(physical)
                 offset = physical % self._picture.inventory.sizes.segment

@@ -249,12 +249,12 @@ class _Verifier:
         findings.extend(_unknown(self._lasting(picture.inventory, is_running=picture.positions.running), holes))
         self._follow_retention(picture)
         log = join_shares(self._io, picture, shares, self._again(picture), holes)
-        findings.extend(log.findings)
         both = side_by_side(picture, shares, totals)
         behind = picture.positions.running or self._io.exists(self._paths.abort)
         restart = Restart()
         if behind and not picture.positions.running:
             restart = next_restart(self._io, self._paths, picture.inventory.sizes.segment, log.begin)
+        findings.extend(restart.judged(log.findings))
         queues = QueueFindings(
             picture,
             log,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from mqproc.layout import index_file
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.store.marks import DurableMark
 from mqproc.store.recovery.plan import plan_recovery
+from mqproc.store.segments import LogSegments
 from tests.store.engine import Engine
 from tests.store.recovery.recovering import recover
 from tests.store.verify.looking import damage_of, flip, looked_at, notes_of, overwrite
@@ -38,12 +40,17 @@ class Killed:
                 self.synced = engine.words[words_of.WRITTEN]
             parts = (b"KEYS\x01k%d\x02" % number, b"", b"", b"")
             engine.append("T", [b"body"], STORED_MS + number, queues=QUEUES, fixed_queue=number % QUEUES, parts=parts)
+        self.end = engine.words[words_of.WRITTEN]
         engine.segments.close()
         recover(self.paths.root, self.options)
-        for name in ("consumequeue", "index"):
-            DurableMark(StoreIO(), self.paths.mark(name), engine.segments).move(self.synced, STORED_MS)
-        engine.segments.close()
+        self.set_marks(self.synced)
         self.paths.abort.touch()
+
+    def set_marks(self, position: int) -> None:
+        segments = LogSegments(StoreIO(), self.paths.commit_log, self.options.mapped_file_size_commit_log)
+        for name in ("commitlog", "consumequeue", "index"):
+            DurableMark(StoreIO(), self.paths.mark(name), segments).move(position, STORED_MS)
+        segments.close()
 
     def queue_file(self, queue_id: int, number: int) -> Path:
         return self.paths.queue("T", queue_id) / f"{number * 10 * UNIT_SIZE:020d}"
@@ -113,6 +120,24 @@ def test_entries_below_and_above_the_mark_are_told_apart(killed: Killed) -> None
         ("entry_missing", 1),
         ("not_indexed", QUEUES * EACH // 2),
     ]
+
+
+def test_a_record_that_was_being_written(killed: Killed) -> None:
+    log = killed.paths.commit_log / f"{0:020d}"
+    overwrite(log, killed.end, b"torn")
+    assert killed.kinds() == (set(), {"not_closed", "torn_tail"})
+    killed.paths.abort.unlink()
+    assert killed.kinds() == ({"torn_tail"}, set())
+
+
+def test_a_topic_that_was_being_made(killed: Killed) -> None:
+    """Neither the settings nor a folder know it yet."""
+    shutil.rmtree(killed.paths.queue("T", 0).parent)
+    killed.set_marks(0)
+    (killed.paths.config / "topics.json").write_text('{"topicConfigTable": {"U": {"topicName": "U"}}}')
+    assert killed.kinds() == (set(), {"not_closed", "not_dispatched"})
+    killed.set_marks(killed.synced)
+    assert killed.kinds() == (set(), {"not_closed", "topic_deleted"})
 
 
 @pytest.mark.parametrize("row", ["commitlog", "consumequeue"])
