@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from mqproc import packing
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -153,8 +155,16 @@ class StoredMessage(LazyFields):
         """What picked its queue (property __SHARDINGKEY), empty when nothing did."""
         return self.properties.get("__SHARDINGKEY", "")
 
+    @property
+    def plain_body(self) -> bytes:
+        """The body as it was before a producer of RocketMQ's compressed it; `body` is as it is stored.
+
+        Raises BadMessageError when it cannot be unpacked; lz4 and zstd take pyarrow.
+        """
+        return packing.plain_body(self.body, self.sys_flag)
+
     def to_json(self) -> dict[str, Any]:
-        """The fields by name, the body as base64: what every `--json` prints for a message."""
+        """The fields by name, the body as it is stored as base64: what every `--json` prints for a message."""
         return {
             "message_id": self.message_id,
             "physical_offset": self.physical_offset,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import click
@@ -14,7 +14,7 @@ from mqproc.cli.completing import complete_topic
 from mqproc.cli.filters import filter_of, filter_options
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.message_format import BODIES, FIELD_COLUMNS, ROW_COLUMNS, to_json, to_row
-from mqproc.cli.output import Output, encode_json
+from mqproc.cli.output import Column, Output, encode_json
 from mqproc.cli.progress import Progress
 from mqproc.cli.send import PROPERTY
 from mqproc.cli.topic import no_topic, queues_of
@@ -158,7 +158,7 @@ def _print_count(out: Output, topic: str, count: int) -> None:
 @click.option(
     "--property", "wanted", type=PROPERTY, metavar="NAME=VALUE", help="Only with this property; also KEYS, TAGS."
 )
-@click.option("--contains", default="", metavar="TEXT", help="Only bodies that contain this.")
+@click.option("--contains", default="", metavar="TEXT", help="Only bodies that contain this, as they are stored.")
 @_begin
 @_end
 @click.option("--max", "most", type=_MAX, default=256, show_default=True, help="Stop after so many hits.")
@@ -193,10 +193,11 @@ def scan(
         -1 if cursor is None else cursor,
         min(most, 256),
     )
+    columns = ROW_COLUMNS if topic else [Column("topic"), *ROW_COLUMNS]
     with invocation.client() as client:
         scanner = _Scan(client, request, most)
         try:
-            result = print_many(out, scanner.messages(out), body, streaming=True)
+            result = print_many(out, scanner.messages(out), body, streaming=True, columns=columns)
         except KeyboardInterrupt:
             scanner.tell_cursor(out)
             raise
@@ -250,15 +251,22 @@ def print_one(out: Output, found: StoredMessage, body: str | None) -> None:
         out.fields(FIELD_COLUMNS, to_row(found, body or "text", preview=False))
 
 
-def print_many(out: Output, found: Iterable[StoredMessage], body: str | None, *, streaming: bool = False) -> int:
+def print_many(
+    out: Output,
+    found: Iterable[StoredMessage],
+    body: str | None,
+    *,
+    streaming: bool = False,
+    columns: Sequence[Column] = ROW_COLUMNS,
+) -> int:
     """Messages as rows. `streaming`: each as soon as it is found, so JSON comes as lines."""
     if streaming and out.is_json:
         for one in found:
             out.line(encode_json(to_json(one, body)))
             out.flush()
     elif out.is_json:
-        out.rows("messages", ROW_COLUMNS, (to_json(one, body) for one in found))
+        out.rows("messages", columns, (to_json(one, body) for one in found))
     else:
         shape = body or "text"
-        out.rows("messages", ROW_COLUMNS, (to_row(one, shape, preview=out.shape == "table") for one in found))
+        out.rows("messages", columns, (to_row(one, shape, preview=out.shape == "table") for one in found))
     return 0

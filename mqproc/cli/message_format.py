@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +10,13 @@ import msgspec
 
 from mqproc.cli.output import Column, encode_json
 from mqproc.cli.times import format_time
+from mqproc.errors import BadMessageError
 from mqproc.message import StoredMessage
 
 BODIES = ("text", "hex", "json", "none")
 DEFAULT_FORMAT = "%d  %p:%o  %g  %k  %s\\n"
 FORMAT_HELP = (
-    "%t topic, %p queue, %o offset, %k keys, %g tag, %s body, %S its size, %T store time in ms, %d as ISO 8601, "
+    "%t topic, %p queue, %o offset, %k keys, %g tag, %s body, %S its stored size, %T store time in ms, %d as ISO 8601, "
     "%b born time in ms, %h properties, %i message id, %u unique id, %P physical offset, %% a percent sign; "
     "\\n, \\t, \\xNN."
 )
@@ -28,7 +28,6 @@ _FIELDS: dict[str, Callable[[StoredMessage], str]] = {
     "o": lambda message: str(message.queue_offset),
     "k": lambda message: " ".join(message.keys),
     "g": lambda message: message.tag,
-    "s": lambda message: body_text(message.body),
     "S": lambda message: str(len(message.body)),
     "T": lambda message: str(message.store_timestamp_ms),
     "d": lambda message: format_time(message.store_timestamp_ms),
@@ -92,29 +91,36 @@ def shown_body(body: bytes, shape: str) -> Any:
     return body_text(body)
 
 
+def plain_body(message: StoredMessage) -> bytes:
+    """A body before it was compressed; one that cannot be unpacked as it is stored."""
+    try:
+        return message.plain_body
+    except BadMessageError:
+        return message.body
+
+
 def compile_format(text: str, body: str = "text", shown: Callable[[str], str] = str) -> Callable[[StoredMessage], str]:
-    """What makes a message's line of a format string, %s in the shape `body`, each field as `shown` gives it back.
+    """What makes a message's line of a format string, bodies in a shape, each field as `shown` gives it back.
 
     Raises ValueError for an unknown token.
     """
+    fields = _FIELDS | {"s": lambda message: _body_text(message, body) or ""}
     text = _ESCAPE.sub(lambda match: _ESCAPES.get(match[1]) or chr(int(match[1][1:], 16)), text)
     parts: list[str | Callable[[StoredMessage], str]] = []
     at = 0
     for match in _TOKEN.finditer(text):
-        if match[1] not in _FIELDS:
+        if match[1] not in fields:
             raise ValueError(f"%{match[1]} is no field; there are {FORMAT_HELP}")
-        field = functools.partial(_body_field, body) if match[1] == "s" else _FIELDS[match[1]]
-        parts += [text[at : match.start()], field]
+        parts += [text[at : match.start()], fields[match[1]]]
         at = match.end()
     parts.append(text[at:])
     return lambda message: "".join(part if isinstance(part, str) else shown(part(message)) for part in parts)
 
 
-def _body_field(shape: str, message: StoredMessage) -> str:
-    found = shown_body(message.body, shape)
-    if found is None:
-        return ""
-    return found if isinstance(found, str) else encode_json(found)
+def _body_text(message: StoredMessage, shape: str) -> str | None:
+    """A body in one line's shape: JSON as text, None where none is asked for."""
+    shown = shown_body(plain_body(message), shape)
+    return shown if shown is None or isinstance(shown, str) else encode_json(shown)
 
 
 def to_json(message: StoredMessage, body: str | None) -> dict[str, Any]:
@@ -123,15 +129,13 @@ def to_json(message: StoredMessage, body: str | None) -> dict[str, Any]:
     if body == "none":
         del found["body_base64"]
     elif body is not None:
-        found["body"] = shown_body(message.body, body)
+        found["body"] = shown_body(plain_body(message), body)
     return found
 
 
 def to_row(message: StoredMessage, body: str, *, preview: bool) -> dict[str, Any]:
     """A message's values for a table or CSV; a preview of the body is one short line."""
-    text = shown_body(message.body, body)
-    if text is not None and not isinstance(text, str):
-        text = encode_json(text)
+    text = _body_text(message, body)
     if preview and text:
         text = " ".join(text.split())
         text = text if len(text) <= PREVIEW_CHARACTERS else text[: PREVIEW_CHARACTERS - 1] + "…"

@@ -17,7 +17,15 @@ from mqproc.cli.completing import complete_group, complete_topic
 from mqproc.cli.filters import filter_of, filter_options
 from mqproc.cli.following import Following, Place
 from mqproc.cli.invocation import Invocation, pass_invocation
-from mqproc.cli.message_format import BODIES, DEFAULT_FORMAT, FORMAT_HELP, compile_format, to_json
+from mqproc.cli.message_format import (
+    BODIES,
+    DEFAULT_FORMAT,
+    FORMAT_HELP,
+    ROW_COLUMNS,
+    compile_format,
+    to_json,
+    to_row,
+)
 from mqproc.cli.output import Output, encode_json
 from mqproc.cli.times import EPOCH_MS_MIN, parse_time_ms
 from mqproc.cli.topic import queues_of
@@ -127,7 +135,7 @@ def tail(
 
     WHERE is beginning, end, an offset, -N for the last N messages, stored (what --group is to get next), or a time:
     2026-11-21T10:00, epoch ms, 15m ago. Without WHERE the last messages that filters let pass are printed. Messages
-    come in the order of the log; --json prints one JSON line a message.
+    come in the order of the log; --json prints one JSON line a message, --output csv a row.
     """
     write = _writer(invocation.out, template, body)
     if follow and stop is not None:
@@ -138,6 +146,8 @@ def tail(
     with invocation.client() as client:
         stored = _progress(client, group, topic) if group is not None else {}
         reader = Tail(client, topic, chosen, queues, invocation.out.note, stored)
+        if template is None and invocation.out.shape == "csv":
+            invocation.out.rows("messages", ROW_COLUMNS, ())
         if start is None and group is None and not follow:
             found: Iterable[StoredMessage] = reader.last(most or _LAST, stop)
         else:
@@ -160,6 +170,10 @@ def _progress(client: Client, group: str, topic: str) -> dict[int, int]:
 def _writer(out: Output, template: str | None, body: str | None) -> Callable[[StoredMessage], None]:
     if template is None and out.is_json:
         return lambda message: out.line(encode_json(to_json(message, body)))
+    if template is None and out.shape in ("csv", "raw"):
+        return lambda message: out.further_rows(
+            "messages", ROW_COLUMNS, [to_row(message, body or "text", preview=False)]
+        )
     try:
         line = compile_format(template or DEFAULT_FORMAT, body or "text", out.shown)
     except ValueError as error:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import zlib
+
 import pytest
 
 from mqproc.cli.message_format import body_text, compile_format, shown_body, to_json, to_row
@@ -51,3 +54,18 @@ def test_a_preview_is_short() -> None:
     row = to_row(MESSAGE, "text", preview=True)
     assert row["body"] == '{"x": 1}'
     assert row["unique_id"] == "U"
+
+
+def test_what_a_producer_compressed_is_shown_plain_in_every_shape() -> None:
+    packed = dataclasses.replace(MESSAGE, sys_flag=0x301, body=zlib.compress(MESSAGE.body))
+    for shape in ("text", "hex", "json"):
+        assert to_json(packed, shape)["body"] == to_json(MESSAGE, shape)["body"]
+        assert to_row(packed, shape, preview=False)["body"] == to_row(MESSAGE, shape, preview=False)["body"]
+        assert compile_format("%s", shape)(packed) == compile_format("%s", shape)(MESSAGE)
+    assert to_json(packed, "text")["body_base64"] == packed.to_json()["body_base64"]
+
+
+def test_what_cannot_be_unpacked_is_shown_as_it_is_stored() -> None:
+    for sys_flag in (0x1, 0x101, 0x201, 0x301, 0x701):
+        broken = dataclasses.replace(MESSAGE, sys_flag=sys_flag)
+        assert to_row(broken, "text", preview=False)["body"] == '{"x": 1}'

@@ -323,9 +323,23 @@ def test_tail_filters_by_tag_and_stops_at_a_count(store: Path) -> None:
 def test_tail_shapes_bodies(store: Path) -> None:
     line = ask(store, "tail", TOPIC, "--from", "beginning", "-n", 1, "--format", "%k=%s\\n", "--body", "hex").out
     assert line == "order-0=7b226e223a307d\n"
+    assert ask(store, "tail", TOPIC, "-n", 1, "--format", "%%s %s\\s", "--body", "json").out == '%s {"n":39}\\s'
     assert ask(store, "tail", TOPIC, "--format", "%q").code == 2
     assert ask(store, "tail", "nothing").code == 5
     assert ask(store, "tail", TOPIC, "--queue", 9).code == 2
+
+
+def test_tail_prints_rows_as_range_does(store: Path) -> None:
+    for shape, body in (("csv", "text"), ("csv", "hex"), ("raw", "text")):
+        rows = ask(store, "tail", TOPIC, "--from", "beginning", "--output", shape, "--body", body).out.splitlines()
+        expected = ask(store, "message", "range", TOPIC, "--output", shape, "--body", body).out.splitlines()
+        assert len(rows) == COUNT + (shape == "csv")
+        assert sorted(rows) == sorted(expected)
+        assert rows[0] == expected[0]
+    header = "queue_id,queue_offset,store_timestamp_ms,tag,keys,body\n"
+    assert ask(store, "tail", TOPIC, "--sql", "color = 'none'", "--output", "csv").out == header
+    nothing = ask(store, "tail", "nothing", "--output", "csv")
+    assert (nothing.code, nothing.out) == (5, "")
 
 
 def test_tail_follows_what_comes(store: Path) -> None:
@@ -404,6 +418,12 @@ def test_a_scan_finds_by_property_and_body_and_goes_on_by_its_cursor(store: Path
             break
         cursor = ("--cursor", part.err.split("--cursor ")[1].split()[0])
     assert found == [f"order-{number}" for number in range(COUNT) if number % 3 == 2]
+
+
+def test_a_scan_of_all_topics_says_which(store: Path) -> None:
+    found = ask(store, "message", "scan", "--property", "KEYS=order-7", "--output", "csv").out
+    assert next(csv.DictReader(found.splitlines()))["topic"] == TOPIC
+    assert "topic" not in ask(store, "message", "scan", "--topic", TOPIC, "--output", "csv").out.splitlines()[0]
 
 
 def test_a_message_is_shown_for_people(store: Path) -> None:
