@@ -38,6 +38,7 @@ EXIT_CODES = {
     143: "told to end by SIGTERM",
 }
 INTERRUPTED = 130
+_STDOUT, _STDERR = 1, 2
 
 _LAZY = {
     "up": ("mqproc.cli.group:up", "Start the group on a store and stay in the foreground."),
@@ -88,13 +89,13 @@ class MainGroup(Group):
     """The outermost group: a closed pipe ends it quietly, and its help tells the exit codes."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        result = 0
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
             # The reader has seen enough. What is still buffered must not fail again when Python ends.
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-            return 0
         return result
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -128,12 +129,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, this program's own unless arguments are given, and return the exit code."""
     if arguments is None:
         end_in_order()
+        _open_what_is_closed()
         _print_anything()
     invocation = Invocation(began_s=process_began_s() if arguments is None else time.monotonic())
     try:
         result = cli.main(arguments, "mqproc", standalone_mode=False, obj=invocation)
     except click.exceptions.Abort:
         return INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return error.exit_code
     except click.UsageError as error:
         help_command = f"; {error.ctx.command_path} --help tells more" if error.ctx else ""
         return _failed(f"{error.format_message().removesuffix('.')}{help_command}", error.exit_code, invocation)
@@ -147,11 +152,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
 
 
+def _open_what_is_closed() -> None:
+    """Have output go nowhere that the caller closed, as by `>&-`; Python has no stream there, and the next file that
+    is opened, one of the store's, would get its number.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    if sys.stdout is None:
+        sys.stdout = open(_STDOUT, "w", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(_STDERR, "w", closefd=False)  # noqa: SIM115
+
+
 def _print_anything() -> None:
     """Have a character that stdout's encoding lacks printed as JSON escapes it, instead of failing."""
     codecs.register_error("json", _escaped)
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="json")
+    out = sys.stdout
+    # The C locale's "surrogateescape" fails as "strict" does, where Python was told to leave ASCII alone.
+    if isinstance(out, io.TextIOWrapper) and (out.errors == "strict" or codecs.lookup(out.encoding).name == "ascii"):
+        out.reconfigure(errors="json")
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:

@@ -200,6 +200,8 @@ class _Sending:
         self._lock = threading.Lock()
         self._failed = 0
         self._stored = 0
+        # Why results can be printed no more. What is to be sent goes all the same.
+        self._unprinted: OSError | None = None
 
     def run(self, lines: Iterable[bytes]) -> int:
         started_s = time.monotonic()
@@ -212,6 +214,8 @@ class _Sending:
         finally:
             # Who ends it by Ctrl-C wants to know too.
             self._tell(time.monotonic() - started_s)
+        if self._unprinted is not None and not isinstance(self._unprinted, BrokenPipeError):
+            raise self._unprinted
         return 1 if self._failed else 0
 
     def _send(self, producer: Producer, number: int, line: bytes) -> None:
@@ -234,8 +238,12 @@ class _Sending:
             self._tell_refused(number, error)
             return
         self._stored += 1
-        if self._lines.shape != "table":
+        if self._lines.shape == "table" or self._unprinted is not None:
+            return
+        try:
             self._lines.further_rows("results", _COLUMNS, [asdict(future.result())])
+        except OSError as failure:
+            self._unprinted = failure
 
     def _tell_refused(self, number: int, error: BaseException) -> None:
         """By the producer's thread, and by the one that sends."""

@@ -215,3 +215,10 @@ def test_ctrl_c_before_there_is_a_command_is_130_without_a_traceback() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment(), check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_a_group_without_a_command_shows_its_help() -> None:
+    outcome = call("topic")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("Usage: mqproc topic")
+    assert outcome.err == call("topic", "--help").out

@@ -1,0 +1,70 @@
+"""Streams that are closed, full, or closed by their reader: what is to be done is done, and codes tell how it went."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.calling import call
+from tests.conftest import Group
+
+# Their results are more than a pipe holds.
+COUNT = 2000
+MQPROC = f'"{sys.executable}" -m mqproc'
+LINES = f"seq 1 {COUNT}"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    group = Group(tmp_path_factory.mktemp("group") / "store").start()
+    yield group.store
+    group.close()
+
+
+def _run(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+
+
+def _count(store: Path, topic: str) -> int:
+    return int(call("message", "range", topic, "--count", "--store", store).out)
+
+
+def test_a_send_whose_results_nobody_reads_any_more_sends_all(store: Path) -> None:
+    send = f"{LINES} | {MQPROC} send unread --json --store '{store}'"
+    outcome = _run(f"{send} | head -n 1; exit ${{PIPESTATUS[1]}}")
+    assert (outcome.returncode, outcome.stdout.count("\n")) == (0, 1)
+    assert (outcome.stderr.count("\n"), outcome.stderr.split(" stored")[0]) == (1, f"{COUNT:,} messages")
+    assert _count(store, "unread") == COUNT
+
+
+def test_a_send_whose_results_nobody_reads_any_more_tells_what_was_not_stored(store: Path) -> None:
+    lines = f"({LINES}; head -c 5000000 /dev/zero)"
+    outcome = _run(f"{lines} | {MQPROC} send large --json --store '{store}' | head -n 1; exit ${{PIPESTATUS[1]}}")
+    assert outcome.returncode == 1
+    assert "not stored: 1 message" in outcome.stderr
+
+
+def test_a_send_whose_results_have_no_room_sends_all_and_fails(store: Path) -> None:
+    outcome = _run(f"{LINES} | {MQPROC} send full --json --store '{store}' > /dev/full")
+    assert outcome.returncode == 1
+    assert outcome.stderr.splitlines()[1:] == ["mqproc: No space left on device"]
+    assert _count(store, "full") == COUNT
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_output_that_was_closed_goes_nowhere(store: Path, closed: str) -> None:
+    for command in (f"send closed x --json --store '{store}'", f"topic list --store '{store}'"):
+        outcome = _run(f"{MQPROC} {command} {closed}")
+        assert (outcome.returncode, outcome.stdout, outcome.stderr) == (0, "", "")
+    assert _run(f"{MQPROC} tail nothing --store '{store}' {closed}").returncode == 5
+
+
+def test_the_c_locale_without_utf_8_has_an_escape_for_every_character(store: Path) -> None:
+    assert call("send", "locale", "caf\u00e9", "--store", store).code == 0
+    locale = "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0"
+    outcome = _run(f"{locale} {MQPROC} message range locale --output raw --store '{store}'")
+    assert (outcome.returncode, outcome.stdout.split("\t")[-1]) == (0, "caf\\u00e9\n")
