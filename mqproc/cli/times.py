@@ -11,6 +11,8 @@ MS_PER_UNIT = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000,
 EPOCH_MS_MIN = 100_000_000_000
 # What datetime can print: the end of the year 9999.
 _EPOCH_MS_MAX = 253_402_300_799_999
+# 1990 to 2100: what a number in another unit is taken to mean when an error tells how to write it.
+_LIKELY_MS_MIN, _LIKELY_MS_MAX = 631_152_000_000, 4_102_444_800_000
 
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d|w))+")
@@ -58,7 +60,14 @@ def parse_time_ms(text: str, now: int | None = None) -> int:
 def _epoch_ms(text: str) -> int:
     if EPOCH_MS_MIN <= int(text) <= _EPOCH_MS_MAX:
         return int(text)
-    raise ValueError(f"{text!r} is no time in epoch milliseconds; seconds would be {text}000")
+    for unit, in_ms in (
+        ("seconds", int(text) * 1000),
+        ("microseconds", int(text) // 1000),
+        ("nanoseconds", int(text) // 1_000_000),
+    ):
+        if _LIKELY_MS_MIN <= in_ms <= _LIKELY_MS_MAX:
+            raise ValueError(f"{text!r} is no time in epoch milliseconds; {unit} would be {in_ms}")
+    raise ValueError(f"{text!r} is no time in epoch milliseconds")
 
 
 def datetime_ms(moment: datetime.datetime) -> int:

@@ -36,6 +36,20 @@ def test_what_is_no_moment_is_refused_with_a_hint(text: str) -> None:
         times.parse_time_ms(text, NOW)
 
 
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("1795617351", "; seconds would be 1795617351000"),
+        ("1795617351087999", "; microseconds would be 1795617351087"),
+        ("1795617351087999999", "; nanoseconds would be 1795617351087"),
+        ("12", "milliseconds"),
+    ],
+)
+def test_a_number_in_another_unit_is_told_in_milliseconds(text: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=f"{hint}$"):
+        times.parse_time_ms(text, NOW)
+
+
 def test_times_survive_printing_and_reading() -> None:
     for time_ms in (1, 999, 1_700_000_000_123, NOW):
         assert times.parse_time_ms(times.format_time(time_ms)) == time_ms
