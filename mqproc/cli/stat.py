@@ -16,6 +16,7 @@ from mqproc import control_words
 from mqproc.cli.commands import SECONDS, Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output
+from mqproc.cli.times import now_ms
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
 from mqproc.metrics.dispatch_lag import dispatch_behind_ms
@@ -23,6 +24,8 @@ from mqproc.paths import StorePaths
 
 _COLUMNS = [Column("name"), Column("value", kind="number"), Column("unit"), Column("owner"), Column("help", "meaning")]
 _WATCHED = [Column("name"), Column("value", kind="number"), Column("per_second", "per s", "number"), Column("unit")]
+# In CSV one block follows on the other.
+_RECORDED = [Column("time_ms", "time", "time_ms"), *_WATCHED]
 # Words that hold the header's format: nobody asks for them by eye.
 _HIDDEN = frozenset({"magic", "version", "store_id"})
 _STATE_WORDS = {
@@ -129,6 +132,8 @@ def _watch(paths: StorePaths, out: Output, prefix: str, changed: bool, interval_
     """
     before: dict[str, Any] = {}
     before_s = 0.0
+    if out.shape == "csv":
+        out.rows("words", _RECORDED, ())
     while True:
         values, now_s = read_all(paths), time.monotonic()
         if before and before["epoch"] != values["epoch"]:
@@ -155,11 +160,14 @@ def _print_block(
         out.shape = "jsonl"
     if out.shape == "table" and out.is_terminal:
         sys.stdout.write("\x1b[2J\x1b[H")
+    time_ms = now_ms()
     if out.is_json:
-        out.document({"words": {row["name"]: row["value"] for row in rows}})
-    else:
+        out.document({"time_ms": time_ms, "words": {row["name"]: row["value"] for row in rows}})
+    elif out.shape == "table":
         out.rows("words", _WATCHED, rows)
         out.line("")
+    else:
+        out.further_rows("words", _RECORDED, [row | {"time_ms": time_ms} for row in rows])
     out.flush()
 
 

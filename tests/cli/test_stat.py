@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import signal
 import subprocess
@@ -101,6 +102,21 @@ def test_watching_leaves_out_figures_that_are_0_when_asked_to(tmp_path: Path) ->
         for block in outcome.json_lines:
             assert ("read_only" in block["words"]) == there
             assert block["words"]["dispatch_behind_bytes"] == 3000
+
+
+def test_what_is_watched_can_be_recorded(tmp_path: Path) -> None:
+    make_control(tmp_path).close()
+    watch = ("stat", "--store", tmp_path, "--watch", "--timeout", "150ms", "--interval", "50ms")
+    lines = call(*watch, "--output", "csv").out.splitlines()
+    header, *rows = csv.reader(lines)
+    assert header == ["time_ms", "name", "value", "per_second", "unit"]
+    assert {len(row) for row in rows} == {5}
+    behind = [row for row in rows if row[1] == "dispatch_behind_bytes"]
+    assert len(behind) >= 2
+    assert header not in rows
+    for times in ([int(row[0]) for row in behind], [block["time_ms"] for block in call(*watch, "--json").json_lines]):
+        assert times == sorted(times)
+        assert abs(times[-1] - time.time() * 1000) < 60_000
 
 
 def test_watched_words_come_again_with_their_rates(tmp_path: Path) -> None:
