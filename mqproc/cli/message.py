@@ -13,7 +13,7 @@ from mqproc.cli.commands import MOMENT, Command, Group
 from mqproc.cli.completing import complete_topic
 from mqproc.cli.filters import filter_of, filter_options
 from mqproc.cli.invocation import Invocation, pass_invocation
-from mqproc.cli.message_format import BODIES, FIELD_COLUMNS, ROW_COLUMNS, to_json, to_row
+from mqproc.cli.message_format import BODIES, FIELD_COLUMNS, RAW, ROW_COLUMNS, plain_body, to_json, to_row
 from mqproc.cli.output import Column, Output, encode_json
 from mqproc.cli.progress import Progress
 from mqproc.cli.send import PROPERTY
@@ -26,6 +26,9 @@ from mqproc.wire.operations import ScanRequest
 Command_ = Callable[..., Any]
 
 _body = click.option("--body", type=click.Choice(BODIES), help="How bodies are shown.  [default: text]")
+_body_of_one = click.option(
+    "--body", type=click.Choice((*BODIES, RAW)), help="How the body is shown; raw: only its bytes.  [default: text]"
+)
 _begin = click.option("--begin", type=MOMENT, metavar="TIME", help="From this time on: ISO 8601, epoch ms, or 15m ago.")
 _end = click.option("--end", type=MOMENT, metavar="TIME", help="Up to this time.")
 _time = click.option(
@@ -51,7 +54,7 @@ def message() -> None:
 @message.command(cls=Command)
 @click.argument("message_id", metavar="ID")
 @click.option("--topic", default="", shell_complete=complete_topic, help="Topic of a unique id.")
-@_body
+@_body_of_one
 @pass_invocation
 def get(invocation: Invocation, message_id: str, topic: str, body: str | None) -> None:
     """Show the message with an offset id, or with a unique id and its --topic. Exit code 5 when there is none."""
@@ -92,7 +95,7 @@ def key(
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("queue", type=click.IntRange(0))
 @click.argument("offset", type=click.IntRange(0))
-@_body
+@_body_of_one
 @pass_invocation
 def offset(invocation: Invocation, topic: str, queue: int, offset: int, body: str | None) -> None:
     """Show the message at an OFFSET of a QUEUE. Exit code 5 when there is none."""
@@ -244,8 +247,10 @@ class _Scan:
 
 
 def print_one(out: Output, found: StoredMessage, body: str | None) -> None:
-    """One message, a line for each field."""
-    if out.is_json:
+    """One message, a line for each field; or its body alone."""
+    if body == RAW:
+        out.data(plain_body(found))
+    elif out.is_json:
         out.document(to_json(found, body))
     else:
         out.fields(FIELD_COLUMNS, to_row(found, body or "text", preview=False))

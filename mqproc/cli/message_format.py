@@ -14,6 +14,8 @@ from mqproc.errors import BadMessageError
 from mqproc.message import StoredMessage
 
 BODIES = ("text", "hex", "json", "none")
+# Of one message: only its bytes, as into a file.
+RAW = "raw"
 DEFAULT_FORMAT = "%d  %p:%o  %g  %k  %s\\n"
 FORMAT_HELP = (
     "%t topic, %p queue, %o offset, %k keys, %g tag, %s body, %S its stored size, %T store time in ms, %d as ISO 8601, "

@@ -146,6 +146,11 @@ class Output:
         """A line of data."""
         self.stream.write(self.shown(text) + "\n")
 
+    def data(self, data: bytes) -> None:
+        """Bytes as they are."""
+        self.stream.flush()
+        self.stream.buffer.write(data)
+
     def flush(self) -> None:
         self.stream.flush()
 

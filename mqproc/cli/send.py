@@ -23,9 +23,10 @@ from mqproc.cli.output import Column, Output
 from mqproc.cli.progress import rate_text
 from mqproc.cli.times import is_duration, now_ms, parse_time_ms
 from mqproc.client import Client, Producer
+from mqproc.client.connection import FRAME_BYTES_MAX
 from mqproc.client.encoding import check_message
 from mqproc.delay_levels import DELAY_LEVELS
-from mqproc.errors import BadPropertyError, BadRequestError, MqprocError
+from mqproc.errors import BadPropertyError, BadRequestError, MessageTooLargeError, MqprocError
 from mqproc.message import Message, SendResult
 from mqproc.quantities import counted
 
@@ -80,6 +81,7 @@ AHEAD = Ahead()
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("body", required=False)
 @click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Send each line of a file.")
+@click.option("--whole", is_flag=True, help="All of --file or stdin is one message, whatever bytes it has.")
 @click.option("--key", "keys", multiple=True, help="Key to find it by; may be repeated.")
 @click.option("--key-delimiter", metavar="TEXT", help="Of lines: what stands before it is the line's key.")
 @click.option("--tag", default="", help="Tag that consumers filter by.")
@@ -97,6 +99,7 @@ def send(
     topic: str,
     body: str | None,
     file: Path | None,
+    whole: bool,
     keys: tuple[str, ...],
     key_delimiter: str | None,
     tag: str,
@@ -111,7 +114,8 @@ def send(
 ) -> int:
     """Send messages: one, from stdin, or a file's lines.
 
-    Sends BODY to TOPIC, or a message for each line of --file, or of stdin when BODY is - or missing.
+    Sends BODY to TOPIC, or a message for each line of --file, or of stdin when BODY is - or missing; with --whole all
+    of it as one.
     Prints where each went. Exit code 1 when one was not stored: it is told with its line, and the others go.
     """
     template = Message(
@@ -128,12 +132,11 @@ def send(
     check_message(template)
     with ExitStack() as stack:
         client = stack.enter_context(invocation.client())
-        if body is not None and body != STDIN:
-            if file is not None:
-                raise click.UsageError("give BODY or --file, not both")
-            bodies: Iterable[bytes] = itertools.repeat(body.encode("utf-8", "surrogateescape"), count)
+        given = _given(body, file, whole, key_delimiter)
+        if given is not None:
+            bodies: Iterable[bytes] = itertools.repeat(given, count)
             if count == 1:
-                _print(invocation.out, [client.send(_message(template, next(iter(bodies)), None), wait=not no_wait)])
+                _print(invocation.out, [client.send(_message(template, given, None), wait=not no_wait)])
                 return 0
         else:
             if count != 1:
@@ -144,6 +147,30 @@ def send(
         unit = "message" if count > 1 else "line"
         sending = _Sending(client, invocation.out, template, delimiter, unit)
         return sending.run(_paced(bodies, rate))
+
+
+def _given(body: str | None, file: Path | None, whole: bool, key_delimiter: str | None) -> bytes | None:
+    """The one body that is to be sent; None when there is one in each line. Raises a usage error."""
+    if body is not None and body != STDIN:
+        if file is not None or whole:
+            raise click.UsageError(f"give BODY or {'--whole' if whole else '--file'}, not both")
+        return body.encode("utf-8", "surrogateescape")
+    if not whole:
+        return None
+    if key_delimiter:
+        raise click.UsageError("--key-delimiter is for lines; --whole has none")
+    if file is None:
+        return _all_of(_stdin(), "stdin")
+    with file.open("rb") as stream:
+        return _all_of(stream, str(file))
+
+
+def _all_of(stream: BinaryIO, name: str) -> bytes:
+    """What a stream has, as far as a message may have so much. Raises MessageTooLargeError."""
+    data = stream.read(FRAME_BYTES_MAX + 1)
+    if len(data) > FRAME_BYTES_MAX:
+        raise MessageTooLargeError(f"{name}: more than {FRAME_BYTES_MAX:,} bytes, which no message may have")
+    return data
 
 
 def _stdin() -> BinaryIO:
