@@ -50,6 +50,12 @@ class Position:
     kind: str
     value: int = 0
 
+    def is_reached_by(self, message: StoredMessage) -> bool:
+        """Whether a message that comes is not before an offset or a time that is yet to come."""
+        if self.kind == "offset":
+            return message.queue_offset >= self.value
+        return self.kind != "time" or message.store_timestamp_ms >= self.value
+
 
 class PositionType(click.ParamType[Position]):
     """`beginning`, `end`, `stored`, an offset, `-N`, or a time."""
@@ -224,7 +230,8 @@ class Tail:
         if follow_until_s is not None:
             following = Following(self._client, self._topic, self._filter, self._tell_damage, self._note)
             ends = [Place(info.queue_id, info.max_offset) for info in self._queues]
-            yield from following.messages(ends, added_too=self._all, ends_s=follow_until_s)
+            coming = following.messages(ends, added_too=self._all, ends_s=follow_until_s)
+            yield from (message for message in coming if start.is_reached_by(message))
 
     def _span(self, info: QueueInfo, start: Position, stop: Position | None) -> Span:
         begin = self._offset(info, start)

@@ -356,6 +356,21 @@ def test_tail_follows_what_comes(store: Path) -> None:
     assert sorted(out.split()) == [f"m{number}".encode() for number in range(5)]
 
 
+def test_tail_follows_from_what_is_yet_to_come(store: Path) -> None:
+    ask(store, "topic", "create", "coming", "--queues", 1)
+    assert ask(store, "send", "coming", "-", stdin=b"m0\nm1\n").code == 0
+    _settled(store)
+    command = [sys.executable, "-m", "mqproc", "tail", "coming", "-f", "--format", "%s ", "--store", str(store)]
+    with (
+        subprocess.Popen([*command, "--from", "3", "-n", "2"], stdout=subprocess.PIPE) as by_offset,
+        subprocess.Popen([*command, "--from", "2100-01-01", "--timeout", "5"], stdout=subprocess.PIPE) as by_time,
+    ):
+        wait_until(lambda: ask(store, "stat", "--json").json["words"]["waiting_pulls"] >= 2, 30)
+        assert ask(store, "send", "coming", "-", stdin=b"m2\nm3\nm4\n").code == 0
+        assert by_offset.communicate(timeout=30)[0] == b"m3 m4 "
+        assert by_time.communicate(timeout=30)[0] == b""
+
+
 # message
 
 
