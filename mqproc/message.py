@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from mqproc import packing
+from mqproc.packing import plain_body
 
 if TYPE_CHECKING:
     import numpy as np
@@ -161,7 +161,7 @@ class StoredMessage(LazyFields):
 
         Raises BadMessageError when it cannot be unpacked; lz4 and zstd take pyarrow.
         """
-        return packing.plain_body(self.body, self.sys_flag)
+        return plain_body(self.body, self.sys_flag)
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name, the body as it is stored as base64: what every `--json` prints for a message."""

@@ -10,11 +10,11 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
+import msgspec
 
 from mqproc.cli.commands import Command, Rate
 from mqproc.cli.completing import complete_topic
@@ -185,7 +185,7 @@ def _message(template: Message, body: bytes, delimiter: bytes | None) -> Message
         key, found, rest = body.partition(delimiter)
         if found:
             keys, body = (*keys, _key(key)), rest
-    return replace(template, body=body, keys=keys)
+    return msgspec.structs.replace(template, body=body, keys=keys)
 
 
 def _key(data: bytes) -> str:
@@ -268,7 +268,7 @@ class _Sending:
         if self._lines.shape == "table" or self._unprinted is not None:
             return
         try:
-            self._lines.further_rows("results", _COLUMNS, [asdict(future.result())])
+            self._lines.further_rows("results", _COLUMNS, [msgspec.structs.asdict(future.result())])
         except OSError as failure:
             self._unprinted = failure
 
@@ -286,8 +286,8 @@ class _Sending:
 
 def _print(out: Output, results: list[SendResult]) -> None:
     if out.shape == "json":
-        out.document(asdict(results[0]))
+        out.document(msgspec.structs.asdict(results[0]))
     elif out.shape == "table":
-        out.fields(_COLUMNS, asdict(results[0]))
+        out.fields(_COLUMNS, msgspec.structs.asdict(results[0]))
     else:
-        out.rows("results", _COLUMNS, map(asdict, results))
+        out.rows("results", _COLUMNS, map(msgspec.structs.asdict, results))

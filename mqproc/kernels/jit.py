@@ -36,7 +36,7 @@ COMPILED = not _numba.config.DISABLE_JIT
 """False under NUMBA_DISABLE_JIT=1: kernels are then the plain functions they were written as."""
 
 _FROZEN_FOLDERS = ("kernels", "layout")
-FROZEN_MODULES = ("began.py", "delay_levels.py", "errors.py", "message.py", "names.py")
+FROZEN_MODULES = ("began.py", "delay_levels.py", "errors.py", "message.py", "names.py", "packing.py")
 """What the files of these folders import of the package beside each other, directly or not."""
 
 CODE_SUFFIX = ".nbc"
