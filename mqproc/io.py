@@ -293,9 +293,10 @@ class StoreIO:
     def pwrite(self, fd: int, data: Buffer, offset: int) -> None:
         """Write all of `data`. Raises OSError (ENOSPC…), after which part of it may be there."""
         done = os.pwrite(fd, data, offset)
-        if done == len(data):
+        view = memoryview(data)
+        if done == view.nbytes:
             return
-        view = memoryview(data).cast("B")
+        view = view.cast("B")
         while done < len(view):
             count = os.pwrite(fd, view[done:], offset + done)
             if count == 0:
