@@ -22,3 +22,14 @@ def test_title_is_seen_from_outside() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip("\0 \n") == "mqproc: writer [/data/orders]"
+
+
+def test_a_process_that_is_nice_forks_without_a_warning_of_threads() -> None:
+    program = (
+        "import os; from pathlib import Path; from mqproc.process.title import set_title; "
+        "os.nice(5); set_title('commitlog-flusher', Path('/data/orders')); "
+        "child = os.fork() or os._exit(0); os.waitpid(child, 0); print(Path('/proc/self/comm').read_text())"
+    )
+    command = [sys.executable, "-W", "always", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == ("mqproc:commitlo", "")
