@@ -68,12 +68,14 @@ def test_what_the_system_does_not_permit_is_told_of_the_option(
 def test_a_group_keeps_its_writer_in_place_also_a_restarted_one(tmp_path: Path) -> None:
     allowed = os.sched_getaffinity(0)
     chosen = max(allowed)
-    group = Group(tmp_path / "store", writer_cpus=str(chosen), dispatcher_nice="7").start()
+    # The tests themselves may run with some niceness.
+    nicer = min(19, os.getpriority(os.PRIO_PROCESS, 0) + 7)
+    group = Group(tmp_path / "store", writer_cpus=str(chosen), dispatcher_nice=str(nicer)).start()
     try:
         first = group.pid(WRITER)
         assert os.sched_getaffinity(first) == {chosen}
         assert os.sched_getaffinity(group.pid(DISPATCHER)) == os.sched_getaffinity(group.pid(QUERY)) == allowed
-        assert os.getpriority(os.PRIO_PROCESS, group.pid(DISPATCHER)) == 7
+        assert os.getpriority(os.PRIO_PROCESS, group.pid(DISPATCHER)) == nicer
         assert os.getpriority(os.PRIO_PROCESS, first) == os.getpriority(os.PRIO_PROCESS, 0)
         os.kill(first, signal.SIGKILL)
         wait_until(lambda: (second := group.pid(WRITER)) != first and os.sched_getaffinity(second) == {chosen})
