@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -166,10 +166,11 @@ def _run_command(command: str, store: Path, flags: list[str], timeout_s: float) 
 
 def _close_all() -> None:
     """At the program's end; what producers have left is sent before the group goes."""
-    if any(client._process == os.getpid() for client in _opened):
-        close_all()
-    while _opened:
-        _opened[-1].close()
+    with ExitStack() as clients:  # One that fails leaves the others to be closed.
+        for client in _opened:
+            clients.callback(client.close)
+        if any(client._process == os.getpid() for client in _opened):
+            close_all()
 
 
 atexit.register(_close_all)

@@ -166,6 +166,20 @@ def test_without_a_block_and_a_close_the_end_of_the_program_does_it_when_all_is_
         assert client.count("left") == 2
 
 
+def test_at_the_end_of_the_program_what_fails_leaves_no_group_behind(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: object) -> None:
+        raise RuntimeError("cannot join thread before it is started")
+
+    mqproc.open(store)
+    mqproc.open(store)
+    monkeypatch.setattr(embedded, "close_all", fail)
+    with pytest.raises(RuntimeError, match="cannot join"):
+        embedded._close_all()
+    assert not runs(store)
+
+
 def test_a_forked_process_that_ends_leaves_the_group_alone(store: Path) -> None:
     program = (
         "import mqproc, os, sys\n"

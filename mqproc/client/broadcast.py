@@ -225,10 +225,10 @@ class Broadcast(OwnProgress):
         """Find the queues, and go on in the thread. Raises what looking for them raises."""
         try:
             drive(self._client.run, self.looking())
+            self._thread.start()
         except BaseException:
             self.give_up()
             raise
-        self._thread.start()
 
     def leave(self) -> None:
         """End the thread and save."""

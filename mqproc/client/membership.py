@@ -121,7 +121,12 @@ class Membership(Member):
                 failures += 1
                 pause_s = joins_again(error, self._client.retry, failures, deadline)
             time.sleep(pause_s)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # There is no thread to be had, and nobody else would beat.
+            self.leave()
+            self._let_go()
+            raise
 
     def leave(self) -> None:
         """Stop being a member, and end the thread."""

@@ -87,9 +87,10 @@ class Producer:
         if self._closing:
             raise BadRequestError("the producer is closed")
         _see_to_the_end()
-        self._thread = threading.Thread(target=self._run, name="mqproc-producer", daemon=True)
-        self._thread.start()
-        self._taking = True
+        thread = threading.Thread(target=self._run, name="mqproc-producer", daemon=True)
+        # Raises where none is to be had: under a limit, or at the program's end, as Python sees it.
+        thread.start()
+        self._thread, self._taking = thread, True
 
     def __enter__(self) -> Producer:
         return self

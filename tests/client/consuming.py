@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any
 
@@ -24,6 +25,18 @@ def fill(client: Client, topic: str, count: int, queues: int = 4) -> list[bytes]
         client.send_batch(topic, bodies, queue_ids=[number % queues for number in range(count)])
     client.wait_dispatched()
     return bodies
+
+
+@contextlib.contextmanager
+def no_thread_starts() -> Iterator[None]:
+    """As under a limit that leaves room for none."""
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        yield
 
 
 def hide_from_one_pull(monkeypatch: pytest.MonkeyPatch, topic: str) -> list[int]:

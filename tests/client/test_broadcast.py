@@ -31,7 +31,7 @@ from mqproc.client.subscription import subscription
 from mqproc.store.groups.settings import RETRY_MAX_TIMES
 from mqproc.wire.group_operations import GroupAssignment
 from mqproc.wire.operations import Operation
-from tests.client.consuming import all_of, bodies_of, fill
+from tests.client.consuming import all_of, bodies_of, fill, no_thread_starts
 from tests.conftest import PATIENCE_S, Group, wait_until
 
 
@@ -39,6 +39,18 @@ from tests.conftest import PATIENCE_S, Group, wait_until
 def client(shared: Group) -> Iterator[Client]:
     with shared.client() as client:
         yield client
+
+
+def test_a_broadcast_consumer_whose_thread_cannot_be_started_leaves_its_file_to_others(
+    client: Client, tmp_path: Path
+) -> None:
+    fill(client, "CastThreadless", 0)
+    path = tmp_path / "own.json"
+    with no_thread_starts(), pytest.raises(RuntimeError, match="can't start new thread") as failed:
+        client.consumer("cast", "CastThreadless", broadcast=True, offsets_path=path)
+    assert failed.traceback, "which holds on to what has failed"
+    with client.consumer("cast", "CastThreadless", broadcast=True, offsets_path=path) as consumer:
+        assert len(consumer.queues) == 4
 
 
 def test_every_broadcast_consumer_reads_everything_and_keeps_its_own_progress(client: Client, tmp_path: Path) -> None:

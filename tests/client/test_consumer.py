@@ -29,7 +29,15 @@ from mqproc.client.consumer import Consumer
 from mqproc.client.group_steps import ResetTo
 from mqproc.client.nacking import Nacking
 from mqproc.client.pace import HOLD_S
-from tests.client.consuming import all_batches_of, all_of, bodies_of, fill, hide_from_one_pull, offsets
+from tests.client.consuming import (
+    all_batches_of,
+    all_of,
+    bodies_of,
+    fill,
+    hide_from_one_pull,
+    no_thread_starts,
+    offsets,
+)
 from tests.conftest import PATIENCE_S, Group, wait_until
 
 
@@ -52,6 +60,15 @@ def test_every_message_comes_once_in_the_order_of_its_queue(client: Client) -> N
         assert [message.queue_offset for message in found if message.queue_id == queue_id] == list(range(1000))
     assert offsets(client, "once", "Once") == [1000] * 4
     assert client.groups.info("once").lag == 0
+
+
+def test_a_consumer_whose_thread_cannot_be_started_leaves_the_queues_to_others(client: Client) -> None:
+    fill(client, "Threadless", 1)
+    with no_thread_starts(), pytest.raises(RuntimeError, match="can't start new thread"):
+        client.consumer("threadless", "Threadless", start="earliest")
+    assert client.groups.info("threadless").members == ()
+    with client.consumer("threadless", "Threadless", start="earliest") as consumer:
+        assert len(consumer.queues) == 4
 
 
 def test_what_is_done_is_committed_and_the_rest_comes_again(client: Client) -> None:

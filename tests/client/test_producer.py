@@ -29,6 +29,7 @@ from mqproc.errors import (
 )
 from mqproc.message import Message, SendResult
 from mqproc.wire.connection import Request
+from tests.client.consuming import no_thread_starts
 from tests.client.memory_roles import MemoryRoles, first
 from tests.conftest import PATIENCE_S, wait_until
 
@@ -283,6 +284,18 @@ def test_the_end_of_the_program_tells_nothing_of_what_futures_told(roles: Memory
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=2 * PATIENCE_S, check=True)
     assert "may be carried out yet" in done.stdout
     assert done.stderr == ""
+
+
+def test_where_no_thread_can_be_started_it_is_told_and_none_is_waited_for(client: Client, roles: MemoryRoles) -> None:
+    """As Python 3.12 sees it, also at the program's end."""
+    with client.producer(linger_ms=0) as producer, client.producer(linger_ms=0) as late:
+        with no_thread_starts(), pytest.raises(RuntimeError, match="can't start new thread"):
+            producer.send("orders", b"1")
+        with no_thread_starts(), pytest.raises(RuntimeError, match="can't start new thread"):
+            late.send("orders", b"2")
+        producer.flush(0)
+        assert producer.send("orders", b"3").result(PATIENCE_S)
+    assert [message.body for message in roles.messages] == [b"3"]
 
 
 def test_a_callback_may_send_though_there_is_no_room(client: Client) -> None:
