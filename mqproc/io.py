@@ -120,7 +120,12 @@ class StoreIO:
     # Files by name
 
     def exists(self, path: Path) -> bool:
-        return path.exists()
+        """Whether it is there. Raises OSError when that cannot be told, where Python from 3.14 on says no."""
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def size_of(self, path: Path) -> int:
         """Bytes of a file; raises FileNotFoundError."""
@@ -162,7 +167,7 @@ class StoreIO:
     def make_folder(self, folder: Path, mode: int = 0o755, *, sync: bool = True) -> None:
         """Make a folder and those above it; each new name is synced into its parent unless the caller does it later."""
         missing = []
-        while not folder.exists():
+        while not self.exists(folder):
             missing.append(folder)
             folder = folder.parent
         for new in reversed(missing):
@@ -227,7 +232,7 @@ class StoreIO:
 
     def remove_folder(self, folder: Path) -> None:
         """Remove a folder with everything in it, if it is there."""
-        shutil.rmtree(folder, ignore_errors=not folder.exists())
+        shutil.rmtree(folder, ignore_errors=not self.exists(folder))
 
     def sync_folder(self, folder: Path) -> None:
         """Make the names in a folder durable."""

@@ -221,3 +221,21 @@ def test_large_pages_are_asked_for_from_the_page_that_the_range_begins_in(tmp_pa
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOMEM, errno.EAGAIN])
 def test_who_does_not_take_the_advice_has_small_pages(number: int) -> None:
     StoreIO().choose_pages(cast(mmap.mmap, _Refusing(number)), 0, large=True)
+
+
+def test_what_cannot_be_asked_for_is_not_taken_for_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    io, file = StoreIO(), tmp_path / "abort"
+    assert not io.exists(file)
+    file.touch()
+    assert io.exists(file)
+    assert not io.exists(file / "below a file")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+        io.exists(tmp_path / "loop")
+    # As Python 3.14 answers.
+    monkeypatch.setattr(Path, "exists", lambda path: os.path.exists(path))
+    with pytest.raises(OSError, match=os.strerror(errno.ENAMETOOLONG)):
+        io.exists(tmp_path / ("x" * 300))
+    for call in (io.make_folder, io.remove_folder):
+        with pytest.raises(OSError, match=os.strerror(errno.ENAMETOOLONG)):
+            call(tmp_path / ("x" * 300))
