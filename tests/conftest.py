@@ -53,7 +53,13 @@ SMALL: dict[str, Any] = {
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Have the kernels compiled once: the processes that run tests would each do it, within a test's time."""
+    """Have the kernels compiled once: the processes that run tests would each do it, within a test's time.
+
+    A shell without jobs of its own (`pytest &` in a script) has what it starts beside it pass over Ctrl-C, and so would
+    all that tests interrupt.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if jit.COMPILED and not hasattr(session.config, "workerinput"):
         fill_cache()
 
