@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from mqproc.paths import file_type
+
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined,unused-ignore]
 
@@ -120,12 +122,8 @@ class StoreIO:
     # Files by name
 
     def exists(self, path: Path) -> bool:
-        """Whether it is there. Raises OSError when that cannot be told, where Python from 3.14 on says no."""
-        try:
-            path.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return True
+        """Whether it is there. Raises OSError when that cannot be told."""
+        return file_type(path) != 0
 
     def size_of(self, path: Path) -> int:
         """Bytes of a file; raises FileNotFoundError."""

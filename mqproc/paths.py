@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime
 import functools
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,17 @@ def index_name_time_ms(name: str) -> int | None:
     except ValueError:
         return None
     return int(moment.timestamp()) * 1000 + int(name[14:])
+
+
+def file_type(path: Path) -> int:
+    """What the path leads to, as `stat.S_IFMT` tells it; 0 when nothing is there.
+
+    Raises OSError when that cannot be told, where Python's own `exists` and `is_dir` say no from 3.14 on.
+    """
+    try:
+        return stat.S_IFMT(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
 
 
 def is_text(name: str) -> bool:

@@ -177,7 +177,7 @@ def serve(fd: int) -> None:
     assert main
     make_ready()
     # The first title finds the room for all: arguments and variables as the program was given them, before they change.
-    setproctitle.setproctitle("nursery of tests")
+    setproctitle.setproctitle("nursery-of-tests")
     # A collection in what is forked would else touch, and thereby copy, all that is loaded.
     gc.freeze()
     asked = socket.socket(fileno=fd)

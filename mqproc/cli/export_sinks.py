@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol, TextIO
@@ -17,7 +18,7 @@ from mqproc.cli.times import now_ms
 from mqproc.config import Options
 from mqproc.errors import BadRequestError, StoreNotFoundError
 from mqproc.io import StoreIO
-from mqproc.paths import StorePaths
+from mqproc.paths import StorePaths, file_type
 from mqproc.store.topics import TopicConfig
 from mqproc.store.verify.inventory import Sizes
 
@@ -138,7 +139,7 @@ def sink_for(
     click.UsageError for an ending that means nothing.
     """
     target = target.absolute()
-    if not target.parent.is_dir():
+    if not stat.S_ISDIR(file_type(target.parent)):
         raise StoreNotFoundError(f"{target.parent}: no such folder")
     if target.is_dir() and any(target.iterdir()):
         raise BadRequestError(f"{target}: not empty; a new store needs a folder of its own")

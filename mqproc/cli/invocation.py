@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import stat
 import time
 import tomllib
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ import click
 
 from mqproc.cli.output import Output
 from mqproc.errors import ConfigurationError, StoreAccessError, StoreNotFoundError
-from mqproc.paths import StorePaths
+from mqproc.paths import StorePaths, file_type
 
 if TYPE_CHECKING:
     from mqproc.client import Client
@@ -80,11 +81,11 @@ class Invocation:
         named = self.config or os.environ.get("MQPROC_CONFIG")
         if named:
             path = Path(named)
-            if not path.is_file():
+            if not stat.S_ISREG(file_type(path)):
                 raise ConfigurationError(f"{path}: no such file")
             return path
         default = Path(DEFAULT_CONFIG)
-        if not default.is_file():
+        if not stat.S_ISREG(file_type(default)):
             return None
         self.config = default
         return default
@@ -116,9 +117,10 @@ class Invocation:
     def existing_paths(self) -> StorePaths:
         """The same; raises StoreNotFoundError when there is no such folder."""
         paths = self.paths()
-        if paths.root.is_file():
+        kind = file_type(paths.root)
+        if stat.S_ISREG(kind):
             raise StoreAccessError(f"{paths.root}: a file; --store takes the folder that holds a store's files")
-        if not paths.root.is_dir():
+        if not stat.S_ISDIR(kind):
             from mqproc.cli.beginning import check_not_beginning
 
             check_not_beginning(paths)

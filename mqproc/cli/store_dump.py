@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from mqproc.errors import StoreNotFoundError
 from mqproc.io import StoreIO
 from mqproc.layout.record_codec import decode_records
 from mqproc.message import StoredMessage
-from mqproc.paths import StorePaths
+from mqproc.paths import StorePaths, file_type
 from mqproc.store.existing import check_is_store
 from mqproc.store.intact_records import IntactRecords, LostRange
 from mqproc.store.verify.inventory import take_inventory
@@ -46,9 +47,10 @@ def dump(invocation: Invocation, path: Path | None, most: int, topic: str, field
     """
     io = StoreIO()
     path = path or invocation.paths().root
-    if path.is_dir():
+    kind = file_type(path)
+    if stat.S_ISDIR(kind):
         return _dump_log(invocation, io, path, most, topic)
-    if not path.exists():
+    if not kind:
         raise StoreNotFoundError(f"{path}: no such file or folder")
     found = dump_file(io, path, invocation.options(), fields=fields)
     _print_file(invocation.out, found, most)

@@ -67,6 +67,27 @@ def test_a_wrong_configuration_is_exit_code_8(tmp_path: Path) -> None:
     assert call("config", "check", "--config", broken).code == 8
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "status --store {loop}/store",
+        "send orders hello --store {loop}/store",
+        "store dump {loop}/store",
+        "store export {store} --topic orders --to {loop}/orders.jsonl",
+        "config check --config {loop}/mqproc.toml",
+    ],
+)
+def test_what_cannot_be_asked_for_is_not_called_absent(tmp_path: Path, arguments: str) -> None:
+    """Nor is it told to be made anew."""
+    loop, store = tmp_path / "loop", tmp_path / "store"
+    loop.symlink_to(loop)
+    (store / "commitlog").mkdir(parents=True)
+    refused = call(*arguments.format(loop=loop, store=store).split())
+    assert refused.code not in (0, 5)
+    assert "Too many levels of symbolic links" in refused.err
+    assert "no such" not in refused.err
+
+
 def test_a_config_file_that_was_found_and_is_gone_is_no_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
