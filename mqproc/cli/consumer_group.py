@@ -180,9 +180,12 @@ def lag(invocation: Invocation, name: str, topics: tuple[str, ...], limit: int |
 
 def _lag_rows(queues: Sequence[GroupQueue], at_ms: int) -> list[dict[str, Any]]:
     """A row for each topic: what is left, and since when the oldest of it waits."""
+    queues_of: dict[str, list[GroupQueue]] = {}
+    for queue in queues:
+        queues_of.setdefault(queue.topic, []).append(queue)
     rows = []
-    for topic in sorted({queue.topic for queue in queues}):
-        behind = [queue for queue in queues if queue.topic == topic and queue.lag]
+    for topic, of_topic in sorted(queues_of.items()):
+        behind = [queue for queue in of_topic if queue.lag]
         times = [queue.offset_time_ms for queue in behind if queue.offset_time_ms is not None]
         age_ms = max(0, at_ms - min(times)) if times else None
         rows.append(

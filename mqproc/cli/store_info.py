@@ -184,6 +184,9 @@ class _Reading:
     def _of(self, reader: StoreReader) -> dict[str, Any]:
         self.log_end = end = reader.visible.end
         queues = reader.queues()
+        queues_of: dict[str, list[QueueInfo]] = {}
+        for queue in queues:
+            queues_of.setdefault(queue.topic, []).append(queue)
         by_topic = [
             {
                 "topic": topic,
@@ -192,8 +195,7 @@ class _Reading:
                 "min_offsets": [queue.min_offset for queue in of_topic],
                 "max_offsets": [queue.max_offset for queue in of_topic],
             }
-            for topic in sorted({queue.topic for queue in queues})
-            if (of_topic := [queue for queue in queues if queue.topic == topic])
+            for topic, of_topic in sorted(queues_of.items())
         ]
         messages = sum(queue.max_offset - queue.min_offset for queue in queues)
         return {

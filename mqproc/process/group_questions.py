@@ -96,11 +96,13 @@ class GroupQuestions:
         progress, queues = self._groups.state.progress, self._reading.queues
         members = self._groups.members().get(group)
         wanted = members.topics if members is not None else []
-        known = {(at.topic, at.queue_id): at.offset for at in progress.of(group)}
-        for topic in sorted({*(topic for topic, _ in known), *wanted}):
-            ids = {*queues.ids(topic), *(queue_id for name, queue_id in known if name == topic)}
-            for queue_id in sorted(ids):
-                yield topic, queue_id, known.get((topic, queue_id), UNKNOWN)
+        known: dict[str, dict[int, int]] = {}
+        for at in progress.of(group):
+            known.setdefault(at.topic, {})[at.queue_id] = at.offset
+        for topic in sorted({*known, *wanted}):
+            offsets = known.get(topic, {})
+            for queue_id in sorted({*queues.ids(topic), *offsets}):
+                yield topic, queue_id, offsets.get(queue_id, UNKNOWN)
 
     def _lag(self, group: str, topic: str, queue_id: int) -> int:
         bounds = self._reading.queues.bounds(topic, queue_id)

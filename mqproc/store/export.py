@@ -169,9 +169,11 @@ class NewStore:
         Recovery(self._io, self._paths, self._options, words, report, clean=True, scanners=scanners).run()
         configured = Topics(self._io, self._paths)
         there, _strays = queues_on_disk(self._io, self._paths.consume_queue)
+        queues: dict[str, int] = {}
+        for name, queue_id in there:
+            queues[name] = max(queues.get(name, 0), queue_id + 1)
         for topic in topics:
-            queues = [queue_id + 1 for name, queue_id in there if name == topic.topic]
-            configured.adopt(topic.topic, max([topic.queues, *queues]))
+            configured.adopt(topic.topic, max(topic.queues, queues.get(topic.topic, 0)))
             adopted = configured.get(topic.topic)
             assert adopted is not None
             adopted.perm, adopted.attributes, adopted.extra = topic.perm, dict(topic.attributes), dict(topic.extra)

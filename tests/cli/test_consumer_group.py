@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from mqproc import BadRequestError, Client
+from mqproc.cli.consumer_group import _lag_rows
 from mqproc.client import Move
+from mqproc.groups import GroupQueue
 from tests.cli.calling import Outcome, call
 from tests.client.consuming import all_of
 from tests.conftest import PATIENCE_S, Group, wait_until
+from tests.counted_names import CountedName
 
 TOPIC = "orders"
 COUNT = 40
@@ -349,3 +352,12 @@ def test_a_deletion_names_dead_letters_only_where_there_are_some(group: Group, c
 def test_without_a_running_group_of_processes(group: Group, tmp_path: Any) -> None:
     refused = call("group", "list", "--store", tmp_path)
     assert (refused.code, "mqproc up starts one" in refused.err) == (9, True)
+
+
+def test_the_lag_of_many_topics_is_found_without_a_look_at_all_queues_for_each() -> None:
+    names = CountedName.many(300)
+    queues = [GroupQueue(name, queue_id, 2, 0, 5, 1_000, "") for name in names for queue_id in range(4)]
+    rows = _lag_rows(queues, 3_000)
+    compared = CountedName.compared
+    assert [(row["topic"], row["lag"], row["age_ms"]) for row in rows] == [(str(name), 12, 2_000) for name in names]
+    assert compared <= 10 * len(queues)

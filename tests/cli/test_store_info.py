@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from mqproc import Message
+from mqproc import Message, QueueInfo
+from mqproc.cli.store_info import _Reading
+from mqproc.config import Options
 from mqproc.paths import StorePaths
 from tests.cli.calling import call
 from tests.conftest import Group
+from tests.counted_names import CountedName
 from tests.golden.fixtures import GOLDEN, directories, load_fixture
 from tests.store.stopped_store import StoppedStore
 from tests.store.verify.looking import flip
@@ -139,3 +144,21 @@ def test_a_log_that_is_gone_is_no_other_programs_work(tmp_path: Path, emptied: b
     assert wanted in found["trouble"]
     assert (found["first_store_timestamp_ms"], found["last_store_timestamp_ms"]) == (None, None)
     assert "first message" not in call("store", "info", store.root).out
+
+
+def test_many_topics_are_told_of_without_a_look_at_all_queues_for_each(tmp_path: Path) -> None:
+    names = CountedName.many(300)
+    queues = [QueueInfo(name, queue_id, 1, 3) for name in names for queue_id in range(4)]
+    reader: Any = SimpleNamespace(
+        visible=SimpleNamespace(begin=0, end=100),
+        queues=lambda: queues,
+        scan=lambda physical_offset: (),
+        store_time_ms=lambda *_: 5,
+    )
+    found = _Reading(StorePaths(tmp_path), Options())._of(reader)
+    compared = CountedName.compared
+    assert [(each["topic"], each["queues"], each["messages"]) for each in found["by_topic"]] == [
+        (str(name), 4, 8) for name in names
+    ]
+    assert (found["topics"], found["queues"], found["messages"]) == (300, 1_200, 2_400)
+    assert compared <= 10 * len(queues)
