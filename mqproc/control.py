@@ -64,7 +64,8 @@ class Control:
 
     @classmethod
     def open(cls, io: StoreIO, paths: StorePaths, *, write: bool = False) -> Control:
-        """The file as it is. Raises NotRunningError when there is none, CorruptStoreError when it cannot be read.
+        """The file as it is. Raises NotRunningError when there is none, CorruptStoreError when it cannot be read,
+        OtherVersionError when another version of mqproc has made it.
 
         A tool that goes on reading asks `is_current` now and then: a new supervisor makes a new file.
         """

@@ -11,7 +11,7 @@ import mmap
 from collections.abc import Mapping
 from typing import Final
 
-from mqproc.errors import CorruptStoreError, NotRunningError
+from mqproc.errors import CorruptStoreError, NotRunningError, OtherVersionError
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
@@ -39,7 +39,9 @@ _READ_ORDER = (*_READ_FIRST, *(name for name in layout.WORDS if name not in _REA
 
 
 def map_file(io: StoreIO, paths: StorePaths, *, write: bool = False) -> mmap.mmap:
-    """The file as it is. Raises NotRunningError when there is none, CorruptStoreError when it cannot be read."""
+    """The file as it is. Raises NotRunningError when there is none, CorruptStoreError when it cannot be read, an
+    OtherVersionError when that is for another version of mqproc to do.
+    """
     try:
         fd = io.open(paths.control, write=write)
     except FileNotFoundError:
@@ -57,14 +59,14 @@ def map_file(io: StoreIO, paths: StorePaths, *, write: bool = False) -> mmap.mma
 
 
 def _check_header(words: Words, paths: StorePaths) -> None:
-    for name, index, expected in (
-        ("magic", layout.HEADER_MAGIC, layout.MAGIC),
-        ("version", layout.HEADER_VERSION, layout.VERSION),
-    ):
-        found = words[index]
-        if found != expected:
-            place = f"{paths.control}: {name} at byte {index * layout.WORD_SIZE}"
-            raise CorruptStoreError(f"{place}: expected {expected:#x}, found {found & (1 << 64) - 1:#x}")
+    if (found := words[layout.HEADER_MAGIC]) != layout.MAGIC:
+        place = f"{paths.control}: magic at byte {layout.HEADER_MAGIC * layout.WORD_SIZE}"
+        raise CorruptStoreError(f"{place}: expected {layout.MAGIC:#x}, found {found & (1 << 64) - 1:#x}")
+    if (found := words[layout.HEADER_VERSION]) != layout.VERSION:
+        # Of whoever runs another version than the one that is installed now: an upgrade is no damage.
+        versions = f"of layout {found}, and not {layout.VERSION}"
+        mend = "mqproc down stops its group if it still runs, mqproc up starts one that this version reads"
+        raise OtherVersionError(f"{paths.control}: from another version of mqproc, {versions}: {mend}")
 
 
 def read_words(paths: StorePaths) -> dict[str, int]:

@@ -4,6 +4,7 @@
     ├── ConfigurationError          CONFIGURATION         exit 8
     ├── StoreLockedError            STORE_LOCKED          exit 7
     ├── CorruptStoreError           CORRUPT               exit 6
+    │   └── OtherVersionError       OTHER_VERSION         exit 3
     ├── StoreAccessError            STORE_ACCESS          exit 3
     │   └── StoreNotFoundError      STORE_NOT_FOUND       exit 5
     ├── StartError                  START_FAILED          exit 3
@@ -87,6 +88,13 @@ class CorruptStoreError(MqprocError):
 
     code = "CORRUPT"
     exit_code = 6
+
+
+class OtherVersionError(CorruptStoreError):
+    """What a group tells of itself was written by another version of mqproc. Nothing is damaged."""
+
+    code = "OTHER_VERSION"
+    exit_code = 3
 
 
 class StoreAccessError(MqprocError):

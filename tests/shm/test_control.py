@@ -9,7 +9,7 @@ import pytest
 
 from mqproc import control_words
 from mqproc.control import Control, role_words
-from mqproc.errors import CorruptStoreError, NotRunningError
+from mqproc.errors import CorruptStoreError, NotRunningError, OtherVersionError
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
@@ -69,8 +69,9 @@ def test_another_version_is_an_error(paths: StorePaths) -> None:
     control = create(paths)
     control.store(layout.HEADER_VERSION, layout.VERSION + 1)
     control.close()
-    with pytest.raises(CorruptStoreError, match="version at byte 64: expected 0x4, found 0x5"):
+    with pytest.raises(OtherVersionError, match="another version of mqproc, of layout 5, and not 4: mqproc down stops"):
         Control.open(IO, paths)
+    assert create(paths).load(layout.EPOCH) == 1
 
 
 def test_nothing_there(paths: StorePaths) -> None:

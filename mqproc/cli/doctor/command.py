@@ -124,6 +124,8 @@ def _heading(patient: Patient) -> str:
         return f"This machine ({machine}); no store is named: --store DIR looks at one."
     if patient.running:
         state = f"a group runs, supervisor {patient.supervisor_pid}"
+    elif patient.held and patient.other_version:
+        state = "a group of another version runs"
     elif os.path.isdir(patient.paths.root):
         state = "no group runs"
     else:

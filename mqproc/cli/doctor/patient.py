@@ -14,7 +14,7 @@ from mqproc import control_words
 from mqproc.cli.doctor.host import Host
 from mqproc.cli.invocation import Invocation
 from mqproc.config import FIELDS, Options, Setting, options_from, parse_option
-from mqproc.errors import ConfigurationError, CorruptStoreError, NotRunningError
+from mqproc.errors import ConfigurationError, CorruptStoreError, NotRunningError, OtherVersionError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.shm.lock import Holder, holder_of
@@ -39,6 +39,8 @@ class Patient:
     """False when the store is there and this user may not look into it."""
     words: Mapping[str, int] | None
     """The control file's, of a group that lives or lived."""
+    other_version: str
+    """What is said of a control file that another version of mqproc has made, empty when none has."""
     holder: Holder | None
     """Who has the store's lock."""
     running: bool
@@ -51,6 +53,11 @@ class Patient:
     def supervisor_pid(self) -> int:
         """0 when no group runs."""
         return self.words["supervisor_pid"] if self.running and self.words else 0
+
+    @property
+    def held(self) -> bool:
+        """Whether somebody runs the store, be it another version of mqproc or RocketMQ: its files change."""
+        return self.holder is not None and not self.holder.ended
 
     @property
     def place(self) -> Path:
@@ -130,7 +137,7 @@ def look_at(invocation: Invocation, host: Host | None = None) -> Patient:
     said = {name: setting.value for name, setting in settings.items() if setting.source != "default"}
     options = Options(**{**used, **said})
     reachable = paths is None or _may_look_into(paths)
-    words = _words(paths) if paths else None
+    words, other_version = _words(paths) if paths else (None, "")
     holder = holder_of(io, paths) if paths and reachable else None
     return Patient(
         host=host or Host(),
@@ -141,6 +148,7 @@ def look_at(invocation: Invocation, host: Host | None = None) -> Patient:
         paths=paths,
         reachable=reachable,
         words=words,
+        other_version=other_version,
         holder=holder,
         running=holder is not None and words is not None and control_words.is_alive(words, time.monotonic_ns()),
         used=used,
@@ -157,11 +165,13 @@ def _may_look_into(paths: StorePaths) -> bool:
     return all(os.access(folder, os.R_OK | os.X_OK) for folder in folders if os.path.isdir(folder))
 
 
-def _words(paths: StorePaths) -> Mapping[str, int] | None:
+def _words(paths: StorePaths) -> tuple[Mapping[str, int] | None, str]:
     try:
-        return control_words.read_words(paths)
+        return control_words.read_words(paths), ""
+    except OtherVersionError as error:
+        return None, str(error)
     except (NotRunningError, CorruptStoreError, OSError):
-        return None
+        return None, ""
 
 
 def _used(io: StoreIO, paths: StorePaths) -> dict[str, Any]:

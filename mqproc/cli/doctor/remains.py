@@ -48,6 +48,12 @@ def _lock(patient: Patient) -> Said | None:
             "it hangs or is stopped: roles are not watched, nothing is restarted",
             f"kill -CONT {holder.pid}; if that does not help kill -9 {holder.pid}, then mqproc up {patient.store_flag}",
         )
+    if patient.other_version:
+        return warning(
+            f"held by {holder}, as it seems a group of another version of mqproc",
+            "clients are served, but status, stat and top cannot tell of it, and it is not looked at here",
+            f"{patient.restart}, when it suits: then this version runs",
+        )
     return error(
         f"held by {holder}, which is no group of mqproc's",
         "RocketMQ or another program has the store: a start is refused (exit code 7)",
@@ -56,7 +62,7 @@ def _lock(patient: Patient) -> Said | None:
 
 
 def _ended_in_order(patient: Patient) -> Said | None:
-    if patient.paths is None or patient.running or not patient.paths.root.is_dir():
+    if patient.paths is None or patient.held or not patient.paths.root.is_dir():
         return None
     if not patient.io.exists(patient.paths.abort):
         return ok("the last group stopped in order")
@@ -114,8 +120,8 @@ def _files(patient: Patient) -> Said | None:
         finding
         for finding in inventory.findings
         if finding.severity is Severity.DAMAGE
-        # The newest segment of a running group may just be in the making.
-        and not (patient.running and finding.kind in (Kind.SEGMENT_SHORT, Kind.SEGMENT_EMPTY))
+        # The newest segment of a store at work may just be in the making.
+        and not (patient.held and finding.kind in (Kind.SEGMENT_SHORT, Kind.SEGMENT_EMPTY))
     ]
     if not harmful:
         files = len(inventory.segments) + len(inventory.index) + sum(map(len, inventory.queues.values()))
@@ -135,6 +141,8 @@ def _first_records(patient: Patient) -> Said | None:
     inventory = patient.inventory
     if inventory is None or not inventory.segments:
         return None
+    if patient.held and patient.words is None:
+        return None  # Segments are made ahead, and how far the log goes only its holder knows.
     end = patient.words["written"] if patient.words is not None else None
     wrong = []
     newest = sorted(inventory.segments)[-SEGMENTS_LOOKED_AT:]

@@ -264,6 +264,28 @@ def test_a_running_group_is_looked_at(make_group: Callable[..., Group], tmp_path
     assert (deaf.level, "query.sock" in deaf.found) == (Level.ERROR, True)
 
 
+def test_a_group_of_another_version_is_no_stranger_and_its_files_are_not_damaged(
+    make_group: Callable[..., Group], tmp_path: Path
+) -> None:
+    group = make_group()
+    holder = group.words()["supervisor_pid"]
+    with StorePaths(group.store).control.open("r+b") as file:
+        file.seek(words_of.HEADER_VERSION * words_of.WORD_SIZE)
+        file.write((words_of.VERSION - 1).to_bytes(8, "little"))
+    told = call("doctor", "--store", group.store)
+    assert "a group of another version runs" in told.out
+    # An empty log with a segment made ahead, and `abort`: nothing of that is wrong while somebody has the store.
+    found = {each.check: each for each in look(StorePaths(group.store), tmp_path)}
+    assert [name for name, each in found.items() if each.level is Level.ERROR] == []
+    assert (found["lock"].level, f"pid {holder}" in found["lock"].found) == (Level.WARNING, True)
+    assert "mqproc down" in found["lock"].mend
+    assert not {"first-records", "ended-in-order"} & found.keys()
+    status = call("status", "--store", group.store)
+    assert (status.code, "from another version of mqproc" in status.err) == (3, True)
+    assert call("down", "--store", group.store).code == 0
+    assert call("doctor", "--store", group.store).out.count("another version") == 0
+
+
 def test_a_group_at_a_terminal_gets_changed_options_by_a_new_start(tmp_path: Path) -> None:
     """SIGHUP tells it that its terminal is closed, and ends it."""
     paths = StorePaths(tmp_path / "store")
