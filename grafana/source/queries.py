@@ -30,8 +30,11 @@ def summed_increase(metric: str, legend: str, *, by: str = "instance") -> Query:
 
 
 def age(metric: str, legend: str = "{{instance}}") -> Query:
-    """How long ago a moment was, unless it has never been."""
-    return Query(f"time() - ({metric}{{$S}} > 0)", legend)
+    """How long ago a moment was when it was scraped, unless it has never been.
+
+    By now it is up to a scrape's interval more, which tells of Prometheus and not of the group.
+    """
+    return Query(f"timestamp({metric}{{$S}}) - ({metric}{{$S}} > 0)", legend)
 
 
 def rate_of_chosen(metric: str) -> str:

@@ -48,6 +48,12 @@ def ago(seconds: float) -> str:
     return grows(SCRAPE_S, -seconds)
 
 
+def seldom_scraped(seconds: float) -> str:
+    """A moment that is always so long ago when it is scraped, which is every two minutes, and long before the end."""
+    moments = (number * SCRAPE_S - seconds for number in range(_SAMPLES + 1))
+    return " ".join(f"{at:g}" if number % 8 == 1 else "_" for number, at in enumerate(moments))
+
+
 def steps(by: float) -> str:
     """Nothing, then so much at once."""
     return f"0x{_EARLIER} {by:g}x{_SAMPLES - _EARLIER - 1}"
@@ -132,7 +138,11 @@ CASES: Final = (
     Case(
         "MqprocFlushLate",
         {_FLUSH: ago(31)},
-        {"the last pass is young enough": {_FLUSH: ago(30)}, "none has come yet": {_FLUSH: stays(0)}},
+        {
+            "the last pass is young enough": {_FLUSH: ago(30)},
+            "the last scrape is old": {_FLUSH: seldom_scraped(1)},
+            "none has come yet": {_FLUSH: stays(0)},
+        },
     ),
     Case(
         "MqprocForcedFlushMissing",
@@ -168,6 +178,7 @@ CASES: Final = (
         {_HEARTBEAT: ago(16), _ROLE_UP: stays(1)},
         {
             "the last beat is young enough": {_HEARTBEAT: ago(15), _ROLE_UP: stays(1)},
+            "the last scrape is old": {_HEARTBEAT: seldom_scraped(1), _ROLE_UP: stays(1)},
             "the role does not run": {_HEARTBEAT: ago(900), _ROLE_UP: stays(0)},
         },
     ),

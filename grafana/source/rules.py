@@ -89,6 +89,11 @@ def recordings(durations: Durations) -> list[Recording]:
     ]
 
 
+def _age(metric: str) -> str:
+    """How old a moment was when it was scraped. By now it is older by up to a scrape's interval, though all is well."""
+    return f"timestamp({metric}) - {metric}"
+
+
 def alerts(durations: Durations) -> list[Alert]:
     """Every alert, symptoms first."""
     return [*_symptoms(durations), *_lag(durations), *_durability(durations), *_roles(durations), *_room(durations)]
@@ -196,7 +201,7 @@ def _lag(durations: Durations) -> list[Alert]:
 
 
 def _durability(durations: Durations) -> list[Alert]:
-    age = "time() - mqproc_last_flush_timestamp_seconds"
+    flush = "mqproc_last_flush_timestamp_seconds"
     forced = 'mqproc_last_forced_flush_timestamp_seconds{target!="commitlog"}'
     return [
         Alert(
@@ -210,7 +215,7 @@ def _durability(durations: Durations) -> list[Alert]:
         Alert(
             "MqprocFlushLate",
             WARNING,
-            f"{age} > {durations.age(30)} and mqproc_last_flush_timestamp_seconds > 0",
+            f"{_age(flush)} > {durations.age(30)} and {flush} > 0",
             MINUTE,
             "{{ $labels.target }} on {{ $labels.instance }} is not flushed",
             "The last pass came to its end {{ $value | humanizeDuration }} ago; there should be one every second.",
@@ -218,7 +223,7 @@ def _durability(durations: Durations) -> list[Alert]:
         Alert(
             "MqprocForcedFlushMissing",
             WARNING,
-            f"time() - {forced} > {durations.age(180)} and {forced} > 0",
+            f"{_age(forced)} > {durations.age(180)} and {forced} > 0",
             MINUTE,
             "{{ $labels.target }} on {{ $labels.instance }} is not flushed in full",
             "The last full pass was {{ $value | humanizeDuration }} ago; there should be one every minute.",
@@ -265,7 +270,7 @@ def _roles(durations: Durations) -> list[Alert]:
         Alert(
             "MqprocHeartbeatMissing",
             CRITICAL,
-            f"time() - mqproc_role_heartbeat_timestamp_seconds > {durations.age(15)} and mqproc_role_up == 1",
+            f"{_age('mqproc_role_heartbeat_timestamp_seconds')} > {durations.age(15)} and mqproc_role_up == 1",
             MINUTE / 2,
             "{{ $labels.role }} on {{ $labels.instance }} hangs",
             "It has not beaten for {{ $value | humanizeDuration }}.",
