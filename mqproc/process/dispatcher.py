@@ -73,16 +73,17 @@ class Dispatcher:
         self._index_bell = context.bells[words_of.INDEX_FLUSHER]
         self._full_files = index.full_files
         self._retry_ns = 0
-        self._minimum = self._words[words_of.MIN_PHYSICAL_OFFSET]
+        self._deletions = self._words[words_of.MIN_PHYSICAL_OFFSET], self._table.gone
         self._told_ns = -TELL_AGAIN_NS
         self._delays = Histogram(self._words, figures.DISPATCH_DELAYS)
         self._delays_of = self._words[words_of.DISPATCHED_MESSAGES]
 
     def do_work(self) -> int:
         words = self._cells
-        if (minimum := words[words_of.MIN_PHYSICAL_OFFSET]) != self._minimum:
-            self._minimum = minimum
-            self._dispatch.let_go_below(minimum)
+        minimum = words[words_of.MIN_PHYSICAL_OFFSET]
+        if (deletions := (minimum, self._table.gone)) != self._deletions:
+            self._deletions = deletions
+            self._dispatch.let_go_of_deleted(minimum)
         dispatched = words[words_of.DISPATCHED]
         confirmed = self._context.control.confirmed(sync_flush=self._context.sync_flush)
         if dispatched >= confirmed or self._clock.monotonic_ns() < self._retry_ns:

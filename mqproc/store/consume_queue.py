@@ -460,11 +460,12 @@ class ConsumeQueueFiles:
         for key in [key for key in self._open if key[:2] == (topic, queue_id)]:
             self._forget_file(*key)
 
-    def forget_below(self, min_offset_of: Callable[[str, int], int]) -> None:
-        """Close files whose units all lie below their queue's minimum: deleted ones keep their space until then."""
+    def forget_deleted(self, kept_of: Callable[[str, int], tuple[int, int] | None]) -> None:
+        """Close deleted files: they keep their space until then. `kept_of` a queue: its generation and minimum."""
         self._closed.clear()
-        for topic, queue_id, start in list(self._open):
-            if start + self.file_bytes <= min_offset_of(topic, queue_id) * UNIT_SIZE:
+        for (topic, queue_id, start), file in list(self._open.items()):
+            generation, minimum = kept_of(topic, queue_id) or (-1, 0)
+            if file.generation != generation or start + self.file_bytes <= minimum * UNIT_SIZE:
                 self._forget_file(topic, queue_id, start)
 
     def close(self) -> None:

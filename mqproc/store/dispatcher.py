@@ -193,14 +193,17 @@ class Dispatch:
         """Jump over [start, stop) from now on."""
         bisect.insort(self._holes, (start, stop))
 
-    def let_go_below(self, minimum: int) -> None:
-        """Let go of files that retention deletes when the log's minimum is `minimum`: else they keep their space."""
+    def let_go_of_deleted(self, minimum: int) -> None:
+        """Let go of files that retention deletes when the log's minimum is `minimum`, and of those of queues that are
+        deleted: else they keep their space.
+        """
         self._segments.forget_below(minimum)
-        self._queues.forget_below(self._min_offset_of)
+        self._queues.forget_deleted(self._kept_of)
 
-    def _min_offset_of(self, topic: str, queue_id: int) -> int:
-        number = self._table.find(topic, queue_id)
-        return self._table.min_offset(number) if number >= 0 else 0
+    def _kept_of(self, topic: str, queue_id: int) -> tuple[int, int] | None:
+        table = self._table
+        number = table.find(topic, queue_id)
+        return (table.generation(number), table.min_offset(number)) if number >= 0 else None
 
     def close(self) -> None:
         """Close the files; the table and the segments are the caller's."""

@@ -128,6 +128,11 @@ class QueueTable:
         return self.words[layout.HEADER_DELETIONS]
 
     @property
+    def gone(self) -> tuple[int, int]:
+        """Another one whenever a queue was deleted since. It is counted before it is gone, so one number is too few."""
+        return self.deletions, self.tombstones
+
+    @property
     def changes(self) -> tuple[int, int, int]:
         """Another one whenever a queue was made or deleted since."""
         return self.count, self.words[layout.HEADER_LIVE], self.deletions

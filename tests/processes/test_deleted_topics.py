@@ -13,6 +13,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -126,6 +127,22 @@ def test_a_topic_made_again_with_other_numbers_of_queues(group: Group) -> None:
         group.wait_dispatched()
         assert messages_of(client, "T") == sent
     stop_and_compare(group)
+
+
+def test_no_role_keeps_the_space_of_a_deleted_topics_files(group: Group) -> None:
+    with group.client() as client:
+        client.create_topic("T", 3)
+        send(client, "T", bodies("gone", 30))
+        group.wait_dispatched()
+        assert len(messages_of(client, "T")) == 30
+        client.delete_topic("T")
+
+    def kept() -> list[str]:
+        links = [link for role in words_of.ROLES for link in Path(f"/proc/{group.pid(role)}/fd").iterdir()]
+        names = [os.readlink(link) for link in links if link.is_symlink()]
+        return [name for name in names if name.startswith(f"{group.paths.consume_queue}/") and "(deleted)" in name]
+
+    wait_until(lambda: not kept(), what="deleted files closed")
 
 
 def test_a_consumer_of_the_deleted_topic_is_told_where_the_new_one_begins(group: Group) -> None:

@@ -25,11 +25,12 @@ class QueueBounds(msgspec.Struct, frozen=True):
 
 
 class Deletions(NamedTuple):
-    """What retention has done so far: the log's minimum, files of queues and index that it deleted."""
+    """What has gone so far: the log's minimum, files of queues and index that retention deleted, queues of topics."""
 
     min_physical_offset: int = 0
     queue_files: int = 0
     index_files: int = 0
+    queues: tuple[int, int] = (0, 0)
 
 
 class Queues(Protocol):

@@ -98,7 +98,7 @@ class StoreReading:
         self.offset_in_queue_by_time = QueueTimes(self.rocketmq_queues, self.files, self.records).offset_at
 
     def let_go_of_deleted(self, deletions: Deletions) -> None:
-        """Let go of files that retention has deleted, when `deletions` is another than last time.
+        """Let go of files that are deleted, by retention or with a topic, when `deletions` is another than last time.
 
         Their space stays taken as long as anybody has them open or mapped.
         """
@@ -106,12 +106,12 @@ class StoreReading:
             return
         self._deletions = deletions
         self.segments.forget_below(deletions.min_physical_offset)
-        self.files.forget_below(self._min_offset_of)
+        self.files.forget_deleted(self._kept_of)
         self._index.forget_deleted()
 
-    def _min_offset_of(self, topic: str, queue_id: int) -> int:
+    def _kept_of(self, topic: str, queue_id: int) -> tuple[int, int] | None:
         bounds = self.queues.bounds(topic, queue_id)
-        return bounds.min_offset if bounds else 0
+        return (bounds.number, bounds.min_offset) if bounds else None
 
     def close(self) -> None:
         """Let go of files and maps."""

@@ -46,7 +46,7 @@ class StoreView(Protocol):
         ...
 
     def deletions(self) -> Deletions:
-        """What retention has deleted by now."""
+        """What has been deleted by now."""
         ...
 
     def close(self) -> None: ...
@@ -83,6 +83,7 @@ class WordsView:
             words[words_of.MIN_PHYSICAL_OFFSET],
             words[words_of.RETENTION_QUEUE_FILES],
             words[words_of.RETENTION_INDEX_FILES],
+            self._table.gone,
         )
 
     def close(self) -> None:

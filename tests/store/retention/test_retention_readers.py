@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mqproc.layout import control as words_of
 from mqproc.message import PullStatus
+from mqproc.store import queue_table
 from mqproc.store.consume_queue import ConsumeQueueFiles
 from mqproc.store.dispatcher import Dispatch
 from mqproc.store.index_files import IndexFiles
@@ -153,6 +156,46 @@ def test_a_reader_lets_go_of_all_that_was_deleted(store: Aged) -> None:
     reading.close()
 
 
+@pytest.mark.parametrize("made_again", [False, True])
+def test_files_of_a_deleted_topic_are_let_go_of(store: Aged, made_again: bool) -> None:
+    reading = store.reading()
+    queues = ConsumeQueueFiles(store.io, store.paths.consume_queue, store.options.consume_queue_file_bytes, write=True)
+    index = IndexFiles(store.io, store.paths.index, store.options.max_hash_slot_num, store.options.max_index_num)
+    segments = LogSegments(store.io, store.paths.commit_log, SEGMENT, mapped_max=50)
+    dispatch = Dispatch(store.io, store.options, store.table, segments, queues, index)
+    number = store.table.find("T", 0)
+    reading.pull("T", 0, 0, 25, 1 << 20)
+    queues.read_units("T", 0, 0, 25, store.table.generation(number))
+    before = reading_deletions(store)
+    store.table.delete_queue(number)
+    shutil.rmtree(store.paths.consume_queue / "T")
+    if made_again:
+        store.table.create_queue("T", 0)
+    assert reading_deletions(store) != before
+    assert deleted_in_use(store)
+    reading.let_go_of_deleted(reading_deletions(store))
+    dispatch.let_go_of_deleted(store.words[words_of.MIN_PHYSICAL_OFFSET])
+    assert deleted_in_use(store) == []
+    reading.close()
+    dispatch.close()
+    segments.close()
+
+
+def test_a_deletion_is_seen_again_when_it_is_done(store: Aged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks while a queue is being deleted finds it there, and must look once more."""
+    amid: list[object] = []
+    store_state = queue_table.store_release
+
+    def look(*asked: Any) -> None:
+        amid.append(reading_deletions(store))
+        store_state(*asked)
+
+    monkeypatch.setattr(queue_table, "store_release", look)
+    store.table.delete_queue(store.table.find("T", 0))
+    assert len(amid) == 1
+    assert reading_deletions(store) != amid[0]
+
+
 def test_the_dispatcher_lets_go_too(store: Aged) -> None:
     io, options, paths = store.io, store.options, store.paths
     segments = LogSegments(io, paths.commit_log, SEGMENT, mapped_max=50)
@@ -164,7 +207,7 @@ def test_the_dispatcher_lets_go_too(store: Aged) -> None:
         queues.read_units("T", 0, number, 1, store.table.generation(0))
     store.pass_by()
     assert len(deleted_in_use(store)) > 20
-    dispatch.let_go_below(store.words[words_of.MIN_PHYSICAL_OFFSET])
+    dispatch.let_go_of_deleted(store.words[words_of.MIN_PHYSICAL_OFFSET])
     assert deleted_in_use(store) == []
     # It goes on writing where the queue stands.
     assert queues.read_units("T", 0, 24, 1, store.table.generation(0))
