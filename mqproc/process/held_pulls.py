@@ -70,6 +70,7 @@ class HeldPulls:
         # What is compared, a row each queue: its place among the table's words (−1 = no such queue), the maximum seen.
         self._queues: list[tuple[str, int]] = []
         self._known: set[tuple[str, int]] = set()
+        self._new: list[tuple[str, int]] = []
         self._cells: NDArray[np.int64] = np.empty(0, np.int64)
         self._without: NDArray[np.intp] = np.empty(0, np.intp)
         self._seen: NDArray[np.int64] = np.empty(0, np.int64)
@@ -82,7 +83,8 @@ class HeldPulls:
         """Keep a pull. The caller looks at the queue once more afterwards (`moved`)."""
         self._by_queue.setdefault(pull.queue, []).append(pull)
         if pull.queue not in self._known:
-            self._table_changes = NEVER_LISTED
+            self._known.add(pull.queue)
+            self._new.append(pull.queue)
         self._by_connection.setdefault(pull.connection, set()).add(pull)
         self._deadlines.set(pull, pull.deadline_ns)
         self._count += 1
@@ -117,8 +119,8 @@ class HeldPulls:
 
     @property
     def queues_changed(self) -> bool:
-        """Whether queues were made or deleted since `moved` was called."""
-        return self._table.changes != self._table_changes
+        """Whether queues were made or deleted, or new ones are waited for, since `moved` was called."""
+        return bool(self._new) or self._table.changes != self._table_changes
 
     def moved(self) -> list[HeldPull]:
         """The pulls of queues whose maximum offset is another than at the last call, or that were not compared yet."""
@@ -127,6 +129,8 @@ class HeldPulls:
         if changes != self._table_changes or len(self._queues) > 2 * len(self._by_queue) + IDLE_ROWS_MAX:
             self._list_queues()
             self._table_changes = changes
+        elif self._new:
+            self._add_queues()
         maxima = table.cells.take(self._cells)
         if len(self._without):
             maxima[self._without] = 0
@@ -173,17 +177,30 @@ class HeldPulls:
         """Make the rows anew. A queue that had none, or whose number is another now, is looked at in any case."""
         before = dict(zip(self._queues, zip(self._cells.tolist(), self._seen.tolist(), strict=True), strict=True))
         queues = list(self._by_queue)
-        numbers = [self._table.find(*queue) for queue in queues]
-        cells = [layout.entry_word(number, layout.MAX_OFFSET) if number >= 0 else NO_QUEUE for number in numbers]
+        cells = [self._cell_of(queue) for queue in queues]
         seen = []
         for queue, cell in zip(queues, cells, strict=True):
             cell_before, seen_before = before.get(queue, (NO_QUEUE, NEVER_SEEN))
             seen.append(seen_before if cell == cell_before else NEVER_SEEN)
         self._queues = queues
         self._known = set(queues)
+        self._new.clear()
         self._cells = np.array(cells, np.int64)
         self._without = np.flatnonzero(self._cells == NO_QUEUE)
         self._seen = np.array(seen, np.int64)
+
+    def _add_queues(self) -> None:
+        """Rows for those alone that have none: a consumer of many queues begins to wait at one after the other."""
+        new, rows = np.array([self._cell_of(queue) for queue in self._new], np.int64), len(self._queues)
+        self._queues += self._new
+        self._new.clear()
+        self._cells = np.concatenate((self._cells, new))
+        self._without = np.concatenate((self._without, rows + np.flatnonzero(new == NO_QUEUE)))
+        self._seen = np.concatenate((self._seen, np.full(len(new), NEVER_SEEN)))
+
+    def _cell_of(self, queue: tuple[str, int]) -> int:
+        number = self._table.find(*queue)
+        return layout.entry_word(number, layout.MAX_OFFSET) if number >= 0 else NO_QUEUE
 
 
 def has_no_queue(pulled: Pulled) -> bool:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
+from mqproc.layout import queue_table as layout
 from mqproc.message import PullStatus
+from mqproc.process.held_pulls import HeldPull, HeldPulls
 from mqproc.wire.operations import Operation, PullRequest
 from tests.process.test_query import Group, waiting
 from tests.store.reads.test_reading import COUNT
@@ -85,3 +89,67 @@ def test_a_match_comes_at_once_to_a_pull_that_will_tell_what_it_has_passed(fille
     found = caller.answer()
     assert found is not None
     assert (found[1].status, found[1].count) == ("FOUND", 7)
+
+
+class Table:
+    """As many queues of topic Orders as it has numbers for; counts how often one is looked up."""
+
+    def __init__(self, queues: int) -> None:
+        self.cells = np.zeros(layout.entry_word(queues, 0), np.int64)
+        self.changes = (queues, queues, 0)
+        self.queues = queues
+        self.looked_up = 0
+
+    def find(self, _topic: str, queue_id: int) -> int:
+        self.looked_up += 1
+        return queue_id if queue_id < self.queues else -1
+
+    def put(self, queue_id: int) -> None:
+        self.cells[layout.entry_word(queue_id, layout.MAX_OFFSET)] += 1
+
+
+def held(holds: HeldPulls, queue_id: int) -> HeldPull:
+    connection: Any = queue_id % 3
+    last: Any = None
+    pull = HeldPull(connection, queue_id, PullRequest("Orders", queue_id, 0), 0, 1 << 60, last)
+    holds.hold(pull)
+    return pull
+
+
+def test_who_begins_to_wait_at_many_queues_has_each_looked_up_once() -> None:
+    """A consumer of 20,000 queues had all of them looked up for each that it began to wait at."""
+    count = 500
+    table: Any = Table(count)
+    holds = HeldPulls(table)
+    pulls = []
+    for queue_id in range(count):
+        pulls.append(held(holds, queue_id))
+        assert holds.queues_changed
+        assert holds.moved() == [pulls[-1]], "each is looked at once more when it is held"
+        assert not holds.queues_changed
+    assert table.looked_up <= 2 * count
+    assert holds.moved() == []
+    for queue_id in (3, count - 1):
+        table.put(queue_id)
+    assert holds.moved() == [pulls[3], pulls[count - 1]]
+    holds.release(pulls[3])
+    assert not holds.queues_changed, "its row stays"
+    again = held(holds, 3)
+    table.put(3)
+    assert holds.moved() == [again]
+
+
+def test_queues_that_are_not_there_yet_are_seen_when_they_are_made() -> None:
+    table: Any = Table(2)
+    holds = HeldPulls(table)
+    pulls = [held(holds, queue_id) for queue_id in (0, 2)]
+    assert holds.moved() == pulls
+    late = held(holds, 3)
+    assert holds.moved() == [late]
+    assert holds.moved() == []
+    table.cells = np.zeros(layout.entry_word(4, 0), np.int64)
+    table.queues, table.changes = 4, (4, 4, 0)
+    assert holds.queues_changed
+    assert holds.moved() == [pulls[1], late]
+    table.put(3)
+    assert holds.moved() == [late]
