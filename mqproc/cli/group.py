@@ -119,8 +119,10 @@ def start_group(
     from mqproc.openers import let_last_one_stop
     from mqproc.process.placement import writer_cpus
     from mqproc.supervisor import detach as run_detached
-    from mqproc.supervisor import supervise
+    from mqproc.supervisor import lenient, supervise
 
+    # Its reader may have gone away, or the lines go into a file on a full disk: a group runs without them.
+    report = lenient(report)
     options = adopted_options(paths, load_options(), report)
     # Said here by name, and not by a writer that cannot boot.
     writer_cpus(options, frozenset(os.sched_getaffinity(0)))

@@ -166,6 +166,30 @@ def test_a_start_that_the_disk_refuses_says_of_which_store(tmp_path: Path, how: 
     assert (up.returncode, up.stderr) == (3, f"mqproc: {store}: the group cannot start: File too large\n")
 
 
+def test_a_group_runs_whose_lines_go_into_a_file_on_a_full_disk(make_group: Callable[..., Group]) -> None:
+    """It has something to say before it begins, as here that the store's files have another size, and at a reload."""
+    group = make_group()
+    assert group.stop() == 0
+    options = ["--set", "metrics_port=0", "--set", "mapped_file_size_commit_log=2MiB"]
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        command = [sys.executable, "-m", "mqproc", "up", "--store", str(group.store), *options]
+        up = subprocess.Popen(command, stdout=full, stderr=full)
+    try:
+        wait_until(
+            lambda: up.poll() is not None or call("status", "--store", group.store).code == 0, what="group ready"
+        )
+        assert up.poll() is None
+        up.send_signal(signal.SIGHUP)
+        with group.client() as client:
+            assert client.send("orders", b"hello").queue_offset == 0
+        assert call("errors", "--store", group.store).err == "nothing has gone wrong\n"
+        assert call("down", "--store", group.store).code == 0
+        assert up.wait(60) == 0
+    finally:
+        up.kill()
+        up.wait()
+
+
 def test_a_group_that_is_stopped_in_order_leaves_no_abort_file(make_group: Callable[..., Group]) -> None:
     group = make_group()
     assert call("down", "--store", group.store, "--json").json["stopped"] is True
