@@ -55,6 +55,7 @@ DO = {
     "record_zeros": "the bytes are lost unless a copy has them; mqproc store repair notes the range",
     "segment_empty": "mqproc store repair removes it",
     "segment_long": "mqproc store repair cuts it and keeps the rest aside",
+    "segment_misnamed": "mqproc store repair gives it its name",
     "segment_missing": "put the file back from a copy; else mqproc store repair notes the range",
     "segment_short": "mqproc store repair completes it with zeros; the records in it stay",
     "stray_file": "move it away, or mqproc store repair, which moves it aside",
@@ -148,12 +149,12 @@ def assert_done(store: Path, before: dict[str, str], done: dict[str, Any]) -> No
     after = {name: digest for name, digest in contents(store).items() if not name.startswith(kept)}
     moved_away = {each["file"] for each in done["actions"] if each["what"] == "move aside"}
     expected = {name for name in before if not any(name == gone or name.startswith(f"{gone}/") for gone in moved_away)}
+    expected -= {change["file"] for change in done["changes"] if change["what"] in ("moved", "removed")}
     for change in done["changes"]:
         name, what = change["file"], change["what"]
         if what == "moved":
             expected.add(change["moved_to"])
         if what in ("moved", "removed"):
-            expected.discard(name)
             continue
         expected.add(name)
         assert after[name] != before.get(name), change

@@ -3,8 +3,8 @@
     mqproc/repaired/TIME/repair.json    what was found, planned, and changed
     mqproc/repaired/TIME/files/         every file that was changed, removed or moved, as it was before
 
-So a repair is taken back, as long as nothing has run since, by deleting what `repair.json` lists as made and copying
-`files/` over the store.
+So a repair is taken back, as long as nothing has run since, by deleting what `repair.json` lists as made, and the names
+that it lists files as moved to, and copying `files/` over the store.
 """
 
 from __future__ import annotations
@@ -42,9 +42,11 @@ class Copies:
         """Copy what will change and write down what that is, all durable. Raises OSError, then nothing is left."""
         self._io.make_folder(self.folder, mode=0o700)
         try:
-            for change in changes:
-                if change.what != "made":
-                    self._keep(change)
+            # A file that is moved is told again when another one gets its name.
+            differing = [change for change in changes if change.what != "made"]
+            stored_to = {change.path for change in differing if change.in_place}
+            for path in dict.fromkeys(change.path for change in differing):
+                self._keep(path, in_place=path in stored_to)
             text = msgspec.json.format(msgspec.json.encode(document), indent=1)
             self._io.write_file_atomically(self.folder / "repair.json", text, mode=0o600)
             self._sync()
@@ -52,23 +54,23 @@ class Copies:
             self._io.remove_folder(self.folder)
             raise
 
-    def _keep(self, change: Change) -> None:
-        entry = self._io.entry(change.path)
+    def _keep(self, path: Path, *, in_place: bool) -> None:
+        entry = self._io.entry(path)
         if entry is None or entry.kind is not Kind.FILE:
             # A folder that is moved as a whole.
             return
-        target = self.place(self.folder, self._paths, change.path)
+        target = self.place(self.folder, self._paths, path)
         self._io.make_folder(target.parent, mode=0o700, sync=False)
-        if change.in_place:
-            self._copy(change.path, target)
+        if in_place:
+            self._copy(path, target)
             return
         try:
             # The name will stand for another file, or none; the bytes stay as they are.
-            self._io.keep_link(change.path, target)
+            self._io.keep_link(path, target)
         except OSError as error:
             if error.errno not in _NO_LINK:
                 raise
-            self._copy(change.path, target)
+            self._copy(path, target)
 
     def _copy(self, path: Path, target: Path) -> None:
         """Copy a file, what was never written of it left out."""

@@ -15,12 +15,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from mqproc.io import StoreIO
+from mqproc.kernels import scan
 from mqproc.paths import StorePaths
 from mqproc.store.damage import MISSING_SEGMENT, DamageLedger, Hole, merged
 from mqproc.store.log_flush import make_segment
 from mqproc.store.marks import DurableMark
+from mqproc.store.misnamed import start_told
 from mqproc.store.recovery.log_recovery import LogEnd, LogRecovery, Told
 from mqproc.store.recovery.queue_recovery import LOG_BYTES_MAX
 from mqproc.store.recovery.store_files import LogFiles, StoreFiles
@@ -28,6 +31,7 @@ from mqproc.store.segments import LogSegments
 from mqproc.store.visitor import are_record_crcs_written, has_been_held, visit_of
 
 Ranges = list[tuple[int, int]]
+_BAD_OFFSET: Final = scan.REASON_NAMES[scan.BAD_OFFSET]
 
 
 @dataclass(slots=True)
@@ -79,6 +83,8 @@ class LogStep:
 
         Raises CorruptStoreError for damage with `on_damage = refuse`, OSError.
         """
+        if self._files.has_odd_names():
+            self._files.put_names_right()
         found_files = self._files.look_at_log()
         mark = self._mark.valid()
         suspects = _suspects(found_files, self._segments.segment_size, mark.offset) if mark else []
@@ -100,6 +106,10 @@ class LogStep:
         if mark is not None:
             ranges = merged([*known, *((start, stop) for start, stop, _kind in suspects)])
             found.holes = self._recovery.examine(_within(ranges, starts[0], found.start)) + found.holes
+        if self._may_be_misnamed(found):
+            self._segments.close()
+            if self._files.put_names_right():
+                return self.run(known_end)
         self._io.crash_point("recover.scanned")
         # Another program cuts whole segments too: then nothing is missing.
         resume = found.end if mark is not None or visit is not None else self._resume_at(starts, found)
@@ -111,6 +121,15 @@ class LogStep:
         """Damaged ranges that are in the log still."""
         begin = min(found_files.starts, default=0)
         return [(start, stop) for start, stop in self._ledger.ranges if stop > begin]
+
+    def _may_be_misnamed(self, found: LogEnd) -> bool:
+        """Whether segments may have each other's names, instead of being damaged or written in vain."""
+        reasons = {found.cut_reason, *(hole.kind for hole in found.holes)}
+        size = self._segments.segment_size
+        behind = (start for start in self._segments.starts() if start > found.end)
+        return _BAD_OFFSET in reasons or any(
+            start_told(self._io, self._segments.path(start), size) not in (None, start) for start in behind
+        )
 
     def _resume_at(self, starts: list[int], found: LogEnd) -> int:
         """Where the log goes on: behind the segments that are gone when its mark lies there, else at its end."""

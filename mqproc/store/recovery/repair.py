@@ -12,6 +12,7 @@ done by the next one. `abort` lies there meanwhile, so a start in between takes 
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,7 +28,9 @@ from mqproc.layout.record_codec import encode_blank
 from mqproc.names import SCHEDULE_TOPIC
 from mqproc.paths import StorePaths
 from mqproc.shm.words import Words
+from mqproc.store import misnamed
 from mqproc.store.delays import delay_offsets
+from mqproc.store.misnamed import Misnamed
 from mqproc.store.recovery.copies import Copies
 from mqproc.store.recovery.dry_run_io import Change, DryRunIO
 from mqproc.store.recovery.plan import opened
@@ -35,6 +38,7 @@ from mqproc.store.recovery.recovery import Recovery, Report, adopt_sizes
 from mqproc.store.recovery.scan_ahead import usable_scanners
 from mqproc.store.recovery.timer_repair import file_again, make_wheel, timer_damage
 from mqproc.store.recovery.unit_mender import UnitMender
+from mqproc.store.segments import adopted_segment_size
 from mqproc.store.verify import Finding, Kind, Verified
 from mqproc.store.verify.findings import LISTED_MAX, Severity
 from mqproc.store.verify.inventory import Queue
@@ -68,6 +72,8 @@ _DELAYS: Final = "config/delayOffset.json"
 _UNFINISHED: Final = frozenset({Kind.NOT_DISPATCHED, Kind.NOT_INDEXED, Kind.FILE_BEGUN, Kind.TORN_TAIL})
 # What no repair can mend.
 _HOPELESS: Final = frozenset({Kind.QUEUE_OFFSET_REPEATED})
+# What is done at once where segments have each other's names: all else is seen only when they have their own.
+_WHATEVER_THE_LOG_HAS: Final = frozenset({Kind.STRAY_FILE, Kind.MISPLACED_FILE, Kind.CONFIG_UNREADABLE, Kind.READ_ONLY})
 _Step = Callable[[StoreIO], None]
 
 
@@ -144,6 +150,7 @@ class Repair:
         with opened(io, self._paths, report) as opening:
             for action in actions:
                 action.step(io)
+            misnamed.settle(io, self._paths.commit_log)
             words = self._recover(io, report, clean=opening.was_closed and not self._counts.keys() & _INDEX_DAMAGE)
             opening.is_complete = words[words_of.DISPATCHED] == words[words_of.WRITTEN]
 
@@ -167,10 +174,14 @@ class Repair:
     # What recovery leaves to us
 
     def _actions(self) -> Iterator[Action]:
+        wrong = self._misnamed()
+        yield from self._renames(wrong)
         _is_damaged, goes_whole = timer_damage(self._findings, self._paths)
         for finding in self._findings:
             path = self._paths.root / finding.file
             if finding.severity is Severity.NOTE or (goes_whole and path.parent == self._paths.timer_log):
+                continue
+            if wrong and finding.kind not in _WHATEVER_THE_LOG_HAS:
                 continue
             if finding.kind is Kind.STRAY_FILE:
                 yield self._aside(path, "none of the store's files")
@@ -184,7 +195,24 @@ class Repair:
                 yield self._blank(path, finding)
             elif finding.file == _DELAYS and finding.kind is Kind.PROGRESS_BEYOND_END:
                 yield Action(path, "set back", finding.text, self._set_back_delays)
-        yield from self._timer_actions()
+        if not wrong:
+            yield from self._timer_actions()
+
+    def _misnamed(self) -> list[Misnamed]:
+        """Segments of other names than their records tell."""
+        if not self._counts[Kind.SEGMENT_MISNAMED]:
+            return []
+        io = StoreIO()
+        size = adopted_segment_size(io, self._paths.commit_log, self._options.mapped_file_size_commit_log)
+        return misnamed.find_misnamed(io, self._paths.commit_log, size)
+
+    def _renames(self, wrong: list[Misnamed]) -> Iterator[Action]:
+        folder = self._paths.commit_log
+        for each in misnamed.in_the_way(wrong):
+            yield self._aside(folder / each.name, f"its records belong to {each.right_name}, which is there")
+        for each in (each for each in wrong if not each.taken):
+            move = functools.partial(misnamed.move, folder=folder, misnamed=each)
+            yield Action(folder / each.name, f"rename to {each.right_name}", "its records belong there", move)
 
     def _timer_actions(self) -> Iterator[Action]:
         paths, options = self._paths, self._options

@@ -9,6 +9,7 @@
                         short          completed with zeros; what is missing is looked for as damage
                         too long       cut, what lay behind is kept aside
                         behind the end of a log that was closed in order: kept aside
+                        with another name than its records tell: renamed, where that name is free
     ConsumeQueue file   0 bytes        removed
                         short          completed with zeros, or removed when it holds no unit; its queue is looked at
                         too long       cut: it can be made again
@@ -35,6 +36,7 @@ from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
 from mqproc.paths import StorePaths, index_name_time_ms, segment_name, segment_start, shown
 from mqproc.store.clearing import dirty_end
 from mqproc.store.consume_queue import as_units
+from mqproc.store.misnamed import find_misnamed, in_the_way, put_right
 from mqproc.store.queue_folders import is_queue_id, is_topic
 
 Report = Callable[[str], None]
@@ -144,6 +146,27 @@ class StoreFiles:
                 io.unlink(path)
 
     # The log
+
+    def has_odd_names(self) -> bool:
+        """Whether a file in the log's folder is none of its row, or the row has a gap."""
+        starts = [segment_start(entry.name) for entry in self._log_entries if entry.kind is Kind.FILE]
+        row = [start for start in starts if start is not None]
+        steps = (later - earlier for earlier, later in itertools.pairwise(row))
+        size = self._segment_size
+        return len(row) < len(starts) or any(start % size for start in row) or any(step != size for step in steps)
+
+    def put_names_right(self) -> bool:
+        """Give segments the names that their records tell; whether any has been given one."""
+        folder = self._paths.commit_log
+        misnamed = find_misnamed(self._io, folder, self._segment_size)
+        if all(each.taken for each in misnamed):
+            return False
+        for each in in_the_way(misnamed):
+            self._move_aside(folder / each.name, f"its records belong to {each.right_name}, which is there")
+        put_right(self._io, folder, misnamed, self._tell)
+        self._log_entries = self._look(folder)
+        self.log = LogFiles()
+        return True
 
     def look_at_log(self) -> LogFiles:
         """Take stock of the segments; only names that cannot be used go aside. Lengths are still as they were."""

@@ -26,6 +26,7 @@ class Kind(enum.StrEnum):
     STRAY_FILE = "stray_file"
     MISPLACED_FILE = "misplaced_file"
     SYMLINK = "symlink"
+    SEGMENT_MISNAMED = "segment_misnamed"
     SEGMENT_MISSING = "segment_missing"
     SEGMENT_SHORT = "segment_short"
     SEGMENT_LONG = "segment_long"
@@ -128,6 +129,11 @@ KINDS: Final[dict[Kind, About]] = {
         f"{_REPAIR} moves it aside",
     ),
     Kind.SYMLINK: _damage("a symbolic link; a store's files are no links", "put the file itself there"),
+    Kind.SEGMENT_MISNAMED: _damage(
+        "a CommitLog segment has another name than its records tell: a copy went wrong, and most of what follows is "
+        "due to it",
+        f"{_REPAIR} gives it its name; nothing is lost but what has no file",
+    ),
     Kind.SEGMENT_MISSING: _damage(
         "a CommitLog segment is not there, though the log goes on behind it or queues point into it",
         f"put the file back from a copy; else {_REPAIR} notes the range, which is then served around",

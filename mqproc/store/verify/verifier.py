@@ -35,6 +35,7 @@ from mqproc.store.verify.index_pass import IndexChecked
 from mqproc.store.verify.inventory import Inventory, Queue, Sizes, take_inventory
 from mqproc.store.verify.log_findings import WholeLog, join_shares
 from mqproc.store.verify.log_pass import LogPass, LogShare
+from mqproc.store.verify.misnaming import misnamed_segments, without_consequences
 from mqproc.store.verify.picture import (
     SHARE_BYTES_MIN,
     SHARES_PER_JOB,
@@ -246,7 +247,10 @@ class _Verifier:
         holes, ledger = known_holes(self._io, self._paths)
         findings.extend(ledger)
         shares, totals, checked = self._passes(picture, workers)
-        findings.extend(_unknown(self._lasting(picture.inventory, is_running=picture.positions.running), holes))
+        misnamed = misnamed_segments(self._io, picture.inventory)
+        findings.extend(misnamed)
+        lasting = self._lasting(picture.inventory, is_running=picture.positions.running)
+        findings.extend(without_consequences(misnamed, _unknown(lasting, holes)))
         self._follow_retention(picture)
         log = join_shares(self._io, picture, shares, self._again(picture), holes)
         both = side_by_side(picture, shares, totals)
@@ -254,7 +258,7 @@ class _Verifier:
         restart = Restart()
         if behind and not picture.positions.running:
             restart = next_restart(self._io, self._paths, picture.inventory.sizes.segment, log.begin)
-        findings.extend(restart.judged(log.findings))
+        findings.extend(restart.judged(without_consequences(misnamed, log.findings)))
         queues = QueueFindings(
             picture,
             log,

@@ -228,10 +228,10 @@ def test_what_rocketmq_closed_in_order_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_closed_store_whose_log_is_not_read_keeps_all_of_it_aside(tmp_path: Path) -> None:
-    """Two segments changed places: each record says that it lies elsewhere. Queues and index lead nowhere then."""
+    """Two segments changed places, and the records that would tell are damaged. Queues and index lead nowhere then."""
     store = next(each for each in directories(GOLDEN) if str(each) == "b_transaction/store").unpack(tmp_path)
     first, second = sorted((store / "commitlog").iterdir())
-    were = [first.read_bytes(), second.read_bytes()]
+    were = [data[:100] + b"\xff" + data[101:] for data in (first.read_bytes(), second.read_bytes())]
     first.write_bytes(were[1])
     second.write_bytes(were[0])
     done = call("store", "recover", store, "--execute", "--json")

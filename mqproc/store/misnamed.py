@@ -1,0 +1,106 @@
+"""CommitLog segments that lie under another name than their records tell, as a copy that went wrong leaves them.
+
+The first record of a segment is intact and says where in the log it lies: that is the segment's name. Names are put
+right in two steps, since two segments may have each other's: all that move get the right name and SUFFIX, and lose the
+suffix then. What a kill leaves between them is found as any other file of a wrong name is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from mqproc.io import Kind, StoreIO
+from mqproc.kernels import scan
+from mqproc.kernels.intrinsics import load_be32, load_be64
+from mqproc.kernels.record_check import checked_size
+from mqproc.kernels.views import as_kernel_array
+from mqproc.layout import record
+from mqproc.paths import segment_name, segment_start, shown
+
+SUFFIX: Final = ".misnamed"
+
+
+@dataclass(frozen=True, slots=True)
+class Misnamed:
+    """A file `name` in the log's folder that is the segment at `start`; `taken` when another one has that place."""
+
+    name: str
+    start: int
+    taken: bool = False
+
+    @property
+    def right_name(self) -> str:
+        return segment_name(self.start)
+
+
+def find_misnamed(io: StoreIO, folder: Path, segment_size: int) -> list[Misnamed]:
+    """Files in the log's folder, in the order of their names, whose first record belongs to another segment's begin."""
+    found: list[tuple[str, int]] = []
+    settled: set[int] = set()
+    for entry in io.entries(folder):
+        if entry.kind is not Kind.FILE or not entry.size:
+            continue
+        own = segment_start(entry.name)
+        start = None
+        # Retention deletes segments of a group that runs.
+        with contextlib.suppress(FileNotFoundError):
+            start = start_told(io, folder / entry.name, segment_size)
+        if start is not None and start != own:
+            found.append((entry.name, start))
+        elif own is not None:
+            settled.add(own)
+    misnamed = []
+    for name, start in found:
+        misnamed.append(Misnamed(name, start, taken=start in settled))
+        settled.add(start)
+    return misnamed
+
+
+def start_told(io: StoreIO, path: Path, segment_size: int) -> int | None:
+    """Where the segment begins that an intact record at a file's begin tells of; None without one."""
+    fd = io.open(path)
+    try:
+        head = as_kernel_array(np.frombuffer(io.pread(fd, record.FIXED_SIZE_V4, 0), np.uint8))
+        if len(head) < record.FIXED_SIZE_V4:
+            return None
+        size, start = int(load_be32(head, record.TOTAL_SIZE)), int(load_be64(head, record.PHYSICAL_OFFSET))
+        if not len(head) <= size <= segment_size or start < 0 or start % segment_size:
+            return None
+        whole = as_kernel_array(np.frombuffer(io.pread(fd, size, 0), np.uint8))
+    finally:
+        io.close(fd)
+    return start if checked_size(whole, 0, len(whole), start, scan.VERIFY_ALL) == size else None
+
+
+def move(io: StoreIO, folder: Path, misnamed: Misnamed) -> None:
+    """The first step, for one file."""
+    target = folder / (misnamed.right_name + SUFFIX)
+    if misnamed.name != target.name:
+        io.rename(folder / misnamed.name, target)
+
+
+def settle(io: StoreIO, folder: Path) -> None:
+    """The second step, for all that have been moved."""
+    for name in io.names(folder):
+        target = folder / name.removesuffix(SUFFIX)
+        if name.endswith(SUFFIX) and segment_start(target.name) is not None and not io.exists(target):
+            io.rename(folder / name, target)
+
+
+def put_right(io: StoreIO, folder: Path, misnamed: Sequence[Misnamed], report: Callable[[str], None]) -> None:
+    """Give segments that no other one stands in the way of their names."""
+    for each in (each for each in misnamed if not each.taken):
+        move(io, folder, each)
+        report(f"{shown(folder / each.name)}: its records belong to {each.right_name}, renamed")
+    settle(io, folder)
+
+
+def in_the_way(misnamed: Iterable[Misnamed]) -> list[Misnamed]:
+    """Segments that are there twice, and have the name of a third one."""
+    return [each for each in misnamed if each.taken and segment_start(each.name) is not None]

@@ -1,0 +1,125 @@
+"""Segments that have other names than their records tell: named by verify before all that follows from it, renamed by
+repair and by a start, so that nothing is lost."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from mqproc import StoreReader
+from mqproc.io import StoreIO
+from mqproc.paths import StorePaths, segment_name
+from mqproc.shm.lock import StoreLock
+from tests.cli.calling import call
+from tests.cli.repairing import damage_in, flags_of, repair
+from tests.store.stopped_store import SEGMENT, StoppedStore
+
+NAMES = [segment_name(start) for start in range(0, 5 * SEGMENT, SEGMENT)]
+# The new name of each file that has another one.
+WRONG = {
+    "two have each other's": {NAMES[1]: NAMES[2], NAMES[2]: NAMES[1]},
+    "three in a ring": {NAMES[0]: NAMES[1], NAMES[1]: NAMES[3], NAMES[3]: NAMES[0]},
+    "from the second on": {NAMES[1]: NAMES[2], NAMES[2]: NAMES[3], NAMES[3]: NAMES[4]},
+    "all of them": dict(itertools.pairwise(NAMES)),
+    "the last": {NAMES[3]: NAMES[4]},
+    "where no segment begins": {NAMES[1]: segment_name(SEGMENT + 1)},
+    "a copy's name": {NAMES[3]: f"{NAMES[3]} (1)"},
+    "what a killed repair leaves": {NAMES[1]: f"{NAMES[1]}.misnamed", NAMES[2]: f"{NAMES[2]}.misnamed"},
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
+    """A clean store that was closed in order."""
+    store = StoppedStore(tmp_path_factory.mktemp("whole") / "store")
+    io, paths = StoreIO(), StorePaths(store.root)
+    StoreLock.acquire(io, paths).close()
+    store.recover()
+    return store
+
+
+def rename(store: Path, names: Mapping[str, str]) -> None:
+    log = store / "commitlog"
+    for old in names:
+        (log / old).rename(log / f"was {old}")
+    for old, new in names.items():
+        (log / f"was {old}").rename(log / new)
+
+
+def log_of(store: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (store / "commitlog").iterdir()}
+
+
+def places(store: Path) -> list[int]:
+    with StoreReader(store) as reader:
+        return sorted(message.physical_offset for message in reader.messages())
+
+
+@pytest.mark.parametrize("names", WRONG.values(), ids=WRONG)
+def test_repair_gives_segments_their_names(whole: StoppedStore, tmp_path: Path, names: Mapping[str, str]) -> None:
+    store, flags = tmp_path / "store", flags_of(whole.engine.options)
+    shutil.copytree(whole.root, store)
+    rename(store, names)
+    verified = call("store", "verify", store, "--json", *flags)
+    first = verified.json["findings"][: len(names)]
+    assert {each["kind"] for each in first} == {"segment_misnamed"}
+    assert {each["file"]: each["text"] for each in first} == {
+        f"commitlog/{new}": f"its records belong to commitlog/{old}" for old, new in names.items()
+    }
+    others = [row for row in damage_in(verified.json) if row.kind != "segment_misnamed"]
+    assert not [
+        row
+        for row in others
+        if row.file in {f"commitlog/{new}" for new in names.values()}
+        and row.kind in ("record_offset", "stray_file", "misplaced_file")
+    ]
+    repair(store, flags)
+    assert log_of(store) == log_of(whole.root)
+    assert places(store) == places(whole.root)
+
+
+@pytest.mark.parametrize("was_killed", [False, True], ids=["closed in order", "killed"])
+@pytest.mark.parametrize(
+    "names", [WRONG[name] for name in ("from the second on", "all of them", "the last", "what a killed repair leaves")]
+)
+def test_a_start_renames_what_it_would_have_cut(
+    whole: StoppedStore, tmp_path: Path, names: Mapping[str, str], *, was_killed: bool
+) -> None:
+    store, flags = tmp_path / "store", flags_of(whole.engine.options)
+    shutil.copytree(whole.root, store)
+    if was_killed:
+        (store / "abort").write_text("1")
+    rename(store, names)
+    done = call("store", "recover", store, "--execute", *flags)
+    assert done.code == 0
+    for old, new in names.items():
+        assert f"commitlog/{new}: its records belong to {old}, renamed" in done.out + done.err
+    assert log_of(store) == log_of(whole.root)
+    assert call("store", "verify", store, *flags).code == 0
+    assert "renamed" not in call("store", "recover", store, "--execute", *flags).out
+
+
+def test_a_second_copy_in_the_place_of_a_segment_goes_aside(whole: StoppedStore, tmp_path: Path) -> None:
+    store, flags = tmp_path / "store", flags_of(whole.engine.options)
+    shutil.copytree(whole.root, store)
+    shutil.copy(store / "commitlog" / NAMES[1], store / "commitlog" / NAMES[2])
+    verified = call("store", "verify", store, "--json", *flags)
+    assert verified.json["findings"][0]["text"] == f"its records belong to commitlog/{NAMES[1]}, which is there"
+    done = repair(store, flags)
+    assert (store / done.json["kept_in"] / "files" / "commitlog" / NAMES[2]).is_file()
+    assert places(store) == [place for place in places(whole.root) if place // SEGMENT != 2]
+
+
+def test_a_segment_whose_first_record_is_damaged_keeps_its_name(whole: StoppedStore, tmp_path: Path) -> None:
+    store, flags = tmp_path / "store", flags_of(whole.engine.options)
+    shutil.copytree(whole.root, store)
+    rename(store, {NAMES[3]: NAMES[4]})
+    with (store / "commitlog" / NAMES[4]).open("r+b") as file:
+        file.seek(100)
+        file.write(b"\xff\xfe\xfd")
+    verified = call("store", "verify", store, "--json", *flags)
+    assert "segment_misnamed" not in {row.kind for row in damage_in(verified.json)}
