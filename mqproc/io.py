@@ -177,7 +177,9 @@ class StoreIO:
         folder.mkdir(mode=mode, exist_ok=True)
 
     def read_file(self, path: Path) -> bytes:
-        """A whole small file."""
+        """A whole small file. A pipe or a device is refused as a folder is: it would be read for ever."""
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise IsADirectoryError(errno.EISDIR, "Not a file", str(path))
         return path.read_bytes()
 
     def write_file_atomically(
@@ -248,7 +250,9 @@ class StoreIO:
     # Descriptors
 
     def open(self, path: Path, *, write: bool = False, create: bool = False, mode: int = 0o644) -> int:
-        """A descriptor; FileNotFoundError unless `create`."""
+        """A descriptor; FileNotFoundError unless `create`, IsADirectoryError for a pipe that nobody may write to."""
+        if not write and stat.S_ISFIFO(os.stat(path).st_mode):
+            raise IsADirectoryError(errno.EISDIR, "Not a file", str(path))
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         return os.open(path, flags, mode)
 

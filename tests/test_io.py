@@ -239,3 +239,16 @@ def test_what_cannot_be_asked_for_is_not_taken_for_absent(tmp_path: Path, monkey
     for call in (io.make_folder, io.remove_folder):
         with pytest.raises(OSError, match=os.strerror(errno.ENAMETOOLONG)):
             call(tmp_path / ("x" * 300))
+
+
+def test_a_pipe_is_refused_as_a_folder_is_and_waits_for_nobody(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for look in (StoreIO().read_file, StoreIO().open):
+        with pytest.raises(IsADirectoryError, match=f"Not a file: '{pipe}'"):
+            look(pipe)
+
+
+def test_a_device_is_not_read_for_ever() -> None:
+    with pytest.raises(IsADirectoryError, match="Not a file: '/dev/zero'"):
+        StoreIO().read_file(Path("/dev/zero"))

@@ -93,8 +93,20 @@ def harmless(text: str) -> str:
 
 
 def encode_json(value: Any) -> str:
-    """One line of JSON, integers exact, paths and the like as text."""
-    return msgspec.json.encode(value, enc_hook=str).decode()
+    """One line of JSON, integers exact, paths and the like as text; names that are no UTF-8 as `shown` has them."""
+    try:
+        return msgspec.json.encode(value, enc_hook=str).decode()
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_writable(msgspec.to_builtins(value, enc_hook=str))).decode()
+
+
+def _writable(value: Any) -> Any:
+    """A value with each text as one that can be written out."""
+    if isinstance(value, str):
+        return value.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    if isinstance(value, dict):
+        return {_writable(key): _writable(each) for key, each in value.items()}
+    return [_writable(each) for each in value] if isinstance(value, list) else value
 
 
 class Output:

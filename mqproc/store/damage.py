@@ -211,4 +211,6 @@ def load(io: StoreIO, paths: StorePaths) -> Damage:
         data = io.read_file(paths.damage)
     except FileNotFoundError:
         return Damage()
+    except IsADirectoryError:
+        raise msgspec.DecodeError("not a file") from None
     return msgspec.json.decode(data, type=Damage)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
+from pathlib import Path
 
 import pytest
 
-from mqproc.cli.output import SCHEMA_VERSION, Column, Output, format_bytes
+from mqproc.cli.output import SCHEMA_VERSION, Column, Output, encode_json, format_bytes
 
 COLUMNS = [Column("name"), Column("size", kind="bytes"), Column("count", kind="count"), Column("tags")]
 ROWS = [
@@ -105,3 +107,11 @@ def test_colors(monkeypatch: pytest.MonkeyPatch, color: str, terminal: bool, no_
 
 def test_sizes() -> None:
     assert [format_bytes(size) for size in (0, 1023, 1024, 3 << 30)] == ["0 B", "1023 B", "1.0 KiB", "3.0 GiB"]
+
+
+def test_names_that_are_no_text_are_written_as_they_are_shown() -> None:
+    name = os.fsdecode(b"bad\xff")
+    value = {"store": Path(name), "files": [{name: name}], "count": 1 << 62, "word": "Grüße"}
+    shown = r"bad\xff"
+    expected = {"store": shown, "files": [{shown: shown}], "count": 1 << 62, "word": "Grüße"}
+    assert json.loads(encode_json(value)) == expected

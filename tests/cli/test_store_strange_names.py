@@ -79,3 +79,30 @@ def test_durable_messages_that_are_lost_are_damage(store: StoppedStore, flags: l
     outcome = call("store", "recover", store.root, "--dry-run", *flags, "--json")
     assert (outcome.code, outcome.json["lost"][0]["durable_end"]) == (1, store.end)
     assert f"was durable up to {store.end:,}" in call("store", "recover", store.root, *flags).out
+
+
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        ("commitlog/00000000000000524288", "misplaced_file"),
+        ("consumequeue/First/0/00000000000000002400", "misplaced_file"),
+        ("index/20300101000000000", "misplaced_file"),
+        ("config/topics.json", "misplaced_file"),
+        ("checkpoint", "misplaced_file"),
+        ("mqproc/damage.json", "ledger_unreadable"),
+        ("mqproc/marks/index", "misplaced_file"),
+    ],
+)
+def test_a_pipe_in_the_place_of_a_file_is_told_and_moved_aside(
+    store: StoppedStore, flags: list[str], file: str, kind: str
+) -> None:
+    store.recover()
+    (store.root / file).unlink(missing_ok=True)
+    os.mkfifo(store.root / file)
+    found = call("store", "verify", store.root, *flags, "--json")
+    assert (found.code, kind) == (1, next(each["kind"] for each in found.json["findings"] if each["file"] == file))
+    for command in (["info"], ["retention"], ["recover", "--dry-run"]):
+        assert call("store", command[0], store.root, *command[1:], *flags).code == 0
+    assert call("store", "repair", store.root, "--execute", *flags).code == 0
+    assert not (store.root / file).is_fifo()
+    assert call("store", "verify", store.root, *flags).code == 0
