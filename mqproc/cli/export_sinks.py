@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
+import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -59,7 +61,9 @@ class JsonLines:
         self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        # What could not be written once is tried again, and has been told.
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 class Parquet:
@@ -92,7 +96,8 @@ class Parquet:
         self._writer.close()
 
     def close(self) -> None:
-        self._writer.close()
+        with contextlib.suppress(OSError):
+            self._writer.close()
 
     def _write_group(self) -> None:
         import pyarrow
@@ -130,6 +135,18 @@ class StoreSink:
 
 
 @contextlib.contextmanager
+def naming(target: Path) -> Iterator[None]:
+    """Have an error of storage that names no file name this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        number = error.errno or errno.EIO
+        raise OSError(number, os.strerror(number) if error.errno else str(error), str(target)) from error
+
+
+@contextlib.contextmanager
 def sink_for(
     io: StoreIO, target: Path, compression: str, options: Options, sizes: Sizes, report: Callable[[str], None]
 ) -> Iterator[Sink]:
@@ -150,7 +167,9 @@ def sink_for(
     partial = target.with_name(f"{target.name}.partial")
     _remove(partial)
     try:
-        with contextlib.closing(_make(io, target, partial, compression, options, sizes, report)) as sink:
+        with naming(target):
+            made = _make(io, target, partial, compression, options, sizes, report)
+        with contextlib.closing(made) as sink:
             yield sink
         if target.is_dir():
             target.rmdir()

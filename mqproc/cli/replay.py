@@ -59,13 +59,14 @@ def replay(
     queues: int | None,
     rate: float,
     restart: bool,
-) -> None:
+) -> int:
     """Send stored messages once more, to another topic.
 
     Copies keep body, tag, keys, properties and born time; REPLAYED_MESSAGE_ID names the message each was made of.
 
     The same command again goes on where it stopped, after Ctrl-C or a kill: no message twice, none missed; 15m and 2h
-    are before its first start. When it is finished, --restart sends them again.
+    are before its first start. When it is finished, --restart sends them again. What retention deletes before it was
+    sent is told, and the exit code is then 1.
     """
     if key and (tags or sql):
         raise click.UsageError("--key goes without --tag and --sql")
@@ -81,13 +82,15 @@ def replay(
             StoreIO(), invocation.existing_paths(), {"source": f"replay of {topic}", **asked}, folder="replays"
         )
         try:
+            missed = 0
             entry = _entry(journal, invocation.out, restart=restart)
             if entry is not None:
                 source = ReplaySource(topic, *_bounds(begin, end, entry.started_ms), key, chosen)
                 job = _Job(client, journal, entry, source, to, rate, queues)
-                job.run(invocation.out)
+                missed = job.run(invocation.out)
         finally:
             journal.close()
+    return 1 if missed else 0
 
 
 def _bounds(begin: int | str | None, end: int | str | None, started_ms: int) -> tuple[int | None, int]:
@@ -120,8 +123,8 @@ class _Job:
     rate: float
     queues: int | None
 
-    def run(self, out: Output) -> None:
-        """Send what was not sent; says how it went."""
+    def run(self, out: Output) -> int:
+        """Send what was not sent; says how it went. How many messages went before they were sent, as far as known."""
         name = f"{self.journal.name}/{self.entry.generation}"
         work = Replay(self.client, self.source, self.to, name=name, rate=self.rate, queues=self.queues)
         position = _position(self.journal.position)
@@ -141,8 +144,19 @@ class _Job:
                 out.note(f"\nstopped; {work.progress.sent:,} messages were sent, the same command goes on")
                 raise
             progress.end(total, total, done.sent)
-            self.journal.finish(self.entry, total or done.sent + done.found, now_ms())
+            missed = self._missed(position, total - before, done)
+            self.journal.finish(self.entry, total - missed or done.sent + done.found, now_ms())
             self._say(out, done, progress.seconds)
+        if missed:
+            gone = counted(missed, "message")
+            out.note(f"{gone} of {self.source.topic} could not be sent: retention or damage has taken them meanwhile")
+        return missed
+
+    def _missed(self, position: ReplayPosition, wanted: int, done: ReplayProgress) -> int:
+        """How many of the messages that were there could not be read; 0 where their number was never known."""
+        source = self.source
+        is_exact = position == ReplayPosition() or (source.begin is None and source.filter is None)
+        return max(0, wanted - done.sent - done.found) if is_exact and not source.key else 0
 
     def _total(self) -> int:
         """How many messages the source has; 0 when only looking would tell."""

@@ -73,7 +73,7 @@ def export(
     last, so that what its queues have lost comes along. A new store keeps queue ids and queue offsets, and RocketMQ
     opens it too. Holes of the log are told on stderr, and the exit code is then 1.
     """
-    from mqproc.cli.export_sinks import sink_for
+    from mqproc.cli.export_sinks import naming, sink_for
     from mqproc.kernels.gather import TIME_MAX, TIME_MIN
     from mqproc.store.export import Selection, Taken
     from mqproc.store.verify.deletions import read_deleted
@@ -98,12 +98,14 @@ def export(
     with sink_for(io, target, compression, options, inventory.sizes, lambda line: None) as sink:
         with Progress(invocation.out, "export", "MiB") as progress:
             for records in _records(io, inventory, positions, selection, taken, progress):
-                sink.write(records)
+                with naming(target):
+                    sink.write(records)
         configs = _configs(io, paths, inventory)
         for topic, count in taken.by_topic.items():
             if count == 0 and topic not in configs:
                 raise TopicNotFoundError(f"{paths.root}: no topic {topic!r} there")
-        sink.finish([configs.get(topic) or _made_up(topic) for topic in selection.topics])
+        with naming(target):
+            sink.finish([configs.get(topic) or _made_up(topic) for topic in selection.topics])
     _tell(invocation.out, paths, target, taken, time.monotonic() - started_s)
     return EXIT_DAMAGE if taken.lost else 0
 

@@ -144,6 +144,30 @@ def test_a_replay_that_was_ended_goes_on_with_no_message_twice(group: Group, num
     assert bodies(group, to) == Counter(range(COUNT))
 
 
+def test_what_retention_takes_before_it_was_sent_is_told(tmp_path: Path) -> None:
+    count = 6_000
+    group = Group(tmp_path / "store", mapped_file_size_commit_log=1 << 18).start()
+    try:
+        with group.client() as client:
+            client.create_topic(TOPIC, 1)
+            client.send_batch(TOPIC, [b"%d" % number for number in range(count)])
+        group.wait_dispatched()
+        before = group.words()["appended_messages"]
+        child = _replaying(group, "late", "--rate", "2000")
+        wait_until(lambda: group.words()["appended_messages"] > before + 200, 30)
+        assert call("store", "retention", "--execute", "--older-than", "0s", "--store", group.store).code == 0
+        _, err = child.communicate(timeout=60)
+        with group.client() as client:
+            sent = client.max_offset("late", 0)
+        assert 0 < sent < count
+        assert child.returncode == 1
+        assert f"{count - sent:,} messages of {TOPIC} could not be sent: retention or damage" in err.decode()
+        again = call("replay", "--topic", TOPIC, "--to", "late", "--store", group.store)
+        assert (again.code, f"all {sent:,} messages were sent" in again.err) == (0, True), again.err
+    finally:
+        group.close()
+
+
 def test_a_time_relative_to_now_means_the_same_messages_when_the_command_is_given_again(group: Group) -> None:
     began = time.time_ns() // 1_000_000
     command = ("--to", "of-late", "--begin", "1h", "--end", "now")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from mqproc import Message, StoreReader
+from mqproc.cli.export_sinks import JsonLines
 from mqproc.message import StoredMessage
 from tests.cli.calling import call
 from tests.conftest import Group
@@ -241,3 +243,19 @@ def test_what_cannot_be_exported_leaves_nothing_behind(golden: Path, tmp_path: P
     assert (outcome.code, outcome.out) == (2, "")
     assert "--end is not after --begin" in outcome.err
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("step", ["__init__", "write", "finish"])
+def test_a_full_disk_names_the_target_and_leaves_nothing(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Buffered files and Arrow tell no name."""
+
+    def no_room(*_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "Error writing bytes to file. Detail: [errno 28]")
+
+    monkeypatch.setattr(JsonLines, step, no_room)
+    target = tmp_path / "out.jsonl"
+    done = call("store", "export", golden, "--topic", "OrderTopic", "--to", target)
+    assert (done.code, done.err.strip().splitlines()[-1]) == (1, f"mqproc: {target}: No space left on device")
+    assert list(tmp_path.iterdir()) == []
