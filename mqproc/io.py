@@ -201,6 +201,8 @@ class StoreIO:
             if failed is not None and isinstance(error, FailedSyncError):
                 failed(error)
             self.unlink(temporary)
+            if error.filename is None:
+                error.filename = str(path)
             raise
         finally:
             self.close(fd)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from mqproc.errors import StartError, StoreAccessError
+from mqproc.errors import DiskFullError, StartError, StoreAccessError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.shm.lock import StoreLock
@@ -48,9 +49,18 @@ def starting(paths: StorePaths) -> Iterator[None]:
     """A disk that is full, or the like, is told of the store: what is written to may have no name of its own."""
     try:
         yield
+    except DiskFullError as error:
+        raise StartError(f"{paths.root}: the group cannot start: {error}{_room(paths)}") from error
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        raise StartError(f"{paths.root}: the group cannot start: {where}{error.strerror or error}") from error
+        room = _room(paths) if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise StartError(f"{paths.root}: the group cannot start: {where}{error.strerror or error}{room}") from error
+
+
+def _room(paths: StorePaths) -> str:
+    """What makes room, and needs none itself; nothing in a store that has no log yet."""
+    command = f"mqproc store retention --store {paths.root}"
+    return f"; {command} shows what may be deleted, --execute does it" if paths.commit_log.exists() else ""
 
 
 def lost_name(paths: StorePaths, lock: StoreLock) -> Path | None:

@@ -88,7 +88,7 @@ def test_a_small_file_that_finds_no_room_leaves_the_old_one_and_nothing_else(tmp
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     (tmp_path / "file").write_bytes(b"old")
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'file'}'"):
         FullDiskIO().write_file_atomically(tmp_path / "file", b"another")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"old"}
 

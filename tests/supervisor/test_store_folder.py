@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from mqproc.control import Control
-from mqproc.errors import StoreAccessError
+from mqproc.errors import DiskFullError, StartError, StoreAccessError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.shm.clock import Clock
 from mqproc.shm.lock import StoreLock
 from mqproc.supervisor.resources import Resources
-from mqproc.supervisor.store_folder import lost_name, prepare_folder
+from mqproc.supervisor.store_folder import lost_name, prepare_folder, starting
 from tests.supervisor.running_group import RunningGroup, titles_of, wait_until
 
 StartGroup = Callable[..., RunningGroup]
@@ -140,3 +140,25 @@ def test_a_store_that_may_not_be_looked_at_for_a_moment_is_not_lost(tmp_path: Pa
         assert lost_name(paths, lock) == paths.socket("ctl")
     finally:
         lock.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        DiskFullError("no room on the disk for 1 more queue"),
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/store/mqproc/control.tmp"),
+        OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+    ],
+)
+def test_a_start_that_finds_no_room_says_what_makes_room(tmp_path: Path, error: Exception) -> None:
+    paths = StorePaths(tmp_path)
+    with pytest.raises(StartError) as empty, starting(paths):
+        raise error
+    assert "retention" not in str(empty.value)
+    paths.commit_log.mkdir()
+    with pytest.raises(StartError) as told, starting(paths):
+        raise error
+    hint = f"mqproc store retention --store {tmp_path} shows what may be deleted, --execute does it"
+    assert str(told.value) == f"{empty.value}; {hint}"
+    assert str(told.value).startswith(f"{tmp_path}: the group cannot start: ")
+    assert told.value.exit_code == 3
