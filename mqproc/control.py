@@ -48,6 +48,10 @@ class Control:
             # Allocated, since a store into a hole on a full disk is a SIGBUS.
             io.allocate(fd, 0, layout.FILE_SIZE)
             control = cls(io.map(fd, layout.FILE_SIZE, write=True))
+        except OSError:
+            # A full disk needs what was allocated of it.
+            io.unlink(temporary)
+            raise
         finally:
             io.close(fd)
         control.store(layout.EPOCH, epoch + 1)

@@ -103,6 +103,10 @@ class QueueTable:
             io.set_size(fd, layout.file_size(capacity))
             io.pwrite(fd, _header(capacity), 0)
             io.allocate(fd, layout.hash_offset(capacity), 4 * layout.hash_slots(capacity))
+        except OSError:
+            # A full disk needs what was allocated of it.
+            io.unlink(temporary)
+            raise
         finally:
             io.close(fd)
         io.rename(temporary, path)

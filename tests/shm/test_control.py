@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mqproc import control_words
+from mqproc.armed_io import ArmedIO
 from mqproc.control import Control, role_words
 from mqproc.errors import CorruptStoreError, NotRunningError, OtherVersionError
 from mqproc.io import StoreIO
@@ -131,3 +132,12 @@ def test_words_of_one_role(paths: StorePaths) -> None:
     control.store(layout.supervised_word("cq-flusher", "pid"), 77)
     words = role_words(control.snapshot(), "cq-flusher")
     assert (words["errors"], words["pid"], words["cycles"]) == (3, 77, 0)
+
+
+def test_a_file_that_finds_no_room_leaves_the_old_one_and_nothing_else(paths: StorePaths) -> None:
+    Control.create(IO, paths, Clock(), 1).close()
+    before = paths.control.read_bytes()
+    with pytest.raises(OSError, match="No space left"):
+        Control.create(ArmedIO(fault="allocate:1:ENOSPC"), paths, Clock(), 2)
+    assert [path.name for path in paths.own.iterdir()] == ["control"]
+    assert paths.control.read_bytes() == before

@@ -218,3 +218,11 @@ def test_no_entry_lies_in_a_hole_of_the_file(tmp_path: Path) -> None:
         table = QueueTable(StoreIO(), path, write=True)
     assert path.stat().st_blocks * 512 < layout.file_size(4096)
     table.close()
+
+
+@pytest.mark.parametrize("fault", ["allocate:1:ENOSPC", "pwrite:1:ENOSPC"])
+def test_a_table_that_finds_no_room_leaves_none_of_it(tmp_path: Path, fault: str) -> None:
+    """Half of what was asked for may have been allocated, on a disk that is full."""
+    with pytest.raises(OSError, match="No space left"):
+        QueueTable.create(ArmedIO(fault=fault), tmp_path / "queues", 16)
+    assert list(tmp_path.iterdir()) == []

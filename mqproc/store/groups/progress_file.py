@@ -71,6 +71,9 @@ class ProgressFile:
         try:
             io.allocate(fd, 0, layout.HEADER_SIZE + GROWTH_BYTES)
             io.pwrite(fd, _header(saved, epoch), 0)
+        except OSError:
+            io.unlink(temporary)
+            raise
         finally:
             io.close(fd)
         made = cls(io, temporary, write=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mqproc.armed_io import ArmedIO
 from mqproc.errors import OffsetOverflowError, StaleOffsetError
 from mqproc.io import StoreIO
 from mqproc.store.groups import progress_file
@@ -241,6 +242,12 @@ def test_epochs_go_on_over_restarts(store: Store) -> None:
     assert after.take_epoch(above=1000) == 1001
     assert after.take_epoch() == 1002
     after.close()
+
+
+def test_a_file_that_finds_no_room_leaves_none_of_it(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        progress_file.ProgressFile.create(ArmedIO(fault="allocate:1:ENOSPC"), tmp_path / "progress", [], 0, 1)
+    assert list(tmp_path.iterdir()) == []
 
 
 # Corrections
