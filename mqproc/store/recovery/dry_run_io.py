@@ -105,7 +105,7 @@ class DryRunIO(StoreIO):
         was, first, stop, differing = super().size_of(path), -1, 0, 0
         fd = super().open(path)
         try:
-            for at in range(0, max(was, shadow.size), _CHUNK):
+            for at in self._pieces(fd, was, shadow.size):
                 before, after = super().pread(fd, _CHUNK, at), shadow.read(at, _CHUNK)
                 if before == after:
                     continue
@@ -115,8 +115,19 @@ class DryRunIO(StoreIO):
                 differing += places[2]
         finally:
             super().close(fd)
+        if was > shadow.size:
+            first, stop = shadow.size if first < 0 else first, was
         if first >= 0:
             yield Change(path, "changed", was, shadow.size, first, stop, differing, in_place=path in self._stored)
+
+    def _pieces(self, fd: int, was: int, size: int) -> Iterator[int]:
+        """Where a file of `was` bytes is compared with `size` bytes; what is cut off only where it was ever written."""
+        yield from range(0, size, _CHUNK)
+        at = -(-size // _CHUNK) * _CHUNK
+        while at < was and (data := super().next_data(fd, at)) is not None:
+            at = max(at, data - data % _CHUNK)
+            yield at
+            at += _CHUNK
 
     # Files by name
 

@@ -278,3 +278,20 @@ def one_call(io: StoreIO, root: Path, rng: random.Random) -> None:
             assert len(mapping) == wanted
             mapping[wanted // 2] = rng.randrange(256)
         io.close(fd)
+
+
+def test_what_is_cut_off_a_sparse_file_is_not_gone_through(tmp_path: Path) -> None:
+    """A terabyte of holes would take hours."""
+    path, size = tmp_path / "file", 1 << 40
+    path.write_bytes(b"x" * 5000)
+    os.truncate(path, size)
+    with path.open("r+b") as file:
+        file.seek(size - 7)
+        file.write(b"end")
+    with DryRunIO(tmp_path) as dry:
+        fd = dry.open(path, write=True)
+        dry.set_size(fd, 4000)
+        dry.close(fd)
+        (change,) = dry.changes()
+    assert (change.what, change.was, change.size) == ("changed", size, 4000)
+    assert (change.first, change.stop, change.differing) == (4000, size, 1003)
