@@ -9,6 +9,7 @@ from typing import Any, Literal
 import click
 import msgspec
 
+from mqproc import control_words
 from mqproc.cli.commands import MOMENT, Command, Group
 from mqproc.cli.completing import complete_topic
 from mqproc.cli.filters import filter_of, filter_options
@@ -21,6 +22,7 @@ from mqproc.cli.topic import no_topic, queues_of
 from mqproc.client import Client, core
 from mqproc.errors import MessageNotFoundError, OffsetOutOfRangeError
 from mqproc.message import StoredMessage
+from mqproc.quantities import counted
 from mqproc.wire.operations import ScanRequest
 
 Command_ = Callable[..., Any]
@@ -86,6 +88,7 @@ def key(
     """Show the messages of TOPIC that have KEY. Exit code 5 when there is none."""
     with invocation.client() as client:
         found = client.by_key(topic, key, begin, end, max_messages=most, unique=unique, time=time)
+        _tell_damage(invocation.out, client)
     if not found:
         raise MessageNotFoundError(f"no message of {topic} has the key {key!r}")
     return print_many(invocation.out, found, body)
@@ -143,10 +146,22 @@ def range_(
         if only_count:
             count = client.count(topic, begin, end, filter=chosen, time=time)
             _print_count(invocation.out, topic, count)
-            return 0
-        pages = min(most, 4096) if most else 4096
-        found = client.range(topic, begin, end, filter=chosen, time=time, page_messages=pages)
-        return print_many(invocation.out, itertools.islice(found, most), body)
+        else:
+            pages = min(most, 4096) if most else 4096
+            found = client.range(topic, begin, end, filter=chosen, time=time, page_messages=pages)
+            print_many(invocation.out, itertools.islice(found, most), body)
+        _tell_damage(invocation.out, client)
+    return 0
+
+
+def _tell_damage(out: Output, client: Client) -> None:
+    """That answers may lack messages, which nobody would see in them."""
+    holes = control_words.damage_holes(client.stats())
+    if holes:
+        ranges = counted(holes, "damaged range")
+        out.note(
+            f"damage: the log has {ranges}; messages that were there cannot be read: mqproc store info tells where"
+        )
 
 
 def _print_count(out: Output, topic: str, count: int) -> None:
@@ -205,6 +220,7 @@ def scan(
             scanner.tell_cursor(out)
             raise
         scanner.tell_cursor(out)
+        _tell_damage(out, client)
         if topic is not None and cursor is None and scanner.complete and not scanner.found:
             queues_of(client, topic)
     return result

@@ -1,4 +1,4 @@
-"""`mqproc tail` around damage: every intact message is printed, and each damaged range is told once, on stderr."""
+"""Around damage every intact message is printed, and what is damaged is told once, on stderr."""
 
 from __future__ import annotations
 
@@ -9,13 +9,23 @@ from tests.cli.calling import call
 from tests.conftest import Group
 from tests.store.verify.looking import flip, overwrite
 
+MESSAGE = (
+    ("message", "range", "orders"),
+    ("message", "range", "orders", "--count"),
+    ("message", "key", "orders", "k"),
+    ("message", "scan", "--topic", "orders"),
+)
+
 
 def test_damage_is_stepped_over_and_told_once(make_group: Callable[..., Group]) -> None:
     group = make_group()
     with group.client() as client:
         client.create_topic("orders", 2)
-        sent = [client.send(Message("orders", b"%03d" % number, queue_id=number % 2)) for number in range(60)]
+        messages = [Message("orders", b"%03d" % number, queue_id=number % 2, keys=("k",)) for number in range(60)]
+        sent = [client.send(message) for message in messages]
         client.wait_dispatched()
+    for command in MESSAGE:
+        assert call(*command, "--store", group.store).err == ""
     assert group.stop() == 0
     offsets = [each.physical_offset for each in sent]
     log = group.store / "commitlog" / f"{0:020d}"
@@ -35,3 +45,8 @@ def test_damage_is_stepped_over_and_told_once(make_group: Callable[..., Group]) 
     assert f"log [{offsets[20]}, {offsets[30]}): " in told[1]
     assert call(*arguments, "--queue", 0).err.count("\n") == 1
     assert call(*arguments, "-n", 5).err == ""
+    for command in MESSAGE:
+        found = call(*command, "--store", group.store)
+        assert found.code == 0
+        told = "damage: the log has 2 damaged ranges; messages that were there cannot be read: "
+        assert found.err == f"{told}mqproc store info tells where\n"
