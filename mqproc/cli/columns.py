@@ -11,17 +11,18 @@ from typing import Any
 import msgspec
 
 from mqproc.cli.sources import Chunk
-from mqproc.cli.times import EPOCH_MS_MIN, datetime_ms
+from mqproc.cli.times import EPOCH_MS_MAX, EPOCH_MS_MIN, datetime_ms
 from mqproc.errors import BadMessageError
 
-TIME_FORMATS = ("auto", "iso", "s", "ms")
+TIME_FORMATS = ("auto", "iso", "s", "ms", "us", "ns")
 _KNOWN_TIMES_MAX = 100_000
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_PER_MS = {"ms": 1, "us": 1000, "ns": 1_000_000}
 
 
 @dataclass(frozen=True, slots=True)
 class FieldNames:
-    """Which fields become what. `time_format`: auto, iso, s, ms, or a strptime format."""
+    """Which fields become what. `time_format`: one of TIME_FORMATS, or a strptime format."""
 
     keys: tuple[str, ...] = ()
     tag: str = ""
@@ -108,23 +109,35 @@ class ColumnMaker:
 
 
 def parse_field_time(value: Any, time_format: str = "auto") -> int:
-    """A field's time as Unix ms: ISO 8601 (local when it names no zone), epoch s or ms, or a strptime format.
+    """A field's time as Unix ms: ISO 8601 (local when it names no zone), epoch s, ms, us or ns, or a strptime format.
 
-    `auto` takes numbers from 100,000,000,000 on as milliseconds, smaller ones as seconds. Raises ValueError.
+    `auto` takes numbers from 100,000,000,000 on as milliseconds, smaller ones as seconds. Raises ValueError, also for
+    a number that is beyond the year 9999: it is in another unit.
     """
     if isinstance(value, datetime.datetime):
         return datetime_ms(value)
     if isinstance(value, datetime.date):
         return datetime_ms(datetime.datetime(value.year, value.month, value.day))
     text = str(value).strip()
-    if time_format in ("auto", "s", "ms") and _NUMBER.fullmatch(text):
-        in_ms = time_format == "ms" or (time_format == "auto" and abs(float(text)) >= EPOCH_MS_MIN)
-        return int(float(text)) if in_ms and "." in text else int(text) if in_ms else round(float(text) * 1000)
+    if time_format in ("auto", "s", *_PER_MS) and _NUMBER.fullmatch(text):
+        return _number_ms(text, time_format)
     if time_format in ("auto", "iso"):
         return datetime_ms(datetime.datetime.fromisoformat(text))
-    if time_format in ("s", "ms"):
+    if time_format in ("s", *_PER_MS):
         raise ValueError("not a number")
     return datetime_ms(datetime.datetime.strptime(text, time_format))
+
+
+def _number_ms(text: str, unit: str) -> int:
+    if unit == "auto":
+        unit = "ms" if abs(float(text)) >= EPOCH_MS_MIN else "s"
+    if unit == "s":
+        found = round(float(text) * 1000)
+    else:
+        found = (int(float(text)) if "." in text else int(text)) // _PER_MS[unit]
+    if found > EPOCH_MS_MAX:
+        raise ValueError(f"beyond the year 9999 in {unit}; --time-format says if it is in ms, us or ns")
+    return found
 
 
 def _text(value: Any) -> str:

@@ -37,6 +37,7 @@ EXIT_CODES = {
     130: "interrupted",
     143: "told to end by SIGTERM",
 }
+NOT_FOUND = 5
 INTERRUPTED = 130
 _STDOUT, _STDERR = 1, 2
 
@@ -148,7 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(str(error), error.exit_code, invocation)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return _failed(f"{where}{error.strerror or error}", 1, invocation)
+        exit_code = NOT_FOUND if isinstance(error, FileNotFoundError) else 1
+        return _failed(f"{where}{error.strerror or error}", exit_code, invocation)
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
 
 

@@ -10,7 +10,7 @@ MS_PER_UNIT = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000,
 # A bare number is epoch milliseconds; below this it would lie before 1973 and is rather a count or an offset.
 EPOCH_MS_MIN = 100_000_000_000
 # What datetime can print: the end of the year 9999.
-_EPOCH_MS_MAX = 253_402_300_799_999
+EPOCH_MS_MAX = 253_402_300_799_999
 # 1990 to 2100: what a number in another unit is taken to mean when an error tells how to write it.
 _LIKELY_MS_MIN, _LIKELY_MS_MAX = 631_152_000_000, 4_102_444_800_000
 
@@ -58,7 +58,7 @@ def parse_time_ms(text: str, now: int | None = None) -> int:
 
 
 def _epoch_ms(text: str) -> int:
-    if EPOCH_MS_MIN <= int(text) <= _EPOCH_MS_MAX:
+    if EPOCH_MS_MIN <= int(text) <= EPOCH_MS_MAX:
         return int(text)
     for unit, in_ms in (
         ("seconds", int(text) * 1000),
@@ -85,7 +85,7 @@ def format_time(time_ms: int) -> str:
     """ISO 8601 in local time with zone and milliseconds; `-` for 0, the number itself when it is no moment."""
     if time_ms == 0:
         return "-"
-    if not 0 < time_ms <= _EPOCH_MS_MAX:
+    if not 0 < time_ms <= EPOCH_MS_MAX:
         return str(time_ms)
     moment = datetime.datetime.fromtimestamp(time_ms // 1000, datetime.UTC).astimezone()
     return moment.replace(microsecond=time_ms % 1000 * 1000).isoformat(timespec="milliseconds")

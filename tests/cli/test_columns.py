@@ -83,7 +83,7 @@ def test_a_time_that_no_text_or_number_is_told_too(value: Any) -> None:
         ("1357034400000", "auto", 1_357_034_400_000),
         (1357034400.5, "auto", 1_357_034_400_500),
         ("1357034400", "ms", 1_357_034_400),
-        ("1357034400000", "s", 1_357_034_400_000_000),
+        ("135703440000", "s", 135_703_440_000_000),
         ("2013-01-01T10:00:00Z", "iso", 1_357_034_400_000),
         ("01/01/2013 10:00 +0000", "%d/%m/%Y %H:%M %z", 1_357_034_400_000),
         (datetime.datetime(2013, 1, 1, 10, tzinfo=datetime.UTC), "auto", 1_357_034_400_000),
@@ -91,6 +91,27 @@ def test_a_time_that_no_text_or_number_is_told_too(value: Any) -> None:
 )
 def test_times_of_fields(value: Any, form: str, expected: int) -> None:
     assert parse_field_time(value, form) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "expected"),
+    [
+        (1_795_617_351_087_999, "us", 1_795_617_351_087),
+        ("1795617351087999999", "ns", 1_795_617_351_087),
+        ("1795617351087999.5", "us", 1_795_617_351_087),
+        ("253402300799999", "auto", 253_402_300_799_999),
+    ],
+)
+def test_times_of_smaller_units(value: Any, form: str, expected: int) -> None:
+    assert parse_field_time(value, form) == expected
+
+
+@pytest.mark.parametrize(("value", "form"), [("1795617351087999", "auto"), (10**18, "ms"), ("1e3", "us"), ("x", "ns")])
+def test_a_number_that_is_no_moment_in_its_unit_is_refused(value: Any, form: str) -> None:
+    with pytest.raises(ValueError, match=r"beyond the year 9999|not a number"):
+        parse_field_time(value, form)
+    with pytest.raises(BadMessageError, match=r"a\.csv: record 12: field 't' = .* is no time"):
+        columns(FieldNames(time="t", time_format=form), t=[None, value])
 
 
 def test_a_chunk_without_some_records_is_cut_at_them() -> None:

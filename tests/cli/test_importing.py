@@ -457,6 +457,11 @@ def test_a_record_that_is_refused_is_told_by_its_number_in_the_file(
     assert f"{path}: record 2,501: {told}" in outcome.err
 
 
+def test_a_file_that_is_not_there_is_exit_code_5(group: Group, tmp_path: Path) -> None:
+    outcome = call("import", tmp_path / "none.csv", "--topic", "none", "--store", group.store)
+    assert (outcome.code, outcome.err) == (5, f"mqproc: {tmp_path}/none.csv: No such file or directory\n")
+
+
 def test_an_unknown_field_is_a_usage_error(group: Group, tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", 1)
     assert call("import", path, "--topic", TOPIC, "--store", group.store, "--key-field", "x").code == 2
