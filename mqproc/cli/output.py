@@ -144,6 +144,8 @@ class Output:
             file=stream,
             force_terminal=colored or None,
             no_color=not colored,
+            # Without a system rich writes no styles either: bold is an escape as colours are.
+            color_system="auto" if colored else None,
             highlight=False,
             soft_wrap=False,
         )

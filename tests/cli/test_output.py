@@ -61,7 +61,20 @@ def test_a_table_on_a_terminal_has_units(monkeypatch: pytest.MonkeyPatch) -> Non
     text = rows("table", Terminal())
     assert "4.0 KiB" in text
     assert "1,234" in text
-    assert "\x1b[3" not in text
+    assert "\x1b" not in text
+
+
+def test_never_is_plain_text_and_always_is_colored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for color, stream in (("never", Terminal()), ("auto", Terminal())):
+        Output("table", color, stream).rows("things", COLUMNS, ROWS)
+        assert ("\x1b[" in stream.getvalue()) == (color == "auto")
+    monkeypatch.setenv("NO_COLOR", "1")
+    for color in ("never", "always"):
+        piped = io.StringIO()
+        Output("table", color, piped).console().print("x", style="red")
+        assert ("\x1b[31m" in piped.getvalue()) == (color == "always")
 
 
 ORDERS = "a\x1b[31mb\x9b2J\x07\r\nc\td"
