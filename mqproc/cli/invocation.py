@@ -117,10 +117,8 @@ class Invocation:
     def existing_paths(self) -> StorePaths:
         """The same; raises StoreNotFoundError when there is no such folder."""
         paths = self.paths()
-        kind = file_type(paths.root)
-        if stat.S_ISREG(kind):
-            raise StoreAccessError(f"{paths.root}: a file; --store takes the folder that holds a store's files")
-        if not stat.S_ISDIR(kind):
+        check_no_file(paths.root)
+        if not stat.S_ISDIR(file_type(paths.root)):
             from mqproc.cli.beginning import check_not_beginning
 
             check_not_beginning(paths)
@@ -146,6 +144,12 @@ class Invocation:
         from mqproc.client import Client
 
         return Client(self.existing_paths().root, timeout=self.timeout)
+
+
+def check_no_file(store: Path) -> None:
+    """Raises StoreAccessError for a store that is a file."""
+    if stat.S_ISREG(file_type(store)):
+        raise StoreAccessError(f"{store}: a file; --store takes the folder that holds a store's files")
 
 
 def _store_in(file: Path) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mqproc import control_words
 from mqproc.cli.doctor.host import Host
-from mqproc.cli.invocation import Invocation
+from mqproc.cli.invocation import Invocation, check_no_file
 from mqproc.config import FIELDS, Options, Setting, options_from, parse_option
 from mqproc.errors import ConfigurationError, CorruptStoreError, NotRunningError, OtherVersionError
 from mqproc.io import StoreIO
@@ -129,6 +129,8 @@ def look_at(invocation: Invocation, host: Host | None = None) -> Patient:
     """The patient that a command line names. Raises ConfigurationError, StoreAccessError."""
     io = StoreIO()
     root, _ = invocation.find_store()
+    if root is not None:
+        check_no_file(root)
     paths = StorePaths(root) if root is not None else None
     settings = invocation.settings()
     options_from(settings)

@@ -476,3 +476,11 @@ def test_without_a_store_the_machine_alone_is_looked_at(tmp_path: Path) -> None:
     found = look(None, tmp_path, "metrics_port=0")
     assert bad(found) == []
     assert not {finding.area for finding in found} & {"store", "group"}
+
+
+def test_a_store_that_is_a_file_is_refused_as_everywhere(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    doctor, status = (call(command, "--store", file) for command in ("doctor", "status"))
+    assert (doctor.code, doctor.err) == (status.code, status.err)
+    assert (doctor.code, doctor.err.count("\n")) == (3, 1)
