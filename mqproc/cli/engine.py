@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from mqproc.cli.warm_kernels import are_kept, make_ready
+from mqproc.cli.warm_kernels import NOT_KEPT, are_kept, make_ready
 from mqproc.config import Options
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
@@ -26,7 +26,6 @@ from mqproc.supervisor.hooks import GroupContext, Hooks, Report
 
 # A load from the cache takes a fraction of it; compiling is worth a line.
 WARM_REPORT_S = 3.0
-NOT_KEPT = "they cannot be kept in their folder or the home; NUMBA_CACHE_DIR=DIR in the environment names another"
 
 SPECS = (
     RoleSpec(words_of.WRITER, Writer, BellKind.EVENT, sockets=("writer",)),

@@ -26,6 +26,9 @@ from mqproc.kernels import crc, jit
 from mqproc.kernels.warming import WARMED, warm_all
 from mqproc.supervisor import prctl
 
+NOT_KEPT: Final = (
+    "they cannot be kept in their folder or the home; NUMBA_CACHE_DIR=DIR in the environment names another"
+)
 _NOTE: Final = "mqproc-warmed-"
 _LOCK: Final = "mqproc-warming.lock"
 _CHILDREN_MAX: Final = 4
@@ -43,6 +46,12 @@ def make_ready() -> None:
 def are_kept() -> bool:
     """Whether there is a folder for compiled kernels, so that only the first start compiles them."""
     return _note_of_full_cache() is not None
+
+
+def is_filled() -> bool:
+    """Whether every kernel is compiled, so that a start only loads them."""
+    note = _note_of_full_cache()
+    return note is not None and note.exists()
 
 
 def fill_cache() -> None:
