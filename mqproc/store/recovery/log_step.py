@@ -1,6 +1,7 @@
 """The log's part of recovery: what is damaged is written down, then the tail is cut, then the log is whole again.
 
     look       segments' names and lengths; what short and missing ones below the mark lack is suspected
+    names      segments get those that their records tell, where names or the walk say that something is amiss
     complete   every segment gets its length
     walk       to the end, from the mark or through all (`log_recovery`); what was known or suspected is looked at again
     write down damage.json, before anything is cut
