@@ -63,7 +63,7 @@ _LAZY = {
         "mqproc.cli.doctor.command:doctor",
         "Find what is wrong with this machine, the options and a store, and say what mends it.",
     ),
-    "warm": ("mqproc.cli.warm:warm", "Compile what a start needs, before it is wanted."),
+    "warm": ("mqproc.cli.warm:warm", "Compile what this version needs, so that no start waits for it."),
     "stat": ("mqproc.cli.stat:stat", "Show every shared word, also of a dead group."),
     "store": ("mqproc.cli.store:store", "Look into a store's files; nothing need run."),
     "spark": ("mqproc.cli.spark:spark", "Run jobs over stores on Spark."),
