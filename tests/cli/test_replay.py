@@ -153,7 +153,7 @@ def test_what_retention_takes_before_it_was_sent_is_told(tmp_path: Path) -> None
             client.send_batch(TOPIC, [b"%d" % number for number in range(count)])
         group.wait_dispatched()
         before = group.words()["appended_messages"]
-        child = _replaying(group, "late", "--rate", "2000")
+        child = _replaying(group, "late", "--rate", "500")
         wait_until(lambda: group.words()["appended_messages"] > before + 200, 30)
         assert call("store", "retention", "--execute", "--older-than", "0s", "--store", group.store).code == 0
         _, err = child.communicate(timeout=60)
