@@ -152,6 +152,8 @@ def test_what_retention_takes_before_it_was_sent_is_told(tmp_path: Path) -> None
             client.create_topic(TOPIC, 1)
             client.send_batch(TOPIC, [b"%d" % number for number in range(count)])
         group.wait_dispatched()
+        # What is not durable in the queues is kept.
+        wait_until(lambda: group.words()["cq_synced"] > 2 << 18, what="durable units of the first two segments")
         before = group.words()["appended_messages"]
         child = _replaying(group, "late", "--rate", "500")
         wait_until(lambda: group.words()["appended_messages"] > before + 200, 30)
