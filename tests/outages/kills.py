@@ -177,5 +177,6 @@ def _tear(group: WarmGroup) -> None:
     start = end // size * size
     with (group.paths.commit_log / segment_name(start)).open("r+b") as last:
         last.seek(end - start)
-        last.write(b"\xff" * min(TORN_BYTES, size - (end - start)))
+        # Whole records that were written and not published, behind a torn one, would be damage and not its end.
+        last.write((b"\xff" * TORN_BYTES).ljust(size, b"\0")[: size - (end - start)])
     (group.paths.commit_log / segment_name(start + size)).write_bytes(bytes(size))
