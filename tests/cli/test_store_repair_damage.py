@@ -14,11 +14,8 @@ from typing import NamedTuple
 import pytest
 
 from mqproc import StoreReader
-from mqproc.io import StoreIO
 from mqproc.layout import checkpoint, index_file, marks, queue_table, record
 from mqproc.layout.consume_queue import UNIT_SIZE
-from mqproc.paths import StorePaths
-from mqproc.shm.lock import StoreLock
 from mqproc.store import rocketmq_json
 from mqproc.store.topics import Topics
 from tests.cli.calling import call
@@ -219,9 +216,8 @@ NAMES = [case.name for case in CASES]
 def whole(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
     """A clean store with topics and a group's progress."""
     store = StoppedStore(tmp_path_factory.mktemp("whole") / "store")
-    io, paths = StoreIO(), StorePaths(store.root)
-    StoreLock.acquire(io, paths).close()
-    store.recover()
+    store.close_in_order()
+    io, paths = store.engine.io, store.engine.paths
     topics = Topics(io, paths)
     for topic in ("First", "Second", "Third"):
         topics.adopt(topic, 4)

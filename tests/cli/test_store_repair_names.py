@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from mqproc import StoreReader
-from mqproc.io import StoreIO
-from mqproc.paths import StorePaths, segment_name
-from mqproc.shm.lock import StoreLock
+from mqproc.paths import segment_name
 from tests.cli.calling import call
 from tests.cli.repairing import damage_in, flags_of, repair
 from tests.store.stopped_store import SEGMENT, StoppedStore
@@ -36,9 +34,7 @@ WRONG = {
 def whole(tmp_path_factory: pytest.TempPathFactory) -> StoppedStore:
     """A clean store that was closed in order."""
     store = StoppedStore(tmp_path_factory.mktemp("whole") / "store")
-    io, paths = StoreIO(), StorePaths(store.root)
-    StoreLock.acquire(io, paths).close()
-    store.recover()
+    store.close_in_order()
     return store
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from mqproc.io import StoreIO
 from mqproc.layout.consume_queue import FILLER_SIZE
+from mqproc.shm.lock import StoreLock
 from mqproc.store.reads.index_query import IndexReader
 from tests.store.engine import Engine
 from tests.store.recovery.recovering import RecordingIO, Recovered, contents, recover
@@ -57,6 +58,11 @@ class StoppedStore:
     def recover(self, *, clean: bool = True, io: StoreIO | None = None, **options: Any) -> Recovered:
         self.engine.segments.close()
         return recover(self.root, dataclasses.replace(self.engine.options, **options), clean=clean, io=io)
+
+    def close_in_order(self) -> None:
+        """Leave it as a group does that had its lock and has stopped."""
+        StoreLock.acquire(self.engine.io, self.engine.paths).close()
+        self.recover()
 
     def segment(self, offset: int) -> Path:
         return self.root / "commitlog" / f"{offset // SEGMENT * SEGMENT:020d}"
