@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import math
 import os
 import termios
@@ -114,12 +115,16 @@ def start_group(
     """
     # Numpy would start threads of its own, and the supervisor forks.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # Numba and the kernels take a second: only who starts a group pays.
+    # Numba and the kernels take a second: only who starts a group pays. The collector would take a sixth of it, since
+    # modules are many objects and hardly any garbage.
+    gc.disable()
     from mqproc.cli.engine import SPECS, adopted_options, engine_hooks
     from mqproc.openers import let_last_one_stop
     from mqproc.process.placement import writer_cpus
     from mqproc.supervisor import detach as run_detached
     from mqproc.supervisor import lenient, supervise
+
+    gc.enable()
 
     # Its reader may have gone away, or the lines go into a file on a full disk: a group runs without them.
     report = lenient(report)
