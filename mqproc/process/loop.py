@@ -112,6 +112,15 @@ class Lingering(Protocol):
         ...
 
 
+@runtime_checkable
+class Prompted(Protocol):
+    """A role whose bell tells of little, so that a look at that takes the place of a step before each wait."""
+
+    def has_news(self) -> bool:
+        """Whether there is work of which neither a descriptor nor a time would tell a role that waits now."""
+        ...
+
+
 class BellKind(enum.Enum):
     """What a role waits at."""
 
@@ -266,6 +275,7 @@ class Loop:
         self._signals = signals
         # A client waits for the roles with sockets; another one that spins would take the processor from them.
         self._linger_s: Callable[[], float] = role.linger_s if isinstance(role, Lingering) else lambda: 0.0
+        self._has_news: Callable[[], bool] = role.has_news if isinstance(role, Prompted) else lambda: True
         self._spin_ns = context.options.max_spin_us * 1000 if context.sockets else 0
         timeout_s = context.options.heartbeat_timeout_ms / 1000
         self._idle_wait_s = min(MAX_WAIT_S, timeout_s / BEATS_PER_TIMEOUT)
@@ -360,6 +370,10 @@ class Loop:
         """There was a little work, so more may come: look for it before sleeping, letting others run in between."""
         deadline = self._now_ns + self._spin_ns
         while not self._signals.any_asked:
+            if self._spin_ns:
+                # First: who was answered runs on this processor, and asks again if it does.
+                os.sched_yield()
+                self._waited(self._monotonic_ns())
             done = self._step()
             if done:
                 deadline = self._now_ns + self._spin_ns
@@ -367,9 +381,6 @@ class Loop:
                     return
             elif self._now_ns >= deadline:
                 return
-            else:
-                os.sched_yield()
-                self._waited(self._monotonic_ns())
 
     def _lingered(self) -> bool:
         """Lie low for a moment; what comes meanwhile is found afterwards, and who is in a hurry ends it."""
@@ -389,8 +400,7 @@ class Loop:
         self._count()
         self._bell.announce()
         try:
-            if not self._step() and not self._signals.any_asked:
-                self._heart.beat()
+            if not (self._has_news() and self._step()) and not self._signals.any_asked:
                 self._role.wait(self._idle_wait_s)
         finally:
             self._bell.awake()

@@ -219,6 +219,10 @@ class Writer:
     def timed(self, began_ns: int, ended_ns: int, *, alone: bool) -> None:
         self._times.timed(began_ns, ended_ns, alone=alone)
 
+    def has_news(self) -> bool:
+        """All work comes by sockets."""
+        return False
+
     def wait(self, timeout_s: float) -> None:
         self._requests = self._server.poll_runs(timeout_s)
 

@@ -129,6 +129,34 @@ def test_works_on_while_there_is_work_and_looks_again_before_each_wait(context: 
     ]
 
 
+class Asked(Scripted):
+    """Looks at what its bell tells of, in place of a step."""
+
+    def __init__(self, context: RoleContext, steps: list[int], news: list[bool]) -> None:
+        super().__init__(context, steps)
+        self._news = iter(news)
+
+    def has_news(self) -> bool:
+        self.log.append("asked" if self.sleeping() else "asked before it is to be rung")
+        return next(self._news, True)
+
+
+def test_a_role_that_knows_of_no_news_waits_without_another_step(context: RoleContext) -> None:
+    made: list[Asked] = []
+
+    def factory(context: RoleContext) -> Asked:
+        made.append(Asked(context, [1, 0, 0, 0, 2, 0], [False, True, True]))
+        return made[0]
+
+    assert run(context, factory) == 0
+    assert made[0].log == [
+        *("work 1", "work 0", "asked", "wait"),
+        *("work 0", "asked", "work 0 again", "wait"),
+        *("work 2", "work 0", "asked"),
+        *("stop", "close"),
+    ]
+
+
 class Lingerer(Scripted):
     """Lies low after work as long as `pauses` last; each is asked for twice."""
 
