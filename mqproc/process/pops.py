@@ -142,12 +142,8 @@ class Pops:
         if self._reading_open is not None:
             return self._read_on(self._reading_open)
         done = self._revive_due()
-        seen = self._words[words_of.DISPATCHED], self._changes
-        if len(self._held) and (seen != self._seen or self._held.due_ns <= now_ns):
-            self._seen = seen
-            done += self._held.look(now_ns, now_ns + STEP_NS)
-            self._changes += self._held.untried
-            done += self._changes != seen[1]
+        if len(self._held):
+            done += self._look_at_held(now_ns)
         if now_ns >= self._look_ns:
             self._look_ns = now_ns + LOOK_NS
             self._tell_received_from()
@@ -155,6 +151,15 @@ class Pops:
         if self._moves.is_due(now_ns):
             done += self._moves.move(now_ns, self._groups.members(), self._busy)
         return done
+
+    def _look_at_held(self, now_ns: int) -> int:
+        seen = self._words[words_of.DISPATCHED], self._changes
+        if seen == self._seen and now_ns < self._held.due_ns:
+            return 0
+        self._seen = seen
+        done = self._held.look(now_ns, now_ns + STEP_NS)
+        self._changes += self._held.untried
+        return done + (self._changes != seen[1])
 
     @property
     def waiting(self) -> int:

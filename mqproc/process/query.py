@@ -115,6 +115,7 @@ class Query:
         self._context = context
         self._clock = context.clock
         self._words = context.control.words
+        self._cells = self._words.cells
         self._log = get_logger()
         options, io, paths = context.options, context.io, context.paths
         self._table = QueueTable(io, paths.queues, write=True)
@@ -232,9 +233,9 @@ class Query:
 
     def _tell_waiting(self) -> None:
         """Say how many wait for dispatch. The first one hurries the dispatcher, which lies low while there is none."""
-        waiting, before = len(self._held) + self._pops.waiting, self._words[words_of.WAITING_PULLS]
+        waiting, before = len(self._held) + self._pops.waiting, self._cells[words_of.WAITING_PULLS]
         if waiting != before:
-            self._words[words_of.WAITING_PULLS] = waiting
+            self._cells[words_of.WAITING_PULLS] = waiting
             if not before:
                 self._dispatcher_bell.hurry()
 
@@ -444,7 +445,7 @@ class Query:
         for pull in self._held.expired(self._clock.monotonic_ns()):
             self._let_go(pull)
             done += 1
-        dispatched = self._words[words_of.DISPATCHED]
+        dispatched = self._cells[words_of.DISPATCHED]
         if dispatched != self._dispatched or self._held.queues_changed:
             self._dispatched = dispatched
             for pull in self._held.moved():

@@ -12,30 +12,26 @@ import mmap
 class Words:
     """An int64 view of a shared map: `words[index]` loads, `words[index] = value` stores in one go."""
 
-    __slots__ = ("_cells", "mapping")
+    __slots__ = ("cells", "mapping")
 
     def __init__(self, mapping: mmap.mmap | bytearray | memoryview) -> None:
         self.mapping = mapping
-        self._cells = memoryview(mapping).cast("q")
+        self.cells = memoryview(mapping).cast("q")
+        """The words as an int64 memoryview, for loops that must be fast and for numpy views."""
 
     def __getitem__(self, index: int) -> int:
-        return self._cells[index]
+        return self.cells[index]
 
     def __setitem__(self, index: int, value: int) -> None:
-        self._cells[index] = value
+        self.cells[index] = value
 
     def __len__(self) -> int:
-        return len(self._cells)
+        return len(self.cells)
 
     def add(self, index: int, value: int) -> None:
         """Add to a word that only this process stores."""
-        self._cells[index] += value
-
-    @property
-    def cells(self) -> memoryview:
-        """The int64 memoryview, for loops that must be fast and for numpy views."""
-        return self._cells
+        self.cells[index] += value
 
     def close(self) -> None:
         """Release the view; the map belongs to whoever made it."""
-        self._cells.release()
+        self.cells.release()

@@ -119,27 +119,30 @@ class QueueTable:
     @property
     def count(self) -> int:
         """Entries made so far, tombstones included: numbers are 0…count−1."""
-        return self.words[layout.HEADER_COUNT]
+        return self.words.cells[layout.HEADER_COUNT]
 
     @property
     def tombstones(self) -> int:
         """Entries of queues that are deleted, which only a new table is without."""
-        return self.count - self.words[layout.HEADER_LIVE]
+        return self.words.cells[layout.HEADER_COUNT] - self.words.cells[layout.HEADER_LIVE]
 
     @property
     def deletions(self) -> int:
         """Queues that have been deleted so far; while it is 0 no queue has an earlier life."""
-        return self.words[layout.HEADER_DELETIONS]
+        return self.words.cells[layout.HEADER_DELETIONS]
 
     @property
     def gone(self) -> tuple[int, int]:
         """Another one whenever a queue was deleted since. It is counted before it is gone, so one number is too few."""
-        return self.deletions, self.tombstones
+        cells = self.words.cells
+        deletions = cells[layout.HEADER_DELETIONS]
+        return deletions, cells[layout.HEADER_COUNT] - cells[layout.HEADER_LIVE]
 
     @property
     def changes(self) -> tuple[int, int, int]:
         """Another one whenever a queue was made or deleted since."""
-        return self.count, self.words[layout.HEADER_LIVE], self.deletions
+        cells = self.words.cells
+        return cells[layout.HEADER_COUNT], cells[layout.HEADER_LIVE], cells[layout.HEADER_DELETIONS]
 
     def find(self, topic: str, queue_id: int) -> int:
         """The queue's number, −1 when there is none."""
@@ -156,11 +159,11 @@ class QueueTable:
 
     def is_live(self, number: int) -> bool:
         """Whether the queue is there; else it is a tombstone."""
-        return self.words[layout.entry_word(number, layout.STATE)] == layout.STATE_LIVE
+        return self.words.cells[layout.entry_word(number, layout.STATE)] == layout.STATE_LIVE
 
     def generation(self, number: int) -> int:
         """A number that tells the queue from others, and from the deleted ones that had its name before it."""
-        return number + (self.words[layout.entry_word(number, layout.GENERATION)] << _GENERATION_SHIFT)
+        return number + (self.words.cells[layout.entry_word(number, layout.GENERATION)] << _GENERATION_SHIFT)
 
     def deletion(self, number: int) -> tuple[int, int]:
         """Where the log and the queue's offsets ended when it was deleted the last time; (0, 0) when it never was."""
@@ -207,14 +210,24 @@ class QueueTable:
     def min_offset(self, number: int) -> int:
         return max(self.words[layout.entry_word(number, layout.MIN_OFFSET)], self.first_offset(number))
 
-    def bounds(self, number: int) -> tuple[int, int, int]:
-        """(generation, minimum offset, maximum offset). The minimum is read first: it never passes the maximum then."""
+    def bounds(self, topic: str, queue_id: int) -> tuple[int, int, int] | None:
+        """(generation, minimum offset, maximum offset), None without such a queue. Each pull asks for them.
+
+        The minimum is read first: it never passes the maximum then. A queue that is deleted and made again meanwhile is
+        looked at once more.
+        """
+        number = self.entry(topic, queue_id)
+        if number < 0:
+            return None
         cells, entry = self.words.cells, layout.entry_word(number, 0)
-        generation = cells[entry + layout.GENERATION]
-        first = cells[entry + layout.FIRST_OFFSET]
-        minimum = cells[entry + layout.MIN_OFFSET]
-        maximum = cells[entry + layout.MAX_OFFSET]
-        return number + (generation << _GENERATION_SHIFT), max(minimum, first), max(maximum, first)
+        while cells[entry + layout.STATE] == layout.STATE_LIVE:
+            generation = cells[entry + layout.GENERATION]
+            first = cells[entry + layout.FIRST_OFFSET]
+            minimum = cells[entry + layout.MIN_OFFSET]
+            maximum = cells[entry + layout.MAX_OFFSET]
+            if cells[entry + layout.GENERATION] == generation:
+                return number + (generation << _GENERATION_SHIFT), max(minimum, first), max(maximum, first)
+        return None
 
     def last_physical_end(self, number: int) -> int:
         return self.words[layout.entry_word(number, layout.LAST_PHYSICAL_END)]

@@ -64,13 +64,8 @@ class TableQueues:
         self._known = 0
 
     def bounds(self, topic: str, queue_id: int) -> QueueBounds | None:
-        table = self._table
-        while (number := table.find(topic, queue_id)) >= 0:
-            generation, minimum, maximum = table.bounds(number)
-            # A queue that is deleted and made again meanwhile is looked at once more.
-            if table.generation(number) == generation:
-                return QueueBounds(generation, minimum, maximum)
-        return None
+        found = self._table.bounds(topic, queue_id)
+        return None if found is None else QueueBounds(*found)
 
     def ids(self, topic: str) -> list[int]:
         self._read_new()

@@ -56,7 +56,7 @@ class WordsView:
     """The view of a process that has the group's control words and queue table."""
 
     def __init__(self, words: Words, table: QueueTable, *, sync_flush: bool) -> None:
-        self._words = words
+        self._words = words.cells
         self._sync_flush = sync_flush
         self._table = table
         self._queues = TableQueues(table)
