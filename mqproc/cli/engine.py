@@ -15,6 +15,7 @@ from mqproc.process.dispatcher import Dispatcher
 from mqproc.process.index_flusher import IndexFlusher
 from mqproc.process.keeper import Keeper
 from mqproc.process.loop import BellKind, RoleSpec
+from mqproc.process.memory import keep_freed_memory
 from mqproc.process.monitor import Monitor
 from mqproc.process.query import Query
 from mqproc.process.writer import Writer
@@ -33,7 +34,7 @@ SPECS = (
     RoleSpec(words_of.CQ_FLUSHER, CqFlusher),
     RoleSpec(words_of.INDEX_FLUSHER, IndexFlusher),
     RoleSpec(words_of.DISPATCHER, Dispatcher),
-    RoleSpec(words_of.QUERY, Query, BellKind.EVENT, sockets=("query",)),
+    RoleSpec(words_of.QUERY, Query, BellKind.EVENT, sockets=("query",), prepare=keep_freed_memory),
     RoleSpec(words_of.KEEPER, Keeper),
     RoleSpec(words_of.MONITOR, Monitor, BellKind.EVENT),
 )

@@ -226,6 +226,8 @@ class RoleSpec:
     bell: BellKind = BellKind.SEMAPHORE
     sockets: tuple[str, ...] = ()
     """Names of the listening sockets it serves: the supervisor opens them, so they outlive the role."""
+    prepare: Callable[[], None] = lambda: None
+    """What the whole process needs for it, done before the factory."""
 
 
 class RoleSignals:
@@ -443,6 +445,7 @@ def run_role(spec: RoleSpec, context: RoleContext, trace_fd: int, *, debug: bool
     context.heart.enter(layout.STATE_STARTING)
     try:
         take_place(context.name, context.options)
+        spec.prepare()
         role = spec.factory(context)
         context.io.say_when_syncing(lambda: context.heart.busy(layout.STATE_SYNCING))
         with contextlib.closing(role):

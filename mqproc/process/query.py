@@ -33,7 +33,6 @@ from mqproc.process.held_pulls import GO_ON, HeldPull, HeldPulls, finds_nothing_
 from mqproc.process.limits import client_limits
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
-from mqproc.process.memory import keep_freed_memory
 from mqproc.process.pops import POP_OPERATIONS, Pops
 from mqproc.process.questions import QUESTIONS, Payload, Questions, Reply
 from mqproc.process.read_pages import PRESENT_BYTES_MAX, ReadPages
@@ -111,7 +110,6 @@ class Query:
     name = words_of.QUERY
 
     def __init__(self, context: RoleContext) -> None:
-        keep_freed_memory()
         self._context = context
         self._clock = context.clock
         self._words = context.control.words
