@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ from mqproc.io import StoreIO
 from mqproc.kernels import jit
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
+from tests.allocator import map_large_blocks
 from tests.nursery import Running, nursery
 
 # The same examples in every run: a test that fails now and then says nothing about the change at hand.
@@ -52,14 +54,28 @@ SMALL: dict[str, Any] = {
 }
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """A third of what it takes to collect thousands of tests went into looking for garbage among them.
+
+    It is looked for among what tests make.
+    """
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Have the kernels compiled once: the processes that run tests would each do it, within a test's time.
 
-    A shell without jobs of its own (`pytest &` in a script) has what it starts beside it pass over Ctrl-C, and so would
-    all that tests interrupt.
+    A shell without jobs of its own (`pytest &` in a script) has what it starts beside it pass over Ctrl-C, and `nohup`
+    over SIGHUP: so would all that tests interrupt or hang up.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
+    map_large_blocks()
     if jit.COMPILED and not hasattr(session.config, "workerinput"):
         fill_cache()
 

@@ -28,6 +28,7 @@ import msgspec
 
 from mqproc.config import FlushDiskType
 from mqproc.kernels import jit
+from tests.allocator import map_large_blocks
 from tests.crash.journal import Unheard
 from tests.crash.planted import PLANTS
 from tests.crash.program import Story
@@ -317,5 +318,6 @@ def _begin() -> None:
     for fd in (1, 2):
         os.dup2(nowhere, fd)
     os.close(nowhere)
+    map_large_blocks()
     gc.freeze()
     gc.disable()
