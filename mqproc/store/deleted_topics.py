@@ -12,7 +12,7 @@ queue's next offset. The file is ours; RocketMQ passes it over. It lies in `conf
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -21,7 +21,9 @@ from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
 from mqproc.store.final_syncs import Syncing
-from mqproc.store.queue_table import QueueTable
+
+if TYPE_CHECKING:
+    from mqproc.store.queue_table import QueueTable
 
 _TABLE = "deletedTopicTable"
 _Offset = Annotated[int, msgspec.Meta(ge=0)]

@@ -173,6 +173,17 @@ def test_starting_does_not_load_what_is_slow(arguments: list[str], tmp_path: Pat
     assert subprocess.run(command, stdout=null, stderr=null, env=environment(), check=False).returncode == 0
 
 
+def test_commands_that_ask_a_group_do_not_load_the_compiler() -> None:
+    """It takes longer than all else that `mqproc topic list` does."""
+    code = (
+        "import importlib, sys; from mqproc.cli.main import cli\n"
+        "for name in cli.lazy.keys() - {'top', 'doctor'}:\n"
+        "    importlib.import_module(cli.lazy[name][0].partition(':')[0])\n"
+        "sys.exit('numba' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], env=environment(), check=False).returncode == 0
+
+
 def test_help_and_stat_start_quickly(tmp_path: Path) -> None:
     """By processor time, so that a busy machine does not matter."""
     from tests.metrics.control_file import make_control
