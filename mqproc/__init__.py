@@ -7,7 +7,6 @@ Names that need numpy or more are imported at their first use.
 """
 
 import importlib
-import importlib.metadata
 from typing import TYPE_CHECKING
 
 # First of all, so that it is older than whatever else is imported.
@@ -78,6 +77,7 @@ from mqproc.message import (
     TopicInfo,
 )
 from mqproc.transactions import OpenTransaction, TransactionResolution
+from mqproc.version import installed_version
 
 if TYPE_CHECKING:
     from mqproc.client.aio import AsyncClient
@@ -215,19 +215,12 @@ _LAZY = {
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        return _version()
+        return installed_version()
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = found
     return found
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("mqproc")
-    except importlib.metadata.PackageNotFoundError:  # A checkout that is not installed.
-        return "0+checkout"
 
 
 def __dir__() -> list[str]:

@@ -13,7 +13,6 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import click
@@ -22,6 +21,7 @@ from mqproc.cli.commands import Group
 from mqproc.cli.ending import end_in_order
 from mqproc.cli.invocation import Invocation, process_began_s
 from mqproc.errors import MqprocError
+from mqproc.version import installed_version
 
 EXIT_CODES = {
     0: "done",
@@ -74,16 +74,9 @@ _LAZY = {
 }
 
 
-def _version() -> str:
-    try:
-        return version("mqproc")
-    except PackageNotFoundError:
-        return "unknown (not installed)"
-
-
 def _print_version(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value and not context.resilient_parsing:
-        click.echo(f"mqproc {_version()}")
+        click.echo(f"mqproc {installed_version()}")
         context.exit()
 
 

@@ -6,8 +6,6 @@ then the store runs all the same, and the port is tried again.
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
 from mqproc.config import Options
 from mqproc.layout import control as words_of
 from mqproc.metrics.app import make_app
@@ -16,6 +14,7 @@ from mqproc.metrics.server import AsgiServer
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
 from mqproc.shm.bell import EventBell
+from mqproc.version import installed_version
 
 RETRY_NS = 5_000_000_000
 
@@ -30,8 +29,9 @@ class Monitor:
         self._words = context.control.words
         self._log = get_logger()
         io, paths = context.io, context.paths
-        self._collector = Collector(context.control, io, paths, context.options, _version())
-        self._app = make_app(self._collector, paths, _version())
+        version = installed_version()
+        self._collector = Collector(context.control, io, paths, context.options, version)
+        self._app = make_app(self._collector, paths, version)
         self._server: AsgiServer | None = None
         self._retry_ns = 0
         # A predecessor that was killed has left its own.
@@ -86,10 +86,3 @@ class Monitor:
             server.watch(bell.fileno())
         self._server = server
         self._words[words_of.MONITOR_PORT] = server.port
-
-
-def _version() -> str:
-    try:
-        return version("mqproc")
-    except PackageNotFoundError:
-        return "unknown"

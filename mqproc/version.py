@@ -1,0 +1,14 @@
+"""Which version of the package this is."""
+
+from __future__ import annotations
+
+
+def installed_version() -> str:
+    """As the package's metadata say."""
+    # With what it needs of e-mail it takes longer than the modules of a short command.
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version("mqproc")
+    except importlib.metadata.PackageNotFoundError:
+        return "0+checkout"  # One that is not installed.
