@@ -32,7 +32,7 @@ def filled(tmp_path: Path) -> Iterator[Group]:
 def test_a_role_that_nobody_waits_at_sleeps(filled: Group) -> None:
     """The time of a pull that is not held any more wakes nobody: it would do so for good."""
     caller = filled.connect()
-    caller.ask(Operation.PULL, PullRequest("Orders", 0, COUNT // 4, timeout_ms=5))
+    caller.ask(Operation.PULL, PullRequest("Orders", 0, COUNT // 4, timeout_ms=10_000))
     caller.ask(Operation.PULL, PullRequest("Orders", 1, COUNT // 4, timeout_ms=30_000))
     assert caller.answer() is None
     assert waiting(filled) == 2
