@@ -167,7 +167,7 @@ class Appender:
     @property
     def has_work(self) -> bool:
         """Whether `step` is to be called."""
-        return self._settling or self.in_flight > 0
+        return bool(self._waiting or self._sent or self._unknown or self._settling)
 
     def fileno(self) -> int:
         """Readable when `step` has something to do."""

@@ -114,10 +114,10 @@ class Lingering(Protocol):
 
 @runtime_checkable
 class Prompted(Protocol):
-    """A role whose bell tells of little, so that a look at that takes the place of a step before each wait."""
+    """A role that knows what its bell may tell of: a look at that takes the place of a step before each wait."""
 
     def has_news(self) -> bool:
-        """Whether there is work of which neither a descriptor nor a time would tell a role that waits now."""
+        """Whether there is something to do since the last step, which did nothing, that a wait would not end for."""
         ...
 
 
@@ -325,8 +325,8 @@ class Loop:
                 worked = False
                 continue
             if done:
-                self._go_on()
-            self._rest()
+                done = self._go_on()
+            self._rest(done)
             worked = False
 
     def _step(self) -> int:
@@ -368,8 +368,12 @@ class Loop:
             self._untimed += self._uncounted
             self._uncounted = 0
 
-    def _go_on(self) -> None:
-        """There was a little work, so more may come: look for it before sleeping, letting others run in between."""
+    def _go_on(self) -> int:
+        """There was a little work, so more may come: look for it before sleeping, letting others run in between.
+
+        Returns what the last step did.
+        """
+        done = 1
         deadline = self._now_ns + self._spin_ns
         while not self._signals.any_asked:
             if self._spin_ns:
@@ -380,9 +384,10 @@ class Loop:
             if done:
                 deadline = self._now_ns + self._spin_ns
                 if done > SPIN_WORK_MAX:
-                    return
+                    break
             elif self._now_ns >= deadline:
-                return
+                break
+        return done
 
     def _lingered(self) -> bool:
         """Lie low for a moment; what comes meanwhile is found afterwards, and who is in a hurry ends it."""
@@ -398,11 +403,13 @@ class Loop:
         self._waited(self._monotonic_ns())
         return True
 
-    def _rest(self) -> None:
+    def _rest(self, done: int) -> None:
+        """Wait, unless there is something to do. `done` is what the last step did."""
         self._count()
         self._bell.announce()
         try:
-            if not (self._has_news() and self._step()) and not self._signals.any_asked:
+            look = done or self._has_news()
+            if not (look and self._step()) and not self._signals.any_asked:
                 self._role.wait(self._idle_wait_s)
         finally:
             self._bell.awake()

@@ -162,10 +162,12 @@ class Query:
         self._stop_by_ns = 0
         self._times = RequestTimes(self._words)
         self._told = (0, 0)
+        self._news = (-1, self._table.changes)
 
     # The loop's side
 
     def do_work(self) -> int:
+        self._news = self._cells[words_of.DISPATCHED], self._table.changes
         if self._has_looked:
             self._has_looked = False
         elif len(self._waiting) < WAITING_REQUESTS_MAX:
@@ -193,6 +195,10 @@ class Query:
         if done:
             self._read_pages.worked(now_ns)
         return done
+
+    def has_news(self) -> bool:
+        """Whether the dispatcher has moved, or the writer made or deleted queues: all else has a time, or a socket."""
+        return self._news != (self._cells[words_of.DISPATCHED], self._table.changes)
 
     def wait(self, timeout_s: float) -> None:
         now_ns = self._clock.monotonic_ns()

@@ -355,6 +355,8 @@ class Transactions:
     # Checks
 
     def _check_due(self) -> int:
+        if not len(self._table):
+            return 0
         done = 0
         now_ms = self._clock.time_ms()
         while self._has_room and (half := self._due.take(now_ms)) is not None:

@@ -43,6 +43,25 @@ def test_a_role_that_nobody_waits_at_sleeps(filled: Group) -> None:
     assert filled.role._held.seconds_left(later_ns, 9.0) == 9.0
 
 
+def test_before_it_sleeps_a_role_looks_at_what_its_bell_tells_of(filled: Group) -> None:
+    """What came since the last step rang at nobody who slept; all else has a time, or a socket."""
+
+    def has_nothing_to_do() -> bool:
+        while filled.step():
+            pass
+        return not filled.role.has_news()
+
+    assert has_nothing_to_do()
+    filled.put("Orders", 40)
+    assert not filled.role.has_news(), "nobody can pull it yet"
+    filled.dispatch()
+    assert filled.role.has_news()
+    assert has_nothing_to_do()
+    filled.store.engine.table.create_queue("Another", 0)
+    assert filled.role.has_news(), "pulls may wait for it"
+    assert has_nothing_to_do()
+
+
 def test_a_pull_may_tell_at_once_what_it_has_passed(filled: Group) -> None:
     caller, end = filled.connect(), COUNT // 4
     telling = PullRequest("Orders", 0, 0, tags=["new"], timeout_ms=30_000, progress_ms=0)
