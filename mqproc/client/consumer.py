@@ -67,7 +67,6 @@ class Consumer:
         self._assignment: Assignment[Any] = Assignment()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._turn = threading.Lock()
         self._fetcher = Fetcher(client, f"consumer of group {subscription.group}")
         self._parse: Callable[[Any, memoryview], Any] = core.unread_pull
         self._error: BaseException | None = None
@@ -110,8 +109,7 @@ class Consumer:
             self.commit()
         finally:
             self._member.leave()
-            with self._turn:
-                self._fetcher.close()
+            self._fetcher.close()
 
     # What it works on
 
@@ -350,7 +348,7 @@ class Consumer:
     def _take(self, timeout: float | None) -> tuple[Cursor[Any], Piece[Any]] | None:
         """The next piece for a loop to go through, None when none comes in time."""
         deadline = None if timeout is None else moment_after("timeout", timeout)
-        with self._turn:
+        with self._fetcher.in_turn():
             while True:
                 self._tend()
                 with self._lock:
@@ -390,11 +388,9 @@ class Consumer:
             self._release()
 
     def _tend_if_free(self) -> None:
-        if self._turn.acquire(blocking=False):
-            try:
+        with self._fetcher.in_turn(0) as is_free:
+            if is_free:
                 self._tend()
-            finally:
-                self._turn.release()
 
     def receive(
         self, max_messages: int = RECEIVE_MESSAGES, timeout: float = 0.0, *, ordered: bool = False
@@ -406,10 +402,10 @@ class Consumer:
         self._use(core.unread_pull)
         at_least_one("max_messages", max_messages)
         deadline = moment_after("timeout", timeout)
-        if not self._turn.acquire(timeout=min(max(TURN_S, deadline - _clock()), threading.TIMEOUT_MAX)):
-            # Who has had it all the time waits too, and gets what comes.
-            return []
-        try:
+        with self._fetcher.in_turn(min(max(TURN_S, deadline - _clock()), threading.TIMEOUT_MAX)) as is_mine:
+            if not is_mine:
+                # Who has had it all the time waits too, and gets what comes.
+                return []
             while True:
                 self._tend()
                 found: list[StoredMessage] = []
@@ -418,8 +414,6 @@ class Consumer:
                         found += cursor.hand_out_of_first(max_messages - len(found))
                 if found or not self._wait(deadline):
                     return found
-        finally:
-            self._turn.release()
 
     def ack(self, *messages: StoredMessage) -> None:
         """Messages that `receive` gave are done. After `close` it is too late: they come again."""

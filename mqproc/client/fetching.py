@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from mqproc.client.core import QUERY, Call
@@ -21,7 +23,7 @@ Done = Callable[[Any, MqprocError | ConnectionLost | None], None]
 
 
 class Fetcher:
-    """Calls to the query role without waiting for each. One thread at a time uses it; any may `wake` it."""
+    """Calls to the query role without waiting for each. Threads use it in turns; any may `wake` it."""
 
     def __init__(self, client: Client, who: str) -> None:
         """`who` fetches, in words for the log."""
@@ -32,6 +34,21 @@ class Fetcher:
         self._outage = Outage("mqproc.consumer", f"fetching by {who}", client.retry)
         self._pause_until = 0.0
         self._connected_at = 0.0
+        self._over = False
+        self.turn = threading.Lock()
+
+    @contextlib.contextmanager
+    def in_turn(self, timeout_s: float = -1) -> Iterator[bool]:
+        """Be who uses it; False when another does all the time."""
+        if not self.turn.acquire(timeout=timeout_s):
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            self.turn.release()
+            if self._over:
+                self._end()
 
     def __len__(self) -> int:
         return len(self._under_way)
@@ -113,9 +130,19 @@ class Fetcher:
         os.eventfd_write(self._bell, 1)
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Give up what is under way, as soon as nobody has a turn: this thread may itself, below a signal handler."""
+        self.wake()
+        self._over = True
+        self._end()
+
+    def _end(self) -> None:
+        if not self.turn.acquire(blocking=False):
+            return
         if self._line is not None:
             self._line.connection.close()
             self._line = None
         self._under_way.clear()
-        os.close(self._bell)
+        if self._bell >= 0:
+            os.close(self._bell)
+            self._bell = -1
+        self.turn.release()

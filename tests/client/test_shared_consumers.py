@@ -32,7 +32,7 @@ def test_a_receive_waits_for_another_threads_no_longer_than_it_shall(client: Cli
         first: list[bytes] = []
         long = threading.Thread(target=lambda: first.extend(bodies_of(consumer.receive(timeout=PATIENCE_S))))
         long.start()
-        while not consumer._turn.locked():
+        while not consumer._fetcher.turn.locked():
             time.sleep(0.001)
         began_s = time.monotonic()
         assert consumer.receive() == []
@@ -43,6 +43,28 @@ def test_a_receive_waits_for_another_threads_no_longer_than_it_shall(client: Cli
         assert first == [b"0"]
         client.send("Turns", b"1")
         assert bodies_of(consumer.receive(timeout=PATIENCE_S)) == [b"1"]
+
+
+@pytest.mark.timeout(60)
+def test_a_signal_handler_closes_the_consumer_that_it_interrupts(client: Client) -> None:
+    fill(client, "Interrupted", 1, queues=1)
+    consumer = client.consumer("interrupted", "Interrupted", start="earliest")
+
+    def interrupt() -> None:
+        while not (consumer._fetcher.turn.locked() and 1 in consumer.positions().values()):
+            time.sleep(0.001)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: consumer.close())
+    try:
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(BadRequestError, match="the consumer is closed"):
+            list(consumer)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert offsets(client, "interrupted", "Interrupted") == [1]
+    assert client.groups.info("interrupted").members == ()
+    assert consumer._fetcher._bell < 0
 
 
 @FORKS
