@@ -258,6 +258,8 @@ class AsyncConsumer:
                     for message in messages:
                         if cursor.revoked or now > self._member.valid_until:
                             break
+                        # What the filter has passed over before it is done.
+                        cursor.done = message.queue_offset
                         self._left[id(cursor)] = cursor, message
                         yield message
                         cursor.done = message.queue_offset + 1

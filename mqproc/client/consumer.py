@@ -312,7 +312,8 @@ class Consumer:
                     for message in messages:
                         if cursor.revoked or now > self._member.valid_until:
                             break
-                        loop.message = message
+                        # What the filter has passed over before it is done.
+                        cursor.done, loop.message = message.queue_offset, message
                         yield message
                         cursor.done = message.queue_offset + 1
                         now = _clock()

@@ -101,6 +101,19 @@ def test_a_loop_that_is_left_commits_what_is_done(run: Callable[[Program], None]
     run(program)
 
 
+def test_what_a_loop_with_a_filter_is_left_at_is_done(run: Callable[[Program], None]) -> None:
+    async def program(client: AsyncClient) -> None:
+        await client.create_topic("Every", queues=1)
+        await client.send_batch("Every", [b"0", b"1", b"2", b"3"], tags=["no", "yes"] * 2)
+        await client.wait_dispatched()
+        for body in (b"1", b"3"):
+            async with client.consumer("every", "Every", filter="yes", start="earliest") as consumer:
+                assert (await anext(consumer.messages(PATIENCE_S))).body == body
+            assert await offsets(client, "every") == [int(body) + 1]
+
+    run(program)
+
+
 def test_members_share_and_hand_over(run: Callable[[Program], None]) -> None:
     async def program(client: AsyncClient) -> None:
         await fill(client, "Shared", 0, queues=6)

@@ -148,6 +148,7 @@ def test_filters_pass_what_matches_and_progress_passes_the_rest(client: Client) 
     assert offsets(client, "filtered", "Filtered") == [100]
     with client.consumer("sql", "Filtered", filter=SqlFilter("TAGS = 'b'"), start="earliest") as consumer:
         assert len(list(itertools.islice(consumer.messages(timeout=PATIENCE_S), 10))) == 10
+    assert offsets(client, "sql", "Filtered") == [91]  # What the loop was left at is done.
 
 
 def test_nobody_joins_with_a_filter_that_is_wrong(client: Client) -> None:
