@@ -13,7 +13,7 @@ from mqproc.client.aio_broadcast import AsyncBroadcast
 from mqproc.client.aio_handling import AsyncHandling
 from mqproc.client.aio_membership import AsyncMembership
 from mqproc.client.amounts import at_least_one, moment_after
-from mqproc.client.assignment import Assignment, Cursor, Piece, entries, pull_call
+from mqproc.client.assignment import Assignment, Cursor, Piece, Queue, entries, pull_call
 from mqproc.client.driving import drive_async
 from mqproc.client.group_steps import ResetTo, lag_behind, seek_targets
 from mqproc.client.nacking import Nacking
@@ -332,6 +332,8 @@ class AsyncConsumer:
             if isinstance(piece.messages, UnreadRecords):
                 piece.messages.put_back(cursor.done)
             cursor.pieces.appendleft(piece)
+        # A loop that is left ends behind what its task does next, which may be to wait for the rest.
+        self._changed.set()
         if cursor.revoked and not self._closed:
             self._release()
 
@@ -353,10 +355,10 @@ class AsyncConsumer:
 
     async def ack(self, *messages: StoredMessage) -> None:
         """Messages that `receive` gave are done. After `close` it is too late: they come again."""
-        revoked = False
-        for queue, offset in group_calls.places_of(messages):
-            revoked = self._assignment.ack(queue, offset) or revoked
-        if revoked:
+        places = group_calls.places_of(messages)
+        freed = sum(self._assignment.ack(queue, offset) for queue, offset in places)
+        self._tell_who_waits(places)
+        if freed:
             self._release()
         if not self._closed:
             self._commit_soon()
@@ -368,9 +370,16 @@ class AsyncConsumer:
 
     def take_back(self, messages: Sequence[StoredMessage]) -> None:
         """Messages that nobody will handle come again; see `Consumer.take_back`."""
-        freed = sum(self._assignment.take_back(queue, offset) for queue, offset in group_calls.places_of(messages))
+        places = group_calls.places_of(messages)
+        freed = sum(self._assignment.take_back(queue, offset) for queue, offset in places)
+        self._tell_who_waits(places)
         if freed and not self._closed:
             self._release()
+
+    def _tell_who_waits(self, places: Sequence[tuple[Queue, int]]) -> None:
+        """Another task that receives in order may wait for what is behind these."""
+        if any(self._assignment.goes_on(queue) for queue, _ in places):
+            self._changed.set()
 
     async def nack(self, *messages: StoredMessage, delay_level: int = 0) -> None:
         """Have messages delivered again later; see `Consumer.nack`."""

@@ -316,6 +316,11 @@ class Assignment(Generic[M]):
             return False
         return any(cursor.queue == queue and cursor.ack(offset) for cursor in self._leaving)
 
+    def goes_on(self, queue: Queue) -> bool:
+        """Whether more of a queue may be handed out, or asked for, now that nothing of it is in hands."""
+        found = self.cursors.get(queue)
+        return found is not None and not found.in_hands and (bool(found.pieces) or not found.pulling)
+
     def holds(self, queue: Queue, offset: int) -> bool:
         """Whether a message that was handed out is of a queue that this consumer goes on with."""
         found = self.cursors.get(queue)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from mqproc.client import core, group_calls
 from mqproc.client.amounts import at_least_one, moment_after
-from mqproc.client.assignment import Assignment, Cursor, Loop, Piece, entries, pull_call
+from mqproc.client.assignment import Assignment, Cursor, Loop, Piece, Queue, entries, pull_call
 from mqproc.client.broadcast import Broadcast
 from mqproc.client.driving import drive
 from mqproc.client.fetching import Fetcher
@@ -419,12 +419,11 @@ class Consumer:
     def ack(self, *messages: StoredMessage) -> None:
         """Messages that `receive` gave are done. After `close` it is too late: they come again."""
         self._check_process()
-        revoked = False
         places = group_calls.places_of(messages)
         with self._lock:
-            for queue, offset in places:
-                revoked = self._assignment.ack(queue, offset) or revoked
-        if revoked:
+            freed = sum(self._assignment.ack(queue, offset) for queue, offset in places)
+        self._tell_who_waits(places)
+        if freed:
             self._release()
         if _clock() >= self._commit_at and not self._closed:
             self._tend_if_free()
@@ -442,8 +441,14 @@ class Consumer:
         places = group_calls.places_of(messages)
         with self._lock:
             freed = sum(self._assignment.take_back(queue, offset) for queue, offset in places)
+        self._tell_who_waits(places)
         if freed:
             self._release()
+
+    def _tell_who_waits(self, places: Sequence[tuple[Queue, int]]) -> None:
+        """Another thread that receives in order may wait for what is behind these."""
+        if self._fetcher.turn.locked() and any(self._assignment.goes_on(queue) for queue, _ in places):
+            self._fetcher.wake()
 
     def nack(self, *messages: StoredMessage, delay_level: int = 0) -> None:
         """Have messages delivered again later: by `delay_level` 1…18, or 0 for ever longer pauses.

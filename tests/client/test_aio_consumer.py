@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,29 @@ def test_what_a_loop_with_a_filter_is_left_at_is_done(run: Callable[[Program], N
             async with client.consumer("every", "Every", filter="yes", start="earliest") as consumer:
                 assert (await anext(consumer.messages(PATIENCE_S))).body == body
             assert await offsets(client, "every") == [int(body) + 1]
+
+    run(program)
+
+
+def test_who_waits_gets_what_another_task_is_done_with_or_a_loop_has_left_at_once(
+    run: Callable[[Program], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mqproc.client.aio_consumer.LOOK_S", PATIENCE_S)
+
+    async def program(client: AsyncClient) -> None:
+        await fill(client, "Next", 2, queues=1)
+        async with client.consumer("next", "Next", start="earliest") as consumer:
+            async for message in consumer:
+                assert message.body == b"0"
+                break
+            began_s = time.monotonic()
+            (first,) = await consumer.receive(1, PATIENCE_S)
+            asyncio.get_running_loop().call_soon(consumer.take_back, [first])
+            (first,) = await consumer.receive(1, PATIENCE_S, ordered=True)
+            done = asyncio.ensure_future(consumer.ack(first))
+            assert [message.body for message in await consumer.receive(1, PATIENCE_S, ordered=True)] == [b"1"]
+            assert time.monotonic() - began_s < PATIENCE_S / 2
+            await done
 
     run(program)
 

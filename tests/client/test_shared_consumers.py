@@ -45,6 +45,27 @@ def test_a_receive_waits_for_another_threads_no_longer_than_it_shall(client: Cli
         assert bodies_of(consumer.receive(timeout=PATIENCE_S)) == [b"1"]
 
 
+@pytest.mark.parametrize("acknowledges", [True, False])
+def test_who_receives_in_order_in_another_thread_gets_what_is_next_at_once(
+    client: Client, monkeypatch: pytest.MonkeyPatch, acknowledges: bool
+) -> None:
+    monkeypatch.setattr("mqproc.client.consumer.LOOK_S", PATIENCE_S)
+    topic = f"Next{acknowledges}"
+    fill(client, topic, 2, queues=1)
+    with client.consumer("next", topic, start="earliest") as consumer:
+        (first,) = consumer.receive(1, timeout=PATIENCE_S)
+        found: list[bytes] = []
+        other = threading.Thread(target=lambda: found.extend(bodies_of(consumer.receive(1, PATIENCE_S, ordered=True))))
+        other.start()
+        while not consumer._fetcher.turn.locked():
+            time.sleep(0.001)
+        began_s = time.monotonic()
+        consumer.ack(first) if acknowledges else consumer.take_back([first])
+        other.join()
+        assert found == [b"1" if acknowledges else b"0"]
+        assert time.monotonic() - began_s < PATIENCE_S / 2
+
+
 @pytest.mark.timeout(60)
 def test_a_signal_handler_closes_the_consumer_that_it_interrupts(client: Client) -> None:
     fill(client, "Interrupted", 1, queues=1)
