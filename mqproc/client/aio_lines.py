@@ -26,6 +26,7 @@ class Line:
         self._room = asyncio.Event()
         self._room.set()
         self._writing = False
+        self._unwatched = False
         self.loop.add_reader(connection.fd, self._on_readable)
 
     @property
@@ -103,7 +104,9 @@ class Line:
         return not self.connection.inherited and not self.loop.is_closed()
 
     def _unwatch(self) -> None:
-        if self._is_watched:
+        """Once: the number of a closed descriptor is soon another's, which the loop may watch for another line."""
+        if self._is_watched and not self._unwatched:
+            self._unwatched = True
             self.loop.remove_reader(self.connection.fd)
             self.loop.remove_writer(self.connection.fd)
 

@@ -1,7 +1,9 @@
-"""How a thread waits for an answer: it looks about where answers come soon, and sleeps where they do not."""
+"""How a thread, or an event loop, waits for answers: a thread looks about where they come soon, and else sleeps."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import socket
 import threading
 import time
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from mqproc.client import core
+from mqproc.client.aio_lines import Line as AsyncLine
 from mqproc.client.connection import Connection
 from mqproc.client.lines import Line
 from mqproc.layout.frame import ANSWER
@@ -85,3 +88,28 @@ def test_without_a_spin_it_never_looks(pair: tuple[Connection, Echo]) -> None:
     line = Line(connection, spin_s=0.0)
     echo.pause_s = SLOW_S
     assert sum(ask(line) for _ in range(5)) < SLOW_S
+
+
+def test_a_line_of_a_loop_that_is_lost_takes_nothing_from_who_has_its_number_next() -> None:
+    """As when a role dies that two lines go to: the one that is made anew first has the other's descriptor."""
+
+    async def program() -> None:
+        ours, theirs = socket.socketpair()
+        others, ours_anew = socket.socketpair()
+        lost = AsyncLine(Connection(ours))
+        theirs.close()
+        while not lost.connection.closed:
+            await asyncio.sleep(0)
+        fd = os.dup2(ours_anew.fileno(), lost.connection.fd)
+        readable = asyncio.Event()
+        asyncio.get_running_loop().add_reader(fd, readable.set)
+        lost.close()
+        others.send(b"x")
+        async with asyncio.timeout(2):
+            await readable.wait()
+        asyncio.get_running_loop().remove_reader(fd)
+        for each in (others, ours_anew):
+            each.close()
+        os.close(fd)
+
+    asyncio.run(program())
