@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import os
 import time
 from collections import deque
@@ -21,7 +22,7 @@ from mqproc.client.amounts import above_zero, at_least_one
 from mqproc.client.connection import FRAME_BYTES_MAX, Connection, open_socket
 from mqproc.client.core import Call
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
-from mqproc.errors import BadRequestError, MqprocError, NotRunningError, StoreBusyError
+from mqproc.errors import BadRequestError, MqprocError, NotRunningError, RequestTimeoutError, StoreBusyError
 
 T = TypeVar("T")
 OnFailure = Callable[[MqprocError | ConnectionLost], object]
@@ -47,6 +48,9 @@ class AsyncCalls:
         self._again = functools.partial(type(self), timeout=timeout, retry=retry, max_frame_bytes=max_frame_bytes)
         self._paths = core.socket_paths(store_or_socket)
         self._lines: dict[str, Line] = {}
+        self._apart: list[str] = []
+        """Names of lines for one call at a time that have none under way."""
+        self._apart_count = itertools.count(1)
         self._ever_connected: set[str] = set()
         self._closings = 0
 
@@ -99,6 +103,8 @@ class AsyncCalls:
                 raise BadRequestError("the client was closed")
 
     async def _run_once(self, call: Call[T], deadline: float) -> T:
+        if call.takes:
+            return await self._run_apart(call, deadline)
         line = self._line(call.role)
         try:
             async with asyncio.timeout(max(0.0, deadline - _clock())):
@@ -110,15 +116,28 @@ class AsyncCalls:
             return call.parse(memoryview(b""), memoryview(b""))
         return await line.ask(call, max(0.0, deadline - _clock()))
 
-    def _line(self, role: str) -> Line:
-        line = self._lines.get(role)
+    async def _run_apart(self, call: Call[T], deadline: float) -> T:
+        """On a line of its own, which ends with a caller that does not wait for the answer."""
+        name = self._apart.pop() if self._apart else f"{call.role} {next(self._apart_count)}"
+        try:
+            line = self._line(call.role, name)
+            try:
+                return await line.ask(call, max(0.0, deadline - _clock()))
+            except (asyncio.CancelledError, RequestTimeoutError):
+                line.close()
+                raise
+        finally:
+            self._apart.append(name)
+
+    def _line(self, role: str, name: str = "") -> Line:
+        line = self._lines.get(name or role)
         if line is not None:
             if line.usable:
                 return line
             if line.busy_elsewhere:
                 raise BadRequestError("the client is in use in another event loop: each loop needs a client of its own")
             line.close()
-        line = self._lines[role] = self.new_line(role)
+        line = self._lines[name or role] = self.new_line(role)
         return line
 
     def new_line(self, role: str) -> Line:

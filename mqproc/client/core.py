@@ -106,6 +106,11 @@ class Call(msgspec.Struct, Generic[T]):
     def is_send(self) -> bool:
         return self.operation == Operation.APPEND
 
+    @property
+    def takes(self) -> bool:
+        """Whether the server has what it is to give later for nobody else: it must learn that nobody waits any more."""
+        return self.operation == Operation.GROUP_RECEIVE and self.wait_s > 0
+
 
 class DispatchWait:
     """Waiting until dispatch has passed what was written when the waiting began."""

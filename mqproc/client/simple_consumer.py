@@ -131,7 +131,10 @@ class AsyncSimpleConsumer:
         *,
         timeout: float = 0.0,
     ) -> list[StoredMessage]:
-        """Up to so many messages of one queue; see `SimpleConsumer.receive`."""
+        """Up to so many messages of one queue; see `SimpleConsumer.receive`.
+
+        One that waits has a connection of its own, of the store's `max_connections`: cancelled, it takes nothing.
+        """
         import asyncio  # The sync client shall not pay for it.
 
         waiting = _Waiting(timeout)

@@ -56,6 +56,13 @@ async def received(consumer: AsyncSimpleConsumer, count: int, invisible_s: float
     return found
 
 
+async def connections_are(client: AsyncClient, count: int) -> None:
+    """Return when query has so many, and has read what was sent on them before this call."""
+    while (await client.stats())["query_connections"] != count:
+        await asyncio.sleep(0.001)
+    await client.stats()
+
+
 def kill_query(group: Group) -> None:
     """Returns when there is another one."""
     query = group.pid(QUERY)
@@ -142,18 +149,20 @@ def test_many_tasks_that_wait_share_what_comes(shared: Group) -> None:
     run(shared, program)
 
 
-def test_what_a_cancelled_receive_was_given_comes_again(shared: Group) -> None:
+def test_what_comes_when_a_receive_is_cancelled_is_the_next_ones(shared: Group) -> None:
     async def program(client: AsyncClient) -> None:
         await fill(client, "Cancelled", 0)
+        before = (await client.stats())["query_connections"]
         consumer = client.simple_consumer("cancelled", "Cancelled", start="earliest")
-        waiting = asyncio.create_task(consumer.receive(1, 1.0, timeout=PATIENCE_S))
-        await client.ping()  # answered behind the receive: that one is held
+        waiting = asyncio.create_task(consumer.receive(1, LONG_S, timeout=PATIENCE_S))
+        await connections_are(client, before + 1)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
+        await connections_are(client, before)
         await client.send("Cancelled", b"1")
         (message,) = await received(consumer, 1)
-        assert (message.body, await consumer.ack(message)) == (b"1", 1)
+        assert (message.body, message.reconsume_times, await consumer.ack(message)) == (b"1", 0, 1)
 
     run(shared, program)
 
@@ -162,9 +171,10 @@ def test_a_client_that_is_closed_ends_the_receives_that_wait_and_leaves_no_conne
     async def program(_: AsyncClient) -> None:
         async with AsyncClient(shared.store) as closed:
             await fill(closed, "Closed", 0)
+            before = (await closed.stats())["query_connections"]
             consumer = closed.simple_consumer("closed", "Closed", start="earliest")
             waiting = asyncio.create_task(consumer.receive(1, LONG_S, timeout=PATIENCE_S))
-            await closed.ping()  # answered behind the receive: that one is held
+            await connections_are(closed, before + 1)
         async with asyncio.timeout(5):
             with pytest.raises(BadRequestError, match="the client was closed"):
                 await waiting
