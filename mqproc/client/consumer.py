@@ -201,12 +201,12 @@ class Consumer:
 
     # Fetching and committing, in turns of the user's threads
 
-    def _tend(self, wait_s: float = 0.0) -> None:
-        """Take in what has come, ask for more, commit."""
+    def _tend(self) -> None:
+        """Take in what has come, ask for more, commit. What wakes it behind the first is left to a longer wait."""
         self._check()
+        self._fetcher.wait(0.0)
         self._pull()
         self._commit_soon()
-        self._fetcher.wait(wait_s)
 
     def _check_process(self) -> None:
         """A forked process has the queues in memory and no membership: both would commit, and read one's answers."""

@@ -66,6 +66,18 @@ def test_who_receives_in_order_in_another_thread_gets_what_is_next_at_once(
         assert time.monotonic() - began_s < PATIENCE_S / 2
 
 
+def test_who_is_told_amid_its_turn_looks_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its pulls, which find nothing to ask for, and its wait."""
+    monkeypatch.setattr("mqproc.client.consumer.LOOK_S", PATIENCE_S)
+    fill(client, "Amid", 1, queues=1)
+    with client.consumer("amid", "Amid", start="earliest") as consumer:
+        once = consumer.receive(1, timeout=PATIENCE_S)
+        monkeypatch.setattr(consumer, "_commit_soon", lambda **_: once and consumer.take_back([once.pop()]))
+        began_s = time.monotonic()
+        assert bodies_of(consumer.receive(1, PATIENCE_S, ordered=True)) == [b"0"]
+        assert time.monotonic() - began_s < PATIENCE_S / 2
+
+
 @pytest.mark.timeout(60)
 def test_a_signal_handler_closes_the_consumer_that_it_interrupts(client: Client) -> None:
     fill(client, "Interrupted", 1, queues=1)
