@@ -81,6 +81,12 @@ def messages(
     return mapped(spark, paths, text, read)
 
 
+def keys_of(key: str | Sequence[str]) -> tuple[str, ...]:
+    """Which keys `messages` takes for its argument `key`; () for all."""
+    said = _words("key", key)
+    return () if said is None else read_options({"path": ".", "key": said}).selection.keys
+
+
 def _words(name: str, words: object) -> str | None:
     """What an option says for a word or several; None for an empty tuple."""
     if isinstance(words, str):

@@ -19,7 +19,7 @@ from mqproc.errors import CorruptStoreError
 from mqproc.kernels import decode
 from mqproc.paths import segment_name
 from mqproc.quantities import counted
-from mqproc.spark.api import messages
+from mqproc.spark.api import keys_of, messages
 from mqproc.spark.batches import BatchMaker
 from mqproc.spark.columns import MQPROC, schema_of
 from mqproc.spark.reading import Found
@@ -46,8 +46,9 @@ def compact(
     """Of each topic and key the message that was stored last, over all stores; messages without a key are left out.
 
     The rows have `key` and the columns of `messages`. A message with several keys is there for each that it is the last
-    of. `drop_empty`: a key whose last message has an empty body has been deleted, and is left out. Of messages of one
-    millisecond the one behind in its log is the last; between stores their names decide.
+    of; where `key` chooses, for the chosen ones. `drop_empty`: a key whose last message has an empty body has been
+    deleted, and is left out. Of messages of one millisecond the one behind in its log is the last; between stores their
+    names decide.
     """
     from pyspark.sql import functions as F
 
@@ -57,6 +58,9 @@ def compact(
     selection.setdefault("verifyCrc", "body" in wanted)
     names = ["store", "topic", "keys", "store_timestamp", "physical_offset", "size"]
     placed = messages(spark, path, columns=names, **selection).withColumn("key", F.explode("keys"))
+    if chosen := keys_of(selection.get("key", ())):
+        # Of what else these messages have as keys, others may be the last.
+        placed = placed.where(F.col("key").isin(list(chosen)))
     last = F.max(F.struct("store_timestamp", "store", "physical_offset", "size")).alias("last")
     kept = placed.groupBy("topic", "key").agg(last).select("key", "last.store", "last.physical_offset", "last.size")
     part = F.shiftright("physical_offset", _TASK_BITS)

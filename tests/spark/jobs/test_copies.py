@@ -67,6 +67,8 @@ def test_the_last_message_of_each_key(spark: SparkSession, keyed_store: StoppedS
     assert {row.key for row in kept.collect()} == {
         key for (topic, key), message in last.items() if topic == "First" and message.body
     }
+    # The message with n50 has n2 too; that a later one has n2 alone is no matter.
+    assert [row.key for row in compact(spark, keyed_store.root, columns=["topic"], key="n50").collect()] == ["n50"]
 
 
 def test_last_messages_that_are_deleted_before_they_are_read(keyed_store: StoppedStore, tmp_path: Path) -> None:
