@@ -125,7 +125,7 @@ def _counted(found: DataFrame, by: Sequence[str], *, has_windows: bool, latencie
     from pyspark.sql import functions as F
 
     if "key" in by:
-        found = found.withColumn("key", F.explode_outer("keys"))
+        found = found.withColumn("key", F.explode_outer(F.array_distinct("keys")))
     groups: list[Column] = [F.col(name) for name in by]
     if has_windows:
         groups.append(F.col("window"))

@@ -15,6 +15,7 @@ from mqproc.errors import BadRequestError
 from mqproc.spark.jobs import counts
 from mqproc.spark.jobs.plotting import plot_counts, series_of
 from tests.spark.rows import messages_of
+from tests.store.live_store import LiveStore
 from tests.store.stopped_store import FIRST_MS
 
 if TYPE_CHECKING:
@@ -78,6 +79,14 @@ def test_by_key_and_over_several_stores(spark: SparkSession, rolled_store: Path)
     }
     twice = counts(spark, [rolled_store, rolled_store.parent / "*"], by=("store",), latencies=False)
     assert [tuple(row) for row in twice.select("store", "messages").collect()] == [(str(rolled_store), 640)]
+
+
+def test_a_key_that_a_message_has_twice_counts_once(spark: SparkSession, tmp_path: Path) -> None:
+    store = LiveStore(tmp_path / "store")
+    store.append("Topic", [b"1", b"2", b"3"], keys=["a a b", "a", ""])
+    store.close()
+    rows = counts(spark, tmp_path / "store", by="key", latencies=False).collect()
+    assert {row.key: row.messages for row in rows} == {"a": 2, "b": 1, None: 1}
 
 
 @pytest.mark.parametrize("suffix", [".png", ".html"])
