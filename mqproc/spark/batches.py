@@ -7,15 +7,17 @@ log into its batch; views into the log are refused there.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from mqproc.client.arrow import values_array
-from mqproc.errors import BadRequestError
+from mqproc.errors import BadMessageError, BadRequestError
 from mqproc.kernels import decode, derived
+from mqproc.layout import record
+from mqproc.packing import plain_body
 from mqproc.spark.columns import MQPROC, sources_of, types_of
 from mqproc.spark.reading import Found
 
@@ -40,11 +42,12 @@ _DECODED: Final = {"born_timestamp": "born_timestamp_ms", "store_timestamp": "st
 class BatchMaker:
     """Makes batches of the named columns for the records of one store."""
 
-    def __init__(self, naming: str, names: Sequence[str], store: str) -> None:
+    def __init__(self, naming: str, names: Sequence[str], store: str, *, plain_bodies: bool = False) -> None:
         types = types_of(naming)
         self._columns = sources_of(naming, names)
         self.schema = pa.schema([(name, ARROW[types[name]]) for name in names])
         self._store = store
+        self._unpacks = plain_bodies and any(source in ("body", "sys_flag") for _name, source in self._columns)
         self._with_pairs = any(source in ("tag", "keys") for _name, source in self._columns)
 
     @property
@@ -57,7 +60,25 @@ class BatchMaker:
         count = len(found.positions)
         places = decode.places_at(found.view, found.positions, with_pairs=self._with_pairs)
         arrays = [self._array(source, found.view, places, count) for _name, source in self._columns]
+        if self._unpacks:
+            self._unpack(arrays, found.view, places, count)
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _unpack(self, arrays: list[pa.Array], view: NDArray[np.uint8], places: Places, count: int) -> None:
+        """Have bodies as they were before their producers compressed them, and flags that say so.
+
+        Raises BadMessageError for one that cannot be unpacked.
+        """
+        flags: Any = decode.take_column(view, places, count, "sys_flag")
+        packed = (flags & record.SYS_FLAG_COMPRESSED) != 0
+        if not packed.any():
+            return
+        for number, (_name, source) in enumerate(self._columns):
+            if source == "sys_flag":
+                arrays[number] = pa.array(np.where(packed, flags & ~record.SYS_FLAG_BODY, flags), pa.int32())
+            elif source == "body":
+                offsets: Any = decode.take_column(view, places, count, "physical_offset")
+                arrays[number] = _plain(arrays[number], flags, offsets, self._store)
 
     def _array(self, source: str, view: NDArray[np.uint8], places: Places, count: int) -> pa.Array:
         if source in ("store", "store_name"):
@@ -69,6 +90,21 @@ class BatchMaker:
         if isinstance(column, tuple):
             return _variable(ARROW[MQPROC[source]], *column, nullable=source == "tag")
         return _timestamps(column) if source in _DECODED else pa.array(column)
+
+
+def _plain(bodies: pa.Array, flags: NDArray[np.int32], offsets: NDArray[np.int64], store: str) -> pa.Array:
+    found = []
+    for body, flag, offset in zip(bodies.to_pylist(), flags.tolist(), offsets.tolist(), strict=True):
+        try:
+            found.append(plain_body(body, flag))
+        except BadMessageError as error:
+            raise BadMessageError(
+                f"{store}: log position {offset:,}: {error}; plainBodies=false reads bodies as they are stored"
+            ) from None
+    size = sum(map(len, found))
+    if size > _INT32_MAX:
+        raise BadRequestError(f"bodies of {len(found):,} rows unpack to {size:,} bytes: read with less batchBytes")
+    return pa.array(found, pa.binary())
 
 
 def _constant(text: str, count: int) -> pa.Array:

@@ -96,6 +96,8 @@ class ReadOptions:
     clock_step_ms: int = 60_000
     """How far a store's clock may have been set back; decides how much of the log a time range leaves unread."""
     filter_pushdown: bool = False
+    plain_bodies: bool = False
+    """Bodies as they were before their producers compressed them, instead of as they are stored."""
     by_units: bool | None = None
     """Read queues by their units, or all of the log; None: what is less work."""
 
@@ -210,6 +212,8 @@ def _read(given: Mapping[str, str], values: Mapping[str, str], selection: Select
         batch_bytes=_integer(values, "batchBytes", 16 << 20, low=1, high=1 << 30),
         fail_on_data_loss=_boolean(values, "failOnDataLoss", True) is True,
         verify_crc=_boolean(values, "verifyCrc", None),
+        # RocketMQ's connector gives them so, and no column of its names tells which are compressed.
+        plain_bodies=_boolean(values, "plainBodies", naming == "rocketmq") is True,
     )
 
 
@@ -218,7 +222,7 @@ _BOTH: Final = (
     *("path", "paths"),
     *_SUBSCRIPTIONS,
     *("queueId", "startingOffsets", "startingTimestamp", "tag", "subExpression", "key", "columns", "naming"),
-    *("minPartitions", "batchRows", "batchBytes", "failOnDataLoss", "verifyCrc"),
+    *("minPartitions", "batchRows", "batchBytes", "failOnDataLoss", "verifyCrc", "plainBodies"),
 )
 _BATCH_ONLY: Final = ("endingOffsets", "endingTimestamp", "splitBytes", "clockStepMs", "filterPushdown", "byUnits")
 # What Spark's catalog adds to the options of a table.

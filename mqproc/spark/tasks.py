@@ -23,7 +23,7 @@ _NO_LIMIT: Final = 1 << 62
 def read_partition(options: ReadOptions, names: Sequence[str], partition: LogPartition) -> Iterator[pa.RecordBatch]:
     """The batches of a partition, in the order of its logs."""
     for number, store in enumerate(partition.stores):
-        makes = BatchMaker(options.naming, names, store.uri)
+        makes = BatchMaker(options.naming, names, store.uri, plain_bodies=options.plain_bodies)
         slices = [of for of_store, of in partition.slices if of_store == number]
         if slices:
             yield from _read_slices(options, makes, store, slices)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import pytest
 
-from mqproc.errors import BadRequestError, CorruptStoreError, StoreAccessError
+from mqproc.errors import BadMessageError, BadRequestError, CorruptStoreError, StoreAccessError
 from mqproc.layout.record_codec import encode_record
 from mqproc.spark.columns import ROCKETMQ
 from mqproc.spark.tasks import read_partition
@@ -254,6 +255,30 @@ def test_names_of_rocketmqs_connector(rolled_store: Path) -> None:
         message = wanted[row["queueId"], row["queueOffset"]]
         assert json.loads(row["properties"]) == dict(message.properties)
         assert (row["body"], row["brokerName"]) == (message.body, rolled_store.name)
+
+
+def test_bodies_that_producers_compressed(tmp_path: Path) -> None:
+    store = LiveStore(tmp_path / "store")
+    packed = zlib.compress(b"plain" * 1000)
+    store.append("Topic", [b"as it is"], queues=1)
+    store.append("Topic", [packed, packed[:-9]], queues=1, sys_flag=0x301)
+    store.dispatch()
+    store.close()
+    names = ["body", "sys_flag", "physical_offset"]
+
+    def found(**given: Any) -> list[tuple[bytes, int]]:
+        return [(row["body"], row["sys_flag"]) for row in rows_of(tmp_path / "store", names, **given)]
+
+    whole = {"assign": '{"Topic": [0]}', "endingOffsets": '{"Topic": {"0": 2}}'}
+    assert found(**whole) == [(b"as it is", 0), (packed, 0x301)]
+    for by_units in (True, False):
+        plain = found(plainBodies=True, byUnits=by_units, **whole)
+        assert plain == [(b"as it is", 0), (b"plain" * 1000, 0)]
+    # Of RocketMQ's names none tells which bodies are compressed.
+    rows = rows_of(tmp_path / "store", naming="rocketmq", **whole)
+    assert [row["body"] for row in rows] == [body for body, _flags in plain]
+    with pytest.raises(BadMessageError, match=r"log position \d+: a compressed body .* plainBodies=false"):
+        found(plainBodies=True)
 
 
 def test_damage_outside_of_the_wanted_records_is_seen_when_asked_for(tmp_path: Path) -> None:

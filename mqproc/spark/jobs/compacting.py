@@ -67,7 +67,8 @@ def compact(
     ordered = kept.repartition("store", part).sortWithinPartitions("store", "physical_offset")
     sizes = _segment_sizes([path] if isinstance(path, str | Path) else path)
     fails = bool(selection.get("fail_on_data_loss", True))
-    reader = PlaceReader(sizes, wanted, drop_empty=drop_empty, fail_on_data_loss=fails)
+    plain = str(selection.get("plainBodies", False)).lower() == "true"
+    reader = PlaceReader(sizes, wanted, drop_empty=drop_empty, fail_on_data_loss=fails, plain_bodies=plain)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return reader.read(batches)
@@ -88,12 +89,19 @@ class PlaceReader:
     """Reads records at known places, which come ordered by store and place."""
 
     def __init__(
-        self, segment_sizes: Mapping[str, int], names: Sequence[str], *, drop_empty: bool, fail_on_data_loss: bool
+        self,
+        segment_sizes: Mapping[str, int],
+        names: Sequence[str],
+        *,
+        drop_empty: bool,
+        fail_on_data_loss: bool,
+        plain_bodies: bool = False,
     ) -> None:
         self._segment_sizes = segment_sizes
         self._names = list(names)
         self._drop_empty = drop_empty
         self._fail_on_data_loss = fail_on_data_loss
+        self._plain_bodies = plain_bodies
 
     def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Batches of `key`, `store`, `physical_offset`, `size` become batches of `key` and the columns."""
@@ -113,7 +121,7 @@ class PlaceReader:
 
     def _of_segment(self, store: str, base: int, segment_size: int, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The records of one segment, in batches of bounded size."""
-        makes = BatchMaker("mqproc", self._names, store)
+        makes = BatchMaker("mqproc", self._names, store, plain_bodies=self._plain_bodies)
         places = batch.column("physical_offset").to_numpy() - base
         ends = places + batch.column("size").to_numpy()
         try:
