@@ -1,4 +1,4 @@
-"""Sessions on this machine's Java and on the one from PyPI: the same answers from both."""
+"""Sessions on this machine's Java and on the one from PyPI: the same answers from both, and Ctrl-C is left alone."""
 
 from __future__ import annotations
 
@@ -21,14 +21,19 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 PROJECT = Path(__file__).parents[2]
 PROGRAM = """
-import json, sys
+import json, signal, sys
+from mqproc.cli.spark_ending import kept_from_spark
 from mqproc.spark import local_session, messages
 from mqproc.spark.java import find_java
 found = find_java()
-spark = local_session("local[1]", settings={
-    "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-})
+before = signal.getsignal(signal.SIGINT)
+with kept_from_spark():
+    spark = local_session("local[1]", settings={
+        "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    })
+# As a command needs it.
+assert signal.getsignal(signal.SIGINT) is before, signal.getsignal(signal.SIGINT)
 home = spark._jvm.java.lang.System.getProperty("java.home")
 rows = messages(spark, sys.argv[1], columns=["topic"]).groupBy("topic").count().collect()
 print(json.dumps({"source": found.source, "home": home, "counts": {row.topic: row["count"] for row in rows}}))
@@ -69,20 +74,3 @@ def test_the_machines_own(spark: SparkSession, rolled_store: Path) -> None:
     assert Path(home).resolve() == Path(java.find_java().home).resolve()
     rows = messages(spark, rolled_store, columns=["topic"]).groupBy("topic").count().collect()
     assert {row["topic"]: row["count"] for row in rows} == COUNTS
-
-
-STARTED = """
-import signal
-from mqproc.cli.spark_ending import kept_from_spark
-from mqproc.spark import local_session
-before = signal.getsignal(signal.SIGINT)
-with kept_from_spark():
-    spark = local_session("local[1]", settings={"spark.driver.memory": "512m"})
-assert signal.getsignal(signal.SIGINT) is before, signal.getsignal(signal.SIGINT)
-spark.stop()
-"""
-
-
-def test_a_session_that_starts_leaves_ctrl_c_to_the_command() -> None:
-    done = subprocess.run([sys.executable, "-c", STARTED], capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
