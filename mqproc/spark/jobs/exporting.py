@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MODES: Final = ("error", "append", "overwrite")
+_DAY_S: Final = 86_400
 COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "lz4", "none")
 
 
@@ -58,7 +59,8 @@ def export(
     # Told by the write itself; a count before it would read everything twice.
     seen = Observation()
     measured = found.observe(seen, F.count(F.lit(1)).alias("messages"), F.sum("size").alias("bytes"))
-    day = F.to_date(F.to_utc_timestamp("store_timestamp", F.current_timezone()))
+    # By the number of the day: a detour over the session's zone is wrong for hours around a change of its clocks.
+    day = F.date_from_unix_date(F.floor(F.unix_seconds("store_timestamp") / F.lit(_DAY_S)).cast("int"))
     dated = measured.withColumn("day", day)
     if columns:
         dated = dated.select(*dict.fromkeys([*columns, "topic", "day"]))

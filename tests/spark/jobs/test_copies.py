@@ -10,10 +10,12 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
+from mqproc.cli.times import parse_time_ms
 from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.spark.jobs import compact, export
 from mqproc.spark.jobs.compacting import PlaceReader
 from tests.spark.rows import messages_of
+from tests.store.live_store import LiveStore
 from tests.store.stopped_store import FIRST_MS, StoppedStore
 
 if TYPE_CHECKING:
@@ -53,6 +55,19 @@ def test_parquet_by_topic_and_day(spark: SparkSession, keyed_store: StoppedStore
         export(spark, keyed_store.root, tmp_path / "folders", columns=["topic"])
     with pytest.raises(Exception, match="already exists"):
         export(spark, keyed_store.root, tmp_path / "out")
+
+
+def test_days_are_utcs_while_clocks_of_the_sessions_zone_change(spark: SparkSession, tmp_path: Path) -> None:
+    store = LiveStore(tmp_path / "store")
+    store.append("Topic", [b"1"], parse_time_ms("2025-03-29T23:30:00Z"))
+    store.close()
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "America/Scoresbysund")
+    try:
+        export(spark, tmp_path / "store", tmp_path / "out", columns=["body"])
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    assert [path.name for path in (tmp_path / "out").glob("*/day=*")] == ["day=2025-03-29"]
 
 
 def test_the_last_message_of_each_key(spark: SparkSession, keyed_store: StoppedStore) -> None:
