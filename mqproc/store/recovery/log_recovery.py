@@ -2,7 +2,8 @@
 
 from the durable mark, or the log's beginning, whole records are walked with their CRCs; where that ends:
   nothing was ever written behind      the end
-  at or above the mark                 a torn tail: cut, zeroed, synced
+  below what the checkpoint confirms   damage, if an intact record follows: a hole, served around
+  at or above mark and checkpoint      a torn tail: cut, zeroed, synced
   no mark, no intact record behind     a torn tail
   no mark, intact records behind       damage: a hole, served around
 
@@ -75,14 +76,16 @@ class LogRecovery:
         known_holes: Collection[int] = (),
         visit: Visit | None = None,
         *,
+        confirmed: int = 0,
         record_crcs: bool = False,
     ) -> LogEnd:
         """Walk the log from the mark on and say where it ends. Changes nothing.
 
-        `known_holes` are starts of damage that was seen before: there the log goes on also above the mark. With a
-        `visit` what lies above the mark was written by another program, and whole records behind its end may be ours
-        that it has cut. `record_crcs`: all records above the mark were written with a CRC over all of each; one that
-        has none was torn there, and what it says beside its body is anything.
+        `known_holes` are starts of damage that was seen before: there the log goes on also above the mark. So it does
+        below `confirmed`, which was durable too. With a `visit` what lies above the mark was written by another
+        program, and whole records behind its end may be ours that it has cut. `record_crcs`: all records above the
+        mark were written with a CRC over all of each; one that has none was torn there, and what it says beside its
+        body is anything.
         """
         starts = self._segments.starts()
         if not starts:
@@ -96,7 +99,8 @@ class LogRecovery:
         while (fault := self._walk(found, limit, whole_only=whole_only)) is not None:
             following = None
             goes_on = visit is None or not self._may_be_cut(found.end, limit, visit)
-            if goes_on and (mark is None or visit is not None or found.end in known_holes):
+            is_lost = mark is None or visit is not None or found.end < confirmed or found.end in known_holes
+            if goes_on and is_lost:
                 following = self._resync.next_record(found.end + 1, limit)
             if following is None:
                 found.cut_reason = "" if fault == _NOTHING_WRITTEN else fault

@@ -21,6 +21,7 @@ from typing import Final
 from mqproc.io import StoreIO
 from mqproc.kernels import scan
 from mqproc.paths import StorePaths
+from mqproc.store import checkpoint_file
 from mqproc.store.damage import MISSING_SEGMENT, DamageLedger, Hole, merged
 from mqproc.store.log_flush import make_segment
 from mqproc.store.marks import DurableMark
@@ -103,7 +104,10 @@ class LogStep:
             visit = visit_of(self._io, self._paths, self._segments, self._mark.mark)
             mark = mark if mark is not None and mark.offset <= visit.kept else None
         crcs = visit is None and are_record_crcs_written(self._io, self._paths)
-        found = self._recovery.find_end(mark, {start for start, _stop in known}, visit, record_crcs=crcs)
+        # A copy has marks that are older than its checkpoint.
+        confirmed = checkpoint_file.read(self._io, self._paths.checkpoint).confirm_physical_offset
+        holes = {start for start, _stop in known}
+        found = self._recovery.find_end(mark, holes, visit, confirmed=confirmed, record_crcs=crcs)
         if mark is not None:
             ranges = merged([*known, *((start, stop) for start, stop, _kind in suspects)])
             found.holes = self._recovery.examine(_within(ranges, starts[0], found.start)) + found.holes

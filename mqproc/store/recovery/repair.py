@@ -68,8 +68,21 @@ _WRONG_UNITS: Final = frozenset(
 # consumequeue, topic, queue id, file
 _QUEUE_FILE_PARTS: Final = 4
 _DELAYS: Final = "config/delayOffset.json"
-# No damage, since the next start does the rest; but whoever repairs a store wants to have it whole afterwards.
-_UNFINISHED: Final = frozenset({Kind.NOT_DISPATCHED, Kind.NOT_INDEXED, Kind.FILE_BEGUN, Kind.TORN_TAIL})
+# No damage, since the next start does the rest; but whoever repairs a store wants to have it whole afterwards, with
+# the records behind pages that were never written too.
+_UNFINISHED: Final = frozenset(
+    {
+        Kind.NOT_DISPATCHED,
+        Kind.NOT_INDEXED,
+        Kind.FILE_BEGUN,
+        Kind.TORN_TAIL,
+        Kind.RECORD_MAGIC,
+        Kind.RECORD_SIZE,
+        Kind.RECORD_BODY_CRC,
+        Kind.RECORD_CRC,
+        Kind.RECORD_ZEROS,
+    }
+)
 # What no repair can mend.
 _HOPELESS: Final = frozenset({Kind.QUEUE_OFFSET_REPEATED})
 # What is done at once where segments have each other's names: all else is seen only when they have their own.

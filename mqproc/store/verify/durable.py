@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
@@ -14,6 +15,9 @@ from mqproc.store import checkpoint_file
 from mqproc.store.marks import fingerprint
 from mqproc.store.segments import LogSegments
 from mqproc.store.verify.findings import Finding, Kind
+from mqproc.store.visitor import has_been_held
+
+_LOSS: Final = "never written, above all that was durable: the next start ends the log here"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +26,25 @@ class Restart:
     hold by then.
 
     A role that is killed leaves a step half done: a record at the log's end, units of this queue without those of that
-    one, one of a record's entries. Only what the marks vouch for is surely whole. None: no mark tells.
+    one, one of a record's entries. Only what the marks vouch for is surely whole. None: no mark tells. `loss_from`: the
+    log ends at the first bad record there, though intact ones follow.
     """
 
     log_from: int | None = None
     queues_from: int | None = None
     index_from: int | None = None
+    loss_from: int | None = None
 
-    def judged(self, findings: Iterable[Finding]) -> Iterator[Finding]:
-        """Findings about the log, torn ends that a kill has left as notes."""
+    def judged(self, findings: Iterable[Finding], unwritten: Container[int]) -> Iterator[Finding]:
+        """Findings about the log, as notes where a crash has left it so: torn ends, and pages that came neither to the
+        disk nor into a copy, though later ones did. `unwritten` are the positions of ranges with such pages."""
         for finding in findings:
-            is_left = self.log_from is not None and (finding.physical_offset or 0) >= self.log_from
-            yield replace(finding, as_note=True) if is_left and finding.kind is Kind.TORN_TAIL else finding
+            position = finding.physical_offset or 0
+            if self.log_from is not None and finding.kind is Kind.TORN_TAIL and position >= self.log_from:
+                finding = replace(finding, as_note=True)
+            elif self.loss_from is not None and position >= self.loss_from and position in unwritten:
+                finding = replace(finding, as_note=True, text=_LOSS)
+            yield finding
 
 
 def next_restart(io: StoreIO, paths: StorePaths, segment_size: int, log_begin: int) -> Restart:
@@ -43,7 +54,7 @@ def next_restart(io: StoreIO, paths: StorePaths, segment_size: int, log_begin: i
         log, queues, index = (_position(io, paths, segments, name) for name in ("commitlog", "consumequeue", "index"))
         if _has_only_begun(io, paths, log_begin):
             queues = index = log_begin
-        return Restart(log, queues, index)
+        return Restart(log, queues, index, _loss_from(io, paths, log))
     finally:
         segments.close()
 
@@ -51,6 +62,13 @@ def next_restart(io: StoreIO, paths: StorePaths, segment_size: int, log_begin: i
 def _position(io: StoreIO, paths: StorePaths, segments: LogSegments, name: str) -> int | None:
     mark = marks.decode(read_small(io, paths.mark(name)))
     return None if mark is None or is_void(io, segments, mark) else mark.offset
+
+
+def _loss_from(io: StoreIO, paths: StorePaths, log: int | None) -> int | None:
+    if log is None or has_been_held(io, paths):
+        return None
+    # A copy has marks that are older than its checkpoint.
+    return max(log, checkpoint_file.read(io, paths.checkpoint).confirm_physical_offset)
 
 
 def _has_only_begun(io: StoreIO, paths: StorePaths, log_begin: int) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
+from mqproc.config import PAGE_BYTES
 from mqproc.io import StoreIO
 from mqproc.kernels import record_check
 from mqproc.store.clearing import dirty_end
@@ -26,6 +27,8 @@ _KINDS: Final = {
     MISSING: Kind.SEGMENT_MISSING,
 }
 _UNKNOWN: Final = 0
+# Zeros at the end of a page: so many are no coincidence.
+_PAGE_TAIL_BYTES: Final = 16
 
 
 @dataclass(slots=True)
@@ -40,6 +43,8 @@ class WholeLog:
     max_store_timestamp_ms: int = 0
     faults: list[Fault] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    unwritten: set[int] = field(default_factory=set)
+    """Where faults begin that have pages which end in zeros: a crash or a copy lacks what was stored there."""
     ends_with_loss: bool = False
     """Recovery has let the log go on behind segments that were lost, and nothing has been appended since."""
 
@@ -80,6 +85,7 @@ def join_shares(
         whole = [fault for fault in whole if fault.start < cursor]
         whole.append(Fault(cursor, log.end, MISSING))
     log.faults = [fault for fault in whole if log.begin <= fault.start < log.end]
+    log.unwritten = {fault.start for fault in log.faults if _has_unwritten_page(views, fault)}
     log.findings += _of_faults(picture, log.faults, known_holes)
     if picture.positions.end is None and not picture.positions.running:
         tail = next((fault for fault in whole if fault.start >= log.end), None)
@@ -129,6 +135,16 @@ def _by_segment(fault: Fault, segment_size: int) -> Iterable[Fault]:
         stop = min(fault.stop, start - start % segment_size + segment_size)
         yield Fault(start, stop, reason)
         start, reason = stop, _UNKNOWN
+
+
+def _has_unwritten_page(views: LogViews, fault: Fault) -> bool:
+    base = views.start_of(fault.start)
+    view = views.view(base)
+    if view is None:
+        return False
+    first, stop = fault.start - base, min(fault.stop - base, len(view)) // PAGE_BYTES * PAGE_BYTES
+    ends = range(first - first % PAGE_BYTES + PAGE_BYTES, stop + 1, PAGE_BYTES)
+    return any(not view[max(first, end - _PAGE_TAIL_BYTES) : end].any() for end in ends)
 
 
 def _of_faults(picture: Picture, faults: list[Fault], known: list[tuple[int, int]]) -> Iterable[Finding]:

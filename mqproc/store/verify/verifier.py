@@ -258,7 +258,7 @@ class _Verifier:
         restart = Restart()
         if behind and not picture.positions.running:
             restart = next_restart(self._io, self._paths, picture.inventory.sizes.segment, log.begin)
-        findings.extend(restart.judged(without_consequences(misnamed, log.findings)))
+        findings.extend(restart.judged(without_consequences(misnamed, log.findings), log.unwritten))
         queues = QueueFindings(
             picture,
             log,

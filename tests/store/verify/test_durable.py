@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from mqproc.config import PAGE_BYTES
 from mqproc.io import StoreIO
+from mqproc.layout import checkpoint, index_file
 from mqproc.layout import control as words_of
-from mqproc.layout import index_file
 from mqproc.layout.consume_queue import UNIT_SIZE
 from mqproc.store.marks import DurableMark
 from mqproc.store.recovery.plan import plan_recovery
@@ -51,6 +52,10 @@ class Killed:
         for name in ("commitlog", "consumequeue", "index"):
             DurableMark(StoreIO(), self.paths.mark(name), segments).move(position, STORED_MS)
         segments.close()
+
+    def set_checkpoint(self, confirmed: int) -> None:
+        layout = checkpoint.Checkpoint(confirm_physical_offset=confirmed)
+        self.paths.checkpoint.write_bytes(checkpoint.encode(layout))
 
     def queue_file(self, queue_id: int, number: int) -> Path:
         return self.paths.queue("T", queue_id) / f"{number * 10 * UNIT_SIZE:020d}"
@@ -128,6 +133,31 @@ def test_a_record_that_was_being_written(killed: Killed) -> None:
     assert killed.kinds() == (set(), {"not_closed", "torn_tail"})
     killed.paths.abort.unlink()
     assert killed.kinds() == ({"torn_tail"}, set())
+
+
+def test_pages_that_came_neither_to_the_disk_nor_into_a_copy(killed: Killed) -> None:
+    """Later ones did. Above all that was durable the log ends there; below, what was acknowledged lies behind them."""
+    log, size = killed.paths.commit_log / f"{0:020d}", 1000
+    start = 2 * PAGE_BYTES - size
+    assert killed.synced < start < start + size < killed.end
+    overwrite(log, start, bytes(size))
+    # Copied before the checkpoint was.
+    assert "record_size" in killed.kinds()[0]
+    plan = plan_recovery(killed.paths, killed.options)
+    assert (plan.log_end, len(plan.holes)) == (killed.end, 1)
+
+    killed.set_checkpoint(killed.synced)
+    assert killed.kinds() == (set(), {"not_closed", "record_size", "unit_in_hole", "entry_in_hole"})
+    plan = plan_recovery(killed.paths, killed.options)
+    assert (killed.synced < plan.log_end <= start, plan.holes, plan.cuts) == (True, [], [])
+
+    # Bytes that have changed there are no page that is missing, and without a mark nobody knows.
+    overwrite(log, start, b"\xff" * size)
+    assert "record_size" in killed.kinds()[0]
+    overwrite(log, start, bytes(size))
+    killed.paths.mark("commitlog").unlink()
+    assert "record_size" in killed.kinds()[0]
+    assert plan_recovery(killed.paths, killed.options).log_end == killed.end
 
 
 def test_a_topic_that_was_being_made(killed: Killed) -> None:
