@@ -206,8 +206,15 @@ class _Reading:
             "queues": len(queues),
             "messages": messages,
             "by_topic": by_topic,
-            "trouble": _one_without_the_other(end - reader.visible.begin, len(queues), messages),
+            "trouble": self._trouble(end - reader.visible.begin, len(queues), messages),
         }
+
+    def _trouble(self, log_bytes: int, queues: int, messages: int) -> str | None:
+        from mqproc.store.queue_folders import has_rocksdb_queues
+
+        if has_rocksdb_queues(StoreIO(), self._paths.consume_queue):
+            return "RocksDB has the queues (storeType = defaultRocksDB): no group starts on this store"
+        return _one_without_the_other(log_bytes, queues, messages)
 
 
 def _one_without_the_other(log_bytes: int, queues: int, messages: int) -> str | None:

@@ -13,6 +13,8 @@ from mqproc.layout.consume_queue import FILLER_SIZE, SIZE, TAGS_CODE, UNIT_SIZE
 from mqproc.paths import is_text, segment_start
 
 REMOVE_TRIES: Final = 3
+# Names the newest list of its files, in each RocksDB.
+_ROCKSDB_FILE: Final = "CURRENT"
 
 
 def queues_on_disk(io: StoreIO, folder: Path) -> tuple[list[tuple[str, int]], list[Path]]:
@@ -40,6 +42,12 @@ def is_topic(entry: Entry) -> bool:
 def is_queue_id(name: str) -> bool:
     """Whether a folder's name is a queue's id, written as RocketMQ writes it."""
     return name.isascii() and name.isdigit() and str(int(name)) == name
+
+
+def has_rocksdb_queues(io: StoreIO, folder: Path) -> bool:
+    """Whether RocksDB has a store's queues (`storeType = defaultRocksDB`): its files lie there, and no topic does."""
+    entries = io.entries(folder)
+    return {_ROCKSDB_FILE} == {entry.name for entry in entries if entry.name == _ROCKSDB_FILE or is_topic(entry)}
 
 
 def adopted_file_bytes(io: StoreIO, folder: Path, configured: int) -> int:

@@ -1,8 +1,9 @@
-"""RocketMQ's two kinds of queues: which one a topic has says its attribute, and each kind lies in a folder of its own.
+"""RocketMQ's kinds of queues: which one a topic has says its attribute, and each kind lies in a folder of its own.
 
     config/topics.json   "queue.type": "BatchCQ", or nothing, or "SimpleCQ"
     consumequeue/        SimpleCQ: a unit a record                                  the kind that we have
     batchconsumequeue/   BatchCQ: a unit a record that holds several messages       left alone, and refused
+    consumequeue/CURRENT storeType = defaultRocksDB: RocksDB has queues, topics and progress        the same
 
 RocketMQ does not start on a store where the two contradict each other. Dispatching a batch topic's records into
 `consumequeue` would make just that, so nothing is touched before this has been looked at.
@@ -18,7 +19,7 @@ from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.quantities import counted
 from mqproc.store import rocketmq_json
-from mqproc.store.queue_folders import queues_on_disk
+from mqproc.store.queue_folders import has_rocksdb_queues, queues_on_disk
 
 SIMPLE: Final = "SimpleCQ"
 BATCH: Final = "BatchCQ"
@@ -29,8 +30,14 @@ BATCH_FOLDER: Final = "batchconsumequeue"
 def check_queue_kinds(io: StoreIO, paths: StorePaths) -> None:
     """Look at every topic's attribute and folders; changes nothing.
 
-    Raises CorruptStoreError where they contradict each other, StartError for batch queues, which we do not have.
+    Raises CorruptStoreError where they contradict each other, StartError for batch queues, and those of RocksDB, which
+    we do not have.
     """
+    if has_rocksdb_queues(io, paths.consume_queue):
+        raise StartError(
+            f"{paths.consume_queue}: RocksDB has the queues, and in {paths.config} the progress of groups "
+            "(storeType = defaultRocksDB), which mqproc does not have; nothing was changed"
+        )
     kinds = _configured(io, paths)
     for folder, actual in ((paths.consume_queue, SIMPLE), (paths.root / BATCH_FOLDER, BATCH)):
         for topic in _topics_with_queues(io, folder):
@@ -50,7 +57,7 @@ def _configured(io: StoreIO, paths: StorePaths) -> dict[str, str]:
     """Kinds that topics.json names; what nobody can read names none."""
     try:
         value, _remark = rocketmq_json.load(io, paths.topics)
-    except CorruptStoreError:
+    except (CorruptStoreError, IsADirectoryError):
         return {}
     table = value.get("topicConfigTable") if isinstance(value, dict) else None
     kinds = {}

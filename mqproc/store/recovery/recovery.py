@@ -117,9 +117,12 @@ class Recovery:
         self._is_checked = False
 
     def check(self) -> None:
-        """Raise StoreAccessError for files that are never touched. Nothing has been changed by then, so whoever marks
-        the store as open does it between this and `run`."""
+        """Raise StoreAccessError for files that are never touched, and what `check_queue_kinds` raises.
+
+        Nothing has been changed by then, so whoever marks the store as open does it between this and `run`.
+        """
         self._files.check()
+        check_queue_kinds(self._io, self._paths)
         self._is_checked = True
 
     def run(self) -> None:
@@ -128,7 +131,6 @@ class Recovery:
         if not self._is_checked:
             self.check()
         self._files.put_markers_in_order()
-        check_queue_kinds(self._io, self._paths)
         self._make_folders()
         self._marks = {name: self._mark_type(self._io, self._paths.mark(name), self._segments) for name in _MARKS}
         self._ledger = DamageLedger(self._io, self._paths, self._options, self._report)

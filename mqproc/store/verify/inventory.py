@@ -12,7 +12,7 @@ from mqproc.io import Kind as EntryKind
 from mqproc.layout import index_file, timer_log
 from mqproc.layout.consume_queue import EXTENSION_FOLDER
 from mqproc.paths import StorePaths, index_name_time_ms, segment_start, shown
-from mqproc.store.queue_folders import is_queue_id, is_topic
+from mqproc.store.queue_folders import has_rocksdb_queues, is_queue_id, is_topic
 from mqproc.store.verify.findings import Finding, Kind
 
 Queue = tuple[str, int]
@@ -54,6 +54,7 @@ class Inventory:
     timer_log: dict[int, int] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     unchecked_topics: set[str] = field(default_factory=set)
+    has_rocksdb_queues: bool = False
 
     @property
     def paths(self) -> StorePaths:
@@ -102,7 +103,13 @@ class _Look:
 
     def run(self) -> Inventory:
         self._look_at_log()
-        for topic in self._list(self._paths.consume_queue):
+        self._found.has_rocksdb_queues = has_rocksdb_queues(self._io, self._paths.consume_queue)
+        if self._found.has_rocksdb_queues:
+            self._tell(Kind.NOT_CHECKED, self._paths.consume_queue, text="queues of RocksDB", as_note=True)
+            topics: list[Entry] = []
+        else:
+            topics = self._list(self._paths.consume_queue)
+        for topic in topics:
             self._look_at_topic(self._paths.consume_queue / topic.name, topic)
         self._look_at_index()
         self._look_at_timer()

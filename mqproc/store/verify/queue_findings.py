@@ -166,8 +166,9 @@ class QueueFindings:
         return findings + self._ask(asked, ask)
 
     def _is_passed_over(self, queue: Queue) -> bool:
-        multi_dispatched = queue[0].startswith(MULTI_DISPATCH_PREFIX)
-        return multi_dispatched or queue[0] in self._picture.inventory.unchecked_topics or queue in self._unsettled
+        inventory = self._picture.inventory
+        unchecked = inventory.has_rocksdb_queues or queue[0] in inventory.unchecked_topics
+        return unchecked or queue[0].startswith(MULTI_DISPATCH_PREFIX) or queue in self._unsettled
 
     def _of_empty_queue(self, number: int) -> Iterable[Finding]:
         """A queue without a unit whose records the log has."""

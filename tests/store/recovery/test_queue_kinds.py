@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from mqproc.config import Options
 from mqproc.errors import CorruptStoreError, StartError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
+from mqproc.store.recovery.plan import run_recovery
 from mqproc.store.recovery.queue_kinds import check_queue_kinds
 from tests.process.flusher_rig import Rig
 from tests.store.recovery.recovering import contents
+from tests.store.verify.looking import damage_of, looked_at, notes_of
 
 
 def make_topics(root: Path, kinds: dict[str, str]) -> None:
@@ -79,8 +83,32 @@ def test_recovery_changes_nothing_of_a_store_with_batch_queues(tmp_path: Path, k
     """Its records would get units where RocketMQ then refuses to find any."""
     Rig(tmp_path).dispatch(10)
     make_topics(tmp_path, kinds)
-    (tmp_path / "abort").write_text("1")
     before = contents(tmp_path)
     with pytest.raises((CorruptStoreError, StartError)):
-        Rig(tmp_path)
+        run_recovery(StoreIO(), StorePaths(tmp_path), Options())
     assert contents(tmp_path) == before
+
+
+def test_queues_of_rocksdb_are_told_and_left_alone(tmp_path: Path) -> None:
+    """`storeType = defaultRocksDB`: its records have no units, and what groups have consumed is in RocksDB too."""
+    Rig(tmp_path).dispatch(10)
+    paths = StorePaths(tmp_path)
+    shutil.rmtree(paths.consume_queue)
+    paths.consume_queue.mkdir()
+    for name in ("CURRENT", "MANIFEST-000005", "000011.sst"):
+        (paths.consume_queue / name).write_text("MANIFEST-000005")
+    before = contents(tmp_path)
+    with pytest.raises(StartError, match="RocksDB has the queues"):
+        run_recovery(StoreIO(), paths, Options())
+    assert contents(tmp_path) == before
+    found = looked_at(tmp_path)
+    assert not damage_of(found)
+    assert ("not_checked", "consumequeue") in [row[:2] for row in notes_of(found)]
+    assert found.records == 10
+
+
+def test_what_lies_beside_topics_is_no_rocksdb(tmp_path: Path) -> None:
+    """It may keep a second copy there, `rocksdbCQDoubleWriteEnable`, or have had the queues once."""
+    paths = make_store(tmp_path, {}, ["consumequeue/T/0"])
+    (paths.consume_queue / "CURRENT").touch()
+    check_queue_kinds(StoreIO(), paths)
