@@ -39,8 +39,10 @@ def has_been_held(io: StoreIO, paths: StorePaths) -> bool:
     A copy of a store has another one too: while the checkpoint is the one that we wrote with our mark, nobody else has
     been there. RocketMQ writes the start of a record there within a second.
     """
-    if _is_our_checkpoint(io, paths):
-        return False
+    return _has_another_lock(io, paths) and not _is_our_checkpoint(io, paths)
+
+
+def _has_another_lock(io: StoreIO, paths: StorePaths) -> bool:
     noted = _noted(io, paths)
     return "lock_mtime_ns" in noted and noted["lock_mtime_ns"] != _lock_time(io, paths)
 
@@ -56,8 +58,11 @@ def remember_record_crcs(io: StoreIO, paths: StorePaths, *, written: bool) -> No
 
 
 def are_record_crcs_written(io: StoreIO, paths: StorePaths) -> bool:
-    """What the last one noted of the records above the log's mark."""
-    return bool(_noted(io, paths).get("record_crcs"))
+    """What the last one noted of the records above the log's mark; not where another one may have been there since.
+
+    RocketMQ 4.x that was killed leaves nothing but its lock and its records, which have no such CRC.
+    """
+    return bool(_noted(io, paths).get("record_crcs")) and not _has_another_lock(io, paths)
 
 
 def _noted(io: StoreIO, paths: StorePaths) -> dict[str, int]:
@@ -91,12 +96,17 @@ def visit_of(io: StoreIO, paths: StorePaths, segments: LogSegments, mark: Mark |
 
 
 def _is_our_checkpoint(io: StoreIO, paths: StorePaths) -> bool:
-    """Whether the checkpoint confirms the log just up to our mark, where no record begins that RocketMQ could name."""
+    """Whether the checkpoint confirms the log just up to our mark, where no record begins that RocketMQ could name.
+
+    RocketMQ 4.x knows only the times: what it appends has another than our mark's.
+    """
     try:
         mark = marks.decode(io.read_file(paths.mark("commitlog")))
     except (FileNotFoundError, IsADirectoryError):
         return False
-    return mark is not None and checkpoint_file.read(io, paths.checkpoint).confirm_physical_offset == mark.offset
+    there = checkpoint_file.read(io, paths.checkpoint)
+    said = (there.confirm_physical_offset, there.physic_timestamp_ms)
+    return mark is not None and said == (mark.offset, mark.store_timestamp_ms)
 
 
 def _lock_time(io: StoreIO, paths: StorePaths) -> int:

@@ -111,6 +111,23 @@ def test_what_rocketmq_only_appended_is_walked_from_the_mark(store: StoppedStore
     assert io.lasting_calls == []
 
 
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "killed"])
+def test_what_rocketmq_4_appended_stays(closed: bool, tmp_path: Path) -> None:
+    """It knows neither a record's CRC nor the checkpoint's last words; killed it need not have stored a time either."""
+    (tmp_path / "lock").write_bytes(b"lock")
+    store = StoppedStore(tmp_path, enabled_append_prop_crc=False)
+    store.recover(enabled_append_prop_crc=True)
+    os.utime(tmp_path / "lock", ns=(1, 1))
+    for _ in range(3):
+        store.put()
+    if closed:
+        write_at(tmp_path / "checkpoint", checkpoint.PHYSIC_TIMESTAMP, LATER_MS.to_bytes(8, "big"))
+    found = store.recover(clean=closed, enabled_append_prop_crc=True)
+    assert ("another program" in found.said_of("log")) is closed
+    store.recover()
+    assert_whole(store, found)
+
+
 def test_damage_in_what_rocketmq_appended_is_a_hole(store: StoppedStore) -> None:
     """It wrote on for long after our mark: one bad record there does not cost what follows."""
     hold(store, store.offsets[-1])
