@@ -7,6 +7,8 @@ by its key, at its place; and a second repair has nothing to do.
 
 from __future__ import annotations
 
+import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from mqproc import StoreReader
 from mqproc.store.recovery.scan_ahead import NO_SCANNERS, Scanners
 from tests.cli.calling import call
 from tests.cli.repairing import Row, contents, damage_in, effects, flags_of, repair
-from tests.golden.fixtures import GOLDEN, Directory, directories, options_of
+from tests.golden.fixtures import GOLDEN, Directory, directories, load_fixture, options_of
 from tests.interop.stores import Intact
 
 ALL = {str(each): each for each in directories(GOLDEN)}
@@ -161,3 +163,16 @@ def test_scans_by_other_processes_change_nothing(tmp_path: Path, monkeypatch: py
         assert call("store", "verify", store, *flags).code == 0
     assert made["alone"] == made["two"]
     assert any(file.startswith("consumequeue/") for file in made["two"])
+
+
+def test_a_queues_minimum_is_told_by_its_mended_units(tmp_path: Path) -> None:
+    """Units of another store led below the log's begin, so the first ones that the log has seemed expired."""
+    store = load_fixture("g1_retention", tmp_path).store
+    os.truncate(store / "commitlog" / f"{393_216:020d}", 0)
+    units = store / "consumequeue" / "log-stream_1" / "1" / f"{0:020d}"
+    whole = units.read_bytes()
+    foreign = b"".join(struct.pack(">qiq", 1000 + number, 1, 0) for number in range(46))
+    units.write_bytes(foreign.ljust(len(whole), b"\0"))
+    assert call("store", "repair", store, "--execute", "--json").json["clean"]
+    assert units.read_bytes()[27 * 20 : 34 * 20] == whole[27 * 20 : 34 * 20]
+    assert call("store", "repair", store).out.endswith("nothing to repair\n")

@@ -174,8 +174,12 @@ class Repair:
         Recovery(io, self._paths, options, words, report, clean=clean, trust_marks=False, scanners=scanners).run()
         if queues := self._queues_with_wrong_units():
             mender = UnitMender(io, self._paths, options, words[words_of.MIN_PHYSICAL_OFFSET], words[words_of.WRITTEN])
-            mender.run(queues)
+            changed = mender.run(queues)
             mender.close()
+            if changed:
+                # Recovery looked for the queues' minima among the units as they were; the next start makes it anew.
+                io.unlink(self._paths.queues)
+                io.sync_folder(self._paths.own)
         return words
 
     def _queues_with_wrong_units(self) -> set[Queue]:
