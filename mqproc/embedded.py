@@ -33,7 +33,9 @@ START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 120.0
 _START_AGAIN_S: Final = 2.0
 _ERROR_BY_EXIT_CODE = {
-    error.exit_code: error for error in reversed(ERROR_BY_CODE.values()) if error.exit_code not in (0, 1)
+    error.exit_code: error
+    for error in reversed(ERROR_BY_CODE.values())
+    if error.exit_code not in (0, 1, StartError.exit_code)  # Several have that one: it is StartError's then.
 }
 
 

@@ -17,7 +17,7 @@ import pytest
 
 import mqproc
 from mqproc import embedded
-from mqproc.errors import BadRequestError, NotRunningError, StoreLockedError
+from mqproc.errors import BadRequestError, NotRunningError, StartError, StoreLockedError
 from tests.conftest import PATIENCE_S, Group
 
 
@@ -225,6 +225,12 @@ def run(command: str, store: Path, *flags: str) -> None:
 def test_an_empty_path_is_refused() -> None:
     with pytest.raises(BadRequestError, match="path is empty"), mqproc.open(""):
         pass
+
+
+def test_a_start_that_fails_is_a_start_error(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="its parent folder does not exist") as refused:
+        mqproc.open(tmp_path / "none" / "store")
+    assert type(refused.value) is StartError
 
 
 def test_home_is_meant_by_a_tilde_as_clients_mean_it(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
