@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import math
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -90,10 +91,22 @@ class Size(click.ParamType[int]):
             self.fail(str(error), param, ctx)
 
 
+class NamedPath(click.Path):
+    """A file or folder. An empty name, as of a variable that is not set, is none: Python means the current folder."""
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | bytes | os.PathLike[str]:
+        if not os.fspath(value):
+            self.fail("the path is empty; . is the current folder", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 SECONDS = Seconds()
 MOMENT = Moment()
 LATER_MOMENT = LaterMoment()
 SIZE = Size()
+PATH = NamedPath(path_type=Path)
 
 
 def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
@@ -110,16 +123,15 @@ def common_options() -> list[click.Parameter]:
     def option(*names: str, **settings: Any) -> click.Option:
         return click.Option(names, expose_value=False, callback=_keep, **settings)
 
-    folder = click.Path(path_type=Path)
     return [
         # A store that may not be read is told of by who wants to read it: doctor says what mends that.
         option(
             "--store",
-            type=click.Path(path_type=Path, readable=False),
+            type=NamedPath(path_type=Path, readable=False),
             metavar="DIR",
             help="Store; else MQPROC_STORE, else the config file's.",
         ),
-        option("--config", type=folder, metavar="FILE", help="TOML or broker.conf; else MQPROC_CONFIG, ./mqproc.toml."),
+        option("--config", type=PATH, metavar="FILE", help="TOML or broker.conf; else MQPROC_CONFIG, ./mqproc.toml."),
         option(
             "--set",
             "set_",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from mqproc.cli.commands import Command
+from mqproc.cli.commands import PATH, Command
 from mqproc.cli.dump import Dump
 from mqproc.cli.file_dump import LAYOUT_COLUMNS, dump_file, limited
 from mqproc.cli.invocation import Invocation, pass_invocation
@@ -30,7 +30,7 @@ _RECORD_COLUMNS = [*RECORD_COLUMNS, Column("message_id")]
 
 
 @click.command(cls=Command)
-@click.argument("path", required=False, type=click.Path(path_type=Path))
+@click.argument("path", required=False, type=PATH)
 @click.option("--max", "most", type=click.IntRange(0), default=0, metavar="N", help="Stop after so many rows.  [all]")
 @click.option("--topic", default="", help="Of a folder: only records of this topic.")
 @click.option("--fields", is_flag=True, help="Of a file: each field with its bytes, value and meaning.")

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.cli.commands import MOMENT, Command
+from mqproc.cli.commands import MOMENT, PATH, Command
 from mqproc.cli.completing import complete_topic
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output, format_bytes
@@ -36,7 +36,7 @@ _COLUMNS = [Column("topic"), Column("messages", kind="count")]
 
 
 @click.command(cls=Command)
-@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.argument("folder", required=False, type=PATH)
 @click.option(
     "--topic",
     "topics",
@@ -50,7 +50,7 @@ _COLUMNS = [Column("topic"), Column("messages", kind="count")]
     "--to",
     "target",
     required=True,
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE|DIR",
     help="FILE.parquet, FILE.jsonl, or a folder for a new store.",
 )

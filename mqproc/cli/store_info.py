@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from mqproc.cli.commands import Command
+from mqproc.cli.commands import PATH, Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output
 from mqproc.cli.store_options import options_for, store_of
@@ -79,7 +79,7 @@ _INDEX = [
 
 
 @click.command(cls=Command)
-@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.argument("folder", required=False, type=PATH)
 @pass_invocation
 def info(invocation: Invocation, folder: Path | None) -> None:
     """Say what lies in a store: sizes, ends, times, topics, who wrote it, how it was left.

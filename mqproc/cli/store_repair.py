@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mqproc.cli.commands import Command
+from mqproc.cli.commands import PATH, Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output
 from mqproc.cli.store_options import options_for, store_of
@@ -45,7 +45,7 @@ _CHANGES = [
 
 
 @click.command(cls=Command)
-@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.argument("folder", required=False, type=PATH)
 @click.option("--execute", is_flag=True, help="Do it; without, only the plan is shown.")
 @click.option("--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [one for each processor]")
 @pass_invocation
@@ -91,7 +91,7 @@ def _execute(io: StoreIO, out: Output, job: Repair, plan: RepairPlan) -> None:
 
 
 @click.command(cls=Command)
-@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.argument("folder", required=False, type=PATH)
 @click.option("--dry-run", is_flag=True, help="Change nothing; so it is without --execute, too.")
 @click.option("--execute", is_flag=True, help="Recover now, without starting a group.")
 @pass_invocation

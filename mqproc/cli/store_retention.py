@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from mqproc.cli.commands import SECONDS, Command
+from mqproc.cli.commands import PATH, SECONDS, Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output, format_bytes
 from mqproc.cli.store_options import store_of
@@ -61,7 +61,7 @@ _DELETED = {
 
 
 @click.command(cls=Command)
-@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.argument("folder", required=False, type=PATH)
 @click.option("--dry-run", is_flag=True, help="Change nothing and show what would go. The default.")
 @click.option("--execute", "--now", "execute", is_flag=True, help="Delete it now, whatever the hour.")
 @click.option("--older-than", type=SECONDS, metavar="AGE", help="This age instead of file_reserved_time: 90m, 12h.")

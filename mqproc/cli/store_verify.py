@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mqproc.cli.commands import Command
+from mqproc.cli.commands import PATH, Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output, format_bytes
 from mqproc.cli.progress import Progress
@@ -36,7 +36,7 @@ _KIND_COLUMNS = [Column("kind"), Column("severity"), Column("means"), Column("do
 
 
 @click.command(cls=Command)
-@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.argument("folder", required=False, type=PATH)
 @click.option("--jobs", type=click.IntRange(1, 1024), metavar="N", help="Processes.  [one for each processor]")
 @click.option("--kinds", is_flag=True, help="List every kind of finding with what it means and what to do, and end.")
 @pass_invocation

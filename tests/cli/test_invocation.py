@@ -88,6 +88,19 @@ def test_what_cannot_be_asked_for_is_not_called_absent(tmp_path: Path, arguments
     assert "no such" not in refused.err
 
 
+@pytest.mark.parametrize(
+    "arguments", [("status", "--store", ""), ("up", "--store", ""), ("store", "verify", ""), ("store", "dump", "")]
+)
+def test_an_empty_name_is_not_the_current_folder(
+    arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = call(*arguments)
+    assert refused.code == 2
+    assert "the path is empty; . is the current folder" in refused.err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_config_file_that_was_found_and_is_gone_is_no_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
