@@ -3,7 +3,7 @@
     with mqproc.Client("/var/lib/store") as client:
         client.send("orders", b"first", keys="order-1", tag="new")
 
-Names that need numpy or more are imported at their first use.
+All names are imported at their first use: commands, which import this first, take Ctrl-C in order from then on.
 """
 
 import importlib
@@ -11,73 +11,6 @@ from typing import TYPE_CHECKING
 
 # First of all, so that it is older than whatever else is imported.
 from mqproc.began import IMPORTED_NS as _IMPORTED_NS  # noqa: F401
-from mqproc.errors import (
-    BadLevelError,
-    BadMessageError,
-    BadPropertyError,
-    BadRequestError,
-    BadTimeError,
-    BadTopicError,
-    ConfigurationError,
-    CorruptStoreError,
-    DiskFullError,
-    FilterSyntaxError,
-    FlushFailedError,
-    FrameTooLargeError,
-    GroupInUseError,
-    GroupNotFoundError,
-    InternalError,
-    MessageNotFoundError,
-    MessageTooLargeError,
-    MqprocError,
-    NoSuchQueueError,
-    NotAMemberError,
-    NotRunningError,
-    OffsetOutOfRangeError,
-    OffsetOverflowError,
-    OtherVersionError,
-    PermissionDeniedError,
-    PropertiesTooLargeError,
-    ProtocolError,
-    RequestTimeoutError,
-    RetryLaterError,
-    SendOutcomeUnknownError,
-    SlowConsumerError,
-    StaleOffsetError,
-    StartError,
-    StoreAccessError,
-    StoreBusyError,
-    StoreLockedError,
-    StoreNotFoundError,
-    StoreReadOnlyError,
-    TooManyConnectionsError,
-    TooManyQueuesError,
-    TopicExistsError,
-    TopicNotFoundError,
-    TopicReservedError,
-    TransactionEndedError,
-    TransactionNotFoundError,
-    TransactionOverdueError,
-    UnknownCommandError,
-    UnsupportedVersionError,
-)
-from mqproc.groups import GroupInfo, GroupMember, GroupQueue, GroupSummary
-from mqproc.message import (
-    BatchResult,
-    Health,
-    Message,
-    PullResult,
-    PullStatus,
-    QueueInfo,
-    SendResult,
-    SendStatus,
-    SqlFilter,
-    StoredMessage,
-    TagFilter,
-    TopicInfo,
-)
-from mqproc.transactions import OpenTransaction, TransactionResolution
-from mqproc.version import installed_version
 
 if TYPE_CHECKING:
     from mqproc.client.aio import AsyncClient
@@ -95,7 +28,73 @@ if TYPE_CHECKING:
     from mqproc.client.sync import Client
     from mqproc.client.transactions import Transaction, TransactionProducer
     from mqproc.embedded import open
+    from mqproc.errors import (
+        BadLevelError,
+        BadMessageError,
+        BadPropertyError,
+        BadRequestError,
+        BadTimeError,
+        BadTopicError,
+        ConfigurationError,
+        CorruptStoreError,
+        DiskFullError,
+        FilterSyntaxError,
+        FlushFailedError,
+        FrameTooLargeError,
+        GroupInUseError,
+        GroupNotFoundError,
+        InternalError,
+        MessageNotFoundError,
+        MessageTooLargeError,
+        MqprocError,
+        NoSuchQueueError,
+        NotAMemberError,
+        NotRunningError,
+        OffsetOutOfRangeError,
+        OffsetOverflowError,
+        OtherVersionError,
+        PermissionDeniedError,
+        PropertiesTooLargeError,
+        ProtocolError,
+        RequestTimeoutError,
+        RetryLaterError,
+        SendOutcomeUnknownError,
+        SlowConsumerError,
+        StaleOffsetError,
+        StartError,
+        StoreAccessError,
+        StoreBusyError,
+        StoreLockedError,
+        StoreNotFoundError,
+        StoreReadOnlyError,
+        TooManyConnectionsError,
+        TooManyQueuesError,
+        TopicExistsError,
+        TopicNotFoundError,
+        TopicReservedError,
+        TransactionEndedError,
+        TransactionNotFoundError,
+        TransactionOverdueError,
+        UnknownCommandError,
+        UnsupportedVersionError,
+    )
+    from mqproc.groups import GroupInfo, GroupMember, GroupQueue, GroupSummary
+    from mqproc.message import (
+        BatchResult,
+        Health,
+        Message,
+        PullResult,
+        PullStatus,
+        QueueInfo,
+        SendResult,
+        SendStatus,
+        SqlFilter,
+        StoredMessage,
+        TagFilter,
+        TopicInfo,
+    )
     from mqproc.store.reads.reader import StoreReader
+    from mqproc.transactions import OpenTransaction, TransactionResolution
 
     __version__: str
 
@@ -198,24 +197,47 @@ _LAZY = {
     "AsyncTransaction": "mqproc.client.aio_transactions",
     "AsyncTransactionProducer": "mqproc.client.aio_transactions",
     "Batch": "mqproc.client.encoding",
+    "BatchResult": "mqproc.message",
     "Client": "mqproc.client.sync",
     "Consumer": "mqproc.client.consumer",
+    "GroupInfo": "mqproc.groups",
+    "GroupMember": "mqproc.groups",
+    "GroupQueue": "mqproc.groups",
+    "GroupSummary": "mqproc.groups",
     "Groups": "mqproc.client.groups",
+    "Health": "mqproc.message",
+    "Message": "mqproc.message",
     "Move": "mqproc.client.group_steps",
+    "OpenTransaction": "mqproc.transactions",
     "Producer": "mqproc.client.producer",
-    "SimpleConsumer": "mqproc.client.simple_consumer",
-    "StoreReader": "mqproc.store.reads.reader",
-    "open": "mqproc.embedded",
+    "PullResult": "mqproc.message",
+    "PullStatus": "mqproc.message",
+    "QueueInfo": "mqproc.message",
     "ResetTo": "mqproc.client.group_steps",
     "RetryPolicy": "mqproc.client.retry",
+    "SendResult": "mqproc.message",
+    "SendStatus": "mqproc.message",
+    "SimpleConsumer": "mqproc.client.simple_consumer",
+    "SqlFilter": "mqproc.message",
+    "StoreReader": "mqproc.store.reads.reader",
+    "StoredMessage": "mqproc.message",
+    "TagFilter": "mqproc.message",
+    "TopicInfo": "mqproc.message",
     "Transaction": "mqproc.client.transactions",
     "TransactionProducer": "mqproc.client.transactions",
-}
+    "TransactionResolution": "mqproc.transactions",
+    "open": "mqproc.embedded",
+} | {name: "mqproc.errors" for name in __all__ if name.endswith("Error")}
+_MODULES = ("errors", "groups", "message", "transactions")
 
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
+        from mqproc.version import installed_version
+
         return installed_version()
+    if name in _MODULES:
+        return importlib.import_module(f"mqproc.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(_LAZY[name]), name)

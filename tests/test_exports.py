@@ -48,6 +48,16 @@ def test_other_names_do_not_exist() -> None:
         mqproc.client.nothing  # type: ignore[attr-defined]  # noqa: B018
 
 
+def test_importing_the_package_imports_nothing_of_it_but_the_modules_that_always_were_there_are_found() -> None:
+    program = (
+        "import sys, mqproc\n"
+        "print([name for name in sys.modules if name.startswith('mqproc.')])\n"
+        "print(issubclass(mqproc.errors.StartError, mqproc.MqprocError), mqproc.message.Message is mqproc.Message)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout == "['mqproc.began']\nTrue True\n"
+
+
 def test_importing_the_client_imports_nothing_that_it_does_not_need() -> None:
     program = "import sys, mqproc; mqproc.Client; print({'numba', 'pyarrow', 'asyncio', 'email'} & set(sys.modules))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)

@@ -212,13 +212,14 @@ def test_interruption_inside_a_command_is_130() -> None:
         assert call("config", "check").code == 130
 
 
-def test_ctrl_c_before_there_is_a_command_is_130_without_a_traceback() -> None:
+@pytest.mark.parametrize("module", ["mqproc.errors", "msgspec", "mqproc.cli.output"])
+def test_ctrl_c_before_there_is_a_command_is_130_without_a_traceback(module: str) -> None:
     """The signal comes while the command line's modules are loaded."""
     code = (
         "import signal, sys\n"
         "class Interrupts:\n"
         "    def find_spec(self, name, *others):\n"
-        "        if name == 'mqproc.cli.output':\n"
+        f"        if name == {module!r}:\n"
         "            signal.raise_signal(signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupts())\n"
         "from mqproc.cli import main\n"
