@@ -141,7 +141,8 @@ def _answers(store: Path) -> bool:
 
 
 def _run_command(command: str, store: Path, flags: list[str], timeout_s: float) -> None:
-    arguments = [sys.executable, "-m", "mqproc", command, "--store", str(store), *flags]
+    # -P: what lies in the current folder, a click.py of somebody's own, is none of the command's modules.
+    arguments = [sys.executable, "-P", "-m", "mqproc", command, "--store", str(store), *flags]
     # In a session of its own: Ctrl-C is for this process, which then has to know how the command ends.
     with subprocess.Popen(
         arguments,

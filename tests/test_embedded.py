@@ -233,6 +233,15 @@ def test_a_start_that_fails_is_a_start_error(tmp_path: Path) -> None:
     assert type(refused.value) is StartError
 
 
+def test_files_in_the_current_folder_are_no_modules_of_the_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "click.py").write_text("raise RuntimeError('it is taken for click')")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StartError, match="its parent folder does not exist"):
+        mqproc.open(tmp_path / "none" / "store")
+
+
 def test_home_is_meant_by_a_tilde_as_clients_mean_it(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(store.parent))
     monkeypatch.chdir(store.parent)

@@ -17,7 +17,7 @@ from mqproc.paths import StorePaths
 
 def start_detached(store: Path, settings: Sequence[str], config: Path | None, report: Callable[[str], None]) -> None:
     """Start a group; returns when it is ready. `report` gets its lines. Raises StartError with its last words."""
-    command = [sys.executable, "-m", "mqproc", "up", "--detach", "--store", str(store)]
+    command = [sys.executable, "-P", "-m", "mqproc", "up", "--detach", "--store", str(store)]
     command += ["--config", str(config)] if config else []
     for setting in settings:
         command += ["--set", setting]
