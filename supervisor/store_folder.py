@@ -12,6 +12,7 @@ from pathlib import Path
 from mqproc.errors import DiskFullError, StartError, StoreAccessError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
+from mqproc.shm import bell
 from mqproc.shm.lock import StoreLock
 from mqproc.supervisor.resources import CONTROL_SOCKET
 
@@ -53,7 +54,9 @@ def starting(paths: StorePaths) -> Iterator[None]:
         raise StartError(f"{paths.root}: the group cannot start: {error}{_room(paths)}") from error
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        room = _room(paths) if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        # Semaphores lie in memory: a store that gives up messages makes no room for them.
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename != bell.FOLDER
+        room = _room(paths) if is_full else ""
         raise StartError(f"{paths.root}: the group cannot start: {where}{error.strerror or error}{room}") from error
 
 

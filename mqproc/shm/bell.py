@@ -35,7 +35,7 @@ AWAKE, ASLEEP, LYING_LOW = range(3)
 
 _MOST_POSTS_DRAINED = 1 << 16
 # Where the C library keeps semaphores with names, and what it puts before them.
-_FOLDER = "/dev/shm"
+FOLDER = "/dev/shm"
 _FILE_PREFIX = "sem."
 
 
@@ -178,7 +178,7 @@ def semaphore_name(store_id: int, epoch: int, role_number: int) -> str:
 def names_of(store_id: int) -> list[str]:
     """Names of all semaphores of a store that there are, of whatever epoch."""
     try:
-        found = os.listdir(_FOLDER)
+        found = os.listdir(FOLDER)
     except FileNotFoundError:
         return []
     prefix = f"{_FILE_PREFIX}{store_id:016x}"
@@ -193,13 +193,13 @@ def _new_semaphore(name: str) -> posix_ipc.Semaphore:
     except posix_ipc.PermissionsError:
         number = errno.EACCES
     except posix_ipc.ExistentialError:
-        if os.path.isdir(_FOLDER):
+        if os.path.isdir(FOLDER):
             raise
         number = errno.ENOENT
     except OSError as error:
         number = error.errno or errno.EIO
     what = f"{os.strerror(number)}; the group's semaphores lie there, mqproc doctor tells what they need"
-    raise OSError(number, what, _FOLDER)
+    raise OSError(number, what, FOLDER)
 
 
 def unlink_semaphore(name: str) -> None:

@@ -14,6 +14,7 @@ from mqproc.control import Control
 from mqproc.errors import DiskFullError, StartError, StoreAccessError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
+from mqproc.shm import bell
 from mqproc.shm.clock import Clock
 from mqproc.shm.lock import StoreLock
 from mqproc.supervisor.resources import Resources
@@ -162,3 +163,11 @@ def test_a_start_that_finds_no_room_says_what_makes_room(tmp_path: Path, error: 
     assert str(told.value) == f"{empty.value}; {hint}"
     assert str(told.value).startswith(f"{tmp_path}: the group cannot start: ")
     assert told.value.exit_code == 3
+
+
+def test_messages_are_not_to_be_deleted_for_semaphores_that_find_no_room(tmp_path: Path) -> None:
+    paths = StorePaths(tmp_path)
+    paths.commit_log.mkdir()
+    with pytest.raises(StartError, match="/dev/shm: No space left") as told, starting(paths):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), bell.FOLDER)
+    assert "retention" not in str(told.value)
