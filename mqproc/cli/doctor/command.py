@@ -39,6 +39,7 @@ _COLUMNS: Final = [
 _ASKED: Final = [Column("check"), Column("area"), Column("asks", "makes sure that")]
 _MARKS: Final = {Level.ERROR: "✗", Level.WARNING: "!", Level.NOTE: "·", Level.OK: "✓"}
 _STYLES: Final = {Level.ERROR: "bold red", Level.WARNING: "bold yellow", Level.NOTE: "cyan", Level.OK: "green"}
+_WIDTH_MIN: Final = 40
 _WIDTH_MAX: Final = 110
 _INDENT: Final = 4
 
@@ -94,7 +95,7 @@ def _summary(patient: Patient, found: Sequence[Finding]) -> dict[str, Any]:
 
 def _print(out: Output, patient: Patient, found: Sequence[Finding], all_: bool) -> None:
     console = out.console()
-    width = min(console.width, _WIDTH_MAX) if out.is_terminal else _WIDTH_MAX
+    width = min(max(console.width, _WIDTH_MIN), _WIDTH_MAX) if out.is_terminal else _WIDTH_MAX
 
     def line(text: Text | str = "") -> None:
         if isinstance(text, str):

@@ -286,6 +286,12 @@ def test_a_group_of_another_version_is_no_stranger_and_its_files_are_not_damaged
     assert call("doctor", "--store", group.store).out.count("another version") == 0
 
 
+def test_a_terminal_may_be_narrower_than_a_word() -> None:
+    with PseudoTerminal("doctor", columns=8, lines=60) as terminal:
+        assert terminal.end() in (0, 1)
+    assert b"checks found nothing" in terminal.raw
+
+
 def test_a_group_at_a_terminal_gets_changed_options_by_a_new_start(tmp_path: Path) -> None:
     """SIGHUP tells it that its terminal is closed, and ends it."""
     paths = StorePaths(tmp_path / "store")
