@@ -23,9 +23,14 @@ import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
+import msgspec
+
+from mqproc.json_text import decode_json
 from mqproc.paths import file_type
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined,unused-ignore]
@@ -181,6 +186,17 @@ class StoreIO:
         if not stat.S_ISREG(path.stat().st_mode):
             raise IsADirectoryError(errno.EISDIR, "Not a file", str(path))
         return path.read_bytes()
+
+    def read_json(self, path: Path, kind: type[T]) -> T:
+        """The value of a small JSON file of our own, as a type that msgspec knows.
+
+        Raises FileNotFoundError, and msgspec.MsgspecError for what is none, a folder included.
+        """
+        try:
+            text = self.read_file(path)
+        except IsADirectoryError:
+            raise msgspec.DecodeError("not a file") from None
+        return decode_json(text, kind)
 
     def write_file_atomically(
         self, path: Path, data: bytes, mode: int = 0o644, failed: Callable[[FailedSyncError], object] | None = None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from mqproc import io as storage
@@ -27,6 +28,16 @@ def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel whose syncs fail."""
     monkeypatch.setattr(os, "fsync", fail)
     monkeypatch.setattr(os, "fdatasync", fail)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b'{"a": "b"}', b'{"a\xf6": 1}', b'["\xf6"]', b"\xff\xfe", None])
+def test_what_is_no_json_of_ours_is_refused_in_one_way(tmp_path: Path, text: bytes | None) -> None:
+    file = tmp_path / "file.json"
+    with pytest.raises(FileNotFoundError):
+        StoreIO().read_json(file, dict[str, int])
+    file.mkdir() if text is None else file.write_bytes(text)
+    with pytest.raises(msgspec.MsgspecError):
+        StoreIO().read_json(file, dict[str, int])
 
 
 @pytest.mark.usefixtures("no_sync")

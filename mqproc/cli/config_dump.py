@@ -15,6 +15,7 @@ from mqproc.cli.file_layout import text_fields
 from mqproc.cli.output import Column
 from mqproc.errors import CorruptStoreError
 from mqproc.io import StoreIO
+from mqproc.json_text import decode_json
 from mqproc.paths import StorePaths
 from mqproc.store import rocketmq_json
 from mqproc.store.verify.settings import fault_of
@@ -150,7 +151,7 @@ def _log_rows(data: bytes) -> _Rows:
     offsets = itertools.accumulate(map(len, lines), initial=0)
     for offset, line in zip(offsets, lines, strict=False):
         try:
-            found = msgspec.json.decode(line)
+            found = decode_json(line, object)
         except msgspec.DecodeError:
             found = line.decode("utf-8", "replace").rstrip("\n")
         yield {"offset": offset, **(found if isinstance(found, dict) else {"event": found})}

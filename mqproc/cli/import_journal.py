@@ -121,7 +121,7 @@ class Journal:
 
     def _load(self) -> Entry | None:
         try:
-            found = msgspec.json.decode(self._io.read_file(self._json), type=Entry)
+            found = self._io.read_json(self._json, Entry)
         except FileNotFoundError:
             return None
         except msgspec.MsgspecError as error:

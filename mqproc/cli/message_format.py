@@ -11,6 +11,7 @@ import msgspec
 from mqproc.cli.output import Column, encode_json
 from mqproc.cli.times import format_time
 from mqproc.errors import BadMessageError
+from mqproc.json_text import decode_json
 from mqproc.message import StoredMessage
 
 BODIES = ("text", "hex", "json", "none")
@@ -87,7 +88,7 @@ def shown_body(body: bytes, shape: str) -> Any:
         return body.hex()
     if shape == "json":
         try:
-            return msgspec.json.decode(body)
+            return decode_json(body, object)
         except msgspec.MsgspecError:
             return body_text(body)
     return body_text(body)

@@ -422,7 +422,7 @@ def _json_fields(bodies: Sequence[bytes], reading: Reading, name: str, first: in
     for index, body in enumerate(bodies):
         try:
             found = decode(body)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise BadMessageError(f"{name}: record {first + index + 1:,} is no JSON object: {error}") from None
         for wanted, values in fields.items():
             value = found.get(wanted)

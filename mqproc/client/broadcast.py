@@ -36,7 +36,7 @@ Offsets = dict[str, dict[int, int]]
 def load_offsets(path: Path) -> Offsets:
     """Progress by topic and queue id; none when there is no file. Raises CorruptStoreError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Offsets)
+        return StoreIO().read_json(path, Offsets)
     except FileNotFoundError:
         return {}
     except msgspec.MsgspecError as error:

@@ -208,9 +208,6 @@ def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 def load(io: StoreIO, paths: StorePaths) -> Damage:
     """The file's content; nothing when there is none. Raises msgspec.MsgspecError when it is garbage."""
     try:
-        data = io.read_file(paths.damage)
+        return io.read_json(paths.damage, Damage)
     except FileNotFoundError:
         return Damage()
-    except IsADirectoryError:
-        raise msgspec.DecodeError("not a file") from None
-    return msgspec.json.decode(data, type=Damage)

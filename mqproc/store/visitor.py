@@ -67,7 +67,7 @@ def are_record_crcs_written(io: StoreIO, paths: StorePaths) -> bool:
 
 def _noted(io: StoreIO, paths: StorePaths) -> dict[str, int]:
     try:
-        return msgspec.json.decode(io.read_file(paths.opened), type=dict[str, int])
+        return io.read_json(paths.opened, dict[str, int])
     except (FileNotFoundError, msgspec.MsgspecError):
         return {}
 

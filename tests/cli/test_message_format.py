@@ -40,6 +40,7 @@ def test_bodies() -> None:
     assert shown_body(b"\xff", "hex") == "ff"
     assert shown_body(b'{"x": 1}', "json") == {"x": 1}
     assert shown_body(b"no json", "json") == "no json"
+    assert shown_body(b'["\xff"]', "json") == '["\N{REPLACEMENT CHARACTER}"]'
     assert shown_body(b"x", "none") is None
     assert body_text(b"a\xff") == "a\ufffd"
 

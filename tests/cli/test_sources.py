@@ -148,10 +148,11 @@ def test_json_lines_are_bodies_and_have_fields(tmp_path: Path) -> None:
     (chunk,) = read(path, Reading(fields=("a", "b")))
     assert chunk.bodies == [b'{"a": 1, "b": "x"}', b'{"a": null}']
     assert chunk.fields == {"a": [1, None], "b": ["x", None]}
-    broken = packed(tmp_path / "b.jsonl", b'{"a": 1}\n[1]\n')
-    assert len(bodies(read(broken))) == 2
-    with pytest.raises(BadMessageError, match="record 2 is no JSON object"):
-        read(broken, Reading(fields=("a",)))
+    for line in (b"[1]", b'{"a": "\xff"}'):
+        broken = packed(tmp_path / "b.jsonl", b'{"a": 1}\n' + line + b"\n")
+        assert len(bodies(read(broken))) == 2
+        with pytest.raises(BadMessageError, match="record 2 is no JSON object"):
+            read(broken, Reading(fields=("a",)))
 
 
 def test_parquet_records_become_json_objects(tmp_path: Path) -> None:

@@ -82,8 +82,9 @@ def test_readers_learn_of_a_hole_when_they_meet_its_filler(paths: StorePaths) ->
     assert [hole.start for hole in known.named(1000, 0, 5000)] == [2100, 2500]
     assert [hole.start for hole in known.named(1000, 2000, 2500)] == [2100]
     assert [hole.start for hole in known.named(0, 0, 5000)] == [900]
-    paths.damage.write_text("garbage")
-    assert known.named(5000, 0, 9000) == []
+    for garbage in (b"garbage", b'{"holes": [{"kind": "\xff"}]}'):
+        paths.damage.write_bytes(garbage)
+        assert known.named(5000, 0, 9000) == []
 
 
 def test_ranges_that_touch_are_one() -> None:

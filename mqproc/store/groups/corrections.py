@@ -32,7 +32,7 @@ class QueueOffsets(Protocol):
 def read_unconsumed(io: StoreIO, paths: StorePaths) -> Unconsumed:
     """What was counted so far; nothing when it cannot be read: it tells nothing that the store needs."""
     try:
-        return msgspec.json.decode(io.read_file(paths.unconsumed), type=Unconsumed)
+        return io.read_json(paths.unconsumed, Unconsumed)
     except (FileNotFoundError, msgspec.MsgspecError):
         return {}
 

@@ -50,7 +50,7 @@ def find(io: StoreIO, paths: StorePaths) -> Path | None:
 
 def read(io: StoreIO, path: Path) -> Request:
     """What is asked. Raises msgspec.MsgspecError for what is no request, OSError."""
-    return msgspec.json.decode(io.read_file(path), type=Request)
+    return io.read_json(path, Request)
 
 
 class LastPass(msgspec.Struct):
@@ -75,7 +75,7 @@ class Report(msgspec.Struct):
 def read_report(io: StoreIO, paths: StorePaths) -> Report:
     """The report; an empty one when there is none that can be read: it tells nothing that the store needs."""
     try:
-        return msgspec.json.decode(io.read_file(paths.retention_report), type=Report)
+        return io.read_json(paths.retention_report, Report)
     except (FileNotFoundError, msgspec.MsgspecError):
         return Report()
 
