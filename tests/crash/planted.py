@@ -104,7 +104,7 @@ PLANTS = {
     ),
     "damage is cut as if it were torn": Plant(
         "mqproc.store.recovery.log_recovery",
-        "            if goes_on and (mark is None or visit is not None or found.end in known_holes):",
+        "            if goes_on and is_lost:",
         "            if False:",
         seed=4,
     ),
