@@ -70,6 +70,13 @@ def test_stores_that_count_as_one_are_all_well(tmp_path: Path, monkeypatch: pyte
     assert len(set(states)) < len(states), "no two stores have counted as one"
 
 
+def test_each_bug_has_the_line_that_it_is_planted_in() -> None:
+    """Known at once, and not only when it is planted."""
+    places = {name: ROOT.joinpath(*plant.module.split(".")).with_suffix(".py") for name, plant in PLANTS.items()}
+    found = {name: place.read_text().split("\n").count(PLANTS[name].line) for name, place in places.items()}
+    assert found == dict.fromkeys(PLANTS, 1)
+
+
 @pytest.mark.proven
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", sorted(PLANTS))
