@@ -107,6 +107,8 @@ class Nursery:
             while message := self._socket.recv(MESSAGE_BYTES_MAX):
                 pid, code = json.loads(message)
                 if code is None:
+                    # Thousands of processes later the number of one that has ended comes again.
+                    self._codes.pop(pid, None)
                     return int(pid)
                 self._codes[pid] = code
                 self._socket.settimeout(0.0)
