@@ -29,12 +29,13 @@ from mqproc.layout import control as layout
 from mqproc.metrics.error_log import ErrorLog
 from mqproc.paths import StorePaths, shown
 from mqproc.process import log, log_file
-from mqproc.process.loop import RoleSpec, write_settings
+from mqproc.process.loop import RoleSpec
 from mqproc.process.title import set_title
 from mqproc.shm import bell
 from mqproc.shm.clock import Clock
 from mqproc.shm.lock import StoreLock
 from mqproc.store.recovery.store_files import mark_open
+from mqproc.store.settings import write_settings
 from mqproc.supervisor import prctl
 from mqproc.supervisor.control_socket import ControlSocket, Done, GiveBack, Lent
 from mqproc.supervisor.descriptors import raise_open_files

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mqproc.cli.invocation import Invocation
-from mqproc.config import FIELDS, Options, check_together, parse_option
+from mqproc.config import Options, check_together
 from mqproc.errors import ConfigurationError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.store.existing import check_is_store
+from mqproc.store.settings import read_values
 
 if TYPE_CHECKING:
     from typing import Any
@@ -38,11 +38,8 @@ def options_for(invocation: Invocation, io: StoreIO, paths: StorePaths) -> Optio
 
 def _settings_of(io: StoreIO, paths: StorePaths) -> dict[str, Any]:
     try:
-        found = json.loads(io.read_file(paths.settings))
-        values = {
-            name: parse_option(name, value, str(paths.settings)) for name, value in found.items() if name in FIELDS
-        }
+        values = read_values(io, paths)
         check_together(dataclasses.replace(Options(), **values))
-    except (OSError, ValueError, AttributeError, ConfigurationError):
+    except (OSError, ValueError, ConfigurationError):
         return {}
     return values

@@ -20,7 +20,6 @@ from mqproc.errors import ConfigurationError, CorruptStoreError, NotRunningError
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.process.loop import read_settings
 from mqproc.quantities import counted
 from mqproc.shm.lock import StoreLock, holder_of
 from mqproc.shm.words import Words
@@ -32,6 +31,7 @@ from mqproc.store.retention import request as retention_request
 from mqproc.store.retention.plan import Due, due_now
 from mqproc.store.retention.request import Request
 from mqproc.store.retention.survey import StoppedStore, Survey, check_stopped_in_order, delete_now, survey
+from mqproc.store.settings import read_settings
 
 # A great deal may have to go, ten segments a second at most.
 WAIT_S: Final = 3600.0

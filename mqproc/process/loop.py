@@ -15,7 +15,6 @@ import contextlib
 import enum
 import errno
 import faulthandler
-import json
 import os
 import random
 import signal
@@ -23,9 +22,9 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
-from mqproc.config import FIELDS, Options, parse_option
+from mqproc.config import Options
 from mqproc.control import Control
 from mqproc.errors import MqprocError
 from mqproc.io import StoreIO
@@ -38,6 +37,7 @@ from mqproc.process.placement import take_place
 from mqproc.shm.bell import MAX_WAIT_S, Bell
 from mqproc.shm.clock import Clock
 from mqproc.shm.histogram import Histogram
+from mqproc.store.settings import read_settings
 
 BEAT_NS: Final = 50_000_000
 """A working role stores its heartbeat this often: far below the 250 ms at which the supervisor looks."""
@@ -490,15 +490,3 @@ def _configure_log(context: RoleContext) -> None:
         log.get_logger().error("errors are not kept in the store", error=str(error))
     else:
         log.configure(context.name, errors=errors, log_format=log_format)
-
-
-def write_settings(io: StoreIO, paths: StorePaths, options: Options) -> None:
-    """Keep the options that the group runs with where roles and tools find them."""
-    io.write_file_atomically(paths.settings, json.dumps(options.to_dict(), indent=1).encode(), mode=0o600)
-
-
-def read_settings(io: StoreIO, paths: StorePaths) -> Options:
-    """The options that the group runs with. Raises OSError, ValueError or ConfigurationError."""
-    found: dict[str, Any] = json.loads(io.read_file(paths.settings))
-    source = str(paths.settings)
-    return Options(**{name: parse_option(name, value, source) for name, value in found.items() if name in FIELDS})

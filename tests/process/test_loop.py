@@ -27,14 +27,13 @@ from mqproc.process.loop import (
     Heart,
     RoleContext,
     RoleSpec,
-    read_settings,
     run_role,
-    write_settings,
 )
 from mqproc.shm import bell as bell_module
 from mqproc.shm.bell import LYING_LOW, MAX_WAIT_S, EventBell, SemaphoreBell
 from mqproc.shm.clock import Clock
 from mqproc.shm.histogram import Buckets, read_buckets
+from mqproc.store.settings import write_settings
 
 IO = StoreIO()
 NAME = layout.KEEPER
@@ -459,13 +458,6 @@ def test_sighup_reloads_from_the_settings_file(context: RoleContext) -> None:
 
     assert run(context, lambda made: Reloading(made, [])) == 0
     assert seen == [4321]
-
-
-def test_settings_survive_the_file(tmp_path: Path) -> None:
-    StorePaths(tmp_path).own.mkdir()
-    options = Options(max_queues=17, broker_ip="10.0.0.1")
-    write_settings(IO, StorePaths(tmp_path), options)
-    assert read_settings(IO, StorePaths(tmp_path)) == options
 
 
 def _with_bell(context: RoleContext, bell: SemaphoreBell) -> RoleContext:

@@ -27,7 +27,7 @@ from mqproc.client.retry import NO_RETRY
 from mqproc.config import FIELDS
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
-from mqproc.process.loop import read_settings
+from mqproc.store.settings import read_settings
 from tests.conftest import ROOT, START_TIMEOUT_S, Group, wait_until
 from tests.grafana.causes import can_mount
 from tests.processes.transactions import GROUP, left_open

@@ -31,7 +31,7 @@ from mqproc.io import StoreIO
 from mqproc.layout.properties import REAL_TOPIC, TIMER_DELIVER_MS
 from mqproc.message import StoredMessage
 from mqproc.names import SCHEDULE_TOPIC, TIMER_TOPIC
-from mqproc.process.loop import read_settings
+from mqproc.store.settings import read_settings
 
 TOPIC: Final = "bench-delay"
 PROMISED_MS: Final = 50

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -13,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from mqproc import control_words
 from mqproc.cli.doctor.host import Host
 from mqproc.cli.invocation import Invocation, check_no_file
-from mqproc.config import FIELDS, Options, Setting, options_from, parse_option
+from mqproc.config import FIELDS, Options, Setting, options_from
 from mqproc.errors import ConfigurationError, CorruptStoreError, NotRunningError, OtherVersionError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.shm.lock import Holder, holder_of
+from mqproc.store.settings import read_values
 
 if TYPE_CHECKING:
     from mqproc.store.verify.inventory import Inventory
@@ -179,9 +179,8 @@ def _words(paths: StorePaths) -> tuple[Mapping[str, int] | None, str]:
 def _used(io: StoreIO, paths: StorePaths) -> dict[str, Any]:
     """What a start has written down; nothing when that cannot be read, which the store's own check tells."""
     try:
-        found = json.loads(io.read_file(paths.settings))
-        return {name: parse_option(name, value, str(paths.settings)) for name, value in found.items() if name in FIELDS}
-    except (OSError, ValueError, AttributeError, ConfigurationError):
+        return read_values(io, paths)
+    except (OSError, ValueError, ConfigurationError):
         return {}
 
 

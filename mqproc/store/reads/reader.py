@@ -12,7 +12,6 @@ whole record does; that is found once, at opening.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +19,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.config import FIELDS, Options, parse_option
+from mqproc.config import Options
 from mqproc.errors import ConfigurationError, CorruptStoreError
 from mqproc.io import StoreIO
 from mqproc.kernels.gather import TIME_MAX, TIME_MIN
@@ -37,6 +36,7 @@ from mqproc.store.reads.pull import Pulled
 from mqproc.store.reads.reading import StoreReading
 from mqproc.store.reads.store_views import FilesView, GroupView, StoreView
 from mqproc.store.segments import adopted_segment_size
+from mqproc.store.settings import read_values
 from mqproc.store.slices import Batch, finish
 
 PAGE_MESSAGES = 4096
@@ -303,9 +303,7 @@ def _messages_of(batch: Batch) -> list[StoredMessage]:
 def settings_of(io: StoreIO, paths: StorePaths) -> Options:
     """The options that our group ran with; defaults when none has."""
     try:
-        found: dict[str, object] = json.loads(io.read_file(paths.settings))
-        source = str(paths.settings)
-        values = {name: parse_option(name, value, source) for name, value in found.items() if name in FIELDS}
+        values = read_values(io, paths)
     except FileNotFoundError:
         return Options()
     except (ValueError, ConfigurationError) as error:

@@ -1,0 +1,30 @@
+"""`mqproc/settings.json`: the options that a group runs with, where its roles and tools find them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from mqproc.config import FIELDS, Options, parse_option
+from mqproc.io import StoreIO
+from mqproc.paths import StorePaths
+
+
+def write_settings(io: StoreIO, paths: StorePaths, options: Options) -> None:
+    """Keep the options. Raises OSError."""
+    io.write_file_atomically(paths.settings, json.dumps(options.to_dict(), indent=1).encode(), mode=0o600)
+
+
+def read_settings(io: StoreIO, paths: StorePaths) -> Options:
+    """The options. Raises as `read_values`."""
+    return Options(**read_values(io, paths))
+
+
+def read_values(io: StoreIO, paths: StorePaths) -> dict[str, Any]:
+    """Those that were kept, by name; of another version there may be others. Raises OSError, ValueError, and
+    ConfigurationError for a value that no option of this name may have."""
+    found = json.loads(io.read_file(paths.settings))
+    if not isinstance(found, dict):
+        raise ValueError("not a JSON object")
+    source = str(paths.settings)
+    return {name: parse_option(name, value, source) for name, value in found.items() if name in FIELDS}

@@ -1,0 +1,34 @@
+"""The options that a group runs with, kept and found again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mqproc.config import Options
+from mqproc.errors import CorruptStoreError
+from mqproc.io import StoreIO
+from mqproc.paths import StorePaths
+from mqproc.store.reads.reader import settings_of
+from mqproc.store.settings import read_settings, write_settings
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> StorePaths:
+    found = StorePaths(tmp_path)
+    found.own.mkdir()
+    return found
+
+
+def test_they_survive_the_file(paths: StorePaths) -> None:
+    options = Options(max_queues=17, broker_ip="10.0.0.1")
+    write_settings(StoreIO(), paths, options)
+    assert read_settings(StoreIO(), paths) == options
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"7", b'["\xf6"]', b'{"max_queues": "many"}'])
+def test_a_reader_says_that_it_cannot_read_them(paths: StorePaths, text: bytes) -> None:
+    paths.settings.write_bytes(text)
+    with pytest.raises(CorruptStoreError, match=r"settings\.json"):
+        settings_of(StoreIO(), paths)
