@@ -103,12 +103,14 @@ class Connection:
     After a ConnectionLost was recorded for one request it was recorded for all, and the connection is closed.
     """
 
-    __slots__ = ("_calls", "_ends", "_generation", "_output", "_protocol", "closed", "done", "fd", "sock")
+    __slots__ = ("_calls", "_ends", "_generation", "_output", "_protocol", "closed", "done", "fd", "sending", "sock")
 
     def __init__(self, sock: socket.socket, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self.sock = sock
         self.fd = sock.fileno()
         self.closed = False
+        self.sending = False
+        """Whether something waits for room in the socket."""
         self.done: dict[int, Outcome] = {}
         self._protocol = ClientProtocol(frame_bytes_max)
         self._output = OutputQueue()
@@ -135,12 +137,6 @@ class Connection:
         """Bytes that wait for room in the socket."""
         return self._output.waiting_bytes
 
-    @property
-    def sending(self) -> bool:
-        """Whether something waits for room in the socket."""
-        output = self._output
-        return output.queued_bytes != output.sent_bytes
-
     def submit(self, call: Call[Any]) -> int:
         """Send a request, or as much of it as the socket takes now; `flush` sends the rest.
 
@@ -154,7 +150,7 @@ class Connection:
             return request_id
         output = self._output
         try:
-            output.write(self.sock, pieces)
+            self.sending = not output.write(self.sock, pieces)
         except OSError as error:
             # The frame counts as not sent: part of a frame is dropped by the server.
             self._lose_on_send(error)
@@ -168,7 +164,7 @@ class Connection:
         if self.closed:
             return
         try:
-            self._output.send(self.sock)
+            self.sending = not self._output.send(self.sock)
         except OSError as error:
             self._lose_on_send(error)
 
@@ -178,23 +174,24 @@ class Connection:
             return False
         reader = self._protocol.reader
         try:
-            count = self.sock.recv_into(reader.writable())
+            count = reader.fill(self.sock)
         except BlockingIOError:
             return False
         except OSError as error:
             self.lose(str(error.strerror or error))
             return True
-        if count == 0:
+        if not count:
             self.lose("the server closed the connection")
             return True
-        reader.received(count)
         try:
-            while reader.waiting_bytes and (answer := self._protocol.next_answer()) is not None:
+            answer = self._protocol.next_answer()
+            while answer is not None:
                 self._record(answer)
                 if answer.error is not None and _ends_connection(answer.error):
                     # The server is about to close: what would be sent now could not be known to be refused.
                     self.lose(str(answer.error))
                     break
+                answer = self._protocol.next_answer() if reader.waiting_bytes else None
         except MqprocError as error:
             self._fail(error)
         return True
@@ -249,5 +246,6 @@ class Connection:
         """Close the socket; outcomes already recorded stay."""
         if not self.closed:
             self.closed = True
+            self.sending = False
             self._output.clear()
             self.sock.close()

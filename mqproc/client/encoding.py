@@ -72,12 +72,14 @@ if TYPE_CHECKING:
 FRAME_MESSAGES_MAX: Final = COUNTERS
 # Room that a frame's header and options may take.
 _OVERHEAD_BYTES: Final = 128 << 10
-# A tag up to so many characters surely fits.
-_SHORT_TAG: Final = 4096
 # Property strings of so many characters of a tag and bytes of the rest surely fit.
 _SHORT: Final = 4096
+_PLAIN_BYTES_MAX: Final = PROPERTIES_SIZE_MAX - FIXED_PAIRS_BYTES
 _GAPS: Final = ("gap_before_unique", "gap_before_tag", "gap_before_keys", "gap_after_keys")
 _TOPICS_REMEMBERED_MAX: Final = 65_536
+# A short tag has few characters, each of at most four bytes.
+_SHORT_TAG: Final = 64
+_TAGS_REMEMBERED_MAX: Final = 65_536
 
 # Called for each message of a frame, without a step of Python's.
 _body_of, _tag_of, _several_keys_of = (operator.attrgetter(name) for name in ("body", "tag", "keys"))
@@ -106,6 +108,7 @@ class AppendFrame(msgspec.Struct):
 # Checks
 
 _checked_topics: set[str] = set()
+_checked_tags: set[str] = {""}
 
 
 def _check_topic(topic: str) -> None:
@@ -115,6 +118,17 @@ def _check_topic(topic: str) -> None:
         if len(_checked_topics) >= _TOPICS_REMEMBERED_MAX:
             _checked_topics.clear()
         _checked_topics.add(topic)
+
+
+def _check_tag(tag: str) -> bool:
+    """As `check_tag`; returns whether it is short, which is not looked at again."""
+    check_tag(tag)
+    if len(tag) > _SHORT_TAG:
+        return False
+    if len(_checked_tags) >= _TAGS_REMEMBERED_MAX:
+        _checked_tags.clear()
+    _checked_tags.add(tag)
+    return True
 
 
 # Frames
@@ -205,7 +219,8 @@ def _now_ms() -> int:
 def encode_message(message: Message, *, wait: bool = True, oneway: bool = False) -> AppendFrame:
     """One message as a frame: the path of single sends, so nothing is done that one message does not need."""
     topic, body, queue_id = message.topic, message.body, message.queue_id
-    _check_topic(topic)
+    if topic not in _checked_topics:
+        _check_topic(topic)
     if type(body) is not bytes:
         body = _as_bytes(body)
     if not _is_plain(message):
@@ -242,16 +257,17 @@ def _is_plain(message: Message) -> bool:
 
 def _check_plain(message: Message) -> bytes:
     """Raise a BadRequestError when a plain message's tag, keys, queue, flag or time cannot be; returns its keys."""
-    tag, keys = message.tag, b""
+    tag, several, keys = message.tag, message.keys, b""
     try:
-        if tag != "":
-            check_tag(tag)
-        if message.keys:
-            check_keys(message.keys)
-            keys = KEY_SEPARATOR.join(message.keys).encode()
-            if len(keys) + len(tag.encode()) > PROPERTIES_SIZE_MAX - FIXED_PAIRS_BYTES:
+        short = type(tag) is str and tag in _checked_tags
+        if not short and tag != "":
+            short = _check_tag(tag)
+        if several:
+            check_keys(several)
+            keys = KEY_SEPARATOR.join(several).encode()
+            if (not short or len(keys) > _SHORT) and len(keys) + len(tag.encode()) > _PLAIN_BYTES_MAX:
                 raise PropertiesTooLargeError(f"keys of {len(keys):,} bytes exceed {PROPERTIES_SIZE_MAX:,}")
-        elif len(tag) > _SHORT_TAG and len(tag.encode()) > PROPERTIES_SIZE_MAX - FIXED_PAIRS_BYTES:
+        elif not short and len(tag.encode()) > _PLAIN_BYTES_MAX:
             raise PropertiesTooLargeError(f"a tag of {len(tag.encode()):,} bytes exceeds {PROPERTIES_SIZE_MAX:,}")
         if message.queue_id is not None:
             check_queue_id(message.queue_id)

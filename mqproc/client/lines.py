@@ -17,6 +17,8 @@ from mqproc.errors import NotRunningError, RequestTimeoutError, StoreBusyError
 T = TypeVar("T")
 _clock = time.monotonic
 SPIN_MIN_S = 50e-6
+_POLLIN = select.POLLIN
+_BOTH_WAYS = select.POLLIN | select.POLLOUT
 # Beyond 24 days poll refuses to wait.
 _SLEEP_MAX_S = 86_400.0
 # The usual time of an answer is a mean in which each new one counts this part.
@@ -39,7 +41,7 @@ class Line:
         self.usual_s = 0.0
         """How long answers have taken lately."""
         self._poll = select.poll()
-        self._watched = select.POLLIN
+        self._watched = _POLLIN
         self._poll.register(connection.fd, select.POLLIN)
 
     def ask(self, call: Call[T], deadline: float) -> T:
@@ -100,15 +102,17 @@ class Line:
         connection = self.connection
         if connection.closed:
             return True
-        wanted = select.POLLIN | select.POLLOUT if connection.sending else select.POLLIN
+        wanted = _BOTH_WAYS if connection.sending else _POLLIN
         if wanted != self._watched:
             self._watched = wanted
             self._poll.modify(connection.fd, wanted)
         left_s = deadline - _clock()
         if left_s <= 0:
             return False
-        events = self._poll.poll(min(left_s, _SLEEP_MAX_S) * 1000 + 1)
-        for _, event in events:
+        for _, event in self._poll.poll(min(left_s, _SLEEP_MAX_S) * 1000 + 1):
+            if event == _POLLIN:
+                connection.receive()
+                continue
             if event & select.POLLOUT:
                 connection.flush()
             if event & ~select.POLLOUT:

@@ -30,6 +30,7 @@ TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."
 
 _SEPARATOR = re.compile(f"[{NAME_END}{PAIR_END}]")
 _KEY_FORBIDDEN = re.compile(f"[{NAME_END}{PAIR_END}{KEY_SEPARATOR}]")
+_is_key = re.compile(f"[^{NAME_END}{PAIR_END}{KEY_SEPARATOR}]+").fullmatch
 
 # RocketMQ's order of the names that the writer fills in, which the four gaps stand around.
 _UNIQUE_BUCKET, _TAG_BUCKET, _KEYS_BUCKET = bucket(UNIQ_KEY), bucket(TAGS), bucket(KEYS)
@@ -65,10 +66,15 @@ def check_keys(keys: Sequence[str]) -> None:
     if type(keys) is not tuple and (isinstance(keys, str | bytes) or not isinstance(keys, Sequence)):
         raise BadPropertyError(f"keys must be a sequence of texts, not {str(keys)[:64]!r}")
     for key in keys:
-        if not isinstance(key, str) or not key:
-            raise BadPropertyError(f"key {key!r} is empty or no text")
-        if found := _KEY_FORBIDDEN.search(key):
-            raise BadPropertyError(f"key {key[:64]!r} holds the separator byte 0x{ord(found[0]):02X}")
+        if type(key) is not str or not _is_key(key):
+            _check_key(key)
+
+
+def _check_key(key: object) -> None:
+    if not isinstance(key, str) or not key:
+        raise BadPropertyError(f"key {key!r} is empty or no text")
+    if found := _KEY_FORBIDDEN.search(key):
+        raise BadPropertyError(f"key {key[:64]!r} holds the separator byte 0x{ord(found[0]):02X}")
 
 
 def check_unique_id(unique: str) -> None:

@@ -81,7 +81,7 @@ def message_of(
         flag,
         born_timestamp_ms,
         delay_level=delay_level,
-        deliver_at_ms=deliver_at_ms(deliver_at, delay),
+        deliver_at_ms=0 if deliver_at is None and delay is None else deliver_at_ms(deliver_at, delay),
         sharding_key=sharding_key,
     )
 

@@ -59,7 +59,7 @@ class UniqueIds:
             return self._prefix, first
 
     def _set_time(self, time_ms: int) -> None:
-        if not self._month_start_ms <= time_ms < self._month_end_ms:
+        if time_ms >= self._month_end_ms or time_ms < self._month_start_ms:
             self._month_start_ms, self._month_end_ms = _month_bounds_ms(time_ms)
         self._time_ms = time_ms
         self._used = 0

@@ -30,11 +30,13 @@ from mqproc.kernels.append_frame import (
     NUMBERS_AT,
     PARTS_AT,
     PAYLOAD_SIZE,
+    PHYSICAL_AT,
     PROPERTIES,
     PROPERTY_LENGTHS,
     QUEUE_COUNT,
     QUEUES,
     ROTATION,
+    SEGMENT_END,
     SHARDING_KEYS,
     SHARDING_LENGTHS,
     STAGING_AT,
@@ -42,6 +44,7 @@ from mqproc.kernels.append_frame import (
     STORE_TIMESTAMP_MS,
     TAG_LENGTHS,
     TAGS,
+    TOTAL_SIZE,
     UNIQUE_COUNTER,
     check_frame,
 )
@@ -68,6 +71,7 @@ from mqproc.kernels.intrinsics import (
     load_le32,
     load_le64,
     load_u8,
+    store_be64,
     store_le16,
     store_le32,
     store_le64,
@@ -75,7 +79,7 @@ from mqproc.kernels.intrinsics import (
 )
 from mqproc.kernels.jit import inlined, kernel
 from mqproc.kernels.primitive import Bytes, Words
-from mqproc.layout import queue_table
+from mqproc.layout import control, queue_table, record
 from mqproc.layout.frame import (
     ANSWER,
     HEADER_SIZE,
@@ -98,11 +102,13 @@ assert (append.OK, append.SEGMENT_FULL, append.STAGING_FULL) == (DONE, SEGMENT_F
     COMMIT_BYTES,  # return with COMMIT when so much is staged
     ANSWERS_AT,  # end of the answers that are written
     ANSWER_OPTIONS_SIZE,
+    ANSWER_TIME_AT,  # where in an answer's options the store time stands, as a big-endian word
+    BEHIND_MAX,  # how many bytes dispatch may be behind
     TOUCHED,  # how many queues `touched` names
     TOUCHED_TOPIC,  # the row all of whose queues it names since the last publication; −1 = none
     FRAMES,  # counted up
     FOUND,  # what read_options finds
-) = range(12)
+) = range(14)
 ROWS_MAX = 4096
 SLOTS = 2 * ROWS_MAX
 SLOTS_AT = FOUND + ITEMS  # the number of a row + 1, 0 = free
@@ -211,6 +217,58 @@ def append_run(
         if state[STAGING_AT] >= run[COMMIT_BYTES]:
             return COMMIT
     return DONE
+
+
+@kernel
+def append_alone(
+    run: Words,
+    state: Words,
+    table: Bytes,
+    key: Bytes,
+    queue_numbers: Words,
+    rounds: Words,
+    next_offsets: Words,
+    touched: Words,
+    staging: Bytes,
+    answers: Bytes,
+    buffer: Bytes,
+    at: int,
+    store_timestamp_ms: int,
+    segment_end: int,
+) -> int:
+    """Append the whole frame at `at` when nothing is staged and no answer waits, and reserve what it takes of the log.
+
+    Returns the bytes of its records, which are then what is staged; 0 when it is one for `append_run`, whose arguments
+    these are: then nothing is changed. `segment_end` is where the segment ends that is written to.
+    """
+    if store_timestamp_ms < state[control.WRITTEN_STORE_TIMESTAMP_MS] or not _is_open(run, state):
+        return 0
+    run[AT] = at
+    run[STORED_AT_MS] = store_timestamp_ms
+    if _begin_frame(buffer, run, state, table, key, rounds, touched, answers) != DONE:
+        return 0
+    size = state[TOTAL_SIZE]
+    end = state[control.WRITTEN] + size
+    if size > staging.size or end + record.BLANK_SIZE > segment_end:
+        run[ROW] = -1
+        return 0
+    state[STAGING_AT] = 0
+    state[PHYSICAL_AT] = state[control.WRITTEN]
+    state[SEGMENT_END] = segment_end
+    append.encode_frame(buffer, state, table, queue_numbers, next_offsets, staging, answers)
+    _end_frame(buffer, run, state, table, queue_numbers, rounds, touched, answers)
+    if end > state[control.RESERVED_END]:
+        store_release(state, control.RESERVED_END, end)
+    return int(size)
+
+
+@inlined
+def _is_open(run: Words, state: Words) -> bool:
+    """Whether nothing keeps appends out, or holds them back."""
+    closed = 0
+    for word in control.CLOSING_WORDS:
+        closed |= state[word]
+    return closed == 0 and 2 * (state[control.WRITTEN] - state[control.DISPATCHED]) <= run[BEHIND_MAX]
 
 
 @kernel
@@ -338,6 +396,7 @@ def _end_frame(
         store_le32(answers, at + OPTIONS_SIZE_AT, run[ANSWER_OPTIONS_SIZE])
         store_le64(answers, at + PAYLOAD_SIZE_AT, append.ANSWER_BYTES_PER_MESSAGE * count)
         copy_bytes(answers, at + HEADER_SIZE, table, OPTIONS_AT, run[ANSWER_OPTIONS_SIZE])
+        store_be64(answers, at + HEADER_SIZE + run[ANSWER_TIME_AT], run[STORED_AT_MS])
         run[ANSWERS_AT] = state[ANSWER_AT] + append.ANSWER_BYTES_PER_MESSAGE * count
     run[AT] = run[FRAME_END]
     run[ROW] = -1
@@ -391,4 +450,5 @@ def warm() -> None:
     key_hash(key, 0)
     find_row(run, nothing, key, 0)
     append_run(run, state, nothing, key, words, words, words, words, nothing, nothing, nothing)
+    append_alone(run, state, nothing, key, words, words, words, words, nothing, nothing, nothing, 0, 0, 0)
     publish_touched(words, run, words, words)

@@ -315,6 +315,9 @@ SYNC_ERRNO_WORDS = (
 )
 """Any of them set makes the store read-only for good."""
 
+CLOSING_WORDS = (*SYNC_ERRNO_WORDS, DAMAGE_READ_ONLY, DISPATCH_READ_ONLY, DISK_FULL)
+"""While any of them is set no append is taken."""
+
 
 class Loads(Protocol):
     """The file's words, loaded by their indexes."""

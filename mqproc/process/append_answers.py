@@ -7,6 +7,7 @@ frames one behind the other, and are sent from there.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -19,6 +20,8 @@ from mqproc.wire.operations import AppendAnswer
 from mqproc.wire.server import SocketServer
 
 _encode = msgspec.msgpack.Encoder().encode
+# A time as long as any: where it stands in an answer's options the kernel writes the time of each.
+_ANY_TIME_MS: Final = 0x0123456789ABCDEF
 
 
 class _Frame(msgspec.Struct, eq=False):
@@ -50,8 +53,10 @@ class AppendAnswers:
         self._known = known
         self._store_host = store_host
         self._on_refusal = on_refusal
-        self._options = b""
-        self._options_of_ms = -1
+        self._encoded = b""
+        self._encoded_of_ms = -1
+        options = self._options(_ANY_TIME_MS)
+        known.answer_with(options, options.index(_ANY_TIME_MS.to_bytes(8, "big")))
         self._pending: list[_Frame | _Run] = []
         self._sendable: list[_Run] = []
 
@@ -59,12 +64,12 @@ class AppendAnswers:
         """Frames, or runs of them, whose messages are not published."""
         return len(self._pending)
 
-    def options(self, store_timestamp_ms: int) -> bytes:
+    def _options(self, store_timestamp_ms: int) -> bytes:
         """An answer's options."""
-        if store_timestamp_ms != self._options_of_ms:
-            self._options_of_ms = store_timestamp_ms
-            self._options = _encode(AppendAnswer(store_timestamp_ms, self._store_host))
-        return self._options
+        if store_timestamp_ms != self._encoded_of_ms:
+            self._encoded_of_ms = store_timestamp_ms
+            self._encoded = _encode(AppendAnswer(store_timestamp_ms, self._store_host))
+        return self._encoded
 
     def add(
         self, request: Request, answer: NDArray[np.uint8], store_timestamp_ms: int, *, wait: bool, oneway: bool
@@ -93,7 +98,7 @@ class AppendAnswers:
             if isinstance(one, _Run):
                 self._sendable.append(one)
             elif not one.oneway:
-                one.request.answer(self.options(one.store_timestamp_ms), (one.answer.data,), owned=True)
+                one.request.answer(self._options(one.store_timestamp_ms), (one.answer.data,), owned=True)
         self._pending = []
 
     def send(self) -> None:
@@ -110,6 +115,13 @@ class AppendAnswers:
                 end = run.end
             self._send(connection, at, end)
         if not self._pending:
+            self._known.forget_answers()
+
+    def send_alone(self, connection: Connection) -> None:
+        """Everything is published, and all that is to be sent are the kernel's answers to a client's run."""
+        end = self._known.answers_end
+        if end:
+            self._server.send_one(connection, self._known.views[:end])
             self._known.forget_answers()
 
     def _send(self, connection: Connection, at: int, end: int) -> None:

@@ -15,10 +15,7 @@ from mqproc.quantities import counted
 
 # How long one step is held back when dispatch is nearly `max_dispatch_behind_bytes` behind.
 SLOW_STEP_S: Final = 0.005
-# Not 0 in any of these: no append is taken.
-_closing_words = operator.itemgetter(
-    *words_of.SYNC_ERRNO_WORDS, words_of.DAMAGE_READ_ONLY, words_of.DISPATCH_READ_ONLY, words_of.DISK_FULL
-)
+_closing_words = operator.itemgetter(*words_of.CLOSING_WORDS)
 
 
 class AppendConditions:

@@ -141,17 +141,20 @@ class Heart:
         self._cycles = layout.role_word(role, "cycles")
         self._errors = layout.role_word(role, "errors")
         self._beaten_ns = 0
+        self.due_ns = 0
+        """When the next heartbeat is due."""
         self._steps = Histogram(control.words, STEPS[role])
 
     def beat(self) -> int:
         """Say "alive". Long work without `busy` calls this between its parts. Returns the clock's time."""
         self._beaten_ns = self._clock.monotonic_ns()
+        self.due_ns = self._beaten_ns + BEAT_NS
         self._control.store(self._heartbeat, self._beaten_ns)
         return self._beaten_ns
 
     def beat_if_due(self) -> None:
         """The same, cheap enough to be called often."""
-        if self._clock.monotonic_ns() - self._beaten_ns >= BEAT_NS:
+        if self._clock.monotonic_ns() >= self.due_ns:
             self.beat()
 
     def enter(self, state: int) -> None:
@@ -377,6 +380,7 @@ class Loop:
         deadline = self._now_ns + self._spin_ns
         while not self._signals.any_asked:
             if self._spin_ns:
+                self._to_wait()
                 # First: who was answered runs on this processor, and asks again if it does.
                 os.sched_yield()
                 self._waited(self._monotonic_ns())
@@ -394,6 +398,7 @@ class Loop:
         pause_s = self._linger_s()
         if pause_s <= 0 or self._signals.any_asked:
             return False
+        self._to_wait()
         self._bell.lie_low()
         try:
             if self._linger_s() > 0:
@@ -409,17 +414,26 @@ class Loop:
         self._bell.announce()
         try:
             look = done or self._has_news()
-            if not (look and self._step()) and not self._signals.any_asked:
+            stays = not (look and self._step()) and not self._signals.any_asked
+            self._to_wait()
+            if stays:
                 self._role.wait(self._idle_wait_s)
         finally:
             self._bell.awake()
-            self._waited(self._heart.beat())
+            now_ns = self._monotonic_ns()
+            # Seldom: what has waited for this role comes first.
+            if now_ns >= self._heart.due_ns:
+                self._heart.beat()
+            self._waited(now_ns)
 
-    def _waited(self, now_ns: int) -> None:
+    def _to_wait(self) -> None:
+        """How long the burst was that ends here, if it was one: behind a wait somebody may be in a hurry."""
         steps = self._uncounted + self._untimed
         if steps != self._burst_steps:
             self._burst_steps = steps
             self._burst_ns = self._now_ns - self._burst_began_ns
+
+    def _waited(self, now_ns: int) -> None:
         self._burst_began_ns = self._now_ns = now_ns
         if now_ns >= self._sample_ns:
             self._passed()

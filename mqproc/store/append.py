@@ -32,7 +32,7 @@ from mqproc.errors import (
 from mqproc.io import StoreIO
 from mqproc.kernels import append as kernel
 from mqproc.kernels import append_frame as frame
-from mqproc.kernels.append_run import append_run, publish_touched
+from mqproc.kernels.append_run import BEHIND_MAX, append_alone, append_run, publish_touched
 from mqproc.layout import control as words_of
 from mqproc.layout import properties, record
 from mqproc.layout import queue_table as table_layout
@@ -92,7 +92,11 @@ class CommitLogAppender:
         self._next_offsets = np.zeros(table.capacity, np.int64)
         rounds = np.zeros(table.capacity, np.int64) if rounds is None else rounds
         self.known = KnownShapes(table.capacity, rounds, commit_bytes)
-        self._encode_run = self._run_encoder()
+        self.known.words[BEHIND_MAX] = options.max_dispatch_behind_bytes
+        self._use_staging()
+        self._publish_touched = functools.partial(
+            publish_touched, table.cells, self.known.run, self._next_offsets, self.known.touched
+        )
         self._staged = 0
         self._end = self._file_end = words[words_of.WRITTEN]
         self._segment_end = segments.start_of(self._end) + segments.segment_size
@@ -114,11 +118,12 @@ class CommitLogAppender:
         """Take a new `max_message_size`."""
         self._options = options
         self.known.forget()
+        self.known.words[BEHIND_MAX] = options.max_dispatch_behind_bytes
         self._record_size_max = self._largest_record()
         if len(self._staging) < self._record_size_max:
             self._write_staged()
             self._staging = np.zeros(self._record_size_max, np.uint8)
-            self._encode_run = self._run_encoder()
+            self._use_staging()
 
     def _largest_record(self) -> int:
         """RocketMQ's own limit, or what a segment takes."""
@@ -172,6 +177,34 @@ class CommitLogAppender:
             self.last_store_timestamp_ms = store_timestamp_ms
         return reason
 
+    def add_alone(self, buffer: NDArray[np.uint8], at: int, store_timestamp_ms: int) -> bool:
+        """Encode the whole frame at `at` of `buffer` uint8, write and publish it, while nothing else is to be.
+
+        False, and nothing is done, when that is not all that it takes. Raises as `write_out`.
+        """
+        segment_end = self._segment_end
+        start = segment_end - self.segment_size
+        fd = self._fds.get(start)
+        if fd is None:
+            return False
+        size = self._encode_alone(buffer, at, store_timestamp_ms, segment_end)
+        if not size:
+            return False
+        io, end = self._io, self._end
+        staged, place = self._staged_bytes[:size], end - start
+        self._end = end + size
+        self.last_store_timestamp_ms = store_timestamp_ms
+        io.crash_point("append.reserved")
+        io.crash_amid("append.half_written", fd, staged, place)
+        try:
+            io.pwrite(fd, staged, place)
+        except OSError as error:
+            self.take_back()
+            raise _as_disk_full(error) from error
+        self._file_end = self._end
+        self.publish()
+        return True
+
     def know(self, options: memoryview, shape: FrameShape, *, answered: bool) -> None:
         """Have `add_run` take frames of a shape, which was found by the options of one."""
         self.known.add(options, shape, self._rendered(shape), answered=answered)
@@ -196,7 +229,7 @@ class CommitLogAppender:
         cells[words_of.WRITTEN] = self._end
         cells[words_of.WRITTEN_STORE_TIMESTAMP_MS] = self.last_store_timestamp_ms
         self._io.crash_point("append.after_publish")
-        publish_touched(self._table.cells, self.known.run, self._next_offsets, self.known.touched)
+        self._publish_touched()
         cells[words_of.TABLE_AT] = self._end
 
     def sync(self) -> None:
@@ -296,10 +329,14 @@ class CommitLogAppender:
         arrays = plan.payload, self._state, shape, plan.shape.queue_numbers, self._next_offsets, self._staging, answer
         self._go_on(kernel.encode_frame, *arrays)
 
-    def _run_encoder(self) -> Callable[[NDArray[np.uint8]], int]:
+    def _use_staging(self) -> None:
+        """Give the kernels of known shapes what they work with."""
         known = self.known
         tables = known.run, self._state, known.table, known.key, known.queue_numbers, known.rounds
-        return functools.partial(append_run, *tables, self._next_offsets, known.touched, self._staging, known.answers)
+        given = *tables, self._next_offsets, known.touched, self._staging, known.answers
+        self._encode_run: Callable[[NDArray[np.uint8]], int] = functools.partial(append_run, *given)
+        self._encode_alone: Callable[[NDArray[np.uint8], int, int, int], int] = functools.partial(append_alone, *given)
+        self._staged_bytes = self._staging.data
 
     def _go_on(self, encode: Callable[..., int], *given: NDArray[Any]) -> int:
         """Encode behind what is staged; write that, and end the segment, as often as it takes. Returns the reason why

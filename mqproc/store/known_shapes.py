@@ -63,11 +63,15 @@ class KnownShapes:
         """The frame before `at` is done with, or given up."""
         self.words[kernel.AT], self.words[kernel.ROW] = at, -1
 
-    def answer_with(self, store_timestamp_ms: int, options: bytes) -> None:
-        """What is appended next is stored now, and answered with these options."""
-        self.words[kernel.STORED_AT_MS] = store_timestamp_ms
+    def answer_with(self, options: bytes, time_at: int) -> None:
+        """All is answered with these options, the store time as a big-endian word at `time_at` of them."""
         self.words[kernel.ANSWER_OPTIONS_SIZE] = len(options)
+        self.words[kernel.ANSWER_TIME_AT] = time_at
         self._options[: len(options)] = options
+
+    def store_at(self, store_timestamp_ms: int) -> None:
+        """What is appended next is stored now."""
+        self.words[kernel.STORED_AT_MS] = store_timestamp_ms
 
     @property
     def stored_at_ms(self) -> int:

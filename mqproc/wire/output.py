@@ -51,26 +51,32 @@ class OutputQueue:
         The caller must leave the pieces' bytes alone until they are sent; with `owned` False what is left is copied
         instead. Raises OSError when the peer is gone.
         """
-        if len(pieces) > PIECES_MAX and size_of(pieces) <= JOINED_BYTES_MAX:
-            pieces = (b"".join(pieces),)
         if self._pieces or len(pieces) > PIECES_MAX:
-            count = self.queue(pieces)
-            if self.send(sock):
-                return True
-        else:
-            # Most often the socket takes all: then nothing is made of the pieces.
-            single = pieces[0] if len(pieces) == 1 else None
-            size = len(single) if type(single) is bytes else size_of(pieces)
-            self.queued_bytes += size
-            try:
-                sent = sock.send(single) if type(single) is bytes else sock.sendmsg(pieces)
-            except BlockingIOError:
-                sent = 0
-            if sent == size:
-                self.sent_bytes += size
-                return True
-            count = self._keep(pieces)
-            self._took(sent)
+            return self._write_behind(sock, pieces, owned)
+        # Most often the socket takes all: then nothing is made of the pieces.
+        single = pieces[0] if len(pieces) == 1 else None
+        size = len(single) if type(single) is bytes else size_of(pieces)
+        self.queued_bytes += size
+        try:
+            sent = sock.sendmsg(pieces) if single is None else sock.send(single)
+        except BlockingIOError:
+            sent = 0
+        if sent == size:
+            self.sent_bytes += size
+            return True
+        count = self._keep(pieces)
+        self._took(sent)
+        if not owned:
+            self._copy_last(count)
+        return False
+
+    def _write_behind(self, sock: socket.socket, pieces: Sequence[ReadableBuffer], owned: bool) -> bool:
+        """The same of pieces that wait for others, or are many."""
+        if len(pieces) > PIECES_MAX and size_of(pieces) <= JOINED_BYTES_MAX:
+            return self.write(sock, (b"".join(pieces),))
+        count = self.queue(pieces)
+        if self.send(sock):
+            return True
         if not owned:
             self._copy_last(count)
         return False

@@ -38,6 +38,7 @@ from mqproc.wire.options import not_decodable
 from mqproc.wire.output import size_of
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Sequence
 
     from _typeshed import ReadableBuffer
@@ -160,6 +161,17 @@ class FrameReader:
         self.move_to(target)
         return target
 
+    def fill(self, sock: socket.socket) -> int:
+        """Read what a socket has into `writable`; returns how many bytes that is, 0 at its end. Raises OSError."""
+        buffer = self._buffer
+        if buffer is not None and self._start == self._end and len(buffer) <= KEPT_BUFFER_BYTES:
+            self._start = self._end = 0
+            count = self._end = sock.recv_into(buffer)
+        else:
+            count = sock.recv_into(self.writable())
+            self._end += count
+        return count
+
     def received(self, size: int) -> None:
         """`size` bytes have been put into the last `writable`."""
         self._end += size
@@ -187,19 +199,18 @@ class FrameReader:
         magic, version, operation, request_id, options_size, zero, payload_size = _unpack_header(buffer, start)
         options_start = start + HEADER_SIZE
         payload_start = options_start + options_size
-        size = HEADER_SIZE + options_size + payload_size
-        if magic != MAGIC or version != VERSION:
+        end_of_frame = payload_start + payload_size
+        if magic != MAGIC or version != VERSION or zero or end_of_frame - start > self._frame_bytes_max:
             check_greeting(buffer, start)
-        if size > self._frame_bytes_max:
-            raise FrameTooLargeError(f"frame of {size:,} bytes exceeds {self._frame_bytes_max:,}")
-        if zero:
+            if (size := end_of_frame - start) > self._frame_bytes_max:
+                raise FrameTooLargeError(f"frame of {size:,} bytes exceeds {self._frame_bytes_max:,}")
             raise ProtocolError(f"reserved header word is 0x{zero:X}, not 0")
-        if waiting < size:
-            self._needed = size
+        if end_of_frame > end:
+            self._needed = end_of_frame - start
             return None
-        self._start = end = start + size
+        self._start = end_of_frame
         self._needed = 0
-        return Frame(operation, request_id, buffer[options_start:payload_start], buffer[payload_start:end])
+        return Frame(operation, request_id, buffer[options_start:payload_start], buffer[payload_start:end_of_frame])
 
     def bad_frame(self, error: MqprocError) -> BadFrame:
         """What `next_frame` refused, told with the operation and id of its header if that is one of ours."""

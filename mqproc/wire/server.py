@@ -47,12 +47,14 @@ if TYPE_CHECKING:
 
 # A read into a shared buffer wants at least this much room.
 _ROOM_MIN: Final = 256 << 10
+_READ_AT_MAX: Final = BUFFER_BYTES - _ROOM_MIN
 # The beginning of a frame up to this size is copied away and back; more keeps the buffer that it lies in.
 _COPIED_BYTES_MAX: Final = 16 << 10
 # Times are looked at this often, and only while a client has one.
 _TIMES_EVERY_S: Final = 0.05
 _READS_PER_POLL: Final = 32
 _EVENTS_MAX: Final = 128
+_READABLE: Final = select.EPOLLIN
 _HEARD: Final = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 
 _unpack_header = HEADER.unpack_from
@@ -180,6 +182,9 @@ class SocketServer:
                 if connection is None:
                     self._other(fd)
                     continue
+                if mask == _READABLE and connection.reader is None and not connection.paused:
+                    self._read_shared(connection, requests)
+                    continue
                 if mask & select.EPOLLOUT:
                     self._write(connection)
                 if mask & _HEARD and not connection.closed:
@@ -219,7 +224,7 @@ class SocketServer:
         """Read into the shared buffer: most often exactly one whole frame arrives."""
         shared = self._shared
         at = shared.at
-        if at > BUFFER_BYTES - _ROOM_MIN:
+        if at > _READ_AT_MAX:
             return  # The rest of this poll's clients are read in the next one.
         room = shared.current[at:] if at else shared.current
         beginning = len(connection.beginning)
@@ -233,14 +238,15 @@ class SocketServer:
             return
         except OSError:
             count = 0
-        if count == 0:
+        if not count:
             self._lose(connection)
             return
         count += beginning
         if self._runs is not None:
-            run = self._runs.cut(connection, shared.array, at, at + count, self.limits.requests_per_poll)
-            if run is not None and run.end == at + count:
-                shared.at = run.end
+            end = at + count
+            run = self._runs.cut(connection, shared.array, at, end, self.limits.requests_per_poll)
+            if run is not None and run.end == end:
+                shared.at = end
                 if beginning:
                     connection.beginning = b""
                     connection.read_by = 0.0
@@ -297,15 +303,14 @@ class SocketServer:
         taken = 0
         for _ in range(_READS_PER_POLL):
             try:
-                count = connection.sock.recv_into(reader.writable())
+                count = reader.fill(connection.sock)
             except BlockingIOError:
                 break
             except OSError:
                 count = 0
-            if count == 0:
+            if not count:
                 self._lose(connection)
                 return
-            reader.received(count)
             taken = self._take_frames(connection, reader, requests)
             if connection.closed:
                 return
@@ -397,6 +402,20 @@ class SocketServer:
                     self.send(connection, pieces)
         self._holding = hold
 
+    def send_one(self, connection: Connection, frame: memoryview) -> None:
+        """Send a frame in one piece, whose bytes may change afterwards: at once, when nothing is before it."""
+        output = connection.output
+        if self._holding or self._held or output.queued_bytes != output.sent_bytes:
+            self.send(connection, (frame,), owned=False)
+            return
+        try:
+            if output.write(connection.sock, (frame,), owned=False):
+                return
+        except OSError:
+            self.drop(connection)
+            return
+        self._wait_for_room(connection)
+
     def send(self, connection: Connection, pieces: Sequence[ReadableBuffer], *, owned: bool = True) -> None:
         """Send a whole frame, or keep it behind what waits."""
         if self._holding and owned:
@@ -414,6 +433,10 @@ class SocketServer:
         except OSError:
             self.drop(connection)
             return
+        self._wait_for_room(connection)
+
+    def _wait_for_room(self, connection: Connection) -> None:
+        """The socket has not taken all: the rest leaves when it can, and nothing is read while that is too much."""
         if not connection.paused and connection.output.waiting_bytes > self.limits.output_bytes:
             connection.paused = True
             connection.write_by = time.monotonic() + self.limits.output_grace_s

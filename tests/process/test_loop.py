@@ -23,6 +23,7 @@ from mqproc.layout import control as layout
 from mqproc.layout.figures import STEPS
 from mqproc.paths import StorePaths
 from mqproc.process.loop import (
+    BEAT_NS,
     SLOW_STEP_NS,
     Heart,
     RoleContext,
@@ -234,16 +235,22 @@ class TimedRole(Scripted):
     def __init__(self, context: RoleContext, took_ns: list[int], steps: list[int], wait_ns: int) -> None:
         super().__init__(context, steps)
         self.told: list[tuple[int, bool]] = []
+        self.silences_ns: list[int] = []
+        """How long the last heartbeat was ago, at each step's begin."""
         self._took_ns = iter(took_ns)
         self._wait_ns = wait_ns
 
     def do_work(self) -> int:
+        self.silences_ns.append(self._now_ns() - self.context.control.load(layout.role_word(NAME, "heartbeat_ns")))
         self._pass(next(self._took_ns, 0))
         return super().do_work()
 
     def wait(self, timeout_s: float) -> None:
         self._pass(self._wait_ns)
         super().wait(timeout_s)
+
+    def _now_ns(self) -> int:
+        return self.context.clock.monotonic_ns()
 
     def _pass(self, time_ns: int) -> None:
         clock = self.context.clock
@@ -322,6 +329,15 @@ def test_steps_of_a_role_that_fails_are_counted(context: RoleContext) -> None:
 
     assert run(context, lambda made: Failing(made, [1] * 5)) == 1
     assert context.control.load(layout.role_word(NAME, "cycles")) == 3
+
+
+def test_beats_behind_each_longer_wait_however_long_it_has_worked_before(context: RoleContext) -> None:
+    """When a step is timed next is drawn from how long it has worked: that must not keep it silent."""
+    cycles, wait_ns = 400, BEAT_NS
+    took_ns = [1000, 60 * 10**9, 1000, 1000] + [0] * (2 * cycles)
+    role, _ = run_timed(context, took_ns, [1, 1, 1, 1] + [0] * (2 * cycles), wait_ns)
+    assert role.log.count("wait") == cycles
+    assert max(role.silences_ns[4:]) < BEAT_NS
 
 
 def test_beats_and_says_its_state(context: RoleContext) -> None:

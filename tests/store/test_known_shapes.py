@@ -235,7 +235,7 @@ def test_queues_of_a_topic_that_gets_a_forgotten_ones_row_are_published(tmp_path
         appender, known = engine.appender, engine.appender.known
         appender.know(memoryview(options), engine.plan(topic, [b""] * 4).shape, answered=True)
         known.begin(0, len(frames))
-        known.answer_with(5, b"")
+        known.store_at(5)
         assert appender.add_run(frames, 5) == kernel.DONE
 
     append("A")
