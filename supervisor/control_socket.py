@@ -15,8 +15,9 @@ from mqproc.process import log
 from mqproc.supervisor.reactor import Reactor
 from mqproc.wire.address import peer_pid
 from mqproc.wire.connection import Connection, Request
+from mqproc.wire.limits import Limits
 from mqproc.wire.operations import Operation, RoleRequest, RunAnswer, RunRequest, StatusAnswer
-from mqproc.wire.server import Limits, SocketServer
+from mqproc.wire.server import SocketServer
 
 OPERATIONS: Final = frozenset(
     {

@@ -30,7 +30,8 @@ from mqproc.io import StoreIO
 from mqproc.layout.control import TEMPLATE
 from mqproc.paths import StorePaths
 from mqproc.process import log, log_file
-from mqproc.process.loop import EXIT_FAILED, Heart, RoleContext, RoleSpec, run_role
+from mqproc.process.heart import Heart
+from mqproc.process.loop import EXIT_FAILED, RoleContext, RoleSpec, run_role
 from mqproc.process.title import set_title
 from mqproc.shm.bell import Bell, EventBell
 from mqproc.shm.clock import Clock

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mqproc.config import Options
-from mqproc.wire.server import Limits
+from mqproc.wire.limits import Limits
 
 
 def client_limits(options: Options) -> Limits:

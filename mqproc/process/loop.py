@@ -19,7 +19,7 @@ import os
 import random
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Final, Protocol, runtime_checkable
@@ -29,18 +29,14 @@ from mqproc.control import Control
 from mqproc.errors import MqprocError
 from mqproc.io import StoreIO
 from mqproc.layout import control as layout
-from mqproc.layout.figures import STEPS
 from mqproc.metrics.error_log import ErrorLog
 from mqproc.paths import StorePaths
 from mqproc.process import log
+from mqproc.process.heart import Heart
 from mqproc.process.placement import take_place
 from mqproc.shm.bell import MAX_WAIT_S, Bell
 from mqproc.shm.clock import Clock
-from mqproc.shm.histogram import Histogram
 from mqproc.store.settings import read_settings
-
-BEAT_NS: Final = 50_000_000
-"""A working role stores its heartbeat this often: far below the 250 ms at which the supervisor looks."""
 
 SPIN_WORK_MAX: Final = 64
 """Only a step that did little is followed by spinning: single messages are in a hurry, frames need the processor."""
@@ -126,70 +122,6 @@ class BellKind(enum.Enum):
 
     SEMAPHORE = "semaphore"
     EVENT = "event"
-
-
-class Heart:
-    """A role's own words: heartbeat, state, counts. `changed` tells the supervisor that the state is another."""
-
-    def __init__(self, control: Control, role: str, clock: Clock, changed: Callable[[], None] = lambda: None) -> None:
-        self._control = control
-        self._clock = clock
-        self._changed = changed
-        self._heartbeat = layout.role_word(role, "heartbeat_ns")
-        self._state = layout.role_word(role, "state")
-        self._since = layout.role_word(role, "state_since_ns")
-        self._cycles = layout.role_word(role, "cycles")
-        self._errors = layout.role_word(role, "errors")
-        self._beaten_ns = 0
-        self.due_ns = 0
-        """When the next heartbeat is due."""
-        self._steps = Histogram(control.words, STEPS[role])
-
-    def beat(self) -> int:
-        """Say "alive". Long work without `busy` calls this between its parts. Returns the clock's time."""
-        self._beaten_ns = self._clock.monotonic_ns()
-        self.due_ns = self._beaten_ns + BEAT_NS
-        self._control.store(self._heartbeat, self._beaten_ns)
-        return self._beaten_ns
-
-    def beat_if_due(self) -> None:
-        """The same, cheap enough to be called often."""
-        if self._clock.monotonic_ns() >= self.due_ns:
-            self.beat()
-
-    def enter(self, state: int) -> None:
-        """Change the state: since when first, then what."""
-        self.beat()
-        self._control.store(self._since, self._beaten_ns)
-        self._control.store(self._state, state)
-        self._changed()
-
-    @contextlib.contextmanager
-    def busy(self, state: int) -> Iterator[None]:
-        """Around a call that may take seconds: STATE_SYNCING, STATE_ALLOCATING or STATE_RECOVERING."""
-        before = self._control.load(self._state)
-        now = self._clock.monotonic_ns()
-        self._control.store(self._heartbeat, now)
-        self._control.store(self._since, now)
-        self._control.store(self._state, state)
-        try:
-            yield
-        finally:
-            self.beat()
-            self._control.store(self._since, self._beaten_ns)
-            self._control.store(self._state, before)
-
-    def worked(self, steps: int) -> None:
-        """Count steps that did something."""
-        self._control.add(self._cycles, steps)
-
-    def timed(self, took_ns: int, steps: int) -> None:
-        """One step took so long, and counts for so many."""
-        self._steps.observe(took_ns, steps)
-
-    def failed(self) -> None:
-        """Count a logged error."""
-        self._control.add(self._errors, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ one step share the write, and under SYNC_FLUSH the sync: group commit without an
 
 from __future__ import annotations
 
-import errno
 import ipaddress
 from typing import Any
 
@@ -15,12 +14,10 @@ import msgspec
 from mqproc.config import Options
 from mqproc.errors import (
     BadRequestError,
-    DiskFullError,
     FlushFailedError,
     InternalError,
     MqprocError,
     PermissionDeniedError,
-    StoreBusyError,
     StoreReadOnlyError,
     TooManyQueuesError,
     TopicExistsError,
@@ -39,6 +36,7 @@ from mqproc.process.limits import client_limits
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
 from mqproc.process.open_topics import OpenTopics
+from mqproc.process.segment_wait import SegmentWait
 from mqproc.shm.code_counts import code_counter
 from mqproc.shm.histogram import Histogram
 from mqproc.store.append import COMMIT_BYTES, CommitLogAppender
@@ -67,8 +65,6 @@ NEAR_MS = 2000
 NEVER_BYTES = 1 << 62
 # A step's answers leave together, up to this much of the log: each send wakes its client, which takes the processor.
 ANSWER_BYTES = 1 << 20
-SEGMENT_WAIT_NS = 5_000_000_000
-SEGMENT_POLL_S = 0.0005
 # A clock that steps back holds store time still for at most this long; beyond it, it is followed with an alarm.
 CLOCK_CLAMP_MAX_MS = 60_000
 # A stopping writer refuses for at most this long what clients go on sending, then sends for at most this long.
@@ -136,7 +132,7 @@ class Writer:
             self._table,
             self._segments,
             store_host(context.options),
-            self._wait_for_segment,
+            SegmentWait(context, self._syncs).wait_for,
             self._topics.rounds,
             self._commit_bytes,
         )
@@ -152,6 +148,7 @@ class Writer:
         self._times = AppendTimes(self._words)
         self._connections = 0
         self._sync_times = Histogram(self._words, figures.WRITER_SYNCS)
+        self._sync_took_ns = -1  # of the last one while it is not counted
         self._answered_to = self._appender.end
         self._requests: list[Request | FrameRun] = []
         self._topic_requests: list[Request] = []
@@ -175,7 +172,6 @@ class Writer:
         self._server.register(context.bell.fileno(), lambda: None)
         self._dispatcher_bell = context.bells[words_of.DISPATCHER]
         self._keeper_bell = context.bells[words_of.KEEPER]
-        self._flusher_bell = context.bells[words_of.COMMITLOG_FLUSHER]
         self._query_bell = context.bells[words_of.QUERY]
         self._stop_by_ns = 0
         self._to_ring = False
@@ -210,6 +206,7 @@ class Writer:
 
     def _after_appends(self) -> None:
         """What nobody waits for."""
+        self._count_sync()
         self._tell_connections()
         self._save_topics_when_due()
         if self._to_ring:
@@ -293,16 +290,18 @@ class Writer:
             type(run) is not FrameRun
             or run.frames != 1
             or not self._conditions.taking
-            or self._sync_flush
             or self._known_changes != self._topics.changes
         ):
             return False
         try:
             if not self._appender.add_alone(run.buffer, run.at, self._clock.time_ms()):
                 return False
+            failure = self._sync() if self._sync_flush else None
         except (MqprocError, OSError) as error:
+            failure = self._fail(error)
+        if failure is not None:
             self._answers.add_run(run, 0)
-            self._fail(error)
+            self._answers.refuse(failure)
             self._answers.send()
             return True
         self._io.crash_point("ack.before_send")
@@ -389,7 +388,7 @@ class Writer:
         self._cells[words_of.WRITTEN_NS] = self._clock.monotonic_ns()
         if self._sync_flush:
             self._answers.give_unwaited()
-            if not self._sync():
+            if self._sync() is not None:
                 return
         self._io.crash_point("ack.before_send")
         self._answers.give()
@@ -399,17 +398,23 @@ class Writer:
             self._answers.send()
             self._server.send_answers(hold=True)
 
-    def _sync(self) -> bool:
+    def _sync(self) -> MqprocError | None:
+        """Make what is published durable; returns what clients are told when that fails."""
         began_ns = self._clock.monotonic_ns()
         try:
-            with self._context.heart.busy(words_of.STATE_SYNCING):
-                self._appender.sync()
+            self._appender.sync()
         except OSError as error:
             self._log.error("sync failed, the store is read-only from now on", error=str(error))
-            self._fail(FlushFailedError(f"the sync failed: {error.strerror}; run mqproc store repair"))
-            return False
-        self._sync_times.observe(self._clock.monotonic_ns() - began_ns)
-        return True
+            return self._fail(FlushFailedError(f"the sync failed: {error.strerror}; run mqproc store repair"))
+        self._count_sync()
+        self._sync_took_ns = self._clock.monotonic_ns() - began_ns
+        return None
+
+    def _count_sync(self) -> None:
+        """Count the last one, which somebody has waited for: behind its answers, or before the next."""
+        if self._sync_took_ns >= 0:
+            self._sync_times.observe(self._sync_took_ns)
+            self._sync_took_ns = -1
 
     def _create_topic(self, request: Request, options: CreateTopicRequest) -> None:
         check_changeable(options.topic)
@@ -466,35 +471,6 @@ class Writer:
             self._log.error("the clock stepped back", behind_ms=last_ms - now_ms, followed=True)
             return now_ms
         return last_ms
-
-    def _wait_for_segment(self, start: int) -> None:
-        words = self._words
-        if words[words_of.SEGMENTS_READY_END] > start:
-            return
-        words.add(words_of.WRITER_SEGMENT_WAITS, 1)
-        began_ns = self._clock.monotonic_ns()
-        try:
-            with self._context.heart.busy(words_of.STATE_ALLOCATING):
-                self._wait_until_made(start, began_ns + SEGMENT_WAIT_NS)
-        finally:
-            words.add(words_of.WRITER_SEGMENT_WAIT_US, (self._clock.monotonic_ns() - began_ns) // 1000)
-
-    def _wait_until_made(self, start: int, deadline_ns: int) -> None:
-        words = self._cells
-        while words[words_of.SEGMENTS_READY_END] <= start:
-            self._flusher_bell.ring()
-            if self._syncs.ended():
-                raise StoreReadOnlyError(f"segment {start:020d} is not made: a sync failed")
-            failed = words[words_of.SEGMENT_ERRNO]
-            if failed in (errno.ENOSPC, errno.EDQUOT):
-                _, free = self._io.disk_usage(self._context.paths.root)
-                size = self._options.mapped_file_size_commit_log
-                raise DiskFullError(
-                    f"no room for a segment: {size:,} bytes are needed, {free:,} are free", hint_ms=1000
-                )
-            if self._clock.monotonic_ns() > deadline_ns:
-                raise StoreBusyError(f"segment {start:020d} is not ready (errno {failed})", hint_ms=100)
-            self._clock.sleep(SEGMENT_POLL_S)
 
     def _save_topics_when_due(self) -> int:
         """Topics made by a first send are saved within a second: the log itself would bring them back."""

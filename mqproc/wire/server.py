@@ -21,12 +21,10 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 
-from mqproc.config import MIB
 from mqproc.errors import (
     ProtocolError,
     RequestTimeoutError,
@@ -36,6 +34,7 @@ from mqproc.errors import (
 from mqproc.layout.frame import CONNECTION_ID, HEADER, HEADER_SIZE, MAGIC, VERSION
 from mqproc.wire.connection import Connection, FrameRun, Request
 from mqproc.wire.door import Door
+from mqproc.wire.limits import Limits
 from mqproc.wire.operations import Operation
 from mqproc.wire.protocol import FrameReader
 from mqproc.wire.shared_buffer import BUFFER_BYTES, SharedBuffer
@@ -58,21 +57,6 @@ _READABLE: Final = select.EPOLLIN
 _HEARD: Final = select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR
 
 _unpack_header = HEADER.unpack_from
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one client may take. Sizes in bytes, times in seconds.
-
-    `requests_per_poll`: one connection gives at most so many requests a poll; the others wait in its buffer.
-    """
-
-    connections: int = 1024
-    frame_bytes: int = 64 * MIB
-    output_bytes: int = 128 * MIB
-    frame_read_s: float = 30.0
-    output_grace_s: float = 10.0
-    requests_per_poll: int = 4096
 
 
 class SocketServer:

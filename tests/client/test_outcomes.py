@@ -37,8 +37,8 @@ from mqproc.errors import (
 )
 from mqproc.message import Message
 from mqproc.wire.connection import Connection, Request
+from mqproc.wire.limits import Limits
 from mqproc.wire.operations import Operation
-from mqproc.wire.server import Limits
 from tests.client.memory_roles import MemoryRoles, first
 from tests.conftest import PATIENCE_S, wait_until
 

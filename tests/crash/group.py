@@ -13,7 +13,8 @@ from mqproc.control import Control
 from mqproc.errors import MqprocError
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.process.loop import BOOT_EXIT_CODES, Heart, Role, RoleContext
+from mqproc.process.heart import Heart
+from mqproc.process.loop import BOOT_EXIT_CODES, Role, RoleContext
 from mqproc.shm.bell import EventBell
 from mqproc.store.active_segments import ActiveSegments
 from mqproc.store.recovery.recovery import Recovery, adopt_sizes

@@ -28,8 +28,8 @@ class Plant:
 PLANTS = {
     "answer without the sync": Plant(
         "mqproc.process.writer",
-        "                self._appender.sync()",
-        "                pass",
+        "            self._appender.sync()",
+        "            pass",
         seed=0,
     ),
     "publish before the bytes are written": Plant(

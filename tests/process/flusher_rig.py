@@ -9,7 +9,8 @@ from mqproc.config import Options
 from mqproc.control import Control
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
-from mqproc.process.loop import Heart, RoleContext
+from mqproc.process.heart import Heart
+from mqproc.process.loop import RoleContext
 from mqproc.shm.bell import EventBell
 from mqproc.store.recovery.recovery import Recovery
 from tests.process.dispatching import append_and_dispatch

@@ -13,10 +13,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqproc.errors import DiskFullError, InternalError, MqprocError, RetryLaterError, StoreBusyError
+from mqproc.config import FlushDiskType
+from mqproc.errors import (
+    DiskFullError,
+    FlushFailedError,
+    InternalError,
+    MqprocError,
+    RetryLaterError,
+    StoreBusyError,
+    StoreReadOnlyError,
+)
 from mqproc.kernels import append_run
 from mqproc.kernels.jit import plain
 from mqproc.layout import control as words_of
+from mqproc.layout import figures
+from mqproc.shm.histogram import read_buckets
 from mqproc.store.append import CommitLogAppender
 from tests.process.test_append_runs import Frame, Outcome, streams
 from tests.process.test_append_runs_failing import assert_holds
@@ -63,9 +74,11 @@ def uncompiled(appender: CommitLogAppender) -> None:
     appender._encode_alone = functools.partial(plain(append_run.append_alone), *compiled.args)
 
 
-def taken(root: Path, frames: list[Frame], *, runs: bool, twin: bool = False) -> tuple[Left, dict[int, list[Outcome]]]:
+def taken(
+    root: Path, frames: list[Frame], flush: FlushDiskType, *, runs: bool, twin: bool = False
+) -> tuple[Left, dict[int, list[Outcome]]]:
     """What a writer makes of frames each of which has come whole, and is alone, when it takes a step."""
-    with WriterRig(root, runs=runs, segments=12, **OPTIONS) as rig:
+    with WriterRig(root, runs=runs, segments=12, flush_disk_type=flush, **OPTIONS) as rig:
         if twin:
             uncompiled(rig.writer._appender)
         client = rig.client()
@@ -84,11 +97,13 @@ def taken(root: Path, frames: list[Frame], *, runs: bool, twin: bool = False) ->
 
 
 @settings(max_examples=40)
-@given(streams(), st.booleans())
-def test_frames_are_stored_and_answered_as_those_of_unknown_shapes(frames: list[Frame], twin: bool) -> None:
+@given(streams(), st.booleans(), st.sampled_from(FlushDiskType))
+def test_frames_are_stored_and_answered_as_those_of_unknown_shapes(
+    frames: list[Frame], twin: bool, flush: FlushDiskType
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        left, answers = taken(Path(folder) / "alone", frames, runs=True, twin=twin)
-        expected_left, expected_answers = taken(Path(folder) / "unknown", frames, runs=False)
+        left, answers = taken(Path(folder) / "alone", frames, flush, runs=True, twin=twin)
+        expected_left, expected_answers = taken(Path(folder) / "unknown", frames, flush, runs=False)
     assert answers == expected_answers
     assert {len(of) for of in answers.values()} <= {1}
     assert left.next_offsets == expected_left.next_offsets
@@ -141,6 +156,38 @@ def test_a_frame_larger_than_what_is_staged_at_once_is_staged_in_parts(make_rig:
         client.wait_for([number])
     assert rig.counts()["appended_messages"] == 902
     assert sum(rig.next_offsets().values()) == 902
+
+
+# With a sync
+
+
+@pytest.fixture
+def synced(make_rig: MakeRig) -> WriterRig:
+    return make_rig(flush_disk_type=FlushDiskType.SYNC_FLUSH)
+
+
+def test_it_is_durable_when_it_is_answered(synced: WriterRig) -> None:
+    client = known_shape(synced)
+    ways = counted(synced)
+    for number in range(2, 12):
+        assert send_alone(synced, client, number) is None
+        assert synced.words[words_of.WRITER_SYNCED] == synced.written
+    assert ways == [True] * 10
+    assert sum(read_buckets(synced.words, figures.WRITER_SYNCS).counts) == 11
+
+
+def test_a_sync_that_fails_refuses_it_and_all_behind_it(synced: WriterRig) -> None:
+    client = known_shape(synced)
+    ways = counted(synced)
+    durable = synced.words[words_of.WRITER_SYNCED]
+    synced.io.failing = {"/commitlog/": errno.EIO}
+    assert isinstance(send_alone(synced, client, 2), FlushFailedError)
+    synced.io.failing = {}
+    assert isinstance(send_alone(synced, client, 3), StoreReadOnlyError)
+    assert ways == [True, False]
+    assert synced.words[words_of.WRITER_SYNCED] == durable
+    assert {len(of) for of in client.answers.values()} == {1}
+    assert synced.counts()["append_rejects"] == 2
 
 
 # When it must not be taken

@@ -22,10 +22,9 @@ from mqproc.io import StoreIO
 from mqproc.layout import control as layout
 from mqproc.layout.figures import STEPS
 from mqproc.paths import StorePaths
+from mqproc.process.heart import BEAT_NS, Heart
 from mqproc.process.loop import (
-    BEAT_NS,
     SLOW_STEP_NS,
-    Heart,
     RoleContext,
     RoleSpec,
     run_role,

@@ -25,7 +25,8 @@ from mqproc.layout.frame import HEADER, HEADER_SIZE, REFUSAL, encode_header
 from mqproc.layout.record_codec import decode_records, encode_message_id
 from mqproc.message import PullStatus
 from mqproc.process import query
-from mqproc.process.loop import Heart, RoleContext
+from mqproc.process.heart import Heart
+from mqproc.process.loop import RoleContext
 from mqproc.process.query import Query
 from mqproc.shm.bell import EventBell
 from mqproc.shm.clock import Clock

@@ -31,7 +31,7 @@ ALLOWED = {
     "outages/disks.py": {"ctypes", "struct"},
 }
 ROLES = "mqproc.process"
-ROLES_COME_BY = {"mqproc.process.loop", "mqproc.cli.engine"}
+ROLES_COME_BY = {"mqproc.process.loop", "mqproc.process.heart", "mqproc.cli.engine"}
 LARGE = 1 << 24
 
 

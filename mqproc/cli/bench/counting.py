@@ -34,7 +34,8 @@ from mqproc.kernels.jit import kernel, variant
 from mqproc.layout import control as layout
 from mqproc.layout import queue_table
 from mqproc.paths import StorePaths
-from mqproc.process.loop import SAMPLE_NS, Heart, Loop, RoleContext, RoleSignals
+from mqproc.process.heart import Heart
+from mqproc.process.loop import SAMPLE_NS, Loop, RoleContext, RoleSignals
 from mqproc.shm.bell import EventBell
 from mqproc.shm.clock import Clock
 
