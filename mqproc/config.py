@@ -398,15 +398,15 @@ def read_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
     return settings
 
 
-def read_flags(flags: Iterable[str]) -> dict[str, Setting]:
-    """Options given as `--set NAME=VALUE`."""
+def read_flags(flags: Iterable[str], source: str = "--set") -> dict[str, Setting]:
+    """Options given as NAME=VALUE, by `--set` or by what else `source` names."""
     settings = {}
     for flag in flags:
         name, separator, value = flag.partition("=")
         if not separator:
-            raise ConfigurationError(f"--set {flag}: expected NAME=VALUE")
+            raise ConfigurationError(f"{source} {flag}: expected NAME=VALUE")
         name = _BY_ROCKETMQ_NAME.get(name.strip(), name.strip())
-        settings[name] = Setting(parse_option(name, value, "--set"), "--set")
+        settings[name] = Setting(parse_option(name, value, source), source)
     return settings
 
 

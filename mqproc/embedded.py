@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from mqproc.client import Client
 from mqproc.client.producer import close_all
+from mqproc.config import read_flags
 from mqproc.errors import (
     ERROR_BY_CODE,
     BadRequestError,
@@ -70,16 +71,19 @@ def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout:
     """A client of the store at `path`, for a `with` block, or to be closed by its `close`.
 
     `options` apply when the group is started here; `timeout` in seconds is the client's, and how long a group that
-    somebody else is starting is waited for. Raises StartError and its kin with what `mqproc up` said.
+    somebody else is starting is waited for. Raises ConfigurationError for an option that is none, and StartError and
+    its kin with what `mqproc up` said.
     """
     if not os.fspath(path):
         raise BadRequestError("path is empty: it names the store's folder")
     if options is not None and not isinstance(options, Mapping):
         raise BadRequestError(f"options must be a mapping of names to values, not {type(options).__name__}")
+    settings = [f"{name}={value}" for name, value in (options or {}).items()]
+    read_flags(settings, "options")
     store = Path(path).expanduser().absolute()
     openers = Openers(StorePaths(store))
     try:
-        _start_unless_running(store, openers, options or {}, timeout)
+        _start_unless_running(store, openers, settings, timeout)
         client = OpenedClient(store, timeout=timeout)
     except BaseException:
         _leave(store, openers)
@@ -97,8 +101,8 @@ def _leave(store: Path, openers: Openers) -> None:
         openers.leave()
 
 
-def _start_unless_running(store: Path, openers: Openers, options: Mapping[str, Any], timeout_s: float) -> None:
-    flags = [part for name, value in options.items() for part in ("--set", f"{name}={value}")]
+def _start_unless_running(store: Path, openers: Openers, settings: list[str], timeout_s: float) -> None:
+    flags = [part for setting in settings for part in ("--set", setting)]
     deadline = time.monotonic() + timeout_s
     while not _is_usable(store, openers):
         try:

@@ -6,6 +6,7 @@ An error is one line on stderr: what, where, what to do. `--verbose` shows the t
 from __future__ import annotations
 
 import codecs
+import contextlib
 import io
 import json
 import os
@@ -13,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -20,7 +22,7 @@ import click
 from mqproc.cli.commands import Group
 from mqproc.cli.ending import end_in_order
 from mqproc.cli.invocation import Invocation, process_began_s
-from mqproc.errors import MqprocError
+from mqproc.errors import MqprocError, StoreAccessError
 from mqproc.version import installed_version
 
 EXIT_CODES = {
@@ -143,9 +145,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _failed(str(error), error.exit_code, invocation)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        exit_code = NOT_FOUND if isinstance(error, FileNotFoundError) else 1
-        return _failed(f"{where}{error.strerror or error}", exit_code, invocation)
+        return _failed(f"{where}{error.strerror or error}", _exit_code_of(error, invocation), invocation)
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
+
+
+def _exit_code_of(error: OSError, invocation: Invocation) -> int:
+    if isinstance(error, FileNotFoundError):
+        return NOT_FOUND
+    if isinstance(error, PermissionError) and isinstance(error.filename, str):
+        with contextlib.suppress(MqprocError, click.ClickException):
+            store, _ = invocation.find_store()
+            if store is not None and Path(error.filename).absolute().is_relative_to(store):
+                return StoreAccessError.exit_code
+    return 1
 
 
 def _open_what_is_closed() -> None:

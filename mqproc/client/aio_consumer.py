@@ -13,7 +13,7 @@ from mqproc.client.aio_broadcast import AsyncBroadcast
 from mqproc.client.aio_handling import AsyncHandling
 from mqproc.client.aio_membership import AsyncMembership
 from mqproc.client.amounts import at_least_one, moment_after
-from mqproc.client.assignment import Assignment, Cursor, Piece, Queue, entries, pull_call
+from mqproc.client.assignment import Assignment, Cursor, Loop, Piece, Queue, entries, pull_call
 from mqproc.client.driving import drive_async
 from mqproc.client.group_steps import ResetTo, lag_behind, seek_targets
 from mqproc.client.nacking import Nacking
@@ -58,7 +58,7 @@ class AsyncConsumer:
         self._outage = Outage("mqproc.consumer", f"fetching by consumer of group {subscription.group}", client.retry)
         self._error: BaseException | None = None
         self._closed = False
-        self._left: dict[int, tuple[Cursor[Any], StoredMessage]] = {}
+        self._loops: dict[int, Loop] = {}
         self._commit_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -80,9 +80,8 @@ class AsyncConsumer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is None:
-            for cursor, message in self._left.values():
-                if cursor.done == message.queue_offset:
-                    cursor.done += 1
+            for loop in self._loops.values():
+                loop.leave()
         await self.close()
 
     async def close(self) -> None:
@@ -252,6 +251,7 @@ class AsyncConsumer:
         self._use(core.unread_pull)
         while (taken := await self._take(timeout)) is not None:
             cursor, piece = taken
+            loop = self._loops[id(cursor)] = Loop(cursor)
             try:
                 now = 0.0
                 while messages := piece.messages.take(AT_ONCE):
@@ -259,8 +259,7 @@ class AsyncConsumer:
                         if cursor.revoked or now > self._member.valid_until:
                             break
                         # What the filter has passed over before it is done.
-                        cursor.done = message.queue_offset
-                        self._left[id(cursor)] = cursor, message
+                        cursor.done = loop.begin = message.queue_offset
                         yield message
                         cursor.done = message.queue_offset + 1
                         now = _clock()
@@ -277,10 +276,12 @@ class AsyncConsumer:
     async def batches(
         self, columns: Sequence[str] | None = None, timeout: float | None = None
     ) -> AsyncIterator[pa.RecordBatch]:
-        """Messages as Arrow record batches of one queue each; a batch is done when the next one is asked for."""
+        """Messages as Arrow record batches of one queue each; a batch is done when the next one is asked for, the last
+        one at the end of the consumer's block."""
         self._use(core.arrow_parser(columns))
         while (taken := await self._take(timeout)) is not None:
             cursor, piece = taken
+            self._loops[id(cursor)] = Loop(cursor, cursor.done, piece.end)
             try:
                 yield piece.messages
                 cursor.done = piece.end
@@ -327,7 +328,7 @@ class AsyncConsumer:
         """A loop is through with a piece, or was left in the middle of it: then the rest comes again."""
         cursor.in_loop = False
         if cursor.done >= piece.end:
-            self._left.pop(id(cursor), None)
+            self._loops.pop(id(cursor), None)
         elif not cursor.revoked:
             if isinstance(piece.messages, UnreadRecords):
                 piece.messages.put_back(cursor.done)

@@ -214,13 +214,19 @@ class Cursor(Generic[M]):
 
 
 class Loop:
-    """A loop through a piece, and the message that its body has."""
+    """A loop through a piece, and what its body has: the message at `begin`, or the batch from there to `end`."""
 
-    __slots__ = ("cursor", "message")
+    __slots__ = ("begin", "cursor", "end")
 
-    def __init__(self, cursor: Cursor[Any]) -> None:
+    def __init__(self, cursor: Cursor[Any], begin: int = -1, end: int = 0) -> None:
         self.cursor = cursor
-        self.message: StoredMessage | None = None
+        self.begin = begin
+        self.end = end
+
+    def leave(self) -> None:
+        """What its body has is done."""
+        if self.begin == self.cursor.done:
+            self.cursor.done = self.end or self.begin + 1
 
 
 class Assignment(Generic[M]):

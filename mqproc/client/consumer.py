@@ -94,8 +94,7 @@ class Consumer:
         if kind is None:
             with self._lock:
                 for loop in self._loops.values():
-                    if loop.message is not None and loop.message.queue_offset == loop.cursor.done:
-                        loop.cursor.done += 1
+                    loop.leave()
         self.close()
 
     def close(self) -> None:
@@ -313,7 +312,7 @@ class Consumer:
                         if cursor.revoked or now > self._member.valid_until:
                             break
                         # What the filter has passed over before it is done.
-                        cursor.done, loop.message = message.queue_offset, message
+                        cursor.done = loop.begin = message.queue_offset
                         yield message
                         cursor.done = message.queue_offset + 1
                         now = _clock()
@@ -328,10 +327,12 @@ class Consumer:
                 self._put_back(cursor, piece)
 
     def batches(self, columns: Sequence[str] | None = None, timeout: float | None = None) -> Iterator[pa.RecordBatch]:
-        """Messages as Arrow record batches of one queue each; a batch is done when the next one is asked for."""
+        """Messages as Arrow record batches of one queue each; a batch is done when the next one is asked for, the last
+        one at the end of the consumer's block."""
         self._use(core.arrow_parser(columns))
         while (taken := self._take(timeout)) is not None:
             cursor, piece = taken
+            self._loops[id(cursor)] = Loop(cursor, cursor.done, piece.end)
             try:
                 yield piece.messages
                 cursor.done = piece.end

@@ -296,6 +296,8 @@ class Writer:
         try:
             if not self._appender.add_alone(run.buffer, run.at, self._clock.time_ms()):
                 return False
+            # At once: the dispatcher takes it for the time of what has just been published.
+            self._cells[words_of.WRITTEN_NS] = self._clock.monotonic_ns()
             failure = self._sync() if self._sync_flush else None
         except (MqprocError, OSError) as error:
             failure = self._fail(error)
@@ -306,7 +308,6 @@ class Writer:
             return True
         self._io.crash_point("ack.before_send")
         self._answers.send_alone(run.connection)
-        self._cells[words_of.WRITTEN_NS] = self._clock.monotonic_ns()
         self._to_ring = True
         return True
 

@@ -24,6 +24,7 @@ from mqproc.errors import (
     BadRequestError,
     BadTimeError,
     BadTopicError,
+    ConfigurationError,
     FilterSyntaxError,
     FrameTooLargeError,
     MqprocError,
@@ -156,6 +157,8 @@ class Incomparable:
         (lambda c: Client(""), BadRequestError, "path is empty"),
         (lambda c: AsyncClient(""), BadRequestError, "path is empty"),
         (lambda c: mqproc.open("s", options=["a=b"]).__enter__(), BadRequestError, "options must be a mapping .* list"),
+        (lambda c: mqproc.open("s", options={"nope": 1}), ConfigurationError, "options: no option is called 'nope'"),
+        (lambda c: mqproc.open("s", options={"max_queues": "x"}), ConfigurationError, "options: max_queues = 'x' is"),
         (lambda c: c.groups.plan_reset("g", "earliest"), BadRequestError, "to = 'earliest' is no ResetTo"),
     ],
 )

@@ -88,7 +88,7 @@ def test_every_command_line_has_real_options_and_arguments(
 
 
 # What shell examples show, in the README's order, on a store where ten messages were consumed and wait among the dead
-# letters. Those that show a plan end with 1, and do it with --execute.
+# letters. Those that show a plan end with 1, and do it with --execute as well.
 SHOWN = {
     "mqproc group list": (0, "shipping"),
     "mqproc group info billing": (0, "orders"),
@@ -96,7 +96,7 @@ SHOWN = {
     "mqproc group reset billing --by-duration": (1, "10 messages again, 0 skipped"),
     "mqproc group reset billing --to-datetime": (0, "billing stands there already"),
     "mqproc group reset billing --to-offset": (1, "1 queue: 0 messages again, 1 skipped"),
-    "mqproc group clone billing audit": (1, "audit"),
+    "mqproc group clone billing audit --execute": (0, "audit"),
     "mqproc group skip audit": (1, "9 skipped"),
     "mqproc group change audit --retry-max-times 5": (1, "would change audit"),
     "mqproc group delete audit": (1, "would forget audit"),
