@@ -52,15 +52,19 @@ class AsyncMembership(Member):
 
     async def leave(self) -> None:
         """Stop being a member, and end the task."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-        if self._member_id:
-            # The end of the connection would say it too.
-            with contextlib.suppress(MqprocError):
-                await self._client.run(self._leaving())
-        self._let_go()
+        try:
+            if self._task is not None:
+                self._task.cancel()
+                # The task's end only: to await it would take a cancellation of the caller's own for the task's.
+                await asyncio.wait([self._task])
+                if not self._task.cancelled():
+                    self._task.result()
+            if self._member_id:
+                # The end of the connection would say it too.
+                with contextlib.suppress(MqprocError):
+                    await self._client.run(self._leaving())
+        finally:
+            self._let_go()
 
     async def _run(self) -> None:
         outage = self._outage(self._client.retry)

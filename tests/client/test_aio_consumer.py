@@ -138,6 +138,22 @@ def test_who_waits_gets_what_another_task_is_done_with_or_a_loop_has_left_at_onc
     run(program)
 
 
+def test_who_is_cancelled_while_it_leaves_is_cancelled_and_a_member_no_more(run: Callable[[Program], None]) -> None:
+    async def program(client: AsyncClient) -> None:
+        await fill(client, "Cancelled", 4)
+        consumer = await client.consumer("cancelled", "Cancelled", start="earliest")
+        leaving = asyncio.ensure_future(consumer._member.leave())
+        await asyncio.sleep(0)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        async with asyncio.timeout(PATIENCE_S), client.consumer("cancelled", "Cancelled") as successor:
+            await reached(lambda: len(successor.queues) == 4, "all queues")
+        await consumer.close()
+
+    run(program)
+
+
 def test_members_share_and_hand_over(run: Callable[[Program], None]) -> None:
     async def program(client: AsyncClient) -> None:
         await fill(client, "Shared", 0, queues=6)
