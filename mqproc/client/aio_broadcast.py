@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from mqproc.client import tasks
 from mqproc.client.broadcast import LOOK_S, OwnProgress
 from mqproc.client.driving import drive_async
 from mqproc.client.subscription import Subscription
@@ -43,11 +43,11 @@ class AsyncBroadcast(OwnProgress):
 
     async def leave(self) -> None:
         """End the task and save."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-        self.end()
+        try:
+            if self._task is not None:
+                await tasks.end(self._task)
+        finally:
+            self.end()
 
     async def _run(self) -> None:
         while True:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from mqproc.client import tasks
 from mqproc.client.core import QUERY, Call
 from mqproc.client.membership import FINAL, Member, joins_again
 from mqproc.client.retry import ConnectionLost
@@ -54,11 +55,7 @@ class AsyncMembership(Member):
         """Stop being a member, and end the task."""
         try:
             if self._task is not None:
-                self._task.cancel()
-                # The task's end only: to await it would take a cancellation of the caller's own for the task's.
-                await asyncio.wait([self._task])
-                if not self._task.cancelled():
-                    self._task.result()
+                await tasks.end(self._task)
             if self._member_id:
                 # The end of the connection would say it too.
                 with contextlib.suppress(MqprocError):

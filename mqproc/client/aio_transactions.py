@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 import logging
 import time
@@ -11,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from mqproc.client import transaction_calls
+from mqproc.client import tasks, transaction_calls
 from mqproc.client.core import QUERY
 from mqproc.client.outage import Outage
 from mqproc.client.retry import ConnectionLost
@@ -117,9 +116,7 @@ class AsyncTransactionProducer:
         """Not be asked any more. Transactions that are open stay so."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await tasks.end(task)
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.ensure_future(self._run())

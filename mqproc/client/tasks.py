@@ -1,0 +1,17 @@
+"""Tasks of asyncio that an object has for itself, and ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+
+async def end(task: asyncio.Task[Any]) -> None:
+    """Cancel a task and wait for its end; raises what it has raised.
+
+    Its end only: to await the task itself would take a cancellation of the caller's own for the task's.
+    """
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.result()
