@@ -145,6 +145,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         starting=_offsets(values, "startingOffsets", EARLIEST),
         ending=_offsets(values, "endingOffsets", LATEST),
     )
+    _check_offsets(selection, startingOffsets=selection.starting, endingOffsets=selection.ending)
     _check_something_is_left(values, selection)
     return dataclasses.replace(
         _read(given, values, selection),
@@ -161,14 +162,24 @@ def stream_options(given: Mapping[str, str]) -> StreamOptions:
     if "startingTimestamp" in values and "startingOffsets" in values:
         raise BadRequestError("options startingOffsets and startingTimestamp exclude one another in a stream")
     starting_ms = _integer(values, "startingTimestamp", 0) if "startingTimestamp" in values else None
+    selection, starting = _selection(values), _starting(values)
+    _check_offsets(selection, startingOffsets=starting)
     return StreamOptions(
-        _read(given, values, _selection(values)),
-        starting=_starting(values),
+        _read(given, values, selection),
+        starting=starting,
         starting_ms=starting_ms,
         offsets_per_trigger_max=_integer(values, "maxOffsetsPerTrigger", 0, low=1, high=1 << 40),
         records_per_partition_max=_integer(values, "maxRecordsPerPartition", 0, low=1, high=1 << 40),
         consumer_group=values.get("consumerGroup", ""),
     )
+
+
+def _check_offsets(selection: Selection, **given: Offsets) -> None:
+    """Raise BadRequestError when offsets are given of a queue that is not read: it, or the choice, is misspelled."""
+    for name, offsets in given.items():
+        for topic, queue_id in offsets.by_queue:
+            if not selection.takes(topic, queue_id):
+                raise BadRequestError(f"option {name}: queue {queue_id} of {topic} is none of those that are read")
 
 
 def _check_something_is_left(values: Mapping[str, str], of: Selection) -> None:

@@ -59,6 +59,8 @@ def test_words_with_commas_are_given_as_json() -> None:
         ({"startingOffsets": '{"a": {"0": -1}}'}, "-1 is no queue offset for queue '0' of 'a'"),
         ({"endingOffsets": '{"a": 7}'}, "it is like"),
         ({"startingOffsets": '{"a": [0, 1]}'}, "it is like"),
+        ({"topic": "b", "startingOffsets": '{"a": {"0": 1}}'}, "startingOffsets: queue 0 of a is none of those"),
+        ({"assign": '{"a": [1]}', "endingOffsets": '{"a": {"0": 1}}'}, "endingOffsets: queue 0 of a is none of those"),
         ({"startingOffsets": '{"a": {"²": 1}}'}, "1 is no queue offset for queue '²' of 'a'"),
         ({"startingOffsets": '{"a": {"0": true}}'}, "True is no queue offset"),
         ({"assign": '{"a": [true]}'}, "it is like"),
