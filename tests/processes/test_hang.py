@@ -13,6 +13,8 @@ from mqproc import Message, MqprocError
 from mqproc.layout import control as words_of
 from tests.conftest import Group, wait_until
 
+pytestmark = pytest.mark.timeout(400)  # It waits long: with `-n …` it begins before others.
+
 SILENT_MS = 4000
 BUSY_MS = 10_000
 """Also the time that a role has to start in: more than it takes on a busy machine."""

@@ -7,9 +7,13 @@ import json
 import time
 from pathlib import Path
 
+import pytest
+
 from mqproc.message import Message
 from mqproc.names import SCHEDULE_TOPIC
 from tests.conftest import Group, keeps_below, wait_until
+
+pytestmark = pytest.mark.timeout(400)  # It waits long: with `-n …` it begins before others.
 
 AT_ONCE_S = 0.2
 

@@ -20,6 +20,8 @@ import pytest
 
 from mqproc.layout import control as layout
 
+pytestmark = pytest.mark.timeout(400)  # It waits long: with `-n …` it begins before others.
+
 SYSTEMD = Path("/usr/lib/systemd/systemd")
 UNIT = Path(__file__).parents[2] / "supervisor" / "deploy" / "mqproc.service"
 PROGRAM = Path(__file__).with_name("group_program.py")
