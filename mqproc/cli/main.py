@@ -153,7 +153,7 @@ def _exit_code_of(error: OSError, invocation: Invocation) -> int:
     if isinstance(error, FileNotFoundError):
         return NOT_FOUND
     if isinstance(error, PermissionError) and isinstance(error.filename, str):
-        with contextlib.suppress(MqprocError, click.ClickException):
+        with contextlib.suppress(MqprocError, click.ClickException, OSError):
             store, _ = invocation.find_store()
             if store is not None and Path(error.filename).absolute().is_relative_to(store):
                 return StoreAccessError.exit_code
