@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mqproc import Client
 from tests.cli.calling import call
 from tests.conftest import Group
 
@@ -30,6 +31,8 @@ def _run(script: str) -> subprocess.CompletedProcess[str]:
 
 
 def _count(store: Path, topic: str) -> int:
+    with Client(store) as client:
+        client.wait_dispatched()
     return int(call("message", "range", topic, "--count", "--store", store).out)
 
 
