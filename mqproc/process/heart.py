@@ -28,17 +28,16 @@ class Heart:
         self._since = layout.role_word(role, "state_since_ns")
         self._cycles = layout.role_word(role, "cycles")
         self._errors = layout.role_word(role, "errors")
-        self._beaten_ns = 0
         self.due_ns = 0
         """When the next heartbeat is due."""
         self._steps = Histogram(control.words, STEPS[role])
 
     def beat(self) -> int:
         """Say "alive". Long work without `busy` calls this between its parts. Returns the clock's time."""
-        self._beaten_ns = self._clock.monotonic_ns()
-        self.due_ns = self._beaten_ns + BEAT_NS
-        self._control.store(self._heartbeat, self._beaten_ns)
-        return self._beaten_ns
+        now_ns = self._clock.monotonic_ns()
+        self.due_ns = now_ns + BEAT_NS
+        self._cells[self._heartbeat] = now_ns
+        return now_ns
 
     def beat_if_due(self) -> None:
         """The same, cheap enough to be called often."""
@@ -58,7 +57,7 @@ class Heart:
         """Be in this state from now on, for who looks; returns the one before."""
         cells = self._cells
         before = cells[self._state]
-        self._beaten_ns = now_ns = self._clock.monotonic_ns()
+        now_ns = self._clock.monotonic_ns()
         self.due_ns = now_ns + BEAT_NS
         cells[self._heartbeat] = cells[self._since] = now_ns
         cells[self._state] = state
