@@ -105,7 +105,9 @@ def counts(
             # A second run that appended would double all sums.
             write_rows(invocation.out, ordered, to, sources, mode="error")
             return
-        show(invocation.out, "counts", _columns(by, window, no_latencies), ordered, limit)
+        if not show(invocation.out, "counts", _columns(by, window, no_latencies), ordered, limit):
+            # A topic that no store has is no error: a store may have lost its queues.
+            invocation.out.note(f"no message of what was chosen in {' '.join(paths)}")
 
 
 def _check_outputs(invocation: Invocation, plot: Path | None, to: Path | None) -> None:

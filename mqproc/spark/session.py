@@ -25,9 +25,6 @@ LOOKUP_FOLDER: Final = Path(__file__).parent / "lookup"
 LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
-# Spark calls them "/.", 36 characters, ".sock"; what the kernel takes includes a zero behind.
-_SOCKET_NAME_BYTES: Final = 43
-_SOCKET_PATH_BYTES_MAX: Final = 107
 
 DEFAULTS: Final[dict[str, str]] = {
     "spark.ui.enabled": "false",
@@ -74,9 +71,9 @@ def _python() -> Path:
     return program
 
 
-def settings_of(master: str, given: Mapping[str, str]) -> dict[str, str]:
-    """`DEFAULTS`, what suits a driver of a session's, and what was given over them."""
-    settings = DEFAULTS | (_sockets() if master.startswith("local") else {}) | dict(given)
+def settings_of(given: Mapping[str, str]) -> dict[str, str]:
+    """`DEFAULTS`, what was given over them, and what suits the driver of a session of ours."""
+    settings = DEFAULTS | dict(given)
     options = settings.get(_JAVA_OPTIONS, "")
     ours = []
     if not _COLLECTOR.search(options):
@@ -86,16 +83,6 @@ def settings_of(master: str, given: Mapping[str, str]) -> dict[str, str]:
         level = settings["spark.log.level"]
         ours += [f'"-Dlog4j2.configurationFile={LOGGING.as_uri()}"', f"-Dmqproc.log.level={level}"]
     return settings | {_JAVA_OPTIONS: " ".join(filter(None, [options, *ours]))}
-
-
-def _sockets() -> dict[str, str]:
-    """Batches come from Python by Unix sockets in a folder of this user's: a quarter less time than by TCP."""
-    settings = {"spark.python.unix.domain.socket.enabled": "true"}
-    folder = _python().parents[1] / "sockets"
-    if len(os.fsencode(folder)) + _SOCKET_NAME_BYTES <= _SOCKET_PATH_BYTES_MAX:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        settings["spark.python.unix.domain.socket.dir"] = str(folder)
-    return settings
 
 
 def local_session(
@@ -114,7 +101,7 @@ def local_session(
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(master).appName(name)
-    for key, value in settings_of(master, settings or {}).items():
+    for key, value in settings_of(settings or {}).items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     register(session)

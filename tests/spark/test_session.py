@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyspark
@@ -38,46 +37,23 @@ def test_python_that_was_chosen_is_left_alone(monkeypatch: pytest.MonkeyPatch) -
 
 
 OPTIONS = "spark.driver.extraJavaOptions"
-UNIX_SOCKETS = "spark.python.unix.domain.socket"
 
 
 def test_spark_says_only_what_is_of_its_level(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
     assert LOGGING.is_file()
     ours = f'"-Dlog4j2.configurationFile={LOGGING.as_uri()}" -Dmqproc.log.level='
-    assert settings_of("local", {})[OPTIONS] == f"-XX:+UseParallelGC {ours}ERROR"
+    assert settings_of({})[OPTIONS] == f"-XX:+UseParallelGC {ours}ERROR"
     given = {OPTIONS: "-Xss4m -XX:+UseZGC", "spark.log.level": "INFO"}
-    assert settings_of("local", given)[OPTIONS] == f"-Xss4m -XX:+UseZGC {ours}INFO"
+    assert settings_of(given)[OPTIONS] == f"-Xss4m -XX:+UseZGC {ours}INFO"
 
 
 def test_a_logging_that_was_chosen_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
     given = {OPTIONS: "-XX:+UseSerialGC -Dlog4j2.configurationFile=file:/etc/log4j2.xml"}
-    assert settings_of("local", given)[OPTIONS] == given[OPTIONS]
+    assert settings_of(given)[OPTIONS] == given[OPTIONS]
     monkeypatch.setenv("SPARK_CONF_DIR", "/etc/spark")
-    assert settings_of("local", {})[OPTIONS] == "-XX:+UseParallelGC"
-
-
-@pytest.fixture
-def short() -> Iterator[Path]:
-    """A folder of a path that leaves room for a socket's name."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        yield Path(folder)
-
-
-def test_python_is_reached_by_sockets_of_this_user_alone(monkeypatch: pytest.MonkeyPatch, short: Path) -> None:
-    """Whoever may connect to one gives a process of this user's code to run."""
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(short))
-    settings = settings_of("local[2]", {})
-    folder = Path(settings[f"{UNIX_SOCKETS}.dir"])
-    assert settings[f"{UNIX_SOCKETS}.enabled"] == "true"
-    assert (folder.is_dir(), folder.stat().st_mode & 0o777) == (True, 0o700)
-    assert settings_of("local", {f"{UNIX_SOCKETS}.enabled": "false"})[f"{UNIX_SOCKETS}.enabled"] == "false"
-    # Executors elsewhere do not have it.
-    assert not [name for name in settings_of("spark://host:7077", {}) if name.startswith(UNIX_SOCKETS)]
-    # A longer path is none of a socket's: Spark takes Java's folder for temporary files.
-    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(short / ("x" * 60)))
-    assert f"{UNIX_SOCKETS}.dir" not in settings_of("local", {})
+    assert settings_of({})[OPTIONS] == "-XX:+UseParallelGC"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another user takes root")

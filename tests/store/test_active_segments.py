@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import os
 from pathlib import Path
 
 import pytest
 
 from mqproc.layout import control as words_of
 from mqproc.store.active_segments import ActiveSegments
+from tests.open_files import open_below
 from tests.store.engine import Engine
 from tests.store.faulty_io import FaultyIO
 
@@ -72,12 +72,12 @@ def test_a_role_that_syncs_nothing_is_followed_by_nothing(engine: Engine) -> Non
 
 def test_descriptors_follow_the_log(engine: Engine) -> None:
     active, io = opened(engine)
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(open_below(engine.paths.root))
     for start in range(2, 6):
         engine.make_segment(start * SEGMENT)
     engine.words[words_of.FLUSHER_SYNCED] = 4 * SEGMENT + 1
     active.follow()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(open_below(engine.paths.root)) == before
     io.tried()
     active.sync(words_of.COMMITLOG_FLUSHER)
     assert io.tried() == [f"{start * SEGMENT:020d}" for start in (4, 5)]

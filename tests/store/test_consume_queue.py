@@ -18,6 +18,7 @@ from mqproc.io import StoreIO
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.names import SCHEDULE_TOPIC
 from mqproc.store.consume_queue import ConsumeQueueFiles, allocation_end, as_units, fillers
+from tests.open_files import open_below
 
 FILE_BYTES = 400  # 20 units
 UNITS_PER_FILE = FILE_BYTES // 20
@@ -232,15 +233,14 @@ def test_what_names_no_place_in_extension_files_is_mended_and_an_address_stays(t
 
 def test_open_files_are_bounded(tmp_path: Path) -> None:
     files = open_files(tmp_path, open_max=3)
-    before = len(os.listdir("/proc/self/fd"))
     for turn in range(3):
         for queue_id in range(20):
             files.write_run("T", queue_id, turn, units(turn, 1))
-    assert len(os.listdir("/proc/self/fd")) <= before + 3
+    assert len(open_below(tmp_path)) <= 3
     for queue_id in range(20):
         assert files.read_units("T", queue_id, 0, 9) == units(0, 3).tobytes().ljust(180, b"\0")
     files.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_below(tmp_path) == []
 
 
 class CountingIO(StoreIO):

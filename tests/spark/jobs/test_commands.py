@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow.dataset as ds
 import pytest
@@ -15,9 +14,6 @@ from tests.cli.calling import call
 from tests.golden.fixtures import load_fixture
 from tests.spark.rows import messages_of
 from tests.store.stopped_store import FIRST_MS, write_at
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = [
     pytest.mark.spark,
@@ -41,6 +37,9 @@ def test_counts_as_rows_and_as_a_plot(rolled_store: Path, tmp_path: Path) -> Non
     assert "<svg" in (tmp_path / "out.svg").read_text()
     once = call("spark", "counts", rolled_store, "--by", "topic", "--by", "topic", "--no-latencies", "--json")
     assert [sorted(row) for row in once.json["counts"]] == [["bytes", "messages", "topic"]] * 3
+    none = call("spark", "counts", rolled_store, "--topic", "Frist", "--json")
+    assert (none.code, none.json["counts"]) == (0, []), none.err
+    assert f"no message of what was chosen in {rolled_store}" in none.err
     for code in (0, 1):
         # Rows that were written once more would double all sums.
         assert call("spark", "counts", rolled_store, "--to", tmp_path / "out").code == code

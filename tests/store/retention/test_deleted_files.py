@@ -13,6 +13,7 @@ import pytest
 from mqproc.config import MIB
 from mqproc.io import StoreIO
 from mqproc.store.retention.deleted_files import PATIENCE_NS, STEP_BYTES, DeletedFiles
+from tests.open_files import open_below
 
 SIZE = 2 * STEP_BYTES + 3 * MIB
 
@@ -48,20 +49,16 @@ def steps(deleted: DeletedFiles, now_ns: int = 0) -> int:
     return count
 
 
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def test_space_goes_back_in_steps(path: Path) -> None:
     io = ShorteningIO()
-    deleted, before = DeletedFiles(io), open_files()
+    deleted = DeletedFiles(io)
     assert deleted.delete(path, 0) >= SIZE
     assert not path.exists()
     assert deleted.pending_bytes == SIZE
     assert steps(deleted) == 3 + 3
     assert io.sizes == [SIZE - STEP_BYTES, SIZE - 2 * STEP_BYTES, 0]
     assert deleted.pending_bytes == 0
-    assert open_files() == before
+    assert open_below(path.parent) == []
 
 
 def test_a_small_file_goes_at_once(tmp_path: Path) -> None:
@@ -148,12 +145,11 @@ def test_one_in_use_does_not_keep_the_next(path: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_left_at_the_end_goes_at_once(path: Path) -> None:
-    before = open_files()
     deleted = DeletedFiles(StoreIO())
     deleted.delete(path, 0)
     deleted.step(0)
     deleted.close()
-    assert (deleted.pending_bytes, open_files()) == (0, before)
+    assert (deleted.pending_bytes, open_below(path.parent)) == (0, [])
 
 
 def test_a_name_that_cannot_be_taken_away_leaves_nothing_open(path: Path) -> None:
@@ -161,8 +157,7 @@ def test_a_name_that_cannot_be_taken_away_leaves_nothing_open(path: Path) -> Non
         def unlink(self, path: Path) -> None:
             raise PermissionError(1, "Operation not permitted", str(path))
 
-    before = open_files()
     deleted = DeletedFiles(StubbornIO())
     with pytest.raises(PermissionError):
         deleted.delete(path, 0)
-    assert (open_files(), deleted.pending_bytes, path.stat().st_size) == (before, 0, SIZE)
+    assert (open_below(path.parent), deleted.pending_bytes, path.stat().st_size) == ([], 0, SIZE)

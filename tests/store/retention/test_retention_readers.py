@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from mqproc.store.reads.reading import StoreReading
 from mqproc.store.reads.store_views import WordsView
 from mqproc.store.segments import LogSegments
 from mqproc.store.slices import finish
+from tests.open_files import open_below
 from tests.store.retention.retaining import OLD, SEGMENT, YOUNG, Aged
 
 
@@ -65,14 +65,9 @@ def reading_while(store: Aged, happens: Callable[[], None]) -> StoreReading:
 def deleted_in_use(store: Aged) -> list[str]:
     """Deleted files of the store that this process has open or mapped."""
     root = str(store.paths.root)
-    found = []
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            found.append(os.readlink(f"/proc/self/fd/{fd}"))
-        except FileNotFoundError:
-            continue
     maps = [line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if root in line]
-    return [name for name in (*found, *maps) if name.startswith(root) and name.strip().endswith("(deleted)")]
+    found = [*open_below(store.paths.root), *(name for name in maps if name.startswith(root))]
+    return [name for name in found if name.strip().endswith("(deleted)")]
 
 
 @pytest.mark.parametrize("offset", [0, 5, 14, 20])
