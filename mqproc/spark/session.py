@@ -72,14 +72,19 @@ def _python() -> Path:
 
 
 def settings_of(given: Mapping[str, str]) -> dict[str, str]:
-    """`DEFAULTS`, what was given over them, and what suits the driver of a session of ours."""
+    """`DEFAULTS`, what was given over them, and what suits the driver of a session of ours.
+
+    An installation of Spark's own has files for its settings: options that stand there would be replaced by ours.
+    """
     settings = DEFAULTS | dict(given)
+    if os.environ.get("SPARK_HOME") or os.environ.get("SPARK_CONF_DIR"):
+        return settings
     options = settings.get(_JAVA_OPTIONS, "")
     ours = []
     if not _COLLECTOR.search(options):
         # A start takes a sixth less time than with Java's usual one, a full read a little less.
         ours.append("-XX:+UseParallelGC")
-    if "log4j" not in options and not os.environ.get("SPARK_CONF_DIR"):
+    if "log4j" not in options:
         level = settings["spark.log.level"]
         ours += [f'"-Dlog4j2.configurationFile={LOGGING.as_uri()}"', f"-Dmqproc.log.level={level}"]
     return settings | {_JAVA_OPTIONS: " ".join(filter(None, [options, *ours]))}

@@ -39,8 +39,16 @@ def test_python_that_was_chosen_is_left_alone(monkeypatch: pytest.MonkeyPatch) -
 OPTIONS = "spark.driver.extraJavaOptions"
 
 
-def test_spark_says_only_what_is_of_its_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Spark as pip installs it, without settings of its own."""
+    for name in ("SPARK_CONF_DIR", "SPARK_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+@pytest.mark.usefixtures("bare")
+def test_spark_says_only_what_is_of_its_level() -> None:
     assert LOGGING.is_file()
     ours = f'"-Dlog4j2.configurationFile={LOGGING.as_uri()}" -Dmqproc.log.level='
     assert settings_of({})[OPTIONS] == f"-XX:+UseParallelGC {ours}ERROR"
@@ -48,12 +56,13 @@ def test_spark_says_only_what_is_of_its_level(monkeypatch: pytest.MonkeyPatch) -
     assert settings_of(given)[OPTIONS] == f"-Xss4m -XX:+UseZGC {ours}INFO"
 
 
-def test_a_logging_that_was_chosen_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
+def test_options_that_were_chosen_are_left_alone(bare: pytest.MonkeyPatch) -> None:
     given = {OPTIONS: "-XX:+UseSerialGC -Dlog4j2.configurationFile=file:/etc/log4j2.xml"}
     assert settings_of(given)[OPTIONS] == given[OPTIONS]
-    monkeypatch.setenv("SPARK_CONF_DIR", "/etc/spark")
-    assert settings_of({})[OPTIONS] == "-XX:+UseParallelGC"
+    for name in ("SPARK_CONF_DIR", "SPARK_HOME"):
+        with bare.context() as there:
+            there.setenv(name, "/opt/spark")
+            assert OPTIONS not in settings_of({})
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another user takes root")
