@@ -5,7 +5,6 @@ A cluster's own sessions need none of this: there the package is installed and `
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mqproc.spark.java import find_java, without_warnings
-from mqproc.spark.wrappers import wrapper
+from mqproc.spark.python import python_program, sockets_beside
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +37,7 @@ DEFAULTS: Final[dict[str, str]] = {
 }
 
 
-def prepare_environment(*, prefer_pypi_java: bool = False, warnings: bool = True) -> None:
+def prepare_environment(master: str = "local[*]", *, prefer_pypi_java: bool = False, warnings: bool = True) -> None:
     """Set what the JVM and its Python workers take from the environment. Must come before the first session.
 
     Without `warnings` Java does not load what it would warn of: vectors, which MLlib computes with. Raises
@@ -46,37 +45,25 @@ def prepare_environment(*, prefer_pypi_java: bool = False, warnings: bool = True
     """
     java = find_java(prefer_pypi=prefer_pypi_java)
     os.environ["JAVA_HOME"] = str((java if warnings else without_warnings(java)).home)
-    # Workers would take the first python3 on PATH.
-    os.environ.setdefault("PYSPARK_PYTHON", str(_python()))
+    # Workers would take the first python3 on PATH. A cluster's machines have no script of ours.
+    os.environ.setdefault("PYSPARK_PYTHON", str(python_program()) if is_local(master) else sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(LOOKUP_FOLDER) not in known:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(LOOKUP_FOLDER), *filter(None, known)])
 
 
-def _python() -> Path:
-    """This Python, for Spark's processes: it finds PySpark where it is installed, and so compiled.
-
-    Spark puts an archive of PySpark's sources before that, which each process would compile again, for a second.
-    """
-    import pyspark
-
-    package = Path(pyspark.__file__).parent
-    script = f'#!/bin/sh\nPYTHONPATH="${{0%/*/*}}/packages:$PYTHONPATH" exec "{sys.executable}" "$@"\n'
-    program = wrapper("python", f"{sys.executable} {package}", script)
-    packages = program.parents[1] / "packages"
-    packages.mkdir(exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        (packages / "pyspark").symlink_to(package)
-    return program
+def is_local(master: str) -> bool:
+    """Whether all of Spark's processes run on this machine."""
+    return master.startswith("local")
 
 
-def settings_of(given: Mapping[str, str]) -> dict[str, str]:
-    """`DEFAULTS`, what was given over them, and what suits the driver of a session of ours.
+def settings_of(master: str, given: Mapping[str, str]) -> dict[str, str]:
+    """`DEFAULTS`, what suits a session of ours in this environment, and what was given over both.
 
     An installation of Spark's own has files for its settings: options that stand there would be replaced by ours.
     """
-    settings = DEFAULTS | dict(given)
+    settings = DEFAULTS | _sockets(master) | dict(given)
     if os.environ.get("SPARK_HOME") or os.environ.get("SPARK_CONF_DIR"):
         return settings
     options = settings.get(_JAVA_OPTIONS, "")
@@ -88,6 +75,13 @@ def settings_of(given: Mapping[str, str]) -> dict[str, str]:
         level = settings["spark.log.level"]
         ours += [f'"-Dlog4j2.configurationFile={LOGGING.as_uri()}"', f"-Dmqproc.log.level={level}"]
     return settings | {_JAVA_OPTIONS: " ".join(filter(None, [options, *ours]))}
+
+
+def _sockets(master: str) -> dict[str, str]:
+    """Python of ours has what Unix sockets need: workers that end without a word when Java closes them first."""
+    program = python_program()
+    ours = is_local(master) and os.environ.get("PYSPARK_PYTHON") == str(program)
+    return sockets_beside(program) if ours else {}
 
 
 def local_session(
@@ -102,11 +96,11 @@ def local_session(
 
     Without `warnings` Java does not load what it would warn of: vectors, which MLlib computes with.
     """
-    prepare_environment(prefer_pypi_java=prefer_pypi_java, warnings=warnings)
+    prepare_environment(master, prefer_pypi_java=prefer_pypi_java, warnings=warnings)
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(master).appName(name)
-    for key, value in settings_of(settings or {}).items():
+    for key, value in settings_of(master, settings or {}).items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     register(session)

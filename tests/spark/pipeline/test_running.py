@@ -23,7 +23,7 @@ PATIENCE_S = 5.0
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PipelineFolder:
     monkeypatch.setattr(running, "_TOOL", "spark-pipelines-of-a-test")
     monkeypatch.setattr(running, "_PATIENCE_S", 0.5)
-    monkeypatch.setattr(running, "prepare_environment", lambda: None)
+    monkeypatch.setattr(running, "prepare_environment", lambda master: None)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     (tmp_path / "bin").mkdir()
     return prepare(tmp_path / "pipeline", tmp_path / "store")

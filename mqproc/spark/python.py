@@ -1,0 +1,55 @@
+"""The Python that a session on this machine starts, and its way to Java."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+from mqproc.spark.wrappers import wrapper
+
+# Spark calls them "/.", 36 characters, ".sock"; what the kernel takes includes a zero behind.
+_SOCKET_NAME_BYTES: Final = 43
+_SOCKET_PATH_BYTES_MAX: Final = 107
+
+# Spark asks for `-m pyspark.daemon`: planning, other than tasks, whatever spark.python.daemon.module says.
+_SCRIPT: Final = """#!/bin/sh
+PYTHONPATH="${{0%/*/*}}/packages:$PYTHONPATH"
+export PYTHONPATH
+[ "$1 $2" = "-m pyspark.daemon" ] && shift 2 && set -- -m mqproc.spark.daemon "$@"
+exec "{python}" "$@"
+"""
+
+
+def python_program() -> Path:
+    """This Python, for Spark's processes: it finds PySpark where it is installed, and its workers end quietly.
+
+    Spark puts an archive of PySpark's sources before that, which each process would compile again, for a second.
+    Raises ConfigurationError when another user has made its folder.
+    """
+    import pyspark
+
+    package = Path(pyspark.__file__).parent
+    program = wrapper("python", f"{sys.executable} {package}", _SCRIPT.format(python=sys.executable))
+    packages = program.parents[1] / "packages"
+    packages.mkdir(exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (packages / "pyspark").symlink_to(package)
+    return program
+
+
+def sockets_beside(program: Path) -> dict[str, str]:
+    """Settings by which batches come by Unix sockets in a folder of this user alone; none where its path is too long.
+
+    By TCP a full read takes a tenth to a quarter more time.
+    """
+    folder = program.parents[1] / "sockets"
+    if len(os.fsencode(folder)) + _SOCKET_NAME_BYTES > _SOCKET_PATH_BYTES_MAX:
+        return {}
+    folder.mkdir(exist_ok=True)
+    return {
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.python.unix.domain.socket.dir": str(folder),
+    }

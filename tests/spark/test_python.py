@@ -1,0 +1,85 @@
+"""The Python that Spark starts: which PySpark it finds, where its sockets lie, how its workers end."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from mqproc.spark.python import python_program, sockets_beside
+
+PACKAGE = Path(pyspark.__file__).parent
+TIMEOUT_S = 60
+
+
+def test_workers_take_the_installed_pyspark_not_the_archive() -> None:
+    program = [python_program(), "-c", "import pyspark; print(pyspark.__file__)"]
+    found = []
+    for path in (PACKAGE / "python" / "lib" / "pyspark.zip", ""):
+        environment = os.environ | {"PYTHONPATH": str(path)}
+        done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+        found.append(Path(done.stdout.strip()).resolve().parent)
+    assert found == [PACKAGE.resolve()] * 2
+
+
+def test_sockets_lie_in_a_folder_that_others_do_not_reach() -> None:
+    folder = Path(sockets_beside(python_program())["spark.python.unix.domain.socket.dir"])
+    assert folder.is_dir()
+    assert folder.parent.stat().st_mode & 0o077 == 0
+
+
+def test_where_paths_are_too_long_for_sockets_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("d" * 60)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(deep))
+    assert sockets_beside(python_program()) == {}
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """Where a socket's path is short enough."""
+    with tempfile.TemporaryDirectory(prefix="mqproc-") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("module", ["pyspark.daemon", "mqproc.spark.daemon"])
+def test_a_worker_whose_java_closes_first_ends_without_a_word(module: str, short_folder: Path) -> None:
+    """As Java does it where a session ends. Spark's own prints a trace: else this would show nothing."""
+    own = module == "mqproc.spark.daemon"
+    # Ours takes the place of Spark's by the script.
+    program = [python_program(), "-m", "pyspark.daemon"] if own else [sys.executable, "-m", module]
+    environment = os.environ | {
+        "PYTHON_UNIX_DOMAIN_ENABLED": "true",
+        "PYTHON_WORKER_FACTORY_SOCK_DIR": str(short_folder),
+        "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1",
+        "SPARK_REUSE_WORKER": "1",
+    }
+    with subprocess.Popen(
+        [*program, "pyspark.worker"], env=environment,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as daemon:  # fmt: skip
+        try:
+            assert daemon.stdin
+            assert daemon.stdout
+            assert daemon.stderr
+            path = daemon.stdout.read(int.from_bytes(daemon.stdout.read(4), "big"))
+            with socket.socket(socket.AF_UNIX) as java:
+                java.settimeout(TIMEOUT_S)
+                java.connect(path)
+                worker = os.pidfd_open(int.from_bytes(java.recv(4, socket.MSG_WAITALL), "big"))
+            assert select.select([worker], [], [], TIMEOUT_S)[0] == [worker]
+            os.close(worker)
+            daemon.stdin.close()
+            daemon.wait(TIMEOUT_S)
+            said = daemon.stderr.read().decode()
+        finally:
+            daemon.kill()
+    assert ("Traceback" in said) is not own, said
