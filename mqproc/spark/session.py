@@ -23,6 +23,7 @@ LOOKUP_FOLDER: Final = Path(__file__).parent / "lookup"
 
 LOGGING: Final = Path(__file__).with_name("log4j2.properties")
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+_ARROW_CHECKS: Final = "arrow.enable_unsafe_memory_access"
 _COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
 
 DEFAULTS: Final[dict[str, str]] = {
@@ -71,6 +72,9 @@ def settings_of(master: str, given: Mapping[str, str]) -> dict[str, str]:
     if not _COLLECTOR.search(options):
         # A start takes a sixth less time than with Java's usual one, a full read a little less.
         ours.append("-XX:+UseParallelGC")
+    if _ARROW_CHECKS not in options:
+        # Arrow would ask of each value of a batch whether it lies in its buffer: a tenth of Java's part in a full read.
+        ours.append(f"-D{_ARROW_CHECKS}=true")
     if "log4j" not in options:
         level = settings["spark.log.level"]
         ours += [f'"-Dlog4j2.configurationFile={LOGGING.as_uri()}"', f"-Dmqproc.log.level={level}"]

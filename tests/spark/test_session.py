@@ -53,14 +53,17 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 @pytest.mark.usefixtures("bare")
 def test_spark_says_only_what_is_of_its_level() -> None:
     assert LOGGING.is_file()
-    ours = f'"-Dlog4j2.configurationFile={LOGGING.as_uri()}" -Dmqproc.log.level='
+    arrow = "-Darrow.enable_unsafe_memory_access=true"
+    ours = f'{arrow} "-Dlog4j2.configurationFile={LOGGING.as_uri()}" -Dmqproc.log.level='
     assert settings_of(MASTER, {})[OPTIONS] == f"-XX:+UseParallelGC {ours}ERROR"
     given = {OPTIONS: "-Xss4m -XX:+UseZGC", "spark.log.level": "INFO"}
     assert settings_of(MASTER, given)[OPTIONS] == f"-Xss4m -XX:+UseZGC {ours}INFO"
 
 
 def test_options_that_were_chosen_are_left_alone(bare: pytest.MonkeyPatch) -> None:
-    given = {OPTIONS: "-XX:+UseSerialGC -Dlog4j2.configurationFile=file:/etc/log4j2.xml"}
+    given = {
+        OPTIONS: "-Darrow.enable_unsafe_memory_access=false -XX:+UseSerialGC -Dlog4j2.configurationFile=file:/log4j2.xml"
+    }
     assert settings_of(MASTER, given)[OPTIONS] == given[OPTIONS]
     for name in ("SPARK_CONF_DIR", "SPARK_HOME"):
         with bare.context() as there:
