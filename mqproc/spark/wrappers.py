@@ -18,7 +18,7 @@ def wrapper(name: str, around: str, script: str) -> Path:
     key = hashlib.sha256(around.encode()).hexdigest()[:12]
     folder = Path(tempfile.gettempdir()) / f"mqproc-{name}-{os.getuid()}-{key}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
+    if folder.lstat().st_uid != os.getuid():  # A link may lead into a folder of this user's.
         raise ConfigurationError(f"{folder} belongs to another user")
     folder.chmod(0o700)
     program = folder / "bin" / name

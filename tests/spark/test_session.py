@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -62,7 +63,7 @@ def test_spark_says_only_what_is_of_its_level() -> None:
 
 def test_options_that_were_chosen_are_left_alone(bare: pytest.MonkeyPatch) -> None:
     given = {
-        OPTIONS: "-Darrow.enable_unsafe_memory_access=false -XX:+UseSerialGC -Dlog4j2.configurationFile=file:/log4j2.xml"
+        OPTIONS: "-Darrow.enable_unsafe_memory_access=false -XX:+UseSerialGC -Dlog4j2.configurationFile=file:/l.xml"
     }
     assert settings_of(MASTER, given)[OPTIONS] == given[OPTIONS]
     for name in ("SPARK_CONF_DIR", "SPARK_HOME"):
@@ -77,6 +78,13 @@ def test_a_folder_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tm
     program = wrapper("java", "one", "#!/bin/sh\n")
     assert program.read_text() == "#!/bin/sh\n"
     assert program.parents[1].stat().st_mode & 0o777 == 0o700
-    os.chown(program.parents[1], 65534, 65534)
+    folder = program.parents[1]
+    os.chown(folder, 65534, 65534)
+    with pytest.raises(ConfigurationError, match="belongs to another user"):
+        wrapper("java", "one", "#!/bin/sh\n")
+    # Nor is it followed into one of this user's.
+    shutil.rmtree(folder)
+    folder.symlink_to(tmp_path)
+    os.chown(folder, 65534, 65534, follow_symlinks=False)
     with pytest.raises(ConfigurationError, match="belongs to another user"):
         wrapper("java", "one", "#!/bin/sh\n")
