@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from mqproc.spark.wrappers import wrapper
+from mqproc.spark.wrappers import place_of, wrapper
 
+_NAME: Final = "python"
 # Spark calls them "/.", 36 characters, ".sock"; what the kernel takes includes a zero behind.
 _SOCKET_NAME_BYTES: Final = 43
 _SOCKET_PATH_BYTES_MAX: Final = 107
@@ -29,15 +30,28 @@ def python_program() -> Path:
     Spark puts an archive of PySpark's sources before that, which each process would compile again, for a second.
     Raises ConfigurationError when another user has made its folder.
     """
-    import pyspark
-
-    package = Path(pyspark.__file__).parent
-    program = wrapper("python", f"{sys.executable} {package}", _SCRIPT.format(python=sys.executable))
+    package = _package()
+    program = wrapper(_NAME, _around(package), _SCRIPT.format(python=sys.executable))
     packages = program.parents[1] / "packages"
     packages.mkdir(exist_ok=True)
     with contextlib.suppress(FileExistsError):
         (packages / "pyspark").symlink_to(package)
     return program
+
+
+def is_ours(program: str) -> bool:
+    """Whether this is the program of `python_program`, which is not made for that."""
+    return program == str(place_of(_NAME, _around(_package())))
+
+
+def _package() -> Path:
+    import pyspark
+
+    return Path(pyspark.__file__).parent
+
+
+def _around(package: Path) -> str:
+    return f"{sys.executable} {package}"
 
 
 def sockets_beside(program: Path) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mqproc.spark.java import find_java, without_warnings
-from mqproc.spark.python import python_program, sockets_beside
+from mqproc.spark.python import is_ours, python_program, sockets_beside
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,8 +46,9 @@ def prepare_environment(master: str = "local[*]", *, prefer_pypi_java: bool = Fa
     """
     java = find_java(prefer_pypi=prefer_pypi_java)
     os.environ["JAVA_HOME"] = str((java if warnings else without_warnings(java)).home)
-    # Workers would take the first python3 on PATH. A cluster's machines have no script of ours.
-    os.environ.setdefault("PYSPARK_PYTHON", str(python_program()) if is_local(master) else sys.executable)
+    if "PYSPARK_PYTHON" not in os.environ:
+        # Workers would take the first python3 on PATH. A cluster's machines have no script of ours.
+        os.environ["PYSPARK_PYTHON"] = str(python_program()) if is_local(master) else sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(LOOKUP_FOLDER) not in known:
@@ -83,9 +84,8 @@ def settings_of(master: str, given: Mapping[str, str]) -> dict[str, str]:
 
 def _sockets(master: str) -> dict[str, str]:
     """Python of ours has what Unix sockets need: workers that end without a word when Java closes them first."""
-    program = python_program()
-    ours = is_local(master) and os.environ.get("PYSPARK_PYTHON") == str(program)
-    return sockets_beside(program) if ours else {}
+    program = os.environ.get("PYSPARK_PYTHON", "")
+    return sockets_beside(Path(program)) if is_local(master) and is_ours(program) else {}
 
 
 def local_session(

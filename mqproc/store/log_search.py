@@ -33,7 +33,7 @@ def find_record_in(
     """`scan.find_record` in one range after the other: where a record or the BLANK begins, −1 = nowhere."""
     for start, stop in ranges:
         # The largest byte is found in half the time of any().
-        if not view[start:stop].max():
+        if not view[start:stop].max(initial=0):
             # Most of a segment may be zeros that were written. No magic begins with one, so a record can only begin
             # where its own lies behind them.
             start = max(start, stop - record.MAGIC)

@@ -17,12 +17,15 @@ from mqproc.spark.wrappers import wrapper
 MASTER = "local[2]"
 
 
-def test_python_that_was_chosen_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_that_was_chosen_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "environ", os.environ | {"PYSPARK_PYTHON": "/opt/python"})
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     prepare_environment()
     assert os.environ["PYSPARK_PYTHON"] == "/opt/python"
     # Its workers are Spark's own.
     assert SOCKETS not in settings_of(MASTER, {})
+    # Ours is not made: somebody else may have its folder.
+    assert not list(tmp_path.glob("mqproc-python-*"))
 
 
 @pytest.mark.parametrize(

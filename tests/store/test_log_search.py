@@ -35,6 +35,12 @@ def test_a_record_is_found_wherever_it_begins_among_zeros(at: int) -> None:
     assert find_record_in(ranges, view, BASE, out) == scan.find_record(view, 0, _SEGMENT, BASE, out) == at
 
 
+def test_in_a_range_of_nothing_is_nothing() -> None:
+    out = np.zeros(scan.SCAN_SIZE, np.int64)
+    view = _segment_with_record_at(0)
+    assert find_record_in([(5, 5), (_SEGMENT, _SEGMENT)], view, BASE, out) == -1
+
+
 def test_zeros_are_not_looked_at_byte_by_byte() -> None:
     out = np.zeros(scan.SCAN_SIZE, np.int64)
     view = as_kernel_array(np.zeros(_SEGMENT, np.uint8))
