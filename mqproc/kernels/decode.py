@@ -14,13 +14,14 @@ copies. CRCs are not checked: whoever read the records from the log did.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.errors import CorruptStoreError
+from mqproc.kernels.ahead import prefetch_record
 from mqproc.kernels.fields import KEYS_AT, KEYS_SIZE, PLACES_SIZE, TAG_AT, TAG_SIZE, find_tags_and_keys
 from mqproc.kernels.host_text import HOST_TEXT_MAX, host_text
 from mqproc.kernels.intrinsics import copy_bytes, load_be32, load_be64
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
 
 Int32s = NDArray[np.int32]
 
-# Rows of the places, int64[PLACE_ROWS × n]: row r of record i is word r × n + i. Positions and sizes are bytes.
+# Rows of the places, int64[PLACE_ROWS × n]: row r of record i is word r × n + i. Positions and sizes are bytes. A size
+# is written with the row before it, and tags with keys.
 (
     RECORD,
     STORE_TIMESTAMP,
@@ -93,6 +95,8 @@ _VARIABLE: Final[dict[str, int]] = {
     "store_host": STORE_HOST,
     "body": BODY,
 }
+_OF_PROPERTIES: Final = 1 << PROPERTIES | 1 << TAG | 1 << KEYS
+_BEHIND_THE_BODY: Final = 1 << TOPIC | _OF_PROPERTIES
 _HOST_COLUMNS: Final = frozenset({"born_host", "store_host"})
 FIXED_COLUMNS: Final = tuple(_FIXED)
 VARIABLE_COLUMNS: Final = tuple(_VARIABLE)
@@ -118,6 +122,8 @@ ALL_COLUMNS: Final = (
 )
 assert sorted(ALL_COLUMNS) == sorted(FIXED_COLUMNS + VARIABLE_COLUMNS)
 _INT32_MAX = 2**31 - 1
+# So many records ahead the processor is told of the next ones, where it is told where they lie.
+_AHEAD: Final = 8
 
 Column = NDArray[Any] | tuple[NDArray[np.int32], NDArray[np.uint8]]
 
@@ -138,36 +144,45 @@ def count_records(buf: Bytes, failed: Words) -> int:
 
 
 @inlined
-def _locate(
-    buf: Bytes, at: int, total: int, i: int, count: int, with_pairs: int, places: Words, scratch: Words
-) -> None:
-    """Where the parts of the record at `at`, whose sizes hold, are: column i of the places."""
+def _locate(buf: Bytes, at: int, total: int, i: int, count: int, rows: int, places: Words, scratch: Words) -> None:
+    """Where the parts of the record at `at`, whose sizes hold, are: column i of the places, as far as `rows` asks."""
+    places[RECORD * count + i] = at
     sys_flag = load_be32(buf, at + record.SYS_FLAG)
     store_at = at + record.BORN_HOST + born_host_size(sys_flag)
+    if rows & 1 << STORE_TIMESTAMP != 0:
+        places[STORE_TIMESTAMP * count + i] = store_at
+    if rows & 1 << BORN_HOST != 0:
+        places[BORN_HOST * count + i] = at + record.BORN_HOST
+        places[BORN_HOST_SIZE * count + i] = born_host_size(sys_flag)
+    if rows & 1 << STORE_HOST != 0:
+        places[STORE_HOST * count + i] = store_at + 8
+        places[STORE_HOST_SIZE * count + i] = store_host_size(sys_flag)
     length_at = body_length_at(buf, at)
     body_size = load_be32(buf, length_at)
-    width = topic_length_size(buf, at)
+    if rows & 1 << TAIL != 0:
+        places[TAIL * count + i] = length_at - _TAIL_SIZE
+    if rows & 1 << BODY != 0:
+        places[BODY * count + i] = length_at + 4
+        places[BODY_SIZE * count + i] = body_size
+    if rows & _BEHIND_THE_BODY == 0:
+        return
     topic_length = length_at + 4 + body_size
+    width = topic_length_size(buf, at)
     topic_size = signed_topic_length(buf, topic_length, width)
-    properties_at = topic_length + width + topic_size + 2
+    if rows & 1 << TOPIC != 0:
+        places[TOPIC * count + i] = topic_length + width
+        places[TOPIC_SIZE * count + i] = topic_size
+    if rows & _OF_PROPERTIES == 0:
+        return
+    first = topic_length + width + topic_size + 2
     end = at + total
     if has_crc_tail(buf, at, total):
         end -= record.CRC_TAIL_SIZE
-    places[RECORD * count + i] = at
-    places[STORE_TIMESTAMP * count + i] = store_at
-    places[TAIL * count + i] = length_at - _TAIL_SIZE
-    places[BODY * count + i] = length_at + 4
-    places[BODY_SIZE * count + i] = body_size
-    places[TOPIC * count + i] = topic_length + width
-    places[TOPIC_SIZE * count + i] = topic_size
-    places[PROPERTIES * count + i] = properties_at
-    places[PROPERTIES_SIZE * count + i] = end - properties_at
-    places[BORN_HOST * count + i] = at + record.BORN_HOST
-    places[BORN_HOST_SIZE * count + i] = born_host_size(sys_flag)
-    places[STORE_HOST * count + i] = store_at + 8
-    places[STORE_HOST_SIZE * count + i] = store_host_size(sys_flag)
-    if with_pairs != 0:
-        find_tags_and_keys(buf, properties_at, end, scratch, 1)
+    if rows & 1 << PROPERTIES != 0:
+        places[PROPERTIES * count + i] = first
+        places[PROPERTIES_SIZE * count + i] = end - first
+    if rows & (1 << TAG | 1 << KEYS) != 0:
+        find_tags_and_keys(buf, first, end, scratch, 1)
         places[TAG * count + i] = scratch[1 + TAG_AT]
         places[TAG_LENGTH * count + i] = scratch[1 + TAG_SIZE]
         places[KEYS * count + i] = scratch[1 + KEYS_AT]
@@ -175,11 +190,11 @@ def _locate(
 
 
 @kernel
-def locate_records(buf: Bytes, count: int, with_pairs: int, places: Words, failed: Words) -> int:
-    """Where the parts of `count` records are; `places` int64[PLACE_ROWS × count].
+def locate_records(buf: Bytes, count: int, rows: int, places: Words, failed: Words) -> int:
+    """Where the parts of `count` records are; `places` int64[PLACE_ROWS × count], of which `rows` are written.
 
-    TAG and KEYS are looked for only with `with_pairs` ≠ 0. Returns 0, or the reason (record_check) why the bytes at
-    failed[0] are no record; `failed` int64[1 + PLACES_SIZE] is also room for the search.
+    `rows` is a sum of 1 << row (`rows_of`). Returns 0, or the reason (record_check) why the bytes at failed[0] are no
+    record; `failed` int64[1 + PLACES_SIZE] is also room for the search.
     """
     at = 0
     for i in range(count):
@@ -187,14 +202,14 @@ def locate_records(buf: Bytes, count: int, with_pairs: int, places: Words, faile
         if total < 0:
             failed[0] = at
             return -total
-        _locate(buf, at, total, i, count, with_pairs, places, failed)
+        _locate(buf, at, total, i, count, rows, places, failed)
         at += total
     failed[0] = at
     return 0
 
 
 @kernel
-def locate_at(buf: Bytes, positions: Words, with_pairs: int, places: Words, failed: Words) -> int:
+def locate_at(buf: Bytes, positions: Words, rows: int, places: Words, failed: Words) -> int:
     """As `locate_records`, of the records that begin at `positions` int64[count] of `buf`."""
     count = positions.size
     for i in range(count):
@@ -203,7 +218,9 @@ def locate_at(buf: Bytes, positions: Words, with_pairs: int, places: Words, fail
         if total < 0:
             failed[0] = at
             return -total
-        _locate(buf, at, total, i, count, with_pairs, places, failed)
+        if i + _AHEAD < count:
+            prefetch_record(buf, int(positions[i + _AHEAD]), at)
+        _locate(buf, at, total, i, count, rows, places, failed)
     failed[0] = buf.size
     return 0
 
@@ -269,18 +286,26 @@ def decode_to_columns(buffer: Buffer, count: int, columns: Sequence[str]) -> dic
     """
     _check_names(columns)
     buf = as_kernel_array(buffer)
-    places, count = _locate_all(buf, count, "tag" in columns or "keys" in columns)
+    places, count = _locate_all(buf, count, rows_of(columns))
     return {name: take_column(buf, places, count, name) for name in columns}
 
 
-def places_at(buf: NDArray[np.uint8], positions: NDArray[np.int64], *, with_pairs: bool) -> NDArray[np.int64]:
+def rows_of(columns: Iterable[str]) -> int:
+    """The rows of the places that these columns are taken from, as `locate_records` is told them."""
+    rows = 0
+    for name in columns:
+        rows |= 1 << (_FIXED[name][0] if name in _FIXED else _VARIABLE[name])
+    return rows
+
+
+def places_at(buf: NDArray[np.uint8], positions: NDArray[np.int64], columns: Iterable[str]) -> NDArray[np.int64]:
     """The places of the records that begin at `positions` int64[n] of `buf` uint8[m]: int64[PLACE_ROWS × n].
 
-    `with_pairs`: also those of tag and keys. Raises CorruptStoreError when one of them is no record.
+    Rows that none of the columns is taken from say nothing. Raises CorruptStoreError when one of them is no record.
     """
     failed = np.zeros(1 + PLACES_SIZE, np.int64)
     places = np.empty(PLACE_ROWS * len(positions), np.int64)
-    reason = locate_at(buf, positions, int(with_pairs), places, failed)
+    reason = locate_at(buf, positions, rows_of(columns), places, failed)
     if reason != 0:
         raise CorruptStoreError(f"no record at byte {failed[0]:,} of {buf.size:,}: {REASON_NAMES[reason]}")
     return places
@@ -297,7 +322,7 @@ def _check_names(columns: Sequence[str]) -> None:
         raise ValueError(f"no column is called {unknown[0]!r}")
 
 
-def _locate_all(buf: NDArray[np.uint8], count: int, with_pairs: bool) -> tuple[NDArray[np.int64], int]:
+def _locate_all(buf: NDArray[np.uint8], count: int, rows: int) -> tuple[NDArray[np.int64], int]:
     failed = np.zeros(1 + PLACES_SIZE, np.int64)
     if count < 0:
         count = count_records(buf, failed)
@@ -305,7 +330,7 @@ def _locate_all(buf: NDArray[np.uint8], count: int, with_pairs: bool) -> tuple[N
     if count > buf.size // record.FIXED_SIZE_V4:
         raise CorruptStoreError(f"{buf.size:,} bytes are not {count:,} records")
     places = np.empty(PLACE_ROWS * count, np.int64)
-    reason = locate_records(buf, count, int(with_pairs), places, failed)
+    reason = locate_records(buf, count, rows, places, failed)
     if reason != 0:
         raise CorruptStoreError(f"no record at byte {failed[0]:,} of {buf.size:,}: {REASON_NAMES[reason]}")
     if failed[0] != buf.size and (count or buf.size):

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.delay_levels import DELAY_LEVELS
+from mqproc.kernels.ahead import prefetch_alike
 from mqproc.kernels.fields import ONES, find_byte
 from mqproc.kernels.hashing import index_key_hash, java_hash_utf8
 from mqproc.kernels.intrinsics import (
@@ -360,6 +361,7 @@ def scan(
     state[REASON] = _RECORDS
     cache[:] = 0
     generation = 0
+    last_total = 0
     last_topic_at = -1
     last_topic_size = -1
     topic_hash = 0
@@ -376,6 +378,8 @@ def scan(
 
         topic_at = int(state[TOPIC_AT])
         topic_size = int(state[TOPIC_SIZE])
+        prefetch_alike(log, at, total, last_total)
+        last_total = total
         if topic_size != last_topic_size or not same_bytes(log, topic_at, log, last_topic_at, topic_size):
             topic_hash = java_hash_utf8(log, topic_at, topic_at + topic_size, 0)
             prefix_hash = 31 * topic_hash + _SEPARATOR_CODE

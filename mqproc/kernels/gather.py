@@ -13,15 +13,13 @@ cost more than the counting, so the state holds their addresses.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
 
+from mqproc.kernels.ahead import prefetch_bytes
 from mqproc.kernels.fields import PLACES_SIZE, TAG_AT, TAG_SIZE, find_tags_and_keys, properties_at, properties_end
 from mqproc.kernels.intrinsics import add_at, copy_bytes, load_be32, load_be64
 from mqproc.kernels.jit import inlined, kernel
-from mqproc.kernels.primitive import Bytes, Words, lowering
+from mqproc.kernels.primitive import Bytes, Words
 from mqproc.kernels.queue_lookup import same_bytes
 from mqproc.kernels.record_check import BAD_SIZE, VERIFY_CRCS, checked_size, store_timestamp_at
 from mqproc.kernels.sql import FAILS, PASSES, verdict
@@ -82,7 +80,6 @@ LOOK_BYTES = 1024
 # a third off one with a body of 128. A number of lines that goes by the record's size is slower than a fixed one.)
 AHEAD_UNITS = 8
 _AHEAD_BYTES = 512
-_LINE = 64
 
 TIME_MIN = 0
 TIME_MAX = 1 << 62
@@ -96,30 +93,13 @@ _EXTENSION_ADDRESS_MAX = consume_queue.EXTENSION_ADDRESS_MAX
 _FILLER_SIZE = consume_queue.FILLER_SIZE
 
 
-def prefetch(buf: Bytes, i: int) -> None:
-    """Have the cache line of byte `i` loaded: a hint, which reads nothing and cannot fail."""
-
-
-@lowering(prefetch)
-def _(builder: Any, buf: Any, i: Any) -> None:
-    int32 = ir.IntType(32)
-    pointer = builder.gep(buf, [i])
-    hint = builder.module.declare_intrinsic(
-        "llvm.prefetch", [pointer.type], ir.FunctionType(ir.VoidType(), [pointer.type, int32, int32, int32])
-    )
-    # To read; keep it in all levels; data.
-    builder.call(hint, [pointer, int32(0), int32(3), int32(1)])
-
-
 @inlined
 def _prefetch_record(units: Bytes, unit: int, unit_stop: int, view: Bytes, base: int) -> None:
     """Load the first lines of the record that a unit points to, when that lies in the view."""
     if unit >= unit_stop:
         return
     physical = load_be64(units, _UNIT_SIZE * unit)
-    if base <= physical < base + view.size - _AHEAD_BYTES:
-        for line in range(0, _AHEAD_BYTES, _LINE):
-            prefetch(view, physical - base + line)
+    prefetch_bytes(view, physical - base, _AHEAD_BYTES)
 
 
 @inlined

@@ -7,12 +7,12 @@ A file's slots and count can always be derived again from its items.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from llvmlite import ir
 from numpy.typing import NDArray
 
+from mqproc.kernels.ahead import prefetch_for_writing
 from mqproc.kernels.intrinsics import (
     load_acquire_be32,
     load_be32,
@@ -22,7 +22,7 @@ from mqproc.kernels.intrinsics import (
     store_release_be32,
 )
 from mqproc.kernels.jit import inlined, kernel
-from mqproc.kernels.primitive import Bytes, Words, lowering
+from mqproc.kernels.primitive import Bytes, Words
 from mqproc.layout import index_file as layout
 
 Int32s = NDArray[np.int32]
@@ -32,20 +32,6 @@ _SECOND_MS = 1000
 
 # A slot is a random one of 20 MB: its line is asked for this many entries before it is needed.
 AHEAD_ENTRIES: Final = 24
-
-
-def prefetch(buf: Bytes, i: int) -> None:
-    """Ask for the cache line of byte `i`, which will be written; changes nothing."""
-
-
-@lowering(prefetch)
-def _(builder: Any, buf: Any, i: Any) -> None:
-    pointer = builder.gep(buf, [i])
-    int32 = ir.IntType(32)
-    signature = ir.FunctionType(ir.VoidType(), [pointer.type, int32, int32, int32])
-    function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], signature)
-    for_writing, keep_in_all_caches, data = ir.Constant(int32, 1), ir.Constant(int32, 3), ir.Constant(int32, 1)
-    builder.call(function, [pointer, for_writing, keep_in_all_caches, data])
 
 
 HEADER_FIELDS = 6
@@ -107,7 +93,7 @@ def put_entries(
     item_at = _items_start(slots) + layout.ITEM_SIZE * count
     for entry in range(first, stop):
         if entry + AHEAD_ENTRIES < stop:
-            prefetch(view, _slot_by(int(hashes[entry + AHEAD_ENTRIES]), slots, reciprocal))
+            prefetch_for_writing(view, _slot_by(int(hashes[entry + AHEAD_ENTRIES]), slots, reciprocal))
         key_hash = int(hashes[entry])
         slot_at = _slot_by(key_hash, slots, reciprocal)
         previous = load_be32(view, slot_at)
@@ -232,7 +218,7 @@ def take_stock(view: Bytes, slots: int, floor: int, mark: int, header_count: int
         last_offset = offset
         if item + AHEAD_ENTRIES < capacity:
             ahead_hash = load_be32(view, at + layout.ITEM_SIZE * AHEAD_ENTRIES + layout.ITEM_KEY_HASH)
-            prefetch(wanted, layout.SLOT_SIZE * (ahead_hash % slots))
+            prefetch_for_writing(wanted, layout.SLOT_SIZE * (ahead_hash % slots))
         if offset == 0 and key_hash == 0 and item >= header_count:
             continue
         for counted in range(count, item + 1):

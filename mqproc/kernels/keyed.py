@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from mqproc.kernels.ahead import prefetch_alike
 from mqproc.kernels.fields import ABSENT, find_property, place_at, place_size, properties_at, properties_end
 from mqproc.kernels.intrinsics import load_be32, load_be64, load_u8
 from mqproc.kernels.jit import kernel
@@ -47,6 +48,7 @@ def find_keyed(view: Bytes, start: int, stop: int, base: int, uniq_key: Bytes, k
     found[IS_KEYED] = 0
     found[AT_BLANK] = 0
     at = start
+    last_total = 0
     while at < stop:
         total = record_size(view, at, view.size)
         if total < 0:
@@ -54,6 +56,8 @@ def find_keyed(view: Bytes, start: int, stop: int, base: int, uniq_key: Bytes, k
             break
         if load_be64(view, at + record.PHYSICAL_OFFSET) != base + at:
             break
+        prefetch_alike(view, at, total, last_total)
+        last_total = total
         transaction = load_be32(view, at + record.SYS_FLAG) & record.SYS_FLAG_TRANSACTION_MASK
         if transaction != record.SYS_FLAG_ROLLBACK:
             first = properties_at(view, at)

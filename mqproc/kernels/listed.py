@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.kernels.gather import prefetch
+from mqproc.kernels.ahead import prefetch_bytes
 from mqproc.kernels.hashing import java_hash_utf8
 from mqproc.kernels.intrinsics import load_be32, load_be64
 from mqproc.kernels.jit import kernel
@@ -48,16 +48,12 @@ OTHER_PLACE = CUT_BY_VIEW + 2
 # Records lie apart, so the processor is told so many ahead where it reads next.
 _AHEAD = 8
 _AHEAD_BYTES = 256
-_LINE = 64
 
 
 @kernel
 def _prefetch_record(view: Bytes, listed: Words, index: int, base: int) -> None:
     if index < listed.size:
-        at = int(listed[index]) - base
-        if 0 <= at < view.size - _AHEAD_BYTES:
-            for line in range(0, _AHEAD_BYTES, _LINE):
-                prefetch(view, at + line)
+        prefetch_bytes(view, int(listed[index]) - base, _AHEAD_BYTES)
 
 
 @kernel

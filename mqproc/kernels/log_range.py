@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mqproc.kernels.ahead import prefetch_alike
 from mqproc.kernels.fields import (
     KEYS_AT,
     KEYS_SIZE,
@@ -252,6 +253,7 @@ def select_positions(
     topic_size = -1
     queue_id = -1
     number = UNKNOWN
+    last_total = 0
     reason = REACHED_STOP
     while at < stop:
         total = record_size(view, at, limit)
@@ -263,6 +265,8 @@ def select_positions(
         if load_be64(view, at + record.PHYSICAL_OFFSET) != base + at:
             reason = BAD_OFFSET
             break
+        prefetch_alike(view, at, total, last_total)
+        last_total = total
         # Before its topic is believed.
         if verify_unwanted != 0:
             bad = crc_reason(view, at, total, verify_unwanted)

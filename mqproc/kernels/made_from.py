@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mqproc.kernels.ahead import prefetch_alike
 from mqproc.kernels.intrinsics import load_be32, load_be64
 from mqproc.kernels.jit import kernel
 from mqproc.kernels.primitive import Bytes, Words
@@ -36,6 +37,7 @@ def find_made_from(view: Bytes, start: int, stop: int, base: int, found: Words, 
     """
     at = start
     count = 0
+    last_total = 0
     out[REASON] = REACHED_STOP
     while at < stop:
         total = checked_size(view, at, view.size, base + at, 0)
@@ -44,6 +46,8 @@ def find_made_from(view: Bytes, start: int, stop: int, base: int, found: Words, 
             break
         if at + total > stop:
             break
+        prefetch_alike(view, at, total, last_total)
+        last_total = total
         made_from = load_be64(view, body_length_at(view, at) - _PREPARED_BACK)
         # None and commit have the bit of prepared and rollback clear.
         if made_from > 0 and load_be32(view, at + record.SYS_FLAG) & record.SYS_FLAG_PREPARED == 0:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mqproc.kernels.ahead import prefetch_alike
 from mqproc.kernels.fields import (
     ABSENT,
     find_byte,
@@ -122,6 +123,7 @@ def match_records(
     end_ms = int(state[END_MS])
     found = 0
     records = 0
+    last_total = 0
     reason = REACHED_STOP
     while at < stop:
         total = record_size(view, at, view.size)
@@ -133,6 +135,8 @@ def match_records(
             break
         if at + total > stop:
             break
+        prefetch_alike(view, at, total, last_total)
+        last_total = total
         if _matches(view, at, total, topic, name, value, part, begin_ms, end_ms):
             if found >= state[MATCHES_MAX]:
                 reason = MATCHES_FULL

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mqproc.kernels.ahead import prefetch_alike
 from mqproc.kernels.fields import ABSENT, find_property, place_at, place_size, properties_at, properties_end
 from mqproc.kernels.intrinsics import copy_bytes, load_be32, load_be64, load_le32, load_u8, store_le32, store_le64
 from mqproc.kernels.jit import kernel
@@ -267,10 +268,13 @@ def remember_log(view: Bytes, start: int, stop: int, base: int, ring: Words, slo
     """
     at = start
     remembered = 0
+    last_total = 0
     while at < stop:
         total = record_size(view, at, stop)
         if total < 0 or load_be64(view, at + record.PHYSICAL_OFFSET) != base + at:
             break
+        prefetch_alike(view, at, total, last_total)
+        last_total = total
         found = find_property(view, properties_at(view, at), properties_end(view, at, total), UNIQ_KEY_NAME)
         if found != ABSENT:
             remembered += 1

@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mqproc.kernels.ahead import prefetch_alike
 from mqproc.kernels.hashing import java_hash_utf8
 from mqproc.kernels.intrinsics import load_be32, load_be64
 from mqproc.kernels.jit import kernel
@@ -116,6 +117,7 @@ def scan_records(view: Bytes, start: int, stop: int, base: int, verify: int, out
             break
         if at + total > stop:
             break
+        prefetch_alike(view, at, total, size)
         latest = max(latest, load_be64(view, store_timestamp_at(view, at)))
         last = at
         size = total
@@ -184,6 +186,7 @@ def update_next_offsets(
     _begin(out, start)
     at = start
     reason = REACHED_STOP
+    last_total = 0
     while at < stop:
         total = record_size(view, at, view.size)
         if total < 0:
@@ -195,6 +198,8 @@ def update_next_offsets(
             break
         if at + total > stop:
             break
+        prefetch_alike(view, at, total, last_total)
+        last_total = total
         store_timestamp = load_be64(view, store_timestamp_at(view, at))
         out[LAST_START] = at
         out[LAST_SIZE] = total

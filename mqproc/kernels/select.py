@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from mqproc.kernels.ahead import prefetch_alike
 from mqproc.kernels.crc_tail import write_crc_tail
 from mqproc.kernels.hashing import java_hash_utf8
 from mqproc.kernels.intrinsics import copy_bytes, load_be32, load_be64, store_be64
@@ -79,9 +80,12 @@ def select_records(
     last_size = -1
     topic_hash = 0
     chosen = -1
+    last_total = 0
     room = True
     while at < stop:
         total = record_size(view, at, stop)
+        prefetch_alike(view, at, total, last_total)
+        last_total = total
         width = topic_length_size(view, at)
         length_at = topic_length_at(view, at)
         size = signed_topic_length(view, length_at, width)

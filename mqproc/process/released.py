@@ -28,6 +28,7 @@ from mqproc.store.delays.made_from import marks_of
 
 _HOST_BITS: Final = record.SYS_FLAG_BORN_HOST_V6 | record.SYS_FLAG_STORE_HOST_V6
 _INT32_MAX: Final = (1 << 31) - 1
+_ROWS: Final = decode.rows_of(decode.ALL_COLUMNS) & ~decode.rows_of(["tag", "keys"])
 
 
 class ParkedRecords:
@@ -37,7 +38,7 @@ class ParkedRecords:
         """Raises CorruptStoreError when the bytes do not begin with so many records."""
         places = np.empty(decode.PLACE_ROWS * count, np.int64)
         failed = np.zeros(1 + PLACES_SIZE, np.int64)
-        if decode.locate_records(records, count, 0, places, failed):
+        if decode.locate_records(records, count, _ROWS, places, failed):
             raise CorruptStoreError(f"no record at byte {failed[0]:,} of {len(records):,}")
         self._records = records
         self._places = places.reshape(decode.PLACE_ROWS, count)

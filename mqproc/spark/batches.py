@@ -6,7 +6,7 @@ log into its batch; views into the log are refused there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -37,6 +37,10 @@ _MS_MAX: Final = (2**63 - 1) // 1000
 _INT32_MAX: Final = 2**31 - 1
 # Where the name of a column is not that of the decoder.
 _DECODED: Final = {"born_timestamp": "born_timestamp_ms", "store_timestamp": "store_timestamp_ms"}
+# What a column is made of that the decoder does not have; where a record lies is always known.
+_MADE_OF: Final = {"message_id": "store_host", "properties_json": "properties"}
+# Columns that are the same in all rows.
+_OF_STORE: Final = frozenset({"store", "store_name"})
 
 
 class BatchMaker:
@@ -48,7 +52,7 @@ class BatchMaker:
         self.schema = pa.schema([(name, ARROW[types[name]]) for name in names])
         self._store = store
         self._unpacks = plain_bodies and any(source in ("body", "sys_flag") for _name, source in self._columns)
-        self._with_pairs = any(source in ("tag", "keys") for _name, source in self._columns)
+        self._decoded = _decoded([source for _name, source in self._columns])
 
     @property
     def reads_body(self) -> bool:
@@ -58,7 +62,7 @@ class BatchMaker:
     def batch(self, found: Found) -> pa.RecordBatch:
         """The found records; shares nothing with them."""
         count = len(found.positions)
-        places = decode.places_at(found.view, found.positions, with_pairs=self._with_pairs)
+        places = decode.places_at(found.view, found.positions, self._decoded)
         arrays = [self._array(source, found.view, places, count) for _name, source in self._columns]
         if self._unpacks:
             self._unpack(arrays, found.view, places, count)
@@ -81,7 +85,7 @@ class BatchMaker:
                 arrays[number] = _plain(arrays[number], flags, offsets, self._store)
 
     def _array(self, source: str, view: NDArray[np.uint8], places: Places, count: int) -> pa.Array:
-        if source in ("store", "store_name"):
+        if source in _OF_STORE:
             return _constant(self._store if source == "store" else self._store.rsplit("/", 1)[-1], count)
         make = _MAKERS.get(source)
         if make is not None:
@@ -90,6 +94,11 @@ class BatchMaker:
         if isinstance(column, tuple):
             return _variable(ARROW[MQPROC[source]], *column, nullable=source == "tag")
         return _timestamps(column) if source in _DECODED else pa.array(column)
+
+
+def _decoded(sources: Iterable[str]) -> set[str]:
+    """The decoder's columns that these are made of."""
+    return {_DECODED.get(each) or _MADE_OF.get(each, each) for each in sources if each not in _OF_STORE}
 
 
 def _plain(bodies: pa.Array, flags: NDArray[np.int32], offsets: NDArray[np.int64], store: str) -> pa.Array:

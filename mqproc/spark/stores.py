@@ -116,7 +116,8 @@ def _survey_folder(uri: str) -> Survey:
     log = LogSegments(io, paths.commit_log, size, whole=False, still=True)
     end, trouble = visible.end, ""
     if not reader.running:
-        end, trouble = _behind_the_end(log, end)
+        if not _was_closed_at(io, paths, log, end):
+            end, trouble = _behind_the_end(log, end)
         trouble = _short(log) or trouble or _without_records(reader, end) or _below_a_mark(io, paths, log, end)
     segments = []
     for start in log.starts():
@@ -145,6 +146,11 @@ def _missing(segments: list[Segment], begin: int, end: int, size: int) -> str:
         if start not in there:
             return f"segment {start:020d} is missing"
     return ""
+
+
+def _was_closed_at(io: StoreIO, paths: StorePaths, log: LogSegments, end: int) -> bool:
+    """Whether the store was stopped in order with its log made durable up to `end`: nothing was written behind it."""
+    return not io.exists(paths.abort) and DurableMark(io, paths.mark("commitlog"), log).stands_at(end)
 
 
 def _behind_the_end(log: LogSegments, end: int) -> tuple[int, str]:

@@ -25,7 +25,7 @@ def columns(records: bytes, *, compiled: bool = True) -> dict[str, list[Any]]:
     buf = kernel_bytes(records)
     starts = [message.physical_offset for message in decode_records(records)]
     positions = np.array([start - starts[0] for start in starts], np.int64)
-    places = decode.places_at(buf, positions, with_pairs=True)
+    places = decode.places_at(buf, positions, decode.ALL_COLUMNS)
     count, room = len(positions), len(records) + len(positions) + 1
     lists = np.zeros(count + 1, np.int32)
     one, two = np.zeros(room, np.int32), np.zeros(room, np.int32)

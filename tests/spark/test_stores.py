@@ -11,7 +11,11 @@ import fsspec
 import pytest
 
 from mqproc.errors import CorruptStoreError
+from mqproc.io import StoreIO
+from mqproc.paths import StorePaths
 from mqproc.spark.stores import find_stores
+from mqproc.store.marks import DurableMark
+from mqproc.store.segments import LogSegments
 from tests.golden.fixtures import GOLDEN, Directory
 from tests.spark.rows import messages_of, offsets_of
 from tests.store.live_store import LiveStore
@@ -47,6 +51,24 @@ def test_what_lies_behind_zeros_in_the_last_segment_is_missed_or_read(tmp_path: 
         with pytest.raises(CorruptStoreError, match=rf"the log ends at {harmed:,} \(zeros\), but at {following:,} is"):
             offsets_of(root, **given)
         assert offsets_of(root, failOnDataLoss=False, **given) == places[:150] + places[151:]
+
+
+def test_nothing_is_looked_for_behind_the_end_at_which_a_store_was_closed(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    store = LiveStore(root)
+    store.append("Topic", [b"%d" % number * 20 for number in range(300)], queues=1)
+    store.close()
+    places = offsets_of(root)
+    end, following = places[150:152]
+    write_at(root / "commitlog" / f"{0:020d}", end, bytes(following - end))
+    io, paths = StoreIO(), StorePaths(root)
+    DurableMark(
+        io, paths.mark("commitlog"), LogSegments(io, paths.commit_log, store.options.mapped_file_size_commit_log)
+    ).move(end, 1)
+    assert offsets_of(root) == places[:150]
+    paths.abort.write_text("1")
+    with pytest.raises(CorruptStoreError, match=rf"the log ends at {end:,} \(zeros\), but at {following:,} is"):
+        offsets_of(root)
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])

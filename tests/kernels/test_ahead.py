@@ -1,0 +1,73 @@
+"""Hints of what will be read soon: they change nothing that a walk finds, and may point anywhere."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from mqproc.kernels import ahead, decode, scan
+from mqproc.kernels.jit import COMPILED, kernel, plain
+from mqproc.kernels.primitive import Bytes
+from mqproc.layout.record_codec import encode_record
+from tests.records import BASE, kernel_bytes
+
+FAR = 1 << 45
+
+
+@kernel
+def hint(buf: Bytes, at: int) -> int:
+    ahead.prefetch(buf, at)
+    ahead.prefetch_for_writing(buf, at)
+    ahead.prefetch_bytes(buf, at, 256)
+    return at
+
+
+@pytest.mark.skipif(not COMPILED, reason="a plain hint does nothing")
+@pytest.mark.parametrize("at", [0, 99, 100, 1 << 20, -1, -4096, FAR, -FAR])
+def test_a_hint_may_point_anywhere_and_changes_nothing(at: int) -> None:
+    data = random.Random(1).randbytes(100)
+    buf = kernel_bytes(data)
+    assert hint(buf, at) == at
+    assert buf.tobytes() == data
+
+
+def records_of(sizes: list[int]) -> bytes:
+    """Records with bodies of these sizes."""
+    data = b""
+    for number, size in enumerate(sizes):
+        data += encode_record(
+            topic="Orders",
+            body=bytes([number]) * size,
+            properties=f"TAGS\x01Tag{number % 4}\x02KEYS\x01k{number:04}\x02",
+            queue_id=0,
+            queue_offset=number,
+            physical_offset=BASE + len(data),
+            store_timestamp_ms=number,
+        )
+    return data
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 9, 40])
+@pytest.mark.parametrize("sizes", [(1000,), (400, 1000), (1000, 1000, 5000), (380, 390), (70_000,)])
+def test_walks_find_the_same_with_records_of_all_sizes_that_end_with_the_view(
+    count: int, sizes: tuple[int, ...]
+) -> None:
+    data = records_of([sizes[number % len(sizes)] for number in range(count)])
+    view = kernel_bytes(data)
+    starts = []
+    for walk in (scan.scan_records, plain(scan.scan_records)):
+        out = np.zeros(scan.SCAN_SIZE, np.int64)
+        assert walk(view, 0, len(view), BASE, scan.VERIFY_ALL, out) == scan.REACHED_STOP
+        assert (out[scan.COUNT], out[scan.STOPPED_AT]) == (count, len(data))
+        starts.append(int(out[scan.LAST_START]))
+    assert starts[0] == starts[1]
+    columns = decode.decode_to_columns(data, count, decode.ALL_COLUMNS)
+    positions = np.asarray(columns["physical_offset"]) - BASE
+    places = decode.places_at(view, positions, decode.ALL_COLUMNS)
+    for name in decode.ALL_COLUMNS:
+        found, wanted = decode.take_column(view, places, count, name), columns[name]
+        assert [np.asarray(each).tolist() for each in found] == [np.asarray(each).tolist() for each in wanted]
+        alone = decode.take_column(view, decode.places_at(view, positions, [name]), count, name)
+        assert [np.asarray(each).tolist() for each in alone] == [np.asarray(each).tolist() for each in wanted]
