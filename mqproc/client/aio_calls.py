@@ -149,7 +149,7 @@ class AsyncCalls:
                 str(error), taken=False, connected=False, ever_connected=role in self._ever_connected
             ) from None
         self._ever_connected.add(role)
-        return Line(Connection(sock, self._frame_bytes_max))
+        return Line(Connection(sock, self._frame_bytes_max), self._paths[role])
 
     async def run_all(self, calls: Iterable[Call[T]], in_flight: int) -> AsyncIterator[T]:
         """Make calls with up to `in_flight` of them under way; yields the values in order.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from mqproc.client.connection import Connection, Outcome
 from mqproc.client.core import Call
 from mqproc.client.retry import ConnectionLost
-from mqproc.errors import RequestTimeoutError
+from mqproc.client.unanswered import no_answer
 
 T = TypeVar("T")
 
@@ -19,8 +20,10 @@ _OUTPUT_BYTES_MAX: Final = 8 << 20
 class Line:
     """A connection that an event loop watches. Each request has a future, which gets its outcome."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, path: Path) -> None:
+        """`path`: of the role's socket."""
         self.connection = connection
+        self._path = path
         self.loop = asyncio.get_running_loop()
         self._futures: dict[int, asyncio.Future[Outcome]] = {}
         self._room = asyncio.Event()
@@ -59,7 +62,7 @@ class Line:
             async with asyncio.timeout(timeout_s):
                 outcome = await future
         except TimeoutError:
-            raise RequestTimeoutError("no answer in time") from None
+            raise no_answer(self._path, timeout_s) from None
         finally:
             if not future.done() or future.cancelled():
                 self._futures.pop(request_id, None)

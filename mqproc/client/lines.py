@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from mqproc.client.connection import Connection, open_socket
 from mqproc.client.core import Call
 from mqproc.client.retry import ConnectionLost
-from mqproc.errors import NotRunningError, RequestTimeoutError, StoreBusyError
+from mqproc.client.unanswered import no_answer
+from mqproc.errors import NotRunningError, StoreBusyError
 
 T = TypeVar("T")
 _clock = time.monotonic
@@ -31,10 +32,12 @@ class Line:
     Being woken costs more than a short look; where answers take longer than `spin_s` nothing is looked for.
     """
 
-    __slots__ = ("_poll", "_spin_s", "_watched", "closings", "connection", "usual_s")
+    __slots__ = ("_path", "_poll", "_spin_s", "_watched", "closings", "connection", "usual_s")
 
-    def __init__(self, connection: Connection, spin_s: float, closings: int = 0) -> None:
+    def __init__(self, connection: Connection, path: Path, spin_s: float, closings: int = 0) -> None:
+        """`path`: of the role's socket."""
         self.connection = connection
+        self._path = path
         self.closings = closings
         """How often its client had been closed when it was made."""
         self._spin_s = spin_s
@@ -70,7 +73,7 @@ class Line:
             while request_id not in done:
                 if not self._wait(deadline):
                     connection.forget(request_id)
-                    raise RequestTimeoutError("no answer in time")
+                    raise no_answer(self._path, _clock() - started)
             if spin:
                 self.usual_s += (_clock() - started - self.usual_s) / USUAL_OF
         outcome = done.pop(request_id)
@@ -148,7 +151,7 @@ class Lines:
                 str(error), taken=False, connected=False, ever_connected=self._ever_connected
             ) from None
         self._ever_connected = True
-        return Line(Connection(sock, self._frame_bytes_max), self._spin_s, self._closings)
+        return Line(Connection(sock, self._frame_bytes_max), self._path, self._spin_s, self._closings)
 
     def give(self, line: Line) -> None:
         """Take a connection back, unless something is under way on it, or all were closed meanwhile."""

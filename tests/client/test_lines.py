@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,7 @@ from mqproc.wire.operations import Empty
 from mqproc.wire.protocol import FrameReader, encode_frame, encode_options
 
 SLOW_S = 0.02
+NOWHERE = Path()
 
 
 class Echo(threading.Thread):
@@ -61,7 +63,7 @@ def ask(line: Line) -> float:
 
 def test_slow_answers_are_slept_for(pair: tuple[Connection, Echo]) -> None:
     connection, echo = pair
-    line = Line(connection, spin_s=SLOW_S / 4)
+    line = Line(connection, NOWHERE, spin_s=SLOW_S / 4)
     echo.pause_s = SLOW_S
     spent = [ask(line) for _ in range(12)]
     assert sum(spent[8:]) < SLOW_S / 4, "it looks for answers that never come so soon"
@@ -69,7 +71,7 @@ def test_slow_answers_are_slept_for(pair: tuple[Connection, Echo]) -> None:
 
 def test_answers_that_become_fast_again_are_looked_for_again(pair: tuple[Connection, Echo]) -> None:
     connection, echo = pair
-    line = Line(connection, spin_s=SLOW_S / 4)
+    line = Line(connection, NOWHERE, spin_s=SLOW_S / 4)
     echo.pause_s = SLOW_S
     for _ in range(8):
         ask(line)
@@ -85,7 +87,7 @@ def test_answers_that_become_fast_again_are_looked_for_again(pair: tuple[Connect
 
 def test_without_a_spin_it_never_looks(pair: tuple[Connection, Echo]) -> None:
     connection, echo = pair
-    line = Line(connection, spin_s=0.0)
+    line = Line(connection, NOWHERE, spin_s=0.0)
     echo.pause_s = SLOW_S
     assert sum(ask(line) for _ in range(5)) < SLOW_S
 
@@ -96,7 +98,7 @@ def test_a_line_of_a_loop_that_is_lost_takes_nothing_from_who_has_its_number_nex
     async def program() -> None:
         ours, theirs = socket.socketpair()
         others, ours_anew = socket.socketpair()
-        lost = AsyncLine(Connection(ours))
+        lost = AsyncLine(Connection(ours), NOWHERE)
         theirs.close()
         while not lost.connection.closed:
             await asyncio.sleep(0)

@@ -1,0 +1,75 @@
+"""A request without an answer: who gave none, after how long, and what the group says is wrong with it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+import mqproc
+from mqproc.config import Options
+from mqproc.control import Control
+from mqproc.errors import RequestTimeoutError, SendOutcomeUnknownError
+from mqproc.io import StoreIO
+from mqproc.layout import control as words_of
+from mqproc.paths import StorePaths
+from mqproc.shm.clock import Clock
+from mqproc.store.settings import write_settings
+from tests.client.memory_roles import MemoryRoles
+
+TIMEOUT_S = 0.1
+
+
+def told(store: Path) -> tuple[str, str, str]:
+    """What a send, a pull, and a pull of an event loop are told, whose roles do not answer."""
+
+    async def pull() -> str:
+        async with mqproc.AsyncClient(store, timeout=TIMEOUT_S) as client:
+            with pytest.raises(RequestTimeoutError) as raised:
+                await client.pull("t", 0, 0)
+        return str(raised.value)
+
+    with MemoryRoles(store) as roles, mqproc.Client(store, timeout=TIMEOUT_S) as client:
+        roles.behaviour = lambda request: True
+        with pytest.raises(SendOutcomeUnknownError) as sent:
+            client.send("t", b"x")
+        with pytest.raises(RequestTimeoutError) as pulled:
+            client.pull("t", 0, 0)
+        return str(sent.value), str(pulled.value), asyncio.run(pull())
+
+
+@pytest.fixture
+def control(tmp_path: Path) -> Control:
+    paths = StorePaths(tmp_path)
+    paths.own.mkdir(mode=0o700)
+    write_settings(StoreIO(), paths, Options())
+    return Control.create(StoreIO(), paths, Clock(), os.getpid())
+
+
+def test_a_group_that_recovers_is_told_of(tmp_path: Path, control: Control) -> None:
+    control.store(words_of.GROUP_STATE, words_of.GROUP_RECOVERING)
+    control.store(words_of.RECOVERY_STEP, words_of.STEP_KERNELS)
+    why = "the group is recovering: making kernels ready"
+    sent, *pulled = told(tmp_path)
+    waited = r"no answer in 0\.\d+ s"
+    writer, query = (re.escape(str(StorePaths(tmp_path).socket(name))) for name in ("writer", "query"))
+    assert re.fullmatch(f"{writer}: {waited}, {why}; the request may be carried out yet", sent)
+    for each in pulled:
+        assert re.fullmatch(f"{query}: {waited}, {why}", each)
+
+
+def test_a_role_that_is_not_there_is_told_of(tmp_path: Path, control: Control) -> None:
+    control.store(words_of.GROUP_STATE, words_of.GROUP_READY)
+    control.store(words_of.SUPERVISOR_HEARTBEAT_NS, Clock().monotonic_ns())
+    for each in told(tmp_path):
+        assert "s, writer is " in each
+
+
+def test_without_a_control_file_nothing_is_said_of_why(tmp_path: Path) -> None:
+    (tmp_path / "mqproc").mkdir(mode=0o700)
+    sent, *pulled = told(tmp_path)
+    assert sent.endswith(" s; the request may be carried out yet")
+    assert all(each.endswith(" s") for each in pulled)
