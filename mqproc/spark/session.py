@@ -32,10 +32,11 @@ DEFAULTS: Final[dict[str, str]] = {
     "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.catalogImplementation": "in-memory",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
+_HERE: Final = "127.0.0.1"
+# Of a driver whose workers are processes of this machine; others must be able to reach it.
+_OF_LOCAL: Final[dict[str, str]] = {"spark.driver.host": _HERE, "spark.driver.bindAddress": _HERE}
 
 
 def prepare_environment(master: str = "local[*]", *, prefer_pypi_java: bool = False, warnings: bool = True) -> None:
@@ -49,7 +50,8 @@ def prepare_environment(master: str = "local[*]", *, prefer_pypi_java: bool = Fa
     if "PYSPARK_PYTHON" not in os.environ:
         # Workers would take the first python3 on PATH. A cluster's machines have no script of ours.
         os.environ["PYSPARK_PYTHON"] = str(python_program()) if is_local(master) else sys.executable
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if is_local(master):
+        os.environ.setdefault("SPARK_LOCAL_IP", _HERE)
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(LOOKUP_FOLDER) not in known:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(LOOKUP_FOLDER), *filter(None, known)])
@@ -61,11 +63,11 @@ def is_local(master: str) -> bool:
 
 
 def settings_of(master: str, given: Mapping[str, str]) -> dict[str, str]:
-    """`DEFAULTS`, what suits a session of ours in this environment, and what was given over both.
+    """`DEFAULTS`, what suits a session of ours with this master in this environment, and what was given over both.
 
     An installation of Spark's own has files for its settings: options that stand there would be replaced by ours.
     """
-    settings = DEFAULTS | _sockets(master) | dict(given)
+    settings = DEFAULTS | (_OF_LOCAL | _sockets() if is_local(master) else {}) | dict(given)
     if os.environ.get("SPARK_HOME") or os.environ.get("SPARK_CONF_DIR"):
         return settings
     options = settings.get(_JAVA_OPTIONS, "")
@@ -82,10 +84,10 @@ def settings_of(master: str, given: Mapping[str, str]) -> dict[str, str]:
     return settings | {_JAVA_OPTIONS: " ".join(filter(None, [options, *ours]))}
 
 
-def _sockets(master: str) -> dict[str, str]:
+def _sockets() -> dict[str, str]:
     """Python of ours has what Unix sockets need: workers that end without a word when Java closes them first."""
     program = os.environ.get("PYSPARK_PYTHON", "")
-    return sockets_beside(Path(program)) if is_local(master) and is_ours(program) else {}
+    return sockets_beside(Path(program)) if is_ours(program) else {}
 
 
 def local_session(

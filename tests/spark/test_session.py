@@ -31,15 +31,18 @@ def test_python_that_was_chosen_is_left_alone(monkeypatch: pytest.MonkeyPatch, t
 @pytest.mark.parametrize(
     ("master", "is_local"), [("local", True), ("local-cluster[2,1,1024]", True), ("spark://far:7077", False)]
 )
-def test_scripts_and_sockets_are_for_processes_on_this_machine(
+def test_scripts_sockets_and_this_machines_own_address_are_for_processes_on_it(
     master: str, is_local: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    os.environ.pop("PYSPARK_PYTHON", None)
+    for name in ("PYSPARK_PYTHON", "SPARK_LOCAL_IP"):
+        os.environ.pop(name, None)
     prepare_environment(master)
     assert (os.environ["PYSPARK_PYTHON"] == sys.executable) is not is_local
     assert (settings_of(master, {}).get(SOCKETS) == "true") is is_local
     assert settings_of(master, {SOCKETS: "false"})[SOCKETS] == "false"
+    own = {settings_of(master, {}).get(f"spark.driver.{name}") for name in ("host", "bindAddress")}
+    assert own | {os.environ.get("SPARK_LOCAL_IP")} == ({"127.0.0.1"} if is_local else {None})
 
 
 SOCKETS = "spark.python.unix.domain.socket.enabled"
