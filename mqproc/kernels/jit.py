@@ -23,6 +23,7 @@ from types import FunctionType
 from typing import Any, TypeVar, cast
 
 import numba
+from llvmlite import binding
 from numba import types
 
 from mqproc.began import IMPORTED_NS
@@ -86,10 +87,34 @@ def _without_literals(get_call_template: Callable[..., Any]) -> Callable[..., An
 def _load_compiled(cache: Any, signature: Any, target_context: Any) -> Any:
     """What numba does, without first importing all that it knows of types: only its compiler needs that, and gets it.
 
-    It is a third of the time that loading every kernel takes, at each start of a group.
+    It is a third of the time that loading every kernel takes, at each start of a group. Half of the rest is spared by
+    `_unserialized`. numba's lock for compiling is held.
     """
-    with cache._guard_against_spurious_io_errors():
-        return cache._load_overload(signature, target_context)
+    codegen = target_context.codegen()
+    codegen.unserialize_library = functools.partial(_unserialized, codegen)
+    try:
+        with cache._guard_against_spurious_io_errors():
+            return cache._load_overload(signature, target_context)
+    finally:
+        del codegen.unserialize_library
+
+
+def _unserialized(codegen: Any, state: Any) -> Any:
+    """What numba does, but the bitcode is parsed when a kernel is compiled that calls this one: mostly never.
+
+    numba finds the names of its functions in it, and asks for that of the wrapper alone, which is there.
+    """
+    name, kind, data = state
+    if kind != "object":
+        return type(codegen)._library_class._unserialize(codegen, state)
+    code, bitcode = data
+    library = codegen.create_library(name)
+    library.enable_object_caching()
+    library._set_compiled_object(code)
+    library._finalize_final_module()
+    library.get_pointer_to_function = codegen._engine.get_function_address
+    library._get_module_for_linking = functools.cache(lambda: binding.parse_bitcode(bitcode))
+    return library
 
 
 def kernel(function: F) -> F:

@@ -161,6 +161,31 @@ assert compiles()
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
+def test_bitcode_is_parsed_where_a_kernel_is_compiled_that_calls_a_loaded_one() -> None:
+    """It takes half the time of loading all kernels, and most of the memory."""
+    program = """
+import numpy as np
+from llvmlite import binding
+from mqproc.kernels import crc
+from mqproc.kernels.jit import kernel
+
+parsed = []
+parse = binding.parse_bitcode
+binding.parse_bitcode = lambda code: parsed.append(code) or parse(code)
+crc.warm()
+assert not parsed
+one = kernel(lambda buf: crc.crc32(buf, 0, buf.size) + 1)
+two = kernel(lambda buf: crc.crc32(buf, 0, buf.size) + 2)
+digits = np.frombuffer(bytearray(b"123456789"), np.uint8)
+assert one(digits) == 0xCBF43926 + 1
+assert len(parsed) == 1
+assert two(digits) == 0xCBF43926 + 2
+assert len(parsed) == 1
+"""
+    crc.warm()
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
 def test_without_a_folder_to_write_to_a_kernel_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
     assert kernel(plain(field))(np.full(4, 1, np.uint8), 0) == 0x01010101
