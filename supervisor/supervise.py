@@ -171,7 +171,6 @@ class Supervisor:
         self._control.store(layout.GROUP_STATE, layout.GROUP_RECOVERING)
         self._manager.say_state(layout.GROUP_RECOVERING)
         write_settings(context.io, context.paths, context.options)
-        bell.warm()
         # Before kernels are made ready, which takes minutes where they are compiled: who asks is told what goes on.
         resources = self._resources = Resources.make(context.paths, self._control, self._specs)
         context.io.crash_point("supervisor.bells")
@@ -191,6 +190,8 @@ class Supervisor:
         self._control.store(layout.RECOVERY_STEP, layout.STEP_KERNELS)
         with self._signals.interrupting():
             self._hooks.warm(context)
+            # Not before: what is not compiled yet is compiled by children, since the compiler's memory would stay here.
+            bell.warm()
         self._control.store(layout.RECOVERY_STEP, layout.STEP_NONE)
         gc.collect()
         gc.freeze()

@@ -24,6 +24,7 @@ from mqproc.io import FailedSyncError
 from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
 from mqproc.process.loop import BellKind, RoleContext, RoleSpec
+from mqproc.shm import bell
 from mqproc.supervisor import GroupContext, Hooks, Outcome, RestartPolicy, Timing, detach, supervise
 
 WITH_SOCKETS = {layout.WRITER, layout.QUERY}
@@ -145,6 +146,17 @@ def make_hooks(arguments: argparse.Namespace) -> Hooks:
     return Hooks(warm=warm, recover=recover, finish=finish, reload=reload, sync_active_segments=sync)
 
 
+def noting_kernels_of_bells(root: Path) -> None:
+    """Have it noted when the supervisor makes the kernels ready that bells call."""
+    warm = bell.warm
+
+    def noted() -> None:
+        note(root, "bells warm")
+        warm()
+
+    bell.warm = noted
+
+
 def interrupted(call: Callable[[], None]) -> Callable[[], None]:
     """The call, just behind a Ctrl-C."""
 
@@ -174,6 +186,7 @@ def main() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (arguments.files, arguments.files))
     bad = dict(item.split(":") for item in arguments.bad)
     paths = StorePaths(Path(arguments.store))
+    noting_kernels_of_bells(paths.root)
     specs = make_specs(arguments.roles.split(","), bad)
     options = load_options(flags=arguments.set, environment={})
     # Looked at often; whoever is to be too slow has its time from the test, so that nobody else is.

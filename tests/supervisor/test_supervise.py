@@ -49,6 +49,12 @@ class TestRunning:
         children = {child.pid for child in psutil.Process(quiet_group.process.pid).children()}
         assert children == {quiet_group.pid(name) for name in (*layout.ROLES, "template")}
 
+    def test_no_kernel_is_compiled_before_the_hook_has_had_children_compile_all(
+        self, quiet_group: RunningGroup
+    ) -> None:
+        """The compiler's 34 MB would stay in the supervisor."""
+        assert quiet_group.events[:2] == ["warm", "bells warm"]
+
     def test_ctrl_c_at_a_terminal_reaches_only_the_supervisor(self, quiet_group: RunningGroup) -> None:
         assert os.getpgid(quiet_group.pid("writer")) != os.getpgid(quiet_group.process.pid)
 
