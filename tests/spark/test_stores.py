@@ -38,37 +38,36 @@ def test_folders_as_urls(tmp_path: Path) -> None:
     assert find_stores([f"file://{tmp_path}", f"file:{tmp_path}"]) == [str(tmp_path)]
 
 
-def test_what_lies_behind_zeros_in_the_last_segment_is_missed_or_read(tmp_path: Path) -> None:
-    root = tmp_path / "store"
+def with_zeros_in_place_of_one(root: Path) -> tuple[LiveStore, list[int], int]:
+    """A closed store of 300 messages in one segment, where all of them lay, and the number of the one that is lost."""
     store = LiveStore(root)
     store.append("Topic", [b"%d" % number * 20 for number in range(300)], queues=1)
     store.close()
-    places = offsets_of(root)
+    places, lost = offsets_of(root), 150
     assert len(places) == 300
-    harmed, following = places[150:152]
-    write_at(root / "commitlog" / f"{0:020d}", harmed, bytes(following - harmed))
+    write_at(root / "commitlog" / f"{0:020d}", places[lost], bytes(places[lost + 1] - places[lost]))
+    return store, places, lost
+
+
+def test_what_lies_behind_zeros_in_the_last_segment_is_missed_or_read(tmp_path: Path) -> None:
+    _store, places, lost = with_zeros_in_place_of_one(tmp_path)
+    says = rf"the log ends at {places[lost]:,} \(zeros\), but at {places[lost + 1]:,} is"
     for given in ({}, {"verifyCrc": True}, {"splitBytes": 5_000}):
-        with pytest.raises(CorruptStoreError, match=rf"the log ends at {harmed:,} \(zeros\), but at {following:,} is"):
-            offsets_of(root, **given)
-        assert offsets_of(root, failOnDataLoss=False, **given) == places[:150] + places[151:]
+        with pytest.raises(CorruptStoreError, match=says):
+            offsets_of(tmp_path, **given)
+        assert offsets_of(tmp_path, failOnDataLoss=False, **given) == places[:lost] + places[lost + 1 :]
 
 
 def test_nothing_is_looked_for_behind_the_end_at_which_a_store_was_closed(tmp_path: Path) -> None:
-    root = tmp_path / "store"
-    store = LiveStore(root)
-    store.append("Topic", [b"%d" % number * 20 for number in range(300)], queues=1)
-    store.close()
-    places = offsets_of(root)
-    end, following = places[150:152]
-    write_at(root / "commitlog" / f"{0:020d}", end, bytes(following - end))
-    io, paths = StoreIO(), StorePaths(root)
-    DurableMark(
-        io, paths.mark("commitlog"), LogSegments(io, paths.commit_log, store.options.mapped_file_size_commit_log)
-    ).move(end, 1)
-    assert offsets_of(root) == places[:150]
+    store, places, lost = with_zeros_in_place_of_one(tmp_path)
+    io, paths, size = StoreIO(), StorePaths(tmp_path), store.options.mapped_file_size_commit_log
+    mark = DurableMark(io, paths.mark("commitlog"), LogSegments(io, paths.commit_log, size))
+    assert mark.move(places[lost], 1)
+    assert offsets_of(tmp_path) == places[:lost]
     paths.abort.write_text("1")
-    with pytest.raises(CorruptStoreError, match=rf"the log ends at {end:,} \(zeros\), but at {following:,} is"):
-        offsets_of(root)
+    says = rf"the log ends at {places[lost]:,} \(zeros\), but at {places[lost + 1]:,} is"
+    with pytest.raises(CorruptStoreError, match=says):
+        offsets_of(tmp_path)
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
