@@ -148,7 +148,8 @@ def _lengths16(payload: Bytes, column: int, count: int) -> tuple[int, int, int]:
 def check_frame(payload: Bytes, state: Words) -> int:
     """Check every length of a frame; FRAME_OK or what is wrong, with FAILED_MESSAGE and FAILED_VALUE in `state`.
 
-    `payload` uint8[n], `state` int64[STATE_WORDS]. TOTAL_SIZE becomes the bytes that all records need.
+    `payload` uint8[n], `state` int64[STATE_WORDS]. TOTAL_SIZE becomes the bytes that all records need at most: a
+    byte for each message less where given properties are closed.
     """
     count = state[COUNT]
     body_lengths = state[BODY_LENGTHS]

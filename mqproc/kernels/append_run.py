@@ -247,9 +247,8 @@ def append_alone(
     run[STORED_AT_MS] = store_timestamp_ms
     if _begin_frame(buffer, run, state, table, key, rounds, touched, answers) != DONE:
         return 0
-    size = state[TOTAL_SIZE]
-    end = state[control.WRITTEN] + size
-    if size > staging.size or end + record.BLANK_SIZE > segment_end:
+    most = state[TOTAL_SIZE]
+    if most > staging.size or state[control.WRITTEN] + most + record.BLANK_SIZE > segment_end:
         run[ROW] = -1
         return 0
     state[STAGING_AT] = 0
@@ -257,9 +256,11 @@ def append_alone(
     state[SEGMENT_END] = segment_end
     append.encode_frame(buffer, state, table, queue_numbers, next_offsets, staging, answers)
     _end_frame(buffer, run, state, table, queue_numbers, rounds, touched, answers)
+    size = int(state[STAGING_AT])
+    end = state[control.WRITTEN] + size
     if end > state[control.RESERVED_END]:
         store_release(state, control.RESERVED_END, end)
-    return int(size)
+    return size
 
 
 @inlined

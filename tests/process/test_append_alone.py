@@ -29,6 +29,7 @@ from mqproc.layout import control as words_of
 from mqproc.layout import figures
 from mqproc.shm.histogram import read_buckets
 from mqproc.store.append import CommitLogAppender
+from tests.crash.placed import walk_log
 from tests.process.test_append_runs import Frame, Outcome, streams
 from tests.process.test_append_runs_failing import assert_holds
 from tests.process.writer_rig import BODY_MAX, Client, Left, MakeRig, WriterRig, columns, error_of, single
@@ -109,6 +110,27 @@ def test_frames_are_stored_and_answered_as_those_of_unknown_shapes(
     assert left.next_offsets == expected_left.next_offsets
     assert left.counts == expected_left.counts
     assert left.log == expected_left.log
+
+
+@pytest.mark.parametrize("property_crc", [True, False])
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize("sizes", [(4,), (4, 4, 4)])
+def test_whole_strings_of_properties_leave_no_byte_between_records(
+    make_rig: MakeRig, sizes: tuple[int, ...], closed: bool, property_crc: bool
+) -> None:
+    """Those that end their last property themselves are a byte shorter than others may become."""
+    rig = make_rig(enabled_append_prop_crc=property_crc)
+    client = rig.client()
+    client.send(Frame(sizes=sizes, whole=True, closed=closed).encode(KNOWN))
+    client.wait_for([KNOWN])
+    ways = counted(rig)
+    for number in range(2, 6):
+        client.send(Frame(sizes=sizes, whole=True, closed=closed).encode(number))
+        client.wait_for([number])
+    assert ways == [True] * 4
+    ends = [placed.offset + placed.size for placed in walk_log(rig.paths.commit_log)]
+    assert len(ends) == 5 * len(sizes)
+    assert rig.written == ends[-1]
 
 
 def test_a_frame_of_a_known_shape_goes_the_short_way(make_rig: MakeRig) -> None:

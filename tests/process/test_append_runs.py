@@ -52,6 +52,8 @@ class Frame:
     tag: str = ""
     tags: bool = False
     whole: bool = False
+    closed: bool = True
+    """Whether whole strings of properties end the last one, as clients' do."""
     sharding: bool = False
     queue_id: int = -1
     flag: int = 0
@@ -83,7 +85,8 @@ class Frame:
         if self.tags:
             texts("tags_bytes", [b"t" * (place % 3) for place in range(count)])
         if self.whole:
-            texts("properties_bytes", [b"KEYS\x01w%d\x02" % place for place in range(count)])
+            end = b"\x02" if self.closed else b""
+            texts("properties_bytes", [b"KEYS\x01w%d" % place + end for place in range(count)])
         if self.born:
             payload.append(struct.pack(f"<{count}q", *range(count)))
         if self.queue_id == -2:
@@ -126,6 +129,7 @@ SHAPES = st.builds(
     tag=st.sampled_from(["", "tag"]),
     tags=st.booleans(),
     whole=st.sampled_from([False, False, True]),
+    closed=st.booleans(),
     sharding=st.sampled_from([False, False, True]),
     queue_id=st.sampled_from([-1, -1, 0, 3, -2]),
     flag=st.sampled_from([0, 5]),
