@@ -245,8 +245,10 @@ class RecordNames:
         return text
 
     def add_host(self, host: bytes) -> str:
-        text = self.hosts[host] = host_text(host)
+        text = host_text(host)
         self.ids[host] = host_hex(host)
+        # Last: another thread that finds the host takes its id to be there.
+        self.hosts[host] = text
         return text
 
 

@@ -6,10 +6,16 @@
 from __future__ import annotations
 
 import socket
+import sys
+from typing import TYPE_CHECKING
 
 from pyspark import daemon
 
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
 _worker = daemon.worker
+_CLOSED = (BrokenPipeError, ConnectionResetError)
 
 
 def worker(sock: socket.socket, authenticated: bool) -> int:
@@ -17,10 +23,17 @@ def worker(sock: socket.socket, authenticated: bool) -> int:
 
     Java does so where a query had enough rows (`show()`, a limit) and where a session ends: Spark's own prints a trace.
     """
+    sys.unraisablehook = _tell_unless_closed
     try:
         return _worker(sock, authenticated)
-    except (BrokenPipeError, ConnectionResetError):
+    except _CLOSED:
         return 1
+
+
+def _tell_unless_closed(unraisable: UnraisableHookArgs) -> None:
+    """A file that cannot write its rest as it is let go of: since Python 3.13 that is told too."""
+    if not isinstance(unraisable.exc_value, _CLOSED):
+        sys.__unraisablehook__(unraisable)
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mqproc.errors import CorruptStoreError
 from mqproc.layout.lazy_records import UnreadRecords, lazy_records
-from mqproc.layout.record_codec import decode_records, encode_record, host_bytes
+from mqproc.layout.record_codec import RecordNames, decode_records, encode_record, host_bytes
 from mqproc.message import StoredMessage
 
 FIELDS = [field.name for field in dataclasses.fields(StoredMessage)]
@@ -89,6 +89,19 @@ def test_several_threads_may_ask_at_once() -> None:
     for thread in threads:
         thread.join(20)
     assert wrong == []
+
+
+def test_a_host_is_known_when_all_of_it_is() -> None:
+    """Another thread that finds its text takes its id to be there."""
+    names = RecordNames()
+
+    class Hosts(dict[bytes, str]):
+        def __setitem__(self, host: bytes, text: str) -> None:
+            assert host in names.ids
+            super().__setitem__(host, text)
+
+    names.hosts = Hosts()
+    assert names.add_host(bytes([10, 0, 0, 1, 0, 0, 0x2A, 0x9F])) == "10.0.0.1:10911"
 
 
 def test_bytes_that_are_no_records_are_refused() -> None:
