@@ -41,7 +41,11 @@ _ERROR_BY_EXIT_CODE = {
 
 
 class OpenedClient(Client):
-    """Made by `mqproc.open`; `close`, the end of its `with` block and that of the program let the group go."""
+    """Made by `mqproc.open`; `close`, the end of its `with` block and that of the program let the group go.
+
+    They close its consumers first, which commits what is done. A client that is closed can be used as long as its group
+    runs, and fails at once when it does not.
+    """
 
     _openers: Openers | None = None
     _process = 0
@@ -52,15 +56,30 @@ class OpenedClient(Client):
         _opened.append(self)
 
     def close(self) -> None:
-        """Close the connections and let the group go, which ends with its last user."""
-        super().close()
+        """Close the consumers and the connections, and let the group go, which ends with its last user.
+
+        Raises what a consumer's commit raises, when all of that is done.
+        """
+        with ExitStack() as steps:
+            steps.callback(self._let_go)
+            steps.callback(super().close)
+            for consumer in list(self._consumers):
+                steps.callback(consumer.close)
+
+    def _let_go(self) -> None:
         openers, self._openers = self._openers, None
         if openers is None:
             return
         _opened.remove(self)
         # A forked process that comes here has joined nobody.
-        if os.getpid() == self._process:
-            _leave(self.store, openers)
+        if os.getpid() != self._process:
+            return
+        ended = "has ended since"
+        try:
+            if _leave(self.store, openers):
+                ended = "was stopped with it"
+        finally:
+            self._not_waited_for(f"this client is closed, and its group {ended}")
 
 
 _opened: list[OpenedClient] = []
@@ -92,11 +111,14 @@ def open(path: str | Path, *, options: Mapping[str, Any] | None = None, timeout:
     return client
 
 
-def _leave(store: Path, openers: Openers) -> None:
+def _leave(store: Path, openers: Openers) -> bool:
+    """Whether this was the group's last user, and has stopped it."""
     try:
         if openers.is_last():
             with suppress(NotRunningError):  # Somebody else has stopped it.
                 _run_command("down", store, [], STOP_TIMEOUT_S)
+                return True
+        return False
     finally:
         openers.leave()
 

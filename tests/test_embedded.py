@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
 import multiprocessing
 import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,8 +19,18 @@ import pytest
 
 import mqproc
 from mqproc import embedded
-from mqproc.errors import BadRequestError, NotRunningError, StartError, StoreLockedError
+from mqproc.errors import (
+    BadRequestError,
+    MqprocError,
+    NotRunningError,
+    SendOutcomeUnknownError,
+    StartError,
+    StoreLockedError,
+)
 from tests.conftest import PATIENCE_S, Group
+
+AT_ONCE_S = 10.0
+"""A third of a client's timeout, which is not waited for."""
 
 
 def test_a_group_that_runs_is_used_and_left_running(group: Group) -> None:
@@ -178,6 +190,74 @@ def test_at_the_end_of_the_program_what_fails_leaves_no_group_behind(
     with pytest.raises(RuntimeError, match="cannot join"):
         embedded._close_all()
     assert not runs(store)
+
+
+def test_a_client_that_is_closed_first_commits_what_its_consumers_have_done(store: Path) -> None:
+    client = mqproc.open(store)
+    client.send_batch("done", [b"%d" % number for number in range(4)], queue_id=0)
+    consumer = client.consumer("closed-last", "done", start="earliest")
+    messages: list[mqproc.StoredMessage] = []
+    while len(messages) < 2:
+        messages += consumer.receive(2 - len(messages), timeout=PATIENCE_S)
+    consumer.ack(*messages)
+    client.close()
+    assert not runs(store)
+    began = time.monotonic()
+    consumer.close()
+    with pytest.raises(BadRequestError, match="the consumer is closed"):
+        consumer.receive()
+    assert time.monotonic() - began < AT_ONCE_S
+    with mqproc.open(store) as after, after.consumer("closed-last", "done") as rest:
+        assert [message.body for message in rest.receive(timeout=PATIENCE_S)] == [b"2", b"3"]
+
+
+def test_a_client_that_has_stopped_its_group_says_so_at_once(store: Path) -> None:
+    client = mqproc.open(store)
+    simple = client.simple_consumer("late", "kept", start="earliest")
+    client.send("kept", b"x", queue_id=0)
+    client.wait_dispatched()
+    [message] = simple.receive(timeout=PATIENCE_S)
+    transaction = client.transaction("late", mqproc.Message("kept", b"y"))
+    transaction.begin()
+    client.close()
+    stopped = "this client is closed, and its group was stopped with it"
+    began = time.monotonic()
+    for call in (functools.partial(client.send, "kept", b"z"), functools.partial(simple.ack, message)):
+        with pytest.raises(NotRunningError, match=stopped):
+            call()
+    with pytest.raises(MqprocError, match=stopped):
+        transaction.commit()
+    assert time.monotonic() - began < AT_ONCE_S
+    with mqproc.open(store):
+        assert client.send("kept", b"z").message_id, "the group is there again"
+    with pytest.raises(NotRunningError, match=stopped):
+        client.send("kept", b"z")
+    assert time.monotonic() - began < PATIENCE_S
+
+
+def test_a_client_that_is_closed_tells_what_its_consumer_could_not_commit(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = mqproc.open(store, timeout=2.0)
+    client.send_batch("lost", [b"x"], queue_id=0)
+    consumer = client.consumer("lost", "lost", start="earliest")
+    while not (messages := consumer.receive(timeout=PATIENCE_S)):
+        pass
+    consumer.ack(*messages)
+    run("down", store)
+    asked: list[Any] = []
+
+    def ask(call: Any) -> Any:
+        asked.append(call)
+        return mqproc.Client.run(client, call)
+
+    monkeypatch.setattr(client, "run", ask)
+    with pytest.raises((NotRunningError, SendOutcomeUnknownError)):
+        client.close()
+    assert len(asked) == 1, "who leaves tells nobody, since nobody is there"
+    consumer.close()
+    with pytest.raises(NotRunningError, match="this client is closed, and its group has ended since"):
+        client.health()
 
 
 def test_a_forked_process_that_ends_leaves_the_group_alone(store: Path) -> None:

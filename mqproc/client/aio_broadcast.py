@@ -41,8 +41,8 @@ class AsyncBroadcast(OwnProgress):
             raise
         self._task = asyncio.ensure_future(self._run())
 
-    async def leave(self) -> None:
-        """End the task and save."""
+    async def leave(self, *, told: bool = True) -> None:
+        """End the task and save; nobody is to be told."""
         try:
             if self._task is not None:
                 await tasks.end(self._task)

@@ -16,6 +16,7 @@ from mqproc.client.amounts import at_least_one, moment_after
 from mqproc.client.assignment import Assignment, Cursor, Loop, Piece, Queue, entries, pull_call
 from mqproc.client.driving import drive_async
 from mqproc.client.group_steps import ResetTo, lag_behind, seek_targets
+from mqproc.client.membership import UNHEARD
 from mqproc.client.nacking import Nacking
 from mqproc.client.outage import Outage
 from mqproc.client.pace import AT_ONCE, COMMIT_S, LOOK_S, MOVED, RECEIVE_MESSAGES
@@ -89,13 +90,17 @@ class AsyncConsumer:
         if self._closed:
             return
         self._closed = True
+        told = True
         try:
             await self.commit()
+        except UNHEARD:
+            told = False
+            raise
         finally:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self._member.leave()
+            await self._member.leave(told=told)
 
     @property
     def queues(self) -> list[tuple[str, int]]:

@@ -51,12 +51,12 @@ class AsyncMembership(Member):
             await asyncio.sleep(pause_s)
         self._task = asyncio.ensure_future(self._run())
 
-    async def leave(self) -> None:
-        """Stop being a member, and end the task."""
+    async def leave(self, *, told: bool = True) -> None:
+        """Stop being a member, and end the task. The group is `told`, unless nobody is there."""
         try:
             if self._task is not None:
                 await tasks.end(self._task)
-            if self._member_id:
+            if self._member_id and told:
                 # The end of the connection would say it too.
                 with contextlib.suppress(MqprocError):
                     await self._client.run(self._leaving())

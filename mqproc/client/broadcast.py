@@ -230,8 +230,8 @@ class Broadcast(OwnProgress):
             self.give_up()
             raise
 
-    def leave(self) -> None:
-        """End the thread and save."""
+    def leave(self, *, told: bool = True) -> None:
+        """End the thread and save; nobody is to be told."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()

@@ -8,10 +8,11 @@ from __future__ import annotations
 import functools
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from mqproc.client import core
 from mqproc.client.amounts import above_zero, at_least_one
@@ -21,6 +22,9 @@ from mqproc.client.lines import Line, Lines
 from mqproc.client.pipeline import Pipeline
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
 from mqproc.errors import MqprocError
+
+if TYPE_CHECKING:
+    from mqproc.client.consumer import Consumer
 
 T = TypeVar("T")
 
@@ -47,6 +51,7 @@ class Calls:
         self._again = functools.partial(
             type(self), timeout=timeout, retry=retry, max_spin_us=max_spin_us, max_frame_bytes=max_frame_bytes
         )
+        self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self._lines = {
             role: Lines(path, max_spin_us / 1e6, max_frame_bytes)
             for role, path in core.socket_paths(store_or_socket).items()
@@ -74,6 +79,11 @@ class Calls:
         """
         for lines in self._lines.values():
             lines.close()
+
+    def _not_waited_for(self, why: str) -> None:
+        """From now on a call fails at once when the group does not run, told by `why`: no restart is hoped for."""
+        for lines in self._lines.values():
+            lines.leave(why)
 
     # Running calls
 

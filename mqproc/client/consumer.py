@@ -24,7 +24,7 @@ from mqproc.client.driving import drive
 from mqproc.client.fetching import Fetcher
 from mqproc.client.group_steps import ResetTo, lag_behind, seek_targets
 from mqproc.client.handling import Handling
-from mqproc.client.membership import Membership
+from mqproc.client.membership import UNHEARD, Membership
 from mqproc.client.nacking import Nacking
 from mqproc.client.pace import AT_ONCE, COMMIT_S, LOOK_S, MOVED, RECEIVE_MESSAGES, TURN_S
 from mqproc.client.retry import ConnectionLost
@@ -104,10 +104,14 @@ class Consumer:
         self._closed = True
         if os.getpid() != self._pid:
             return  # The member is what this process was forked from, and goes on.
+        told = True
         try:
             self.commit()
+        except UNHEARD:
+            told = False
+            raise
         finally:
-            self._member.leave()
+            self._member.leave(told=told)
             self._fetcher.close()
 
     # What it works on

@@ -133,6 +133,7 @@ class Lines:
         self._free: deque[Line] = deque()
         self._ever_connected = False
         self._closings = 0
+        self._gone = ""
 
     def take(self) -> Line:
         """A free connection, or a new one. Raises ConnectionLost when nobody listens."""
@@ -147,8 +148,9 @@ class Lines:
         try:
             sock = open_socket(self._path)
         except NotRunningError as error:
+            was_here = self._ever_connected and not self._gone
             raise ConnectionLost(
-                str(error), taken=False, connected=False, ever_connected=self._ever_connected
+                self._gone or str(error), taken=False, connected=False, ever_connected=was_here
             ) from None
         self._ever_connected = True
         return Line(Connection(sock, self._frame_bytes_max), self._path, self._spin_s, self._closings)
@@ -165,3 +167,7 @@ class Lines:
         self._closings += 1
         while self._free:
             self._free.pop().connection.close()
+
+    def leave(self, why: str) -> None:
+        """From now on a role that does not listen is not waited for, which is told by `why`."""
+        self._gone = why

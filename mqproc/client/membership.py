@@ -22,7 +22,9 @@ from mqproc.errors import (
     BadRequestError,
     GroupNotFoundError,
     MqprocError,
+    NotRunningError,
     PermissionDeniedError,
+    SendOutcomeUnknownError,
 )
 from mqproc.wire.group_operations import GroupAssignment
 
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 FINAL = (BadRequestError, GroupNotFoundError, PermissionDeniedError)
 """After these joining again cannot help."""
+UNHEARD = (NotRunningError, SendOutcomeUnknownError)
+"""After these nobody is there to be told that a member leaves: it would take the whole timeout once more."""
 
 
 def joins_again(error: MqprocError | ConnectionLost, policy: RetryPolicy, failures: int, deadline: float) -> float:
@@ -128,10 +132,10 @@ class Membership(Member):
             self._let_go()
             raise
 
-    def leave(self) -> None:
-        """Stop being a member, and end the thread."""
+    def leave(self, *, told: bool = True) -> None:
+        """Stop being a member, and end the thread. The group is `told`, unless nobody is there."""
         self._closing.set()
-        if self._member_id:
+        if self._member_id and told:
             # The end of the connection would say it too.
             with contextlib.suppress(MqprocError):
                 self._client.run(self._leaving())

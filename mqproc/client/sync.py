@@ -225,7 +225,9 @@ class Client(Calls):
         asked = filter_of(filter)
         for trial in trials_of(asked, wanted):
             self.run(trial)
-        return Consumer(self, wanted, asked, pull_messages, path)
+        consumer = Consumer(self, wanted, asked, pull_messages, path)
+        self._consumers.add(consumer)
+        return consumer
 
     def simple_consumer(
         self,

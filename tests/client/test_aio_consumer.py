@@ -16,6 +16,7 @@ from mqproc import (
     BadRequestError,
     FilterSyntaxError,
     GroupNotFoundError,
+    NotRunningError,
     SqlFilter,
     StaleOffsetError,
     StoredMessage,
@@ -150,6 +151,29 @@ def test_who_is_cancelled_while_it_leaves_is_cancelled_and_a_member_no_more(run:
         async with asyncio.timeout(PATIENCE_S), client.consumer("cancelled", "Cancelled") as successor:
             await reached(lambda: len(successor.queues) == 4, "all queues")
         await consumer.close()
+
+    run(program)
+
+
+def test_who_cannot_commit_tells_nobody_that_it_leaves(
+    run: Callable[[Program], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def program(client: AsyncClient) -> None:
+        await fill(client, "Unheard", 4)
+        consumer = await client.consumer("unheard", "Unheard", start="earliest")
+        messages = await consumer.receive(1, PATIENCE_S)
+        monkeypatch.setattr(consumer, "_commit_at", time.monotonic() + PATIENCE_S)
+        await consumer.ack(*messages)
+        asked: list[Any] = []
+
+        async def fail(call: Any) -> Any:
+            asked.append(call)
+            raise NotRunningError("no group serves this store now")
+
+        monkeypatch.setattr(client, "run", fail)
+        with pytest.raises(NotRunningError):
+            await consumer.close()
+        assert len(asked) == 1
 
     run(program)
 
