@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from mqproc.cli.sources import Chunk
+from mqproc.cli.sources import Chunk, WrittenNumber
 from mqproc.cli.times import EPOCH_MS_MAX, EPOCH_MS_MIN, datetime_ms
 from mqproc.errors import BadMessageError
 
@@ -144,6 +144,8 @@ def _text(value: Any) -> str:
     """A field's text: what the JSON of a body has for it, which is what one sees who looks for the message."""
     if value is None or type(value) is str:
         return value or ""
+    if type(value) is WrittenNumber:
+        return value.text
     encoded = msgspec.json.encode(value)
     if encoded.startswith(b'"'):
         return msgspec.json.decode(encoded, type=str)

@@ -25,7 +25,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, Self, TypeVar, cast
 
 import click
 import msgspec
@@ -58,6 +58,7 @@ _BUFFER_BYTES = 1 << 20
 _NAMES_SHOWN = 8
 # So much of a text is counted line by line. Further on its decoder tells, which is never so far ahead.
 _COUNTED_BYTES = 1 << 17
+_RAW = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _AHEAD_BYTES = 1 << 16
 # A column of identifiers has as many values as rows: the memory for known values is bounded.
 _KNOWN_VALUES_MAX = 100_000
@@ -84,6 +85,19 @@ class Reading:
     delimiter: str = ","
     chunk_rows: int = 1000
     skip: int = 0
+
+
+class WrittenNumber(float):
+    """A number of JSON with a fraction or an exponent, and its `text` there: `1e3` and `1000.0` are one number."""
+
+    __slots__ = ("text",)
+
+    def __new__(cls, text: str) -> Self:
+        number = super().__new__(cls, text)
+        number.text = text
+        return number
+
+    text: str
 
 
 @dataclass(slots=True)
@@ -426,6 +440,8 @@ def _json_fields(bodies: Sequence[bytes], reading: Reading, name: str, first: in
             raise BadMessageError(f"{name}: record {first + index + 1:,} is no JSON object: {error}") from None
         for wanted, values in fields.items():
             value = found.get(wanted)
+            if type(value) is float:
+                value = WrittenNumber(bytes(_RAW(body)[wanted]).decode())
             values.append(None if value in reading.nulls else value)
     return fields
 

@@ -17,6 +17,7 @@ from unittest import mock
 import click
 import pytest
 
+from mqproc.cli.columns import ColumnMaker, FieldNames
 from mqproc.cli.sources import Chunk, Counted, Reading, Source, guess_kind
 from mqproc.errors import BadMessageError, BadRequestError
 
@@ -153,6 +154,16 @@ def test_json_lines_are_bodies_and_have_fields(tmp_path: Path) -> None:
         assert len(bodies(read(broken))) == 2
         with pytest.raises(BadMessageError, match="record 2 is no JSON object"):
             read(broken, Reading(fields=("a",)))
+
+
+def test_a_number_of_json_is_a_key_and_a_tag_as_it_is_written(tmp_path: Path) -> None:
+    written = [b"1e3", b"1.50", b"-0.0", b"1E+2", b"7", b"123456789012345678901234567890", b"1.0"]
+    path = packed(tmp_path / "a.jsonl", b"".join(b'{"b":2.50, "a" : %b }\n' % number for number in written))
+    (chunk,) = read(path, Reading(fields=("a",)))
+    found = ColumnMaker(FieldNames(keys=("a",), tag="a"), 0, "a.jsonl").columns(chunk)
+    assert found.keys == found.tags == [number.decode() for number in written]
+    assert chunk.fields["a"][:2] == [1000.0, 1.5], "times and queues go by the number"
+    assert str(chunk.fields["a"][0]) == "1000.0"
 
 
 def test_parquet_records_become_json_objects(tmp_path: Path) -> None:
