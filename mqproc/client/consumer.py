@@ -459,9 +459,9 @@ class Consumer:
         """Have messages delivered again later: by `delay_level` 1…18, or 0 for ever longer pauses.
 
         Each call makes a copy, also of a message that is done already. Too often, or with a level below 0, they go to
-        the group's dead letters. Returns when their copies are stored;
-        a message that `receive` gave is then done. Raises MessageNotFoundError for those that retention or damage took
-        meanwhile, which are not done until they are acknowledged, StoreBusyError when some could not be stored now.
+        the group's dead letters. Returns when their copies are stored; a message that `receive` gave is then done.
+        Raises MessageNotFoundError for those that retention, damage or a deletion of their topic took meanwhile, which
+        are not done until they are acknowledged, StoreBusyError when some could not be stored now.
         """
         self._check_process()
         if self._local is not None:

@@ -48,8 +48,8 @@ class Nacking:
         """Raises MessageNotFoundError when some are gone."""
         if self.gone:
             raise MessageNotFoundError(
-                f"{_named(self.gone)} cannot be delivered to group {self._group} again: retention or damage took "
-                f"{'it' if len(self.gone) == 1 else 'them'}"
+                f"{_named(self.gone)} cannot be delivered to group {self._group} again: retention, damage or the "
+                f"deletion of a topic took {'it' if len(self.gone) == 1 else 'them'}"
             )
 
     def busy(self) -> StoreBusyError:

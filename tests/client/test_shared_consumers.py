@@ -12,7 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from mqproc import BadRequestError, Client, GroupInUseError, PermissionDeniedError, control_words
+from mqproc import (
+    BadRequestError,
+    Client,
+    GroupInUseError,
+    MessageNotFoundError,
+    PermissionDeniedError,
+    control_words,
+)
 from mqproc.client.broadcast import load_offsets
 from mqproc.paths import StorePaths
 from tests.client.consuming import all_of, bodies_of, fill, offsets
@@ -185,3 +192,12 @@ def test_members_of_a_group_that_may_not_consume_get_nothing_until_it_may_again(
     client.send("Paused", b"8")
     waiting.join()
     assert told
+
+
+def test_a_nack_of_a_topic_that_was_deleted_says_what_may_have_taken_it(client: Client) -> None:
+    fill(client, "Deleted", 1, queues=1)
+    with client.consumer("deleted", "Deleted", start="earliest") as consumer:
+        messages = consumer.receive(1, PATIENCE_S)
+        client.delete_topic("Deleted")
+        with pytest.raises(MessageNotFoundError, match=r"retention, damage or the deletion of a topic took it$"):
+            consumer.nack(*messages)
