@@ -41,6 +41,7 @@ _OFFSET_TYPES: Final = {
     "LargeBinaryArray": np.int64,
     "LargeStringArray": np.int64,
 }
+_SHOWN_CHARACTERS: Final = 64
 _TEXT_ARRAYS: Final = ("StringArray", "LargeStringArray")
 
 Texts = Any
@@ -247,15 +248,30 @@ def encode_keys(keys: Texts, count: int) -> Column:
     values = as_list(keys, "keys")
     joined = None if values is None else _joined(values)
     if values is not None and joined is None:
-        return encode_texts([joined_keys(value) for value in values], count, "keys")
+        return encode_texts(_joined_keys_of(values), count, "keys")
     column = _text_column(keys if values is None else values, joined, count, "keys")
     _refuse_bytes(column, "keys", NAME_END + PAIR_END + KEY_SEPARATOR)
     return column
 
 
+def _joined_keys_of(values: Sequence[Any]) -> list[str]:
+    """Each message's keys; the error names the first message whose keys cannot be."""
+    try:
+        return [joined_keys(value) for value in values]
+    except BadPropertyError:
+        if len(values) == 1:
+            raise
+    for row, value in enumerate(values):
+        try:
+            joined_keys(value)
+        except BadPropertyError as error:
+            raise BadPropertyError(f"message {row:,}: {error}") from None
+    raise AssertionError("keys that could not be can be")
+
+
 def joined_keys(keys: Any) -> str:
     """One message's keys, given as a text, a sequence of texts, or None."""
-    if not keys:
+    if not keys and (keys is None or isinstance(keys, Sequence)):
         return ""
     several = (keys,) if isinstance(keys, str) else keys
     check_keys(several)
@@ -287,7 +303,7 @@ def encode_texts(texts: Texts, count: int, name: str) -> Column:
         values = ["" if value is None else value for value in values]
         joined = _joined(values)
         if joined is None:
-            raise BadPropertyError(f"{name}: not all of them are texts")
+            raise _no_text(values, name)
     return _text_column(values, joined, count, name)
 
 
@@ -316,6 +332,17 @@ def as_list(texts: Texts, name: str) -> Sequence[Any] | None:
     if isinstance(texts, bytes | str) or not isinstance(texts, Sequence):
         raise BadPropertyError(f"{name} must be a list of texts or an array, not {type(texts).__name__}")
     return texts
+
+
+def _no_text(values: Sequence[Any], name: str) -> BadPropertyError:
+    row, value = next((row, value) for row, value in enumerate(values) if not isinstance(value, str))
+    told = _value_of(value, row, len(values))
+    return BadPropertyError(f"{name}: not all of them are texts: {told} is of type {type(value).__name__}")
+
+
+def _value_of(value: object, row: int, count: int) -> str:
+    """A wrong value in words; of one message alone nobody need be told which it is."""
+    return f"{repr(value)[:_SHOWN_CHARACTERS]}{f' of message {row:,}' if count > 1 else ''}"
 
 
 def _joined(values: Sequence[Any]) -> str | None:

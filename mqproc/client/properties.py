@@ -64,7 +64,8 @@ def check_tag(tag: str) -> None:
 def check_keys(keys: Sequence[str]) -> None:
     """Raise BadPropertyError when a key is empty, or holds a separator byte or a space, at which it would be split."""
     if type(keys) is not tuple and (isinstance(keys, str | bytes) or not isinstance(keys, Sequence)):
-        raise BadPropertyError(f"keys must be a sequence of texts, not {str(keys)[:64]!r}")
+        kind = type(keys).__name__
+        raise BadPropertyError(f"keys must be a sequence of texts, not {repr(keys)[:64]} of type {kind}")
     for key in keys:
         if type(key) is not str or not _is_key(key):
             _check_key(key)

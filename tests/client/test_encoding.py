@@ -5,6 +5,8 @@ Frames are read back by `append_frame.read_append`, which does in plain Python w
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pyarrow as pa
@@ -359,3 +361,25 @@ def test_what_must_go_together_is_refused_when_it_does_not_fit() -> None:
 
 def test_an_empty_batch_is_no_frame() -> None:
     assert list(encode_batch(Batch("orders", []), FRAME_BYTES_MAX)) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"keys": [1, 2]}, "message 0: keys must be a sequence of texts, not 1 of type int"),
+        ({"keys": np.array([0, 2])}, "message 0: keys must be a sequence of texts, not 0 of type int"),
+        ({"keys": ["a", 2.5]}, "message 1: keys must be a sequence of texts, not 2.5 of type float"),
+        ({"keys": [["a"], ["b", 7]]}, "message 1: key 7 is empty or no text"),
+        ({"keys": [["a"], ["b c"]]}, "message 1: key 'b c' holds the separator byte 0x20"),
+        ({"tags": ["a", float("nan")]}, "tags: not all of them are texts: nan of message 1 is of type float"),
+        ({"tags": [None, 7]}, "tags: not all of them are texts: 7 of message 1 is of type int"),
+        (
+            {"sharding_keys": ["a", b"b"]},
+            "sharding keys: not all of them are texts: b'b' of message 1 is of type bytes",
+        ),
+    ],
+)
+def test_what_is_no_text_is_told_with_message_value_and_type(columns: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadPropertyError) as error:
+        list(encode_batch(Batch("t", [b"a", b"b"], **columns), FRAME_BYTES_MAX))
+    assert str(error.value) == told
