@@ -356,11 +356,20 @@ def _joined(values: Sequence[Any]) -> str | None:
 def _list_texts(values: Sequence[str], joined: str, name: str) -> tuple[NDArray[Any], bytes]:
     try:
         data = joined.encode()
-    except UnicodeEncodeError as error:
-        raise BadPropertyError(f"{name}: {error}") from None
+    except UnicodeEncodeError:
+        raise _no_utf8(values, name) from None
     if len(data) == len(joined):
         return _lengths_of(values), data
     return _lengths_of(list(map(str.encode, values))), data  # Not all ASCII, so characters are not bytes.
+
+
+def _no_utf8(values: Sequence[str], name: str) -> BadPropertyError:
+    for row, value in enumerate(values):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            return BadPropertyError(f"{name}: {_value_of(value, row, len(values))}: {error}")
+    raise AssertionError("texts that were no UTF-8 are")
 
 
 def _refuse_bytes(column: Column, name: str, forbidden: str) -> None:
@@ -368,7 +377,11 @@ def _refuse_bytes(column: Column, name: str, forbidden: str) -> None:
     data = values if type(values) is bytes else bytes(values)
     for byte in forbidden.encode():
         if byte in data:
-            raise BadPropertyError(f"{name}: one holds the separator byte 0x{byte:02X}")
+            ends = np.cumsum(column.lengths, dtype=np.int64)
+            row = int(np.searchsorted(ends, data.index(byte), side="right"))
+            value = data[int(ends[row]) - int(column.lengths[row]) : int(ends[row])].decode("utf-8", "replace")
+            told = _value_of(value, row, len(ends))
+            raise BadPropertyError(f"{name}: one holds the separator byte 0x{byte:02X}: {told}")
 
 
 # Numbers

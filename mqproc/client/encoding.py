@@ -398,12 +398,15 @@ def _whole_column(messages: Sequence[Message], prefix: str, counter: int) -> Col
     return encode_texts(texts, len(texts), "properties")
 
 
-def encode_batch(batch: Batch, frame_bytes_max: int) -> Iterator[AppendFrame]:
-    """A batch as frames: one, or as many as it takes when it is larger than a frame may be."""
+def encode_batch(batch: Batch, frame_bytes_max: int, first: int = 0) -> Iterator[AppendFrame]:
+    """A batch as frames: one, or more when it is larger than a frame may be. `first`: so many are before it."""
     count = len(batch)
     if count == 0:
         return
-    frame = _encode_whole(batch) if count <= FRAME_MESSAGES_MAX else None
+    try:
+        frame = _encode_whole(batch) if count <= FRAME_MESSAGES_MAX else None
+    except BadPropertyError as error:
+        raise (BadPropertyError(f"behind the first {first:,} messages: {error}") if first else error) from None
     if frame is not None and frame.payload_bytes <= frame_bytes_max - _OVERHEAD_BYTES:
         yield frame
         return
@@ -412,8 +415,8 @@ def encode_batch(batch: Batch, frame_bytes_max: int) -> Iterator[AppendFrame]:
             f"{count:,} messages that must go together exceed a frame of {frame_bytes_max:,} bytes"
             f" or {FRAME_MESSAGES_MAX:,} messages"
         )
-    yield from encode_batch(batch.part(0, count // 2), frame_bytes_max)
-    yield from encode_batch(batch.part(count // 2, count), frame_bytes_max)
+    yield from encode_batch(batch.part(0, count // 2), frame_bytes_max, first)
+    yield from encode_batch(batch.part(count // 2, count), frame_bytes_max, first + count // 2)
 
 
 def _encode_whole(batch: Batch) -> AppendFrame:

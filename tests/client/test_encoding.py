@@ -383,3 +383,42 @@ def test_what_is_no_text_is_told_with_message_value_and_type(columns: dict[str, 
     with pytest.raises(BadPropertyError) as error:
         list(encode_batch(Batch("t", [b"a", b"b"], **columns), FRAME_BYTES_MAX))
     assert str(error.value) == told
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"keys": ["a b", "c", "d"]}, "keys: one holds the separator byte 0x20: 'a b' of message 0"),
+        ({"keys": ["", "Öü", "é f"]}, "keys: one holds the separator byte 0x20: 'é f' of message 2"),
+        ({"keys": pa.array(["a", None, "x b"])}, "keys: one holds the separator byte 0x20: 'x b' of message 2"),
+        ({"tags": ["", "\x01", ""]}, "tags: one holds the separator byte 0x01: '\\x01' of message 1"),
+        ({"tags": ["ok", "a\x02", "b"]}, "tags: one holds the separator byte 0x02: 'a\\x02' of message 1"),
+        ({"sharding_keys": ["", "", "\x02"]}, "sharding keys: one holds the separator byte 0x02: '\\x02' of message 2"),
+        (
+            {"keys": ["c", "x\ud800", "d"]},
+            "keys: 'x\\ud800' of message 1: 'utf-8' codec can't encode character '\\ud800' in position 1: "
+            "surrogates not allowed",
+        ),
+    ],
+)
+def test_what_cannot_be_in_a_column_is_told_with_message_and_value(columns: dict[str, Any], told: str) -> None:
+    with pytest.raises(BadPropertyError) as error:
+        list(encode_batch(Batch("t", [b"a", b"b", b"c"], **columns), FRAME_BYTES_MAX))
+    assert str(error.value) == told
+
+
+def test_a_wrong_key_is_told_where_it_is_in_a_batch_of_several_frames() -> None:
+    keys = ["k"] * (FRAME_MESSAGES_MAX + 2)
+    keys[-1] = "a b"
+    half = len(keys) // 2
+    with pytest.raises(BadPropertyError) as error:
+        list(encode_batch(Batch("t", [b""] * len(keys), keys=keys), FRAME_BYTES_MAX))
+    told = f"keys: one holds the separator byte 0x20: 'a b' of message {len(keys) - half - 1:,}"
+    assert str(error.value) == f"behind the first {half:,} messages: {told}"
+
+
+def test_of_a_message_alone_nobody_is_told_which_it_is() -> None:
+    with pytest.raises(BadPropertyError, match=r"^tags: one holds the separator byte 0x01: 'a.x01'$"):
+        list(encode_batch(Batch("t", [b"a"], tags=["a\x01"]), FRAME_BYTES_MAX))
+    with pytest.raises(BadPropertyError, match=r"^keys must be a sequence of texts, not 7 of type int$"):
+        list(encode_batch(Batch("t", [b"a"], keys=[7]), FRAME_BYTES_MAX))
