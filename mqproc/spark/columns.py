@@ -10,7 +10,7 @@ from typing import Final
 
 from mqproc.errors import BadRequestError
 
-# Our names with the types that Spark's DDL gives them, in the order that they have by default.
+# Our names with the types that Spark has for them, in its short words, in the order that they have by default.
 MQPROC: Final[dict[str, str]] = {
     "store": "string",
     "topic": "string",
@@ -46,18 +46,25 @@ ROCKETMQ: Final[dict[str, tuple[str, str]]] = {
     "storeTimestamp": ("store_timestamp", "timestamp"),
 }
 NAMINGS: Final = ("mqproc", "rocketmq")
+# What a type is called in DDL, where a session says what the short word means (spark.sql.timestampType).
+_IN_DDL: Final = {"timestamp": "timestamp_ltz"}
 
 
 def types_of(naming: str) -> dict[str, str]:
-    """All columns of a naming with their DDL types, in order."""
+    """All columns of a naming with their types in Spark's short words, in order."""
     return dict(MQPROC) if naming == "mqproc" else {name: kind for name, (_ours, kind) in ROCKETMQ.items()}
 
 
 def schema_of(naming: str, names: Sequence[str] = ()) -> str:
-    """The DDL of the named columns (none: all). Raises BadRequestError for an unknown one."""
+    """The DDL of the named columns (none: all), the same in all sessions. Raises BadRequestError for an unknown one."""
     types = types_of(naming)
     check(naming, names)
-    return ", ".join(f"{name} {types[name]}" for name in names or types)
+    return ", ".join(f"{name} {in_ddl(types[name])}" for name in names or types)
+
+
+def in_ddl(kind: str) -> str:
+    """What a type, given in Spark's short word, is called where no session gives that another meaning."""
+    return _IN_DDL.get(kind, kind)
 
 
 def check(naming: str, names: Iterable[str]) -> None:

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import ArrayType, MapType, StructField, StructType
 
 from mqproc.errors import BadRequestError
-from mqproc.spark.columns import schema_of, types_of
+from mqproc.spark.columns import in_ddl, schema_of, types_of
 from mqproc.spark.options import ReadOptions, read_options, stream_options, table_options
 from mqproc.spark.sink.options import write_options
 
@@ -107,7 +107,7 @@ def columns_of(schema: StructType, naming: str) -> list[str]:
         if field.name not in types:
             raise BadRequestError(f"no column is called {field.name!r}; there are {', '.join(types)}")
         if field.dataType.simpleString() != types[field.name]:
-            wanted, has = field.dataType.simpleString(), types[field.name]
+            wanted, has = field.dataType.simpleString(), in_ddl(types[field.name])
             raise BadRequestError(f"column {field.name} is {has}; the schema asks for {wanted}")
         if not _may_be_null(field):
             raise BadRequestError(f"column {field.name} of the schema is NOT NULL; columns of messages may be null")

@@ -96,6 +96,7 @@ def test_a_wrong_option_is_named(given: dict[str, str], says: str) -> None:
 def test_schemas() -> None:
     assert schema_of("mqproc").startswith("store string, topic string, queue_id int, queue_offset bigint")
     assert schema_of("mqproc", ["body", "keys"]) == "body binary, keys array<string>"
+    assert schema_of("rocketmq", ["bornTimestamp"]) == "bornTimestamp timestamp_ltz"
     assert len(schema_of("rocketmq").split(", ")) == len(ROCKETMQ) == 9
     assert "map<string,string>" in MQPROC.values()
 

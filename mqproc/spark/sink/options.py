@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from mqproc.errors import BadRequestError
+from mqproc.spark.columns import in_ddl
 from mqproc.spark.options import without_scheme
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ def check_columns(options: WriteOptions, schema: StructType) -> None:
             )
         has = field.dataType.simpleString()
         if has not in COLUMNS[field.name]:
-            raise BadRequestError(f"column {field.name} is {has}; it must be {' or '.join(COLUMNS[field.name])}")
+            allowed = " or ".join(map(in_ddl, COLUMNS[field.name]))
+            raise BadRequestError(f"column {field.name} is {has}; it must be {allowed}")
     if "body" not in names:
         raise BadRequestError("no column is called body")
     if "topic" not in names and not options.topic:
