@@ -7,10 +7,10 @@ import json
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mqproc.errors import BadRequestError
-from mqproc.spark.options import read_options
+from mqproc.spark.options import ReadOptions, read_options
 from mqproc.spark.session import register
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 Moment = int | datetime.datetime
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+# The options of the source that jobs go by themselves, in the case that Spark takes for all.
+_OF_JOBS: Final = frozenset({"failondataloss", "verifycrc", "plainbodies"})
 
 
 def messages(
@@ -71,7 +73,7 @@ def messages(
             given[name] = _offsets(argument, offsets)
     paths = [str(path)] if isinstance(path, str | Path) else [str(each) for each in path]
     register(spark)
-    text = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
+    text = _text(given)
     read = read_options(text | {"paths": json.dumps(paths)})
     if read.filter_pushdown:
         # Filters of the query reach a source, and nothing behind it.
@@ -85,6 +87,22 @@ def keys_of(key: str | Sequence[str]) -> tuple[str, ...]:
     """Which keys `messages` takes for its argument `key`; () for all."""
     said = _words("key", key)
     return () if said is None else read_options({"path": ".", "key": said}).selection.keys
+
+
+def flags_of(selection: Mapping[str, Any]) -> ReadOptions:
+    """What arguments of `messages` say of damage, CRCs and packed bodies, by its names or the source's, in any case.
+
+    Only `fail_on_data_loss`, `verify_crc` and `plain_bodies` of the answer are the selection's. Raises BadRequestError
+    for what is no value of one.
+    """
+    given = {name: value for name, value in selection.items() if name.lower() in _OF_JOBS}
+    fails = {"failOnDataLoss": selection.get("fail_on_data_loss", True)}
+    return read_options({"path": "."} | _text(fails | given))
+
+
+def _text(given: Mapping[str, Any]) -> dict[str, str]:
+    """Options as Spark takes them."""
+    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
 
 
 def _words(name: str, words: object) -> str | None:

@@ -19,7 +19,7 @@ from mqproc.errors import CorruptStoreError
 from mqproc.kernels import decode
 from mqproc.paths import segment_name
 from mqproc.quantities import counted
-from mqproc.spark.api import keys_of, messages
+from mqproc.spark.api import flags_of, keys_of, messages
 from mqproc.spark.batches import BatchMaker
 from mqproc.spark.columns import MQPROC, schema_of
 from mqproc.spark.reading import Found
@@ -54,8 +54,10 @@ def compact(
 
     columns = [columns] if isinstance(columns, str) else columns
     wanted = list(columns) or list(MQPROC)
-    # Where the records are read there is no telling a damaged body from another; the pass over the log can.
-    selection.setdefault("verifyCrc", "body" in wanted)
+    flags = flags_of(selection)
+    if flags.verify_crc is None:
+        # Where the records are read there is no telling a damaged body from another; the pass over the log can.
+        selection["verifyCrc"] = "body" in wanted
     names = ["store", "topic", "keys", "store_timestamp", "physical_offset", "size"]
     placed = messages(spark, path, columns=names, **selection).withColumn("key", F.explode("keys"))
     if chosen := keys_of(selection.get("key", ())):
@@ -66,9 +68,13 @@ def compact(
     part = F.shiftright("physical_offset", _TASK_BITS)
     ordered = kept.repartition("store", part).sortWithinPartitions("store", "physical_offset")
     sizes = _segment_sizes([path] if isinstance(path, str | Path) else path)
-    fails = bool(selection.get("fail_on_data_loss", True))
-    plain = str(selection.get("plainBodies", False)).lower() == "true"
-    reader = PlaceReader(sizes, wanted, drop_empty=drop_empty, fail_on_data_loss=fails, plain_bodies=plain)
+    reader = PlaceReader(
+        sizes,
+        wanted,
+        drop_empty=drop_empty,
+        fail_on_data_loss=flags.fail_on_data_loss,
+        plain_bodies=flags.plain_bodies,
+    )
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return reader.read(batches)

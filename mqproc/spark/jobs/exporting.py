@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mqproc.errors import BadRequestError
-from mqproc.spark.api import messages
+from mqproc.spark.api import flags_of, messages
 from mqproc.spark.jobs.targets import check_sources, write_parquet
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def export(
             raise BadRequestError(f"{name} = {value!r}; there are {', '.join(allowed)}")
     if set(columns) == {"topic"}:
         raise BadRequestError("columns = topic: folders are named by it, and their files need another column")
-    stores = check_sources(path, fail_on_data_loss=bool(selection.get("fail_on_data_loss", True)))
+    stores = check_sources(path, fail_on_data_loss=flags_of(selection).fail_on_data_loss)
     wanted = list(dict.fromkeys([*columns, "topic", "store_timestamp", "size"])) if columns else []
     found = messages(spark, path, columns=wanted, **selection)
     # Told by the write itself; a count before it would read everything twice.

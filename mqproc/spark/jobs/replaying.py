@@ -25,7 +25,7 @@ from mqproc.errors import BadRequestError, TopicExistsError
 from mqproc.layout import record
 from mqproc.message import Message, StoredMessage
 from mqproc.names import check_topic
-from mqproc.spark.api import messages
+from mqproc.spark.api import flags_of, messages
 from mqproc.spark.jobs.targets import check_sources
 from mqproc.spark.jobs.tasks import batches_of
 from mqproc.store.topics import check_sendable
@@ -109,7 +109,7 @@ def replay(
     _check(spark, topics, rate, streams)
     check_topic(to_topic)
     check_sendable(to_topic)
-    stores = check_sources(path, fail_on_data_loss=bool(selection.get("fail_on_data_loss", True)))
+    stores = check_sources(path, fail_on_data_loss=flags_of(selection).fail_on_data_loss)
     target = _target(str(to_store), to_topic, name, rate / streams, queues)
     found = messages(spark, path, topic=topics, columns=_COLUMNS, **selection)
     if to_topic in topics:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -12,7 +12,8 @@ import pytest
 
 from mqproc.cli.times import parse_time_ms
 from mqproc.errors import BadRequestError, CorruptStoreError
-from mqproc.spark.jobs import compact, export
+from mqproc.spark.api import flags_of
+from mqproc.spark.jobs import compact, compacting, export
 from mqproc.spark.jobs.compacting import PlaceReader
 from tests.spark.rows import messages_of
 from tests.store.live_store import LiveStore
@@ -105,3 +106,48 @@ def test_last_messages_that_are_deleted_before_they_are_read(keyed_store: Stoppe
         list(strict.read(iter([batch])))
     found = [row["physical_offset"] for each in lax.read(iter([batch])) for row in each.to_pylist()]
     assert found == [each.physical_offset for each in stored if each.physical_offset // 65536 != 1]
+
+
+PASSED_OVER: list[dict[str, Any]] = [
+    {"fail_on_data_loss": False},
+    {"failOnDataLoss": False},
+    {"failondataloss": "FALSE"},
+    {"fail_on_data_loss": True, "failOnDataLoss": "false"},
+]
+
+
+@pytest.mark.parametrize("given", PASSED_OVER)
+def test_damage_is_passed_over_by_the_name_of_either_side(
+    spark: SparkSession,
+    keyed_store: StoppedStore,
+    tmp_path: Path,
+    given: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    strictness: list[bool] = []
+
+    class Recorded(PlaceReader):
+        def __init__(self, *args: Any, **named: Any) -> None:
+            strictness.append(named["fail_on_data_loss"])
+            super().__init__(*args, **named)
+
+    store = shutil.copytree(keyed_store.root, tmp_path / "store")
+    (store / "commitlog" / f"{65536:020d}").unlink()
+    with pytest.raises(CorruptStoreError, match="is missing"):
+        export(spark, store, tmp_path / "out", columns="queue_id")
+    done = export(spark, store, tmp_path / "out", columns="queue_id", **given)
+    whole = [each for each in messages_of(keyed_store.root) if each.physical_offset // 65536 != 1]
+    assert len(whole) - 2 <= done.messages <= len(whole)
+    monkeypatch.setattr(compacting, "PlaceReader", Recorded)
+    compact(spark, store, columns="queue_id")
+    compact(spark, store, columns="queue_id", **given)
+    assert strictness == [True, False]
+
+
+def test_what_a_selection_says_of_damage_and_bodies() -> None:
+    assert [flags_of(given).fail_on_data_loss for given in ({}, *PASSED_OVER)] == [True, False, False, False, False]
+    flags = flags_of({"VERIFYCRC": "true", "PlainBodies": True, "topic": ["First"], "begin": 5})
+    assert (flags.verify_crc, flags.plain_bodies, flags.fail_on_data_loss) == (True, True, True)
+    assert (flags_of({}).verify_crc, flags_of({}).plain_bodies) == (None, False)
+    with pytest.raises(BadRequestError, match="failOnDataLoss = 'no' is neither true nor false"):
+        flags_of({"failOnDataLoss": "no"})

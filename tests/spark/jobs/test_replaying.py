@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mqproc.client.replay import REPLAYED
-from mqproc.errors import BadRequestError, StoreAccessError, TopicReservedError
+from mqproc.errors import BadRequestError, CorruptStoreError, StoreAccessError, TopicReservedError
 from mqproc.message import StoredMessage
 from mqproc.spark.jobs import replay
 from tests.conftest import Group
@@ -100,3 +101,13 @@ def test_a_store_does_not_copy_onto_itself_however_it_is_spelled(
     (tmp_path / "link").symlink_to(group.store)
     for path, target in ((tmp_path / "link", group.store), (group.store, tmp_path / "link")):
         assert replay(spark, path, target, "Own", topic="Own").sent == 0
+
+
+def test_damage_is_passed_over_by_the_sources_own_name(
+    spark: SparkSession, rolled_store: Path, group: Group, tmp_path: Path
+) -> None:
+    store = shutil.copytree(rolled_store, tmp_path / "damaged")
+    (store / "commitlog" / f"{65536:020d}").unlink()
+    with pytest.raises(CorruptStoreError, match="is missing"):
+        replay(spark, store, group.store, "Whole", topic="First", key="n0")
+    assert replay(spark, store, group.store, "Whole", topic="First", key="n0", failOnDataLoss=False).sent == 1
