@@ -158,14 +158,22 @@ def _sent(found: DataFrame, target: Target) -> DataFrame:
             stream = _Stream(client, target)
             for batch in batches:
                 for at in range(0, len(batch), _WINDOW):
-                    stream.take([_message(row) for row in batch.slice(at, _WINDOW).to_pylist()])
+                    stream.take(_messages(batch.slice(at, _WINDOW)))
         yield from batches_of(_DONE, [{"sent": stream.sent, "found": stream.found}])
 
     return found.mapInArrow(run, "sent bigint, found bigint")
 
 
+def _messages(batch: pa.RecordBatch) -> list[tuple[str, StoredMessage]]:
+    """(store, message) of each row. Times stay numbers: producers that give µs for ms have years beyond Python's."""
+    at = batch.schema.get_field_index("born_timestamp")
+    plain = batch.set_column(at, "born_timestamp", batch.column(at).cast(pa.int64()))
+    return [_message(row) for row in plain.to_pylist()]
+
+
 def _message(row: dict[str, Any]) -> tuple[str, StoredMessage]:
-    """(store, message) of a row, with what a copy takes of it."""
+    """(store, message) of a row, with what a copy takes of it; one without a born time, in µs, is born now."""
+    born_us = row["born_timestamp"]
     message = StoredMessage(
         row["message_id"],
         0,
@@ -178,7 +186,7 @@ def _message(row: dict[str, Any]) -> tuple[str, StoredMessage]:
         dict(row["properties"]),
         row["flag"],
         row["sys_flag"],
-        round(row["born_timestamp"].timestamp() * 1000),
+        time.time_ns() // 1_000_000 if born_us is None else born_us // 1000,
         "",
         0,
         "",

@@ -20,6 +20,7 @@ from mqproc.spark.jobs import replay
 from tests.conftest import Group
 from tests.spark import quick
 from tests.spark.rows import messages_of
+from tests.store.live_store import LiveStore
 from tests.store.stopped_store import FIRST_MS
 
 if TYPE_CHECKING:
@@ -111,3 +112,17 @@ def test_damage_is_passed_over_by_the_sources_own_name(
     with pytest.raises(CorruptStoreError, match="is missing"):
         replay(spark, store, group.store, "Whole", topic="First", key="n0")
     assert replay(spark, store, group.store, "Whole", topic="First", key="n0", failOnDataLoss=False).sent == 1
+
+
+def test_born_times_beyond_the_year_9999(spark: SparkSession, group: Group, tmp_path: Path) -> None:
+    """Microseconds that were given as milliseconds; and what is no time to Spark, which is born anew."""
+    store = LiveStore(tmp_path / "source")
+    before_ms = time.time_ns() // 1_000_000
+    for body, born_ms in ((b"us", FIRST_MS * 1000 + 1), (b"none", 1 << 62), (b"1969", -1), (b"ms", FIRST_MS)):
+        store.append("Topic", [body], born_timestamp_ms=born_ms)
+    store.close()
+    assert replay(spark, tmp_path / "source", group.store, "Again", topic="Topic").sent == 4
+    group.wait_dispatched()
+    born = {copy.body: copy.born_timestamp_ms for copy in messages_of(group.store, topic="Again")}
+    assert before_ms <= born.pop(b"none") <= time.time_ns() // 1_000_000
+    assert born == {b"us": FIRST_MS * 1000 + 1, b"1969": -1, b"ms": FIRST_MS}
