@@ -92,7 +92,9 @@ class RowSender:
         columns = self._columns(table)
         rows = self._topics.get(topic)
         if rows is None:
-            queue_id = self._partition % self._queues_of(topic, columns) if self._options.queue_id is None else None
+            # Asked for with a queue of all rows too: a missing topic is made here, and not by the store's own default.
+            queues = self._queues_of(topic, columns)
+            queue_id = self._partition % queues if self._options.queue_id is None else None
             rows = self._topics[topic] = TopicRows(self._client, topic, self._identity, queue_id)
             if self._looks:
                 # Once a task is enough: what one before it has left is of all topics.
@@ -118,12 +120,24 @@ class RowSender:
     def _check(self, topic: str, columns: dict[str, pa.Array]) -> None:
         """Raise BadRequestError for rows that a store would refuse, so that they leave no topic behind."""
         check_sendable(topic)
+        self._check_queues(topic, columns)
         limit = settings_of(StoreIO(), StorePaths(Path(self._options.store))).max_message_size
         largest = pc.max(pc.binary_length(columns["body"])).as_py()
         if largest > limit:
             raise MessageTooLargeError(f"topic {topic}: body of {largest:,} bytes; max_message_size is {limit:,}")
         for _frame in encode_batch(_batch(topic, columns, 0, None), FRAME_BYTES_MAX):
             pass
+
+    def _check_queues(self, topic: str, columns: dict[str, pa.Array]) -> None:
+        """Raise BadRequestError for rows of a queue that the topic would not have when it is made."""
+        if "queue_id" not in columns:
+            return
+        largest = pc.max(columns["queue_id"]).as_py()
+        if largest is not None and largest >= self._options.queues:
+            raise BadRequestError(
+                f"topic {topic} is missing, and option queues = {self._options.queues:,} makes it without "
+                f"queue {largest:,}; give more, or make the topic before"
+            )
 
     def _columns(self, table: dict[str, pa.Array]) -> dict[str, pa.Array]:
         columns = {name: column for name, column in table.items() if name != "topic"}

@@ -187,6 +187,31 @@ def test_rows_that_are_no_messages(running: Group, columns: dict[str, Any], erro
         assert "Refused" not in [info.topic for info in client.topics()]
 
 
+@pytest.mark.parametrize("by_column", [False, True])
+def test_a_topic_is_made_with_queues_though_rows_name_theirs(running: Group, by_column: bool) -> None:
+    def send_to(topic: str, queue_id: int) -> None:
+        options = WriteOptions(str(running.store), topic, None if by_column else queue_id, queues=2)
+        columns: dict[str, Any] = {"body": [b"1", b"2"]}
+        if by_column:
+            columns["queue_id"] = pa.array([queue_id, None], pa.int32())
+        with RowSender(options, "w", 1, looks=True) as sender:
+            sender.send(pa.RecordBatch.from_pydict(columns))
+
+    topic = f"Two{by_column}"
+    for queue_id in (2, 5):
+        with pytest.raises(BadRequestError, match=f"option queues = 2 makes it without queue {queue_id};"):
+            send_to(topic, queue_id)
+    with running.client() as client:
+        assert topic not in [info.topic for info in client.topics()]
+        send_to(topic, 1)
+        assert len(client.queues(topic)) == 2
+        # Of one that is there the option says nothing.
+        client.create_topic(f"Six{by_column}", 6)
+        send_to(f"Six{by_column}", 5)
+    assert {message.queue_id for message in stored(running, topic)} == {1}
+    assert 5 in {message.queue_id for message in stored(running, f"Six{by_column}")}
+
+
 def test_topics_of_the_systems_own_are_not_made(running: Group) -> None:
     for topic in ("SCHEDULE_TOPIC_XXXX", "%DLQ%x"):
         with pytest.raises(TopicReservedError, match="the system's own"):
