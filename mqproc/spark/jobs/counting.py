@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,8 +18,9 @@ TIMES: Final = ("store_timestamp", "born_timestamp")
 QUANTILES: Final = (0.5, 0.99)
 WINDOWS_MAX: Final = 1500
 """In so many windows a message may be, of each of which Spark has a row: those of a day, one a minute, are 1,440."""
-# The first of a February, by which months and years differ from those at the epoch.
-_IN_A_LEAP_YEAR_S: Final = 65_750_400
+# Where lengths are measured: months and years from a February of a leap year on differ from those from the epoch on.
+# Without a zone, since the clocks of the session's may change in between.
+_MEASURED_FROM: Final = ("TIMESTAMP_NTZ '1970-01-01 00:00:00'", "TIMESTAMP_NTZ '1972-02-01 00:00:00'")
 # How exact quantiles are: to 1/1000 of the rows of a group.
 _ACCURACY: Final = 1000
 
@@ -92,14 +94,14 @@ def check_windows(window_s: float, slide_s: float | None) -> None:
 
 def _seconds(spark: SparkSession, length: str) -> float:
     """What Spark takes a length for. Raises BadRequestError for one that is longer at some times than at others."""
-    behind = "unix_micros(timestamp_seconds({0}) + CAST(:length AS INTERVAL)) - 1000000L * {0}"
-    query = f"SELECT {behind.format(0)}, {behind.format(_IN_A_LEAP_YEAR_S)}"
-    row = spark.sql(query, args={"length": length}).first()
+    ends = ", ".join(f"({start} + CAST(:length AS INTERVAL)) - {start}" for start in _MEASURED_FROM)
+    row = spark.sql(f"SELECT {ends}", args={"length": length}).first()
     if row is None or row[0] is None or row[0] != row[1]:
         raise BadRequestError(
             f"{length!r} is no length of time, or none that is always the same; write it like '1 hour'"
         )
-    return float(row[0]) / 1e6
+    measured: datetime.timedelta = row[0]
+    return measured.total_seconds()
 
 
 def _in_windows(found: DataFrame, time: str, window_us: int, slide_us: int) -> DataFrame:

@@ -70,6 +70,28 @@ def test_windows_that_follow_one_another_and_such_that_overlap(spark: SparkSessi
         }
 
 
+@pytest.mark.parametrize("kind", ["TIMESTAMP_LTZ", "TIMESTAMP_NTZ"])
+def test_a_window_is_as_long_in_every_zone(spark: SparkSession, rolled_store: Path, kind: str) -> None:
+    """120 days from the epoch on have an hour less in New York, and so have 90 days from a February on."""
+    day_us = 86_400_000_000
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    spark.conf.set("spark.sql.timestampType", kind)
+    try:
+        for length, wanted_us in (
+            ("120 days", 120 * day_us),
+            ("90 days", 90 * day_us),
+            ("1 day 0.000001 seconds", day_us + 1),
+        ):
+            found = counts(spark, rolled_store, by=(), window=length, latencies=False)
+            [row] = found.selectExpr("unix_micros(window_start)", "unix_micros(window_end)", "messages").collect()
+            assert (row[1] - row[0], row[0] % wanted_us, row[2]) == (wanted_us, 0, 640)
+        with pytest.raises(BadRequestError, match="'1 month' is no length of time, or none that is always the same"):
+            counts(spark, rolled_store, window="1 month")
+    finally:
+        spark.conf.unset("spark.sql.timestampType")
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
 def test_by_key_and_over_several_stores(spark: SparkSession, rolled_store: Path) -> None:
     found = counts(spark, rolled_store, by=("key", "tag"), latencies=False, topic="Second")
     assert counts(spark, rolled_store, by="tag", latencies=False).columns == ["tag", "messages", "bytes"]
