@@ -21,6 +21,7 @@ Row = Mapping[str, Any]
 
 TIME: Final = pa.timestamp("us", "UTC")
 _ROWS_PER_BATCH: Final = 8192
+_LARGE_TYPES: Final = "spark.sql.execution.arrow.useLargeVarTypes"
 
 
 def batches_of(schema: pa.Schema, rows: Iterable[Row]) -> Iterator[pa.RecordBatch]:
@@ -69,8 +70,24 @@ def rows_of_groups(
     frame: DataFrame, by: Sequence[str], do: Callable[[pa.Table], Iterable[Row]], schema: pa.Schema
 ) -> DataFrame:
     """The rows that `do` makes of each group of rows with the same values in the columns `by`."""
+    # Unlike elsewhere Spark takes no other types here than those that the session has it give.
+    is_large = str(frame.sparkSession.conf.get(_LARGE_TYPES, "false")).lower() == "true"
+    made = pa.schema([field.with_type(large(field.type)) for field in schema]) if is_large else schema
 
     def run(table: pa.Table) -> pa.Table:
-        return pa.Table.from_batches(list(batches_of(schema, do(table))), schema)
+        return pa.Table.from_batches(list(batches_of(made, do(table))), made)
 
     return frame.groupBy(*by).applyInArrow(run, from_arrow_schema(schema))
+
+
+def large(of: pa.DataType) -> pa.DataType:
+    """A type as Spark has it where texts and bytes, and those in lists and structs, have offsets of 64 bits."""
+    if pa.types.is_string(of):
+        return pa.large_string()
+    if pa.types.is_binary(of):
+        return pa.large_binary()
+    if pa.types.is_list(of):
+        return pa.list_(of.value_field.with_type(large(of.value_type)))
+    if pa.types.is_struct(of):
+        return pa.struct([field.with_type(large(field.type)) for field in of])
+    return of

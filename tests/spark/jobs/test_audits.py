@@ -51,6 +51,16 @@ def test_every_store_is_told_of_as_by_itself(spark: SparkSession, stores: Path) 
     assert rows["damaged"].damage >= 2
 
 
+def test_in_a_session_with_large_types(spark: SparkSession, stores: Path) -> None:
+    usual = verify(spark, stores / "*").orderBy("store").collect()
+    spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
+    try:
+        assert verify(spark, stores / "*").orderBy("store").collect() == usual
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
+    assert [row.clean for row in usual] == [False, False, True]
+
+
 def test_messages_that_are_stored_twice(spark: SparkSession, tmp_path: Path) -> None:
     store = load_fixture("b_transaction", tmp_path).store
     shutil.copytree(store, tmp_path / "zcopy")

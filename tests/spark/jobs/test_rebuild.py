@@ -115,3 +115,16 @@ def test_places_that_are_no_store(spark: SparkSession, tmp_path: Path) -> None:
         rebuild(spark, tmp_path, tmp_path / "to")
     with pytest.raises(BadRequestError, match="needs a store in a folder"):
         rebuild(spark, "memory://stores/one", tmp_path / "to")
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_in_a_session_with_large_types(spark: SparkSession, rolled_store: Path, tmp_path: Path) -> None:
+    spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
+    try:
+        built = rebuild(spark, rolled_store, tmp_path / "built")
+        assert sum(row.units for row in built.queues.collect()) == 640
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
+    built.unpersist()
+    assert files_below(tmp_path / "built" / "index") == files_below(rolled_store / "index")
