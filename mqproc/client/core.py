@@ -80,6 +80,7 @@ TIMEOUT_S: Final = 30.0
 IN_FLIGHT: Final = 4
 WRITER: Final = "writer"
 QUERY: Final = "query"
+TIME_MIN_MS: Final = -(1 << 62)
 TIME_MAX_MS: Final = 1 << 62
 PULL_MESSAGES: Final = 1024
 KEY_MESSAGES_MAX: Final = 65_536
@@ -339,7 +340,7 @@ def _moment_text(moment_ms: int) -> str:
 
 
 def _bounds(begin: Time, end: Time) -> tuple[int, int]:
-    begin_ms, end_ms = time_ms(begin, 0), time_ms(end, TIME_MAX_MS)
+    begin_ms, end_ms = time_ms(begin, TIME_MIN_MS), time_ms(end, TIME_MAX_MS)
     if end_ms < begin_ms:
         raise BadRequestError(f"the end {_moment_text(end_ms)} is before the begin {_moment_text(begin_ms)}")
     return begin_ms, end_ms

@@ -23,7 +23,7 @@ import msgspec
 
 from mqproc.client import core, sending
 from mqproc.client.amounts import not_below_zero
-from mqproc.client.core import TIME_MAX_MS, WRITER, Call, Page, Time
+from mqproc.client.core import TIME_MAX_MS, TIME_MIN_MS, WRITER, Call, Page, Time
 from mqproc.client.encoding import encode_messages
 from mqproc.client.moments import time_ms
 from mqproc.client.settling import PATIENCE_S, UNSETTLED, settle
@@ -119,7 +119,7 @@ class Replay:
         self._topic = source.topic
         self._key = source.key
         self._filter = source.filter
-        self._begin_ms = time_ms(source.begin, 0)
+        self._begin_ms = time_ms(source.begin, TIME_MIN_MS)
         # With what has been stored in this very millisecond.
         self._end_ms = time_ms(source.end, time.time_ns() // 1_000_000 + 1)
         self._to = to

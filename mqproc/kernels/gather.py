@@ -81,7 +81,8 @@ LOOK_BYTES = 1024
 AHEAD_UNITS = 8
 _AHEAD_BYTES = 512
 
-TIME_MIN = 0
+# No bounds. Messages may be born before 1970, or at no time that a calendar has.
+TIME_MIN = -(1 << 62)
 TIME_MAX = 1 << 62
 
 _UNIT_SIZE = consume_queue.UNIT_SIZE

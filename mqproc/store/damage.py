@@ -6,6 +6,7 @@ run at the same time. A hole stays until its records are intact again or retenti
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -188,6 +189,12 @@ class KnownHoles:
                 return []
             found = self._named(position, begin, end)
         return found
+
+    def any(self) -> bool:
+        """Whether there are holes by now."""
+        with contextlib.suppress(msgspec.MsgspecError):
+            self._holes = load(self._io, self._paths).holes
+        return bool(self._holes)
 
     def _named(self, position: int, begin: int, end: int) -> list[Hole]:
         within = [hole for hole in self._holes if begin <= hole.start < end]

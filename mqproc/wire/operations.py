@@ -243,7 +243,7 @@ class ByKeyRequest(Options, frozen=True):
 
     topic: str
     key: str
-    begin_ms: int = 0
+    begin_ms: int = -(1 << 62)
     end_ms: int = 1 << 62
     max_messages: int = 64
     unique: bool = False
@@ -274,7 +274,7 @@ class RangeRequest(Options, frozen=True):
 
 class CountRequest(Options, frozen=True):
     topic: str
-    begin_ms: int = 0
+    begin_ms: int = -(1 << 62)
     end_ms: int = 1 << 62
     tags: list[str] = []
     born_time: bool = False
@@ -340,7 +340,7 @@ class ScanRequest(Options, frozen=True):
 
     topic: str = ""
     physical_offset: int = -1
-    begin_ms: int = 0
+    begin_ms: int = -(1 << 62)
     end_ms: int = 1 << 62
     property_name: str = ""
     property_value: str = ""

@@ -40,6 +40,8 @@ def new_state(log: SmallLog, **changes: int) -> NDArray[np.int64]:
         "COPY": 1,
         "COUNT_LIMIT": 1 << 40,
         "BYTES_LIMIT": 1 << 40,
+        "BORN_BEGIN_MS": gather.TIME_MIN,
+        "STORE_BEGIN_MS": gather.TIME_MIN,
         "BORN_END_MS": gather.TIME_MAX,
         "STORE_END_MS": gather.TIME_MAX,
         "LOOK_BYTES_LEFT": 1 << 40,

@@ -91,6 +91,7 @@ class CountedFrame:
         fresh = self._fresh
         fresh[gather.UNIT_STOP] = fresh[gather.COUNT_LIMIT] = self._messages
         fresh[gather.LOG_STOP] = fresh[gather.BYTES_LIMIT] = fresh[gather.LOOK_BYTES_LEFT] = len(self._log)
+        fresh[gather.BORN_BEGIN_MS] = fresh[gather.STORE_BEGIN_MS] = gather.TIME_MIN
         fresh[gather.BORN_END_MS] = fresh[gather.STORE_END_MS] = gather.TIME_MAX
         fresh[gather.VERIFY], fresh[gather.COPY] = gather.VERIFY_CRCS, 1
 

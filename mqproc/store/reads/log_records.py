@@ -36,6 +36,10 @@ class LogRecords:
         self.visible = visible
         self._holes = holes
 
+    def have_holes(self) -> bool:
+        """Whether damaged ranges of the log are known, to which units may lead."""
+        return self._holes is not None and self._holes.any()
+
     def holes_named(self, position: int, begin: int, end: int) -> list[Hole]:
         """Damaged ranges in [begin, end) of the log for which a filler with this position may stand."""
         return self._holes.named(position, begin, end) if self._holes is not None else []
@@ -123,6 +127,7 @@ class LogRecords:
         state[gather.UNIT_STOP], state[gather.BASE], state[gather.LOG_STOP] = len(rows), start, end
         state[gather.VERIFY], state[gather.COPY] = VERIFY_CRCS, 1
         state[gather.COUNT_LIMIT] = state[gather.BYTES_LIMIT] = state[gather.LOOK_BYTES_LEFT] = 1 << 62
+        state[gather.BORN_BEGIN_MS] = state[gather.STORE_BEGIN_MS] = gather.TIME_MIN
         state[gather.BORN_END_MS] = state[gather.STORE_END_MS] = gather.TIME_MAX
         codes, tags, ends, program, texts, scratch = _NO_WORDS, _NO_BYTES, _NO_WORDS, _NO_WORDS, _NO_BYTES, _NO_WORDS
         cells = units.view(np.uint8)

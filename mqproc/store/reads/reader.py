@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.config import Options
-from mqproc.errors import ConfigurationError, CorruptStoreError
+from mqproc.errors import ConfigurationError
 from mqproc.io import StoreIO
 from mqproc.kernels.gather import TIME_MAX, TIME_MIN
 from mqproc.layout.record_codec import decode_record, decode_records
@@ -301,14 +301,11 @@ def _messages_of(batch: Batch) -> list[StoredMessage]:
 
 
 def settings_of(io: StoreIO, paths: StorePaths) -> Options:
-    """The options that our group ran with; defaults when none has."""
+    """The options that our group ran with; defaults when none has, or when nobody can read what it ran with."""
     try:
-        values = read_values(io, paths)
-    except FileNotFoundError:
+        return Options(**read_values(io, paths))
+    except (FileNotFoundError, ValueError, ConfigurationError):
         return Options()
-    except (ValueError, ConfigurationError) as error:
-        raise CorruptStoreError(f"{paths.settings}: {error}") from None
-    return Options(**values)
 
 
 def _with_sizes_of_files(io: StoreIO, paths: StorePaths, options: Options) -> Options:

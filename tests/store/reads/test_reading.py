@@ -6,6 +6,7 @@ The store is made by the append and dispatch engines; what is read is compared w
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,19 @@ def test_fillers_are_a_hole(fresh: Store) -> None:
     assert fresh.reading.pull("T", 0, 10, 1000, 1 << 20).count == 15
     # RocketMQ's own way: what cannot be read counts as removed.
     assert fresh.reading.pull("T", 0, 5, 32, 1 << 20, rocketmq_limits=True).status is not PullStatus.CORRUPT
+
+
+def test_what_lies_in_a_hole_is_not_counted(fresh: Store) -> None:
+    """Units lead there still."""
+    fresh.put("T", 0, queues=1)
+    fresh.dispatch()
+    start, stop = fresh.offsets[3], fresh.offsets[5]
+    fresh.overwrite(start, bytes(stop - start))
+    assert finish(fresh.reading.count("T")) == PER_FRAME, "nobody knows of it yet"
+    hole = {"start": start, "stop": stop, "kind": "bad magic"}
+    fresh.engine.paths.damage.write_text(json.dumps({"holes": [hole]}))
+    found = finish(fresh.reading.range("T", 0, 1 << 60, max_messages=99, max_bytes=1 << 20))
+    assert finish(fresh.reading.count("T")) == found.count == PER_FRAME - 2
 
 
 def test_a_removed_segment_is_passed_over(fresh: Store) -> None:
@@ -449,3 +463,13 @@ def test_a_folder_without_a_store_is_refused(tmp_path: Path) -> None:
         with pytest.raises(StoreAccessError):
             StoreReader(folder)
     assert not list(tmp_path.iterdir())
+
+
+def test_settings_that_nobody_can_read_keep_no_reader_out(fresh: Store) -> None:
+    """Sizes are those of the files."""
+    fresh.put("T", 0)
+    fresh.dispatch()
+    for wrong in ("{", "[]", '{"max_index_num": -1}', "\x00"):
+        fresh.engine.paths.settings.write_text(wrong)
+        with StoreReader(fresh.engine.paths.root) as reader:
+            assert reader.count("T") == PER_FRAME
