@@ -2,12 +2,13 @@
 
 Each holds a shared lock on a file of the store's, whose text says which group one of them started: the group writes it,
 since who started it may have ended by then. Who leaves asks to have the file alone, and gets it when nobody else is
-there. A lock ends with its process, however that ends.
+there. A lock ends with its process, however that ends: the group looks now and then whether all have been killed.
 """
 
 from __future__ import annotations
 
 import fcntl
+import math
 import time
 from contextlib import suppress
 from typing import Final
@@ -18,6 +19,9 @@ from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 
 LOOK_AGAIN_S: Final = 0.05
+UNUSED_S: Final = 10.0
+"""So long a group goes on that all its users have left without stopping it."""
+_LOOK_S: Final = 2.0
 _TEXT_MAX: Final = 64
 
 
@@ -64,11 +68,45 @@ class Openers:
             self._fd = -1
 
     def _locks(self, how: int) -> bool:
-        try:
-            fcntl.flock(self._fd, how | fcntl.LOCK_NB)
-        except BlockingIOError:
+        return _locks(self._fd, how)
+
+
+class Unused:
+    """The group's own look at those who use it."""
+
+    def __init__(self, paths: StorePaths) -> None:
+        self._io = StoreIO()
+        self._paths = paths
+        self._fd = -1
+        self._look_s = 0.0
+        # Since the first look: a start may have taken minutes, and who waits for its end joins then.
+        self._used_s = math.inf
+
+    def is_so(self) -> bool:
+        """Whether nobody has used it for `UNUSED_S`; from then on nobody can join until this process has ended."""
+        now_s = time.monotonic()
+        if now_s < self._look_s:
             return False
-        return True
+        self._look_s = now_s + _LOOK_S
+        with suppress(OSError):
+            if self._fd < 0:
+                self._fd = self._io.open(self._paths.openers, write=True)
+            if _locks(self._fd, fcntl.LOCK_EX):
+                self._used_s = min(self._used_s, now_s)
+                if now_s - self._used_s >= UNUSED_S:
+                    return True
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+                return False
+        self._used_s = now_s
+        return False
+
+
+def _locks(fd: int, how: int) -> bool:
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def let_last_one_stop(paths: StorePaths) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import mqproc
-from mqproc import embedded
+from mqproc import embedded, openers
 from mqproc.errors import (
     BadRequestError,
     MqprocError,
@@ -27,7 +27,8 @@ from mqproc.errors import (
     StartError,
     StoreLockedError,
 )
-from tests.conftest import PATIENCE_S, Group
+from mqproc.paths import StorePaths
+from tests.conftest import PATIENCE_S, Group, wait_until
 
 AT_ONCE_S = 10.0
 """A third of a client's timeout, which is not waited for."""
@@ -87,6 +88,19 @@ def test_who_ended_without_leaving_uses_it_no_more(store: Path) -> None:
     with mqproc.open(store) as client:
         assert client.health()
     assert not runs(store)
+
+
+def test_when_all_who_used_it_were_killed_it_stops_by_itself(store: Path) -> None:
+    program = f"import mqproc, time\nopened = mqproc.open({str(store)!r})\nprint(1, flush=True)\ntime.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as user:
+        assert user.stdout
+        assert user.stdout.read(1) == b"1"
+        user.kill()
+    killed_s = time.monotonic()
+    assert runs(store)
+    wait_until(lambda: not runs(store), what="the end of a group that nobody uses")
+    assert time.monotonic() - killed_s > openers.UNUSED_S / 2, "others have time to come"
+    wait_until(lambda: not StorePaths(store).abort.exists(), what="the end of a stop in order")
 
 
 def test_the_last_one_out_stops_it_though_who_started_it_was_killed_before_it_knew(store: Path) -> None:

@@ -7,6 +7,7 @@ import fcntl
 import gc
 import math
 import os
+import signal
 import termios
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -119,7 +120,7 @@ def start_group(
     # modules are many objects and hardly any garbage.
     gc.disable()
     from mqproc.cli.engine import SPECS, adopted_options, engine_hooks
-    from mqproc.openers import let_last_one_stop
+    from mqproc.openers import Unused, let_last_one_stop
     from mqproc.process.placement import writer_cpus
     from mqproc.supervisor import detach as run_detached
     from mqproc.supervisor import lenient, supervise
@@ -139,7 +140,15 @@ def start_group(
             let_last_one_stop(paths)
         engine.warm(context)
 
-    hooks = replace(engine, warm=warm, reload=lambda: adopted_options(paths, load_options(), report))
+    unused = Unused(paths)
+
+    def watch() -> None:
+        engine.watch()
+        if opened and unused.is_so():
+            report("nobody uses the group that mqproc.open started")
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    hooks = replace(engine, warm=warm, watch=watch, reload=lambda: adopted_options(paths, load_options(), report))
 
     def run(report: Report, ready: Callable[[], None]) -> Outcome:
         def told(control: Control) -> None:
