@@ -253,6 +253,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: (-times_s[item.path], -counts[item.path], item.path))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What takes over a minute is run when it is asked for."""
+    if item.get_closest_marker("slow") and "slow" not in item.config.option.markexpr:
+        pytest.skip("takes over a minute; run with -m slow")
+
+
 OWN_SPARK = {"tests/spark/jobs/test_cluster.py"}
 """What starts Spark as other programs, and shares no session with the rest."""
 

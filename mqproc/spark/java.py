@@ -32,11 +32,12 @@ _VERSION = re.compile(r'version "(\d+)')
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A runtime: `home` is what JAVA_HOME has to be, `source` says where it comes from."""
+    """A runtime: `home` is what JAVA_HOME has to be, `source` where it comes from, `build` what it says of itself."""
 
     home: Path
     version: int
     source: str
+    build: str = ""
 
 
 def find_java(*, prefer_pypi: bool = False) -> Java:
@@ -94,10 +95,11 @@ def _of_home(home: Path, source: str) -> Java | str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{source}: {error}"
-    found = _VERSION.search(done.stderr + done.stdout)
+    said = (done.stderr + done.stdout).strip()
+    found = _VERSION.search(said)
     if found is None:
         return f"{source}: {program} -version says no version"
-    return Java(home, int(found[1]), source)
+    return Java(home, int(found[1]), source, said)
 
 
 def _wrapped(java: Java) -> Path:

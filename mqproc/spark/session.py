@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mqproc.spark.java import find_java, without_warnings
+from mqproc.spark import class_archive
+from mqproc.spark.java import Java, find_java, without_warnings
 from mqproc.spark.python import is_ours, python_program, sockets_beside
 
 if TYPE_CHECKING:
@@ -39,14 +40,15 @@ _HERE: Final = "127.0.0.1"
 _OF_LOCAL: Final[dict[str, str]] = {"spark.driver.host": _HERE, "spark.driver.bindAddress": _HERE}
 
 
-def prepare_environment(master: str = "local[*]", *, prefer_pypi_java: bool = False, warnings: bool = True) -> None:
+def prepare_environment(master: str = "local[*]", *, prefer_pypi_java: bool = False, warnings: bool = True) -> Java:
     """Set what the JVM and its Python workers take from the environment. Must come before the first session.
 
     Without `warnings` Java does not load what it would warn of: vectors, which MLlib computes with. Raises
     ConfigurationError when there is no Java.
     """
     java = find_java(prefer_pypi=prefer_pypi_java)
-    os.environ["JAVA_HOME"] = str((java if warnings else without_warnings(java)).home)
+    java = java if warnings else without_warnings(java)
+    os.environ["JAVA_HOME"] = str(java.home)
     if "PYSPARK_PYTHON" not in os.environ:
         # Workers would take the first python3 on PATH. A cluster's machines have no script of ours.
         os.environ["PYSPARK_PYTHON"] = str(python_program()) if is_local(master) else sys.executable
@@ -55,6 +57,7 @@ def prepare_environment(master: str = "local[*]", *, prefer_pypi_java: bool = Fa
     known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(LOOKUP_FOLDER) not in known:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(LOOKUP_FOLDER), *filter(None, known)])
+    return java
 
 
 def is_local(master: str) -> bool:
@@ -62,7 +65,7 @@ def is_local(master: str) -> bool:
     return master.startswith("local")
 
 
-def settings_of(master: str, given: Mapping[str, str]) -> dict[str, str]:
+def settings_of(master: str, given: Mapping[str, str], java: Java | None = None) -> dict[str, str]:
     """`DEFAULTS`, what suits a session of ours with this master in this environment, and what was given over both.
 
     An installation of Spark's own has files for its settings: options that stand there would be replaced by ours.
@@ -81,6 +84,8 @@ def settings_of(master: str, given: Mapping[str, str]) -> dict[str, str]:
     if "log4j" not in options:
         level = settings["spark.log.level"]
         ours += [f'"-Dlog4j2.configurationFile={LOGGING.as_uri()}"', f"-Dmqproc.log.level={level}"]
+    if java is not None:
+        ours += class_archive.options_of(java, options)
     return settings | {_JAVA_OPTIONS: " ".join(filter(None, [options, *ours]))}
 
 
@@ -102,11 +107,11 @@ def local_session(
 
     Without `warnings` Java does not load what it would warn of: vectors, which MLlib computes with.
     """
-    prepare_environment(master, prefer_pypi_java=prefer_pypi_java, warnings=warnings)
+    java = prepare_environment(master, prefer_pypi_java=prefer_pypi_java, warnings=warnings)
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(master).appName(name)
-    for key, value in settings_of(master, settings or {}).items():
+    for key, value in settings_of(master, settings or {}, java).items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     register(session)

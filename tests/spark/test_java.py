@@ -31,7 +31,7 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
 def test_java_home_comes_first(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:
     home = fake_java(tmp_path / "home", 'openjdk version "21.0.1" 2023-10-17')
     bare.setenv("JAVA_HOME", str(home))
-    assert java.find_java() == java.Java(home, 21, f"JAVA_HOME={home}")
+    assert java.find_java() == java.Java(home, 21, f"JAVA_HOME={home}", 'openjdk version "21.0.1" 2023-10-17')
 
 
 def test_then_the_path(bare: pytest.MonkeyPatch, tmp_path: Path) -> None:

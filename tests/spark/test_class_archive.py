@@ -1,0 +1,158 @@
+"""Classes that Java keeps between starts: made, found again by the same Java and Spark, and passed over by others."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from mqproc.errors import InternalError
+from mqproc.spark import class_archive
+from mqproc.spark.class_archive import Loaded, archive_of, make_archive, options_of
+from mqproc.spark.java import Java, find_java
+from mqproc.spark.session import settings_of
+
+TIMEOUT_S = 120
+OPTIONS = "spark.driver.extraJavaOptions"
+OPENS = "--add-opens=java.base/java.lang=ALL-UNNAMED"
+JARS = Path(pyspark.__file__).parent / "jars"
+
+
+@pytest.fixture(scope="module")
+def java() -> Java:
+    return find_java()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where archives are kept: the first folder cannot be made."""
+    (tmp_path / "file").touch()
+    folders = [tmp_path / "file" / "below", tmp_path / "a folder"]
+    monkeypatch.setattr(class_archive, "_folders", lambda: folders)
+    return folders[1]
+
+
+def started(java: Java, *options: str, jars: Sequence[Path]) -> subprocess.CompletedProcess[str]:
+    command = [java.home / "bin" / "java", *options, "-cp", os.pathsep.join(map(str, jars)), "-version"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+
+
+@pytest.fixture
+def jars() -> list[Path]:
+    return sorted(JARS.glob("*slf4j*.jar"))
+
+
+@pytest.fixture
+def loaded(java: Java, jars: list[Path], tmp_path: Path) -> Loaded:
+    class_list = tmp_path / "classes"
+    assert started(java, f"-XX:DumpLoadedClassList={class_list}", jars=jars).returncode == 0
+    return Loaded(class_list, ["-Xmx1g", OPENS], os.pathsep.join(map(str, jars)))
+
+
+def test_what_is_made_is_what_later_starts_map(java: Java, jars: list[Path], loaded: Loaded, folder: Path) -> None:
+    assert archive_of(java) is None
+    assert options_of(java, "") == []
+    archive = make_archive(java, loaded)
+    assert archive.parent == folder
+    assert archive_of(java) == archive
+    # Again: in its place.
+    assert make_archive(java, loaded) == archive
+    assert len(list(folder.iterdir())) == 2
+    options = [each.strip('"') for each in options_of(java, "-Xmx1g")]
+    # Java ends where it must use a file that it cannot.
+    assert started(java, *options, OPENS, "-Xshare:on", jars=jars).returncode == 0
+    archive.chmod(0o600)
+    os.truncate(archive, 1000)
+    assert started(java, *options, OPENS, "-Xshare:on", jars=jars).returncode == 1
+    # Where it need not, it says nothing of it.
+    without = started(java, *options, OPENS, jars=jars)
+    assert (without.returncode, without.stdout) == (0, "")
+    assert without.stderr.splitlines()[0] == java.build.splitlines()[0]
+
+
+def test_another_java_or_spark_uses_none(
+    java: Java, loaded: Loaded, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_archive(java, loaded)
+    assert archive_of(replace(java, build="openjdk 99")) is None
+    with monkeypatch.context() as other:
+        other.setattr(pyspark.version, "__version__", "9.9")
+        assert archive_of(java) is None
+    with monkeypatch.context() as other:
+        other.setattr(pyspark, "__file__", "/elsewhere/pyspark/__init__.py")
+        assert archive_of(java) is None
+    (archive,) = folder.glob("*.jsa")
+    archive.unlink()
+    assert archive_of(java) is None
+
+
+def test_a_session_names_it_unless_its_options_do(java: Java, loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SPARK_CONF_DIR", "SPARK_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    archive = make_archive(java, loaded)
+    named = f'"-XX:SharedArchiveFile={archive}"'
+    assert named in settings_of("local", {}, java)[OPTIONS]
+    assert named not in settings_of("local", {})[OPTIONS]
+    for option in ("-XX:SharedArchiveFile=/other.jsa", "-Xshare:off"):
+        assert named not in settings_of("local", {OPTIONS: option}, java)[OPTIONS]
+
+
+def test_a_java_that_keeps_none_says_why_and_leaves_nothing(java: Java, loaded: Loaded, folder: Path) -> None:
+    with pytest.raises(InternalError, match="no classes are kept"):
+        make_archive(java, replace(loaded, class_list=loaded.class_list.with_name("missing")))
+    assert list(folder.iterdir()) == []
+
+
+def test_without_a_folder_that_takes_it(java: Java, loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = class_archive._folders()[:1]
+    monkeypatch.setattr(class_archive, "_folders", lambda: folders)
+    with pytest.raises(InternalError, match="below cannot be written to"):
+        make_archive(java, loaded)
+
+
+COMMAND = """
+import sys
+from pathlib import Path
+from mqproc.cli import main
+from mqproc.spark import class_archive
+folder = Path(sys.argv.pop(1))
+class_archive._folders = lambda: [folder]
+sys.exit(main())
+"""
+MAPPED = """
+import sys
+from pathlib import Path
+from mqproc.spark import class_archive, local_session, messages
+class_archive._folders = lambda: [Path(sys.argv[1])]
+spark = local_session("local[1]", warnings=False)
+pid = spark._jvm.java.lang.ProcessHandle.current().pid()
+print(sys.argv[1] in Path(f"/proc/{pid}/maps").read_text(), messages(spark, sys.argv[2]).count())
+spark.stop()
+"""
+
+
+def run(program: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(1800)
+def test_after_warm_a_session_maps_what_is_kept(tmp_path: Path, rolled_store: Path) -> None:
+    kept = tmp_path / "kept"
+    made, again = (run(COMMAND, kept, "warm", "--spark", "--json") for _ in range(2))
+    assert (made.returncode, again.returncode) == (0, 0), made.stderr + again.stderr
+    assert [json.loads(each.stdout)["spark"]["made"] for each in (made, again)] == [True, False]
+    assert Path(json.loads(made.stdout)["spark"]["file"]).parent == kept
+    session = run(MAPPED, kept, rolled_store)
+    assert session.stdout.split() == ["True", "640"], session.stderr
+    assert not re.search(r"^\[", session.stderr, re.MULTILINE), session.stderr
