@@ -20,6 +20,8 @@ from tests.crash.tasks import connect
 
 TOPICS = ("Alpha", "Beta", "Gamma-with-a-longer-name")
 NUMBER_DIGITS = 10
+# Every so many messages has properties of its own, which takes all of its frame another way.
+PROPERTIES_EACH = 4
 IN_FLIGHT_MAX = 3
 
 
@@ -156,6 +158,7 @@ class Senders:
             sent.body,
             sent.tag,
             (sent.key,),
+            {"property": "value"} if sent.number % PROPERTIES_EACH == 0 else {},
             born_timestamp_ms=self.time_ms,
             delay_level=sent.delay_level,
             deliver_at_ms=sent.deliver_at_ms,

@@ -26,7 +26,8 @@ def check(group: WarmGroup, heard: Heard) -> None:
     group is ahead of its queues. Nothing may be appended since the start.
     """
     group.wait_dispatched()
-    assert group.words()["damage_holes"] == 0, "a crash was taken for damage"
+    words = group.words()
+    assert words["damage_holes"] == words["dispatch_holes"] == 0, "a crash was taken for damage"
     found, minima = _found(group)
     missing = {
         name: place.physical_offset

@@ -146,7 +146,8 @@ class _Customer:
         bodies = [name.encode() + b" " * chance.randrange(BODY_MAX) for name in names]
         topic = chance.choice(TOPICS)
         self.note("sending", names)
-        told = self._client.send_batch(topic, bodies, keys=names, tags="t")
+        properties = [{"name": name} for name in names] if len(names) % 2 else None
+        told = self._client.send_batch(topic, bodies, keys=names, tags="t", properties=properties)
         columns = told.queue_ids.tolist(), told.queue_offsets.tolist(), told.physical_offsets.tolist()
         self.note("told", topic, names, *columns)
 

@@ -51,8 +51,9 @@ def send(store: str, name: str, stop: Stop, report: Path) -> None:
             encoded = [body.encode() for body in batch]
             _send(lines, batch, functools.partial(client.send_batch, topic, encoded, keys=batch, tags=tags))
             later: list[dict[str, Any]] = [{"delay_level": 1}, {"delay": chance.uniform(0.1, 3.0)}]
-            for body, when in zip(bodies[BATCH:], later, strict=True):
-                _send(lines, [body], functools.partial(client.send, topic, body.encode(), keys=body, **when))
+            for body, more in zip(bodies[BATCH:], later, strict=True):
+                more["properties"] = {"name": name}
+                _send(lines, [body], functools.partial(client.send, topic, body.encode(), keys=body, **more))
             time.sleep(PAUSE_S)
 
 

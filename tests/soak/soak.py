@@ -242,3 +242,4 @@ class Soak:
         command = [sys.executable, "-m", "mqproc", "store", "verify", str(self._group.store), *flags]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
+        assert "known_hole" not in done.stdout, done.stdout
