@@ -12,6 +12,7 @@ cuts the log where the check says and makes the wheel anew; a kill, or a loss of
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mqproc.errors import CorruptStoreError
-from mqproc.io import StoreIO
+from mqproc.io import FailedSyncError, StoreIO
 from mqproc.layout import timer_check, timer_log
 from mqproc.layout.timer_check import NO_LOG_POSITION, TimerCheck
 from mqproc.layout.timer_log import NO_POSITION
@@ -103,8 +104,7 @@ class TimerStore:
         elif end > self._log.files_end:
             # What was filed is lost: all of the queue is filed again, and the whole log tells what was delivered.
             self.remark = f"the timer log ends at {self._log.files_end:,}; timercheck says {end:,}"
-            self._check = replace(self._check, log=0)
-            self.queue_offset = 0
+            self._forget_check()
         elif self._check.log == NO_LOG_POSITION and self._check.counter:
             end = self._follow_rocketmq(end, queue_offset_of)
         self._log.open_at(end)
@@ -116,9 +116,17 @@ class TimerStore:
         """What was filed cannot be trusted: all of the queue is filed again, into a new timer log. Returns its end."""
         self.remark = f"{self._paths.timer_log}: {why}"
         self._log.remove_all()
+        self._forget_check()
+        return 0
+
+    def _forget_check(self) -> None:
+        """Before anything is filed again: with what is, the old check would be believed, by whoever follows a crash."""
+        self._io.unlink(self._paths.timer_check)
+        # After a failed sync nothing is delivered, and a repair makes all of this anew.
+        with contextlib.suppress(FailedSyncError, FileNotFoundError):
+            self._syncs.sync_folder(self._paths.timer_check.parent)
         self._check = replace(self._check, log=0)
         self.queue_offset = 0
-        return 0
 
     def slot_of(self, time_ms: int) -> int:
         """The slot that holds a time."""

@@ -329,6 +329,22 @@ def test_a_damaged_timer_log_is_made_anew_from_the_queue(paths: StorePaths, dama
     again.close()
 
 
+@pytest.mark.parametrize("number", [0, 1], ids=["all gone", "the last gone"])
+def test_the_old_check_is_gone_before_anything_is_filed_again(paths: StorePaths, number: int) -> None:
+    """What is filed again may reach as far as that check counts: it would be believed by who follows a crash."""
+    store = opened(paths)
+    for _ in range(30):
+        put(store, NOW, NOW, 100)
+    store.write(store.snapshot(log=5_000, log_end=5_000, now_ms=NOW))
+    store.close()
+    for file in sorted(paths.timer_log.iterdir())[number:]:
+        file.unlink()
+    again = opened(paths)
+    assert "timerlog" in again.remark or "timer log" in again.remark
+    assert not paths.timer_check.exists()
+    again.close()
+
+
 def _overwrite(path: Path, offset: int, data: bytes) -> None:
     with path.open("r+b") as file:
         file.seek(offset)
