@@ -74,10 +74,11 @@ class SimulatedIds(unique_id.UniqueIds):
 class Senders:
     """All messages that were ever sent to a store, over all its lives."""
 
-    def __init__(self, rng: random.Random, *, delays: bool = False) -> None:
-        """With `delays` some messages are to be delivered later."""
+    def __init__(self, rng: random.Random, *, delays: bool = False, properties: bool = False) -> None:
+        """With `delays` some messages are to be delivered later, with `properties` some have some of their own."""
         self._rng = rng
         self._delays = delays
+        self._properties = properties
         self.sent: list[Sent] = []
         self.time_ms = 0
         """When what is made now is born."""
@@ -158,7 +159,7 @@ class Senders:
             sent.body,
             sent.tag,
             (sent.key,),
-            {"property": "value"} if sent.number % PROPERTIES_EACH == 0 else {},
+            {"property": "value"} if self._properties and sent.number % PROPERTIES_EACH == 0 else {},
             born_timestamp_ms=self.time_ms,
             delay_level=sent.delay_level,
             deliver_at_ms=sent.deliver_at_ms,

@@ -223,7 +223,7 @@ class Program:
         self._seen = seen
         self._rng = random.Random(0)
         self._ids = 0
-        self._senders = Senders(self._rng)
+        self._senders = Senders(self._rng, properties=True)
         self.producers = Producers(self._rng, self._senders)
         self.receivers = Receivers(self._rng, self._senders)
         self._parties: tuple[Party, ...] = (self.producers, self.receivers)
