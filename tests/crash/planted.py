@@ -58,7 +58,7 @@ PLANTS = {
         seed=7,
     ),
     "a new writer clears nothing": Plant(
-        "mqproc.store.succession", "    if reserved_end > written:", "    if False:", seed=16
+        "mqproc.store.succession", "    if reserved_end > written:", "    if False:", seed=20
     ),
     "a new writer counts nothing": Plant(
         "mqproc.store.succession",
@@ -142,7 +142,7 @@ PLANTS = {
         "mqproc.process.group_members",
         "        return of is not None and (of.member_id, of.epoch) == (member_id, epoch)",
         "        return of is not None",
-        seed=49,
+        seed=53,
     ),
     "progress passes what is received before its check point": Plant(
         "mqproc.process.pops",
