@@ -22,6 +22,7 @@ LOOK_AGAIN_S: Final = 0.05
 UNUSED_S: Final = 10.0
 """So long a group goes on that all its users have left without stopping it."""
 _LOOK_S: Final = 2.0
+_MOMENT_S: Final = 0.002
 _TEXT_MAX: Final = 64
 
 
@@ -55,7 +56,7 @@ class Openers:
 
         Asked of once, by the one who leaves.
         """
-        if self._fd < 0 or not self._locks(fcntl.LOCK_EX):
+        if self._fd < 0 or not (self._locks(fcntl.LOCK_EX) or self._locks_soon()):
             return False
         running = _running(self._io, self._paths)
         return bool(running) and self._io.pread(self._fd, _TEXT_MAX, 0) == running
@@ -70,6 +71,11 @@ class Openers:
     def _locks(self, how: int) -> bool:
         return _locks(self._fd, how)
 
+    def _locks_soon(self) -> bool:
+        """The group may have had the file for the moment of its look."""
+        time.sleep(_MOMENT_S)
+        return self._locks(fcntl.LOCK_EX)
+
 
 class Unused:
     """The group's own look at those who use it."""
@@ -83,7 +89,7 @@ class Unused:
         self._used_s = math.inf
 
     def is_so(self) -> bool:
-        """Whether nobody has used it for `UNUSED_S`; from then on nobody can join until this process has ended."""
+        """Whether nobody has used it for `UNUSED_S`, told once; nobody can join from then until this process ends."""
         now_s = time.monotonic()
         if now_s < self._look_s:
             return False
@@ -94,6 +100,7 @@ class Unused:
             if _locks(self._fd, fcntl.LOCK_EX):
                 self._used_s = min(self._used_s, now_s)
                 if now_s - self._used_s >= UNUSED_S:
+                    self._look_s = math.inf
                     return True
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
                 return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -64,8 +65,13 @@ def _loaded(folder: Path, store: Path) -> Loaded:
         class_path = str(lang.System.getProperty("java.class.path"))
     gateway.shutdown()
     gateway.proc.stdin.close()
-    if gateway.proc.wait(_END_TIMEOUT_S):
-        raise InternalError(f"Java ended with code {gateway.proc.returncode}")
+    try:
+        code = gateway.proc.wait(_END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        gateway.proc.kill()
+        raise InternalError(f"Java has not ended within {_END_TIMEOUT_S} s of its session") from None
+    if code:
+        raise InternalError(f"Java ended with code {code}")
     return Loaded(class_list, options, class_path)
 
 

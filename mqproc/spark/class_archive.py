@@ -78,10 +78,9 @@ def make_archive(java: Java, loaded: Loaded) -> Path:
         loaded.class_path,
     ]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DUMP_TIMEOUT_S, check=False)
-        if done.returncode or not fresh.exists():
-            said = (done.stdout + done.stderr).strip().splitlines()
-            raise InternalError(f"{command[0]}: no classes are kept: {said[-1] if said else f'code {done.returncode}'}")
+        failure = _failure_of(command)
+        if failure or not fresh.exists():
+            raise InternalError(f"{command[0]}: no classes are kept: {failure or 'it left no file'}")
         _sync(fresh)
         note = _note_of(archive)
         note.unlink(missing_ok=True)
@@ -90,6 +89,18 @@ def make_archive(java: Java, loaded: Loaded) -> Path:
     finally:
         fresh.unlink(missing_ok=True)
     return archive
+
+
+def _failure_of(command: list[str]) -> str:
+    """Run it to its end; why it failed, empty when it did not."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DUMP_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"not done within {DUMP_TIMEOUT_S} s"
+    except OSError as error:
+        return str(error)
+    said = (done.stdout + done.stderr).strip().splitlines() or [f"code {done.returncode}"]
+    return said[-1] if done.returncode else ""
 
 
 def _sync(file: Path) -> None:
