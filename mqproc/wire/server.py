@@ -310,6 +310,8 @@ class SocketServer:
             if reader is not None and not connection.paused:
                 taken = self._take_frames(connection, reader, requests)
                 if not connection.closed:
+                    if taken and reader.waiting_bytes:
+                        self._backlog[connection.fd] = connection  # Until the next poll the frames stay where they are.
                     self._set_time(connection, reader.waiting_bytes, taken)
                     self._release_empty(connection, reader)
 
