@@ -149,10 +149,12 @@ class FrameReader:
             if len(buffer) > KEPT_BUFFER_BYTES:
                 buffer = self._buffer = empty_buffer(FIRST_BUFFER_BYTES)
             return buffer
-        needed = self._needed or self.waiting_bytes + HEADER_SIZE
+        waiting = self.waiting_bytes
+        begun = self._needed > waiting
+        needed = self._needed if begun else waiting + HEADER_SIZE
         if self._start + needed > len(buffer):
             # Whole frames that nobody has taken may fill the buffer: then it doubles, as often as it must.
-            buffer = self._make_room(buffer, needed if self._needed else max(needed, 2 * self.waiting_bytes))
+            buffer = self._make_room(buffer, needed if begun else max(needed, 2 * waiting))
         return buffer[self._end :]
 
     def _make_room(self, buffer: memoryview, needed: int) -> memoryview:

@@ -146,6 +146,15 @@ def test_another_protocol_is_noticed_before_a_whole_header_is_there() -> None:
         reader.next_frame()
 
 
+def test_much_may_be_fed_behind_the_begin_of_a_frame() -> None:
+    parts = [(1, number, b"", bytes(1000)) for number in range(200)]
+    stream, reader = stream_of(parts), FrameReader(FRAME_BYTES_MAX)
+    reader.feed(stream[:500])
+    assert reader.next_frame() is None
+    reader.feed(stream[500:])
+    assert read_all(reader) == parts
+
+
 def test_the_largest_frame_passes() -> None:
     reader = FrameReader(FRAME_BYTES_MAX)
     payload = bytes(FRAME_BYTES_MAX - HEADER_SIZE)
