@@ -30,6 +30,7 @@ from mqproc.kernels.append_frame import (
     NAME_SIZE,
     NEXT_MESSAGE,
     NUMBERS_AT,
+    PAIR_END,
     PAIR_OVERHEAD,
     PART_0_END,
     PART_1_END,
@@ -63,6 +64,7 @@ from mqproc.kernels.append_frame import (
     TOPIC_SIZE,
     UNIQUE_COUNTER,
     UNIQUE_DIGITS,
+    closing_of,
     length16,
 )
 from mqproc.kernels.crc import crc32
@@ -90,7 +92,6 @@ _TAGS_NAME = np.frombuffer(b"TAGS\x01", np.uint8).copy()
 _KEYS_NAME = np.frombuffer(b"KEYS\x01", np.uint8).copy()
 # preparedTransactionOffset and bodyLength end a record's fixed part.
 _PREPARED_BACK = 12
-_PAIR_END = 2
 
 
 @inlined
@@ -103,7 +104,7 @@ def _write_given(payload: Bytes, at: int, size: int, closing: int, staging: Byte
     """Copy a whole property string; closes its last pair when `closing`. Returns the position behind it."""
     copy_bytes(staging, to, payload, at, size)
     if closing != 0:
-        staging[to + size] = _PAIR_END
+        staging[to + size] = PAIR_END
     return to + size + closing
 
 
@@ -168,7 +169,7 @@ def _write_pair(
     at += name_size
     copy_bytes(staging, at, payload, value_at, value_size)
     at += value_size
-    staging[at] = _PAIR_END
+    staging[at] = PAIR_END
     return at + 1
 
 
@@ -243,8 +244,8 @@ def encode_frame(
         closing = 0
         if given:
             given_size = length16(payload, property_lengths, message)
-            if (property_crc or constant_size > 0) and given_size > 0:
-                closing = 1 if payload[properties + given_size - 1] != _PAIR_END else 0
+            if property_crc or constant_size > 0:
+                closing = closing_of(payload, properties + given_size, given_size)
             properties_size = given_size + closing + constant_size
         else:
             given_size = 0

@@ -16,6 +16,7 @@ from mqproc.kernels.jit import inlined, kernel
 from mqproc.kernels.primitive import Bytes, Words
 from mqproc.layout import control, figures, record
 from mqproc.layout.properties import NAME_END, SHARDING_KEY
+from mqproc.layout.properties import PAIR_END as PAIR_END_TEXT
 
 # Indices into the control file's words: the frame's state.
 # Offsets are byte positions in the payload, −1 = no such column.
@@ -96,6 +97,7 @@ SHARDING_NAME = np.frombuffer(f"{SHARDING_KEY}{NAME_END}".encode(), np.uint8).co
 SHARDING_NAME_SIZE = len(SHARDING_NAME)
 SHARDING_OVERHEAD = SHARDING_NAME_SIZE + 1
 UNIQUE_DIGITS = 4
+PAIR_END = ord(PAIR_END_TEXT)
 TAIL_SIZE = record.CRC_TAIL_SIZE
 # In each lane of a word.
 _ONES = 0x0101_0101_0101_0101
@@ -112,11 +114,15 @@ def length16(payload: Bytes, column: int, message: int) -> int:
 
 
 @inlined
-def _properties_size(payload: Bytes, state: Words, message: int, key_size: int, tag_size: int) -> int:
-    """Size of a message's properties without the CRC tail."""
+def closing_of(payload: Bytes, end: int, size: int) -> int:
+    """1 where a given property string of `size` bytes, which ends at `end`, needs an end of its last pair, else 0."""
+    return 1 if size > 0 and payload[end - 1] != PAIR_END else 0
+
+
+@inlined
+def _composed_size(payload: Bytes, state: Words, message: int, key_size: int, tag_size: int) -> int:
+    """Size of a message's properties that are not given whole, without the CRC tail."""
     size = state[PART_3_END]
-    if state[PROPERTY_LENGTHS] >= 0:
-        return int(size + length16(payload, state[PROPERTY_LENGTHS], message))
     if state[UNIQUE_COUNTER] >= 0:
         size += UNIQUE_DIGITS
     if tag_size > 0:
@@ -179,6 +185,12 @@ def check_frame(payload: Bytes, state: Words) -> int:
     head = state[HEAD_SIZE] + state[TOPIC_SIZE] + 2
     state[TOTAL_SIZE] = count * (head + fixed) + bodies + own
     state[FAILED_MESSAGE] = -1
+    if bodies != _column_size(state, BODIES) or keys != _column_size(state, KEYS):
+        return COLUMNS_MISMATCH
+    if tags != _column_size(state, TAGS) or properties != _column_size(state, PROPERTIES):
+        return COLUMNS_MISMATCH
+    if sharding_keys != _column_size(state, SHARDING_KEYS):
+        return COLUMNS_MISMATCH
     if (
         largest_body > state[BODY_SIZE_MAX]
         or fixed + largest > record.PROPERTIES_SIZE_MAX
@@ -189,12 +201,6 @@ def check_frame(payload: Bytes, state: Words) -> int:
         found = _check_each(payload, state)
         if found != FRAME_OK:
             return found
-    if bodies != _column_size(state, BODIES) or keys != _column_size(state, KEYS):
-        return COLUMNS_MISMATCH
-    if tags != _column_size(state, TAGS) or properties != _column_size(state, PROPERTIES):
-        return COLUMNS_MISMATCH
-    if sharding_keys != _column_size(state, SHARDING_KEYS):
-        return COLUMNS_MISMATCH
     if state[KEYS] >= 0 and _has_separator(payload, state[KEYS], state[KEYS] + keys):
         state[FAILED_VALUE] = 0
         return SEPARATOR_BYTE
@@ -210,15 +216,26 @@ def check_frame(payload: Bytes, state: Words) -> int:
 
 @kernel
 def _check_each(payload: Bytes, state: Words) -> int:
-    """Check message by message: FRAME_OK, or what is wrong with the first one that FAILED_MESSAGE then names."""
+    """Check message by message: FRAME_OK, or what is wrong with the first one that FAILED_MESSAGE then names.
+
+    The columns have the sizes that their lengths add up to.
+    """
     tail = TAIL_SIZE if state[PROPERTY_CRC] != 0 else 0
+    given = state[PROPERTY_LENGTHS] >= 0
+    behind = tail + state[PART_3_END]
+    given_end = int(state[PROPERTIES])
     for message in range(state[COUNT]):
         body_size = load_le32(payload, state[BODY_LENGTHS] + 4 * message)
         key_size = length16(payload, state[KEY_LENGTHS], message)
         tag_size = length16(payload, state[TAG_LENGTHS], message)
-        size = _properties_size(payload, state, message, key_size, tag_size) + tail
-        closing = 1 if tail + state[PART_3_END] != 0 and state[PROPERTY_LENGTHS] >= 0 else 0
-        record_size = state[HEAD_SIZE] + body_size + state[TOPIC_SIZE] + 2 + size + closing
+        if given:
+            size = length16(payload, state[PROPERTY_LENGTHS], message)
+            given_end += size
+            # As it is stored: a byte more where the last pair must be closed before what follows.
+            size += behind + (closing_of(payload, given_end, size) if behind > 0 else 0)
+        else:
+            size = _composed_size(payload, state, message, key_size, tag_size) + tail
+        record_size = state[HEAD_SIZE] + body_size + state[TOPIC_SIZE] + 2 + size
         state[FAILED_MESSAGE] = message
         if body_size > state[BODY_SIZE_MAX]:
             state[FAILED_VALUE] = body_size

@@ -76,14 +76,21 @@ class Frame:
 
     def expected(self) -> tuple[int, int, int, int | None]:
         """(what is found, message, value, bytes of all records, None where something is wrong)."""
+        if self.surplus and (self.queues is None or self.sharding_keys is not None):
+            # Behind a column of numbers a payload's size says the same, and is checked before.
+            return frame.COLUMNS_MISMATCH, -1, -1, None
         tail = frame.TAIL_SIZE if self.property_crc else 0
         total = 0
         for message, body in enumerate(self.bodies):
             size = self.constant + tail
-            closing = 0
+            not_closed = 0
             if self.properties is not None:
-                closing = int(size != 0)
-                size += len(self.properties[message])
+                given = self.properties[message]
+                if size != 0:
+                    closing = int(given != b"" and not given.endswith(b"\2"))
+                    not_closed = 1 - closing
+                    size += closing
+                size += len(given)
             else:
                 size += frame.UNIQUE_DIGITS if self.unique else 0
                 for texts, overhead in (
@@ -93,7 +100,7 @@ class Frame:
                 ):
                     if texts is not None and texts[message]:
                         size += overhead + len(texts[message])
-            record_size = HEAD_SIZE + len(body) + TOPIC_SIZE + 2 + size + closing
+            record_size = HEAD_SIZE + len(body) + TOPIC_SIZE + 2 + size
             if len(body) > BODY_SIZE_MAX:
                 return frame.BODY_TOO_LARGE, message, len(body), None
             if size > record.PROPERTIES_SIZE_MAX:
@@ -102,10 +109,7 @@ class Frame:
                 return frame.RECORD_TOO_LARGE, message, record_size, None
             if self.queues is not None and self.queues[message] >= QUEUES:
                 return frame.QUEUE_OUT_OF_RANGE, message, self.queues[message], None
-            total += record_size
-        if self.surplus and (self.queues is None or self.sharding_keys is not None):
-            # Behind a column of numbers a payload's size says the same, and is checked before.
-            return frame.COLUMNS_MISMATCH, -1, -1, None
+            total += record_size + not_closed
         for value, texts in enumerate((self.keys, self.tags, self.sharding_keys)):
             if texts is not None and any(byte in text for text in texts for byte in (1, 2)):
                 return frame.SEPARATOR_BYTE, -1, value, None
@@ -119,6 +123,8 @@ class Frame:
 
 
 TEXTS = st.one_of(st.binary(max_size=12), st.text("abc\x01", max_size=30).map(str.encode), st.just(b""))
+
+GIVEN = st.integers(1, 80).map(lambda size: b"v" * size + b"\2")
 
 
 @st.composite
@@ -134,7 +140,7 @@ def frames(draw: st.DrawFn) -> Frame:
         bodies=draw(st.lists(st.binary(max_size=BODY_SIZE_MAX + 1), min_size=count, max_size=count)),
         keys=draw(nothing if given_properties else column(TEXTS)),
         tags=draw(nothing if given_properties else column(TEXTS)),
-        properties=draw(column(st.binary(max_size=60))) if given_properties else None,
+        properties=draw(column(st.one_of(st.binary(max_size=60), GIVEN))) if given_properties else None,
         sharding_keys=draw(nothing if given_properties else column(TEXTS)),
         queues=draw(column(st.integers(0, QUEUES))),
         constant=draw(st.sampled_from([0, 0, 20, 60])),
@@ -153,7 +159,7 @@ def test_what_is_found_is_what_each_message_says(sent: Frame) -> None:
 @settings(max_examples=100, deadline=None)
 @given(frames())
 def test_the_plain_twin_agrees(sent: Frame) -> None:
-    called = ("_lengths16", "length16", "_check_each", "_properties_size", "_has_separator", "_column_size")
+    called = ("_lengths16", "length16", "closing_of", "_check_each", "_composed_size", "_has_separator", "_column_size")
     with mock.patch.multiple(frame, **{name: plain(getattr(frame, name)) for name in called}):
         found = sent.check(plain(frame.check_frame))
     assert found == sent.expected()
@@ -163,6 +169,17 @@ def test_the_largest_of_each_in_different_messages_is_no_record_that_is_too_larg
     sent = Frame([b"b" * BODY_SIZE_MAX, b""], keys=[b"", b"k" * 60], property_crc=False, unique=False)
     found, _, _, total = sent.check()
     assert (found, total) == (frame.FRAME_OK, 2 * (HEAD_SIZE + TOPIC_SIZE + 2) + BODY_SIZE_MAX + 60 + 6)
+
+
+@pytest.mark.parametrize("end", [b"", b"\2"])
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_byte_that_ends_a_given_string_counts_to_its_size(end: bytes, more: int) -> None:
+    """Whoever reads a record with properties of 32,768 bytes takes that for a negative number."""
+    longest = record.PROPERTIES_SIZE_MAX - frame.TAIL_SIZE - 1
+    sent = Frame([b""], properties=[b"n\1".ljust(longest + more, b"v") + end])
+    payload, state = sent.encoded()
+    state[frame.RECORD_SIZE_MAX] = 1 << 20
+    assert frame.check_frame(payload, state) == (frame.PROPERTIES_TOO_LARGE if more else frame.FRAME_OK)
 
 
 @pytest.mark.parametrize("size", [7, 8, 9, 16, 23])
