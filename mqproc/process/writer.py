@@ -360,7 +360,12 @@ class Writer:
         own = request.operation == _APPEND_OWN
         if 0 < options.deliver_at_ms <= store_timestamp_ms + NEAR_MS:
             self._to_ring_keeper = True
-        plan, topic = self._plans.plan(options, request.payload, store_timestamp_ms, own=own)
+        try:
+            plan, topic = self._plans.plan(options, request.payload, store_timestamp_ms, own=own)
+        except OSError as error:
+            # There is no room for a new queue, say. Nothing is encoded: what the step has taken before goes on.
+            self._refuse(request, InternalError(f"{error.strerror or error}"))
+            return
         if self._repeats is None or own:
             # The group's own roles copy messages on purpose, with their ids.
             answer = self._appender.add(plan, store_timestamp_ms)

@@ -72,6 +72,24 @@ def assert_holds(rig: WriterRig, client: Client, stored: list[int]) -> None:
     assert not any(rig.log(rig.written, ready_end))
 
 
+def test_a_topic_that_cannot_be_made_takes_no_frame_of_others_with_it(make_rig: MakeRig) -> None:
+    """They are told that they are not stored, and were: who sends them again has them twice."""
+    rig = make_rig(max_queues=256, default_topic_queue_nums=128)
+    client = rig.client()
+    client.send(single(1, "A"))
+    client.wait_for([1])
+    rig.io.refusing = {"mqproc/queues": errno.EMFILE}
+    client.send(b"".join(single(number, topic) for number, topic in ((2, "A"), (3, "B"), (4, "A"))))
+    client.wait_for([2, 3, 4])
+    rig.io.refusing = {}
+    errors = {number: error_of(client, number) for number in (2, 3, 4)}
+    assert {number: type(error) for number, error in errors.items() if error} == {3: InternalError}
+    assert rig.counts()["appended_messages"] == 3
+    client.send(single(5, "B"))
+    client.wait_for([5])
+    assert error_of(client, 5) is None
+
+
 def test_frames_of_a_segment_that_cannot_be_ended_are_refused_once(make_rig: MakeRig) -> None:
     """Its last records are written, the BLANK behind them is not."""
     rig = make_rig()
