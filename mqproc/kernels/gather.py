@@ -81,7 +81,7 @@ LOOK_BYTES = 1024
 AHEAD_UNITS = 8
 _AHEAD_BYTES = 512
 
-# No bounds. Messages may be born before 1970, or at no time that a calendar has.
+# No bounds. Messages may be born before 1970, or at no time that a calendar has, even beyond these.
 TIME_MIN = -(1 << 62)
 TIME_MAX = 1 << 62
 
@@ -143,12 +143,17 @@ def _has_tag(view: Bytes, at: int, total: int, tags: Bytes, tag_ends: Words, sta
 
 
 @inlined
+def _is_within(time_ms: int, begin_ms: int, end_ms: int) -> bool:
+    return (time_ms >= begin_ms or begin_ms <= TIME_MIN) and (time_ms < end_ms or end_ms >= TIME_MAX)
+
+
+@inlined
 def _in_time(view: Bytes, at: int, state: Words) -> bool:
     born = load_be64(view, at + record.BORN_TIMESTAMP)
-    if born < state[BORN_BEGIN_MS] or born >= state[BORN_END_MS]:
+    if not _is_within(born, int(state[BORN_BEGIN_MS]), int(state[BORN_END_MS])):
         return False
     stored = load_be64(view, store_timestamp_at(view, at))
-    return int(state[STORE_BEGIN_MS]) <= stored < int(state[STORE_END_MS])
+    return _is_within(stored, int(state[STORE_BEGIN_MS]), int(state[STORE_END_MS]))
 
 
 @inlined

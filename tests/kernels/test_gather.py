@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mqproc.filters.sql import compiled
 from mqproc.kernels import gather
 from mqproc.kernels.jit import plain
-from mqproc.layout import consume_queue, control, queue_table
+from mqproc.layout import consume_queue, control, queue_table, record
 from mqproc.layout.consume_queue import EXTENSION_ADDRESS_MAX
 from mqproc.layout.java_hash import java_hash
 from mqproc.layout.record_codec import decode_record, decode_records
@@ -167,6 +167,16 @@ def test_times_pass_too(log: SmallLog) -> None:
     assert [each.born_timestamp_ms for each in decode_records(records)] == [999_994, 999_993, 999_992, 999_991, 999_990]
     _reason, records, _state = gathered(log, STORE_BEGIN_MS=2_000_003, STORE_END_MS=2_000_005)
     assert [each.store_timestamp_ms for each in decode_records(records)] == [2_000_003, 2_000_004]
+
+
+@pytest.mark.parametrize("born_ms", [-(1 << 63), gather.TIME_MIN - 1, gather.TIME_MAX, (1 << 63) - 1])
+def test_any_number_is_a_born_time_where_that_has_no_bounds(log: SmallLog, born_ms: int) -> None:
+    at = log.places[3][0] + record.BORN_TIMESTAMP
+    segment = log.segment[:at] + struct.pack(">q", born_ms) + log.segment[at + 8 :]
+    of_any_time = gathered(log, segment=segment, VERIFY=0, STORE_BEGIN_MS=0)[2]
+    assert of_any_time[gather.COUNT] == len(log.places)
+    after = gathered(log, segment=segment, VERIFY=0, BORN_BEGIN_MS=0, STORE_BEGIN_MS=0)[2]
+    assert after[gather.COUNT] == len(log.places) - (born_ms < 0)
 
 
 def test_counting_copies_nothing(log: SmallLog) -> None:
