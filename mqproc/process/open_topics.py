@@ -167,10 +167,11 @@ class OpenTopics:
         self._table.make_room(missing)
 
     def _delete_queues(self, numbers: Iterable[int], written: int) -> None:
-        # Queues with messages last: what is left of them tells a successor that this was not finished.
-        for number in sorted(numbers, key=self._table.next_offset):
-            if self._table.is_live(number):
-                self._table.delete_queue(number, written)
+        # Queues with messages last: what is left of them tells a successor that this was not finished. First those that
+        # only an earlier life of the topic had: made again, they must not seem to be left.
+        table = self._table
+        for number in sorted(numbers, key=lambda number: (table.is_live(number), table.next_offset(number))):
+            table.delete_queue(number, written)
 
     def _remove_files(self, topic: str) -> None:
         """Its records stay in the log until they expire; its ConsumeQueues go, now or at the next start."""

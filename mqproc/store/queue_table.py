@@ -281,11 +281,13 @@ class QueueTable:
     def delete_queue(self, number: int, physical_offset: int = POSITION_UNKNOWN) -> None:
         """Leave a tombstone, which keeps the name and the next offset for when the queue is made again.
 
-        `physical_offset` is the log's end: whatever the queue has got lies below it.
+        `physical_offset` is the log's end: whatever the queue has got lies below it. One that is a tombstone already is
+        told of this deletion too.
         """
         self._remember(number, physical_offset, self.next_offset(number))
-        store_release(self.cells, layout.entry_word(number, layout.STATE), layout.STATE_TOMBSTONE)
-        self.words.add(layout.HEADER_LIVE, -1)
+        if self.is_live(number):
+            store_release(self.cells, layout.entry_word(number, layout.STATE), layout.STATE_TOMBSTONE)
+            self.words.add(layout.HEADER_LIVE, -1)
 
     # Recovery's side
 

@@ -250,6 +250,22 @@ def test_a_successor_removes_files_of_deleted_topics_in_their_order(store: Store
     assert [folder.name for folder in io.removed] == deleted
 
 
+def test_a_successor_keeps_a_topic_that_was_narrower_when_it_was_deleted_the_last_time(store: Store) -> None:
+    """Queues that only its first life had, and that the send has made again, were no part of that deletion."""
+    store.use("T", 3)
+    store.topics.delete("T", 1000)
+    store.topics.create("T", 1)
+    store.topics.delete("T", 2000)
+    assert store.durable().deletions == {"T": Deletion(2000, (3, 3, 3, 3))}
+    assert {store.table.deletion(number) for number in range(4)} == {(2000, 3)}
+    store.use("T", 1)
+    assert store.durable().names() == []
+    topics = store.successor()
+    assert topics.topics.names() == ["T"]
+    assert store.next_offsets("T") == [4, 4, 4, 4]
+    assert store.files_of("T")
+
+
 def test_a_successor_keeps_a_topic_that_a_send_made_again(store: Store) -> None:
     """Its records may be in the log already; topics.json was not told before the kill."""
     store.use("T", 3)
