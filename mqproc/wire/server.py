@@ -153,9 +153,8 @@ class SocketServer:
         """
         requests: list[Request | FrameRun] = []
         self._shared.begin()
-        if self._backlog:
+        if self._backlog and self._read_backlog(requests):
             timeout_s = 0.0
-            self._read_backlog(requests)
         if self._timed:
             timeout_s = min(timeout_s, self._expire())
         events = self._epoll.poll(timeout_s, _EVENTS_MAX)
@@ -303,17 +302,19 @@ class SocketServer:
         self._set_time(connection, reader.waiting_bytes, taken)
         self._release_empty(connection, reader)
 
-    def _read_backlog(self, requests: list[Request | FrameRun]) -> None:
-        """Requests that were left in their buffers by the last poll."""
-        for connection in list(self._backlog.values()):
+    def _read_backlog(self, requests: list[Request | FrameRun]) -> bool:
+        """Requests that the last poll left in their buffers; False when clients are to read answers before."""
+        ready = [each for each in self._backlog.values() if not each.paused]
+        for connection in ready:
             reader = connection.reader
-            if reader is not None and not connection.paused:
+            if reader is not None:
                 taken = self._take_frames(connection, reader, requests)
                 if not connection.closed:
                     if taken and reader.waiting_bytes:
                         self._backlog[connection.fd] = connection  # Until the next poll the frames stay where they are.
                     self._set_time(connection, reader.waiting_bytes, taken)
                     self._release_empty(connection, reader)
+        return bool(ready)
 
     def _take_frames(self, connection: Connection, reader: FrameReader, requests: list[Request | FrameRun]) -> int:
         """Turn whole frames into requests; returns how many frames there were."""

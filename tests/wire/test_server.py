@@ -109,17 +109,6 @@ def test_views_stay_valid_until_the_next_poll(serve: Server) -> None:
         peer.sock.close()
 
 
-def test_requests_beyond_the_polls_limit_wait(serve: Server) -> None:
-    with Peer(serve(Limits(requests_per_poll=3))) as peer:
-        data = b"".join(request(request_id=index) for index in range(1, 11))
-        found = [peer.send(data)]
-        while sum(map(len, found)) < 10:
-            found.append(peer.server.poll(0))
-        assert [one.request_id for poll in found for one in poll] == list(range(1, 11))
-        assert max(map(len, found)) == 3
-        check_echo(peer)
-
-
 def test_answers_may_come_late_and_in_any_order(serve: Server) -> None:
     with Peer(serve()) as peer:
         first, second = peer.send(request(b"a", 1) + request(b"b", 2))

@@ -1,8 +1,10 @@
-"""What lies in a buffer that clients are read into stays there while requests are made of it."""
+"""Requests that a poll leaves in the buffer that they came in, for the next one."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -11,7 +13,18 @@ from mqproc.wire.connection import FrameRun, Request
 from mqproc.wire.limits import Limits
 from mqproc.wire.runs import RunCutter
 from mqproc.wire.shared_buffer import BUFFER_BYTES
-from tests.wire.peer import APPEND, Peer, Server, request
+from tests.wire.peer import APPEND, LIMITS, Peer, Server, check_echo, request
+
+
+def test_requests_beyond_the_polls_limit_wait(serve: Server) -> None:
+    with Peer(serve(Limits(requests_per_poll=3))) as peer:
+        data = b"".join(request(request_id=index) for index in range(1, 11))
+        found = [peer.send(data)]
+        while sum(map(len, found)) < 10:
+            found.append(peer.server.poll(0))
+        assert [one.request_id for poll in found for one in poll] == list(range(1, 11))
+        assert max(map(len, found)) == 3
+        check_echo(peer)
 
 
 @pytest.mark.parametrize("in_runs", [False, True])
@@ -46,3 +59,18 @@ def payloads_of(requests: Sequence[Request | FrameRun]) -> list[bytes]:
             inside, at = one.request_at(at)
             found.append(bytes(inside.payload))
     return found
+
+
+def test_a_client_that_reads_no_answers_keeps_nobody_awake_by_what_waits(serve: Server) -> None:
+    with Peer(serve(dataclasses.replace(LIMITS, requests_per_poll=3))) as peer:
+        found = peer.send(b"".join(request(request_id=index + 1) for index in range(5)))
+        found[0].answer(payload=[bytes(LIMITS.output_bytes * 4)])
+        assert found[0].connection.paused
+        began_s = time.monotonic()
+        assert peer.server.poll(60) == [], "a paused client is not listened to"
+        # It looks now and then for clients that are too slow.
+        assert time.monotonic() - began_s > 0.02
+        while len(found) < 5:
+            peer.read()
+            found += peer.server.poll(0.01)
+        assert [one.request_id for one in found] == list(range(1, 6))
