@@ -99,8 +99,11 @@ class AsyncConsumer:
         finally:
             for task in list(self._tasks):
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self._member.leave(told=told)
+            try:
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+            finally:
+                # Whatever cancels the caller meanwhile: a membership that nobody ends keeps its queues for ever.
+                await self._member.leave(told=told)
 
     @property
     def queues(self) -> list[tuple[str, int]]:

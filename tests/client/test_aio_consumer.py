@@ -155,6 +155,24 @@ def test_who_is_cancelled_while_it_leaves_is_cancelled_and_a_member_no_more(run:
     run(program)
 
 
+def test_who_is_cancelled_amid_its_close_is_a_member_no_more(run: Callable[[Program], None]) -> None:
+    """A second cancellation comes so, behind the one that has ended the block."""
+
+    async def program(client: AsyncClient) -> None:
+        await fill(client, "Twice", 4)
+        consumer = await client.consumer("twice", "Twice", start="earliest")
+        assert await consumer.receive(1, PATIENCE_S)
+        closing = asyncio.ensure_future(consumer.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        async with asyncio.timeout(PATIENCE_S), client.consumer("twice", "Twice") as successor:
+            await reached(lambda: len(successor.queues) == 4, "all queues")
+
+    run(program)
+
+
 def test_who_cannot_commit_tells_nobody_that_it_leaves(
     run: Callable[[Program], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
