@@ -54,8 +54,11 @@ class AsyncHandling:
             self._rest.broken = True
             raise
         finally:
-            await asyncio.gather(*under_way, return_exceptions=True)
-            self._rest.give_back()
+            try:
+                await asyncio.gather(*under_way, return_exceptions=True)
+            finally:
+                # Cancelled once more the handlers are cancelled too: what they have comes again all the same.
+                self._rest.give_back()
         _raised(under_way)
 
     async def _go_on(self, under_way: set[asyncio.Task[None]]) -> None:

@@ -201,6 +201,29 @@ def test_no_async_handler_is_called_behind_the_end_and_the_rest_comes_again(
     assert offsets(client, f"async{how}", topic) == [20]
 
 
+def test_what_handlers_had_that_were_cancelled_too_comes_again(shared: Group, client: Client) -> None:
+    """The first cancellation of a run leaves handlers their end, a second one does not."""
+    sent = fill(client, "Both", 5, queues=1)
+
+    async def program(consumer: AsyncConsumer) -> None:
+        began = asyncio.Event()
+
+        async def handle(_message: StoredMessage) -> None:
+            began.set()
+            await asyncio.sleep(PATIENCE_S)
+
+        running = asyncio.ensure_future(consumer.run(handle, workers=2))
+        await began.wait()
+        for _ in range(2):
+            running.cancel()
+            await asyncio.sleep(0.01)
+        await asyncio.wait([running])
+        assert running.cancelled()
+        assert [message.body async for message in consumer.messages(timeout=1)] == sent
+
+    in_loop(shared, program, "both", "Both")
+
+
 def test_what_an_async_handler_awaits_may_be_cancelled(shared: Group, client: Client) -> None:
     """That fails the message, and is no end of the run."""
     fill(client, "Inner", 3, queues=1)
