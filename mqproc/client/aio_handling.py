@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from mqproc.client import tasks
 from mqproc.client.amounts import at_least_one, not_below_zero
 from mqproc.client.handling import BUSY_S, IDLE_S, LOOK_S, MESSAGES_AT_ONCE, Rest, check_handler
 from mqproc.errors import BadRequestError, MessageNotFoundError
@@ -118,7 +119,7 @@ class AsyncHandling:
             if is_awaitable := inspect.isawaitable(given):
                 await given
         except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+            if isinstance(error, asyncio.CancelledError) and tasks.is_cancelled():
                 raise
             _log.warning("handling message %s of %s failed", message.message_id, message.topic, exc_info=True)
             return False
@@ -134,12 +135,6 @@ class AsyncHandling:
                 async with asyncio.timeout(min(left_s, LOOK_S)):
                     await self._stop.wait()
         return self._rest.goes_on(message)
-
-
-def _is_cancelled() -> bool:
-    """Whether this task shall end; else it was something that a handler had awaited."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _raised(under_way: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:

@@ -160,7 +160,9 @@ class AsyncTransactionProducer:
         try:
             said = self._checker(message)
             resolution = transaction_calls.resolution_of(await said if inspect.isawaitable(said) else said)
-        except Exception:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and tasks.is_cancelled():
+                raise
             _log.warning("checking transaction of message %s failed", message.message_id, exc_info=True)
             return
         if resolution is not TransactionResolution.UNKNOWN:

@@ -15,3 +15,9 @@ async def end(task: asyncio.Task[Any]) -> None:
     await asyncio.wait([task])
     if not task.cancelled():
         task.result()
+
+
+def is_cancelled() -> bool:
+    """Whether this task shall end; else a CancelledError is of something that it had awaited."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -327,6 +327,32 @@ def test_a_producer_of_the_group_is_asked(fast: Group) -> None:
         keeps_below(2, times_asked)
 
 
+def test_what_an_async_checker_awaits_may_be_cancelled(fast: Group) -> None:
+    """The question comes again, as when the checker raises, and is no end of the producer."""
+    asked: list[bytes] = []
+
+    async def checker(message: StoredMessage) -> bool:
+        asked.append(message.body)
+        if len(asked) == 1:
+            other = asyncio.ensure_future(asyncio.sleep(60))
+            other.cancel()
+            await other
+        return True
+
+    async def program() -> None:
+        async with (
+            asyncio.timeout(60),
+            AsyncClient(fast.store) as client,
+            client.transaction_producer("inner", checker) as producer,
+        ):
+            await producer.transaction(Message("Inner", b"1")).begin()
+            while not asked or await client.transactions.open("inner"):
+                await asyncio.sleep(0.01)
+
+    asyncio.run(program())
+    assert len(asked) >= 2
+
+
 def test_a_producer_that_is_closed_while_it_decides_leaves_no_connection(fast: Group) -> None:
     asked, decided = threading.Event(), threading.Event()
 
