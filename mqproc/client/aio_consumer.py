@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
 from types import TracebackType
@@ -43,7 +44,7 @@ class AsyncConsumer:
             async for message in consumer:
                 await handle(message)
 
-    As `Consumer`; all its tasks run in the event loop that it was made in.
+    As `Consumer`; it belongs to the event loop that it was made in, where all its tasks run.
     """
 
     def __init__(
@@ -51,6 +52,8 @@ class AsyncConsumer:
     ) -> None:
         """`broadcast`: where this consumer keeps its own progress in every queue, "" for a member of the group."""
         self._client = client
+        self._pid = os.getpid()
+        self._loop = asyncio.get_running_loop()
         self._subscription = subscription
         self._filter = filter
         self._pull_messages = at_least_one("pull_messages", pull_messages)
@@ -87,8 +90,9 @@ class AsyncConsumer:
 
     async def close(self) -> None:
         """Commit what is done and leave the group."""
-        if self._closed:
-            return
+        if self._closed or os.getpid() != self._pid:
+            return  # The member is what a forked process was forked from, and goes on.
+        self._check_loop()
         self._closed = True
         told = True
         try:
@@ -132,6 +136,7 @@ class AsyncConsumer:
 
     async def seek(self, to: ResetTo, topics: str | Sequence[str] = ()) -> None:
         """Go on from elsewhere in its queues; see `Consumer.seek`."""
+        self._check_loop()
         positions = self._assignment.positions(self._subscription.among(topics))
         epochs = self._assignment.epochs(positions)
         targets = await drive_async(self._client.run, seek_targets(positions, to))
@@ -153,6 +158,12 @@ class AsyncConsumer:
     def _end(self, error: BaseException) -> None:
         self._error = error
         self._changed.set()
+
+    def _check_loop(self) -> None:
+        """Another loop, as a forked process has it, has the queues in memory and no membership: who lives on would
+        handle the same messages, and where the loop has ended nothing more would ever come."""
+        if self._loop is not asyncio.get_running_loop():
+            raise BadRequestError("this consumer belongs to another event loop: make one in each")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -179,6 +190,7 @@ class AsyncConsumer:
 
     def _tend(self) -> None:
         """Ask for more, commit."""
+        self._check_loop()
         if self._error is not None:
             raise self._error
         if self._closed:
@@ -233,6 +245,7 @@ class AsyncConsumer:
 
     async def commit(self) -> None:
         """Return when everything that is done is committed. What is not this consumer's any more is left out."""
+        self._check_loop()
         sent = self._assignment.uncommitted()
         if not sent:
             return
@@ -364,6 +377,7 @@ class AsyncConsumer:
 
     async def ack(self, *messages: StoredMessage) -> None:
         """Messages that `receive` gave are done. After `close` it is too late: they come again."""
+        self._check_loop()
         places = group_calls.places_of(messages)
         freed = sum(self._assignment.ack(queue, offset) for queue, offset in places)
         self._tell_who_waits(places)
@@ -392,6 +406,7 @@ class AsyncConsumer:
 
     async def nack(self, *messages: StoredMessage, delay_level: int = 0) -> None:
         """Have messages delivered again later; see `Consumer.nack`."""
+        self._check_loop()
         if self._local is not None:
             raise BadRequestError("a broadcast consumer has no retry topic")
         nacking = Nacking(self._subscription.group, messages, delay_level)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -13,17 +14,21 @@ from pathlib import Path
 import pytest
 
 from mqproc import (
+    AsyncClient,
+    AsyncConsumer,
     BadRequestError,
     Client,
     GroupInUseError,
     MessageNotFoundError,
     PermissionDeniedError,
+    ResetTo,
+    StoredMessage,
     control_words,
 )
 from mqproc.client.broadcast import load_offsets
 from mqproc.paths import StorePaths
-from tests.client.consuming import all_of, bodies_of, fill, offsets
-from tests.client.test_shared_clients import FORKS, in_fork
+from tests.client.consuming import all_of, all_of_async, bodies_of, fill, offsets
+from tests.client.test_shared_clients import FORKS, in_fork, run_apart
 from tests.conftest import PATIENCE_S, Group, wait_until
 
 
@@ -134,6 +139,48 @@ def test_a_consumer_is_its_processes_and_no_forks(client: Client) -> None:
         consumer.ack(*messages)
         assert bodies_of(all_of(consumer, 4)) == sent[4:]
     assert offsets(client, "forked", "Forked") == [8]
+
+
+@FORKS
+def test_a_consumer_of_asyncio_is_its_loops_and_no_forks(shared: Group, client: Client) -> None:
+    """Elsewhere its queues are in memory, and nobody says that they are still this consumer's."""
+    sent = fill(client, "Looped", 8, queues=1)
+
+    async def refused(consumer: AsyncConsumer, messages: list[StoredMessage]) -> None:
+        attempts = (
+            consumer.receive(1),
+            anext(consumer.messages()),
+            consumer.ack(*messages),
+            consumer.nack(*messages),
+            consumer.seek(ResetTo(latest=True)),
+            consumer.commit(),
+        )
+        for attempt in attempts:
+            with pytest.raises(BadRequestError, match="belongs to another event loop"):
+                await attempt
+
+    async def program() -> None:
+        async def forked() -> None:
+            await refused(consumer, messages)
+            await consumer.close()
+
+        async with (
+            asyncio.timeout(PATIENCE_S),
+            AsyncClient(shared.store) as made,
+            made.consumer("looped", "Looped", start="earliest") as consumer,
+        ):
+            messages = await consumer.receive(4, timeout=PATIENCE_S)
+            generation = client.groups.info("looped").generation
+            steps = forked()
+            assert in_fork(lambda: run_apart(steps)) == 0
+            steps.close()
+            await asyncio.to_thread(asyncio.run, refused(consumer, messages))
+            assert client.groups.info("looped").generation == generation
+            await consumer.ack(*messages)
+            assert bodies_of(await all_of_async(consumer, 4)) == sent[4:]
+
+    asyncio.run(program())
+    assert offsets(client, "looped", "Looped") == [8]
 
 
 @FORKS
