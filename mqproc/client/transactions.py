@@ -166,7 +166,7 @@ class TransactionProducer:
         """Not be asked any more. Transactions that are open stay so."""
         self._closing.set()
         line = self._line
-        if line is not None:
+        if line is not None and not line.connection.inherited:
             with contextlib.suppress(OSError):  # The thread has closed it already.
                 line.connection.sock.shutdown(socket.SHUT_RDWR)
         self._thread.join(self._client.timeout_s)

@@ -36,6 +36,7 @@ from mqproc.message import StoredMessage
 from mqproc.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from mqproc.store.delays.made_from import mark_of
 from mqproc.store.transactions.halves import decode_marks
+from tests.client.test_shared_clients import FORKS, in_fork
 from tests.conftest import Group, keeps_below, wait_until
 from tests.processes.transactions import FAST, GROUP, all_ended, bodies, handle_of, left_open, messages_of, open_ids
 
@@ -375,6 +376,20 @@ def test_a_producer_that_is_closed_while_it_decides_leaves_no_connection(fast: G
 
 def _connections() -> int:
     return len(psutil.Process().net_connections("unix"))
+
+
+@FORKS
+def test_a_fork_that_closes_a_producer_leaves_its_parents_alone(fast: Group) -> None:
+    """It ended the parent's connection, and a question that was on its way there came an interval later."""
+    with fast.client() as client, client.transaction_producer("forked", lambda message: True) as producer:
+        wait_until(lambda: producer._line is not None, what="the wait for questions")
+        line = producer._line
+        assert line is not None
+        assert in_fork(producer.close) == 0
+        left_open(client, "forked", Message("Forked", b"1"))
+        wait_until(lambda: not client.transactions.open("forked"), what="the answer")
+        assert producer._line is line
+        assert not line.connection.closed
 
 
 def test_a_late_end_finds_the_copy_of_its_half_message(fast: Group) -> None:
