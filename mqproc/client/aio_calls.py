@@ -100,7 +100,7 @@ class AsyncCalls:
                 await asyncio.sleep(pause_s)
             if self._closings != closings:
                 # Made again, it would open a connection that nobody closes.
-                raise BadRequestError("the client was closed")
+                raise attempts.given_up("the client was closed")
 
     async def _run_once(self, call: Call[T], deadline: float) -> T:
         if call.takes:

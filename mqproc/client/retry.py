@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mqproc.errors import (
+    BadRequestError,
     MqprocError,
     NotRunningError,
     RequestTimeoutError,
@@ -101,6 +102,12 @@ class Attempts:
         if not again or not self._policy.enabled or now + pause_s + answered_s >= self._deadline:
             raise seen from None
         return pause_s
+
+    def given_up(self, why: str) -> MqprocError:
+        """What a user sees whose request is not made again after all, for a reason of the client's own."""
+        if self._taken:
+            return SendOutcomeUnknownError(f"{why}; the request may have been carried out")
+        return BadRequestError(why)
 
     def _seen_after_loss(self, error: ConnectionLost) -> MqprocError:
         if self._taken:

@@ -13,6 +13,7 @@ import pytest
 
 from mqproc.client.aio import AsyncClient
 from mqproc.client.batch import Batch
+from mqproc.client.retry import RetryPolicy
 from mqproc.client.sync import Client
 from mqproc.errors import (
     NoSuchQueueError,
@@ -172,9 +173,13 @@ def test_a_cancelled_call_leaves_the_connection_usable(roles: MemoryRoles) -> No
     run(go())
 
 
-def test_closing_ends_calls_under_way(roles: MemoryRoles) -> None:
+@pytest.mark.parametrize("repeats", [False, True])
+def test_closing_ends_calls_under_way(roles: MemoryRoles, repeats: bool) -> None:
+    """What was sent may be stored yet, also where it would have been sent again: told that it was refused a producer
+    sent it by itself."""
+
     async def go() -> None:
-        client = AsyncClient(roles.store, timeout=60)
+        client = AsyncClient(roles.store, timeout=60, retry=RetryPolicy(repeat_sends=repeats))
         taken: list[Request] = []
         roles.behaviour = lambda request: taken.append(request) is None
         send = asyncio.ensure_future(client.send("orders", b"x"))
