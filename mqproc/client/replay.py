@@ -127,6 +127,8 @@ class Replay:
         identity = f"{name or uuid.uuid4()}\0{source.topic}\0{to}"
         self._family = hashlib.sha256(identity.encode()).hexdigest()[:12]
         self._is_new = not name
+        self._anywhere = False
+        """Whether copies may lie far behind the position, with none before them."""
         self._queues = self._target(queues)
         self._pending: deque[tuple[ReplayPosition, int]] = deque()
         self._due_s = 0.0
@@ -149,9 +151,11 @@ class Replay:
     ) -> ReplayProgress:
         """Copy everything from a position on, at which an earlier run was; `told` after each answer.
 
-        What the earlier run had under way is looked up, and left out where it was stored.
+        What the earlier run had under way is looked up, and left out where it was stored. Without a position everything
+        is: runs before may have had another begin or filter, or the source fewer messages in its first queues.
         """
         self.progress = ReplayProgress(0, 0, position or ReplayPosition())
+        self._anywhere = position is None and not self._is_new
         failed_at, failed_s = None, time.monotonic()
         stored = frozenset[ReplayPosition]() if self._is_new else self._settled(failed_s)
         self._is_new = False
@@ -188,7 +192,7 @@ class Replay:
             calls = (core.by_key(self._to, self._unique_id(place), None, None, 1, True, "store") for place in places)
             answers = self._client.run_all(calls, core.QUERY, _LOOKUPS_IN_FLIGHT)
             there = {place for place, copies in zip(places, answers, strict=True) if copies}
-            if not there:
+            if not there and not self._anywhere:
                 break
             found |= there
         return frozenset(found)

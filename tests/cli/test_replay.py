@@ -262,6 +262,21 @@ def test_the_client_s_replay_is_named_throttled_and_goes_on(group: Group, client
     assert bodies(group, "slow").most_common(1)[0][1] == 2
 
 
+def test_what_an_earlier_replay_of_a_name_has_copied_is_found_wherever_it_lies(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages that came since, or that its filter has left out, may be many before the first copy."""
+    monkeypatch.setattr("mqproc.client.replay._WINDOW", 5)
+    client.create_topic("Grows", 2)
+    for tag in ("first", "second"):
+        client.send_batch("Grows", [b"%d" % number for number in range(40)], tags=tag, queue_ids=[0, 1] * 20)
+        client.wait_dispatched()
+        assert client.replay("Grows", "Grown", name="daily").sent == 40
+    assert client.replay("Grows", "Widened", name="daily", filter=SqlFilter("TAGS = 'second'")).sent == 40
+    client.wait_dispatched()
+    assert client.replay("Grows", "Widened", name="daily").sent == 40
+
+
 def test_a_replay_of_a_task(group: Group) -> None:
     told: list[ReplayProgress] = []
 
