@@ -325,15 +325,17 @@ class Walk:
                     return Halt.LIMIT
                 self._out = np.empty(int(unit["size"]), np.uint8)
             elif reason == kernel.UNDECIDED:
-                self._decide(int(unit["physical_offset"]))
+                self._decide(int(unit["physical_offset"]), int(unit["size"]))
             elif not self._enter_segment(int(unit["physical_offset"]), begin, end):
                 return Halt.DAMAGE
 
-    def _decide(self, physical_offset: int) -> None:
-        """Look at the properties of the next unit's record where the kernel left that to Python."""
+    def _decide(self, physical_offset: int, size: int) -> None:
+        """Look at the properties of the next unit's record where the kernel left that to Python: at a copy of its
+        `size` bytes alone, since a segment may have a gibibyte."""
         state, sql = self._state, self._filter.sql
         assert sql is not None
-        message = decode_record(self._view.data, physical_offset - int(state[kernel.BASE]), check_crc=False)
+        at = physical_offset - int(state[kernel.BASE])
+        message = decode_record(self._view[at : at + size].data, check_crc=False)
         state[kernel.DECIDED] = int(sql.matches(message.properties))
         state[kernel.DECIDED_UNIT] = state[kernel.UNIT] + 1
 

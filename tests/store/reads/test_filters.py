@@ -5,16 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mqproc.errors import BadRequestError, FilterSyntaxError
 from mqproc.filters.sql import compiled
 from mqproc.kernels.gather import LOOK_BYTES
-from mqproc.layout.record_codec import decode_records
-from mqproc.message import PullStatus
+from mqproc.layout.record_codec import decode_record, decode_records
+from mqproc.message import PullStatus, StoredMessage
 from mqproc.store.reads import pull as pulls
-from mqproc.store.reads import queue_ranges
+from mqproc.store.reads import queue_ranges, unit_walk
 from mqproc.store.slices import finish
 from tests.filters.expressions import Expressions
 from tests.store.live_store import EVERYTHING, FIRST_MS, LiveStore
@@ -106,6 +107,28 @@ def test_random_filters_over_random_messages(tmp_path: Path) -> None:
         tried += 1
         expected = [number for number, properties in enumerate(messages) if filtering.matches(properties)]
         assert pulled(store, expression, "T") == expected, expression
+    store.close()
+
+
+def test_what_is_left_to_python_costs_a_record_and_not_its_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each copied the segment: a text that is no number of ASCII held the query role up until it was aborted."""
+    sizes: list[int] = []
+
+    def decode(buffer: memoryview, **given: Any) -> StoredMessage:
+        sizes.append(buffer.nbytes)
+        return decode_record(buffer, **given)
+
+    monkeypatch.setattr(unit_walk, "decode_record", decode)
+    store = LiveStore(tmp_path)
+    for number, amount in enumerate(("é", "5", "٥", "6")):
+        properties = f"amount\x01{amount}\x02".encode()
+        store.append("T", [b"%d" % number], queues=1, parts=(b"", properties, b"", b""))
+    store.dispatch()
+    assert pulled(store, "amount = 5", "T") == [1, 2]
+    assert len(sizes) == 2
+    assert max(sizes) < 1000
     store.close()
 
 
