@@ -29,6 +29,8 @@ FIRST_CHUNK_UNITS = 1024
 CHUNK_UNITS_MAX = 8192
 # Damaged records that one answer steps over; fillers cost nothing and are passed over a chunk at a time.
 DAMAGED_RUN_MAX = 1024
+# What a look by Python counts as: it takes as long as the kernel's at so many bytes of records, about.
+DECIDED_LOOK_BYTES = 64 << 10
 _NOTHING = np.empty(0, np.uint8)
 _NO_WORDS = np.zeros(0, np.int64)
 # What a walk tells the kernel at its beginning: UNIT … QUEUE.
@@ -60,7 +62,8 @@ class Limits:
     messages: int = 1 << 62
     bytes: int = 1 << 62
     look_bytes: int = 1 << 62
-    """What the records that do not match may cost a run: their bytes, and kernels.gather.LOOK_BYTES each."""
+    """What the records that do not match may cost a run: their bytes, and kernels.gather.LOOK_BYTES each; those that
+    Python looks at, DECIDED_LOOK_BYTES more."""
     born_begin_ms: int = kernel.TIME_MIN
     born_end_ms: int = kernel.TIME_MAX
     store_begin_ms: int = kernel.TIME_MIN
@@ -338,6 +341,7 @@ class Walk:
         message = decode_record(self._view[at : at + size].data, check_crc=False)
         state[kernel.DECIDED] = int(sql.matches(message.properties))
         state[kernel.DECIDED_UNIT] = state[kernel.UNIT] + 1
+        state[kernel.LOOK_BYTES_LEFT] -= DECIDED_LOOK_BYTES
 
     def _enter_first_segment(self, begin: int, end: int) -> None:
         """Let the kernel see at once what it asks for unless a tag passes over it: the segment of the first unit."""
