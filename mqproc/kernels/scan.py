@@ -1,6 +1,7 @@
 """Walking the CommitLog: where whole records end, where they begin again after damage, what they say of their queues.
 
     scan_records(view, start, stop, base, verify, out)         recovery: the end of the whole records
+    find_without_crc(view, start, stop)                        recovery: what a crash may have torn
     find_record(view, start, stop, base, out)                  after damage: where the next whole record or BLANK begins
     update_next_offsets(view, start, stop, base, table, cells, slots, next_offsets, out)
                                                                a writer's successor: next queue offsets
@@ -34,6 +35,7 @@ from mqproc.kernels.record_check import (
     VERIFY_CRCS,
     ZERO,
     checked_size,
+    has_crc_tail,
     record_size,
     signed_topic_length,
     store_timestamp_at,
@@ -56,6 +58,7 @@ __all__ = [
     "VERIFY_CRCS",
     "ZERO",
     "find_record",
+    "find_without_crc",
     "scan_records",
     "update_next_offsets",
     "warm",
@@ -132,6 +135,21 @@ def scan_records(view: Bytes, start: int, stop: int, base: int, verify: int, out
     if last >= 0:
         out[LAST_STORE_TIMESTAMP_MS] = load_be64(view, store_timestamp_at(view, last))
     return reason
+
+
+@kernel
+def find_without_crc(view: Bytes, start: int, stop: int) -> int:
+    """Position of the first record without a CRC of its own in view[start:stop], which are whole records; −1 = none."""
+    at = start
+    size = 0
+    while at < stop:
+        total = record_size(view, at, stop)
+        if not has_crc_tail(view, at, total):
+            return at
+        prefetch_alike(view, at, total, size)
+        size = total
+        at += total
+    return -1
 
 
 @kernel
@@ -246,5 +264,6 @@ def warm() -> None:
     view = np.zeros(record.BLANK_SIZE, np.uint8)
     out = np.zeros(SCAN_SIZE, np.int64)
     scan_records(view, 0, 0, 0, VERIFY_CRCS, out)
+    find_without_crc(view, 0, 0)
     find_record(view, 0, 0, 0, out)
     update_next_offsets(view, 0, 0, 0, view, out, np.zeros(1, np.int32), out.copy(), out)

@@ -98,7 +98,7 @@ PLANTS = {
     ),
     "a record that has lost its CRC is taken for whole": Plant(
         "mqproc.store.recovery.log_recovery",
-        "            if whole_only and (bare := self._without_crc(view, position)) is not None:",
+        "            if whole_only and (bare := self._without_crc(view, position)) >= 0:",
         "            if False:",
         seed=12,
     ),

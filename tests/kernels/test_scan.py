@@ -240,3 +240,13 @@ def test_uncompiled_says_the_same_and_stays_inside_its_buffers() -> None:
 
 if __name__ == "__main__":
     print(json.dumps(outcomes()))
+
+
+def test_the_first_record_without_a_crc_of_its_own_is_found(log: SmallLog) -> None:
+    view = kernel_bytes(log.segment)
+    first, second, third = (place for place, _size in log.places[:3])  # The second has none.
+    for kernel in (scan.find_without_crc, plain(scan.find_without_crc)):
+        assert kernel(view, first, log.end) == second
+        assert kernel(view, third, log.end) == log.places[3][0]
+        assert kernel(view, first, second) == -1
+        assert kernel(view, first, first) == -1

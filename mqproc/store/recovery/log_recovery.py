@@ -19,7 +19,7 @@ import numpy as np
 
 from mqproc.io import StoreIO
 from mqproc.kernels import scan
-from mqproc.kernels.record_check import has_crc_tail, record_size, stored_at_ms
+from mqproc.kernels.record_check import record_size, stored_at_ms
 from mqproc.layout import record
 from mqproc.layout.marks import Mark
 from mqproc.store.clearing import clear_behind
@@ -30,7 +30,6 @@ from mqproc.store.visitor import Visit
 
 # The walk asks for pages ahead, and lets go of those behind, in steps of this size.
 WALK_BYTES = 8 << 20
-_CRC_PAIR = record.CRC_NAME + b"\x01"
 _NOTHING_WRITTEN = scan.REASON_NAMES[scan.ZERO]
 
 Told = Callable[[int, int], None]
@@ -231,7 +230,7 @@ class LogRecovery:
             stop = min(limit, position + step)
             self._segments.read_ahead(base + position, base + limit)
             reason = scan.scan_records(view, position, stop, base, scan.VERIFY_ALL, self._out)
-            if whole_only and (bare := self._without_crc(view, position)) is not None:
+            if whole_only and (bare := self._without_crc(view, position)) >= 0:
                 scan.scan_records(view, position, bare, base, scan.VERIFY_ALL, self._out)
                 reason = scan.BAD_PROPERTY_CRC
             stopped = int(self._out[scan.STOPPED_AT])
@@ -250,19 +249,9 @@ class LogRecovery:
         found.end = base + position
         return reason
 
-    def _without_crc(self, view: np.ndarray, start: int) -> int | None:
-        """Where the first record without a CRC of its own lies among those that were just scanned from `start` on."""
-        stop = int(self._out[scan.STOPPED_AT])
-        if view[start:stop].tobytes().count(_CRC_PAIR) == int(self._out[scan.COUNT]):
-            # As many as there are records. One by one only where that is not so.
-            return None
-        at = start
-        while at < stop:
-            size = record_size(view, at, stop)
-            if not has_crc_tail(view, at, size):
-                return at
-            at += size
-        return None
+    def _without_crc(self, view: np.ndarray, start: int) -> int:
+        """Where the first record without a CRC of its own lies of those just scanned from `start` on; -1 = nowhere."""
+        return int(scan.find_without_crc(view, start, int(self._out[scan.STOPPED_AT])))
 
     def _zero_tail(self, base: int, position: int) -> int:
         """Zero a segment from a position on; how far behind it anything else lay."""

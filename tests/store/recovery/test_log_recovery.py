@@ -75,6 +75,18 @@ def test_a_record_behind_the_end_never_comes_back(tmp_path: Path) -> None:
     assert not any(engine.log_bytes(found.end, engine.segments.segment_size))
 
 
+@pytest.mark.parametrize("body", [b"body", b"__CRC32#\x010000000000\x02"])
+def test_a_record_that_has_lost_its_crc_is_torn_whatever_bodies_look_like(tmp_path: Path, body: bytes) -> None:
+    engine = Engine(tmp_path, enabled_append_prop_crc=True)
+    offsets = [int(engine.append("T", [each])[0]) for each in (b"first", body, b"last")]
+    mark = DurableMark(engine.io, engine.paths.mark("commitlog"), engine.segments)
+    mark.move(offsets[1], 1_700_000_000_001)
+    name = engine.log_bytes(offsets[2], engine.written).index(b"__CRC32#")
+    overwrite(engine, offsets[2] + name, b"torn")
+    found = LogRecovery(engine.io, engine.segments).find_end(mark.valid(), record_crcs=True)
+    assert (found.end, found.records, found.cut_reason) == (offsets[2], 1, "bad property CRC")
+
+
 def test_a_mark_saves_the_walk(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     offsets = fill(engine)
