@@ -51,11 +51,11 @@ def test_the_log_has_no_byte_between_them(make_group: Callable[..., Group], prop
     assert verified.code == 0, verified.out + verified.err
 
 
-def test_who_was_born_before_1970_is_found_with_all_others(group: Group) -> None:
-    born = [5, 0, -1, -(1 << 40), 7]
+def test_who_was_born_at_any_time_is_found_with_all_others(group: Group) -> None:
+    born = [5, 0, -1, -(1 << 40), 7, (1 << 63) - 1, -(1 << 63)]
     with group.client() as client:
         for each in born:
-            client.send(Message("Odd", b"%d" % each, born_timestamp_ms=each))
+            client.send(Message("Odd", b"%d" % each, keys=("k",), born_timestamp_ms=each))
         client.wait_dispatched()
         found = [int(message.body) for message in client.range("Odd", begin=1)]
         assert sorted(found) == sorted(born)
@@ -63,7 +63,10 @@ def test_who_was_born_before_1970_is_found_with_all_others(group: Group) -> None
         found = [int(message.body) for message in client.range("Odd", time="born")]
         assert sorted(found) == sorted(born)
         assert client.count("Odd", begin=-1, end=5, time="born") == 2
-        assert client.count("Odd", begin=0, time="born") == 3
+        assert client.count("Odd", begin=0, time="born") == 4
+        assert client.count("Odd", end=0, time="born") == 3
+        assert len(client.by_key("Odd", "k", time="born")) == len(born)
+        assert len(client.by_key("Odd", "k", begin=6, time="born")) == 2
         assert client.replay("Odd", "Again").sent == len(born)
     assert group.stop() == 0
     with StoreReader(group.store) as reader:

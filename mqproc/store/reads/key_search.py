@@ -140,5 +140,10 @@ class _Wanted:
     def is_met_by(self, record: NDArray[np.uint8]) -> bool:
         """`record` uint8[n] is one whole record."""
         time_at = BORN_TIMESTAMP if self._born_time else store_timestamp_at(record, 0)
-        in_time = self._begin_ms <= load_be64(record, int(time_at)) <= self._end_ms
-        return in_time and bool(has_key(record, 0, len(record), *self._arguments))
+        time_ms = load_be64(record, int(time_at))
+        # A bound that nobody gave holds for every time, and a born time may be any number.
+        is_too_early = self._begin_ms > TIME_MIN and time_ms < self._begin_ms
+        is_too_late = self._end_ms < TIME_MAX and time_ms > self._end_ms
+        if is_too_early or is_too_late:
+            return False
+        return bool(has_key(record, 0, len(record), *self._arguments))
