@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mqproc.client import core, sending, tracing
+from mqproc.client import core, key_steps, sending, tracing
 from mqproc.client.aio_calls import AsyncCalls
 from mqproc.client.aio_consumer import AsyncConsumer, JoiningConsumer
 from mqproc.client.aio_groups import AsyncGroups
@@ -341,7 +341,7 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
 
         The newest of them when there are more than `max_messages`, of which there may be 65,536.
         """
-        return await self.run(core.by_key(topic, key, begin, end, max_messages, unique, time))
+        return await drive_async(self.run, key_steps.by_key(topic, key, begin, end, max_messages, unique, time))
 
     async def query_message(
         self, topic: str, key: str, max_messages: int = 32, begin: Time = None, end: Time = None

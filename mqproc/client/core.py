@@ -315,12 +315,38 @@ def get(message_id: str, topic: str) -> Call[StoredMessage]:
 def by_key(
     topic: str, key: str, begin: Time, end: Time, max_messages: int, unique: bool, time: TimeKind
 ) -> Call[list[StoredMessage]]:
-    """Messages by key, oldest first as the server gives them."""
+    """The newest messages by key that one answer holds, oldest first as the server gives them."""
+    request = _by_key_request(topic, key, begin, end, max_messages, unique, time)
+    return call_of(Operation.BY_KEY, request, lambda _, payload: lazy_records(payload))
+
+
+def by_key_page(
+    topic: str, key: str, begin: Time, end: Time, max_messages: int, unique: bool, time: TimeKind
+) -> Call[Page]:
+    """The newest messages by key, oldest first; the next page has older ones, up to `max_messages` with these."""
+    return _by_key_page(_by_key_request(topic, key, begin, end, max_messages, unique, time))
+
+
+def _by_key_request(
+    topic: str, key: str, begin: Time, end: Time, max_messages: int, unique: bool, time: TimeKind
+) -> ByKeyRequest:
     if not key:
         raise BadRequestError("key is empty")
     begin_ms, end_ms = _bounds(begin, end)
-    request = ByKeyRequest(topic, key, begin_ms, end_ms, max_messages, unique, _is_born(time))
-    return call_of(Operation.BY_KEY, request, lambda _, payload: lazy_records(payload))
+    return ByKeyRequest(topic, key, begin_ms, end_ms, max_messages, unique, _is_born(time))
+
+
+def _by_key_page(request: ByKeyRequest) -> Call[Page]:
+    def parse(answer: Any, payload: memoryview) -> Page:
+        messages = lazy_records(payload)
+        left = request.max_messages - len(messages)
+        # A group of a version before gives no cursor.
+        if answer.complete or not messages or not left or not answer.cursor:
+            return Page(messages, None)
+        following = msgspec.structs.replace(request, max_messages=left, below=answer.cursor[0])
+        return Page(messages, _by_key_page(following))
+
+    return call_of(Operation.BY_KEY, request, parse)
 
 
 def with_key(

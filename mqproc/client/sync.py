@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mqproc.client import core, sending, tracing
+from mqproc.client import core, key_steps, sending, tracing
 from mqproc.client.batch import Batch
 from mqproc.client.calls import Calls
 from mqproc.client.consumer import Consumer
@@ -367,7 +367,7 @@ class Client(Calls):
 
         The newest of them when there are more than `max_messages`, of which there may be 65,536.
         """
-        return self.run(core.by_key(topic, key, begin, end, max_messages, unique, time))
+        return drive(self.run, key_steps.by_key(topic, key, begin, end, max_messages, unique, time))
 
     def query_message(
         self, topic: str, key: str, max_messages: int = 32, begin: Time = None, end: Time = None

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from mqproc.client import core, group_calls
+from mqproc.client import core, group_calls, key_steps
 from mqproc.client.core import PULL_BYTES
 from mqproc.client.group_steps import Steps
 from mqproc.client.replay import REPLAYED
@@ -160,7 +160,7 @@ def _copies(message: StoredMessage) -> Steps[tuple[TracedCopy, ...]]:
     for topic in topics:
         if topic != to and not _kind(topic):
             continue
-        same: list[StoredMessage] = yield core.by_key(topic, key, None, None, _COPIES_MAX, unique, "store")
+        same = yield from key_steps.by_key(topic, key, None, None, _COPIES_MAX, unique, "store")
         found += (each for each in same if unique or each.properties.get(ORIGIN) == origin)
     others = {each.message_id: each for each in found if each.message_id != message.message_id}
     return tuple(_copy(each, to) for each in sorted(others.values(), key=lambda each: each.physical_offset))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from mqproc.client import core
+from mqproc.client import core, key_steps
 from mqproc.client.core import PULL_BYTES
 from mqproc.client.group_steps import Steps
 from mqproc.client.transaction_calls import open_transactions
@@ -74,7 +74,7 @@ def _halves(half_ids: Sequence[str]) -> Steps[list[StoredMessage]]:
 
 def _same(topic: str, unique_id: str) -> Steps[list[StoredMessage]]:
     try:
-        found: list[StoredMessage] = yield core.by_key(topic, unique_id, None, None, _LOOKED_AT, True, "store")
+        found = yield from key_steps.by_key(topic, unique_id, None, None, _LOOKED_AT, True, "store")
     except (TopicNotFoundError, BadTopicError):
         return []  # Deleted since, never made, or a record that names none.
     return found

@@ -124,9 +124,18 @@ def put_entries(
 
 @kernel
 def walk_chain(
-    view: Bytes, slots: int, count: int, key_hash: int, begin_ms: int, end_ms: int, max_results: int, out: Words
+    view: Bytes,
+    slots: int,
+    count: int,
+    key_hash: int,
+    begin_ms: int,
+    end_ms: int,
+    below: int,
+    max_results: int,
+    out: Words,
 ) -> int:
-    """Physical offsets of the items with a key hash and a time in [begin_ms, end_ms], newest first; their number.
+    """Physical offsets under `below` of the items with a key hash and a time in [begin_ms, end_ms], newest first; their
+    number.
 
     `view` uint8[file size]; `count` is the published count that the reader goes by; `out` int64[> max_results], of
     which the last word takes the number of items that were looked at. Times
@@ -156,7 +165,7 @@ def walk_chain(
         time_ms = file_begin_ms + seconds * _SECOND_MS
         if load_be32(view, at + layout.ITEM_KEY_HASH) == key_hash and begin_ms <= time_ms <= end_ms:
             out[found] = load_be64(view, at + layout.ITEM_PHYSICAL_OFFSET)
-            found += 1
+            found += int(out[found] < below)
         if time_ms < begin_ms:
             break
     out[out.size - 1] = walked
@@ -269,7 +278,7 @@ def warm() -> None:
     words = np.zeros(2, np.int64)
     load_header(view, np.zeros(HEADER_FIELDS, np.int64))
     put_entries(view, 1, 2, np.zeros(1, np.int32), words, words, 0, 1)
-    walk_chain(view, 1, published_count(view), 0, 0, 0, 1, words)
+    walk_chain(view, 1, published_count(view), 0, 0, 0, 0, 1, words)
     roll_back(view, 1, 1)
     wanted = np.zeros(layout.SLOT_SIZE, np.uint8)
     take_stock(view, 1, 0, 1, 1, wanted, np.zeros(STOCK_SIZE, np.int64))

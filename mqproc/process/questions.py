@@ -64,9 +64,9 @@ class Questions:
         return RecordsAnswer(1, END), (record.data,)
 
     def by_key(self, options: ByKeyRequest) -> Slices[Reply]:
-        """Records by key or unique id. Raises BadRequestError for a number of them that one answer cannot have.
+        """Records by key or unique id, the newest; the cursor goes on with older ones.
 
-        There is no cursor to go on from, as other searches have it, so fewer than were asked for would look like all.
+        Raises BadRequestError for a number of them that one answer cannot have.
         """
         if not 1 <= options.max_messages <= MESSAGES_MAX:
             given = f"max_messages = {options.max_messages:,}"
@@ -78,6 +78,7 @@ class Questions:
             options.end_ms,
             unique=options.unique,
             born_time=options.born_time,
+            below=options.below,
             max_messages=options.max_messages,
             max_bytes=self._max_bytes,
         )

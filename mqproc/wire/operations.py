@@ -239,7 +239,7 @@ class GetRequest(Options, frozen=True):
 
 class ByKeyRequest(Options, frozen=True):
     """Times in ms, both inclusive: store times, or with `born_time` the messages' born times. `unique` looks for a
-    unique id instead of a key."""
+    unique id instead of a key. `below`: only records below this position of the log, as a cursor has it; −1 for all."""
 
     topic: str
     key: str
@@ -248,6 +248,7 @@ class ByKeyRequest(Options, frozen=True):
     max_messages: int = 64
     unique: bool = False
     born_time: bool = False
+    below: int = -1
 
 
 class RecordsAnswer(Options, frozen=True):

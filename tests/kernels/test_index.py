@@ -53,11 +53,13 @@ class File:
         item_limit = self.items if limit is None else limit
         return int(put(self.view, self.slots, item_limit, hashes, offsets, times, first, len(entries)))
 
-    def select(self, key_hash: int, begin: int = 0, end: int = FOREVER, most: int = 64) -> list[int]:
+    def select(
+        self, key_hash: int, begin: int = 0, end: int = FOREVER, most: int = 64, below: int = FOREVER
+    ) -> list[int]:
         out = np.zeros(most + 1, np.int64)
         walk = plain(kernels.walk_chain) if self.twin else kernels.walk_chain
         count = kernels.published_count(self.view)
-        found = walk(self.view, self.slots, count, key_hash, begin, end, most, out)
+        found = walk(self.view, self.slots, count, key_hash, begin, end, below, most, out)
         return [int(offset) for offset in out[:found]]
 
     @property

@@ -25,6 +25,8 @@ from mqproc.layout.java_hash import index_key_hash_of
 from mqproc.shm.words import Words
 from mqproc.store.index_headers import IndexHeader, index_file_names, read_header
 
+LOG_END_MAX: Final = 1 << 62
+"""No log is so long."""
 MAPPED_FILES_MAX: Final = 32
 # A reader lets go of its mapped pages when it may have this many bytes of them present.
 PRESENT_BYTES_MAX: Final = 32 * MIB
@@ -94,8 +96,13 @@ class IndexReader:
         for name in [name for name in self._maps if name not in self._names]:
             del self._maps[name]
 
-    def query_offset(self, topic: str, key: str, max_results: int, begin_ms: int, end_ms: int) -> IndexAnswer:
-        """Offsets of records whose key hash is that of `topic#key`, newest file first, by RocketMQ's `queryOffset`."""
+    def query_offset(
+        self, topic: str, key: str, max_results: int, begin_ms: int, end_ms: int, below: int = LOG_END_MAX
+    ) -> IndexAnswer:
+        """Offsets of records whose key hash is that of `topic#key`, newest file first, by RocketMQ's `queryOffset`.
+
+        Only records `below` a physical offset.
+        """
         key_hash = index_key_hash_of(topic, key)
         wanted = min(max_results, len(self._found) - 1)
         self.walks.queries += 1
@@ -107,8 +114,8 @@ class IndexReader:
                 continue
             header = read_header(view)
             newest = newest or header
-            if _may_hold(header, begin_ms, end_ms):
-                offsets += self._walk(view, header.count, key_hash, wanted - len(offsets), begin_ms, end_ms)
+            if _may_hold(header, begin_ms, end_ms) and header.begin_physical_offset < below:
+                offsets += self._walk(view, header.count, key_hash, wanted - len(offsets), begin_ms, end_ms, below)
             if header.begin_timestamp_ms < begin_ms or len(offsets) >= wanted:
                 break
         if newest is None:
@@ -148,9 +155,9 @@ class IndexReader:
         self._maps.clear()
 
     def _walk(
-        self, view: NDArray[np.uint8], count: int, key_hash: int, wanted: int, begin_ms: int, end_ms: int
+        self, view: NDArray[np.uint8], count: int, key_hash: int, wanted: int, begin_ms: int, end_ms: int, below: int
     ) -> list[int]:
-        found = kernels.walk_chain(view, self._slots, count, key_hash, begin_ms, end_ms, wanted, self._found)
+        found = kernels.walk_chain(view, self._slots, count, key_hash, begin_ms, end_ms, below, wanted, self._found)
         self.walks.files += 1
         self.walks.items += int(self._found[-1])
         self.walks.matches += found

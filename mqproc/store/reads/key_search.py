@@ -22,7 +22,7 @@ from mqproc.kernels.record_check import store_timestamp_at
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import properties
 from mqproc.layout.record import BORN_TIMESTAMP, QUEUE_ID, QUEUE_OFFSET
-from mqproc.store.reads.index_query import IndexAnswer, IndexReader
+from mqproc.store.reads.index_query import LOG_END_MAX, IndexAnswer, IndexReader
 from mqproc.store.reads.log_records import LogRecords
 from mqproc.store.reads.queue_bounds import Queues
 from mqproc.store.slices import Batch, Slices
@@ -55,14 +55,16 @@ class KeySearch:
         *,
         unique: bool = False,
         born_time: bool = False,
+        below: int = -1,
         max_messages: int,
         max_bytes: int,
     ) -> Slices[Batch]:
         """The newest messages of a topic with a key (`unique`: a unique id) and begin_ms ≤ time ≤ end_ms.
 
         The time is the store time, or with `born_time` the born time, by which nothing is ordered. Sorted by
-        physical offset, none twice. Not complete when there are more than `max_messages`. Messages of a deleted topic
-        are none of the one that was made under its name later.
+        physical offset, none twice. Not complete when there are more than `max_messages`, or `max_bytes` of them: the
+        cursor (physical offset,) is then the `below` that goes on with the older ones. Messages of a deleted topic are
+        none of the one that was made under its name later.
         """
         if not key or not topic:
             raise BadRequestError("a search needs a topic and a key")
@@ -73,13 +75,12 @@ class KeySearch:
         if born_time:
             begin_ms, end_ms = TIME_MIN, TIME_MAX
         found: list[NDArray[np.uint8]] = []
-        size, looked_at = 0, 0
-        index_end_ms, below = TIME_MAX, 1 << 62
+        size, looked_at, oldest_found = 0, 0, 0
+        below = LOG_END_MAX if below < 0 else below
+        begin = max(TIME_MIN, begin_ms - INDEX_STEP_MS)
         for _ in range(_ROUNDS_MAX):
-            begin = max(TIME_MIN, begin_ms - INDEX_STEP_MS)
-            hits = self._index.query_offset(topic, key, CANDIDATES_MAX, begin, index_end_ms).offsets
-            offsets = sorted({offset for offset in hits if offset < below})
-            oldest = offsets[0] if offsets else 0
+            hits = self._index.query_offset(topic, key, CANDIDATES_MAX, begin, TIME_MAX, below).offsets
+            offsets = sorted(set(hits))
             for offset in reversed(self._in_time(offsets, begin_ms, end_ms)):
                 record = self._record(offset)
                 looked_at += 1
@@ -88,14 +89,14 @@ class KeySearch:
                 if record is None or not wanted.is_met_by(record) or self._is_deleted(topic, offset, record):
                     continue
                 if found and (len(found) >= max_messages or size + len(record) > max_bytes):
-                    return Batch(len(found), found[::-1], complete=False)
+                    return Batch(len(found), found[::-1], (oldest_found,), complete=False)
                 found.append(record)
                 size += len(record)
-            if len(hits) < CANDIDATES_MAX or not offsets:
+                oldest_found = offset
+            if len(hits) < CANDIDATES_MAX:
                 break
             # More hits than a round holds: go on below the oldest one of this round.
-            below = oldest
-            index_end_ms = max(begin, self._records.store_timestamp_ms(oldest)) + INDEX_STEP_MS
+            below = offsets[0]
             yield
         return Batch(len(found), found[::-1])
 

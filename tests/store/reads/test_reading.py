@@ -21,6 +21,7 @@ from mqproc.layout import control as words_of
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout.record_codec import decode_records, encode_message_id
 from mqproc.message import PullStatus
+from mqproc.store.reads import key_search
 from mqproc.store.reads.log_scan import Conditions
 from mqproc.store.reads.reader import StoreReader
 from mqproc.store.slices import finish
@@ -349,6 +350,31 @@ def test_keys_are_compared_themselves(store: Store) -> None:
     assert finish(store.reading.by_key("Orders", "key-", max_messages=9, max_bytes=1 << 20)).count == 0
     # The other topic's messages have the same keys.
     assert all_numbers(finish(store.reading.by_key("Pay", "n3", max_messages=9, max_bytes=1 << 20))) == [3]
+
+
+def test_keys_by_bytes_lose_nothing(store: Store) -> None:
+    """Newest first, page by page."""
+    below, found = -1, []
+    for _ in range(COUNT):
+        batch = finish(store.reading.by_key("Orders", "key-7", below=below, max_messages=64, max_bytes=450))
+        assert len(batch.records) <= 2
+        found[:0] = [number for part in batch.records for number in numbers_of(part)]
+        if batch.complete:
+            break
+        (below,) = batch.cursor
+    assert found == list(range(7, COUNT, 100))
+
+
+def test_keys_with_more_hits_than_a_round_holds(fresh: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first entry of an index file that was begun long after the one before reads too late, by as long."""
+    for frame in range(FRAMES):
+        fresh.put("T", 100 * frame, keys=["same"] * PER_FRAME)
+    fresh.dispatch()
+    assert len(list(fresh.engine.paths.index.iterdir())) > 2
+    for held in range(20, 60):
+        monkeypatch.setattr(key_search, "CANDIDATES_MAX", held)
+        batch = finish(fresh.reading.by_key("T", "same", max_messages=2 * COUNT, max_bytes=1 << 30))
+        assert batch.count == COUNT, held
 
 
 def test_keys_within_a_time(store: Store) -> None:
