@@ -8,6 +8,7 @@ comes to lie there afterwards.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,7 +85,7 @@ class OpenTopics:
         if config is None:
             if not self.options.auto_create_topic_enable:
                 raise TopicNotFoundError(f"topic {topic!r} does not exist and auto_create_topic_enable is off")
-            self.create(topic, self.options.default_topic_queue_nums)
+            self._create_unasked(topic, self.options.default_topic_queue_nums)
             return self._open[topic]
         return self._opened(config)
 
@@ -105,7 +106,7 @@ class OpenTopics:
         default = self.options.default_topic_queue_nums if config is None else config.queues
         queues = max(queues_of_own(topic, default), queues_min)
         if config is None or config.queues < queues:
-            self.create(topic, queues)
+            self._create_unasked(topic, queues)
         return self._open.get(topic) or self.find(topic)
 
     def create(self, topic: str, queues: int, perm: int | None = None) -> bool:
@@ -119,6 +120,12 @@ class OpenTopics:
             self.topics.note(topic)
             self.unsaved = True
         return changed
+
+    def _create_unasked(self, topic: str, queues: int) -> None:
+        """For what is appended: a kill of all processes leaves it all its queues, also those without a message."""
+        self.create(topic, queues)
+        with suppress(OSError):  # `save` tells of it, and tries again.
+            self.topics.write()
 
     def delete(self, topic: str, written: int) -> None:
         """Forget a topic and leave tombstones for its queues. `written` is the log's end; nothing is unpublished.

@@ -479,7 +479,7 @@ class Writer:
         return last_ms
 
     def _save_topics_when_due(self) -> int:
-        """Topics made by a first send are saved within a second: the log itself would bring them back."""
+        """Topics made by a first send are saved within a second: the journal has them."""
         if not self._topics.unsaved:
             return 0
         now_ns = self._clock.monotonic_ns()

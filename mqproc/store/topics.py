@@ -2,6 +2,8 @@
 
 Writing the whole file for each change would make thousands of topics quadratic, so a change is first a line of
 `mqproc/topics.journal`, synced before it is acknowledged; the file follows within a second, and then the journal goes.
+A topic that a send makes has its line there before the send is answered, without a sync: what it is outlives all
+processes, as the message does.
 
     [topic, queues, perm]                                  the topic is now so
     [topic, 0, 0, physical offset, [next offset, …]]       the topic was deleted: see `deleted_topics`
@@ -120,7 +122,9 @@ class Topics:
         self._other: dict[str, Any] = {}
         self._version = 0
         self._lines: list[bytes] = []
+        self._lines_written = 0
         self._journal_size = 0
+        self._is_named = False  # durably; a predecessor may have ended before it was
         self.journaled = False
         """Whether there was a journal to read: the files then lack what it has."""
         self.remark = ""
@@ -162,6 +166,7 @@ class Topics:
             # A journal that came back after a power loss would undo what later files say.
             self._syncs.sync_folder(self._paths.own)
         self._journal_size = 0
+        self._is_named = False
 
     def note(self, topic: str) -> None:
         """Put the present state of a topic that is there to the journal; `commit` makes it durable."""
@@ -171,23 +176,42 @@ class Topics:
     def _add_line(self, line: list[Any]) -> None:
         self._lines.append(msgspec.json.encode(line) + b"\n")
 
+    def write(self) -> None:
+        """Put all noted changes where they outlive every process, though no loss of power. Raises OSError."""
+        if self._lines_written == len(self._lines):
+            return
+        fd = self._open_journal()
+        try:
+            self._write(fd)
+        finally:
+            self._io.close(fd)
+
     def commit(self) -> None:
         """Make all noted changes durable. Raises OSError."""
         if not self._lines:
             return
-        data = b"".join(self._lines)
-        fd = self._io.open(self._paths.topics_journal, write=True, create=True, mode=0o600)
+        fd = self._open_journal()
         try:
-            # What a torn or a failed commit left must not come to lie behind these lines.
-            self._io.set_size(fd, self._journal_size)
-            self._io.pwrite(fd, data, self._journal_size)
+            self._write(fd)
             self._syncs.sync(fd)
         finally:
             self._io.close(fd)
-        if self._journal_size == 0:
+        if not self._is_named:
             self._syncs.sync_folder(self._paths.own)
-        self._journal_size += len(data)
+            self._is_named = True
+        self._journal_size += sum(map(len, self._lines))
         self._lines.clear()
+        self._lines_written = 0
+
+    def _open_journal(self) -> int:
+        return self._io.open(self._paths.topics_journal, write=True, create=True, mode=0o600)
+
+    def _write(self, fd: int) -> None:
+        at = self._journal_size + sum(map(len, self._lines[: self._lines_written]))
+        # What a torn or a failed commit left must not come to lie behind these lines.
+        self._io.set_size(fd, at)
+        self._io.pwrite(fd, b"".join(self._lines[self._lines_written :]), at)
+        self._lines_written = len(self._lines)
 
     def _replay(self) -> None:
         """Take the journal's changes over, up to its first line that is none."""
@@ -271,6 +295,7 @@ class Topics:
             self.commit()
         except OSError:
             self._lines.pop()
+            self._lines_written = min(self._lines_written, len(self._lines))
             self._topics[topic] = config
             self._remember(topic, before)
             raise

@@ -27,6 +27,21 @@ def test_topics_are_kept_through_a_kill_of_everything(make_group: Callable[..., 
     assert found == {f"topic-{number}": 3 for number in range(200) if number != 7}
 
 
+def test_topics_made_by_a_send_keep_all_their_queues_through_a_kill_of_everything(
+    make_group: Callable[..., Group],
+) -> None:
+    """Only the first one is in topics.json by then."""
+    group = make_group(default_topic_queue_nums=4)
+    names = ["A", "B", "C"]
+    with group.client() as client:
+        for name in names:
+            client.send(name, b"first", queue_id=1)
+    group.kill()
+    group.start()
+    with group.client() as client:
+        assert [(info.topic, info.queues) for info in client.topics()] == [(name, 4) for name in names]
+
+
 def test_a_deleted_topic_is_gone_and_may_be_made_again(make_group: Callable[..., Group]) -> None:
     group = make_group()
     with group.client() as client:

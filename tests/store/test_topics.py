@@ -92,6 +92,22 @@ def test_changes_are_read_from_the_journal(paths: StorePaths) -> None:
     assert again.remark == ""
 
 
+def test_a_change_is_written_before_it_is_durable(paths: StorePaths) -> None:
+    """A kill leaves it; a later commit makes it durable with its own, each line once."""
+    io = FailingIO("sync")
+    io.broken = True
+    topics = loaded(paths, io)
+    for name in "AB":
+        topics.add(name, 4)
+        topics.note(name)
+        topics.write()
+    assert loaded(paths).names() == ["A", "B"]
+    io.broken = False
+    add(topics, "C")
+    topics.write()
+    assert paths.topics_journal.read_bytes() == b'["A",4,6]\n["B",4,6]\n["C",4,6]\n'
+
+
 def test_a_journal_of_an_earlier_version_is_read(paths: StorePaths) -> None:
     paths.topics_journal.write_bytes(b'["A",4,6]\n["B",4,6]\n["A",0,0]\n')
     topics = loaded(paths)
