@@ -61,6 +61,8 @@ def parser(columns: Sequence[str] | None) -> Callable[[Any, memoryview], ArrowPu
 
 def record_batch(records: memoryview, count: int, columns: Sequence[str]) -> pa.RecordBatch:
     """`count` whole records as a batch of the named columns. Nothing is shared with `records`."""
+    if not columns:  # Arrow takes the number of rows from the columns, or from structs, which may have no fields.
+        return pa.RecordBatch.from_struct_array(pa.StructArray.from_buffers(pa.struct([]), count, [None]))
     found = decode_to_columns(records, count, columns)
     arrays = [_array(name, found[name]) for name in columns]
     return pa.RecordBatch.from_arrays(arrays, names=list(columns))

@@ -166,7 +166,8 @@ def test_a_pull_as_arrow(client: Client) -> None:
         assert result.batch.column(name).to_pylist() == [getattr(message, name) for message in objects]
     result.batch.validate(full=True)
     assert client.pull_arrow("orders", 0, 0, columns=["body"]).batch.schema.names == ["body"]
-    assert len(client.pull_arrow("orders", 0, 99)) == 0
+    assert len(client.pull_arrow("orders", 0, 0, columns=[])) == 2
+    assert len(client.pull_arrow("orders", 0, 99)) == len(client.pull_arrow("orders", 0, 99, columns=[])) == 0
     with pytest.raises(BadRequestError, match="no column is called 'colour'"):
         client.pull_arrow("orders", 0, 0, columns=["colour"])
 
