@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ _USUAL_ITEMS_PER_SLOT: Final = 4
 # N and N + 5 slots leave room for 20 bytes more or less: one item.
 _STEP: Final = layout.ITEM_SIZE // layout.SLOT_SIZE
 _CANDIDATES_AT_ONCE: Final = 1 << 16
+_NEWEST_ITEMS: Final = 64
 
 
 def adopted_index_shape(io: StoreIO, folder: Path, slots: int, items: int) -> tuple[int, int]:
@@ -64,26 +65,43 @@ def _shape_of(io: StoreIO, path: Path, size: int) -> tuple[int, int] | None:
         return usual
     if not len(candidates):
         return None
-    chosen = _with_last_in_its_slot(view, header, candidates)
+    chosen = _with_newest_in_their_slots(view, header, candidates)
     return chosen, _items(size, chosen)
 
 
-def _with_last_in_its_slot(view: NDArray[np.uint8], header: IndexHeader, candidates: NDArray[np.int64]) -> int:
-    """The first number of slots with which the last item is where its key's slot leads; the first one without any.
+def _with_newest_in_their_slots(view: NDArray[np.uint8], header: IndexHeader, candidates: NDArray[np.int64]) -> int:
+    """The first number of slots with which the last items are where their keys' slots lead; else one that fits the very
+    last of them; the first one without any.
 
     Item 0 is empty, and a record may have several items: one item less before the first looks right in a file that
-    begins with the log.
+    begins with the log. In a small file it may also lead to its slot by chance, but not with all of those before it.
     """
     last_item = header.count - 1
     words = np.ndarray(len(view) // layout.SLOT_SIZE, ">i4", view.data)
+    chosen = None
     for start in range(0, len(candidates), _CANDIDATES_AT_ONCE):
         slots = candidates[start : start + _CANDIDATES_AT_ONCE]
-        items = layout.items_start(0) + layout.SLOT_SIZE * slots + layout.ITEM_SIZE * last_item
-        hashes = words[items // layout.SLOT_SIZE].astype(np.int64)
+        hashes = words[_word_of_item(slots, last_item)].astype(np.int64)
         fits = (hashes >= 0) & (words[layout.HEADER_SIZE // layout.SLOT_SIZE + hashes % slots] == last_item)
-        if fits.any():
-            return int(slots[int(fits.argmax())])
-    return int(candidates[0])
+        for fitting in slots[fits].tolist():
+            if _are_in_their_slots(words, fitting, last_item):
+                return int(fitting)
+            chosen = fitting if chosen is None else chosen
+    return int(candidates[0]) if chosen is None else int(chosen)
+
+
+def _are_in_their_slots(words: NDArray[np.int32], slots: int, last_item: int) -> bool:
+    """Whether each slot of the last items leads to the newest of those that are its own."""
+    items = np.arange(max(layout.FIRST_ITEM, last_item - _NEWEST_ITEMS + 1), last_item + 1)
+    hashes = words[_word_of_item(slots, items)].astype(np.int64)
+    newest = dict(zip((hashes % slots).tolist(), items.tolist(), strict=True))
+    first_slot = layout.HEADER_SIZE // layout.SLOT_SIZE
+    return bool((hashes >= 0).all()) and all(words[first_slot + slot] == item for slot, item in newest.items())
+
+
+def _word_of_item(slots: Any, item: Any) -> Any:
+    """Which word of a file an item's hash is."""
+    return (layout.items_start(0) + layout.SLOT_SIZE * slots + layout.ITEM_SIZE * item) // layout.SLOT_SIZE
 
 
 def _candidates(view: NDArray[np.uint8], header: IndexHeader) -> NDArray[np.int64]:

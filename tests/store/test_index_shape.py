@@ -78,3 +78,15 @@ def test_of_two_lengths_the_usual_one_is_believed(tmp_path: Path) -> None:
         file.write_bytes(data + bytes(len(data)))
         assert adopted_index_shape(StoreIO(), store / "index", *DEFAULTS) == (200, 800)
         file.write_bytes(data)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_an_item_that_another_number_of_slots_leads_to_by_chance_tells_nothing(tmp_path: Path, seed: int) -> None:
+    """In a small file with records of many keys, such numbers are common."""
+    slots, items, keys = 60, 17, 8
+    hashes = np.random.default_rng(seed).integers(0, 1 << 31, items - 1, np.int32)
+    index = IndexFiles(StoreIO(), tmp_path, slots, items)
+    offsets = np.arange(items - 1, dtype=np.int64) // keys * 131
+    index.put(hashes, offsets, np.full(items - 1, 1_700_000_000_000, np.int64), items - 1)
+    index.close()
+    assert adopted_index_shape(StoreIO(), tmp_path, *DEFAULTS) == (slots, items)
