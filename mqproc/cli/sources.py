@@ -30,6 +30,7 @@ from typing import IO, Any, Self, TypeVar, cast
 import click
 import msgspec
 
+from mqproc.cli.nanoseconds import plain
 from mqproc.client.connection import FRAME_BYTES_MAX
 from mqproc.errors import BadMessageError, BadRequestError
 from mqproc.quantities import counted
@@ -460,10 +461,13 @@ def _read_parquet(source: Source, reading: Reading) -> Iterator[Chunk]:
         file = parquet.ParquetFile(_seekable(source))
         source.total = file.metadata.num_rows
         _places(file.schema_arrow.names, reading.fields, source.name)
+        has_nanoseconds = any("[ns" in str(column.type) for column in file.schema_arrow)
         for batch in file.iter_batches(reading.chunk_rows):
             skipped = max(0, min(batch.num_rows, reading.skip - at))
             first, end = at + skipped, at + batch.num_rows
             rows = batch.slice(skipped).to_pylist()
+            if has_nanoseconds:
+                rows = [{name: plain(value) for name, value in row.items()} for row in rows]
             if rows:
                 yield _parquet_chunk(rows, first, reading.fields)
             at = end

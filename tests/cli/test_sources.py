@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import datetime
 import errno
 import gzip
 import io
@@ -174,6 +175,29 @@ def test_parquet_records_become_json_objects(tmp_path: Path) -> None:
     chunks = read(path, Reading(fields=("b",), chunk_rows=2, skip=1))
     assert [json.loads(body) for body in bodies(chunks)] == [{"a": 2, "b": None}, {"a": 3, "b": "z"}]
     assert [(chunk.first, chunk.fields["b"]) for chunk in chunks] == [(1, [None]), (2, ["z"])]
+
+
+def test_moments_in_nanoseconds_are_read_with_pandas_too(tmp_path: Path) -> None:
+    """Which is what files by pandas have; pyarrow then makes them pandas' own."""
+    pytest.importorskip("pandas")
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    moments, spans = [10**18 + 5000, None, 10**18 + 5], [1_500_000_000, None, 1500]
+    columns = {
+        "at": pa.array(moments, pa.timestamp("ns")),
+        "utc": pa.array(moments, pa.timestamp("ns", "UTC")),
+        "took": pa.array(spans, pa.duration("ns")),
+        "all": pa.array([[moment] for moment in moments], pa.list_(pa.timestamp("ns"))),
+    }
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.table(columns), path)
+    (chunk,) = read(path, Reading(fields=("at",)))
+    first, third = "2001-09-09T01:46:40.000005", "2001-09-09T01:46:40.000000005"
+    assert [json.loads(body) for body in chunk.bodies] == [
+        {"at": first, "utc": f"{first}Z", "took": "PT1.5S", "all": [first]},
+        {"at": None, "utc": None, "took": None, "all": [None]},
+        {"at": third, "utc": f"{third}Z", "took": "P0DT0H0M0.0000015S", "all": [third]},
+    ]
+    assert chunk.fields["at"] == [datetime.datetime(2001, 9, 9, 1, 46, 40, 5), None, third]
 
 
 def test_stdin_is_read_when_named(tmp_path: Path) -> None:
