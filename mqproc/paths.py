@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SEGMENT_NAME_DIGITS = 20
+# What lies further on would not fit into the 64 bits of an offset: 20 digits may say more.
+SEGMENT_START_LIMIT = 1 << 62
 INDEX_NAME_DIGITS = 17
 # A calendar is slow, and a folder's names are asked again and again.
 INDEX_NAMES_KEPT = 4_096
@@ -33,7 +35,8 @@ def segment_start(name: str) -> int | None:
     """The offset that a segment's name tells, or None when it is no segment's name."""
     if len(name) != SEGMENT_NAME_DIGITS or not (name.isascii() and name.isdigit()):
         return None
-    return int(name)
+    start = int(name)
+    return start if start < SEGMENT_START_LIMIT else None
 
 
 def index_name(time_ms: int) -> str:

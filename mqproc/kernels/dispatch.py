@@ -396,7 +396,7 @@ def scan(
         if transaction == 0 or transaction == record.SYS_FLAG_COMMIT:
             queue_id = load_be32(log, at + record.QUEUE_ID)
             queue_offset = load_be64(log, at + record.QUEUE_OFFSET)
-            if queue_offset < 0:
+            if not 0 <= queue_offset < consume_queue.QUEUE_OFFSET_LIMIT:
                 state[REASON] = _BAD_RECORD
                 break
             cached = 2 * (queue_id & (CACHE_SIZE - 1))

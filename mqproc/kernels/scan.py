@@ -42,7 +42,7 @@ from mqproc.kernels.record_check import (
     topic_length_at,
     topic_length_size,
 )
-from mqproc.layout import record
+from mqproc.layout import consume_queue, record
 
 __all__ = [
     "BAD_BODY_CRC",
@@ -82,7 +82,7 @@ _MAGIC_V1 = record.MAGIC_V1
 _MAGIC_V2 = record.MAGIC_V2
 _MAGIC_BLANK = record.MAGIC_BLANK
 _TAKES_NO_QUEUE_OFFSET = 0x4  # prepared and rollback; none and commit have this bit clear
-_QUEUE_OFFSET_MAX = 1 << 62
+_QUEUE_OFFSET_LIMIT = consume_queue.QUEUE_OFFSET_LIMIT
 assert record.SYS_FLAG_PREPARED & record.SYS_FLAG_ROLLBACK == _TAKES_NO_QUEUE_OFFSET
 assert record.SYS_FLAG_COMMIT & _TAKES_NO_QUEUE_OFFSET == 0
 
@@ -211,7 +211,7 @@ def update_next_offsets(
             reason = -total
             break
         queue_offset = load_be64(view, at + record.QUEUE_OFFSET)
-        if load_be64(view, at + record.PHYSICAL_OFFSET) != base + at or not 0 <= queue_offset < _QUEUE_OFFSET_MAX:
+        if load_be64(view, at + record.PHYSICAL_OFFSET) != base + at or not 0 <= queue_offset < _QUEUE_OFFSET_LIMIT:
             reason = BAD_OFFSET
             break
         if at + total > stop:

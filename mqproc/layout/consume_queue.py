@@ -20,6 +20,8 @@ UNIT_SIZE = TAGS_CODE + 8
 assert UNIT_SIZE == 20
 
 FILLER_SIZE = 0x7FFFFFFF
+# No queue comes as far: such a queue offset in a record is nonsense, as one below 0.
+QUEUE_OFFSET_LIMIT = 1 << 44
 # With RocketMQ's ConsumeQueue extension a tags code may be an address instead: no hash is as low. It is the place among
 # the bytes of the queue's extension files, counted from the lowest number that there is.
 EXTENSION_ADDRESS_MIN = -(1 << 63)

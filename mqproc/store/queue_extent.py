@@ -8,6 +8,7 @@ Fillers that a row begins with stand for nothing that ever was there, or for wha
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -167,8 +168,11 @@ def _following(row: Row, queue_offset: int) -> Place | None:
 def _preceding(row: Row, queue_offset: int) -> Place | None:
     """The last unit below a queue offset that is no filler; None when there is none, or it is no unit."""
     starts = row.starts()
-    while starts and queue_offset > starts[0]:
-        first = max(starts[0], queue_offset - _CHUNK_UNITS)
+    # By files, not by offsets: between a row and a file that does not belong there may be millions that are missing.
+    while (file := bisect.bisect_left(starts, queue_offset) - 1) >= 0:
+        start = starts[file]
+        queue_offset = min(queue_offset, start + row.units_per_file)
+        first = max(start, queue_offset - _CHUNK_UNITS)
         units = row.read(first, queue_offset - first)
         others = np.flatnonzero(_sizes(units) != FILLER_SIZE)
         if len(others):

@@ -51,6 +51,7 @@ DO = {
     "record_crc": "the bytes are lost unless a copy has them; mqproc store repair notes the range",
     "record_magic": "the bytes are lost unless a copy has them; mqproc store repair notes the range",
     "record_offset": "the bytes are lost unless a copy has them; mqproc store repair notes the range",
+    "record_queue": "the bytes are lost unless a copy has them; mqproc store repair notes the range",
     "record_size": "the bytes are lost unless a copy has them; mqproc store repair notes the range",
     "record_zeros": "the bytes are lost unless a copy has them; mqproc store repair notes the range",
     "segment_empty": "mqproc store repair removes it",

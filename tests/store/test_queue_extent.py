@@ -107,3 +107,24 @@ def test_runs_of_fillers_longer_than_a_look() -> None:
 @pytest.mark.parametrize(("hole", "position"), [(0, 0), (99, 0), (100, 0), (250, 100), (999, 800)])
 def test_a_filler_names_the_segment_before_the_holes(hole: int, position: int) -> None:
     assert filler_position(hole, 100) == position
+
+
+class FarRow(MemoryRow):
+    """A row with one more file, of zeros, a million files behind its end."""
+
+    def starts(self) -> list[int]:
+        own = super().starts()
+        return [*own, own[-1] + 1_000_000 * PER_FILE]
+
+    def read(self, first: int, count: int) -> bytes:
+        if first >= self.starts()[-1]:
+            return bytes(count * UNIT_SIZE)
+        assert first <= super().starts()[-1] + PER_FILE, "a file is looked for that is not there"
+        return super().read(first, count)
+
+
+def test_the_last_record_is_looked_for_in_files_that_are_there() -> None:
+    row = FarRow([1000, 1100, FILLER, 1200, *[FILLER] * 12])
+    far = row.starts()[-1]
+    assert last_end(row, far) == 1200 + SIZE
+    assert last_end(row, far // 2) == 1200 + SIZE

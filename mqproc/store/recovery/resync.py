@@ -49,7 +49,7 @@ class Resync:
         except FileNotFoundError:
             return MISSING_SEGMENT
         size = checked_size(view, position - base, len(view), position, scan.VERIFY_ALL)
-        return REASON_NAMES[-size] if size < 0 else "queue offset below 0"
+        return REASON_NAMES[-size] if size < 0 else "impossible queue offset"
 
     def _in_segment(self, base: int, position: int, limit: int) -> int | None:
         view = self._segments.view(base)

@@ -25,6 +25,7 @@ from mqproc.store import damage
 from mqproc.store.consume_queue import UNIT_DTYPE, UNIT_SIZE, ConsumeQueueFiles, as_units, fillers
 from mqproc.store.damage import merged
 from mqproc.store.queue_extent import filler_position
+from mqproc.store.recovery.queue_recovery import FILL_MAX
 from mqproc.store.verify.delays import delays_of
 from mqproc.store.verify.deletions import read_deleted
 from mqproc.store.verify.inventory import Queue, take_inventory
@@ -103,7 +104,9 @@ class UnitMender:
         elif starts:
             changed += self._fill(queue, starts[0] // UNIT_SIZE, records[0][0], before_all=True)
         for earlier, later in itertools.pairwise(records):
-            changed += self._fill(queue, earlier[1], later[0])
+            # Recovery fills no more either: the number is nonsense, and would fill the disk.
+            if later[0] - earlier[1] <= FILL_MAX:
+                changed += self._fill(queue, earlier[1], later[0])
         return changed
 
     def _expired(self, queue: Queue, first: int, stop: int) -> int:

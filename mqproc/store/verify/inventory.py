@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from mqproc.layout import index_file, timer_log
 from mqproc.layout.consume_queue import EXTENSION_FOLDER
 from mqproc.paths import StorePaths, index_name_time_ms, segment_start, shown
 from mqproc.store.queue_folders import has_rocksdb_queues, is_queue_id, is_topic
-from mqproc.store.verify.findings import Finding, Kind
+from mqproc.store.verify.findings import LISTED_MAX, Finding, Kind
 
 Queue = tuple[str, int]
 """Topic and queue id."""
@@ -22,6 +23,8 @@ Queue = tuple[str, int]
 _UNKNOWN_PARTS = ("batchconsumequeue", EXTENSION_FOLDER, "compaction")
 
 _MARKS = ("commitlog", "consumequeue", "index")
+# A file far behind its row has millions missing before it: so many of a gap are told one by one.
+MISSING_ALONE_MAX = LISTED_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,16 +178,15 @@ class _Look:
         for start, path in empty:
             if not self._is_begun(path, 0, is_newest=start > max(self._found.segments, default=-1)):
                 self._tell(Kind.SEGMENT_EMPTY, path, offset=0, physical_offset=start, text="0 bytes")
-        for earlier, later in itertools.pairwise(sorted(self._found.segments)):
-            for start in range(earlier + whole, later, whole):
-                self._tell(
-                    Kind.SEGMENT_MISSING,
-                    folder / f"{start:020d}",
-                    offset=0,
-                    physical_offset=start,
-                    size=whole,
-                    text="a segment before it and one behind it are there",
-                )
+        for start, size in _missing(self._found.segments, whole):
+            self._tell(
+                Kind.SEGMENT_MISSING,
+                folder / f"{start:020d}",
+                offset=0,
+                physical_offset=start,
+                size=size,
+                text="a segment before it and one behind it are there",
+            )
 
     def _check_length(self, path: Path, start: int, size: int) -> None:
         whole = self._sizes.segment
@@ -228,9 +230,8 @@ class _Look:
                 text = f"{size:,} bytes; the others have {whole:,}"
                 offset = min(size, whole)
                 self._tell(Kind.QUEUE_FILE_LENGTH, path, offset=offset, size=abs(size - whole), text=text)
-        for earlier, later in itertools.pairwise(sorted(files)):
-            for start in range(earlier + whole, later, whole):
-                self._tell(Kind.QUEUE_FILE_MISSING, folder / f"{start:020d}", offset=0, size=whole)
+        for start, size in _missing(files, whole):
+            self._tell(Kind.QUEUE_FILE_MISSING, folder / f"{start:020d}", offset=0, size=size)
 
     # The index and the rest
 
@@ -299,3 +300,13 @@ class _Look:
             self._tell(Kind.NOT_CHECKED, paths.root / name, as_note=True)
             if name in ("batchconsumequeue", EXTENSION_FOLDER):
                 self._found.unchecked_topics.update(self._io.names(paths.root / name))
+
+
+def _missing(starts: Iterable[int], whole: int) -> Iterator[tuple[int, int]]:
+    """(begin, bytes) of what a row of files of `whole` bytes lacks between them: file by file, much of it as one."""
+    for earlier, later in itertools.pairwise(sorted(starts)):
+        alone = min(later, earlier + (1 + MISSING_ALONE_MAX) * whole)
+        for start in range(earlier + whole, alone, whole):
+            yield start, whole
+        if alone < later:
+            yield alone, later - alone

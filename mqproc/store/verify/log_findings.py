@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -12,6 +13,7 @@ from mqproc.kernels import record_check
 from mqproc.store.clearing import dirty_end
 from mqproc.store.damage import merged
 from mqproc.store.verify.findings import Finding, Kind
+from mqproc.store.verify.inventory import MISSING_ALONE_MAX, Inventory
 from mqproc.store.verify.log_pass import BAD_QUEUE, MISSING, Fault, LogShare, reason_at
 from mqproc.store.verify.log_views import LogViews
 from mqproc.store.verify.picture import Picture, Share
@@ -116,7 +118,7 @@ def _whole_faults(picture: Picture, views: LogViews, faults: Iterable[Fault]) ->
     """Faults with those that a share's border cut put together, none over a segment's border, each with its reason."""
     joined: list[Fault] = []
     for fault in faults:
-        for part in _by_segment(fault, picture.inventory.sizes.segment):
+        for part in _by_segment(fault, picture.inventory):
             last = joined[-1] if joined else None
             if last is not None and last.stop == part.start and part.start % picture.inventory.sizes.segment:
                 joined[-1] = Fault(last.start, part.stop, last.reason)
@@ -128,11 +130,18 @@ def _whole_faults(picture: Picture, views: LogViews, faults: Iterable[Fault]) ->
     ]
 
 
-def _by_segment(fault: Fault, segment_size: int) -> Iterable[Fault]:
-    start = fault.start
+def _by_segment(fault: Fault, inventory: Inventory) -> Iterable[Fault]:
+    """A fault cut at the borders of segments. Of many that are missing all but the first are one."""
+    whole = inventory.sizes.segment
+    there = sorted(inventory.segments)
+    start, alone = fault.start, 0
     reason = fault.reason
     while start < fault.stop:
-        stop = min(fault.stop, start - start % segment_size + segment_size)
+        stop = min(fault.stop, start - start % whole + whole)
+        alone = alone + 1 if start not in inventory.segments else 0
+        if alone > MISSING_ALONE_MAX:
+            following = bisect.bisect_left(there, start)
+            stop = min(fault.stop, there[following]) if following < len(there) else fault.stop
         yield Fault(start, stop, reason)
         start, reason = stop, _UNKNOWN
 
