@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -263,3 +264,34 @@ def test_what_lies_in_a_timer_log_that_is_moved_aside_goes_with_it(made: Path, t
     kept = paths.root / done.json["kept_in"] / "files/timerlog"
     assert (kept / "notes").read_text() == "mine"
     assert (kept / last.name).is_dir()
+
+
+@pytest.mark.parametrize("size", [0, timer_log.END_SIZE - 1, timer_log.UNIT_SIZE + 1])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_timer_log_that_holds_next_to_nothing_is_repaired(
+    made: Path, tmp_path: Path, size: int, *, is_killed: bool
+) -> None:
+    """No file tells then how long the others are. One without a byte a kill may have left: a start makes it anew."""
+    paths = StorePaths(timed_store.copy(made, tmp_path))
+    for path in sorted(paths.timer_log.iterdir())[1:]:
+        path.unlink()
+    os.truncate(paths.timer_log / f"{0:020d}", size)
+    if is_killed:
+        paths.abort.touch()
+    outcome = call("store", "verify", paths.root, "--json", *FLAGS)
+    is_damage = size > 0 or not is_killed
+    assert outcome.code == int(is_damage), outcome.err
+    assert ("timer_file_length" in outcome.json["counts"]) is is_damage
+    assert call("store", "repair", paths.root, "--execute", *FLAGS).code == 0
+    assert call("store", "verify", paths.root, *FLAGS).code == 0
+
+
+def test_a_killed_store_is_clean_after_one_repair(made: Path, tmp_path: Path) -> None:
+    """What is only noted of it, since a start makes it anew, a repair has to do."""
+    paths = StorePaths(timed_store.copy(made, tmp_path))
+    paths.abort.touch()
+    paths.timer_wheel.unlink()
+    (paths.index / "20991231235959999").touch()
+    assert call("store", "verify", paths.root, *FLAGS).code == 0
+    assert call("store", "repair", paths.root, "--execute", *FLAGS).code == 0
+    assert call("store", "verify", paths.root, *FLAGS).code == 0

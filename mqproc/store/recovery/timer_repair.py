@@ -37,13 +37,20 @@ _KINDS = frozenset(
 def timer_damage(findings: Iterable[Finding], paths: StorePaths) -> tuple[bool, bool]:
     """Whether anything of the timer is to be mended, and whether that is more than its wheel.
 
-    A start after a crash makes the wheel anew, so what is wrong with it is only noted. But a repair closes a store.
+    A start after a crash makes the wheel anew, and files all again without a check, so what is wrong with these is only
+    noted. But a repair closes a store, and notes have become damage then.
     """
-    found = list(findings)
-    damage = [each for each in found if each.severity is Severity.DAMAGE]
-    of_timer = [each for each in damage if each.kind in _KINDS]
-    of_wheel = damage and [each for each in found if each.kind in _KINDS and each.file == paths.timer_wheel.name]
-    return bool(of_timer or of_wheel), any(each.file != paths.timer_wheel.name for each in of_timer)
+    of_timer = [each for each in findings if _is_to_be_mended(each, paths)]
+    return bool(of_timer), any(each.file != paths.timer_wheel.name for each in of_timer)
+
+
+def _is_to_be_mended(finding: Finding, paths: StorePaths) -> bool:
+    if finding.kind is Kind.FILE_BEGUN:
+        return (paths.root / finding.file).parent == paths.timer_log
+    if finding.kind not in _KINDS:
+        return False
+    noted = finding.file == paths.timer_wheel.name or finding.kind is Kind.TIMER_CHECK_MISSING
+    return noted or finding.severity is Severity.DAMAGE
 
 
 def make_wheel(io: StoreIO, paths: StorePaths, options: Options) -> None:

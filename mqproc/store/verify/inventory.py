@@ -65,8 +65,8 @@ class Inventory:
 
     @property
     def timer_log_size(self) -> int:
-        """The length of the timer log's files: the one that most of them have."""
-        sizes = list(self.timer_log.values())
+        """The length of the timer log's files: the one that most of them have, if any can be it."""
+        sizes = [size for size in self.timer_log.values() if size >= timer_log.FILE_SIZE_MIN]
         return max(sizes, key=lambda size: (sizes.count(size), size), default=timer_log.FILE_SIZE)
 
     @property

@@ -22,11 +22,24 @@ ELSEWHERE = Finding(Kind.READ_ONLY, "mqproc/read_only")
         ([], (False, False)),
         ([ELSEWHERE], (False, False)),
         ([WHEEL], (True, False)),
-        ([replace(WHEEL, as_note=True)], (False, False)),
+        ([replace(WHEEL, as_note=True)], (True, False)),
         ([replace(WHEEL, as_note=True), ELSEWHERE], (True, False)),
         ([WHEEL, LOG], (True, True)),
+        ([Finding(Kind.TIMER_CHECK_MISSING, "config/timercheck", as_note=True)], (True, True)),
+        ([Finding(Kind.FILE_BEGUN, LOG.file, 0)], (True, True)),
+        ([Finding(Kind.FILE_BEGUN, "index/20231114221320000", 0)], (False, False)),
     ],
-    ids=["nothing", "elsewhere", "wheel", "crashed", "crashed and repaired", "log"],
+    ids=[
+        "nothing",
+        "elsewhere",
+        "wheel",
+        "crashed",
+        "crashed and repaired",
+        "log",
+        "crashed without a check",
+        "crashed as a file was made",
+        "another file",
+    ],
 )
 def test_a_wheel_that_a_start_would_make_anew_is_made_by_a_repair_that_closes_the_store(
     findings: list[Finding], mended: tuple[bool, bool], tmp_path: Path
