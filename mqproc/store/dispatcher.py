@@ -8,8 +8,8 @@ offset, so units are only written over by themselves.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -252,7 +252,9 @@ class Dispatch:
                 if first > expected:
                     # Holes lie before `start`: only a queue's first run of a step can be behind one.
                     self._explain_gap(number, expected, first, load_be64(run, 0), () if number in ends else holes)
-                ends[number] = first + count
+                elif self.gaps and first < expected:
+                    self.gaps[:] = without(self.gaps, number, first, first + count)
+                ends[number] = max(first + count, ends.get(number, 0))
             write(number, first, run)
 
     def _write(self, number: int, first: int, units: NDArray[np.uint8]) -> None:
@@ -311,6 +313,20 @@ class Dispatch:
         self.index.put(result.hashes, result.offsets, result.times, result.entries)
         self.index_commit = self.index.commit()
         self._undo = None
+
+
+def without(gaps: Iterable[Gap], number: int, first: int, stop: int) -> Iterator[Gap]:
+    """Gaps but for queue offsets [first, stop) of a queue: a record further on in the log had them, behind one whose
+    queue offset is too high.
+    """
+    for gap in gaps:
+        if gap.number != number or stop <= gap.first or gap.stop <= first:
+            yield gap
+            continue
+        if gap.first < first:
+            yield replace(gap, stop=first)
+        if stop < gap.stop:
+            yield replace(gap, first=stop)
 
 
 def _rows(runs: NDArray[np.int64], breathe: Callable[[], None]) -> Iterator[list[int]]:

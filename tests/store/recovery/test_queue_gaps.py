@@ -1,0 +1,43 @@
+"""A record whose queue offset is too high, where no CRC covers it: a gap before it, which records behind it fill."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mqproc.layout import record
+from mqproc.store.dispatcher import Gap, without
+from tests.store.recovery.recovering import Recovered
+from tests.store.stopped_store import SEGMENT, StoppedStore, write_at
+
+
+def placed(found: Recovered) -> set[int]:
+    """Log positions that the queues lead to."""
+    units = found.units_of(found.queues()).values()
+    return {offset for of_queue in units for offset, _size, _code in of_queue.values()}
+
+
+@pytest.mark.parametrize("too_high", [3, 100])
+def test_records_behind_it_keep_their_units(tmp_path: Path, too_high: int) -> None:
+    store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False)
+    number = len(store.offsets) // 2
+    at = store.offsets[number]
+    segment = store.segment(at)
+    place = at % SEGMENT + record.QUEUE_OFFSET
+    queue_offset = int.from_bytes(segment.read_bytes()[place : place + 8], "big")
+    write_at(segment, place, (queue_offset + too_high).to_bytes(8, "big"))
+    # As a store of RocketMQ's that is opened here for the first time.
+    shutil.rmtree(store.root / "mqproc")
+    # One of the others has the same place, where there is one.
+    assert len(placed(store.recover()) & set(store.offsets)) >= len(store.offsets) - 1
+
+
+def test_what_comes_later_is_taken_out_of_a_gap() -> None:
+    gaps = [Gap(0, 10, 20, 1, 2), Gap(1, 10, 20, 3, 4)]
+    assert list(without(gaps, 0, 12, 14)) == [Gap(0, 10, 12, 1, 2), Gap(0, 14, 20, 1, 2), gaps[1]]
+    assert list(without(gaps, 1, 5, 12)) == [gaps[0], Gap(1, 12, 20, 3, 4)]
+    assert list(without(gaps, 1, 10, 20)) == [gaps[0]]
+    assert list(without(gaps, 0, 20, 30)) == gaps
+    assert list(without(gaps, 2, 10, 20)) == gaps
