@@ -306,8 +306,7 @@ class SocketServer:
         """Requests that the last poll left in their buffers; False when clients are to read answers before."""
         ready = [each for each in self._backlog.values() if not each.paused]
         for connection in ready:
-            reader = connection.reader
-            if reader is not None:
+            if (reader := connection.reader) is not None:
                 taken = self._take_frames(connection, reader, requests)
                 if not connection.closed:
                     if taken and reader.waiting_bytes:
@@ -431,7 +430,7 @@ class SocketServer:
         self._listen_for(connection)
 
     def _write(self, connection: Connection) -> None:
-        """The socket has room again."""
+        """The socket has room again; a frame of who was not listened to has its time anew."""
         output = connection.output
         sent_bytes = output.sent_bytes
         try:
@@ -442,6 +441,7 @@ class SocketServer:
         if connection.paused and output.waiting_bytes <= self.limits.output_bytes // 2:
             connection.paused = False
             connection.write_by = 0.0
+            connection.read_by = connection.read_by and time.monotonic() + self.limits.frame_read_s
         elif connection.paused and output.sent_bytes > sent_bytes:
             connection.write_by = time.monotonic() + self.limits.output_grace_s
         self._listen_for(connection)
