@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import mqproc
+from mqproc.client import unanswered
 from mqproc.config import Options
 from mqproc.control import Control
 from mqproc.errors import RequestTimeoutError, SendOutcomeUnknownError
@@ -73,3 +74,26 @@ def test_without_a_control_file_nothing_is_said_of_why(tmp_path: Path) -> None:
     sent, *pulled = told(tmp_path)
     assert sent.endswith(" s; the request may be carried out yet")
     assert all(each.endswith(" s") for each in pulled)
+
+
+def test_why_is_looked_at_once_for_requests_that_run_out_of_time_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mqproc").mkdir(mode=0o700)
+    looks: list[Path] = []
+
+    def look(socket: Path) -> list[str]:
+        looks.append(socket)
+        return ["the reason"]
+
+    async def send() -> list[str]:
+        async with mqproc.AsyncClient(tmp_path, timeout=TIMEOUT_S) as client:
+            sends = [client.send("t", b"x") for _ in range(300)]
+            return [str(one) for one in await asyncio.gather(*sends, return_exceptions=True)]
+
+    monkeypatch.setattr(unanswered, "_problems", look)
+    with MemoryRoles(tmp_path) as roles:
+        roles.behaviour = lambda request: True
+        found = asyncio.run(send())
+    assert all("the reason" in each for each in found)
+    assert len(looks) <= 5, "not three hundred times"
