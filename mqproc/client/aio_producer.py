@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mqproc.client import sending
 from mqproc.client.batching import Batcher, Group, Limits
 from mqproc.client.encoding import check_message
-from mqproc.errors import BadRequestError, MqprocError
+from mqproc.errors import BadRequestError
 from mqproc.message import Message, SendResult
 
 if TYPE_CHECKING:
@@ -168,13 +168,14 @@ class AsyncProducer:
                 _resolve(future, result)
         except BadRequestError as error:
             await self._one_by_one(group, error)
-        except MqprocError as error:
+        except Exception as error:
+            # Of whatever kind, as without a descriptor for a socket: nobody must wait for ever.
             for future in group.futures:
                 _resolve(future, error)
         finally:
             self._batcher.done(group)
 
-    async def _one_by_one(self, group: Group[Results], error: MqprocError) -> None:
+    async def _one_by_one(self, group: Group[Results], error: BadRequestError) -> None:
         """One message was refused, so none of its frame was stored: the others shall not suffer for it."""
         for message, future in zip(group.messages, group.futures, strict=True):
             if len(group.messages) == 1:
@@ -182,15 +183,15 @@ class AsyncProducer:
                 return
             try:
                 _resolve(future, await self._client.send(message))
-            except MqprocError as own:
+            except Exception as own:
                 _resolve(future, own)
 
 
-def _resolve(future: Results, outcome: SendResult | MqprocError) -> None:
+def _resolve(future: Results, outcome: SendResult | Exception) -> None:
     """Tell a future, unless nobody wants to know any more."""
     if future.done():
         return
-    if isinstance(outcome, MqprocError):
+    if isinstance(outcome, Exception):
         future.set_exception(outcome)
     else:
         future.set_result(outcome)

@@ -386,3 +386,22 @@ def test_an_async_producer_belongs_to_one_event_loop_and_warns_of_what_is_left_a
     with pytest.warns(UserWarning, match="1 messages of a producer were not sent"):
         producer = asyncio.run(make())
     asyncio.run(go_on(producer))
+
+
+def test_an_error_of_any_kind_is_told_to_the_futures_of_the_async_producer(
+    roles: MemoryRoles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(messages: object) -> list[SendResult]:
+        raise OSError("as of the system")
+
+    async def go() -> None:
+        async with AsyncClient(roles.store, timeout=5) as client, client.producer(linger_ms=0) as producer:
+            with monkeypatch.context() as changed:
+                changed.setattr(client, "send_group", fail)
+                lost = await producer.send("orders", b"x")
+                with pytest.raises(OSError, match="as of the system"):
+                    await asyncio.wait_for(lost, PATIENCE_S)
+            assert await (await producer.send("orders", b"y"))
+
+    asyncio.run(go())
+    assert [message.body for message in roles.messages] == [b"y"]
