@@ -48,14 +48,17 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def open_socket(path: Path) -> socket.socket:
-    """Connect to a role. Raises NotRunningError when nobody listens, StoreBusyError when its backlog is full,
-    StoreAccessError when it is another user's."""
+    """Connect to a role. Raises NotRunningError when nobody listens, StoreBusyError when its backlog is full or this
+    process has no descriptor left, StoreAccessError when it is another user's."""
     try:
         target = connect_path(path)
     except NotRunningError:
         _check_reach(path)
         raise
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    except OSError as error:
+        raise StoreBusyError(f"{path}: no socket to connect with: {error.strerror or error}", hint_ms=100) from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
         sock.connect(os.fspath(target))

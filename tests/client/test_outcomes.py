@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import threading
 import time
 from collections.abc import Iterator
@@ -231,6 +232,23 @@ def test_a_full_server_is_asked_again(tmp_path: Path) -> None:
         with Client(roles.store) as later:
             later.send("orders", b"z")
     assert [message.body for message in roles.messages] == [b"x", b"z"]
+
+
+def test_without_a_descriptor_a_call_is_made_again(client: Client, roles: MemoryRoles) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        with Client(roles.store, timeout=0.3) as other, pytest.raises(StoreBusyError, match="Too many open files"):
+            other.send("t", b"x")
+        back = threading.Timer(0.2, resource.setrlimit, (resource.RLIMIT_NOFILE, (soft, hard)))
+        back.start()
+        assert client.send("t", b"y")
+        back.join()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [message.body for message in roles.messages] == [b"y"]
 
 
 def test_another_users_client_is_turned_away(client: Client, roles: MemoryRoles) -> None:
