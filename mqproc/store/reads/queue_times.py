@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mqproc.layout.consume_queue import FILLER_SIZE
-from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
+from mqproc.store.consume_queue import UNIT_DTYPE, ConsumeQueueFiles, as_units
 from mqproc.store.reads.log_records import LogRecords
 from mqproc.store.reads.queue_bounds import QueueBounds, Queues
 
 UNREADABLE: Final = -1
-# A probe that meets a unit without a record looks at so many units behind it for one that has.
-_NEIGHBOURS = 256
+# A probe that meets a unit without a record looks behind it for one that has: at so many more units, then at so many at
+# a time. A hole in the log may have taken any number of a queue's messages.
+_NEIGHBOURS: Final = 256
+_CHUNK_UNITS: Final = 8192
+# Fillers are passed over at no cost worth telling; so many units with a damaged record are looked at about, no more.
+_DAMAGED_MAX: Final = 16_384
+_NO_UNITS: Final = np.empty(0, UNIT_DTYPE)
 
 
 class QueueTimes:
@@ -28,7 +36,9 @@ class QueueTimes:
         if bounds is None or not bounds.min_offset <= offset < bounds.max_offset:
             return UNREADABLE
         units = self._units((topic, queue_id), bounds, offset, 1)
-        return self._time_of(*units[0]) if units else UNREADABLE
+        if not len(units) or units["size"][0] == FILLER_SIZE:
+            return UNREADABLE
+        return self._records.store_timestamp_ms(int(units["physical_offset"][0]))
 
     def offset_at(self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False) -> int:
         """RocketMQ's getOffsetInQueueByTime: the first message at or after a time, or the maximum offset.
@@ -64,31 +74,31 @@ class QueueTimes:
         return low
 
     def _readable(self, queue: tuple[str, int], bounds: QueueBounds, offset: int, stop: int) -> tuple[int, int] | None:
-        """(offset, store time) of the first unit in [offset, stop) with a record, among the next ones; None without.
+        """(offset, store time) of the first unit in [offset, stop) with a record; None without.
 
         A unit that points below the log's beginning is older than any time.
         """
         begin = self._records.visible().begin
-        for count in (1, _NEIGHBOURS):
-            for index, (physical_offset, size) in enumerate(
-                self._units(queue, bounds, offset, min(count, stop - offset))
-            ):
-                if 0 <= physical_offset < begin and size != FILLER_SIZE:
-                    return offset + index, UNREADABLE
-                time_ms = self._time_of(physical_offset, size)
+        count, damaged = 1, 0
+        while offset < stop and damaged < _DAMAGED_MAX:
+            units = self._units(queue, bounds, offset, min(count, stop - offset))
+            if not len(units):
+                return None
+            for place in np.flatnonzero(units["size"] != FILLER_SIZE).tolist():
+                physical_offset = int(units["physical_offset"][place])
+                if 0 <= physical_offset < begin:
+                    return offset + place, UNREADABLE
+                time_ms = self._records.store_timestamp_ms(physical_offset)
                 if time_ms != UNREADABLE:
-                    return offset + index, time_ms
+                    return offset + place, time_ms
+                damaged += 1
+            offset += len(units)
+            count = _NEIGHBOURS if count == 1 else _CHUNK_UNITS
         return None
 
-    def _time_of(self, physical_offset: int, size: int) -> int:
-        if size == FILLER_SIZE:
-            return UNREADABLE
-        return self._records.store_timestamp_ms(physical_offset)
-
-    def _units(self, queue: tuple[str, int], bounds: QueueBounds, offset: int, count: int) -> list[tuple[int, int]]:
-        """(physical offset, size) of units; none where the file is not there."""
+    def _units(self, queue: tuple[str, int], bounds: QueueBounds, offset: int, count: int) -> NDArray[np.void]:
+        """Units, `UNIT_DTYPE`; none where the file is not there."""
         try:
-            units = as_units(self._files.read_units(*queue, offset, count, bounds.number))
+            return as_units(self._files.read_units(*queue, offset, count, bounds.number))
         except FileNotFoundError:
-            return []
-        return list(zip(units["physical_offset"].tolist(), units["size"].tolist(), strict=True))
+            return _NO_UNITS

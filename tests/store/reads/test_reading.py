@@ -183,6 +183,32 @@ def test_fillers_are_a_hole(fresh: Store) -> None:
     assert fresh.reading.pull("T", 0, 5, 32, 1 << 20, rocketmq_limits=True).status is not PullStatus.CORRUPT
 
 
+@pytest.mark.parametrize("by_fillers", [True, False])
+def test_times_are_found_on_both_sides_of_a_long_hole(fresh: Store, by_fillers: bool) -> None:
+    """More messages lie in it than a look at a few units behind its middle sees."""
+    frames, first, stop = 60, 200, 1300
+    for frame in range(frames):
+        fresh.put("T", frame, queues=1)
+    fresh.dispatch()
+    if by_fillers:
+        filler = bytes(8) + consume_queue.FILLER_SIZE.to_bytes(4, "big") + bytes(8)
+        fresh.files.write_run("T", 0, first, np.frombuffer(bytearray(filler * (stop - first)), np.uint8))
+    else:
+        for offset in fresh.offsets[first:stop]:
+            fresh.overwrite(offset, bytes(64))
+    left = [*range(first), *range(stop, frames * PER_FRAME)]
+    for frame in (0, 3, 8, 30, 51, 52, 53, 58, 60):
+        time_ms = FIRST_MS + 100 * frame
+        before = [number for number in left if number < frame * PER_FRAME]
+        found = finish(fresh.reading.range("T", 0, time_ms, max_messages=9999, max_bytes=1 << 30))
+        assert all_numbers(found) == before
+        behind = finish(fresh.reading.range("T", time_ms, 1 << 60, max_messages=9999, max_bytes=1 << 30))
+        assert all_numbers(behind) == left[len(before) :]
+        # A place in the hole stands for the next message behind it.
+        offset = fresh.reading.offset_at("T", 0, time_ms)
+        assert next((number for number in left if number >= offset), None) == next(iter(left[len(before) :]), None)
+
+
 def test_what_lies_in_a_hole_is_not_counted(fresh: Store) -> None:
     """Units lead there still."""
     fresh.put("T", 0, queues=1)
