@@ -35,12 +35,15 @@ class GroupQuestions:
         """All groups with what they have not consumed."""
         groups = self._groups
         rows = []
+        # Of all groups together: a store may have thousands with a few queues each.
+        looked_at = 0
         members = groups.members()
         for group in sorted({*groups.state.settings.names(), *groups.state.progress.groups(), *members}):
             lag = retry_lag = 0
             topics = set()
-            for number, (topic, queue_id, _offset) in enumerate(self._queues_of(group)):
-                if number % QUEUES_PER_SLICE == QUEUES_PER_SLICE - 1:
+            for topic, queue_id, _offset in self._queues_of(group):
+                looked_at += 1
+                if looked_at % QUEUES_PER_SLICE == 0:
                     yield
                 topics.add(topic)
                 behind = self._lag(group, topic, queue_id)

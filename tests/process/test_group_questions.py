@@ -5,9 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from mqproc.process.group_questions import GroupQuestions
+from mqproc.process.group_questions import QUEUES_PER_SLICE, GroupQuestions
 from mqproc.store.groups.offsets_json import Progress
 from mqproc.store.reads.queue_bounds import FoundQueues, QueueBounds
+from mqproc.wire.operations import Empty
 from tests.counted_names import CountedName
 
 TOPICS = 300
@@ -39,3 +40,28 @@ def test_queues_of_a_group_are_those_that_it_has_progress_in_and_those_that_it_w
     rows = list(questions(progress, ["orders"])._queues_of("billing"))
     assert rows == [("gone", 7, 3), ("orders", 0, -1), ("orders", 1, -1), ("orders", 2, 5), ("orders", 3, -1)]
     assert list(questions([], [])._queues_of("billing")) == []
+
+
+def test_thousands_of_groups_with_few_queues_each_are_told_of_in_slices() -> None:
+    """The role answers others in between, however few queues each group has."""
+    names = [f"g{number}" for number in range(1000)]
+    found = FoundQueues({("orders", queue_id): QueueBounds(0, 0, 9) for queue_id in range(QUEUES)})
+    progress = SimpleNamespace(
+        of=lambda group: [Progress(group, "orders", queue_id, 5) for queue_id in range(QUEUES)],
+        offset=lambda *_place: 5,
+        groups=lambda: names,
+    )
+    state = SimpleNamespace(progress=progress, settings=SimpleNamespace(names=list))
+    groups: Any = SimpleNamespace(state=state, members=dict)
+    asked = GroupQuestions(SimpleNamespace(clock=None), SimpleNamespace(queues=found), groups)  # type: ignore[arg-type]
+    slices = asked.groups(Empty())
+    count = 0
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            rows = end.value[0].groups
+            break
+        count += 1
+    assert count >= len(names) * QUEUES // QUEUES_PER_SLICE
+    assert rows == [(name, 0, 1, 4 * QUEUES, 0) for name in sorted(names)]

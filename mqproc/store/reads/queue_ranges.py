@@ -21,6 +21,9 @@ SLICE_UNITS = 1 << 16
 SLICE_LOOK_BYTES = 8 << 20
 """What records that do not match may cost one slice; see `Limits.look_bytes`."""
 
+# A topic may have thousands of queues with nothing of a time, which takes some dozens of looks into each to find out.
+_SPANS_PER_SLICE = 8
+
 
 class QueueRanges:
     """Ranges and counts over the queues of one store. Times are Unix ms, the end not included."""
@@ -48,12 +51,15 @@ class QueueRanges:
         first_queue, first_offset = (int(cursor[0]), int(cursor[1])) if len(cursor) == 2 else (0, 0)
         chosen = passing(topic, tuple(tags), sql)
         parts: list[NDArray[np.uint8]] = []
-        count, size = 0, 0
+        count, size, looked_at = 0, 0, 0
         for queue_id in self._queues.ids(topic):
             bounds = self._queues.bounds(topic, queue_id) if queue_id >= first_queue else None
             if bounds is None:
                 continue
             start, stop = self._span((topic, queue_id), bounds, begin_ms, end_ms, born_time=born_time)
+            looked_at += 1
+            if looked_at % _SPANS_PER_SLICE == 0:
+                yield
             if queue_id == first_queue:
                 start = max(start, first_offset)
             if count >= max_messages or size >= max_bytes:

@@ -209,6 +209,13 @@ def test_times_are_found_on_both_sides_of_a_long_hole(fresh: Store, by_fillers: 
         assert next((number for number in left if number >= offset), None) == next(iter(left[len(before) :]), None)
 
 
+def test_many_queues_without_messages_of_a_time_keep_nobody_waiting(fresh: Store) -> None:
+    fresh.put("T", 0, count=64, rotation=0, queues=64, keys=None, tags=None)
+    fresh.dispatch()
+    looks = sum(1 for _ in fresh.reading.range("T", 0, FIRST_MS, max_messages=9, max_bytes=1 << 20))
+    assert looks >= 4, "other questions are answered in between"
+
+
 def test_what_lies_in_a_hole_is_not_counted(fresh: Store) -> None:
     """Units lead there still."""
     fresh.put("T", 0, queues=1)
