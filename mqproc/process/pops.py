@@ -32,6 +32,7 @@ from mqproc.names import (
     check_topic,
 )
 from mqproc.process.appender import Appender, NewMessage
+from mqproc.process.deadlines import COMPACT_MIN
 from mqproc.process.delivered import Delivered
 from mqproc.process.group_retries import count_copies
 from mqproc.process.held_receives import HeldReceives
@@ -312,6 +313,10 @@ class Pops:
     def _expire_at(self, found: CheckPoint, due_ms: int) -> None:
         self._turn += 1
         heapq.heappush(self._due, (due_ms, self._turn, found))
+        if len(self._due) > 2 * len(self._open) + COMPACT_MIN:
+            # What is acknowledged would stay until its time is over, which may be hours.
+            self._due = [entry for entry in self._due if self._open.get(entry[2].key) is entry[2]]
+            heapq.heapify(self._due)
 
     def _pass(self, found: CheckPoint) -> None:
         """Let progress pass a check point's messages, unless it was moved elsewhere meanwhile."""
@@ -387,9 +392,12 @@ class Pops:
     # Coming again
 
     def _revive_due(self) -> int:
+        """Let messages come again whose time is over, as far as a step's time goes: it may be over for many at once."""
         done = 0
-        now_ms = self._clock.time_ms()
+        now_ms, end_ns = self._clock.time_ms(), self._clock.monotonic_ns() + STEP_NS
         while self._due and self._due[0][0] <= now_ms and self._writes.has_room:
+            if done and self._clock.monotonic_ns() >= end_ns:
+                break
             _, _, found = heapq.heappop(self._due)
             if self._open.get(found.key) is not found:
                 continue

@@ -14,7 +14,9 @@ from mqproc.errors import BadRequestError, GroupInUseError, StoreBusyError
 from mqproc.layout import control as words_of
 from mqproc.layout.record_codec import decode_records
 from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC
+from mqproc.process import pops as pops_module
 from mqproc.process.appender import NewMessage
+from mqproc.process.deadlines import COMPACT_MIN
 from mqproc.process.pop_copies import PopCopies
 from mqproc.store.groups.check_points import CheckPoint
 from mqproc.store.reads import queue_messages
@@ -207,6 +209,47 @@ def test_a_receive_that_waits_is_refused_once_the_group_has_members(tmp_path: Pa
         with pytest.raises(GroupInUseError, match="has members"):
             wait_until(receiver.answer, SOON_S, "a refusal")
         assert len(group.role._pops._held) == 0
+    finally:
+        group.close()
+
+
+def received(number: int, popped_ms: int, invisible_ms: int = 1_000) -> CheckPoint:
+    """The check point of one message."""
+    return CheckPoint("g", "Orders", 0, number, (number,), popped_ms, invisible_ms, 0, "mqproc")
+
+
+def test_messages_whose_time_is_over_at_once_come_again_a_bounded_part_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other requests to the role are answered in between, and it does not sleep as long as some are left."""
+    group = Group(tmp_path / "store")
+    try:
+        monkeypatch.setattr(pops_module, "STEP_NS", 0)
+        pops, again = group.role._pops, list[CheckPoint]()
+        monkeypatch.setattr(pops, "_revive", again.append)
+        for number in range(COUNT):
+            pops._add(received(number, 1), 0)
+        for count in range(1, COUNT):
+            assert (pops._revive_due(), len(again)) == (1, count)
+            pops._reading_open = None
+            assert pops.seconds_left(time.monotonic_ns(), 1.0) == 0.0
+        assert (pops._revive_due(), pops._revive_due(), len(again)) == (1, 0, COUNT)
+    finally:
+        group.close()
+
+
+def test_what_is_acknowledged_takes_no_memory_until_its_time_would_be_over(tmp_path: Path) -> None:
+    group = Group(tmp_path / "store")
+    try:
+        pops, now_ms = group.role._pops, time.time_ns() // 1_000_000
+        for number in range(20 * COUNT):
+            found = received(number, now_ms, 43_200_000)
+            pops._add(found, 0)
+            if number % 20:
+                pops._open.done(found, [number])
+        assert len(pops._open) == COUNT
+        assert len(pops._due) <= 2 * (COUNT + 1) + COMPACT_MIN, "of 2,000"
+        assert {id(found) for found in pops._open} <= {id(entry[2]) for entry in pops._due}
     finally:
         group.close()
 
