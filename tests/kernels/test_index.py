@@ -104,13 +104,13 @@ class Model:
         self.end_offset, self.end = offset, time_ms
         return True
 
-    def select(self, key_hash: int, begin: int, end: int, most: int) -> list[int]:
+    def select(self, key_hash: int, begin: int, end: int, most: int, below: int) -> list[int]:
         found: list[int] = []
         item = self.slots[key_hash % len(self.slots)]
         while item > 0 and len(found) < most:
             item_hash, offset, seconds, previous = self.items[item]
             time_ms = self.begin + 1000 * seconds
-            if item_hash == key_hash and begin <= time_ms <= end:
+            if item_hash == key_hash and begin <= time_ms <= end and offset < below:
                 found.append(offset)
             if time_ms < begin:
                 break
@@ -152,8 +152,9 @@ def test_files_and_answers_are_rocketmqs(entries: list[Entry], slots: int, items
         for key_hash in {entry[0] for entry in entries[:5]} | {7}:
             begin, end = sorted([data.draw(TIMES), data.draw(TIMES)])
             most = data.draw(st.integers(1, 9))
-            expected = model.select(key_hash, begin, end, most) if stored else []
-            assert file.select(key_hash, begin, end, most) == expected
+            below = data.draw(st.sampled_from([FOREVER, *(entry[1] for entry in entries[:9])]))
+            expected = model.select(key_hash, begin, end, most, below) if stored else []
+            assert file.select(key_hash, begin, end, most, below) == expected
 
 
 def test_vector_of_a_full_file() -> None:

@@ -33,6 +33,9 @@ CANDIDATES_MAX: Final = 65_536
 """Index hits of one round; a key with more is searched in several."""
 
 SLICE_RECORDS: Final = 256
+SLICE_BYTES: Final = 8 << 20
+"""A slice ends after so many records, or so many bytes of them: a record may have mebibytes, whose CRC is checked."""
+
 _ROUNDS_MAX: Final = 1 << 20
 
 
@@ -75,7 +78,9 @@ class KeySearch:
         if born_time:
             begin_ms, end_ms = TIME_MIN, TIME_MAX
         found: list[NDArray[np.uint8]] = []
-        size, looked_at, oldest_found = 0, 0, 0
+        # In bytes, to which each look adds its own.
+        looked_at = 0
+        size, oldest_found = 0, 0
         below = LOG_END_MAX if below < 0 else below
         begin = max(TIME_MIN, begin_ms - INDEX_STEP_MS)
         for _ in range(_ROUNDS_MAX):
@@ -83,8 +88,9 @@ class KeySearch:
             offsets = sorted(set(hits))
             for offset in reversed(self._in_time(offsets, begin_ms, end_ms)):
                 record = self._record(offset)
-                looked_at += 1
-                if looked_at % SLICE_RECORDS == 0:
+                looked_at += SLICE_BYTES // SLICE_RECORDS + (len(record) if record is not None else 0)
+                if looked_at >= SLICE_BYTES:
+                    looked_at = 0
                     yield
                 if record is None or not wanted.is_met_by(record) or self._is_deleted(topic, offset, record):
                     continue
