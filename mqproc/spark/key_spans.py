@@ -87,8 +87,10 @@ def _hits(found: Survey, topics: tuple[str, ...], keys: tuple[str, ...]) -> list
         index.refresh(0)
         for topic in topics:
             for key in keys:
-                hits.update(index.query_offset(topic, key, _HITS_MAX, TIME_MIN, TIME_MAX).offsets)
-                if index.passed_over or len(hits) >= _HITS_MAX:
+                offsets = index.query_offset(topic, key, _HITS_MAX, TIME_MIN, TIME_MAX).offsets
+                hits.update(offsets)
+                # A message is hit once for each of its keys of that hash: fewer messages may be all that had room.
+                if index.passed_over or max(len(offsets), len(hits)) >= _HITS_MAX:
                     return None
     return sorted(hits)
 

@@ -14,6 +14,7 @@ import pytest
 
 from mqproc.errors import BadMessageError, BadRequestError, CorruptStoreError, StoreAccessError
 from mqproc.layout.record_codec import encode_record
+from mqproc.spark import key_spans
 from mqproc.spark.columns import ROCKETMQ
 from mqproc.spark.tasks import read_partition
 from mqproc.store.deleted_topics import Deletion, save
@@ -101,6 +102,18 @@ def test_a_key_is_found_by_the_index_and_in_what_that_does_not_cover(tmp_path: P
         assert len(rows_of(store.root, subscribe="First,Second,Third", key=f"n{number}")) == 1
     shutil.rmtree(store.root / "index")
     assert len(rows_of(store.root, topic="First", key="n0")) == 1
+
+
+def test_messages_that_name_a_key_twice_do_not_hide_that_the_index_has_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_spans, "_HITS_MAX", 16)
+    store = LiveStore(tmp_path / "store")
+    store.append("Topic", [b"%d" % number for number in range(30)], keys=["k k"] * 30, queues=1)
+    store.dispatch()
+    store.close()
+    found = rows_of(tmp_path / "store", ["body", "physical_offset"], topic="Topic", key="k")
+    assert [row["body"] for row in found] == [b"%d" % number for number in range(30)]
 
 
 def test_tags_and_keys_are_compared_whole(tmp_path: Path) -> None:
