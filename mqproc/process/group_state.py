@@ -119,6 +119,7 @@ class GroupState:
         if group not in self.progress.groups() and self.settings.get(group) is None:
             raise GroupNotFoundError(f"no group {group!r}")
         self.progress.forget(group)
+        self.forget_waiting(group)
         self._save_now()
         self.settings.delete(group, self._clock.time_ms())
 

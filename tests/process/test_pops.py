@@ -21,7 +21,14 @@ from mqproc.process.pop_copies import PopCopies
 from mqproc.store.groups.check_points import CheckPoint
 from mqproc.store.reads import queue_messages
 from mqproc.store.slices import Slices
-from mqproc.wire.group_operations import EARLIEST, GroupInvisibleRequest, GroupJoinRequest, GroupReceiveRequest
+from mqproc.wire.group_operations import (
+    EARLIEST,
+    LATEST,
+    GroupInvisibleRequest,
+    GroupJoinRequest,
+    GroupReceiveRequest,
+    GroupRequest,
+)
 from mqproc.wire.operations import Operation
 from tests.conftest import wait_until
 from tests.process.test_query import Caller, Group
@@ -250,6 +257,24 @@ def test_what_is_acknowledged_takes_no_memory_until_its_time_would_be_over(tmp_p
         assert len(pops._open) == COUNT
         assert len(pops._due) <= 2 * (COUNT + 1) + COMPACT_MIN, "of 2,000"
         assert {id(found) for found in pops._open} <= {id(entry[2]) for entry in pops._due}
+    finally:
+        group.close()
+
+
+def test_a_group_that_was_deleted_has_waited_for_nothing(tmp_path: Path) -> None:
+    """One of its name that is to begin with what comes next does so, in topics that are there by now too."""
+    group = Group(tmp_path / "store")
+    try:
+        caller = group.connect()
+        while not is_read(caller):
+            pass
+        request = GroupReceiveRequest("g", ["Orders"], start=LATEST)
+        assert caller.call(Operation.GROUP_RECEIVE, request)[0].count == 0
+        caller.call(Operation.GROUP_DELETE, GroupRequest("g"))
+        group.store.engine.append("Orders", [b"0", b"1"], time.time_ns() // 1_000_000, queues=1)
+        group.dispatch()
+        assert caller.call(Operation.GROUP_RECEIVE, request)[0].count == 0
+        assert group.role._pops._state.progress.offset("g", "Orders", 0) == 2
     finally:
         group.close()
 
