@@ -24,6 +24,7 @@ NO_QUEUE = -1
 NEVER_SEEN = -1
 NEVER_LISTED = (-1, -1, -1)
 NEVER_NS = 1 << 62
+HELD_PULLS_MIN = 16_384
 # Rows of queues that nobody waits for any more, kept because somebody may again.
 IDLE_ROWS_MAX = 1024
 
@@ -60,8 +61,11 @@ class HeldPull:
 class HeldPulls:
     """All held pulls, by queue, by client and by deadline."""
 
-    def __init__(self, table: QueueTable) -> None:
+    def __init__(self, table: QueueTable, queues_max: int = HELD_PULLS_MIN) -> None:
+        """`queues_max`: as many queues the store may have. A consumer of all of them has a pull held for each; one that
+        is not held is answered at once, and asked again and again."""
         self._table = table
+        self._most = max(HELD_PULLS_MIN, queues_max)
         self._by_queue: dict[tuple[str, int], list[HeldPull]] = {}
         self._by_connection: dict[Connection, set[HeldPull]] = {}
         self._deadlines: Deadlines[HeldPull] = Deadlines()
@@ -78,6 +82,11 @@ class HeldPulls:
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more are held."""
+        return self._count >= self._most
 
     def hold(self, pull: HeldPull) -> None:
         """Keep a pull. The caller looks at the queue once more afterwards (`moved`)."""

@@ -58,7 +58,6 @@ STEP_NS = 5_000_000
 WAITING_REQUESTS_MAX = 4096
 """With more requests than this waiting, the sockets are not read."""
 
-HELD_PULLS_MAX = 16_384
 HOLD_MS_MAX = 60_000
 # A stopping role waits this long for clients to read their answers and so let their next requests be served.
 STOP_SERVE_NS = 1_000_000_000
@@ -125,7 +124,7 @@ class Query:
         self._read_pages = ReadPages(self._reading.segments)
         self._read_ahead = ReadAhead(io, self._reading.files, self._reading.segments)
         self._questions = Questions(context, self._reading)
-        self._held = HeldPulls(self._table)
+        self._held = HeldPulls(self._table, options.max_queues)
         self._appender = Appender(context.paths.socket("writer"), self._words, self._clock)
         if context.incarnation > 1:
             self._appender.settle()
@@ -396,7 +395,7 @@ class Query:
         pulled = self._pull_from(options, options.offset)
         tells = options.progress_ms == 0 and has_passed(pulled, options)
         may_wait = options.timeout_ms > 0 and not tells and finds_nothing_yet(pulled, options.offset)
-        if not may_wait or len(self._held) >= HELD_PULLS_MAX:
+        if not may_wait or self._held.is_full:
             request.answered = True
             self._answer_pull(request.connection, request.request_id, options, pulled)
             return

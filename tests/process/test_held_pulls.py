@@ -43,6 +43,20 @@ def test_a_role_that_nobody_waits_at_sleeps(filled: Group) -> None:
     assert filled.role._held.seconds_left(later_ns, 9.0) == 9.0
 
 
+def test_a_pull_is_held_for_each_queue_that_a_store_may_have(filled: Group) -> None:
+    """A consumer of many queues has so many; those that are answered at once it would repeat without end."""
+    caller, count = filled.connect(), 17_000
+    assert filled.context.options.max_queues > count
+    for number in range(count):
+        caller.ask(Operation.PULL, PullRequest("Orders", number % 4, COUNT // 4, timeout_ms=30_000))
+        if number % 100 == 0:
+            filled.step()
+    assert caller.answer() is None
+    while filled.step():
+        pass
+    assert len(filled.role._held) == count
+
+
 def test_before_it_sleeps_a_role_looks_at_what_its_bell_tells_of(filled: Group) -> None:
     """What came since the last step rang at nobody who slept; all else has a time, or a socket."""
 
