@@ -153,7 +153,7 @@ PLANTS = {
     "a start passes what is received in the order of the revive queues": Plant(
         "mqproc.process.pops",
         "        for found in sorted(self._open, key=lambda found: found.key):",
-        "        for found in self._open:",
+        "        for found in sorted(self._open, key=lambda found: found.key, reverse=True):",
         seed=2534,
     ),
     "an acknowledgement is answered and not stored": Plant(

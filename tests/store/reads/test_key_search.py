@@ -1,33 +1,67 @@
-"""Searches by key in stores whose index has more hits than a look takes, and whose messages are large."""
+"""Searches by key: which messages they find, and how they go on where an answer, a round or a slice ends."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from mqproc.layout.record_codec import decode_records
+from mqproc.errors import BadRequestError
 from mqproc.store.reads import key_search
-from mqproc.store.slices import Batch, finish
-from tests.store.live_store import FIRST_MS, LiveStore
+from mqproc.store.slices import finish
+from tests.store.live_store import FIRST_MS
+from tests.store.reads.numbered import COUNT, FRAMES, PER_FRAME, Store, all_numbers, numbers_of
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[LiveStore]:
-    made = LiveStore(tmp_path / "store")
-    yield made
-    made.close()
+def test_keys_are_compared_themselves(store: Store) -> None:
+    batch = finish(store.reading.by_key("Orders", "key-7", max_messages=1000, max_bytes=1 << 20))
+    assert all_numbers(batch) == list(range(7, COUNT, 100))
+    newest = finish(store.reading.by_key("Orders", "key-7", max_messages=3, max_bytes=1 << 20))
+    assert (all_numbers(newest), newest.complete) == (list(range(7, COUNT, 100))[-3:], False)
+    assert finish(store.reading.by_key("Orders", "key-", max_messages=9, max_bytes=1 << 20)).count == 0
+    # The other topic's messages have the same keys.
+    assert all_numbers(finish(store.reading.by_key("Pay", "n3", max_messages=9, max_bytes=1 << 20))) == [3]
 
 
-def numbers_of(batch: Batch) -> list[int]:
-    """Which messages these are: the number in the body."""
-    return [int(message.body.split()[1]) for part in batch.records for message in decode_records(part.data)]
+def test_keys_by_bytes_lose_nothing(store: Store) -> None:
+    """Newest first, page by page."""
+    below, found = -1, []
+    for _ in range(COUNT):
+        batch = finish(store.reading.by_key("Orders", "key-7", below=below, max_messages=64, max_bytes=450))
+        assert len(batch.records) <= 2
+        found[:0] = [number for part in batch.records for number in numbers_of(part)]
+        if batch.complete:
+            break
+        (below,) = batch.cursor
+    assert found == list(range(7, COUNT, 100))
+
+
+def test_keys_with_more_hits_than_a_round_holds(fresh: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first entry of an index file that was begun long after the one before reads too late, by as long."""
+    for frame in range(FRAMES):
+        fresh.put("T", 100 * frame, keys=["same"] * PER_FRAME)
+    fresh.dispatch()
+    assert len(list(fresh.engine.paths.index.iterdir())) > 2
+    for held in range(20, 60):
+        monkeypatch.setattr(key_search, "CANDIDATES_MAX", held)
+        batch = finish(fresh.reading.by_key("T", "same", max_messages=2 * COUNT, max_bytes=1 << 30))
+        assert batch.count == COUNT, held
+
+
+def test_keys_within_a_time(store: Store) -> None:
+    """To the millisecond, although the index knows seconds, and also for a rolled file's first item."""
+    for number in range(0, COUNT, 37):
+        stored = FIRST_MS + 100 * (number // PER_FRAME)
+        for begin, end, there in ((stored, stored, 1), (stored + 1, 1 << 60, 0), (0, stored - 1, 0)):
+            batch = finish(store.reading.by_key("Orders", f"n{number}", begin, end, max_messages=9, max_bytes=1 << 20))
+            assert all_numbers(batch) == [number] * there, number
+    with pytest.raises(BadRequestError):
+        finish(store.reading.by_key("Orders", "n1", 5, 4, max_messages=9, max_bytes=1))
+    with pytest.raises(BadRequestError):
+        finish(store.reading.by_key("Orders", "", max_messages=9, max_bytes=1))
 
 
 @pytest.mark.parametrize("born", [False, True])
 def test_a_key_of_more_messages_than_a_round_looks_at(
-    store: LiveStore, monkeypatch: pytest.MonkeyPatch, born: bool
+    fresh: Store, monkeypatch: pytest.MonkeyPatch, born: bool
 ) -> None:
     """All of one moment: a time is no place to go on at. Others have the same key later, and the index rolls."""
     monkeypatch.setattr(key_search, "CANDIDATES_MAX", 8)
@@ -35,22 +69,22 @@ def test_a_key_of_more_messages_than_a_round_looks_at(
         early = number < 4
         time_ms = FIRST_MS if early else FIRST_MS + 10
         bodies = [b"body %d" % (100 * number + place) for place in range(100)]
-        store.engine.append("T", bodies, time_ms, born_timestamp_ms=time_ms, keys=["same twice"] * 100, queues=1)
-    store.dispatch()
-    assert len(list(store.engine.paths.index.iterdir())) > 1
+        fresh.engine.append("T", bodies, time_ms, born_timestamp_ms=time_ms, keys=["same twice"] * 100, queues=1)
+    fresh.dispatch()
+    assert len(list(fresh.engine.paths.index.iterdir())) > 1
     for end_ms, count in ((FIRST_MS, 400), (FIRST_MS + 9, 400), (FIRST_MS + 10, 800)):
         for most in (3, 399, 400, 9999):
-            search = store.reading.by_key("T", "same", 0, end_ms, born_time=born, max_messages=most, max_bytes=1 << 30)
+            search = fresh.reading.by_key("T", "same", 0, end_ms, born_time=born, max_messages=most, max_bytes=1 << 30)
             batch = finish(search)
-            assert (numbers_of(batch), batch.complete) == (list(range(count))[-most:], count <= most)
+            assert (all_numbers(batch), batch.complete) == (list(range(count))[-most:], count <= most)
 
 
 def test_a_search_by_key_looks_at_few_bytes_between_other_requests(
-    store: LiveStore, monkeypatch: pytest.MonkeyPatch
+    fresh: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages that are none of its time may be large ones."""
-    store.engine.append("T", [b"body 0" + bytes(1000)] * 40, FIRST_MS, keys=["k"] * 40, queues=1)
-    store.dispatch()
+    fresh.engine.append("T", [b"body 0" + bytes(1000)] * 40, FIRST_MS, keys=["k"] * 40, queues=1)
+    fresh.dispatch()
     monkeypatch.setattr(key_search, "SLICE_BYTES", 5000)
-    slices = store.reading.by_key("T", "k", 0, 5, born_time=True, max_messages=9, max_bytes=1 << 30)
+    slices = fresh.reading.by_key("T", "k", 0, 5, born_time=True, max_messages=9, max_bytes=1 << 30)
     assert sum(1 for _ in slices) >= 8

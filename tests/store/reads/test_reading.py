@@ -1,4 +1,4 @@
-"""Reading a store that our own engine wrote: pulls with their statuses, damage, ranges, keys, ids, scans.
+"""Reading a store that our own engine wrote: pulls with their statuses, damage, ranges, ids, scans.
 
 The store is made by the append and dispatch engines; what is read is compared with what was put.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,66 +20,12 @@ from mqproc.layout import control as words_of
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout.record_codec import decode_records, encode_message_id
 from mqproc.message import PullStatus
-from mqproc.store.reads import key_search
 from mqproc.store.reads.log_scan import Conditions
 from mqproc.store.reads.reader import StoreReader
 from mqproc.store.slices import finish
 from tests.store.engine import STORE_HOST
-from tests.store.live_store import FIRST_MS, LiveStore
-
-FRAMES, PER_FRAME = 40, 25
-COUNT = FRAMES * PER_FRAME
-
-
-class Store(LiveStore):
-    """Frame f is stored 100 ms after frame f − 1."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__(root)
-        self.offsets: list[int] = []
-
-    def put(self, topic: str, frame: int, count: int = PER_FRAME, **changes: Any) -> None:
-        numbers = range(frame * PER_FRAME, frame * PER_FRAME + count)
-        columns: dict[str, Any] = {
-            "rotation": frame * PER_FRAME % changes.get("queues", 4),
-            "keys": [f"key-{number % 100} n{number}" for number in numbers],
-            "tags": [f"Tag{number % 5}" for number in numbers],
-        }
-        bodies = [f"body {number}".encode() * 3 for number in numbers]
-        found = self.engine.append(topic, bodies, FIRST_MS + 100 * frame, **(columns | changes))
-        self.offsets += found.tolist()
-
-    def damage(self, physical_offset: int, at: int, data: bytes) -> None:
-        self.overwrite(physical_offset + at, data)
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    made = Store(tmp_path_factory.mktemp("store"))
-    for frame in range(FRAMES):
-        made.put("Orders", frame)
-        if frame % 10 == 0:
-            made.put("Pay", frame)
-    made.dispatch()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def fresh(tmp_path: Path) -> Iterator[Store]:
-    made = Store(tmp_path / "store")
-    yield made
-    made.close()
-
-
-def numbers_of(records: Any) -> list[int]:
-    """Which messages these are: the number in the body."""
-    return [int(message.body.split(b"body ")[1]) for message in decode_records(records.data)]
-
-
-def all_numbers(batches: Any) -> list[int]:
-    return [number for part in batches.records for number in numbers_of(part)]
-
+from tests.store.live_store import FIRST_MS
+from tests.store.reads.numbered import COUNT, PER_FRAME, Store, all_numbers, numbers_of
 
 # Pulls
 
@@ -372,55 +317,7 @@ def test_born_times_select_from_whole_queues(store: Store) -> None:
     assert finish(store.reading.count("Unknown")) == 0
 
 
-# Keys and ids
-
-
-def test_keys_are_compared_themselves(store: Store) -> None:
-    batch = finish(store.reading.by_key("Orders", "key-7", max_messages=1000, max_bytes=1 << 20))
-    assert all_numbers(batch) == list(range(7, COUNT, 100))
-    newest = finish(store.reading.by_key("Orders", "key-7", max_messages=3, max_bytes=1 << 20))
-    assert (all_numbers(newest), newest.complete) == (list(range(7, COUNT, 100))[-3:], False)
-    assert finish(store.reading.by_key("Orders", "key-", max_messages=9, max_bytes=1 << 20)).count == 0
-    # The other topic's messages have the same keys.
-    assert all_numbers(finish(store.reading.by_key("Pay", "n3", max_messages=9, max_bytes=1 << 20))) == [3]
-
-
-def test_keys_by_bytes_lose_nothing(store: Store) -> None:
-    """Newest first, page by page."""
-    below, found = -1, []
-    for _ in range(COUNT):
-        batch = finish(store.reading.by_key("Orders", "key-7", below=below, max_messages=64, max_bytes=450))
-        assert len(batch.records) <= 2
-        found[:0] = [number for part in batch.records for number in numbers_of(part)]
-        if batch.complete:
-            break
-        (below,) = batch.cursor
-    assert found == list(range(7, COUNT, 100))
-
-
-def test_keys_with_more_hits_than_a_round_holds(fresh: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first entry of an index file that was begun long after the one before reads too late, by as long."""
-    for frame in range(FRAMES):
-        fresh.put("T", 100 * frame, keys=["same"] * PER_FRAME)
-    fresh.dispatch()
-    assert len(list(fresh.engine.paths.index.iterdir())) > 2
-    for held in range(20, 60):
-        monkeypatch.setattr(key_search, "CANDIDATES_MAX", held)
-        batch = finish(fresh.reading.by_key("T", "same", max_messages=2 * COUNT, max_bytes=1 << 30))
-        assert batch.count == COUNT, held
-
-
-def test_keys_within_a_time(store: Store) -> None:
-    """To the millisecond, although the index knows seconds, and also for a rolled file's first item."""
-    for number in range(0, COUNT, 37):
-        stored = FIRST_MS + 100 * (number // PER_FRAME)
-        for begin, end, there in ((stored, stored, 1), (stored + 1, 1 << 60, 0), (0, stored - 1, 0)):
-            batch = finish(store.reading.by_key("Orders", f"n{number}", begin, end, max_messages=9, max_bytes=1 << 20))
-            assert all_numbers(batch) == [number] * there, number
-    with pytest.raises(BadRequestError):
-        finish(store.reading.by_key("Orders", "n1", 5, 4, max_messages=9, max_bytes=1))
-    with pytest.raises(BadRequestError):
-        finish(store.reading.by_key("Orders", "", max_messages=9, max_bytes=1))
+# Ids
 
 
 def test_messages_by_id(store: Store) -> None:
