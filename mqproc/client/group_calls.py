@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -45,6 +46,8 @@ NOT_NOW = -2
 NAMED_MAX: Final = 1024
 """So many messages one request may name; more of them are asked for in several."""
 RESENT_AT_ONCE: Final = 256
+COPIED_BYTES_MAX: Final = 8 << 20
+"""A request that has messages copied names more than one only up to so many bytes of them: others wait meanwhile."""
 Refusals = dict[tuple[str, int], MqprocError]
 
 
@@ -112,6 +115,15 @@ def nack(group: str, places: Sequence[tuple[str, int, int]], delay_level: int, m
     return call_of(Operation.GROUP_NACK, request, lambda answer, _: list(answer.levels))
 
 
+def copied_at_once(
+    messages: Sequence[StoredMessage], most: int
+) -> tuple[Sequence[StoredMessage], Sequence[StoredMessage]]:
+    """(Those that one request has copied, the others): the first `most`, or `COPIED_BYTES_MAX`, but one at least."""
+    ends = itertools.accumulate(message.size for message in messages[:most])
+    count = max(1, sum(1 for _ in itertools.takewhile(lambda end: end <= COPIED_BYTES_MAX, ends)))
+    return messages[:count], messages[count:]
+
+
 def resends(group: str, letters: Sequence[Any]) -> Iterator[Call[int]]:
     """How many dead letters were sent, in the sum of all calls. Raises BadRequestError for what is none of the group's:
     the dead letter that has its offset would be sent in its place."""
@@ -119,12 +131,13 @@ def resends(group: str, letters: Sequence[Any]) -> Iterator[Call[int]]:
     for (found, _), offset in places_of(letters):
         if found != topic:
             raise BadRequestError(f"{found} offset {offset:,} is no dead letter of group {group}: {topic} has those")
-    return _resends(group, [letter.queue_offset for letter in letters])
+    return _resends(group, letters)
 
 
-def _resends(group: str, offsets: Sequence[int]) -> Iterator[Call[int]]:
-    for at in range(0, len(offsets), RESENT_AT_ONCE):
-        request = GroupResendRequest(group, list(offsets[at : at + RESENT_AT_ONCE]))
+def _resends(group: str, letters: Sequence[StoredMessage]) -> Iterator[Call[int]]:
+    while letters:
+        asked, letters = copied_at_once(letters, RESENT_AT_ONCE)
+        request = GroupResendRequest(group, [letter.queue_offset for letter in asked])
         # Made again after a lost answer it would send them twice, which the caller shall decide.
         yield call_of(Operation.GROUP_RESEND, request, lambda answer, _: int(answer.sent), repeatable=False)
 

@@ -31,16 +31,19 @@ class Nacking:
 
     def call(self) -> Call[list[int]]:
         """Asks for the first that are left."""
-        asked = self.left[: group_calls.NAMED_MAX]
+        asked, _others = self._next()
         places = [(message.topic, message.queue_id, message.queue_offset) for message in asked]
         return group_calls.nack(self._group, places, self._delay_level, -1)
 
+    def _next(self) -> tuple[Sequence[StoredMessage], Sequence[StoredMessage]]:
+        return group_calls.copied_at_once(self.left, group_calls.NAMED_MAX)
+
     def answered(self, levels: list[int]) -> list[StoredMessage]:
         """Take what became of what was asked for; those that are stored."""
-        asked, others = self.left[: group_calls.NAMED_MAX], self.left[group_calls.NAMED_MAX :]
+        asked, others = self._next()
         told = list(zip(asked, levels, strict=True))
         refused = [message for message, level in told if level == group_calls.NOT_NOW]
-        self.left, self.is_busy = others + refused, bool(refused)
+        self.left, self.is_busy = [*others, *refused], bool(refused)
         self.gone += [message for message, level in told if level == group_calls.GONE]
         return [message for message, level in told if level not in (group_calls.NOT_NOW, group_calls.GONE)]
 
