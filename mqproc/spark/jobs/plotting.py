@@ -24,6 +24,9 @@ PICTURES: Final = (".png", ".svg", ".pdf")
 PAGES: Final = (".html",)
 _OTHERS: Final = "others"
 _INCHES: Final = (11.0, 5.5)
+_EPOCH: Final = datetime.datetime.fromtimestamp(0, datetime.UTC)
+# The first and the last moment that a picture can have: as a fraction of days the last µs would be the next year.
+_DATES: Final = (datetime.datetime.min, datetime.datetime.max.replace(microsecond=0))
 
 
 @dataclass(slots=True)
@@ -48,7 +51,8 @@ def plot_counts(counted: DataFrame, by: Sequence[str], to: Path, *, slide_s: flo
     """Draw the messages of `counts`: the GROUPS_MAX largest groups and the others together.
 
     `slide_s`: how far windows lie apart, if not by their length. Raises BadRequestError for a file that `check_plot`
-    refuses, or more windows than POINTS_MAX points are for; ConfigurationError without the library.
+    refuses, more windows than POINTS_MAX points are for, or one that no calendar has; ConfigurationError without the
+    library.
     """
     check_plot(to)
     series = series_of(counted, by, slide_s)
@@ -101,9 +105,19 @@ def _lines(rows: Sequence[Row], names: Sequence[str], step_ms: int) -> list[Seri
         points = {row["at"]: int(row.messages) for row in rows if row.name == name}
         if points:
             whole = _with_zeros(points, rows[0]["at"], rows[-1]["at"], step_ms)
-            times = [datetime.datetime.fromtimestamp(at / 1000, datetime.UTC) for at in whole]
-            lines.append(Series(name, times, list(whole.values())))
+            lines.append(Series(name, [_moment(at) for at in whole], list(whole.values())))
     return lines
+
+
+def _moment(at_ms: int) -> datetime.datetime:
+    """Raises BadRequestError beyond the years 1 to 9999: a producer may have given µs for ms."""
+    try:
+        return _EPOCH + datetime.timedelta(milliseconds=at_ms)
+    except OverflowError:
+        raise BadRequestError(
+            f"a window begins at {at_ms:,} ms, which is in none of the years 1 to 9999: it cannot be drawn; windows by "
+            "the store time can"
+        ) from None
 
 
 def _with_zeros(points: dict[int, int], first: int, last: int, step: int) -> dict[int, int]:
@@ -123,8 +137,11 @@ def _draw_picture(series: Sequence[Series], by: str, to: Path) -> None:
 
 
 def _draw(series: Sequence[Series], by: str, to: Path) -> None:
+    from matplotlib import dates
     from matplotlib.figure import Figure
 
+    # Which has no types.
+    to_number: Any = dates.date2num
     figure = Figure(figsize=_INCHES, layout="constrained")
     axes = figure.subplots()
     if any(each.times for each in series):
@@ -134,6 +151,10 @@ def _draw(series: Sequence[Series], by: str, to: Path) -> None:
             axes.plot(each.times, each.messages, label=label, marker="." if len(each.times) < 50 else "")
         axes.legend(loc="best", fontsize="small")
         axes.set_xlabel("UTC")
+        # The margins beside the first and the last window may lie beyond the years that a date can have.
+        low, high = axes.get_xlim()
+        first, last = to_number(_DATES)
+        axes.set_xlim(max(low, first), min(high, last))
         figure.autofmt_xdate()
     else:
         axes.barh([each.name for each in series][::-1], [sum(each.messages) for each in series][::-1])

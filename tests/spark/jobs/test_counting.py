@@ -184,6 +184,29 @@ def test_windows_without_messages_are_drawn_as_0(spark: SparkSession) -> None:
     ]
 
 
+@pytest.mark.parametrize("suffix", [".png", ".html"])
+@pytest.mark.parametrize("day", ["0001-01-01", "9999-12-31"])
+def test_windows_of_the_first_and_the_last_year_are_drawn(
+    spark: SparkSession, tmp_path: Path, suffix: str, day: str
+) -> None:
+    pytest.importorskip("matplotlib" if suffix == ".png" else "plotly")
+    rows = ", ".join(f"('a', timestamp '{at}', timestamp '{at}' + interval 1 hour, 5L)" for at in ("2026-01-01", day))
+    counted = spark.sql(f"SELECT * FROM VALUES {rows} AS t(topic, window_start, window_end, messages)")
+    plot_counts(counted, ["topic"], tmp_path / f"out{suffix}")
+    assert (tmp_path / f"out{suffix}").stat().st_size
+
+
+@pytest.mark.parametrize("at", [253_402_300_800_000, -62_135_596_800_001])
+def test_windows_beyond_the_calendar_are_refused(spark: SparkSession, at: int) -> None:
+    counted = spark.sql(
+        "SELECT * FROM VALUES "
+        f"('a', timestamp_millis({at}), timestamp_millis({at + 10}), 5L) "
+        "AS t(topic, window_start, window_end, messages)"
+    )
+    with pytest.raises(BadRequestError, match=f"begins at {at:,} ms, which is in none of the years 1 to 9999"):
+        series_of(counted, ["topic"])
+
+
 def test_a_topic_that_is_called_others_is_not_the_rest(spark: SparkSession) -> None:
     rows = ", ".join(f"('{topic}', {100 - at}L)" for at, topic in enumerate(["others", *"abcdefghijk"]))
     counted = spark.sql(f"SELECT * FROM VALUES {rows} AS t(topic, messages)")
