@@ -140,4 +140,4 @@ def _ordered(found: DataFrame, by: tuple[str, ...], window: float | None) -> Dat
         return found.orderBy(F.desc("messages"), *by)
     for name in ("window_start", "window_end"):
         found = found.withColumn(name, F.unix_millis(name)).withColumnRenamed(name, f"{name}_ms")
-    return found.orderBy("window_start_ms", *by)
+    return found.orderBy(F.asc_nulls_last("window_start_ms"), *by)

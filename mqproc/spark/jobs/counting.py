@@ -40,7 +40,8 @@ def counts(
 
     `by` are some of BY. `window` is a length as Spark writes it (`1 hour`), `slide` how far one begins behind the one
     before, if not where that ends; `time` says by which of TIMES. A message with several keys counts for each of them,
-    one without for a null. `selection` are arguments of `messages`: topic, begin, end, tag, key and so on.
+    one without for a null. One born at a time that Spark has no timestamp for is in no window: where windows go by that
+    it counts for a null, too. `selection` are arguments of `messages`: topic, begin, end, tag, key and so on.
 
     Counted are `messages`, `bytes` of their records, and `latency_ms` from born to stored: mean, p50, p99 and max.
     Clocks of producers may differ from the store's: a latency may be below 0.
@@ -116,11 +117,11 @@ def _in_windows(found: DataFrame, time: str, window_us: int, slide_us: int) -> D
     starts = last
     if slide_us < window_us:
         first = last - F.lit((window_us - 1) // slide_us * slide_us)
-        starts = F.explode(F.sequence(first, last, F.lit(slide_us)))
+        starts = F.explode_outer(F.sequence(first, last, F.lit(slide_us)))
     started = found.withColumn("start_us", starts)
     end_us = F.col("start_us") + F.lit(window_us)
     window = F.struct(F.timestamp_micros("start_us").alias("start"), F.timestamp_micros(end_us).alias("end"))
-    return started.where(end_us > at).withColumn("window", window).drop("start_us")
+    return started.where((end_us > at) | at.isNull()).withColumn("window", window).drop("start_us")
 
 
 def _counted(found: DataFrame, by: Sequence[str], *, has_windows: bool, latencies: bool) -> DataFrame:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mqproc.errors import BadRequestError, ConfigurationError
+from mqproc.quantities import counted as quantity
 from mqproc.spark.jobs.targets import check_target
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ def plot_counts(counted: DataFrame, by: Sequence[str], to: Path, *, slide_s: flo
     """Draw the messages of `counts`: the GROUPS_MAX largest groups and the others together.
 
     `slide_s`: how far windows lie apart, if not by their length. Raises BadRequestError for a file that `check_plot`
-    refuses, more windows than POINTS_MAX points are for, or one that no calendar has; ConfigurationError without the
-    library.
+    refuses, more windows than POINTS_MAX points are for, one that no calendar has, or messages without one;
+    ConfigurationError without the library.
     """
     check_plot(to)
     series = series_of(counted, by, slide_s)
@@ -89,6 +90,7 @@ def series_of(counted: DataFrame, by: Sequence[str], slide_s: float | None = Non
         raise BadRequestError(f"more than {POINTS_MAX:,} points to draw: take longer windows or less time")
     if not has_windows:
         return _bars(rows, [*top, others])
+    _check_windows(rows)
     step_ms = round(slide_s * 1000) if slide_s else max((row["length"] for row in rows), default=0)
     return _lines(rows, [*top, others], step_ms)
 
@@ -96,6 +98,16 @@ def series_of(counted: DataFrame, by: Sequence[str], slide_s: float | None = Non
 def _bars(rows: Sequence[Row], names: Sequence[str]) -> list[Series]:
     messages = {row.name: int(row.messages) for row in rows}
     return [Series(name, [], [messages[name]]) for name in names if name in messages]
+
+
+def _check_windows(rows: Sequence[Row]) -> None:
+    """Raise BadRequestError for messages without a window."""
+    without = sum(int(row.messages) for row in rows if row["at"] is None)
+    if without:
+        raise BadRequestError(
+            f"{quantity(without, 'message')} born at a time that Spark has no timestamp for: without a window they "
+            "cannot be drawn; windows by the store time can"
+        )
 
 
 def _lines(rows: Sequence[Row], names: Sequence[str], step_ms: int) -> list[Series]:

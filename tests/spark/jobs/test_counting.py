@@ -70,6 +70,23 @@ def test_windows_that_follow_one_another_and_such_that_overlap(spark: SparkSessi
         }
 
 
+@pytest.mark.parametrize("slide", ["", "20 minutes"])
+def test_messages_of_no_time_that_spark_has_count_for_no_window(
+    spark: SparkSession, tmp_path: Path, slide: str
+) -> None:
+    store = LiveStore(tmp_path / "store")
+    for born_ms in (10_000_000, 10_000_001, 1 << 62, -(1 << 62)):
+        store.append("T", [b"one"], born_timestamp_ms=born_ms)
+    store.dispatch()
+    store.close()
+    found = counts(spark, tmp_path / "store", by=(), window="1 hour", slide=slide, time="born_timestamp")
+    rows = {row.at: row.messages for row in found.selectExpr("unix_millis(window_start) at", "messages").collect()}
+    begins = [7_200_000, 8_400_000, 9_600_000] if slide else [7_200_000]
+    assert rows == dict.fromkeys(begins, 2) | {None: 2}
+    with pytest.raises(BadRequestError, match="2 messages born at a time that Spark has no timestamp for"):
+        plot_counts(found, (), tmp_path / "plot.html")
+
+
 @pytest.mark.parametrize("kind", ["TIMESTAMP_LTZ", "TIMESTAMP_NTZ"])
 def test_a_window_is_as_long_in_every_zone(spark: SparkSession, rolled_store: Path, kind: str) -> None:
     """120 days from the epoch on have an hour less in New York, and so have 90 days from a February on."""
