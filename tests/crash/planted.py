@@ -43,7 +43,7 @@ PLANTS = {
         "mqproc.store.recovery.log_recovery",
         "            found.cut_bytes += self._zero_tail(base, found.end - base)",
         "            pass",
-        seed=0,
+        seed=2,
     ),
     "segments behind the end stay": Plant(
         "mqproc.store.recovery.log_recovery",
@@ -58,61 +58,61 @@ PLANTS = {
         seed=7,
     ),
     "a new writer clears nothing": Plant(
-        "mqproc.store.succession", "    if reserved_end > written:", "    if False:", seed=20
+        "mqproc.store.succession", "    if reserved_end > written:", "    if False:", seed=21
     ),
     "a new writer counts nothing": Plant(
         "mqproc.store.succession",
         "    latest_ms = count_published(segments, table, words[words_of.TABLE_AT], written)",
         "    latest_ms = 0",
-        seed=3,
+        seed=5,
     ),
     "index entries twice after a restart": Plant(
         "mqproc.process.dispatcher",
         "                index.roll_back(committed(self._words))",
         "                committed(self._words)",
-        seed=24,
+        seed=42,
     ),
     "queues' and index's marks run ahead of the log's": Plant(
         "mqproc.process.dispatched_flusher",
         "        position = min(dispatched, self._context.control.flushed)",
         "        position = dispatched",
-        seed=3,
+        seed=7,
     ),
     "the queues' mark moves though files are dirty": Plant(
         "mqproc.process.cq_flusher",
         "            if done.complete and not self._syncs.ended():",
         "            if not self._syncs.ended():",
-        seed=11,
+        seed=14,
     ),
     "the log's mark runs ahead of what is flushed": Plant(
         "mqproc.store.log_flush",
         "        if not self._mark.move(flushed, timestamp_ms):",
         "        if not self._mark.move(words[words_of.WRITTEN], timestamp_ms):",
-        seed=18,
+        seed=22,
     ),
     "the checkpoint confirms what is not flushed": Plant(
         "mqproc.store.log_flush",
         "                checkpoint_layout.CONFIRM_PHYSICAL_OFFSET: flushed,",
         "                checkpoint_layout.CONFIRM_PHYSICAL_OFFSET: words[words_of.WRITTEN],",
-        seed=3,
+        seed=4,
     ),
     "a record that has lost its CRC is taken for whole": Plant(
         "mqproc.store.recovery.log_recovery",
         "            if whole_only and (bare := self._without_crc(view, position)) >= 0:",
         "            if False:",
-        seed=12,
+        seed=33,
     ),
     "damage is cut as if it were torn": Plant(
         "mqproc.store.recovery.log_recovery",
         "            if goes_on and is_lost:",
         "            if False:",
-        seed=4,
+        seed=8,
     ),
     "readers do not look at CRCs": Plant(
         "mqproc.store.reads.unit_walk",
         "    verify: int = VERIFY_CRCS",
         "    verify: int = 0",
-        seed=6,
+        seed=24,
     ),
     "recovery leaves queues open": Plant(
         "mqproc.store.recovery.recovery",
@@ -124,7 +124,7 @@ PLANTS = {
         "mqproc.store.final_syncs",
         "        self._words[self._errno_word] = number",
         "        pass",
-        seed=7,
+        seed=12,
     ),
     "index files are trusted above their mark": Plant(
         "mqproc.store.index_files",
@@ -166,7 +166,7 @@ PLANTS = {
         "mqproc.spark.sink.sending",
         "                self._stored = self._count_stored(self._stored)",
         "                pass",
-        seed=33,
+        seed=40,
     ),
     "a task of the sink looks before all that was sent is indexed": Plant(
         "mqproc.spark.sink.sending",
