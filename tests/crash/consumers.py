@@ -78,7 +78,8 @@ class Consumers:
             outcome = caller.call(group_calls.nack(GROUP, [(*queue, message.queue_offset)], level, -1))
             if outcome.error is not None or outcome.value[0] == group_calls.NOT_NOW:
                 return message.queue_offset
-            if outcome.value[0] >= 0:
+            # What another consumer has committed since this one pulled it is done, whatever becomes of one more copy.
+            if outcome.value[0] >= 0 and message.queue_offset >= self.commits.committed.get(queue, 0):
                 self.given_back[number] = (*queue, message.queue_offset)
         return pulled.next_offset
 
