@@ -122,7 +122,8 @@ class Topics:
         self._other: dict[str, Any] = {}
         self._version = 0
         self._lines: list[bytes] = []
-        self._lines_written = 0
+        # Of them, behind what is durable of the journal. Counted, since a send may add a line to thousands.
+        self._lines_written = self._written_bytes = 0
         self._journal_size = 0
         self._is_named = False  # durably; a predecessor may have ended before it was
         self.journaled = False
@@ -199,19 +200,21 @@ class Topics:
         if not self._is_named:
             self._syncs.sync_folder(self._paths.own)
             self._is_named = True
-        self._journal_size += sum(map(len, self._lines))
+        self._journal_size += self._written_bytes
         self._lines.clear()
-        self._lines_written = 0
+        self._lines_written = self._written_bytes = 0
 
     def _open_journal(self) -> int:
         return self._io.open(self._paths.topics_journal, write=True, create=True, mode=0o600)
 
     def _write(self, fd: int) -> None:
-        at = self._journal_size + sum(map(len, self._lines[: self._lines_written]))
+        data = b"".join(self._lines[self._lines_written :])
+        at = self._journal_size + self._written_bytes
         # What a torn or a failed commit left must not come to lie behind these lines.
         self._io.set_size(fd, at)
-        self._io.pwrite(fd, b"".join(self._lines[self._lines_written :]), at)
+        self._io.pwrite(fd, data, at)
         self._lines_written = len(self._lines)
+        self._written_bytes += len(data)
 
     def _replay(self) -> None:
         """Take the journal's changes over, up to its first line that is none."""
@@ -294,8 +297,10 @@ class Topics:
         try:
             self.commit()
         except OSError:
-            self._lines.pop()
-            self._lines_written = min(self._lines_written, len(self._lines))
+            line = self._lines.pop()
+            if self._lines_written > len(self._lines):
+                self._lines_written -= 1
+                self._written_bytes -= len(line)
             self._topics[topic] = config
             self._remember(topic, before)
             raise

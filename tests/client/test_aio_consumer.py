@@ -139,6 +139,12 @@ def test_who_waits_gets_what_another_task_is_done_with_or_a_loop_has_left_at_onc
     run(program)
 
 
+async def check_left(client: AsyncClient, group: str, topic: str) -> None:
+    """Nobody else is a member: who joins gets all four queues."""
+    async with asyncio.timeout(PATIENCE_S), client.consumer(group, topic) as successor:
+        await reached(lambda: len(successor.queues) == 4, "all queues")
+
+
 def test_who_is_cancelled_while_it_leaves_is_cancelled_and_a_member_no_more(run: Callable[[Program], None]) -> None:
     async def program(client: AsyncClient) -> None:
         await fill(client, "Cancelled", 4)
@@ -148,8 +154,7 @@ def test_who_is_cancelled_while_it_leaves_is_cancelled_and_a_member_no_more(run:
         leaving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await leaving
-        async with asyncio.timeout(PATIENCE_S), client.consumer("cancelled", "Cancelled") as successor:
-            await reached(lambda: len(successor.queues) == 4, "all queues")
+        await check_left(client, "cancelled", "Cancelled")
         await consumer.close()
 
     run(program)
@@ -167,8 +172,7 @@ def test_who_is_cancelled_amid_its_close_is_a_member_no_more(run: Callable[[Prog
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await closing
-        async with asyncio.timeout(PATIENCE_S), client.consumer("twice", "Twice") as successor:
-            await reached(lambda: len(successor.queues) == 4, "all queues")
+        await check_left(client, "twice", "Twice")
 
     run(program)
 
