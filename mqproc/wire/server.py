@@ -32,6 +32,7 @@ from mqproc.errors import (
     UnknownCommandError,
 )
 from mqproc.layout.frame import CONNECTION_ID, HEADER, HEADER_SIZE, MAGIC, VERSION
+from mqproc.wire.client_times import LOOK_EVERY_S, ClientTimes
 from mqproc.wire.connection import Connection, FrameRun, Request
 from mqproc.wire.door import Door
 from mqproc.wire.limits import Limits
@@ -49,8 +50,6 @@ _ROOM_MIN: Final = 256 << 10
 _READ_AT_MAX: Final = BUFFER_BYTES - _ROOM_MIN
 # The beginning of a frame up to this size is copied away and back; more keeps the buffer that it lies in.
 _COPIED_BYTES_MAX: Final = 16 << 10
-# Times are looked at this often, and only while a client has one.
-_TIMES_EVERY_S: Final = 0.05
 _READS_PER_POLL: Final = 32
 _EVENTS_MAX: Final = 128
 _READABLE: Final = select.EPOLLIN
@@ -86,7 +85,7 @@ class SocketServer:
         self._on_partial = on_partial
         self._runs = runs
         self._shared = SharedBuffer()
-        self._timed: dict[int, Connection] = {}
+        self._times = ClientTimes()
         self._backlog: dict[int, Connection] = {}
         self._bells: dict[int, Callable[[], None]] = {}
         self._holding = False
@@ -96,7 +95,6 @@ class SocketServer:
         self._epoll = select.epoll()
         self._epoll.register(self._door.fileno(), select.EPOLLIN)
         self._accepting = True
-        self._look_at = 0.0
 
     # Set-up and end
 
@@ -155,7 +153,7 @@ class SocketServer:
         self._shared.begin()
         if self._backlog and self._read_backlog(requests):
             timeout_s = 0.0
-        if self._timed:
+        if self._times:
             timeout_s = min(timeout_s, self._expire())
         events = self._epoll.poll(timeout_s, _EVENTS_MAX)
         if events:
@@ -370,7 +368,7 @@ class SocketServer:
             connection.read_by = 0.0
         elif taken or not connection.read_by:
             connection.read_by = time.monotonic() + self.limits.frame_read_s
-            self._timed[connection.fd] = connection
+            self._times.watch(connection)
 
     # Writing
 
@@ -426,7 +424,7 @@ class SocketServer:
         if not connection.paused and connection.output.waiting_bytes > self.limits.output_bytes:
             connection.paused = True
             connection.write_by = time.monotonic() + self.limits.output_grace_s
-            self._timed[connection.fd] = connection
+            self._times.watch(connection)
         self._listen_for(connection)
 
     def _write(self, connection: Connection) -> None:
@@ -459,26 +457,25 @@ class SocketServer:
 
     def _expire(self) -> float:
         """Let those go whose time is over; returns the seconds until the next look."""
-        now = time.monotonic()
-        if now < self._look_at:
-            return self._look_at - now
-        self._look_at = now + _TIMES_EVERY_S
-        for fd, connection in list(self._timed.items()):
-            if connection.write_by and now >= connection.write_by:
-                self._end_grace(connection, now)
-            elif connection.read_by and now >= connection.read_by and not connection.paused:
+        if (left_s := self._times.seconds_left()) > 0:
+            return left_s
+        for connection in self._times.over():
+            if connection.closed:
+                continue  # A drop in this look may have done it.
+            if connection.write_by:
+                self._end_grace(connection)
+            else:
                 self.read_timeouts += 1
                 error = RequestTimeoutError(f"frame not whole after {self.limits.frame_read_s:g} s")
                 connection.refuse(CONNECTION_ID, 0, error)
                 self.drop(connection)
-            elif not connection.write_by and not connection.read_by:
-                self._timed.pop(fd, None)  # A drop in this look may have done it.
-        return _TIMES_EVERY_S
+        return LOOK_EVERY_S
 
-    def _end_grace(self, connection: Connection, now: float) -> None:
+    def _end_grace(self, connection: Connection) -> None:
         """Let a client go that has read nothing. The kernel tells of room late, so it is tried once more."""
+        write_by = connection.write_by
         self._write(connection)
-        if not connection.closed and connection.write_by and now >= connection.write_by:
+        if not connection.closed and connection.write_by == write_by:
             self.slow_consumers += 1
             self.count_reject(SlowConsumerError.code)
             self.drop(connection)
@@ -501,7 +498,8 @@ class SocketServer:
         reader, connection.reader = connection.reader, None
         if reader is not None:
             self._shared.give_back(reader.release())
-        for table in (self.connections, self._timed, self._backlog):
+        self._times.forget(connection)
+        for table in (self.connections, self._backlog):
             table.pop(connection.fd, None)
         connection.output.clear()
         self._epoll.unregister(connection.fd)

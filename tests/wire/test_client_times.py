@@ -1,0 +1,44 @@
+"""Times by which clients must have sent or read: they run only while the server looks at its clients."""
+
+from __future__ import annotations
+
+import time
+
+from mqproc.errors import RequestTimeoutError
+from tests.wire.peer import IMPATIENT, Peer, Server, request
+
+
+def stand_still() -> None:
+    """As a process that was stopped for longer than clients have."""
+    time.sleep(3 * IMPATIENT.frame_read_s)
+
+
+def test_who_had_sent_half_a_frame_before_the_server_stood_still_is_served_behind_it(serve: Server) -> None:
+    with Peer(serve(IMPATIENT)) as peer:
+        frame = request(b"hello", 2)
+        assert peer.send(frame[:-1]) == []
+        stand_still()
+        assert peer.server.poll(0) == []
+        (found,) = peer.send(frame[-1:])
+        assert bytes(found.payload) == b"hello"
+        assert peer.server.read_timeouts == 0
+
+
+def test_who_sends_half_a_frame_is_let_go_when_the_server_has_listened_for_long_enough(serve: Server) -> None:
+    with Peer(serve(IMPATIENT)) as peer:
+        peer.send(request(b"hello")[:-1])
+        stand_still()
+        assert isinstance(peer.refusal(), RequestTimeoutError)
+        assert peer.server.read_timeouts == 1
+
+
+def test_who_has_answers_to_read_has_the_time_that_the_server_stood_still(serve: Server) -> None:
+    with Peer(serve(IMPATIENT)) as peer:
+        (found,) = peer.send(request())
+        found.answer(payload=[bytes(5 << 20)])
+        assert found.connection.paused
+        stand_still()
+        peer.server.poll(0)
+        assert not found.connection.closed
+        peer.wait_for(lambda: bool(peer.frames))
+        assert peer.server.slow_consumers == 0
