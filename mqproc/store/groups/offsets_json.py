@@ -144,19 +144,21 @@ def _progress_in(table: Mapping[str, Any], path: Path) -> Iterator[Progress]:
             yield Progress(group, topic, int(queue_id), offset + _consumed_last(group, topic))
 
 
-def encode(progress: Iterable[Progress], version: int, time_ms: int, other: Mapping[str, Any]) -> bytes:
-    """The file's text, entries in order of group and topic."""
-    tables: dict[tuple[str, str], dict[int, int]] = {}
-    for at in progress:
-        offset = at.offset - _consumed_last(at.group, at.topic)
-        if offset >= 0:
-            tables.setdefault((at.group, at.topic), {})[at.queue_id] = offset
+Table = tuple[str, str, list[tuple[int, int]]]
+"""A group, a topic, and the queues of it that something is known of, with what is consumed next."""
+
+
+def encode(tables: Iterable[Table], version: int, time_ms: int, other: Mapping[str, Any]) -> bytes:
+    """The file's text of tables in order of group and topic, and of queues in each."""
     topics: dict[str, list[str]] = {}
     lines = []
-    for (group, topic), offsets in sorted(tables.items()):
-        topics.setdefault(group, []).append(topic)
-        pairs = ",".join(f"{queue_id}:{offset}" for queue_id, offset in sorted(offsets.items()))
-        lines.append(f"\t\t{_text(topic + _SEPARATOR + group)}:{{{pairs}\n\t\t}}")
+    for group, topic, queues in tables:
+        if consumed_last := _consumed_last(group, topic):
+            queues = [(queue_id, at - consumed_last) for queue_id, at in queues if at >= consumed_last]
+        if queues:
+            topics.setdefault(group, []).append(topic)
+            pairs = ",".join([f"{queue_id}:{offset}" for queue_id, offset in queues])
+            lines.append(f"\t\t{_text(topic + _SEPARATOR + group)}:{{{pairs}\n\t\t}}")
     named = [f"\t\t{_text(group)}:[{','.join(map(_text, names))}]" for group, names in topics.items()]
     parts = {
         _VERSION: f'{{\n\t\t"counter":{version},\n\t\t"stateVersion":0,\n\t\t"timestamp":{time_ms}\n\t}}',

@@ -335,7 +335,7 @@ class GroupProgress:
         if isinstance(file, UnwritableProgress) or not file.unsaved:
             return None
         json, changes = self._read_json(), file.changes
-        text = offsets_json.encode(file.all(), json.version + 1, time_ms, json.other)
+        text = offsets_json.encode(file.tables(), json.version + 1, time_ms, json.other)
         return _Taken(file, text, changes, log_end)
 
     def _write(self, taken: _Taken) -> None:

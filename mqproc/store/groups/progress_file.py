@@ -17,7 +17,7 @@ from mqproc.io import StoreIO
 from mqproc.layout import progress as layout
 from mqproc.shm.words import Words
 from mqproc.store.final_syncs import Syncing
-from mqproc.store.groups.offsets_json import Progress
+from mqproc.store.groups.offsets_json import Progress, Table
 
 GROWTH_BYTES: Final = 64 << 10
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -201,10 +201,20 @@ class ProgressFile:
 
     def of(self, group: str) -> Iterator[Progress]:
         """What is known of one group."""
+        for _, topic, queues in self._tables_of(group):
+            for queue_id, offset in queues:
+                yield Progress(group, topic, queue_id, offset)
+
+    def tables(self) -> Iterator[Table]:
+        """The same as `all`, with no object for each queue."""
+        for group in self.groups():
+            yield from self._tables_of(group)
+
+    def _tables_of(self, group: str) -> Iterator[Table]:
+        cells = self._words.cells
         for topic in self.topics(group):
-            for queue_id, index in sorted(self._places[group][topic].items()):
-                if value := self._words[index]:
-                    yield Progress(group, topic, queue_id, value - 1)
+            places = sorted(self._places[group][topic].items())
+            yield group, topic, [(queue_id, value - 1) for queue_id, index in places if (value := cells[index])]
 
     def deleted(self) -> set[tuple[str, str]]:
         """(group, topic) that were forgotten since the file was made; something may be known of them anew."""
