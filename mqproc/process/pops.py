@@ -24,7 +24,6 @@ from mqproc.layout import control as words_of
 from mqproc.layout.record_codec import decode_records
 from mqproc.message import PullStatus
 from mqproc.names import (
-    CHECK_POINT_MESSAGES,
     RETRY_PREFIX,
     REVIVE_GROUP,
     REVIVE_QUEUES,
@@ -271,16 +270,13 @@ class Pops:
     def _check_in(self, asked: Asked, options: GroupReceiveRequest, place: Place, offset: int, records: bytes) -> None:
         """Store the check point of what was found from an offset on; then the messages are this receiver's."""
         messages = decode_records(records)
-        offsets = tuple(message.queue_offset for message in messages)
-        if offset < offsets[0]:
-            self._state.progress.set(*place, offsets[0])
-        now_ms, revive_queue = self._clock.time_ms(), self._turn % REVIVE_QUEUES
-        points = []
-        for begin in range(0, len(messages), CHECK_POINT_MESSAGES):
-            of = offsets[begin : begin + CHECK_POINT_MESSAGES]
-            found = CheckPoint(*place, of[0], of, now_ms, options.invisible_ms, revive_queue, self._broker)
-            found.physical_offset, found.log_begin = messages[begin].physical_offset, self._words[words_of.WRITTEN]
-            points.append(found)
+        if offset < (first := messages[0].queue_offset):
+            self._state.progress.set(*place, first)
+        points = check_points.of_receive(
+            place, messages, self._clock.time_ms(), options.invisible_ms, self._turn % REVIVE_QUEUES, self._broker
+        )
+        for found in points:
+            found.log_begin = self._words[words_of.WRITTEN]
         self._busy.add(place)
 
         def stored(revive_offset: int) -> None:
@@ -289,11 +285,11 @@ class Pops:
             for found in points:
                 self._add(found, revive_offset)
                 self._pass(found)
-            self._delivered.count(place[1], place[2], len(offsets), len(records))
+            self._delivered.count(place[1], place[2], len(messages), len(records))
             # Others may wait for this queue; dispatch may have gone past the check point before.
             self._changes += 1
             handles = [found.handle() for found in points]
-            self._answer(asked, GroupReceiveAnswer(len(offsets), handles), (memoryview(records),))
+            self._answer(asked, GroupReceiveAnswer(len(messages), handles), (memoryview(records),))
 
         def refused(error: MqprocError) -> None:
             self._busy.discard(place)
@@ -322,7 +318,7 @@ class Pops:
         """Let progress pass a check point's messages, unless it was moved elsewhere meanwhile."""
         place = found.group, found.topic, found.queue_id
         offset = self._state.progress.offset(*place)
-        if offset is not None and found.offsets[0] <= offset < found.next_offset:
+        if offset is not None and found.start <= offset < found.next_offset:
             self._state.progress.set(*place, found.next_offset)
 
     # Done, or not yet

@@ -12,12 +12,13 @@ import pytest
 
 from mqproc.errors import BadRequestError, GroupInUseError, StoreBusyError
 from mqproc.layout import control as words_of
-from mqproc.layout.record_codec import decode_records
-from mqproc.names import REVIVE_QUEUES, REVIVE_TOPIC
+from mqproc.layout.record_codec import decode_record, decode_records, encode_record
+from mqproc.names import CHECK_POINT_MESSAGES, REVIVE_QUEUES, REVIVE_TOPIC
 from mqproc.process import pops as pops_module
 from mqproc.process.appender import NewMessage
 from mqproc.process.deadlines import COMPACT_MIN
 from mqproc.process.pop_copies import PopCopies
+from mqproc.store.groups import check_points
 from mqproc.store.groups.check_points import CheckPoint
 from mqproc.store.reads import queue_messages
 from mqproc.store.slices import Slices
@@ -109,6 +110,31 @@ def test_progress_passes_all_that_is_open_in_whatever_order_it_is_read(tmp_path:
         while not is_read(caller):
             pass
         assert state.progress.offset("billing", "Orders", 0) == 2
+    finally:
+        group.close()
+
+
+def test_progress_passes_all_check_points_of_a_receive_whose_filter_left_messages_out_between_them(
+    tmp_path: Path,
+) -> None:
+    """Of the queue's messages every second one: without a gap in the first check point none would be the second's."""
+    group = Group(tmp_path / "store")
+    now_ms = time.time_ns() // 1_000_000
+    group.store.engine.append("Orders", [b"%d" % number for number in range(COUNT)], now_ms, queues=1)
+    records = [encode_record(topic="Orders", body=b"", queue_offset=offset) for offset in range(0, COUNT, 2)]
+    every_second = [decode_record(record) for record in records]
+    points = check_points.of_receive(("billing", "Orders", 0), every_second, now_ms, 600_000, 0, "mqproc")
+    assert [len(point.offsets) for point in points] == [CHECK_POINT_MESSAGES, COUNT // 2 - CHECK_POINT_MESSAGES]
+    bodies = [point.body() for point in points]
+    group.store.engine.append(REVIVE_TOPIC, bodies, now_ms, queues=REVIVE_QUEUES, tags=["ck"] * len(points))
+    group.dispatch()
+    try:
+        state = group.role._pops._state
+        state.begin("billing", "Orders", EARLIEST, 0)
+        caller = group.connect()
+        while not is_read(caller):
+            pass
+        assert state.progress.offset("billing", "Orders", 0) == COUNT - 1
     finally:
         group.close()
 

@@ -270,6 +270,16 @@ def test_receives_take_filters_and_several_topics(client: Client) -> None:
         client.simple_consumer("bad", "fruit", filter=SqlFilter("a and between 2 and 10")).receive()
 
 
+def test_a_large_receive_with_a_filter_passes_all_that_it_gives(client: Client) -> None:
+    """It has several check points, and messages that its filter does not let pass lie between them."""
+    client.create_topic("mixed", 1)
+    client.send_batch("mixed", [b"%d" % number for number in range(200)], tags=["wanted", "other"] * 100)
+    client.wait_dispatched()
+    consumer = client.simple_consumer("large", "mixed", filter="wanted", start="earliest")
+    found = [message.queue_offset for _ in range(3) for message in consumer.receive(64, 300)]
+    assert found == list(range(0, 200, 2)), "each is one receiver's"
+
+
 def test_what_comes_again_passes_a_filter_that_waits(client: Client) -> None:
     client.create_topic("late", 1)
     consumer = client.simple_consumer("late", "late", filter="wanted", start="earliest")

@@ -23,7 +23,7 @@ import msgspec
 from mqproc.errors import BadRequestError
 from mqproc.layout import properties
 from mqproc.message import StoredMessage
-from mqproc.names import RETRY_PREFIX
+from mqproc.names import CHECK_POINT_MESSAGES, RETRY_PREFIX
 from mqproc.store.groups.settings import dead_letter_topic, retry_topic
 
 HANDLE: Final = "POP_CK"
@@ -46,7 +46,8 @@ def pop_retry_topic(group: str, topic: str) -> str:
 
 @dataclass(slots=True, eq=False)
 class CheckPoint:
-    """Messages of one receive. `open`: queue offsets that are not acknowledged; `start`: what `so` says."""
+    """Messages of one receive. `open`: queue offsets that are not acknowledged; `start`: what `so` says, at most the
+    first of `offsets`."""
 
     group: str
     topic: str
@@ -121,6 +122,28 @@ class CheckPoint:
 
     def ack_properties(self, offsets: Sequence[int], time_ms: int) -> bytes:
         return _properties(_ACK if len(offsets) == 1 else _ACKS, time_ms)
+
+
+def of_receive(
+    place: tuple[str, str, int],
+    messages: Sequence[StoredMessage],
+    pop_time_ms: int,
+    invisible_ms: int,
+    revive_queue: int,
+    broker: str,
+) -> list[CheckPoint]:
+    """The check points of what was received of one queue: `place` is group, topic, queue id.
+
+    Each begins where the one before ends, though a filter has left messages out in between: progress goes through all.
+    """
+    points: list[CheckPoint] = []
+    for begin in range(0, len(messages), CHECK_POINT_MESSAGES):
+        offsets = tuple(message.queue_offset for message in messages[begin : begin + CHECK_POINT_MESSAGES])
+        start = points[-1].next_offset if points else offsets[0]
+        found = CheckPoint(*place, start, offsets, pop_time_ms, invisible_ms, revive_queue, broker)
+        found.physical_offset = messages[begin].physical_offset
+        points.append(found)
+    return points
 
 
 def _properties(tag: str, time_ms: int) -> bytes:
