@@ -18,6 +18,7 @@ _PROGRESS_HEADER: Final = (
     ("saved", progress.HEADER_SAVED, "fingerprint of the consumerOffset.json that was written last"),
     ("saving", progress.HEADER_SAVING, "of the one that is being written"),
     ("epoch", progress.HEADER_EPOCH, "number of the next assignment of a queue to a member"),
+    ("reset_at", progress.HEADER_RESET_AT, "where the log ended when a group was reset or deleted last"),
     ("changes", progress.HEADER_CHANGES, "words stored since the file was made"),
     ("saved_changes", progress.HEADER_SAVED_CHANGES, "those among them that consumerOffset.json has"),
 )

@@ -1,6 +1,6 @@
 """`mqproc/progress`: how far each group has come in each queue, a word each. Native-endian words, one writer (query).
 
-    header page │ magic, version, end, boot id, saved fingerprints, next epoch, changes
+    header page │ magic, version, end, boot id, saved fingerprints, next epoch, reset, changes
     blocks      │ one after the other up to `end`, each at a multiple of 64 bytes
 
     block:   0  CRC-32 of the bytes from 4 to the names' end │ u32 size of the block, a multiple of 64
@@ -38,6 +38,7 @@ HEADER_BOOT = (16, 17)  # the machine's run in which the words were stored
 HEADER_SAVED = 24  # fingerprint of the consumerOffset.json that was written last
 HEADER_SAVING = 25  # of the one that is being written
 HEADER_EPOCH = 32  # the next assignment of a queue to a member gets this number
+HEADER_RESET_AT = 33  # where the log ended when a group was reset or deleted last
 HEADER_CHANGES = 40  # words stored since the file was made
 HEADER_SAVED_CHANGES = 41  # those among them that consumerOffset.json has
 

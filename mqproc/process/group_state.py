@@ -118,6 +118,7 @@ class GroupState:
         refuse_system_group(group)
         if group not in self.progress.groups() and self.settings.get(group) is None:
             raise GroupNotFoundError(f"no group {group!r}")
+        self.progress.note_reset(self._words[words_of.WRITTEN])
         self.progress.forget(group)
         self.forget_waiting(group)
         self._save_now()
@@ -179,6 +180,7 @@ class GroupState:
                     min_offset=bounds.min_offset,
                     max_offset=bounds.max_offset,
                 )
+        self.progress.note_reset(self._words[words_of.WRITTEN])
         for topic, queue_id, offset in offsets:
             self.progress.begin_anew(group, topic, queue_id, offset)
         self._save_now()

@@ -456,9 +456,10 @@ class Pops:
         topics = sorted({topic for found in self._open for topic in found.copied_to})
         # A killed predecessor may have begun to send messages again.
         yield from self._copies.find(topics, min((found.log_begin for found in self._open), default=NEVER))
-        # In the order of their queues: a loss of power may have taken progress back past several.
+        # In the order of their queues: a loss of power may have taken progress back past several. A reset holds.
         for found in sorted(self._open, key=lambda found: found.key):
-            self._pass(found)
+            if found.log_begin >= self._state.progress.reset_at:
+                self._pass(found)
             self._expire_at(found, found.due_ms)
         if len(self._open):
             self._log.info("received messages are not acknowledged yet", check_points=len(self._open))

@@ -18,6 +18,7 @@ from mqproc.process import pops as pops_module
 from mqproc.process.appender import NewMessage
 from mqproc.process.deadlines import COMPACT_MIN
 from mqproc.process.pop_copies import PopCopies
+from mqproc.process.query import Query
 from mqproc.store.groups import check_points
 from mqproc.store.groups.check_points import CheckPoint
 from mqproc.store.reads import queue_messages
@@ -29,6 +30,7 @@ from mqproc.wire.group_operations import (
     GroupJoinRequest,
     GroupReceiveRequest,
     GroupRequest,
+    GroupResetRequest,
 )
 from mqproc.wire.operations import Operation
 from tests.conftest import wait_until
@@ -135,6 +137,39 @@ def test_progress_passes_all_check_points_of_a_receive_whose_filter_left_message
         while not is_read(caller):
             pass
         assert state.progress.offset("billing", "Orders", 0) == COUNT - 1
+    finally:
+        group.close()
+
+
+@pytest.mark.parametrize("deleted", [False, True], ids=["reset", "deleted"])
+def test_check_points_from_before_a_reset_move_no_progress(tmp_path: Path, *, deleted: bool) -> None:
+    """They are open still: a start took the group past their messages again, those that were done among them."""
+    group = Group(tmp_path / "store")
+    now_ms = time.time_ns() // 1_000_000
+    group.store.engine.append("Orders", [b"%d" % number for number in range(COUNT)], now_ms, queues=1)
+    point = CheckPoint("g", "Orders", 0, 0, tuple(range(COUNT)), now_ms, 600_000, 0, "mqproc")
+    group.store.engine.append(REVIVE_TOPIC, [point.body()], now_ms, queues=REVIVE_QUEUES, tags=["ck"])
+    group.dispatch()
+    try:
+        caller = group.connect()
+        while not is_read(caller):
+            pass
+        state = group.role._pops._state
+        state.known("g")
+        state.begin("g", "Orders", LATEST, 0)
+        if deleted:
+            caller.call(Operation.GROUP_DELETE, GroupRequest("g"))
+            state.begin("g", "Orders", EARLIEST, 0)
+        else:
+            caller.call(Operation.GROUP_RESET, GroupResetRequest("g", [("Orders", 0, 7)]))
+        group.role.close()
+        group.role = Query(group.context)
+        caller = group.connect()
+        while not is_read(caller):
+            pass
+        pops = group.role._pops
+        assert pops._state.progress.offset("g", "Orders", 0) == (0 if deleted else 7)
+        assert len(pops._open) == 1, "its messages come again"
     finally:
         group.close()
 

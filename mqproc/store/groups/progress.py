@@ -34,12 +34,16 @@ class Tell(Protocol):
 
 @dataclass(slots=True)
 class Loaded:
-    """All progress of a store. `behind`: consumerOffset.json lacks some of it. `epoch`: the next one to be given."""
+    """All progress of a store. `behind`: consumerOffset.json lacks some of it. `epoch`: the next one to be given.
+
+    `reset_at`: where the log ended when a group was reset or deleted last.
+    """
 
     progress: list[Progress]
     json: OffsetsJson
     behind: bool = False
     epoch: int = 1
+    reset_at: int = 0
     damage: str = ""
     """Why consumerOffset.json cannot be read, "" when it can."""
 
@@ -74,7 +78,7 @@ def _load_beside(io: StoreIO, paths: StorePaths, file: ProgressFile) -> Loaded:
         return _joined(json, file, damage)
     if damage:
         raise CorruptStoreError(damage)
-    return Loaded(json.progress, json, epoch=file.next_epoch)
+    return Loaded(json.progress, json, epoch=file.next_epoch, reset_at=file.reset_at)
 
 
 def _open(io: StoreIO, paths: StorePaths) -> ProgressFile | None:
@@ -99,7 +103,7 @@ def _joined(json: OffsetsJson, file: ProgressFile, damage: str) -> Loaded:
     known |= {(at.group, at.topic, at.queue_id): at for at in file.all()}
     progress = list(known.values())
     behind = set(progress) != set(json.progress)
-    return Loaded(progress, json, behind=behind, epoch=file.next_epoch, damage=damage)
+    return Loaded(progress, json, behind, file.next_epoch, file.reset_at, damage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +190,9 @@ class GroupProgress:
         valid = [_within_bounds(at) for at in loaded.progress if _fits(at)]
         if len(valid) < len(loaded.progress):
             self._tell("progress that no queue can have", entries=len(loaded.progress) - len(valid))
-        file = ProgressFile.create(self._io, self._paths.progress, valid, loaded.json.fingerprint, loaded.epoch)
+        file = ProgressFile.create(
+            self._io, self._paths.progress, valid, loaded.json.fingerprint, loaded.epoch, loaded.reset_at
+        )
         if loaded.behind:
             file.touch()
         return file
@@ -263,6 +269,15 @@ class GroupProgress:
     def set(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Begin at `offset`, whatever was before; `save` when this must outlive the machine."""
         self._file.put(group, topic, queue_id, offset)
+
+    @property
+    def reset_at(self) -> int:
+        """Where the log ended when a group was reset or deleted last: what lies below says nothing of progress now."""
+        return self._file.reset_at
+
+    def note_reset(self, log_end: int) -> None:
+        """A group is about to be reset or deleted, with the log's end here."""
+        self._file.reset_at = log_end
 
     def begin_anew(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """The same as `set`; who comes back by an epoch of before, also after a restart, has lost the queue."""

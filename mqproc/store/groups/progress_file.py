@@ -60,17 +60,20 @@ class ProgressFile:
         self._words = Words(self._map)
 
     @classmethod
-    def create(cls, io: StoreIO, path: Path, progress: Iterable[Progress], saved: int, epoch: int) -> ProgressFile:
+    def create(
+        cls, io: StoreIO, path: Path, progress: Iterable[Progress], saved: int, epoch: int, reset_at: int = 0
+    ) -> ProgressFile:
         """Make a file in place of whatever is there, and open it for writing.
 
-        `saved` is the fingerprint of the consumerOffset.json that these came from, `epoch` the next one to be given.
+        `saved` is the fingerprint of the consumerOffset.json that these came from, `epoch` the next one to be given,
+        `reset_at` what the property says.
         """
         temporary = path.with_name(path.name + ".tmp")
         io.unlink(temporary)
         fd = io.open(temporary, write=True, create=True, mode=0o600)
         try:
             io.allocate(fd, 0, layout.HEADER_SIZE + GROWTH_BYTES)
-            io.pwrite(fd, _header(saved, epoch), 0)
+            io.pwrite(fd, _header(saved, epoch, reset_at), 0)
         except OSError:
             io.unlink(temporary)
             raise
@@ -133,6 +136,15 @@ class ProgressFile:
     def next_epoch(self) -> int:
         """What `take_epoch` would give."""
         return self._words[layout.HEADER_EPOCH]
+
+    @property
+    def reset_at(self) -> int:
+        """Where the log ended when a group was reset or deleted last: what lies below knows nothing of that."""
+        return self._words[layout.HEADER_RESET_AT]
+
+    @reset_at.setter
+    def reset_at(self, log_end: int) -> None:
+        self._words[layout.HEADER_RESET_AT] = log_end
 
     def touch(self) -> None:
         """Say that consumerOffset.json lacks something."""
@@ -274,7 +286,7 @@ class ProgressFile:
         self._attach()
 
 
-def _header(saved: int, epoch: int) -> bytes:
+def _header(saved: int, epoch: int, reset_at: int) -> bytes:
     words = Words(bytearray(layout.HEADER_SIZE))
     words[layout.HEADER_MAGIC] = layout.MAGIC
     words[layout.HEADER_VERSION] = layout.VERSION
@@ -283,4 +295,5 @@ def _header(saved: int, epoch: int) -> bytes:
         words[index] = value
     words[layout.HEADER_SAVED] = saved
     words[layout.HEADER_EPOCH] = max(1, epoch)
+    words[layout.HEADER_RESET_AT] = reset_at
     return bytes(words.mapping)

@@ -26,6 +26,7 @@ class UnwritableProgress:
     """Stands for a ProgressFile until one can be made. Every change raises the OSError that its making raised."""
 
     unsaved: Final = False
+    reset_at = 0
 
     def __init__(self, progress: list[Progress], path: Path, error: OSError) -> None:
         self._progress: dict[str, dict[tuple[str, int], Progress]] = {}
