@@ -129,6 +129,7 @@ class AppendPlans:
         topic = self._topics.find_own(request.topic, _queues_named(request, columns, payload))
         _check_queue(request, topic)
         shape = _shape(request, constant, topic, request.sys_flag)
+        shape.copies = True
         shape.reconsume_times = request.reconsume_times
         shape.prepared_transaction_offset = request.prepared_transaction_offset
         return _plan(request, payload, columns, shape, topic.rotation), topic

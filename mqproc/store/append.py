@@ -120,15 +120,31 @@ class CommitLogAppender:
         self.known.forget()
         self.known.words[BEHIND_MAX] = options.max_dispatch_behind_bytes
         self._record_size_max = self._largest_record()
-        if len(self._staging) < self._record_size_max:
+        self._stage_up_to(self._record_size_max)
+
+    def _stage_up_to(self, size: int) -> None:
+        """Have room for a record of `size` bytes."""
+        if len(self._staging) < size:
             self._write_staged()
-            self._staging = np.zeros(self._record_size_max, np.uint8)
+            self._staging = np.zeros(size, np.uint8)
             self._use_staging()
+
+    def _have_room_for(self, plan: AppendPlan) -> None:
+        """Copies may be of messages that were taken when `max_message_size` was larger."""
+        size = min(len(plan.payload) + record.RECORD_OVERHEAD_MAX, self.segment_size - record.BLANK_SIZE)
+        try:
+            self._stage_up_to(size)
+        except OSError as error:
+            self.take_back()
+            raise _as_disk_full(error) from error
 
     def _largest_record(self) -> int:
         """RocketMQ's own limit, or what a segment takes."""
         record_max = self._options.max_message_size + record.RECORD_OVERHEAD_MAX
         return min(record_max, self.segment_size - record.BLANK_SIZE)
+
+    def _record_max_of(self, shape: FrameShape) -> int:
+        return self.segment_size - record.BLANK_SIZE if shape.copies else self._record_size_max
 
     def read_next_offsets(self) -> None:
         """Take the published next offsets of all queues as our own."""
@@ -147,6 +163,8 @@ class CommitLogAppender:
         """
         rendered = self._prepare(plan, store_timestamp_ms)
         self._check(plan)
+        if plan.shape.copies:
+            self._have_room_for(plan)
         batch_size = self._batch_size(plan) if plan.shape.batch else 0
         answer = np.empty(kernel.ANSWER_BYTES_PER_MESSAGE * plan.count, np.uint8)
         try:
@@ -283,7 +301,7 @@ class CommitLogAppender:
     def _rendered(self, shape: FrameShape) -> RenderedShape:
         rendered = shape.rendered
         if rendered is None or rendered.options is not self._options:
-            rendered = shape.rendered = render(shape, self._options, self.store_host, self._record_size_max)
+            rendered = shape.rendered = render(shape, self._options, self.store_host, self._record_max_of(shape))
         return rendered
 
     def _check(self, plan: AppendPlan) -> None:
@@ -298,7 +316,7 @@ class CommitLogAppender:
             limit = record.PROPERTIES_SIZE_MAX
             raise PropertiesTooLargeError(f"message {message}: properties of {value:,} bytes; the limit is {limit:,}")
         if found == frame.RECORD_TOO_LARGE:
-            limit = self._record_size_max
+            limit = self._record_max_of(plan.shape)
             raise MessageTooLargeError(f"message {message}: record of {value:,} bytes; a segment takes {limit:,}")
         if found == frame.QUEUE_OUT_OF_RANGE:
             queues = len(plan.shape.queue_numbers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from mqproc.config import Options
 from mqproc.kernels import append_frame as frame
 from mqproc.layout import record
+
+BODY_SIZE_ANY: Final = (1 << 31) - 1
+"""No body is larger."""
 
 
 class RenderedShape(NamedTuple):
@@ -34,7 +37,8 @@ class FrameShape(msgspec.Struct, eq=False):
     is a queue id, −1 = go round, −2 = a column names the queues. `parts` are constant properties: before the unique id,
     between it and the tag, before and behind the keys, see `kernels.append`; the first `prefix_size` characters of a
     unique id are the frame's. `sharding_at` is where in the first part a sharding key stands. `lasting`: frames to come
-    may have it too; then `columns` are bits of `kernels.append_run`. `rendered` is the appender's own.
+    may have it too; then `columns` are bits of `kernels.append_run`. `copies`: its messages are made of ones that the
+    store has taken, perhaps when `max_message_size` was larger, and are taken again. `rendered` is the appender's own.
     """
 
     magic: int
@@ -51,6 +55,7 @@ class FrameShape(msgspec.Struct, eq=False):
     prepared_transaction_offset: int = 0
     batch: bool = False
     lasting: bool = False
+    copies: bool = False
     columns: int = 0
     rendered: RenderedShape | None = None
 
@@ -103,7 +108,7 @@ def render(shape: FrameShape, options: Options, store_host: bytes, record_size_m
         shape.fixed_queue,
         len(shape.queue_numbers),
         transaction in (0, record.SYS_FLAG_COMMIT),
-        options.max_message_size,
+        BODY_SIZE_ANY if shape.copies else options.max_message_size,
         record_size_max,
         options.enabled_append_prop_crc,
         record.BODY + born_extra + store_extra,

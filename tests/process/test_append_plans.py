@@ -185,13 +185,14 @@ def test_a_payload_of_another_size_is_refused_though_the_columns_have_those_of_t
 
 def test_what_the_groups_roles_may_do_is_not_kept_for_clients(planner: Planner) -> None:
     own = planner.plan(own=True, topic="%RETRY%G", reconsume_times=3, prepared_transaction_offset=5)
-    assert (own.shape.reconsume_times, own.shape.prepared_transaction_offset) == (3, 5)
+    assert (own.shape.reconsume_times, own.shape.prepared_transaction_offset, own.shape.copies) == (3, 5, True)
     with pytest.raises(TopicReservedError):
         planner.plan(topic="SCHEDULE_TOPIC_XXXX")
     planner.plan(own=True, topic="SCHEDULE_TOPIC_XXXX")
     with pytest.raises(TopicReservedError):
         planner.plan(topic="SCHEDULE_TOPIC_XXXX")
     client = planner.plan(sys_flag=0xC, reconsume_times=3, prepared_transaction_offset=5)
+    assert not client.shape.copies
     assert (client.shape.sys_flag, client.shape.reconsume_times, client.shape.prepared_transaction_offset) == (0, 0, 0)
 
 

@@ -166,6 +166,22 @@ def test_a_frame_larger_than_the_staging_buffer_goes_in_parts(tmp_path: Path) ->
         assert engine.log_bytes(offset + record.BODY, offset + record.BODY + len(body)) == body
 
 
+def test_copies_of_what_was_taken_when_the_limit_was_larger_are_taken(tmp_path: Path) -> None:
+    """Else what waits for its time, or comes again, would be refused for ever, with all that waits behind it."""
+    engine = Engine(tmp_path, mapped_file_size_commit_log=8 << 20)
+    body = bytes(range(256)) * (3 << 12)
+    engine.append("T", [b"staged before"])
+    with pytest.raises(MessageTooLargeError):
+        engine.append("T", [body])
+    for _ in range(2):
+        (offset,) = engine.append("T", [body], copies=True).tolist()
+        assert engine.log_bytes(offset + record.BODY, offset + record.BODY + len(body)) == body
+    with pytest.raises(MessageTooLargeError):
+        engine.append("T", [body])
+    with pytest.raises(MessageTooLargeError, match="a segment takes 8,388,600"):
+        engine.append("T", [bytes(8 << 20)], copies=True)
+
+
 def test_sync_moves_the_writers_own_position(tmp_path: Path) -> None:
     engine = Engine(tmp_path, flush_disk_type="SYNC_FLUSH")
     engine.append("T", [b"x" * 1000] * 100)
