@@ -84,3 +84,5 @@ CRC_NAME = b"__CRC32#"
 CRC_DIGITS = 10
 CRC_TAIL_SIZE = len(CRC_NAME) + 1 + CRC_DIGITS + 1
 assert CRC_TAIL_SIZE == 20
+# What every store has room for: with that tail, and a byte more that may close the last pair before it.
+PROPERTIES_SIZE_SURE = PROPERTIES_SIZE_MAX - CRC_TAIL_SIZE - 1

@@ -166,12 +166,15 @@ class ParkedRecords:
         return decode.take_column(self._records, np.ascontiguousarray(places).reshape(-1), places.shape[1], name)
 
 
+def _with_pair(string: bytes, number: int, name: str) -> bytes:
+    end = PAIR_END.encode() if string and not string.endswith(PAIR_END.encode()) else b""
+    longer = string + end + f"{name}{NAME_END}{number}{PAIR_END}".encode()
+    # A message that is refused is tried for ever, and everything that waits behind it waits.
+    return longer if len(longer) <= record.PROPERTIES_SIZE_SURE else string
+
+
 def _with_number(properties: PropertyColumns, name: str, numbers: NDArray[np.int64]) -> PropertyColumns:
-    """One more pair at the end of each string."""
-    strings = [
-        (string + PAIR_END.encode() if string and not string.endswith(PAIR_END.encode()) else string)
-        + f"{name}{NAME_END}{number}{PAIR_END}".encode()
-        for string, number in zip(properties.strings(), numbers.tolist(), strict=True)
-    ]
+    """One more pair at the end of each string that has room for it: it only tells people something."""
+    strings = [_with_pair(*each, name) for each in zip(properties.strings(), numbers.tolist(), strict=True)]
     offsets = np.cumsum([0, *map(len, strings)])
     return PropertyColumns(offsets, np.frombuffer(b"".join(strings), np.uint8))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from mqproc.errors import CorruptStoreError
+from mqproc.layout.record import PROPERTIES_SIZE_SURE
 from mqproc.layout.record_codec import decode_records
 from mqproc.message import StoredMessage
 from mqproc.names import TIMER_TOPIC
@@ -157,6 +158,21 @@ def test_what_is_released_is_what_was_parked(tmp_path: Path, rolled: bool) -> No
         assert numbers == sorted(numbers), "a frame's messages are in their order"
     assert len({rows_of(frame)[0][:4] for frame in frames}) == len(frames), "one frame for each kind"
     assert parked.released(np.zeros(len(messages), np.bool_), keeps_real=True) == []
+
+
+@pytest.mark.parametrize("room", [-1, 0])
+def test_a_message_without_room_for_its_count_rolls_without_it(tmp_path: Path, room: int) -> None:
+    """It would be refused for ever, and hold up whatever waits for a time."""
+    pairs = "REAL_TOPIC\x01T\x02REAL_QID\x010\x02A\x01"
+    count = "TIMER_ROLL_TIMES\x011\x02"
+    pairs += "a" * (PROPERTIES_SIZE_SURE - len(pairs) - 1 - len(count) - room) + "\x02"
+    store = LiveStore(tmp_path)
+    store.append(TIMER_TOPIC, [b"body"], queues=1, parts=(b"", b"", b"", pairs.encode()))
+    store.dispatch()
+    pulled = store.reading.pull(TIMER_TOPIC, 0, 0, 1, 1 << 20)
+    store.close()
+    (columns,) = ParkedRecords(pulled.records, 1).rolled(np.ones(1, np.bool_))
+    assert columns.properties.tobytes().decode() == pairs + (count if room == 0 else "")
 
 
 def test_what_is_no_record_is_refused() -> None:
