@@ -1,7 +1,7 @@
 """Messages that a group could not consume: to its retry topic through the delay levels, in the end to its dead letters.
 
     nack ──copy──▶ SCHEDULE_TOPIC_XXXX, queue level − 1 ──keeper, when due──▶ %RETRY%group ──▶ the group again
-         └─copy, after retry_max_times or when asked for──▶ %DLQ%group
+         └─copy, after retry_max_times, when asked for, or without room for the copy's properties──▶ %DLQ%group
 
 A nack is answered when the copy is stored; only then does the consumer go on past the original. So a message lies in
 the one topic or the other at every moment. Copies are RocketMQ's, property for property.
@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from mqproc.delay_levels import DELAY_LEVELS, delays_ms_of
 from mqproc.errors import BadLevelError, BadRequestError, GroupNotFoundError, MqprocError, StoreBusyError
 from mqproc.layout import control as words_of
-from mqproc.layout import properties
+from mqproc.layout import properties, record
 from mqproc.layout.record_codec import decode_records, host_bytes
 from mqproc.message import PullStatus, StoredMessage
 from mqproc.names import DEAD_LETTER_PREFIX, SCHEDULE_TOPIC
 from mqproc.process.appender import Appender, NewMessage, Outcome, Refused, Stored, Unknown
+from mqproc.store.delays.made_from import mark_of
 from mqproc.store.groups.settings import GroupSettings, dead_letter_topic, retry_topic
 from mqproc.store.reads.log_scan import Conditions
 from mqproc.store.slices import finish
@@ -155,14 +156,18 @@ class Retries:
         own[properties.WAIT] = "false"
         if times >= most or options.delay_level < 0:
             own[properties.DELAY] = "0"
-            return copy_of(message, dead_letter_topic(group), 0, own, times + 1), DEAD
+            copy = copy_of(message, dead_letter_topic(group), 0, own, times + 1)
+            return copy if has_room(copy) else bare_copy(message, copy.topic, times + 1), DEAD
         level = min(options.delay_level or FIRST_RETRY_LEVEL + times, self._levels)
         queues = max(1, min(settings.retry_queue_nums, len(self._reading.queues.ids(retry_topic(group)))))
         own[properties.DELAY] = str(level)
         queue_id = (message.queue_id + message.queue_offset) % queues
-        self._state.begin_retries(group, retry_topic(group), queue_id)
         own[properties.REAL_TOPIC], own[properties.REAL_QID] = retry_topic(group), str(queue_id)
-        return copy_of(message, SCHEDULE_TOPIC, level - 1, own, times + 1), level
+        copy = copy_of(message, SCHEDULE_TOPIC, level - 1, own, times + 1)
+        if not has_room(copy):
+            return bare_copy(message, dead_letter_topic(group), times + 1), DEAD
+        self._state.begin_retries(group, retry_topic(group), queue_id)
+        return copy, level
 
     # Nacks that a killed query role had stored and not answered: their clients ask again
 
@@ -256,7 +261,8 @@ def identity(copy: NewMessage | StoredMessage) -> Identity:
     pairs = copy.properties
     if not isinstance(pairs, Mapping):
         pairs = properties.decode(bytes(pairs).decode())
-    return (copy.topic, copy.reconsume_times, *(pairs.get(name, "") for name in _TOLD))
+    told = (pairs.get(name, "") for name in _TOLD)
+    return (copy.topic, copy.reconsume_times, copy.prepared_transaction_offset, *told)
 
 
 def count_copies(words: Words, stored: Sequence[NewMessage]) -> None:
@@ -286,3 +292,14 @@ def copy_of(message: StoredMessage, topic: str, queue_id: int, own: dict[str, st
         born_host=host_bytes(host.strip("[]"), int(port)),
         reconsume_times=times,
     )
+
+
+def has_room(copy: NewMessage) -> bool:
+    """Whether every store takes it with its properties: those of its message and those of ours."""
+    return len(copy.properties) <= record.PROPERTIES_SIZE_SURE
+
+
+def bare_copy(message: StoredMessage, topic: str, times: int) -> NewMessage:
+    """A copy with the message's own properties, which there was room for before; its place tells it from others."""
+    copy = copy_of(message, topic, 0, {}, times)
+    return copy._replace(prepared_transaction_offset=mark_of(message.physical_offset))

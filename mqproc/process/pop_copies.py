@@ -9,7 +9,7 @@ from mqproc.layout.record_codec import decode_records
 from mqproc.message import PullStatus
 from mqproc.names import RETRY_PREFIX
 from mqproc.process.appender import NewMessage
-from mqproc.process.group_retries import ORIGIN, Identity, copy_of, identity
+from mqproc.process.group_retries import ORIGIN, Identity, bare_copy, copy_of, has_room, identity
 from mqproc.store.groups.check_points import NEVER, CheckPoint
 from mqproc.store.groups.settings import retry_topic
 from mqproc.store.groups.unwritable import UNWRITABLE
@@ -78,4 +78,6 @@ class PopCopies:
         own = {"RETRY_TOPIC": origin, ORIGIN: message.properties.get(ORIGIN, message.message_id), "WAIT": "false"}
         times = message.reconsume_times
         dead = times >= settings.retry_max_times
-        return copy_of(message, found.copied_to[dead], 0, own, times + 1)
+        copy = copy_of(message, found.copied_to[dead], 0, own, times + 1)
+        # One that is refused would keep those that were received with it from coming again.
+        return copy if has_room(copy) else bare_copy(message, found.copied_to[True], times + 1)

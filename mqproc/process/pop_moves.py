@@ -14,7 +14,7 @@ from mqproc.errors import MqprocError
 from mqproc.layout.record_codec import decode_records
 from mqproc.message import PullStatus, StoredMessage
 from mqproc.process.appender import NewMessage
-from mqproc.process.group_retries import ORIGIN, copy_of
+from mqproc.process.group_retries import ORIGIN, bare_copy, copy_of, has_room
 from mqproc.store.groups.check_points import pop_retry_topic
 from mqproc.store.groups.settings import retry_topic
 
@@ -83,10 +83,7 @@ class PopMoves:
         if pulled.status is not PullStatus.FOUND:
             self._state.progress.set(*place, pulled.next_offset)
             return True
-        copies = [
-            copy_of(message, retry_topic(group), 0, _own(message, group), message.reconsume_times)
-            for message in decode_records(pulled.records.tobytes())
-        ]
+        copies = [_moved(message, group) for message in decode_records(pulled.records.tobytes())]
         if not self._copies.begin_progress(group, copies):
             return False
         self._send(place, at, pulled.next_offset, copies)
@@ -106,6 +103,12 @@ class PopMoves:
             self._under_way = False
 
         self._writes.store(copies, stored, refused)
+
+
+def _moved(message: StoredMessage, group: str) -> NewMessage:
+    topic, times = retry_topic(group), message.reconsume_times
+    copy = copy_of(message, topic, 0, _own(message, group), times)
+    return copy if has_room(copy) else bare_copy(message, topic, times)
 
 
 def _own(message: StoredMessage, group: str) -> dict[str, str]:

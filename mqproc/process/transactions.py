@@ -27,6 +27,7 @@ from mqproc.layout.record_codec import decode_record
 from mqproc.message import StoredMessage
 from mqproc.names import HALF_TOPIC, OP_HALF_TOPIC
 from mqproc.process.appender import Appender
+from mqproc.process.group_retries import has_room
 from mqproc.process.log import get_logger
 from mqproc.process.transaction_due import DueHalves
 from mqproc.process.transaction_marks import Marks
@@ -389,6 +390,13 @@ class Transactions:
             self._words.add(words_of.TRANSACTION_CHECKS, int(check))
 
         copy = checked(message, half.checks + check)
+        if not has_room(copy):
+            # Its checks are counted here alone, and anew by a restart: a copy without the count was never checked.
+            self._not_busy(half)
+            half.checks, half.stored_ms = half.checks + check, self._clock.time_ms()
+            stored(half.offset)
+            self._expect(half)
+            return
         self._writes.store([copy], stored, lambda error: self._check_again(half, error))
 
     def _give_up(self, half: Half, message: StoredMessage) -> None:

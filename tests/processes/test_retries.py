@@ -21,6 +21,8 @@ from tests.conftest import PATIENCE_S, Group, wait_until
 from tests.processes.test_retention import RETAINING
 
 TIMES = 2
+FULL = 32_700
+"""A value of so many characters and a unique id fill a message's properties."""
 
 
 def received(consumer: Any, count: int) -> list[StoredMessage]:
@@ -99,6 +101,25 @@ def test_sixteen_retries_go_through_the_levels_in_order_and_end_among_the_dead_l
         words = group.words()
         assert (words["group_retries"], words["group_dead_letters"]) == (16, 1)
         assert client.groups.info("billing").lag == 0
+
+
+def test_a_message_without_room_for_what_a_copy_bears_is_a_dead_letter_at_once(group: Group) -> None:
+    with group.client() as client:
+        client.create_topic("orders", 1)
+        client.groups.change("gives-up", retry_max_times=0)
+        properties = {"a": "v" * FULL}
+        for body in (b"full", b"empty"):
+            client.send("orders", body, properties=properties if body == b"full" else {})
+        client.wait_dispatched()
+        for name in ("billing", "gives-up"):
+            with client.consumer(name, "orders", start="earliest") as consumer:
+                consumer.nack(*received(consumer, 2), delay_level=1)
+                client.wait_dispatched()
+                (letter, *others) = client.groups.dead_letters(name)
+                assert (letter.body, letter.properties["a"], letter.reconsume_times) == (b"full", properties["a"], 1)
+                assert [each.body for each in others] == ([b"empty"] if name == "gives-up" else [])
+                assert client.groups.resend(name, letter) == 1
+                assert b"full" in {each.body for each in received(consumer, 1 if others else 2)}
 
 
 def test_a_nack_that_is_asked_again_after_a_kill_counts_once(group: Group) -> None:

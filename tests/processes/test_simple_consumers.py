@@ -280,6 +280,21 @@ def test_a_large_receive_with_a_filter_passes_all_that_it_gives(client: Client) 
     assert found == list(range(0, 200, 2)), "each is one receiver's"
 
 
+def test_a_message_without_room_for_what_a_copy_bears_holds_up_no_other(client: Client) -> None:
+    """It is a dead letter; refused for ever, it kept what was received with it from coming again."""
+    client.create_topic("full", 1)
+    client.send("full", b"full", properties={"a": "v" * 32_700})
+    client.send("full", b"empty")
+    client.wait_dispatched()
+    consumer = client.simple_consumer("hoarders", "full", start="earliest")
+    assert len(consumer.receive(2, 1.0)) == 2
+    (again,) = received(consumer, 1)
+    assert (again.body, again.reconsume_times) == (b"empty", 1)
+    client.wait_dispatched()
+    (letter,) = client.groups.dead_letters("hoarders")
+    assert (letter.body, letter.reconsume_times, dict(letter.properties)["a"]) == (b"full", 1, "v" * 32_700)
+
+
 def test_what_comes_again_passes_a_filter_that_waits(client: Client) -> None:
     client.create_topic("late", 1)
     consumer = client.simple_consumer("late", "late", filter="wanted", start="earliest")

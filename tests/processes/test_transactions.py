@@ -37,7 +37,7 @@ from mqproc.names import CHECK_MAX_TIME_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from mqproc.store.delays.made_from import mark_of
 from mqproc.store.transactions.halves import decode_marks
 from tests.client.test_shared_clients import FORKS, in_fork
-from tests.conftest import Group, keeps_below, wait_until
+from tests.conftest import PATIENCE_S, Group, keeps_below, wait_until
 from tests.processes.transactions import FAST, GROUP, all_ended, bodies, handle_of, left_open, messages_of, open_ids
 
 
@@ -421,6 +421,26 @@ def test_a_transaction_goes_by_the_id_that_its_half_message_had_before_its_check
         client.transactions.rollback(found)
         assert client.transactions.open(ids=[first_id]) == []
         assert [each.transaction_id for each in client.transactions.open("named")] == [other.transaction_id]
+
+
+def test_a_half_message_without_room_for_the_count_of_its_checks_is_asked_for(fast: Group) -> None:
+    """No copy of it can be stored: it was never asked for, nor given up."""
+    asked = threading.Event()
+
+    def decided(message: StoredMessage) -> bool:
+        asked.set()
+        return message.body == b"full"
+
+    with fast.client() as client:
+        client.create_topic("Full", 1)
+        transaction = client.transaction("full", Message("Full", b"full", properties={"a": "v" * 32_580})).begin()
+        before = fast.words()["transaction_checks"]
+        wait_until(lambda: fast.words()["transaction_checks"] >= before + 3, what="checks without a producer")
+        assert transaction.transaction_id in open_ids(client)
+        with client.transaction_producer("full", decided):
+            assert asked.wait(PATIENCE_S)
+            wait_until(lambda: bodies(client, "Full") == [b"full"], what="the message")
+        assert transaction.transaction_id not in open_ids(client)
 
 
 def test_a_transaction_that_nobody_decides_is_given_up(make_group: Callable[..., Group]) -> None:
