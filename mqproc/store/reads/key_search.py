@@ -127,11 +127,19 @@ class KeySearch:
         return offset < log_end and int(load_be64(record, QUEUE_OFFSET)) < next_offset
 
     def _in_time(self, offsets: list[int], begin_ms: int, end_ms: int) -> list[int]:
-        """The ascending offsets whose records may lie in the time."""
+        """The ascending offsets whose records may lie in the time.
+
+        A damaged record has no time: whatever lies on either side of it is looked at.
+        """
         time_of = self._records.store_timestamp_ms
-        first = bisect_left(offsets, begin_ms, key=time_of) if begin_ms > TIME_MIN else 0
+        first = bisect_left(offsets, begin_ms, key=self._latest_time) if begin_ms > TIME_MIN else 0
         stop = bisect_left(offsets, end_ms + 1, key=time_of) if end_ms < TIME_MAX else len(offsets)
         return offsets[first:stop]
+
+    def _latest_time(self, offset: int) -> int:
+        """Store time of a record in ms; TIME_MAX of one that is damaged, −1 of one that retention has removed."""
+        time_ms = self._records.store_timestamp_ms(offset)
+        return TIME_MAX if time_ms < 0 and offset >= self._records.visible().begin else time_ms
 
 
 class _Wanted:

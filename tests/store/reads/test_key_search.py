@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqproc.errors import BadRequestError
+from mqproc.layout import record
 from mqproc.store.reads import key_search
 from mqproc.store.slices import finish
 from tests.store.live_store import FIRST_MS
@@ -57,6 +58,22 @@ def test_keys_within_a_time(store: Store) -> None:
         finish(store.reading.by_key("Orders", "n1", 5, 4, max_messages=9, max_bytes=1))
     with pytest.raises(BadRequestError):
         finish(store.reading.by_key("Orders", "", max_messages=9, max_bytes=1))
+
+
+@pytest.mark.parametrize("damaged", range(FRAMES))
+def test_keys_within_a_time_beside_a_damaged_record(fresh: Store, damaged: int) -> None:
+    """A record without a header has no time, and the binary search may look at any."""
+    for frame in range(FRAMES):
+        fresh.put("T", frame, 1, keys=["same"], queues=1)
+    fresh.dispatch()
+    fresh.damage(fresh.offsets[damaged], 0, b"\xff" * record.BODY)
+    left = [frame for frame in range(FRAMES) if frame != damaged]
+    for frame in (0, 1, damaged, FRAMES - 1):
+        stored = FIRST_MS + 100 * frame
+        later = finish(fresh.reading.by_key("T", "same", stored, max_messages=99, max_bytes=1 << 20))
+        earlier = finish(fresh.reading.by_key("T", "same", 0, stored, max_messages=99, max_bytes=1 << 20))
+        assert all_numbers(later) == [PER_FRAME * each for each in left if each >= frame]
+        assert all_numbers(earlier) == [PER_FRAME * each for each in left if each <= frame]
 
 
 @pytest.mark.parametrize("born", [False, True])
