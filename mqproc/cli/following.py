@@ -103,7 +103,8 @@ class Following:
     def _watch(self, share: list[Place]) -> None:
         while True:
             wait_s = _LONG_POLL_S if len(share) == 1 else 0.0
-            some = 0
+            began_s = time.monotonic()
+            moved = False
             for place in share:
                 try:
                     pulled = self._client.pull(
@@ -113,11 +114,12 @@ class Following:
                     self._found.put(error)
                     return
                 self._tell_damage(place.queue_id, pulled)
+                moved = moved or pulled.next_offset > place.offset
                 place.offset = max(place.offset, pulled.next_offset)
-                some += len(pulled.messages)
                 if pulled.messages:
                     self._found.put(pulled.messages)
-            if not some and not wait_s:
+            # A pull is answered at once where its queue is gone, or ends below the place.
+            if not moved and (not wait_s or time.monotonic() - began_s < _POLL_S):
                 time.sleep(_POLL_S)
 
     def _waiting(self) -> Iterable[StoredMessage]:

@@ -76,6 +76,21 @@ def test_a_topic_that_is_deleted_is_told_and_followed_if_it_is_made_again(
     assert (out, err) == ("again\n", "")
 
 
+def test_a_topic_that_is_deleted_is_not_asked_for_all_the_time(make_group: Callable[..., Group]) -> None:
+    group = make_group()
+    with group.client() as client:
+        client.create_topic("watched", 1)
+        client.send("watched", b"before")
+        client.wait_dispatched()
+        with _tail(group) as child:
+            client.delete_topic("watched")
+            assert child.stderr is not None
+            child.stderr.readline()
+            pulls = client.stats()["pulls"]
+            time.sleep(1)
+            assert client.stats()["pulls"] - pulls <= 20
+
+
 def test_following_ends_at_the_timeout(make_group: Callable[..., Group]) -> None:
     group = make_group()
     with group.client() as client:
