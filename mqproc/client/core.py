@@ -461,7 +461,10 @@ def offset_at(topic: str, queue_id: int, moment: Time, upper: bool) -> Call[int]
 
 @dataclass(frozen=True, slots=True)
 class QueryMessageResult:
-    """RocketMQ's answer to `queryMessage`: what the index points to by hash, colliding keys included."""
+    """RocketMQ's answer to `queryMessage`: what the index points to by hash, colliding keys included.
+
+    `messages` lacks those that are damaged.
+    """
 
     physical_offsets: tuple[int, ...]
     index_last_update_timestamp_ms: int

@@ -138,11 +138,12 @@ class Questions:
         return at_once(OffsetAnswer(offset))
 
     def query_message(self, options: QueryMessageRequest) -> Slices[Reply]:
-        """RocketMQ's own answer by key, with the records."""
+        """RocketMQ's own answer by key, with the records that are intact."""
         found = self._reading.query_message(
             options.topic, options.key, options.max_messages, options.begin_ms, options.end_ms
         )
-        records = [record.data for offset in found.offsets if (record := self._reading.look(offset)) is not None]
+        look = self._reading.records.intact
+        records = [record.data for offset in found.offsets if (record := look(offset)) is not None]
         answer = QueryMessageAnswer(found.offsets, found.last_update_timestamp_ms, found.last_update_physical_offset)
         return at_once(answer, records)
 

@@ -20,7 +20,7 @@ from mqproc.control import Control
 from mqproc.errors import BadRequestError, FilterSyntaxError, InternalError, MessageNotFoundError, error_from_wire
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
-from mqproc.layout import figures, queue_table
+from mqproc.layout import figures, queue_table, record
 from mqproc.layout.frame import HEADER, HEADER_SIZE, REFUSAL, encode_header
 from mqproc.layout.record_codec import decode_records, encode_message_id
 from mqproc.message import PullStatus
@@ -229,6 +229,16 @@ def test_every_question_is_answered(filled: Group) -> None:
     answer, payload = caller.call(Operation.HEALTH, Empty())
     assert not answer.ready
     assert answer.problems
+
+
+def test_rocketmqs_answer_by_key_leaves_out_the_record_that_is_damaged(filled: Group) -> None:
+    caller, numbers = filled.connect(), list(range(7, COUNT, 100))
+    offsets = [filled.store.offsets[number] for number in numbers]
+    filled.store.damage(offsets[3], record.BODY + 2, b"\xff")
+    request = QueryMessageRequest("Orders", "key-7", 32, 0, (1 << 63) - 1)
+    answer, payload = caller.call(Operation.QUERY_MESSAGE, request)
+    assert answer.physical_offsets == offsets
+    assert offsets_of(payload) == offsets[:3] + offsets[4:]
 
 
 def test_what_pulls_hand_out_is_counted_exactly_and_at_once(filled: Group) -> None:

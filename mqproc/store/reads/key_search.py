@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.errors import BadRequestError, CorruptStoreError
+from mqproc.errors import BadRequestError
 from mqproc.kernels.gather import TIME_MAX, TIME_MIN
 from mqproc.kernels.intrinsics import load_be32, load_be64
 from mqproc.kernels.match import has_key
@@ -87,7 +87,7 @@ class KeySearch:
             hits = self._index.query_offset(topic, key, CANDIDATES_MAX, begin, TIME_MAX, below).offsets
             offsets = sorted(set(hits))
             for offset in reversed(self._in_time(offsets, begin_ms, end_ms)):
-                record = self._record(offset)
+                record = self._records.intact(offset)
                 looked_at += SLICE_BYTES // SLICE_RECORDS + (len(record) if record is not None else 0)
                 if looked_at >= SLICE_BYTES:
                     looked_at = 0
@@ -113,13 +113,6 @@ class KeySearch:
 
     def _is_there(self, offset: int) -> bool:
         return self._records.store_timestamp_ms(offset) >= 0
-
-    def _record(self, offset: int) -> NDArray[np.uint8] | None:
-        """A record; None for one that is gone or damaged, which status and `damage.json` tell of."""
-        try:
-            return self._records.record(offset)
-        except CorruptStoreError:
-            return None
 
     def _is_deleted(self, topic: str, offset: int, record: NDArray[np.uint8]) -> bool:
         """Whether a record was its queue's before that was deleted."""

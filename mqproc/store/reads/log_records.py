@@ -75,6 +75,13 @@ class LogRecords:
         self.segments.touched(physical_offset, size)
         return view[at : at + size].copy()
 
+    def intact(self, physical_offset: int) -> NDArray[np.uint8] | None:
+        """The same; None also for a record that is damaged, which status and `damage.json` tell of."""
+        try:
+            return self.record(physical_offset)
+        except CorruptStoreError:
+            return None
+
     def copies(self, places: Iterable[int]) -> list[bytes | None]:
         """The records at several offsets; None for one that is not in the log any more or whose CRC does not hold."""
         found: list[bytes | None] = []
