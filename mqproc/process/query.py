@@ -16,15 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from mqproc import config
-from mqproc.errors import (
-    InternalError,
-    MqprocError,
-    StoreReadOnlyError,
-)
+from mqproc.errors import InternalError, MqprocError, StoreReadOnlyError
 from mqproc.io import FailedSyncError
 from mqproc.layout import control as words_of
 from mqproc.process.appender import Appender
 from mqproc.process.delivered import Delivered
+from mqproc.process.gathering import Gathering, Job
 from mqproc.process.group_questions import GROUP_QUESTIONS, GroupQuestions
 from mqproc.process.group_retries import Retries
 from mqproc.process.group_state import GroupState
@@ -34,7 +31,7 @@ from mqproc.process.limits import client_limits
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
 from mqproc.process.pops import POP_OPERATIONS, Pops
-from mqproc.process.questions import QUESTIONS, Payload, Questions, Reply
+from mqproc.process.questions import QUESTIONS, Payload, Questions
 from mqproc.process.read_pages import PRESENT_BYTES_MAX, ReadPages
 from mqproc.process.request_bounds import bounded
 from mqproc.process.request_times import LATE_NS, RequestTimes
@@ -47,7 +44,6 @@ from mqproc.store.reads.read_ahead import ReadAhead
 from mqproc.store.reads.reading import StoreReading
 from mqproc.store.reads.store_views import WordsView
 from mqproc.store.reads.unit_walk import Counts
-from mqproc.store.slices import Slices
 from mqproc.wire.connection import Connection, Request
 from mqproc.wire.operations import Operation, Options, PullAnswer, PullRequest
 from mqproc.wire.server import SocketServer
@@ -93,14 +89,6 @@ class _Waiting:
     after_ns: int = 0
     """When the sockets were looked at before: whatever came by then is served before it."""
     answered: bool = False
-
-
-@dataclass(slots=True)
-class _Job:
-    """A question under way."""
-
-    request: _Waiting
-    slices: Slices[Reply]
 
 
 class Query:
@@ -156,7 +144,8 @@ class Query:
         self._looked_ns = self._clock.monotonic_ns()
         self._has_looked = False
         """The wait has looked at the sockets: the step behind it need not."""
-        self._jobs: deque[_Job] = deque()
+        self._jobs: deque[Job[_Waiting]] = deque()
+        self._gathering: Gathering[_Waiting] = Gathering.by(options)
         self._dispatched = -1
         self._stop_by_ns = 0
         self._times = RequestTimes(self._words)
@@ -185,7 +174,8 @@ class Query:
         done += self._pops.step(self._clock.monotonic_ns())
         done += self._transactions.step(self._clock.monotonic_ns())
         self._tell_waiting()
-        told = (len(self._waiting) + len(self._unread) + len(self._jobs), len(self._server.connections))
+        waiting = len(self._waiting) + len(self._unread) + len(self._jobs) + len(self._gathering)
+        told = (waiting, len(self._server.connections))
         if told != self._told:
             self._told = told
             self._words[words_of.QUERY_WAITING], self._words[words_of.QUERY_CONNECTIONS] = told
@@ -312,6 +302,7 @@ class Query:
     def _drop(self, connection: Connection) -> None:
         """Forget what a client that is gone waited for, and whose member it was."""
         self._held.drop(connection)
+        self._gathering.drop(connection)
         self._groups.drop(connection)
         self._transactions.drop(connection)
 
@@ -359,16 +350,26 @@ class Query:
     def _ask(self, request: _Waiting) -> None:
         """The first slice now; most questions have no second one."""
         asks = self._group_questions if request.operation in GROUP_QUESTIONS else self._questions
-        self._go_on_with(_Job(request, asks.ask(request.operation, request.options)))
+        self._go_on_with(Job(request, asks.ask(request.operation, request.options)))
 
-    def _go_on_with(self, job: _Job) -> None:
+    def _go_on_with(self, job: Job[_Waiting]) -> None:
+        following = None
         try:
             next(job.slices)
-        except StopIteration as end:
+        except BaseException as end:
+            following = self._gathering.ended(job)
+            if not isinstance(end, StopIteration):
+                raise
             options, payload = end.value
             self._answer(job.request, options, payload)
         else:
-            self._jobs.append(job)
+            if self._gathering.goes_on(job):
+                self._jobs.append(job)
+        finally:
+            if following is not None:
+                # It is the next that is served: what came before the one behind it has been.
+                following.after_ns = self._waiting[0].after_ns if self._waiting else self._looked_ns
+                self._waiting.appendleft(following)
 
     def _step_jobs(self, end_ns: int) -> int:
         """One slice for each job, as far as the time goes."""
