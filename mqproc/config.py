@@ -350,12 +350,19 @@ def read_toml(path: Path) -> dict[str, Setting]:
         raise ConfigurationError(f"{path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: {error}") from None
-    table = found.get("mqproc", found)
     return {
         name: Setting(parse_option(name, value, str(path)), str(path))
-        for name, value in table.items()
+        for name, value in options_table(found, path).items()
         if name != "store"
     }
+
+
+def options_table(found: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Where a TOML file has its options: in a table `[mqproc]`, or at its top level. Raises ConfigurationError."""
+    table = found.get("mqproc", found)
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"{path}: mqproc = {table!r} is not a table: options stand below [mqproc], or alone")
+    return table
 
 
 def read_broker_conf(path: Path) -> dict[str, Setting]:

@@ -324,6 +324,9 @@ class Supervisor:
         except (MqprocError, OSError) as error:
             # Whoever asked by a signal hears of it nowhere else.
             log.get_logger().error(f"options not reloaded: {error}")
+        except Exception:
+            # A file that cannot be read in a way that nobody thought of is no reason to end the group.
+            log.get_logger().exception("options not reloaded")
         self._manager.say_state(self._control.load(layout.GROUP_STATE))
 
     def _reopen_logs(self) -> None:

@@ -161,7 +161,9 @@ def _store_in(file: Path) -> str:
         found = tomllib.loads(text)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigurationError(f"{file}: {error}") from None
-    store = found.get("mqproc", found).get("store", "")
+    from mqproc.config import options_table
+
+    store = options_table(found, file).get("store", "")
     if not isinstance(store, str):
         raise ConfigurationError(f"{file}: store = {store!r} is not text")
     return store

@@ -67,6 +67,18 @@ def test_a_wrong_configuration_is_exit_code_8(tmp_path: Path) -> None:
     assert call("config", "check", "--config", broken).code == 8
 
 
+@pytest.mark.parametrize("arguments", ["config check", "config show", "up --store store"])
+def test_options_that_are_no_table_are_a_wrong_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mqproc.toml").write_text("mqproc = 3\n")
+    refused = call(*arguments.split())
+    assert (refused.code, refused.err.count("\n")) == (8, 1)
+    assert "mqproc.toml: mqproc = 3 is not a table" in refused.err
+    assert not (tmp_path / "store").exists()
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

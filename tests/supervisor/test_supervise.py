@@ -451,6 +451,16 @@ class TestControlSocket:
         wait_until(lambda: "writer reload 777" in group.events)
         assert group.stop() == 0
 
+    def test_options_that_cannot_be_read_for_whatever_reason_leave_the_group_alone(
+        self, start_group: StartGroup
+    ) -> None:
+        group = start_group(FEW)
+        (group.root / "new_size").write_text("no number")
+        group.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: any("options not reloaded" in line for line in group.errors), "it is told")
+        assert any("invalid literal for int()" in line for line in group.errors)
+        assert group.stop() == 0
+
 
 def _store_word(group: RunningGroup, index: int, value: int) -> None:
     control = Control.open(StoreIO(), group.paths, write=True)
