@@ -374,6 +374,9 @@ class Group:
         self._tell(member, layout.STOPPED)
         if not death.clean:
             self._sync_for(member.name)
+            if self.stopping:
+                # Nobody does what it has left undone: no successor, as the restart would have had one.
+                self._died_amid_the_stop(member, death)
         if member.to_start_again and not self.stopping:
             self.start(member)
 
@@ -383,7 +386,7 @@ class Group:
         # Also when nothing is restarted: the next start must know of a failed sync too.
         self._sync_for(member.name)
         if self.stopping:
-            self.problems.append(f"{member.name} died while the group stopped ({death})")
+            self._died_amid_the_stop(member, death)
             return
         decision = member.deaths.decide(death, self._clock.monotonic_ns())
         if isinstance(decision, Halt):
@@ -391,6 +394,9 @@ class Group:
             self._halted(decision)
             return
         self._start_after(member, decision)
+
+    def _died_amid_the_stop(self, member: Member, death: Death) -> None:
+        self.problems.append(f"{member.name} died while the group stopped ({death})")
 
     def _start_after(self, member: Member, decision: Restart) -> None:
         if decision.delay_ms == 0:

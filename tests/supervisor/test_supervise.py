@@ -194,6 +194,16 @@ class TestStopping:
         assert "finish unclean" in group.events
         assert (group.root / "abort").exists()
 
+    def test_abort_stays_when_a_role_dies_that_was_to_be_restarted(self, start_group: StartGroup) -> None:
+        group = start_group(FEW, "--bad=dispatcher:deaf", "--timing=stop_ms=2000")
+        with group.send(Operation.RESTART_ROLE, RoleRequest("dispatcher")):
+            group.wait_for_line("dispatcher STOPPING")
+            assert group.stop() == 1
+        assert "dispatcher did not stop within 2 s: aborted" in group.lines
+        assert "dispatcher died while the group stopped (SIGABRT)" in group.lines[-1]
+        assert "finish unclean" in group.events
+        assert (group.root / "abort").exists()
+
     def test_abort_stays_when_dispatch_is_behind(self, start_group: StartGroup) -> None:
         group = start_group(FEW)
         _store_word(group, layout.WRITTEN, 4096)
