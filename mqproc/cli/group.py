@@ -303,7 +303,7 @@ def group_status(
 
 def _answer_and_words(paths: StorePaths, timeout_s: float) -> tuple[StatusAnswer, dict[str, int]]:
     """What the supervisor says, and the control file; one that recovers answers later, so the file stands for it."""
-    check_listening(paths, timeout_s)
+    check_listening(paths)
     words = control_words.read_words(paths)
     if words["group_state"] != layout.GROUP_RECOVERING:
         answer = ask_supervisor(paths, Operation.STATUS, None, timeout_s)

@@ -6,11 +6,12 @@ Small and without numpy, so that `mqproc status` answers at once.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
 import time
-from typing import Any
+from typing import Any, Final, NoReturn
 
 import msgspec
 
@@ -32,6 +33,7 @@ from mqproc.wire.address import connect_path, peer_pid
 from mqproc.wire.operations import ANSWERS, Empty, ErrorAnswer, Operation, Options
 
 _REQUEST_ID = 1
+_LOOK_AGAIN_S: Final = 0.05
 
 
 def ask_supervisor(paths: StorePaths, operation: Operation, options: Options | None, timeout_s: float) -> Any:
@@ -81,25 +83,46 @@ def _is_recovering(paths: StorePaths) -> bool:
         return False
 
 
-def check_listening(paths: StorePaths, timeout_s: float) -> None:
-    """Raise NotRunningError when no supervisor has the store; one that recovers it listens, but does not answer yet."""
-    _connect(paths, timeout_s).close()
+def check_listening(paths: StorePaths) -> None:
+    """Raise NotRunningError when no supervisor has the store; one that recovers it listens, but does not answer yet.
+
+    Nobody connects for that: one that recovers lets nobody in, and those who only looked would fill its queue.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(str(connect_path(paths.socket("ctl"))))
+        except (OSError, NotRunningError) as error:
+            # Linux tells what kind of socket is at a name only when a process has it.
+            if not isinstance(error, OSError) or error.errno != errno.EPROTOTYPE:
+                _not_running(paths)
 
 
 def _connect(paths: StorePaths, timeout_s: float) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        target = connect_path(paths.socket("ctl"))
-        sock.settimeout(timeout_s)
-        sock.connect(str(target))
-    except (OSError, NotRunningError):
-        sock.close()
-        _check_reach(paths)
-        check_not_beginning(paths)
-        raise NotRunningError(
-            f"{paths.root}: no group runs on this store; mqproc up --store {paths.root} starts one"
-        ) from None
-    return sock
+    """Raises NotRunningError when nobody listens, RequestTimeoutError when too many wait to be let in."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(timeout_s)
+            sock.connect(str(connect_path(paths.socket("ctl"))))
+        except BlockingIOError:
+            sock.close()
+            if time.monotonic() >= deadline:
+                raise RequestTimeoutError(f"{paths.root}: the supervisor let nobody in for {timeout_s:g} s") from None
+            time.sleep(_LOOK_AGAIN_S)
+        except (OSError, NotRunningError):
+            sock.close()
+            _not_running(paths)
+        else:
+            return sock
+
+
+def _not_running(paths: StorePaths) -> NoReturn:
+    _check_reach(paths)
+    check_not_beginning(paths)
+    raise NotRunningError(
+        f"{paths.root}: no group runs on this store; mqproc up --store {paths.root} starts one"
+    ) from None
 
 
 def _check_reach(paths: StorePaths) -> None:

@@ -7,9 +7,11 @@ import os
 import re
 import shutil
 import signal
+import socket
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from mqproc.control_words import SUPERVISOR_TIMEOUT_NS
 from mqproc.layout import control as layout
 from mqproc.metrics.collector import TOLD_IN_RECOVERY
 from mqproc.supervisor.supervise import EXIT_INTERRUPTED
+from mqproc.wire.address import BACKLOG
 from tests.cli.calling import call
 from tests.conftest import START_TIMEOUT_S, wait_until
 from tests.metrics.chromium import Chromium, browser
@@ -92,6 +95,33 @@ def test_down_ends_recovery_and_the_next_start_repeats_it(group: HeldGroup, poin
     wait_ready(group)
     with group.client() as client:
         assert sum(queue.max_offset for queue in client.queues("orders")) == MESSAGES
+
+
+def test_who_looks_again_and_again_keeps_nobody_out(group: HeldGroup) -> None:
+    """A script that waits until `mqproc status` says ready; the supervisor lets nobody in before it has recovered."""
+    group.until_at(POINTS[0])
+    for _ in range(BACKLOG + 1):
+        supervisor_client.check_listening(group.paths)
+    outcome = call("status", "--store", group.store)
+    assert (outcome.code, outcome.err) == (1, "")
+    assert "the group is recovering" in outcome.out
+    assert call("down", "--store", group.store).code == 0
+
+
+def test_a_supervisor_that_nobody_gets_in_to_is_there_all_the_same(group: HeldGroup) -> None:
+    group.until_at(POINTS[0])
+    with ExitStack() as waiting:
+        for _ in range(BACKLOG + 1):
+            waiting.enter_context(connected(group))
+        assert call("status", "--store", group.store).code == 1
+        outcome = call("down", "--store", group.store, "--timeout", "300ms")
+    assert (outcome.code, outcome.err) == (4, f"mqproc: {group.store}: the supervisor let nobody in for 0.3 s\n")
+
+
+def connected(group: HeldGroup) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    client.connect(str(group.paths.socket("ctl")))
+    return client
 
 
 def test_down_does_not_say_stopped_while_the_group_is_there(group: HeldGroup) -> None:
