@@ -24,6 +24,7 @@ from mqproc.errors import (
     BadRequestError,
     MqprocError,
     NotRunningError,
+    RequestTimeoutError,
     StartError,
     StoreLockedError,
 )
@@ -33,6 +34,7 @@ from mqproc.paths import StorePaths
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 120.0
 _START_AGAIN_S: Final = 2.0
+_ANSWER_S: Final = 2.0
 _ERROR_BY_EXIT_CODE = {
     error.exit_code: error
     for error in reversed(ERROR_BY_CODE.values())
@@ -126,7 +128,7 @@ def _leave(store: Path, openers: Openers) -> bool:
 def _start_unless_running(store: Path, openers: Openers, settings: list[str], timeout_s: float) -> None:
     flags = [part for setting in settings for part in ("--set", setting)]
     deadline = time.monotonic() + timeout_s
-    while not _is_usable(store, openers):
+    while not _is_usable(store, openers, deadline):
         try:
             _run_command("up", store, ["--detach", "--opened", *flags], START_TIMEOUT_S)
             return
@@ -134,36 +136,44 @@ def _start_unless_running(store: Path, openers: Openers, settings: list[str], ti
             # Somebody else is starting it, or was killed amid that.
             if time.monotonic() >= deadline:
                 raise
-            _answers_by(store, min(deadline, time.monotonic() + _START_AGAIN_S))
+            _answers_by(store, min(deadline, time.monotonic() + _START_AGAIN_S), deadline)
         finally:
             # Before, there may have been no folder to join in.
             openers.join(STOP_TIMEOUT_S)
 
 
-def _is_usable(store: Path, openers: Openers) -> bool:
+def _is_usable(store: Path, openers: Openers, deadline_s: float) -> bool:
     """Whether a group runs that no other opener stops: it may be gone when it answered before this was one of them."""
     openers.join(STOP_TIMEOUT_S)
-    while _answers(store):
+    while _answers(store, deadline_s):
         if not openers.join(STOP_TIMEOUT_S):
             return True
     return False
 
 
-def _answers_by(store: Path, moment_s: float) -> bool:
-    while not _answers(store):
+def _answers_by(store: Path, moment_s: float, deadline_s: float) -> bool:
+    """Whether a group answers; by the moment one has to be there, by the deadline it has to have come up."""
+    while not _answers(store, deadline_s):
         if time.monotonic() >= moment_s:
             return False
         time.sleep(LOOK_AGAIN_S)
     return True
 
 
-def _answers(store: Path) -> bool:
-    try:
-        with Client(store, timeout=2.0) as client:
-            client.health()
-    except NotRunningError:
-        return False
-    return True
+def _answers(store: Path, deadline_s: float) -> bool:
+    """Whether a group runs. One that is being started listens, and answers when it is up: it is waited for."""
+    while True:
+        try:
+            with Client(store, timeout=_ANSWER_S) as client:
+                client.health()
+        except NotRunningError:
+            return False
+        except RequestTimeoutError:
+            # Asked anew, since one that is killed meanwhile would be taken for one that restarts.
+            if time.monotonic() >= deadline_s:
+                raise
+        else:
+            return True
 
 
 def _run_command(command: str, store: Path, flags: list[str], timeout_s: float) -> None:

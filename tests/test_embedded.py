@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,12 +24,14 @@ from mqproc.errors import (
     BadRequestError,
     MqprocError,
     NotRunningError,
+    RequestTimeoutError,
     SendOutcomeUnknownError,
     StartError,
     StoreLockedError,
 )
 from mqproc.paths import StorePaths
-from tests.conftest import PATIENCE_S, Group, wait_until
+from tests.conftest import PATIENCE_S, START_TIMEOUT_S, Group, wait_until
+from tests.metrics.held_recovery import POINTS, HeldGroup
 
 AT_ONCE_S = 10.0
 """A third of a client's timeout, which is not waited for."""
@@ -160,6 +163,43 @@ def test_a_start_that_goes_on_is_waited_for_as_long_as_was_said(store: Path, mon
     monkeypatch.setattr(embedded, "_run_command", refused)
     with pytest.raises(StoreLockedError, match="another is starting it"):
         mqproc.open(store, timeout=0.2)
+
+
+@pytest.fixture
+def recovering(tmp_path: Path) -> Iterator[HeldGroup]:
+    """A group that somebody else is starting; until it may go on it recovers."""
+    group = HeldGroup(tmp_path / "store")
+    group.start()
+    group.kill()
+    group.begin()
+    group.until_at(POINTS[0])
+    yield group
+    group.close()
+
+
+def test_a_group_that_recovers_is_waited_for(recovering: HeldGroup) -> None:
+    go_on = threading.Timer(1.5 * embedded._ANSWER_S, recovering.go_on, POINTS)
+    go_on.start()
+    with mqproc.open(recovering.store, timeout=START_TIMEOUT_S) as client:
+        assert client.send("orders", b"x").queue_offset == 0
+    go_on.join()
+    assert runs(recovering.store)
+
+
+def test_a_group_that_recovers_for_longer_than_was_said_is_not(recovering: HeldGroup) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(RequestTimeoutError, match="the group is recovering"):
+        mqproc.open(recovering.store, timeout=3.0)
+    assert time.monotonic() - began_s >= 3.0
+
+
+def test_when_a_group_is_killed_amid_its_recovery_another_is_started(recovering: HeldGroup) -> None:
+    kill = threading.Timer(1.5 * embedded._ANSWER_S, recovering.close)
+    kill.start()
+    with mqproc.open(recovering.store, timeout=START_TIMEOUT_S) as client:
+        assert client.send("orders", b"x").queue_offset == 0
+    kill.join()
+    assert not runs(recovering.store)
 
 
 def test_without_a_block_it_is_closed_by_close(store: Path) -> None:
