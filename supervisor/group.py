@@ -472,7 +472,11 @@ class Group:
             self._halted(decision)
             return
         # Without a pause: it does nothing by itself that could fail again and again, and a role may need it now.
-        self.start_template()
+        try:
+            self.start_template()
+        except OSError as error:
+            # No room for another process: roles go on, and the next one that is to be started has this tried again.
+            self._context.report(f"{layout.TEMPLATE} could not be started: {error.strerror}")
 
     def _known_pids(self) -> frozenset[int]:
         return frozenset(member.pid for member in self._living())

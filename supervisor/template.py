@@ -89,7 +89,7 @@ class Template:
         self.pidfd = -1
 
     def fork(self) -> None:
-        """Make the process. Any earlier one has ended."""
+        """Make the process. Any earlier one has ended. Raises OSError when the machine has no room for another one."""
         _flush_output()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(self._answer_timeout_s)

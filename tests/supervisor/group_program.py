@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import fcntl
 import math
 import os
@@ -167,6 +168,17 @@ def interrupted(call: Callable[[], None]) -> Callable[[], None]:
     return made
 
 
+def refused_while(path: Path, fork: Callable[[], int]) -> Callable[[], int]:
+    """The fork of a machine that has no room for another process as long as the file is there."""
+
+    def made() -> int:
+        if path.exists():
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return fork()
+
+    return made
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("store")
@@ -187,6 +199,7 @@ def main() -> int:
     bad = dict(item.split(":") for item in arguments.bad)
     paths = StorePaths(Path(arguments.store))
     noting_kernels_of_bells(paths.root)
+    os.fork = refused_while(paths.root / "no-room", os.fork)
     specs = make_specs(arguments.roles.split(","), bad)
     options = load_options(flags=arguments.set, environment={})
     # Looked at often; whoever is to be too slow has its time from the test, so that nobody else is.

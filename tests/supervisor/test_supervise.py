@@ -317,6 +317,21 @@ class TestKills:
         print(f"from the new template: {took:.1f} ms")
         assert group.stop() == 0
 
+    def test_template_that_finds_no_room_for_a_process_is_started_when_a_role_needs_it(
+        self, start_group: StartGroup
+    ) -> None:
+        group = start_group(FEW)
+        no_room = group.root / "no-room"
+        no_room.touch()
+        group.kill("template")
+        group.wait_for_line("template could not be started: Resource temporarily unavailable")
+        assert group.pid("template") == 0
+        group.ask(Operation.STATUS)
+        no_room.unlink()
+        group.kill_and_wait("writer")
+        assert group.running("template")
+        assert group.stop() == 0
+
     def test_template_that_hangs_is_killed_and_replaced(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--set=heartbeat_timeout_ms=500", "--timing=spawn_ms=5000")
         group.kill("template", signal.SIGSTOP)
