@@ -9,12 +9,13 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from mqproc.errors import DiskFullError, StartError, StoreAccessError
+from mqproc.errors import DiskFullError, NotRunningError, StartError, StoreAccessError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
 from mqproc.shm import bell
 from mqproc.shm.lock import StoreLock
 from mqproc.supervisor.resources import CONTROL_SOCKET
+from mqproc.wire.address import connect_path
 
 _OWN_MODE = 0o700
 
@@ -79,11 +80,21 @@ def lost_name(paths: StorePaths, lock: StoreLock) -> Path | None:
             return name
         name = paths.socket(CONTROL_SOCKET)
         name.lstat()
+        name = _where_it_lies(name)
+        name.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return name
     except OSError:
         pass  # A folder that may not be entered just now, for one: nobody else makes a store there.
     return None
+
+
+def _where_it_lies(socket: Path) -> Path:
+    """Of a store with a long path that is another folder, which may go by itself, as a user's does who logs out."""
+    try:
+        return connect_path(socket)
+    except NotRunningError:
+        return socket
 
 
 def _check(folder: Path) -> None:

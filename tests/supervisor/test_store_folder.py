@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -19,6 +20,7 @@ from mqproc.shm.clock import Clock
 from mqproc.shm.lock import StoreLock
 from mqproc.supervisor.resources import Resources
 from mqproc.supervisor.store_folder import lost_name, prepare_folder, starting
+from mqproc.wire.address import listen
 from tests.supervisor.running_group import RunningGroup, titles_of, wait_until
 
 StartGroup = Callable[..., RunningGroup]
@@ -141,6 +143,22 @@ def test_a_store_that_may_not_be_looked_at_for_a_moment_is_not_lost(tmp_path: Pa
         assert lost_name(paths, lock) == paths.socket("ctl")
     finally:
         lock.close()
+
+
+def test_a_store_whose_socket_lies_elsewhere_is_lost_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the folder of a user goes who logs out; who looks for the group finds nobody then."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    paths = StorePaths(tmp_path / ("long" * 30))
+    paths.own.mkdir(parents=True)
+    with contextlib.closing(StoreLock.acquire(StoreIO(), paths)) as lock, listen(paths.socket("ctl")):
+        assert lost_name(paths, lock) is None
+        (socket,) = (tmp_path / "mqproc").iterdir()
+        socket.unlink()
+        assert lost_name(paths, lock) == socket
+        socket.parent.rmdir()
+        assert lost_name(paths, lock) == socket
+        paths.socket("ctl").write_text("")
+        assert lost_name(paths, lock) is None
 
 
 @pytest.mark.parametrize(
