@@ -7,6 +7,7 @@ of a group is gone, and closing another descriptor of the file does not drop it.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import errno
 import fcntl
@@ -14,6 +15,7 @@ import os
 import struct
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -32,6 +34,9 @@ _LOCK_SIZE = 1
 _NO_ACCESS = frozenset({errno.EROFS, errno.EACCES, errno.EPERM, errno.EISDIR})
 # A process's start is told in ticks since boot; a clock set forward after the group started adds to it.
 _CLOCKS_APART_MS = 3_600_000
+# What a descriptor's fdinfo says when it has such a lock, and how titles of a group's processes begin.
+_LOCK_TOLD = "OFDLCK"
+_TITLE = "mqproc: "
 _WORD = struct.Struct("=q")
 # What lies beyond them is no pid and no time, but damage.
 _PID_MAX = 1 << 22
@@ -82,7 +87,7 @@ class StoreLock:
             while not try_lock(fd):
                 holder = _holder(io, paths, fd)
                 if not holder.ended or time.monotonic() >= deadline:
-                    raise StoreLockedError(f"{paths.root}: the store is in use by {holder}")
+                    raise StoreLockedError(f"{paths.root}: the store is in use by {_surely(holder, fd)}")
                 time.sleep(_RETRY_S)
             if io.pread(fd, len(CONTENT) + 1, 0) != CONTENT:
                 io.set_size(fd, 0)
@@ -106,7 +111,7 @@ def holder_of(io: StoreIO, paths: StorePaths) -> Holder | None:
     except FileNotFoundError:
         return None
     try:
-        return _holder(io, paths, fd) if _conflict(fd) is not None else None
+        return _surely(_holder(io, paths, fd), fd) if _conflict(fd) is not None else None
     finally:
         io.close(fd)
 
@@ -136,6 +141,26 @@ def _holder(io: StoreIO, paths: StorePaths, fd: int) -> Holder:
         pid = _from_abort(io, paths)
         since_ms = _started_ms(pid) if pid else None
     return Holder(pid, since_ms, ended=bool(pid) and _has_ended(pid, since_ms))
+
+
+def _surely(holder: Holder, fd: int) -> Holder:
+    """The store's files tell of groups only: when the last one's supervisor has ended, a command may have the lock."""
+    pid = _command_that_holds(fd) if holder.ended else 0
+    return Holder(pid, _started_ms(pid)) if pid else holder
+
+
+def _command_that_holds(fd: int) -> int:
+    """A process that is none of a group's, and has the lock of this file; 0: none that may be looked at."""
+    path = os.readlink(f"/proc/self/fd/{fd}")
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error):  # It may end meanwhile, or be another user's.
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                if os.readlink(f"/proc/{pid}/fd/{name}") != path:
+                    continue
+                told = Path(f"/proc/{pid}/fdinfo/{name}").read_text()
+                if _LOCK_TOLD in told and not " ".join(psutil.Process(pid).cmdline()).startswith(_TITLE):
+                    return int(pid)
+    return 0
 
 
 def _from_control(io: StoreIO, paths: StorePaths) -> tuple[int, int | None]:

@@ -134,14 +134,54 @@ def test_a_damaged_control_file_names_nobody(paths: StorePaths, pid: int, since_
     lock.close()
 
 
-def test_roles_left_by_a_dead_supervisor_are_waited_for_and_then_named(paths: StorePaths) -> None:
-    io = StoreIO()
-    lock = StoreLock.acquire(io, paths)
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    Control.create(io, paths, Clock(), pid=ended.pid).close()
-    with pytest.raises(StoreLockedError, match=f"in use by processes that pid {ended.pid} left behind"):
-        StoreLock.acquire(io, paths, patience_s=0.05)
+_ROLE_THAT_HOLDS_IT = """
+import sys
+from pathlib import Path
+from mqproc.io import StoreIO
+from mqproc.paths import StorePaths
+from mqproc.process.title import set_title
+from mqproc.shm.lock import StoreLock
+root = Path(sys.argv[1])
+lock = StoreLock.acquire(StoreIO(), StorePaths(root))
+set_title("writer", root)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def ended(paths: StorePaths) -> int:
+    """The pid of the last group's supervisor, which was killed."""
+    supervisor = subprocess.Popen([sys.executable, "-c", ""])
+    supervisor.wait()
+    Control.create(StoreIO(), paths, Clock(), pid=supervisor.pid).close()
+    return supervisor.pid
+
+
+def test_roles_left_by_a_dead_supervisor_are_waited_for_and_then_named(paths: StorePaths, ended: int) -> None:
+    command = [sys.executable, "-c", _ROLE_THAT_HOLDS_IT, str(paths.root)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as role:
+        assert role.stdout is not None
+        assert role.stdout.readline() == b"held\n"
+        with pytest.raises(StoreLockedError, match=f"in use by processes that pid {ended} left behind"):
+            StoreLock.acquire(StoreIO(), paths, patience_s=0.05)
+        holder = holder_of(StoreIO(), paths)
+        assert holder is not None
+        assert holder.ended
+        role.communicate()
+
+
+def test_a_command_that_has_the_lock_is_not_taken_for_what_a_dead_supervisor_left(
+    paths: StorePaths, ended: int
+) -> None:
+    """A repair, for one, which takes long: whoever was told of left processes might kill it."""
+    assert ended
+    lock = StoreLock.acquire(StoreIO(), paths)
+    with pytest.raises(StoreLockedError, match=rf"in use by pid {os.getpid()} since \d{{4}}-"):
+        StoreLock.acquire(StoreIO(), paths, patience_s=0.05)
+    holder = holder_of(StoreIO(), paths)
+    assert holder is not None
+    assert (holder.pid, holder.ended) == (os.getpid(), False)
     lock.close()
 
 
