@@ -32,17 +32,22 @@ class Resources:
 
     @classmethod
     def make(cls, paths: StorePaths, control: Control, specs: Sequence[RoleSpec]) -> Resources:
-        """Open everything. Semaphores keep their names until `unlink_names`."""
+        """Open everything. Semaphores keep their names until `unlink_names`; when this fails none has one."""
         _unlink_left_over(control)
         names = {name for spec in specs for name in spec.sockets}
-        return cls(
-            paths=paths,
-            bells={spec.name: _bell(control, spec) for spec in specs},
-            sockets={name: listen(paths.socket(name)) for name in sorted(names)},
-            control_socket=listen(paths.socket(CONTROL_SOCKET)),
-            traces={spec.name: _trace_file(spec.name) for spec in specs},
-            changed_fd=os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC),
-        )
+        try:
+            return cls(
+                paths=paths,
+                bells={spec.name: _bell(control, spec) for spec in specs},
+                sockets={name: listen(paths.socket(name)) for name in sorted(names)},
+                control_socket=listen(paths.socket(CONTROL_SOCKET)),
+                traces={spec.name: _trace_file(spec.name) for spec in specs},
+                changed_fd=os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC),
+            )
+        except BaseException:
+            # A name outlives its process, and the next start of this store may never come.
+            _unlink_left_over(control)
+            raise
 
     def unlink_names(self) -> None:
         """The template has the semaphores, and this process's handles are good for later templates."""

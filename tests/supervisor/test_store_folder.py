@@ -8,13 +8,16 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from mqproc.control import Control
 from mqproc.errors import DiskFullError, StartError, StoreAccessError
 from mqproc.io import StoreIO
+from mqproc.layout import control as layout
 from mqproc.paths import StorePaths
+from mqproc.process.loop import RoleSpec
 from mqproc.shm import bell
 from mqproc.shm.clock import Clock
 from mqproc.shm.lock import StoreLock
@@ -129,6 +132,16 @@ def test_a_group_on_a_file_system_that_became_read_only_ends_as_any_other(
     resources.close()
     control.close()
     assert tried == [paths.socket("ctl")]
+
+
+def test_a_start_that_cannot_listen_leaves_no_semaphores(tmp_path: Path) -> None:
+    paths = StorePaths(tmp_path)
+    control = Control.create(StoreIO(), paths, Clock(), os.getpid())
+    paths.socket("ctl").mkdir()
+    with pytest.raises(StoreAccessError, match="cannot listen"):
+        Resources.make(paths, control, [RoleSpec(layout.KEEPER, Mock())])
+    assert bell.names_of(control.load(layout.STORE_ID)) == []
+    control.close()
 
 
 def test_a_store_that_may_not_be_looked_at_for_a_moment_is_not_lost(tmp_path: Path) -> None:
