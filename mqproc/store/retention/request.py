@@ -1,12 +1,14 @@
 """What is asked of a running group's retention, by files; and what retention tells, by another.
 
-mqproc/retention.request.*   one each request; the keeper deletes it when it is carried out, and its successor finds
-                             it still there when it is not
+mqproc/retention.request.*   one each request, empty: its name says what is asked, so that a full disk has room for it;
+                             the keeper deletes it when it is carried out, and its successor finds it still there when
+                             it is not
 mqproc/retention.json        the last pass that deleted something
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 from pathlib import Path
 from typing import Final
@@ -14,12 +16,14 @@ from typing import Final
 import msgspec
 
 from mqproc.config import Options
-from mqproc.io import StoreIO
+from mqproc.errors import BadRequestError
+from mqproc.io import Kind, StoreIO
 from mqproc.paths import StorePaths
 
 MS_PER_HOUR: Final = 3_600_000
-# Half written.
+# Half made.
 _TEMPORARY: Final = ".tmp"
+_NAME: Final = re.compile(r"[0-9a-f]+\.(?:(?P<reserved_ms>\d+)ms|as-the-options-say)", re.ASCII)
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -34,8 +38,9 @@ class Request(msgspec.Struct, frozen=True):
 
 def ask(io: StoreIO, paths: StorePaths, reserved_ms: int | None = None) -> Path:
     """Leave a request; the file that is gone when it has been carried out."""
-    path = paths.retention_request(secrets.token_hex(8))
-    io.write_file_atomically(path, msgspec.json.encode(Request(reserved_ms)), mode=0o600)
+    what = "as-the-options-say" if reserved_ms is None else f"{reserved_ms}ms"
+    path = paths.retention_request(f"{secrets.token_hex(8)}.{what}")
+    io.write_file_atomically(path, b"", mode=0o600)
     return path
 
 
@@ -44,13 +49,19 @@ def find(io: StoreIO, paths: StorePaths) -> Path | None:
     first = paths.retention_request("")
     for name in io.names(first.parent):
         if name.startswith(first.name) and not name.endswith(_TEMPORARY):
-            return first.with_name(name)
+            entry = io.entry(first.with_name(name))
+            if entry is not None and entry.kind is not Kind.FOLDER:
+                return first.with_name(name)
     return None
 
 
-def read(io: StoreIO, path: Path) -> Request:
-    """What is asked. Raises msgspec.MsgspecError for what is no request, OSError."""
-    return io.read_json(path, Request)
+def read(paths: StorePaths, path: Path) -> Request:
+    """What is asked. Raises BadRequestError for what is no request."""
+    found = _NAME.fullmatch(path.name.removeprefix(paths.retention_request("").name))
+    if found is None:
+        raise BadRequestError(f"{path}: its name does not say what is asked")
+    reserved_ms = found["reserved_ms"]
+    return Request(None if reserved_ms is None else int(reserved_ms))
 
 
 class LastPass(msgspec.Struct):

@@ -15,10 +15,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from mqproc.config import Options
-from mqproc.errors import CorruptStoreError
+from mqproc.errors import BadRequestError, CorruptStoreError
 from mqproc.io import FailedSyncError, StoreIO
 from mqproc.layout import control as words_of
 from mqproc.paths import StorePaths
@@ -183,11 +181,9 @@ class Retention:
         if path is None:
             return
         try:
-            self.carry_out(retention_request.read(self._io, path), path)
-        except OSError as error:
-            self._tell("a request to retention cannot be read yet", error=str(error))
-        except msgspec.MsgspecError as error:
-            self._tell("a request to retention cannot be read", error=f"{path}: {error}")
+            self.carry_out(retention_request.read(self._paths, path), path)
+        except BadRequestError as error:
+            self._tell("a request to retention cannot be read", error=str(error))
             self._io.unlink(path)
 
     def carry_out(self, request: Request, path: Path | None = None) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -182,6 +184,34 @@ def test_what_holds_segments_back_ends_a_request_too(tmp_path: Path) -> None:
     keeper.take_request()
     store.run(keeper, 1000)
     assert (asked.exists(), store.segments()[0], store.held_by()) == (False, 3, "commitlog mark")
+    keeper.close()
+
+
+def test_a_full_disk_has_room_for_a_request(tmp_path: Path) -> None:
+    class Full(StoreIO):
+        def pwrite(self, fd: int, data: Any, offset: int) -> None:
+            if memoryview(data).nbytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store = aged(tmp_path, delete_when=another_hour())
+    asked = retention_request.ask(Full(), store.paths, HOUR_MS // 2)
+    keeper = store.retention()
+    keeper.take_request()
+    store.run(keeper, 10_000)
+    assert (asked.exists(), store.segments()[0]) == (False, 54)
+    keeper.close()
+
+
+def test_a_folder_in_the_place_of_a_request_is_left_alone(tmp_path: Path) -> None:
+    store = aged(tmp_path, delete_when=another_hour())
+    folder = store.paths.retention_request("0")
+    folder.mkdir()
+    asked = retention_request.ask(store.io, store.paths)
+    keeper = store.retention()
+    keeper.take_request()
+    store.run(keeper, 10_000)
+    keeper.take_request()
+    assert (folder.exists(), asked.exists(), store.segments()[0]) == (True, False, 15)
     keeper.close()
 
 
