@@ -15,7 +15,6 @@ from mqproc.config import Options
 from mqproc.errors import (
     BadRequestError,
     FlushFailedError,
-    InternalError,
     MqprocError,
     PermissionDeniedError,
     StoreReadOnlyError,
@@ -39,7 +38,7 @@ from mqproc.process.open_topics import OpenTopics
 from mqproc.process.segment_wait import SegmentWait
 from mqproc.shm.code_counts import code_counter
 from mqproc.shm.histogram import Histogram
-from mqproc.store.append import COMMIT_BYTES, CommitLogAppender
+from mqproc.store.append import COMMIT_BYTES, CommitLogAppender, as_refusal
 from mqproc.store.final_syncs import FinalSyncs
 from mqproc.store.queue_table import NoRoomForQueuesError, QueueTable
 from mqproc.store.repeats import RepeatWindow
@@ -364,7 +363,7 @@ class Writer:
             plan, topic = self._plans.plan(options, request.payload, store_timestamp_ms, own=own)
         except OSError as error:
             # There is no room for a new queue, say. Nothing is encoded: what the step has taken before goes on.
-            self._refuse(request, InternalError(f"{error.strerror or error}"))
+            self._refuse(request, as_refusal(error, "the topic", "the topic could not be made"))
             return
         if self._repeats is None or own:
             # The group's own roles copy messages on purpose, with their ids.
@@ -443,7 +442,7 @@ class Writer:
             self._topics.topics.commit()
         except OSError as error:
             for request in requests:
-                self._refuse(request, InternalError(f"topics could not be saved: {error.strerror}"))
+                self._refuse(request, as_refusal(error, "topics", "topics could not be saved"))
             return
         for request in requests:
             request.answer(Empty())
@@ -457,7 +456,7 @@ class Writer:
             self._log.error("the store is read-only from now on", error=str(error))
             failure = self._closed_by
         else:
-            failure = error if isinstance(error, MqprocError) else InternalError(f"{error.strerror or error}")
+            failure = error if isinstance(error, MqprocError) else as_refusal(error, "topics", "it could not be done")
         self._answers.refuse(failure)
         return failure
 

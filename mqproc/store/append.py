@@ -218,7 +218,7 @@ class CommitLogAppender:
             io.pwrite(fd, staged, place)
         except OSError as error:
             self.take_back()
-            raise _as_disk_full(error) from error
+            raise as_refusal(error) from error
         self._file_end = self._end
         self.publish()
         return True
@@ -238,7 +238,7 @@ class CommitLogAppender:
             self._write_staged()
         except OSError as error:
             self.take_back()
-            raise _as_disk_full(error) from error
+            raise as_refusal(error) from error
 
     def publish(self) -> None:
         """Make everything that was written out visible."""
@@ -384,7 +384,7 @@ class CommitLogAppender:
         try:
             self._io.pwrite(self._fd(segment_end - self.segment_size), blank, self._end % self.segment_size)
         except OSError as error:
-            raise _as_disk_full(error) from error
+            raise as_refusal(error) from error
         self._wait_for_segment(segment_end)
         self._end = self._file_end = segment_end
         self._segment_end += self.segment_size
@@ -393,7 +393,7 @@ class CommitLogAppender:
         try:
             self._write_staged()
         except OSError as error:
-            raise _as_disk_full(error) from error
+            raise as_refusal(error) from error
 
     def _write_staged(self) -> None:
         if self._staged == 0:
@@ -434,9 +434,12 @@ class CommitLogAppender:
         self.known.touch(numbers)
 
 
-def _as_disk_full(error: OSError) -> MqprocError:
+def as_refusal(
+    error: OSError, room_for: str = "the messages", failed: str = "the log could not be written"
+) -> MqprocError:
+    """What clients are told of an error of storage: what may pass by itself, a full disk, has a code of its own."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return DiskFullError(f"no room for the messages: {error.strerror}", hint_ms=1000)
+        return DiskFullError(f"no room for {room_for}: {error.strerror}", hint_ms=1000)
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         return StoreBusyError(f"out of resources: {error.strerror}", hint_ms=100)
-    return InternalError(f"the log could not be written: {error.strerror}")
+    return InternalError(f"{failed}: {error.strerror or error}")

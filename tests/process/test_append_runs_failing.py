@@ -16,11 +16,22 @@ from mqproc.errors import (
     FlushFailedError,
     InternalError,
     MqprocError,
+    StoreBusyError,
     StoreReadOnlyError,
 )
 from mqproc.layout import control as words_of
-from mqproc.wire.operations import AppendRequest
-from tests.process.writer_rig import Client, MakeRig, WriterRig, append_bytes, columns, error_of, several, single
+from mqproc.wire.operations import AppendRequest, CreateTopicRequest, DeleteTopicRequest, Operation
+from tests.process.writer_rig import (
+    Client,
+    MakeRig,
+    WriterRig,
+    append_bytes,
+    columns,
+    error_of,
+    frame_bytes,
+    several,
+    single,
+)
 
 # Writes that fail
 
@@ -72,22 +83,49 @@ def assert_holds(rig: WriterRig, client: Client, stored: list[int]) -> None:
     assert not any(rig.log(rig.written, ready_end))
 
 
-def test_a_topic_that_cannot_be_made_takes_no_frame_of_others_with_it(make_rig: MakeRig) -> None:
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [(errno.EMFILE, StoreBusyError), (errno.ENOSPC, DiskFullError), (errno.EIO, InternalError)],
+)
+def test_a_topic_that_cannot_be_made_takes_no_frame_of_others_with_it(
+    make_rig: MakeRig, number: int, told: type[MqprocError]
+) -> None:
     """They are told that they are not stored, and were: who sends them again has them twice."""
     rig = make_rig(max_queues=256, default_topic_queue_nums=128)
     client = rig.client()
     client.send(single(1, "A"))
     client.wait_for([1])
-    rig.io.refusing = {"mqproc/queues": errno.EMFILE}
-    client.send(b"".join(single(number, topic) for number, topic in ((2, "A"), (3, "B"), (4, "A"))))
+    rig.io.refusing = {"mqproc/queues": number}
+    client.send(b"".join(single(request_id, topic) for request_id, topic in ((2, "A"), (3, "B"), (4, "A"))))
     client.wait_for([2, 3, 4])
     rig.io.refusing = {}
-    errors = {number: error_of(client, number) for number in (2, 3, 4)}
-    assert {number: type(error) for number, error in errors.items() if error} == {3: InternalError}
+    errors = {request_id: error_of(client, request_id) for request_id in (2, 3, 4)}
+    assert {request_id: type(error) for request_id, error in errors.items() if error} == {3: told}
     assert rig.counts()["appended_messages"] == 3
     client.send(single(5, "B"))
     client.wait_for([5])
     assert error_of(client, 5) is None
+
+
+@pytest.mark.parametrize(("number", "told"), [(errno.ENOSPC, DiskFullError), (errno.EIO, InternalError)])
+def test_a_topic_that_cannot_be_noted_is_told_as_what_it_is(
+    make_rig: MakeRig, number: int, told: type[MqprocError]
+) -> None:
+    """A full disk is no defect of mqproc's own: who asks again when it has room is answered."""
+    rig = make_rig()
+    client = rig.client()
+    client.send(single(1, "A"))
+    client.wait_for([1])
+    rig.io.refusing = {"topics.journal": number}
+    client.send(frame_bytes(Operation.CREATE_TOPIC, 2, CreateTopicRequest("B", 2)))
+    client.send(frame_bytes(Operation.DELETE_TOPIC, 3, DeleteTopicRequest("A")))
+    client.wait_for([2, 3])
+    assert [type(error_of(client, request_id)) for request_id in (2, 3)] == [told, told]
+    rig.io.refusing = {}
+    client.send(frame_bytes(Operation.CREATE_TOPIC, 4, CreateTopicRequest("B", 2)))
+    client.send(frame_bytes(Operation.DELETE_TOPIC, 5, DeleteTopicRequest("A")))
+    client.wait_for([4, 5])
+    assert [error_of(client, request_id) for request_id in (4, 5)] == [None, None]
 
 
 def test_frames_of_a_segment_that_cannot_be_ended_are_refused_once(make_rig: MakeRig) -> None:
