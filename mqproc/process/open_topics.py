@@ -224,10 +224,13 @@ class OpenTopics:
         return found
 
     def _adopt_queues_of_table(self) -> None:
-        """Topics that the store holds queues of but topics.json does not name, or names with fewer queues."""
+        """Topics that the store holds queues of but topics.json does not name, or names with fewer queues.
+
+        A folder whose number no topic's queue can have, a date say, is no reason to have so many queues.
+        """
         widest: dict[str, int] = {}
         for _number, topic, queue_id in self._table.live():
-            if not topic.startswith(MULTI_DISPATCH_PREFIX):
+            if not topic.startswith(MULTI_DISPATCH_PREFIX) and queue_id < QUEUES_OF_A_TOPIC_MAX:
                 widest[topic] = max(widest.get(topic, 0), queue_id + 1)
         for topic, queues in widest.items():
             config = self.topics.get(topic)

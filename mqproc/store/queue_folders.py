@@ -13,6 +13,7 @@ from mqproc.layout.consume_queue import FILLER_SIZE, SIZE, TAGS_CODE, UNIT_SIZE
 from mqproc.paths import is_text, segment_start
 
 REMOVE_TRIES: Final = 3
+QUEUE_ID_MAX: Final = (1 << 31) - 1
 # Names the newest list of its files, in each RocksDB.
 _ROCKSDB_FILE: Final = "CURRENT"
 
@@ -40,8 +41,8 @@ def is_topic(entry: Entry) -> bool:
 
 
 def is_queue_id(name: str) -> bool:
-    """Whether a folder's name is a queue's id, written as RocketMQ writes it."""
-    return name.isascii() and name.isdigit() and str(int(name)) == name
+    """Whether a folder's name is a queue's id, written as RocketMQ writes it; a record has 32 bits for it."""
+    return name.isascii() and name.isdigit() and str(int(name)) == name and int(name) <= QUEUE_ID_MAX
 
 
 def has_rocksdb_queues(io: StoreIO, folder: Path) -> bool:

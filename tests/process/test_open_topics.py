@@ -322,3 +322,17 @@ def test_light_queues_of_rocketmq_become_no_topics(tmp_path: Path) -> None:
     topics = OpenTopics(store.io, store.io, store.paths, store.options, store.table)
     assert topics.topics.get("Orders") is not None
     assert topics.topics.get("%LMQ%light") is None
+
+
+def test_a_folder_with_a_number_that_no_queue_has_widens_no_topic(tmp_path: Path) -> None:
+    """The journal could not hold so many queues, and no send to the topic would find room for them."""
+    store = Store(tmp_path)
+    store.table.create_queue("Orders", 1)
+    store.table.create_queue("Orders", 20_261_126)
+    store.table.create_queue("Dates", 65_535)
+    topics = OpenTopics(store.io, store.io, store.paths, store.options, store.table)
+    orders = topics.topics.get("Orders")
+    assert orders is not None
+    assert orders.queues == 2
+    assert topics.topics.get("Dates") is None
+    assert len(topics.find("Dates").queue_numbers) == 4

@@ -26,9 +26,10 @@ def test_queues_are_found_on_disk_and_strays_named(tmp_path: Path) -> None:
     (folder / "notes.txt").write_text("stray")
     (folder / "T" / "x1").mkdir()
     (folder / "T" / "01").mkdir()
+    (folder / "T" / "2147483648").mkdir()
     queues, strays = queues_on_disk(StoreIO(), folder)
     assert queues == [("%RETRY%g", 12), ("T", 0)]
-    assert [path.name for path in strays] == ["01", "x1", "notes.txt"]
+    assert [path.name for path in strays] == ["01", "2147483648", "x1", "notes.txt"]
     assert queues_on_disk(StoreIO(), tmp_path / "none") == ([], [])
 
 
