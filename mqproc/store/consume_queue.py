@@ -146,6 +146,10 @@ class ConsumeQueueFiles:
     def units_per_file(self) -> int:
         return self.file_bytes // UNIT_SIZE
 
+    def following_file(self, offset: int) -> int:
+        """The first queue offset of the file behind the one that holds an offset."""
+        return offset - offset % self.units_per_file + self.units_per_file
+
     def path(self, topic: str, queue_id: int, start: int) -> Path:
         """The file that begins at byte `start` of a queue's row."""
         # One parse instead of three: this is called for every queue at a start.

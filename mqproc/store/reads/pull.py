@@ -139,8 +139,7 @@ class QueuePulls:
         )
         walk = self._walk((topic, queue_id), bounds, offset, subscribed(expression), limits, counts)
         scan_units = -(-max(options.max_filter_message_size, max_messages * UNIT_SIZE) // UNIT_SIZE)
-        units_per_file = self._files.units_per_file
-        stop = min(bounds.max_offset, offset + scan_units, offset - offset % units_per_file + units_per_file)
+        stop = min(bounds.max_offset, offset + scan_units, self._files.following_file(offset))
         try:
             halt = walk.run(stop)
             while halt is Halt.DAMAGE:
@@ -186,8 +185,7 @@ class QueuePulls:
         outside = out_of_bounds(offset, again)
         if outside is not None:
             return outside
-        units_per_file = self._files.units_per_file
-        following = offset - offset % units_per_file + units_per_file
+        following = self._files.following_file(offset)
         return Pulled(PullStatus.OFFSET_FOUND_NULL, following, again.min_offset, again.max_offset)
 
 

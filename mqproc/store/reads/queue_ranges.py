@@ -112,7 +112,8 @@ class QueueRanges:
         return count
 
     def _walk_to(self, walk: Walk, stop: int, queue: tuple[str, int]) -> Slices[Halt]:
-        """Walk up to `stop` or a limit in slices, stepping over damage, and over what retention deletes meanwhile."""
+        """Walk up to `stop` or a limit in slices, stepping over damage, files that are not there, and what retention
+        deletes meanwhile."""
         halt = Halt.DONE
         while walk.next_offset < stop:
             halt = walk.run(min(stop, walk.next_offset + SLICE_UNITS))
@@ -120,9 +121,8 @@ class QueueRanges:
                 walk.step_over_damage(stop)
                 halt = Halt.DONE
             elif halt is Halt.NO_UNITS and (bounds := self._queues.bounds(*queue)) is not None:
-                if bounds.min_offset <= walk.next_offset:
-                    break
-                walk.next_offset = bounds.min_offset
+                # As for a pull: what lies in the files behind one that is lost is given all the same.
+                walk.next_offset = max(bounds.min_offset, self._files.following_file(walk.next_offset))
                 halt = Halt.DONE
             elif halt is Halt.LOOKED:
                 halt = Halt.DONE

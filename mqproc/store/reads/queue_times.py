@@ -83,7 +83,10 @@ class QueueTimes:
         while offset < stop and damaged < _DAMAGED_MAX:
             units = self._units(queue, bounds, offset, min(count, stop - offset))
             if not len(units):
-                return None
+                # The file is not there: the ones behind it may be.
+                offset = self._files.following_file(offset)
+                damaged += 1
+                continue
             for place in np.flatnonzero(units["size"] != FILLER_SIZE).tolist():
                 physical_offset = int(units["physical_offset"][place])
                 if 0 <= physical_offset < begin:

@@ -22,7 +22,7 @@ from mqproc.layout.record_codec import decode_records, encode_message_id
 from mqproc.message import PullStatus
 from mqproc.store.reads.log_scan import Conditions
 from mqproc.store.reads.reader import StoreReader
-from mqproc.store.slices import finish
+from mqproc.store.slices import Batch, finish
 from tests.store.engine import STORE_HOST
 from tests.store.live_store import FIRST_MS
 from tests.store.reads.numbered import COUNT, PER_FRAME, Store, all_numbers, numbers_of
@@ -152,6 +152,41 @@ def test_times_are_found_on_both_sides_of_a_long_hole(fresh: Store, by_fillers: 
         # A place in the hole stands for the next message behind it.
         offset = fresh.reading.offset_at("T", 0, time_ms)
         assert next((number for number in left if number >= offset), None) == next(iter(left[len(before) :]), None)
+
+
+@pytest.mark.parametrize("gone", [slice(1), slice(3), slice(1, 3), slice(2, None)])
+def test_ranges_go_on_behind_files_of_a_queue_that_are_not_there(fresh: Store, gone: slice) -> None:
+    """Whoever deletes in a store that is not ours, or by hand, tells nobody."""
+    frames = 40
+    for frame in range(frames):
+        fresh.put("T", frame, queues=1)
+    fresh.dispatch()
+    per_file = fresh.files.units_per_file
+    starts = fresh.files.starts("T", 0)
+    assert len(starts) > 3
+    lost: set[int] = set()
+    for start in starts[gone]:
+        fresh.files.path("T", 0, start).unlink()
+        first = start // consume_queue.UNIT_SIZE
+        lost.update(range(first, first + per_file))
+    fresh.reading.close()
+
+    def numbers(begin_ms: int, end_ms: int, **kind: Any) -> list[int]:
+        found: list[int] = []
+        batch = Batch(0, [], complete=False)
+        while not batch.complete:
+            limits = {"cursor": batch.cursor, "max_messages": 9999, "max_bytes": 1 << 30}
+            batch = finish(fresh.reading.range("T", begin_ms, end_ms, **limits, **kind))
+            found += all_numbers(batch)
+        return found
+
+    left = [number for number in range(frames * PER_FRAME) if number not in lost]
+    for frame in range(0, frames + 1, 4):
+        time_ms = FIRST_MS + 100 * frame
+        before = [number for number in left if number < frame * PER_FRAME]
+        assert numbers(0, time_ms) == before
+        assert numbers(time_ms, 1 << 60) == left[len(before) :]
+    assert numbers(0, 1 << 60, born_time=True) == left
 
 
 def test_many_queues_without_messages_of_a_time_keep_nobody_waiting(fresh: Store) -> None:
