@@ -483,11 +483,15 @@ def test_wrong_input(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
-def test_a_link_is_not_repaired(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [f"commitlog/{0:020d}", "commitlog", "consumequeue", "index", "config"])
+def test_a_link_is_not_repaired(tmp_path: Path, name: str) -> None:
+    """Nor moved aside: what it leads to is the store's."""
     store = BY_NAME["d18_stray_file/clean"].unpack(tmp_path)
-    segment = store / "commitlog" / f"{0:020d}"
-    segment.rename(tmp_path / "elsewhere")
-    segment.symlink_to(tmp_path / "elsewhere")
+    (store / "config").mkdir()
+    (store / name).rename(tmp_path / "elsewhere")
+    (store / name).symlink_to(tmp_path / "elsewhere")
+    assert "a symbolic link" in call("store", "verify", store).out
     outcome = call("store", "repair", store, "--execute")
     assert outcome.code == 3
-    assert "a symlink; put the file itself there first" in outcome.err
+    assert f"{store / name}: a symlink; put the file itself there first" in outcome.err
+    assert (store / name).is_symlink()

@@ -122,7 +122,10 @@ class _Look:
     def _list(self, folder: Path) -> list[Entry]:
         """Entries of a folder but its symlinks, which are told."""
         own = self._io.entry(folder)
-        if own is not None and own.kind is not EntryKind.FOLDER:
+        if own is not None and own.kind is EntryKind.SYMLINK:
+            # What it leads to is all that the store has: it is not to go aside.
+            self._tell(Kind.SYMLINK, folder)
+        elif own is not None and own.kind is not EntryKind.FOLDER:
             self._tell(Kind.MISPLACED_FILE, folder, text="not a folder")
         try:
             entries = self._io.entries(folder)
