@@ -84,8 +84,9 @@ class ExpiredQueueFiles:
             if last_unit >= readable or not self._points_below(number, topic, queue_id, last_unit, minimum):
                 break
             below.append(start)
-        left = starts[len(below) :]
-        self._second_file[number] = left[0] // UNIT_SIZE + units if left else 0
+        if not below:
+            # While there are any they may not go at the first try: the next look is to find them again.
+            self._second_file[number] = starts[0] // UNIT_SIZE + units if starts else 0
         return below
 
     def forget(self, topic: str, queue_id: int) -> None:

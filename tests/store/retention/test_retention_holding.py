@@ -96,3 +96,27 @@ def test_an_unlink_that_fails_is_told_and_tried_again(tmp_path: Path) -> None:
     assert store.segments()[0] == 15
     assert store.words[words_of.RETENTION_ERRNO] == 0
     check_minima(store)
+
+
+def test_a_queue_file_whose_unlink_fails_goes_when_it_can(tmp_path: Path) -> None:
+    """Though no minimum moves any more."""
+
+    class StubbornIO(DiskIO):
+        stubborn = True
+
+        def unlink(self, path: Path) -> None:
+            if self.stubborn and "consumequeue" in path.parts:
+                raise PermissionError(1, "Operation not permitted", str(path))
+            super().unlink(path)
+
+    io = StubbornIO()
+    store = aged(tmp_path, io=io)
+    keeper = store.retention()
+    store.run(keeper, 30_000)
+    assert (store.segments()[0], store.queue_files()[0]) == (15, 0)
+    assert "retention waits" in [event for event, _ in store.told]
+    io.stubborn = False
+    store.run(keeper, 30_000)
+    assert store.queue_files()[0] == 2
+    check_minima(store)
+    keeper.close()
