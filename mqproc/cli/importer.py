@@ -35,7 +35,7 @@ from mqproc.client import Client, core
 from mqproc.client.batch import Batch
 from mqproc.client.connection import FRAME_BYTES_MAX
 from mqproc.client.encoding import AppendFrame, encode_batch
-from mqproc.client.settling import PATIENCE_S, UNSETTLED, Patience, settle
+from mqproc.client.settling import PATIENCE_S, UNSETTLED, Patience, check_index, settle
 from mqproc.errors import BadRequestError, FrameTooLargeError, MqprocError
 from mqproc.wire.operations import AppendRequest, Operation
 
@@ -168,7 +168,11 @@ class Importer:
             left = self._unsent(chunks)
 
     def _settle_again(self, since_s: float) -> Stored:
-        """After a lost answer: the same as at the beginning, as soon as the group answers again."""
+        """After a lost answer: the same as at the beginning, as soon as the group answers again.
+
+        Raises BadRequestError when the store has no index to say by what it has.
+        """
+        check_index(self._client.store)
         while True:
             try:
                 settle(self._client, self._patience)

@@ -20,7 +20,7 @@ from mqproc.cli.progress import Progress
 from mqproc.cli.sources import FORMATS, STDIN, Reading, Source
 from mqproc.cli.times import format_duration, format_time, now_ms
 from mqproc.client import Client
-from mqproc.client.settling import PATIENCE_S
+from mqproc.client.settling import PATIENCE_S, check_index
 from mqproc.errors import BadRequestError, FrameTooLargeError, MqprocError
 from mqproc.io import StoreIO
 from mqproc.paths import StorePaths
@@ -304,6 +304,8 @@ class ImportJob:
             return None
         if before.finished_ms and self._path:
             _check_last_line(self._path, source.kind, before.fingerprint.size)
+        # Records of an import that was begun may be there, and the index alone knows which.
+        check_index(self._paths.root, "; --restart imports everything again")
         self._acknowledged_before = before.fingerprint.size
         return journal.go_on(before, fingerprint)
 

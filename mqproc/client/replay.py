@@ -26,7 +26,7 @@ from mqproc.client.amounts import not_below_zero
 from mqproc.client.core import TIME_MAX_MS, TIME_MIN_MS, WRITER, Call, Page, Time
 from mqproc.client.encoding import encode_messages
 from mqproc.client.moments import time_ms
-from mqproc.client.settling import PATIENCE_S, UNSETTLED, settle
+from mqproc.client.settling import PATIENCE_S, UNSETTLED, check_index, settle
 from mqproc.errors import BadRequestError, MqprocError, TopicNotFoundError
 from mqproc.layout import properties, record
 from mqproc.message import Filter, Message, StoredMessage
@@ -173,7 +173,11 @@ class Replay:
     # What is there
 
     def _settled(self, since_s: float) -> frozenset[ReplayPosition]:
-        """The copies from the position on that are stored, as soon as that can be said."""
+        """The copies from the position on that are stored, as soon as that can be said.
+
+        Raises BadRequestError when the store has no index to say it by.
+        """
+        check_index(self._client.store)
         self._pending.clear()
         while True:
             try:

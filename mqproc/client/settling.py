@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from mqproc.client import core
 from mqproc.errors import (
+    BadRequestError,
+    ConfigurationError,
     NotRunningError,
     RequestTimeoutError,
     SendOutcomeUnknownError,
     StoreBusyError,
 )
+from mqproc.io import StoreIO
 from mqproc.metrics.health import error_text
+from mqproc.paths import StorePaths
 from mqproc.shm.clock import Clock
+from mqproc.store.settings import read_settings
 
 UNSETTLED: Final = (SendOutcomeUnknownError, NotRunningError, RequestTimeoutError, StoreBusyError)
 """Errors after which it is not known which of the messages under way are stored."""
@@ -44,6 +50,23 @@ class Patience:
     pings: int = DRAIN_PINGS
     seconds: float = PATIENCE_S
     told: Callable[[str], None] = _tell_nobody
+
+
+def check_index(store_or_socket: str | Path, instead: str = "") -> None:
+    """Raise BadRequestError when a store has no index: asked for a message by its id, it says that it has none.
+
+    `instead` is what else one may do, for the error. Of a store that does not tell its options nothing is said.
+    """
+    paths = StorePaths(core.socket_paths(store_or_socket)[core.WRITER].parent.parent)
+    try:
+        has_index = read_settings(StoreIO(), paths).message_index_enable
+    except (OSError, ValueError, ConfigurationError):
+        return
+    if not has_index:
+        raise BadRequestError(
+            f"{paths.root}: message_index_enable is off, so the store cannot say which messages it has: they might "
+            f"come twice{instead}"
+        )
 
 
 def settle(client: Runs, patience: Patience | None = None) -> None:

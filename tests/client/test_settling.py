@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mqproc.client.core import Call
-from mqproc.client.settling import Patience, settle
-from mqproc.errors import RequestTimeoutError
+from mqproc.client.settling import Patience, check_index, settle
+from mqproc.errors import BadRequestError, RequestTimeoutError
 from mqproc.shm.clock import Clock
 from mqproc.wire.operations import Operation
+from tests.cli.calling import call
+from tests.conftest import Group
 
 
 class FakeClock(Clock):
@@ -67,3 +71,58 @@ def test_one_goes_on_as_soon_as_dispatch_does() -> None:
     settle(Store(clock, errno.ENOSPC, until_s=2), Patience(clock, 1, 3, notes.append))
     assert 2e9 <= clock.now_ns < 2.1e9
     assert len(notes) == 1
+
+
+@pytest.fixture(scope="module")
+def without_index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    """Twenty messages of a topic in a store that has no index, and a topic that they can go to."""
+    group = Group(tmp_path_factory.mktemp("plain") / "store", message_index_enable=False).start()
+    with group.client() as client:
+        client.create_topic("there", 2)
+        client.send_batch("source", [b"%d" % number for number in range(20)])
+    yield group
+    group.close()
+
+
+def stored(group: Group, topic: str) -> int:
+    group.wait_dispatched()
+    with group.client() as client:
+        return sum(queue.max_offset for queue in client.queues(topic))
+
+
+def test_a_store_without_an_index_is_known_by_its_folder_and_by_its_sockets(
+    without_index: Group, tmp_path: Path
+) -> None:
+    for name in (without_index.store, without_index.paths.socket("writer")):
+        with pytest.raises(BadRequestError, match="message_index_enable is off"):
+            check_index(name)
+    check_index(tmp_path)
+
+
+def test_a_replay_that_cannot_know_what_is_there_stores_nothing(without_index: Group) -> None:
+    with without_index.client() as client:
+        assert client.replay("source", "made", name="n").sent == 20
+        for topic in ("made", "there"):
+            before = stored(without_index, topic)
+            with pytest.raises(BadRequestError, match="message_index_enable is off"):
+                client.replay("source", topic, name="n")
+            assert stored(without_index, topic) == before
+        # What has no name is nowhere.
+        assert client.replay("source", "there").sent == 20
+
+
+def test_an_import_that_cannot_know_what_is_there_does_not_go_on(without_index: Group, tmp_path: Path) -> None:
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(f"{number}\n" for number in range(10)))
+    command = ("import", path, "--topic", "lines", "--format", "lines", "--store", without_index.store)
+    assert call(*command).code == 0
+    assert stored(without_index, "lines") == 10
+    with path.open("a") as file:
+        file.write("10\n")
+    outcome = call(*command)
+    assert outcome.code == 2
+    assert "message_index_enable is off" in outcome.err
+    assert "--restart imports everything again" in outcome.err
+    assert stored(without_index, "lines") == 10
+    assert call(*command, "--restart").code == 0
+    assert stored(without_index, "lines") == 21

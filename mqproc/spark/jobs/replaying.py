@@ -100,8 +100,8 @@ def replay(
     goes on. `rate`: messages a second over all streams. One stream keeps the order of each log; several are faster.
 
     A topic that goes into itself gives its messages of other stores only. Raises BadRequestError with speculative
-    execution, which would send twice, and for a topic of the system's own; StoreAccessError for a path without a store;
-    NotRunningError when the target does not run.
+    execution, which would send twice, for a topic of the system's own, and where the target has no index to say which
+    copies it has; StoreAccessError for a path without a store; NotRunningError when the target does not run.
     """
     from pyspark.sql import functions as F
 
@@ -136,16 +136,20 @@ def _check(spark: SparkSession, topics: Sequence[str], rate: float, streams: int
 
 def _target(store: str, topic: str, name: str, rate: float, queues: int) -> Target:
     from mqproc.client import Client
+    from mqproc.client.settling import check_index
 
     with Client(store) as client:
         there = {info.topic: info.queues for info in client.topics()}.get(topic)
+    is_new = there is None or not name
+    if not is_new:
+        check_index(store)
     return Target(
         str(Path(store).absolute()),
         topic,
         there or queues or _QUEUES,
         name or str(uuid.uuid4()),
         rate,
-        is_new=there is None or not name,
+        is_new=is_new,
         is_missing=there is None,
     )
 
@@ -202,8 +206,6 @@ class _Stream:
     """Sends what one task is given."""
 
     def __init__(self, client: Client, target: Target) -> None:
-        from mqproc.client.settling import settle
-
         self._client = client
         self._target = target
         self._families: dict[tuple[str, str], str] = {}
@@ -214,11 +216,11 @@ class _Stream:
         self.sent = 0
         self.found = 0
         if self._looks:
-            settle(client)
+            self._settle()
 
     def take(self, window: list[tuple[str, StoredMessage]]) -> None:
         """Send a window's messages that are not there yet. Raises MqprocError when the target stays away too long."""
-        from mqproc.client.settling import PATIENCE_S, UNSETTLED, settle
+        from mqproc.client.settling import PATIENCE_S, UNSETTLED
 
         copies = [(self._copy(store, message), message.sys_flag) for store, message in window]
         if self._topic_is_missing:
@@ -233,7 +235,7 @@ class _Stream:
         while left:
             try:
                 if failed_s:
-                    settle(self._client)
+                    self._settle()
                     left = self._missing(left)
                 self._send(left)
                 return
@@ -242,6 +244,13 @@ class _Stream:
                 if time.monotonic() - failed_s > PATIENCE_S:
                     raise
                 time.sleep(_PAUSE_S)
+
+    def _settle(self) -> None:
+        """Have the index know all that was sent before. Raises BadRequestError when the target has none."""
+        from mqproc.client.settling import check_index, settle
+
+        check_index(self._target.store)
+        settle(self._client)
 
     def _copy(self, store: str, message: StoredMessage) -> Message:
         from mqproc.client.replay import copy_of

@@ -24,7 +24,7 @@ from mqproc.client.batch import Batch
 from mqproc.client.connection import FRAME_BYTES_MAX
 from mqproc.client.encoding import encode_batch
 from mqproc.client.replay import OWN_PROPERTIES
-from mqproc.client.settling import PATIENCE_S, UNSETTLED, Patience, Runs, settle
+from mqproc.client.settling import PATIENCE_S, UNSETTLED, Patience, Runs, check_index, settle
 from mqproc.client.unique_id import COUNTERS, unique_id
 from mqproc.errors import BadRequestError, MessageTooLargeError, MqprocError, TopicExistsError
 from mqproc.io import StoreIO
@@ -53,7 +53,7 @@ class RowSender:
         self._partition = partition
         self._looks = looks
         if looks:
-            _check_index(options.store)
+            check_index(options.store)
         self._client = Client(options.store)
         try:
             self._turn = Turn(StorePaths(Path(options.store)), identity)
@@ -95,7 +95,9 @@ class RowSender:
             # Asked for with a queue of all rows too: a missing topic is made here, and not by the store's own default.
             queues = self._queues_of(topic, columns)
             queue_id = self._partition % queues if self._options.queue_id is None else None
-            rows = self._topics[topic] = TopicRows(self._client, topic, self._identity, queue_id)
+            rows = self._topics[topic] = TopicRows(
+                self._client, topic, self._identity, queue_id, store=self._options.store
+            )
             if self._looks:
                 # Once a task is enough: what one before it has left is of all topics.
                 rows.look(drained=len(self._topics) > 1)
@@ -152,9 +154,18 @@ class TopicRows:
     """The rows of one topic of a partition, of which the first `stored` are there already."""
 
     def __init__(
-        self, client: Runs, topic: str, identity: str, queue_id: int | None, patience: Patience | None = None
+        self,
+        client: Runs,
+        topic: str,
+        identity: str,
+        queue_id: int | None,
+        patience: Patience | None = None,
+        *,
+        store: str = "",
     ) -> None:
+        """`store` is the client's: it must be one that can be asked. "" where that is known."""
         self._client = client
+        self._store = store
         self._patience = patience or Patience()
         self._topic = topic
         self._queue_id = queue_id
@@ -185,7 +196,12 @@ class TopicRows:
         return found
 
     def look(self, *, drained: bool = False) -> None:
-        """Find out how many rows are stored, as soon as that can be said; `drained`: no socket holds any of them."""
+        """Find out how many rows are stored, as soon as that can be said; `drained`: no socket holds any of them.
+
+        Raises BadRequestError when the store has no index to say it by.
+        """
+        if self._store:
+            check_index(self._store)
         since_s = self._now_s()
         while True:
             try:
@@ -281,11 +297,3 @@ def _properties(columns: dict[str, pa.Array]) -> list[dict[str, str]] | None:
     if column is None:
         return None
     return [{name: value for name, value in pairs or () if name not in OWN_PROPERTIES} for pairs in column.to_pylist()]
-
-
-def _check_index(store: str) -> None:
-    """Raise BadRequestError when a store cannot be asked for a message by its id."""
-    if not settings_of(StoreIO(), StorePaths(Path(store))).message_index_enable:
-        raise BadRequestError(
-            f"{store}: message_index_enable is off, so the store cannot say which rows it has: they might come twice"
-        )

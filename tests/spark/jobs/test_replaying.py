@@ -126,3 +126,16 @@ def test_born_times_beyond_the_year_9999(spark: SparkSession, group: Group, tmp_
     born = {copy.body: copy.born_timestamp_ms for copy in messages_of(group.store, topic="Again")}
     assert before_ms <= born.pop(b"none") <= time.time_ns() // 1_000_000
     assert born == {b"us": FIRST_MS * 1000 + 1, b"1969": -1, b"ms": FIRST_MS}
+
+
+def test_a_target_that_cannot_say_which_copies_it_has_gets_none_a_second_time(
+    spark: SparkSession, rolled_store: Path, tmp_path: Path
+) -> None:
+    target = Group(tmp_path / "target", message_index_enable=False).start()
+    first = messages_of(rolled_store, topic="First")
+    assert replay(spark, rolled_store, target.store, "Again", topic="First", name="r").sent == len(first)
+    with pytest.raises(BadRequestError, match="message_index_enable is off"):
+        replay(spark, rolled_store, target.store, "Again", topic="First", name="r")
+    target.wait_dispatched()
+    assert len(messages_of(target.store, topic="Again")) == len(first)
+    target.close()

@@ -11,15 +11,22 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import types
 
-from mqproc.errors import BadMessageError, BadPropertyError, BadRequestError, TopicReservedError
+from mqproc.errors import (
+    BadMessageError,
+    BadPropertyError,
+    BadRequestError,
+    SendOutcomeUnknownError,
+    TopicReservedError,
+)
 from mqproc.message import StoredMessage
 from mqproc.spark.sink.options import COLUMNS, WriteOptions, check_columns, write_options
-from mqproc.spark.sink.sending import RowSender
+from mqproc.spark.sink.sending import RowSender, TopicRows
 from tests.conftest import Group, wait_until
 from tests.spark.rows import messages_of
 from tests.workers import loaded_context
@@ -231,6 +238,19 @@ def test_a_store_that_cannot_be_asked(tmp_path: Path) -> None:
     (own / "settings.json").write_text('{"message_index_enable": false}')
     with pytest.raises(BadRequestError, match="message_index_enable is off"):
         RowSender(WriteOptions(str(tmp_path / "store"), "Topic"), "w", 0, looks=True)
+
+
+def test_rows_of_a_lost_answer_are_not_sent_again_where_none_can_be_found(tmp_path: Path) -> None:
+    group = Group(tmp_path / "store", message_index_enable=False).start()
+    with RowSender(WriteOptions(str(group.store), "Topic", queues=1), "w", 0, looks=False) as sender:
+        sender.send(rows(0, 10))
+        with (
+            mock.patch.object(TopicRows, "_send_frame", side_effect=SendOutcomeUnknownError("lost")),
+            pytest.raises(BadRequestError, match="message_index_enable is off"),
+        ):
+            sender.send(rows(10, 20))
+    assert len(stored(group, "Topic")) == 10
+    group.close()
 
 
 @pytest.mark.parametrize(
