@@ -108,7 +108,10 @@ class RangeReader:
                 let_go = at
             if reason == BLANK:
                 # What lies behind a BLANK is no part of the log; a boundary there is a false one.
-                at = stop if stop == of.limit else at
+                if stop != of.limit and of.exact_stop and not of.open_end:
+                    # Not one that was looked for: the index, say, names a record here.
+                    self._lose(of, at, stop, "a BLANK", place)
+                at = stop if stop == of.limit or of.exact_stop else at
                 break
             if reason in _DAMAGE:
                 at = self._after_damage(bytes_, at, stop, _DAMAGE[reason], place)
@@ -166,14 +169,17 @@ class RangeReader:
         if following is None and bytes_.of.open_end:
             return stop
         end = stop if following is None else min(following, stop)
-        lost = Lost(bytes_.of.segment + at, bytes_.of.segment + end, reason)
+        self._lose(bytes_.of, at, end, reason, place)
+        return end
+
+    def _lose(self, of: LogRange, start: int, stop: int, reason: str, place: str) -> None:
+        """Note bytes without records. Raises CorruptStoreError when such are not to be passed over."""
         if self._fail_on_data_loss:
             raise CorruptStoreError(
-                f"{place}: no intact record in bytes [{at:,}, {end:,}): {reason}; "
+                f"{place}: no intact record in bytes [{start:,}, {stop:,}): {reason}; "
                 "failOnDataLoss=false leaves such ranges out"
             )
-        self.lost.append(lost)
-        return end
+        self.lost.append(Lost(of.segment + start, of.segment + stop, reason))
 
 
 class SegmentView:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import struct
 import zlib
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,16 @@ def test_offsets_narrow_what_is_read(rolled_store: Path) -> None:
     given["byUnits"] = "false"
     assert offsets_of(rolled_store, **given) == [each.physical_offset for each in of_queue[30:41]]
     assert log_bytes(rolled_store, **given) == of_queue[41].physical_offset - of_queue[30].physical_offset
+
+
+def test_a_segments_end_where_the_index_names_a_record_is_damage(tmp_path: Path) -> None:
+    store = StoppedStore(tmp_path / "store")
+    first = store.offsets.index(SEGMENT)
+    store.overwrite(SEGMENT, struct.pack(">II", SEGMENT, 0xCBD43194))
+    given = {"subscribe": "First,Second,Third", "key": f"n{first},n{first - 1}"}
+    with pytest.raises(CorruptStoreError, match=r"no intact record in bytes \[0, 8\): a BLANK; failOnDataLoss=false"):
+        rows_of(store.root, **given)
+    assert offsets_of(store.root, failOnDataLoss=False, **given) == [store.offsets[first - 1]]
 
 
 def test_offsets_that_are_not_there_are_refused(rolled_store: Path) -> None:
