@@ -4,17 +4,19 @@
         for message in reader.messages("orders"):
             print(message.queue_offset, message.body)
 
-Of a store that runs, positions come from its control file and queue table and move on by themselves. Of any other
-store the queues are listed from their folders, each one's end is where its units end, and the log ends where its last
-whole record does; that is found once, at opening.
+Of a store that runs, positions come from its control file and queue table and move on by themselves, also when its
+group is stopped and started again meanwhile. Of any other store the queues are listed from their folders, each one's
+end is where its units end, and the log ends where its last whole record does; that is found once, at opening.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +45,8 @@ PAGE_MESSAGES = 4096
 MESSAGES_MAX = 1 << 31
 # What RocketMQ takes for a pull whose size nobody limits.
 ROCKETMQ_PULL_BYTES = 128 << 20
+# So often a reader of a running store looks whether that has been started anew.
+_LOOK_EVERY_S: Final = 0.1
 
 
 class StoreReader:
@@ -58,17 +62,22 @@ class StoreReader:
         self._io = StoreIO()
         check_is_store(self._io, self.paths)
         self.options = _with_sizes_of_files(self._io, self.paths, options or settings_of(self._io, self.paths))
+        self._whole = whole
         view = GroupView.open(self._io, self.paths, self.options)
         self._view: StoreView = view or FilesView(self._io, self.paths, self.options, whole=whole)
-        self.reading = StoreReading(
+        self._reading = self._reading_of(self._view)
+        self._look_at_s = time.monotonic() + _LOOK_EVERY_S
+
+    def _reading_of(self, view: StoreView) -> StoreReading:
+        return StoreReading(
             self._io,
             self.paths,
             self.options,
-            self._view.queues,
-            self._view.visible,
-            self._view.newest_index_ms,
-            whole=whole,
-            still=view is None,
+            view.queues,
+            view.visible,
+            view.newest_index_ms,
+            whole=self._whole,
+            still=not isinstance(view, GroupView),
         )
 
     def __repr__(self) -> str:
@@ -84,8 +93,33 @@ class StoreReader:
 
     def close(self) -> None:
         """Let go of files and maps."""
-        self.reading.close()
+        self._look_at_s = float("inf")
+        self._reading.close()
         self._view.close()
+
+    @property
+    def reading(self) -> StoreReading:
+        """Questions to the store as it is now."""
+        self._follow()
+        return self._reading
+
+    def _follow(self) -> None:
+        """Go on with the positions of the group that runs, when that is another than at opening.
+
+        Until it has recovered those of the one before hold.
+        """
+        now_s = time.monotonic()
+        if now_s < self._look_at_s or not isinstance(self._view, GroupView):
+            return
+        self._look_at_s = now_s + _LOOK_EVERY_S
+        if self._view.is_current(self._io, self.paths):
+            return
+        view = GroupView.open(self._io, self.paths, self.options)
+        if view is not None:
+            old_reading, old_view = self._reading, self._view
+            self._view, self._reading = view, self._reading_of(view)
+            old_reading.close()
+            old_view.close()
 
     @property
     def running(self) -> bool:
@@ -95,6 +129,7 @@ class StoreReader:
     @property
     def visible(self) -> Visible:
         """The part of the log that may be read now."""
+        self._follow()
         return self._view.visible()
 
     # Queues and topics
@@ -131,8 +166,9 @@ class StoreReader:
         rocketmq_limits: bool = False,
     ) -> PullResult:
         """The next messages of a queue, with RocketMQ's statuses and next offsets."""
-        self.reading.let_go_of_deleted(self._view.deletions())
-        pulled = self.reading.pull(
+        reading = self.reading
+        reading.let_go_of_deleted(self._view.deletions())
+        pulled = reading.pull(
             topic, queue_id, offset, max_messages, max_bytes, tags, rocketmq_limits=rocketmq_limits
         )
         return _pull_result(pulled)

@@ -106,6 +106,11 @@ class GroupView(WordsView):
         except (FileNotFoundError, CorruptStoreError):
             return None
 
+    def is_current(self, io: StoreIO, paths: StorePaths) -> bool:
+        """False when the store was started again since, and so has another control file."""
+        words = open_control(io, paths.control)
+        return words is not None and words[words_of.EPOCH] == self._words[words_of.EPOCH]
+
 
 def open_control(io: StoreIO, path: Path) -> Words | None:
     try:
