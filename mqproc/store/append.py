@@ -136,7 +136,7 @@ class CommitLogAppender:
             self._stage_up_to(size)
         except OSError as error:
             self.take_back()
-            raise _as_disk_full(error) from error
+            raise as_refusal(error) from error
 
     def _largest_record(self) -> int:
         """RocketMQ's own limit, or what a segment takes."""

@@ -168,9 +168,7 @@ class StoreReader:
         """The next messages of a queue, with RocketMQ's statuses and next offsets."""
         reading = self.reading
         reading.let_go_of_deleted(self._view.deletions())
-        pulled = reading.pull(
-            topic, queue_id, offset, max_messages, max_bytes, tags, rocketmq_limits=rocketmq_limits
-        )
+        pulled = reading.pull(topic, queue_id, offset, max_messages, max_bytes, tags, rocketmq_limits=rocketmq_limits)
         return _pull_result(pulled)
 
     # RocketMQ's own answers, where ours are others: the names are its own
