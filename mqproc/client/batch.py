@@ -9,7 +9,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mqproc.client.columns import Texts, is_arrow, no_bodies
+from mqproc.client.columns import Texts, as_list, check_form, is_array, is_arrow, no_bodies, numbers
+from mqproc.client.properties import check_property_rows
+from mqproc.errors import BadMessageError
 
 
 class Batch(msgspec.Struct, frozen=True, eq=False):
@@ -51,13 +53,32 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
         except TypeError:
             raise no_bodies(self.bodies) from None
 
+    def aligned(self) -> Batch:
+        """The same with columns that may be cut: each is one for all messages, or has one value for each of them.
+
+        What is cut no longer shows that a column was too long or too short, and none that is sent shall be behind one.
+        Raises BadRequestError as the encoding of the whole does.
+        """
+        count = len(self)
+        check_form(self.bodies)
+        for texts, name in ((self.keys, "keys"), (self.tags, "tags"), (self.sharding_keys, "sharding keys")):
+            _check_texts(texts, count, name)
+        if self.properties is not None and not isinstance(self.properties, Mapping):
+            check_property_rows(self.properties, count)
+        return msgspec.structs.replace(
+            self,
+            queue_ids=_numbers(self.queue_ids, "i4", count, "queue ids"),
+            born_timestamps_ms=_numbers(self.born_timestamps_ms, "i8", count, "born times"),
+            flags=_numbers(self.flags, "i4", count, "flags"),
+        )
+
     def part(self, start: int, stop: int) -> Batch:
-        """Messages [start, stop) as a batch."""
+        """Messages [start, stop) as a batch; this one is aligned."""
         unique = None if self.unique is None else (self.unique[0], self.unique[1] + start)
         return msgspec.structs.replace(self, unique=unique, **self._columns(lambda column: column[start:stop]))
 
     def taken(self, places: NDArray[np.int64]) -> Batch:
-        """The messages at some places as a batch; it has no unique ids of its own."""
+        """The messages at some places as a batch; it has no unique ids of its own. This one is aligned."""
         return msgspec.structs.replace(self, **self._columns(lambda column: _at(column, places)))
 
     def _columns(self, change: Callable[[Any], Any]) -> dict[str, Any]:
@@ -74,3 +95,16 @@ def _at(column: Any, places: NDArray[np.int64]) -> Any:
     if isinstance(column, np.ndarray) or is_arrow(column):
         return column.take(places) if is_arrow(column) else column[places]
     return list(map(column.__getitem__, places.tolist()))
+
+
+def _check_texts(texts: Texts, count: int, name: str) -> None:
+    if texts is None or isinstance(texts, str):
+        return
+    if not (is_arrow(texts) or is_array(texts)):
+        as_list(texts, name)
+    if len(texts) != count:
+        raise BadMessageError(f"{len(texts):,} {name} for {count:,} bodies")
+
+
+def _numbers(values: Any, dtype: str, count: int, name: str) -> NDArray[Any] | None:
+    return None if values is None else numbers(values, dtype, count, name)

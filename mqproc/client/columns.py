@@ -74,13 +74,18 @@ def _lengths_of(values: Sequence[Any]) -> NDArray[np.uint32]:
 
 def encode_bodies(bodies: Any) -> Column:
     """A body column of what `Batch.bodies` may be. Raises BadMessageError."""
+    check_form(bodies)
     if isinstance(bodies, np.ndarray):
         return _numpy_bodies(bodies)
-    if is_arrow(bodies):
-        return _arrow_bodies(bodies)
+    return _arrow_bodies(bodies) if is_arrow(bodies) else list_bodies(bodies)
+
+
+def check_form(bodies: Any) -> None:
+    """Raise BadMessageError for what is no list and no array."""
+    if isinstance(bodies, np.ndarray) or is_arrow(bodies):
+        return
     if isinstance(bodies, str | bytes | bytearray | memoryview) or not isinstance(bodies, Sequence):
         raise no_bodies(bodies)
-    return list_bodies(bodies)
 
 
 def no_bodies(bodies: Any) -> BadMessageError:
@@ -156,6 +161,11 @@ def _padded_bodies(bodies: NDArray[np.bytes_]) -> Column:
 def is_arrow(values: Any) -> bool:
     """Whether this is pyarrow's, told without importing it."""
     return _is_of_arrow(type(values).__module__)
+
+
+def is_array(values: Any) -> bool:
+    """Whether this is an array of numpy's that has rows."""
+    return isinstance(values, np.ndarray) and values.ndim > 0
 
 
 @functools.lru_cache(maxsize=256)
@@ -327,7 +337,7 @@ def as_list(texts: Texts, name: str) -> Sequence[Any] | None:
     """The texts as a sequence, or None when they are one of Arrow's arrays of texts."""
     if is_arrow(texts):
         return list(texts.to_pylist()) if "list" in arrow_type(texts, name) else None
-    if isinstance(texts, np.ndarray):
+    if is_array(texts):
         return list(texts.tolist())
     if isinstance(texts, bytes | str) or not isinstance(texts, Sequence):
         raise BadPropertyError(f"{name} must be a list of texts or an array, not {type(texts).__name__}")

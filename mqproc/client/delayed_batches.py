@@ -87,7 +87,7 @@ def _times_ms(times: Any) -> NDArray[np.int64]:
 def by_time(batch: Batch) -> tuple[list[Batch], NDArray[np.int64] | None]:
     """Batches whose messages wait for one time, the earliest first, and the places of their messages in the given one.
 
-    None for a batch that goes as it is. Raises BadMessageError.
+    None for a batch that goes as it is. Raises BadRequestError.
     """
     names = [name for name in ("delay_level", "deliver_at_ms") if is_column(getattr(batch, name))]
     if not names:
@@ -100,6 +100,7 @@ def by_time(batch: Batch) -> tuple[list[Batch], NDArray[np.int64] | None]:
         raise BadMessageError("messages that wait for their time have one sharding key for all")
     order = np.argsort(of_each, kind="stable")
     places = np.split(order, np.flatnonzero(np.diff(of_each[order])) + 1)
-    parts = [batch.taken(of_time) for of_time in places] if len(batch) else []
+    aligned = batch.aligned()
+    parts = [aligned.taken(of_time) for of_time in places] if len(batch) else []
     waiting = zip(parts, times.tolist(), strict=True)
     return [msgspec.structs.replace(part, **{name: moment}) for part, moment in waiting], order

@@ -42,6 +42,7 @@ from mqproc.client.properties import (
     SHARDING_PAIR_BYTES,
     Gaps,
     check_keys,
+    check_property_rows,
     check_sharding_key,
     check_tag,
     check_unique_id,
@@ -415,8 +416,9 @@ def encode_batch(batch: Batch, frame_bytes_max: int, first: int = 0) -> Iterator
             f"{count:,} messages that must go together exceed a frame of {frame_bytes_max:,} bytes"
             f" or {FRAME_MESSAGES_MAX:,} messages"
         )
-    yield from encode_batch(batch.part(0, count // 2), frame_bytes_max, first)
-    yield from encode_batch(batch.part(count // 2, count), frame_bytes_max, first + count // 2)
+    aligned = batch.aligned()
+    yield from encode_batch(aligned.part(0, count // 2), frame_bytes_max, first)
+    yield from encode_batch(aligned.part(count // 2, count), frame_bytes_max, first + count // 2)
 
 
 def _encode_whole(batch: Batch) -> AppendFrame:
@@ -478,14 +480,10 @@ def _add_columns(batch: Batch, columns: _Columns) -> None:
 def _own_properties(batch: Batch, columns: _Columns) -> Column:
     """Whole property strings, for messages that have properties each of its own."""
     given: Any = batch.properties
-    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
-        kind = type(given).__name__
-        raise BadPropertyError(f"properties must be a mapping, or a list with one for each message, not a {kind}")
+    check_property_rows(given, len(batch))
     keys = _per_message(batch.keys, len(batch), "keys")
     tags = _per_message(batch.tags, len(batch), "tags")
     sharding_keys = _per_message(batch.sharding_keys, len(batch), "sharding keys")
-    if len(given) != len(batch):
-        raise BadMessageError(f"{len(given):,} properties for {len(batch):,} bodies")
     texts = []
     rows = zip(tags, keys, sharding_keys, given, strict=True)
     for index, (tag, key, sharding_key, properties) in enumerate(rows):

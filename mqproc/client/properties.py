@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from mqproc.client.unique_id import ID_CHARACTERS
-from mqproc.errors import BadPropertyError, BadRequestError
+from mqproc.errors import BadMessageError, BadPropertyError, BadRequestError
 from mqproc.layout.properties import (
     KEY_SEPARATOR,
     KEYS,
@@ -76,6 +76,15 @@ def _check_key(key: object) -> None:
         raise BadPropertyError(f"key {key!r} is empty or no text")
     if found := _KEY_FORBIDDEN.search(key):
         raise BadPropertyError(f"key {key[:64]!r} holds the separator byte 0x{ord(found[0]):02X}")
+
+
+def check_property_rows(given: object, count: int) -> None:
+    """Raise BadRequestError for what is no list of properties with one mapping for each message."""
+    if isinstance(given, str | bytes) or not isinstance(given, Sequence):
+        kind = type(given).__name__
+        raise BadPropertyError(f"properties must be a mapping, or a list with one for each message, not a {kind}")
+    if len(given) != count:
+        raise BadMessageError(f"{len(given):,} properties for {count:,} bodies")
 
 
 def check_unique_id(unique: str) -> None:

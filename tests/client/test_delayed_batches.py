@@ -47,7 +47,7 @@ def test_every_column_goes_with_its_message() -> None:
     last = parts[2]
     assert last.keys.to_pylist() == ["k0", "k2"]
     assert (last.tags, list(last.queue_ids), list(last.flags)) == (["t0", "t2"], [0, 2], [0, 2])
-    assert last.born_timestamps_ms.to_pylist() == [10, 12]
+    assert list(last.born_timestamps_ms) == [10, 12]
     assert last.properties == [{"n": "0"}, {"n": "2"}]
 
 
