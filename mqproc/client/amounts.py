@@ -41,11 +41,11 @@ def moment_after(name: str, seconds: float) -> float:
     """So many seconds from now, by the monotonic clock. Raises BadRequestError for what is no number."""
     try:
         moment = time.monotonic() + seconds
-    except TypeError:
-        moment = math.nan
-    if math.isnan(moment):  # It would never come.
-        raise BadRequestError(f"{name} = {seconds!r} is no number of seconds")
-    return moment
+        if not math.isnan(moment):  # It would never come.
+            return moment
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise BadRequestError(f"{name} = {repr(seconds)[:64]} is no number of seconds")
 
 
 def milliseconds(name: str, seconds: SupportsFloat | SupportsIndex) -> int:

@@ -281,7 +281,7 @@ def _joined_keys_of(values: Sequence[Any]) -> list[str]:
 
 def joined_keys(keys: Any) -> str:
     """One message's keys, given as a text, a sequence of texts, or None."""
-    if not keys and (keys is None or isinstance(keys, Sequence)):
+    if keys is None or (isinstance(keys, Sequence) and not keys):
         return ""
     several = (keys,) if isinstance(keys, str) else keys
     check_keys(several)
@@ -413,8 +413,10 @@ def numbers(values: Any, dtype: str, count: int, name: str) -> NDArray[Any]:
     return np.ascontiguousarray(found, np.dtype(dtype).newbyteorder("<"))
 
 
-def check_queue_id(queue_id: int) -> None:
-    """Raise NoSuchQueueError when no topic can have this queue."""
+def check_queue_id(queue_id: int, of_each: Any = None) -> None:
+    """Raise NoSuchQueueError when no topic can have this queue, BadRequestError when messages have one of their own."""
+    if of_each is not None:
+        raise BadRequestError("a batch has one queue id for all messages, or one for each, not both")
     try:
         if not 0 <= queue_id < 1 << 31:
             raise NoSuchQueueError(f"queue id {queue_id:,} is below 0 or too large")

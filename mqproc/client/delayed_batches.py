@@ -43,7 +43,7 @@ def deliver_at_ms(deliver_at: Times, delay: Delays) -> Any:
         raise _no_delay(f"{delay!r} is text")
     try:
         after_ms = np.rint(_seconds(delay) * 1000)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise _no_delay(str(error)) from None
     if not (np.abs(after_ms) < _DELAY_MS_MAX).all():
         raise BadTimeError("a delay is no number of seconds, or too many")
@@ -59,6 +59,8 @@ def _no_delay(reason: str) -> BadTimeError:
 def _seconds(delay: Delays) -> NDArray[np.float64]:
     """A delay or a column of delays as seconds, NaN for no time. Raises TypeError and ValueError for anything else."""
     found: NDArray[Any] = np.asarray(delay)
+    if found.dtype.kind == "M":  # numpy would count from 1970 in the array's own unit.
+        raise TypeError("datetimes are moments, for deliver_at")
     are_timedeltas = found.dtype.kind == "m"
     if found.dtype.kind == "O":
         # Each is looked at: numpy would take a number among timedeltas for microseconds.

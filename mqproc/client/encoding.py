@@ -46,6 +46,7 @@ from mqproc.client.properties import (
     check_sharding_key,
     check_tag,
     check_unique_id,
+    not_properties,
     split_at_gaps,
     utf8,
     whole_properties,
@@ -114,7 +115,7 @@ _checked_tags: set[str] = {""}
 
 def _check_topic(topic: str) -> None:
     """As `check_topic`; a name that passed is not looked at again."""
-    if topic not in _checked_topics:
+    if not isinstance(topic, str) or topic not in _checked_topics:  # What is no text need not have a hash.
         check_topic(topic)
         if len(_checked_topics) >= _TOPICS_REMEMBERED_MAX:
             _checked_topics.clear()
@@ -220,7 +221,7 @@ def _now_ms() -> int:
 def encode_message(message: Message, *, wait: bool = True, oneway: bool = False) -> AppendFrame:
     """One message as a frame: the path of single sends, so nothing is done that one message does not need."""
     topic, body, queue_id = message.topic, message.body, message.queue_id
-    if topic not in _checked_topics:
+    if type(topic) is not str or topic not in _checked_topics:
         _check_topic(topic)
     if type(body) is not bytes:
         body = _as_bytes(body)
@@ -253,7 +254,12 @@ def encode_message(message: Message, *, wait: bool = True, oneway: bool = False)
 
 def _is_plain(message: Message) -> bool:
     """Whether the writer makes the whole property string of a message's tag and keys."""
-    return not (message.properties or message.unique_id or message.sharding_key)
+    try:
+        return not (message.properties or message.unique_id or message.sharding_key)
+    except (TypeError, ValueError):  # Columns, and pandas' NA, are neither true nor false.
+        check_unique_id(message.unique_id)
+        check_sharding_key(message.sharding_key, {}, names_queue=False)
+        raise not_properties(message.properties) from None
 
 
 def _check_plain(message: Message) -> bytes:
@@ -276,7 +282,7 @@ def _check_plain(message: Message) -> bytes:
             check_flag(message.flag)
         if message.delay_level or message.deliver_at_ms:
             check_delay(message.delay_level, message.deliver_at_ms)
-    except ValueError as error:  # An array is neither true nor false, half of a surrogate pair is no UTF-8.
+    except (TypeError, ValueError) as error:  # As in _is_plain; and half of a surrogate pair is no UTF-8.
         check_keys(message.keys)
         check_delay(message.delay_level, message.deliver_at_ms)
         raise BadPropertyError(f"tag = {tag!r}, keys = {message.keys!r}: {error}") from None
@@ -324,8 +330,7 @@ def encode_messages(
     messages: Sequence[Message], *, wait: bool = True, oneway: bool = False, transaction: bool = False
 ) -> AppendFrame:
     """Messages of one topic, and with one `frame_key`, as a frame; `transaction` for a half message."""
-    first = messages[0]
-    count = len(messages)
+    first, count = messages[0], len(messages)
     _check_topic(first.topic)
     now_ms = _now_ms()
     prefix, counter = reserve(count)
@@ -366,7 +371,7 @@ def _keys_of(message: Message) -> str:
     try:
         if not message.keys:
             return ""
-    except ValueError:
+    except (TypeError, ValueError):
         pass  # An array is neither true nor false; the check refuses it.
     check_keys(message.keys)
     return KEY_SEPARATOR.join(message.keys)
@@ -431,7 +436,7 @@ def _encode_whole(batch: Batch) -> AppendFrame:
     if batch.delay_level or batch.deliver_at_ms:
         columns.further = {"delay_level": batch.delay_level, "deliver_at_ms": batch.deliver_at_ms}
     if batch.queue_id is not None:
-        check_queue_id(batch.queue_id)
+        check_queue_id(batch.queue_id, batch.queue_ids)
         columns.queue_id = batch.queue_id
     elif batch.queue_ids is not None:
         columns.queues = queue_numbers(batch.queue_ids, count)
@@ -479,8 +484,7 @@ def _add_columns(batch: Batch, columns: _Columns) -> None:
 
 def _own_properties(batch: Batch, columns: _Columns) -> Column:
     """Whole property strings, for messages that have properties each of its own."""
-    given: Any = batch.properties
-    check_property_rows(given, len(batch))
+    given = check_property_rows(batch.properties, len(batch))
     keys = _per_message(batch.keys, len(batch), "keys")
     tags = _per_message(batch.tags, len(batch), "tags")
     sharding_keys = _per_message(batch.sharding_keys, len(batch), "sharding keys")

@@ -32,7 +32,7 @@ def time_ms(moment: Time, default: int) -> int:
     try:
         refuse_seconds(moment)
         return int(moment)
-    except (TypeError, ValueError, OverflowError, NotImplementedError):
+    except (TypeError, ValueError, ArithmeticError, NotImplementedError):
         shown = f"a {type(moment).__name__}, {repr(moment)[:64]}"
         raise BadRequestError(f"no time is {shown}: give Unix ms, a datetime, or ISO 8601 text") from None
 

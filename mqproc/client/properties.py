@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from mqproc.client.unique_id import ID_CHARACTERS
 from mqproc.errors import BadMessageError, BadPropertyError, BadRequestError
@@ -78,13 +78,14 @@ def _check_key(key: object) -> None:
         raise BadPropertyError(f"key {key[:64]!r} holds the separator byte 0x{ord(found[0]):02X}")
 
 
-def check_property_rows(given: object, count: int) -> None:
-    """Raise BadRequestError for what is no list of properties with one mapping for each message."""
+def check_property_rows(given: Any, count: int) -> Sequence[Mapping[str, str]]:
+    """Properties with one mapping for each message. Raises BadRequestError for anything else."""
     if isinstance(given, str | bytes) or not isinstance(given, Sequence):
         kind = type(given).__name__
         raise BadPropertyError(f"properties must be a mapping, or a list with one for each message, not a {kind}")
     if len(given) != count:
         raise BadMessageError(f"{len(given):,} properties for {count:,} bodies")
+    return given
 
 
 def check_unique_id(unique: str) -> None:

@@ -68,7 +68,7 @@ def message_of(
     try:
         several = (keys,) if isinstance(keys, str) and keys else keys or ()
         pairs = properties or {}
-    except ValueError:  # An array is neither true nor false.
+    except (TypeError, ValueError):  # An array, and pandas' NA, is neither true nor false.
         kinds = type(keys).__name__, type(properties).__name__
         raise BadPropertyError(f"keys must be a sequence of texts, and properties a mapping, not {kinds}") from None
     return Message(

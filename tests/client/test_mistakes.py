@@ -7,6 +7,7 @@ import datetime
 import math
 import time
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,19 @@ class Incomparable:
             BadPropertyError,
             "properties must be a mapping .* list",
         ),
+        (lambda c: c.send("t", b"x", keys=pd.NA), BadPropertyError, "and properties a mapping, not .'NAType"),
+        (lambda c: c.send("t", b"x", tag=pd.NA), BadPropertyError, "tag = <NA>"),
+        (lambda c: c.send(Message("t", b"x", unique_id=pd.NA)), BadPropertyError, "unique id <NA> is no text"),
+        (lambda c: c.send(Message("t", b"x", unique_id=ARRAY)), BadPropertyError, "unique id .* is no text"),
+        (lambda c: c.send("t", b"x", sharding_key=pd.NA), BadPropertyError, "sharding key <NA> is no text"),
+        (lambda c: c.send(["t"], b"x"), BadTopicError, r"topic is \['t'\], not text"),
+        (lambda c: c.send_batch(["t"], BODIES), BadTopicError, r"topic is \['t'\], not text"),
+        (lambda c: c.send_batch("t", BODIES, keys=["a", pd.NA]), BadPropertyError, "message 1: keys must be a seq"),
+        (lambda c: c.send_batch("t", BODIES, queue_id=0, queue_ids=[0, 1]), BadRequestError, "not both"),
+        (lambda c: c.send_batch("t", BODIES, delay=np.array(["2030-01-01"] * 2, "M8[D]")), BadTimeError, "deliver_at"),
+        (lambda c: c.send_batch("t", BODIES, delay=10**400), BadTimeError, "a delay is a number of seconds"),
+        (lambda c: c.count("t", Decimal("nan")), BadRequestError, "no time is a Decimal"),
+        (lambda c: c.wait_dispatched(10**400), BadRequestError, "timeout = 1000.* is no number of seconds"),
         (lambda c: c.send("t", b"x", properties=Column(["a"] * 2)), BadPropertyError, "properties a mapping, not"),
         (lambda c: c.send("t", b"x", delay_level=Column([1, 2])), BadMessageError, "delay_level is a Column"),
         (lambda c: c.send("t", b"x", delay=Column([1, 2])), BadTimeError, "a Column is no list or array"),
