@@ -81,8 +81,9 @@ class Invocation:
         named = self.config or os.environ.get("MQPROC_CONFIG")
         if named:
             path = Path(named)
-            if not stat.S_ISREG(file_type(path)):
-                raise ConfigurationError(f"{path}: no such file")
+            kind = file_type(path)
+            if not stat.S_ISREG(kind):
+                raise ConfigurationError(f"{path}: {'not a regular file' if kind else 'no such file'}")
             return path
         default = Path(DEFAULT_CONFIG)
         if not stat.S_ISREG(file_type(default)):

@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,6 +24,9 @@ from mqproc.cli.ending import end_in_order
 from mqproc.cli.invocation import Invocation, process_began_s
 from mqproc.errors import MqprocError, StoreAccessError
 from mqproc.version import installed_version
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 EXIT_CODES = {
     0: "done",
@@ -42,6 +45,7 @@ EXIT_CODES = {
 NOT_FOUND = 5
 INTERRUPTED = 130
 _STDOUT, _STDERR = 1, 2
+_OUTPUT = "standard output"
 
 _LAZY = {
     "up": ("mqproc.cli.group:up", "Start the group on a store and stay in the foreground."),
@@ -127,6 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         end_in_order()
         _open_what_is_closed()
+        _name_output()
         _print_anything()
     invocation = Invocation(began_s=process_began_s() if arguments is None else time.monotonic())
     try:
@@ -144,6 +149,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MqprocError as error:
         return _failed(str(error), error.exit_code, invocation)
     except OSError as error:
+        if error.filename == _OUTPUT:
+            # What is still buffered must not fail again when Python ends: its exit code would be 120.
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         where = f"{error.filename}: " if error.filename else ""
         return _failed(f"{where}{error.strerror or error}", _exit_code_of(error, invocation), invocation)
     return result if isinstance(result, int) and not isinstance(result, bool) else 0
@@ -171,6 +179,29 @@ def _open_what_is_closed() -> None:
         sys.stdout = open(_STDOUT, "w", closefd=False)  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(_STDERR, "w", closefd=False)  # noqa: SIM115
+
+
+class _StandardOutput(io.FileIO):
+    """Standard output whose errors name it: a disk that is full would be taken for the store's."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = _OUTPUT
+            raise
+
+
+def _name_output() -> None:
+    out = sys.stdout
+    if not isinstance(out, io.TextIOWrapper):
+        return
+    raw = _StandardOutput(out.fileno(), "w", closefd=False)
+    # With python -u nothing is buffered.
+    buffer = raw if isinstance(out.buffer, io.RawIOBase) else io.BufferedWriter(raw)
+    sys.stdout = io.TextIOWrapper(
+        buffer, out.encoding, out.errors, line_buffering=out.line_buffering, write_through=out.write_through
+    )
 
 
 def _print_anything() -> None:

@@ -54,8 +54,16 @@ def test_a_send_whose_results_nobody_reads_any_more_tells_what_was_not_stored(st
 def test_a_send_whose_results_have_no_room_sends_all_and_fails(store: Path) -> None:
     outcome = _run(f"{LINES} | {MQPROC} send full --json --store '{store}' > /dev/full")
     assert outcome.returncode == 1
-    assert outcome.stderr.splitlines()[1:] == ["mqproc: No space left on device"]
+    assert outcome.stderr.splitlines()[1:] == ["mqproc: standard output: No space left on device"]
     assert _count(store, "full") == COUNT
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("command", ["topic list", "stat", "config doc", "tail one -n 1", "send one x", "send --help"])
+def test_output_without_room_is_not_taken_for_a_full_store(store: Path, command: str, unbuffered: str) -> None:
+    call("send", "one", "x", "--store", store)
+    outcome = _run(f"PYTHONUNBUFFERED={unbuffered} {MQPROC} {command} --store '{store}' > /dev/full")
+    assert (outcome.returncode, outcome.stderr) == (1, "mqproc: standard output: No space left on device\n")
 
 
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])

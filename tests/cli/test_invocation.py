@@ -128,6 +128,12 @@ def test_a_config_file_that_was_found_and_is_gone_is_no_default(
         invocation.options()
 
 
+@pytest.mark.parametrize("config", ["/dev/null", "/tmp"])
+def test_a_config_that_is_there_and_no_file_is_not_said_to_be_missing(config: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{config}: not a regular file$"):
+        Invocation(config=Path(config)).options()
+
+
 def test_a_command_begins_with_its_process() -> None:
     ago_s = time.monotonic() - process_began_s()
     assert ago_s == pytest.approx(time.time() - psutil.Process().create_time(), abs=1.0)
