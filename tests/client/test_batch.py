@@ -59,7 +59,7 @@ def test_so_are_sharding_keys() -> None:
 
 @CUT
 @pytest.mark.parametrize("name", ["keys", "tags", "properties", "queue_ids", "flags", "born_timestamps_ms"])
-@pytest.mark.parametrize("column", [5, {"a", "b"}, iter("abc"), b"abc", np.array(5)], ids=repr)
+@pytest.mark.parametrize("column", [5, {"a"}, iter("a"), b"a", np.array(5)], ids=lambda of: type(of).__name__)
 def test_what_is_no_column_is_told_in_words(cut: Any, count: int, name: str, column: object) -> None:
     with pytest.raises(BadRequestError, match=name.partition("_")[0].rstrip("s")):
         cut(count, {name: column})
