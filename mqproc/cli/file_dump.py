@@ -328,7 +328,7 @@ def _units(data: bytes, first: int) -> Rows:
             "physical_offset": _number(unit, consume_queue.PHYSICAL_OFFSET, consume_queue.SIZE),
             "size": size,
             "tags_code": _number(unit, consume_queue.TAGS_CODE, consume_queue.UNIT_SIZE),
-            "filler": size == consume_queue.FILLER_SIZE,
+            "filler": size in consume_queue.FILLER_SIZES,
         }
 
 

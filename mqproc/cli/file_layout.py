@@ -202,7 +202,7 @@ def commit_log_fields(view: NDArray[np.uint8], layout: Iterable[Range]) -> Range
 def _unit_kind(unit: bytes) -> str:
     if not any(unit):
         return UNWRITTEN
-    is_filler = _number(unit, consume_queue.SIZE, 4) == consume_queue.FILLER_SIZE
+    is_filler = _number(unit, consume_queue.SIZE, 4) in consume_queue.FILLER_SIZES
     return "fillers" if is_filler else "units"
 
 

@@ -6,7 +6,8 @@
     └─────────────────────┴────────────┴───────────────┘
 
 A unit is valid when its physical offset is ≥ 0 and its size > 0. The filler for a place that no record has is
-(anything, 0x7FFFFFFF, 0): RocketMQ writes it before a queue's first unit, and recovery over a hole in the log.
+(anything, 0x7FFFFFFF, 0): RocketMQ writes it before a queue's first unit. Recovery's, over a hole in the log, have
+END_FILLER_SIZE instead, which no record is as small as (`store/end_fillers`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ UNIT_SIZE = TAGS_CODE + 8
 assert UNIT_SIZE == 20
 
 FILLER_SIZE = 0x7FFFFFFF
+END_FILLER_SIZE = 16
+FILLER_SIZES = (FILLER_SIZE, END_FILLER_SIZE)
 # No queue comes as far: such a queue offset in a record is nonsense, as one below 0.
 QUEUE_OFFSET_LIMIT = 1 << 44
 # With RocketMQ's ConsumeQueue extension a tags code may be an address instead: no hash is as low. It is the place among
@@ -29,6 +32,9 @@ EXTENSION_ADDRESS_MAX = -(1 << 31) - 1
 EXTENSION_FOLDER = "consumequeue_ext"
 
 _physical_offset_from = struct.Struct(">q").unpack_from
+
+unit_of = struct.Struct(">qiq").pack
+"""A unit's bytes, of physical offset, size and tags code."""
 
 
 def physical_offset_of(units: memoryview, index: int) -> int:

@@ -28,6 +28,7 @@ from mqproc.names import SCHEDULE_TOPIC
 from mqproc.paths import segment_name, segment_start
 from mqproc.store import queue_extent
 from mqproc.store.clearing import clear_behind
+from mqproc.store.end_fillers import as_fillers
 from mqproc.store.queue_extent import QueueExtent
 from mqproc.store.queue_folders import REMOVE_TRIES, remove_tree
 from mqproc.store.unsynced import Unsynced
@@ -206,13 +207,14 @@ class ConsumeQueueFiles:
         """
         count = len(units) // UNIT_SIZE
         found = self._found_at(topic, queue_id, first_queue_offset, count, generation)
-        if found == units.tobytes():
+        plain, wanted_plain = as_fillers(found), as_fillers(units.tobytes())
+        if plain == wanted_plain:
             return 0
         if not found.strip(b"\0"):
             self.write_run(topic, queue_id, first_queue_offset, units, generation)
             return count
-        wanted, there = as_units(units), as_units(found)
-        theirs = wanted[: len(there)]
+        there = as_units(plain)
+        theirs = as_units(wanted_plain)[: len(there)]
         same = (there["physical_offset"] == theirs["physical_offset"]) & (there["size"] == theirs["size"])
         codes = there["tags_code"]
         if topic == SCHEDULE_TOPIC:
@@ -224,8 +226,8 @@ class ConsumeQueueFiles:
         same &= (codes == theirs["tags_code"]) | untold
         differing = count - int(np.count_nonzero(same))
         if differing:
-            mended = wanted.copy()
-            mended[: len(there)][same] = there[same]
+            mended = as_units(units).copy()
+            mended[: len(there)][same] = as_units(found)[same]
             self.write_run(topic, queue_id, first_queue_offset, mended.view(np.uint8), generation)
         return differing
 
@@ -255,7 +257,7 @@ class ConsumeQueueFiles:
         if all(self._is_unused(topic, queue_id, start, place - start, generation) for start in starts):
             return b""
         try:
-            return self.read_units(topic, queue_id, first, count, generation)
+            return self.raw_units(topic, queue_id, first, count, generation)
         except FileNotFoundError:
             return b""
 
@@ -330,10 +332,14 @@ class ConsumeQueueFiles:
     # Reading
 
     def read_units(self, topic: str, queue_id: int, first: int, count: int, generation: int = 0) -> bytes:
-        """Units [first, first + count) as they lie on disk; fewer where the files end.
+        """Units [first, first + count); fewer where the files end. A filler at a queue's end is one like others.
 
         Raises FileNotFoundError when the file of the first one is not there: deleted, never made, or a folder.
         """
+        return as_fillers(self.raw_units(topic, queue_id, first, count, generation))
+
+    def raw_units(self, topic: str, queue_id: int, first: int, count: int, generation: int = 0) -> bytes:
+        """The same as they lie on disk. Raises as `read_units`."""
         position = first * UNIT_SIZE
         stop = position + count * UNIT_SIZE
         parts: list[bytes] = []

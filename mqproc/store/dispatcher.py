@@ -30,7 +30,8 @@ from mqproc.kernels.intrinsics import load_be64
 from mqproc.kernels.publish import publish_queues
 from mqproc.layout import queue_table as table_layout
 from mqproc.layout.consume_queue import UNIT_SIZE
-from mqproc.store.consume_queue import ConsumeQueueFiles, fillers
+from mqproc.store.consume_queue import ConsumeQueueFiles
+from mqproc.store.end_fillers import end_fillers
 from mqproc.store.index_files import IndexCommit, IndexFiles
 from mqproc.store.queue_extent import explained_by
 from mqproc.store.queue_table import QueueTable
@@ -274,7 +275,7 @@ class Dispatch:
         size = self._segments.segment_size
         place = None if expired else explained_by(holes, stop - first, physical_end, physical_offset, size)
         if place is not None:
-            self._write(number, first, fillers(stop - first, place))
+            self._write(number, first, end_fillers(stop - first, place, size))
         elif self._mend:
             self.gaps.append(Gap(number, first, stop, physical_end, physical_offset))
 

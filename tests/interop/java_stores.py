@@ -309,14 +309,20 @@ def _append(handed: Handed, engine: Engine, topic: str, *, count: int = 6, **cha
 # Damaged
 
 
-def damaged(source: Handed, name: str, choose: Callable[[list[StoredMessage]], StoredMessage]) -> tuple[Handed, int]:
+def damaged(
+    source: Handed,
+    name: str,
+    choose: Callable[[list[StoredMessage]], StoredMessage],
+    *,
+    without: Sequence[str] = ("consumequeue", "index"),
+) -> tuple[Handed, int]:
     """A copy of a stopped store with one body byte flipped and no durable mark, opened by us, extended and stopped.
 
-    Returns the physical offset of the damaged record too.
+    It comes `without` these folders. Returns the physical offset of the damaged record too.
     """
     group = Group(source.root.with_name(name), **source.group.options)
     handed = Handed(name, group, dict(source.sent))
-    shutil.copytree(source.root, group.store, ignore=shutil.ignore_patterns("mqproc", "consumequeue", "index", "~*"))
+    shutil.copytree(source.root, group.store, ignore=shutil.ignore_patterns("mqproc", "~*", *without))
     with StoreReader(source.root) as reader:
         victim = choose(list(reader.scan()))
     start = victim.physical_offset - victim.physical_offset % SEGMENT_SIZE
@@ -342,6 +348,11 @@ def in_an_early_segment(messages: list[StoredMessage]) -> StoredMessage:
 def in_the_last_segment(messages: list[StoredMessage]) -> StoredMessage:
     """A record of the last segment whose queue goes on in the same one."""
     return _with_a_successor(messages, messages[-1].physical_offset // SEGMENT_SIZE * SEGMENT_SIZE)
+
+
+def at_a_queues_end(messages: list[StoredMessage]) -> StoredMessage:
+    """The last record of a queue, in a segment before the last one."""
+    return next(each for each in reversed(messages) if (each.topic, each.queue_id) == ("batched", 1))
 
 
 def _with_a_successor(messages: list[StoredMessage], start: int) -> StoredMessage:

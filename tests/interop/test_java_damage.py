@@ -4,6 +4,7 @@ Seen here of RocketMQ:
 
 * A bad record in the last file cuts the log there when RocketMQ opens the store, intact records behind it included;
   their bytes stay. In an earlier file of a store that was stopped in order a bad record is not noticed.
+* The last unit of a queue is for RocketMQ the end of what the queue has of the log: `store/end_fillers`.
 * What RocketMQ cuts stays in the index, whose newest file then takes no key of what is appended below its end.
 """
 
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mqproc.layout.consume_queue import FILLER_SIZE
+from mqproc.layout.consume_queue import FILLER_SIZES
 from mqproc.message import StoredMessage
 from tests.interop import java_stores
 from tests.interop.java_checks import as_line, assert_delivered, assert_told
@@ -27,17 +28,18 @@ pytestmark = pytest.mark.timeout(1000)
 
 @pytest.fixture(scope="module")
 def told(rocketmq: RocketMq, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Story]]:
-    """The stories of two damaged copies of one store, by name."""
+    """The stories of three damaged copies of one store, by name."""
     folder = tmp_path_factory.mktemp("java")
     stopped = java_stores.stopped(folder)
     early = Story(*java_stores.damaged(stopped, "hole_early", java_stores.in_an_early_segment))
     # RocketMQ appends less than it cuts there.
     last = Story(*java_stores.damaged(stopped, "hole_last", java_stores.in_the_last_segment), 3)
+    end = Story(*java_stores.damaged(stopped, "hole_at_end", java_stores.at_a_queues_end, without=()))
     try:
-        tell([early, last], rocketmq)
-        yield {"early": early, "last": last}
+        tell([early, last, end], rocketmq)
+        yield {"early": early, "last": last, "end": end}
     finally:
-        for each in (stopped, early.handed, last.handed):
+        for each in (stopped, early.handed, last.handed, end.handed):
             each.group.close()
 
 
@@ -49,6 +51,11 @@ def hole_early(told: dict[str, Story]) -> Story:
 @pytest.fixture
 def hole_last(told: dict[str, Story]) -> Story:
     return told["last"]
+
+
+@pytest.fixture
+def hole_at_end(told: dict[str, Story]) -> Story:
+    return told["end"]
 
 
 def test_a_hole_in_an_early_segment_cuts_nothing(hole_early: Story) -> None:
@@ -69,14 +76,26 @@ def test_a_hole_in_an_early_segment_cuts_nothing(hole_early: Story) -> None:
 def test_rocketmq_steps_over_a_hole(hole_early: Story) -> None:
     first = hole_early.dumps["first"]
     for queue, line in first.queues.items():
-        assert first.pulled(*queue) == [unit[0] for unit in line["units"] if unit[1] != FILLER_SIZE]
+        assert first.pulled(*queue) == [unit[0] for unit in line["units"] if unit[1] not in FILLER_SIZES]
+
+
+def test_rocketmq_goes_on_with_a_queue_that_ends_in_a_hole(hole_at_end: Story) -> None:
+    """Each message has its unit, and each start goes on behind the last one's."""
+    first, second, third = (hole_at_end.dumps[moment].queues["batched", 1] for moment in ("first", "second", "third"))
+    assert first["alone"] == [[first["maxOffset"] - 1, "MESSAGE_WAS_REMOVING"]]
+    answers = zip(hole_at_end.messages, hole_at_end.answers, strict=True)
+    (answer,) = [answer for given, answer in answers if given["topic"] == "batched"]
+    assert answer["queueOffset"] == first["maxOffset"]
+    assert second["maxOffset"] == first["maxOffset"] + answer["count"]
+    assert second["units"][first["maxOffset"]][0] == answer["physicalOffset"]
+    assert third["units"] == second["units"]
 
 
 def test_our_group_serves_what_rocketmq_wrote_behind_a_hole(hole_early: Story) -> None:
     dump = hole_early.dumps["second"]
     behind: dict[tuple[str, int], list[StoredMessage]] = {}
     for queue, line in dump.queues.items():
-        units = [unit[0] for unit in line["units"] if unit[1] != FILLER_SIZE]
+        units = [unit[0] for unit in line["units"] if unit[1] not in FILLER_SIZES]
         served = hole_early.served.queues[queue]
         assert [message.physical_offset for message in served[: len(units)]] == units
         behind[queue] = served[len(units) :]

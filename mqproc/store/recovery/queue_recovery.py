@@ -8,6 +8,7 @@ limit on every unit is compared with the log by dispatch. Without a mark the lim
     rebuild    lost queues, from their last unit that fits
     fill       fillers where the log has no record for a queue offset: holes, gaps
     clear      what lies behind each queue's end
+    seal       the filler that a queue ends with, for RocketMQ
     remove     files without any unit, and topics of which nothing else is there
 """
 
@@ -32,8 +33,9 @@ from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.names import MULTI_DISPATCH_PREFIX
-from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles, as_units, fillers
+from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles, as_units
 from mqproc.store.dispatcher import Gap
+from mqproc.store.end_fillers import as_fillers, end_fillers
 from mqproc.store.queue_extent import QueueExtent, filler_position
 from mqproc.store.queue_hints import Hints, QueueHint
 from mqproc.store.queue_table import QueueTable
@@ -248,7 +250,7 @@ class QueueRecovery:
                 # Nothing is left of it: only the last file is made, which keeps the queue's offset by its name.
                 topic, queue_id = self._table.name(number)
                 first = (hint.max_offset - 1) // self._files.units_per_file * self._files.units_per_file
-                self._mend(number, topic, queue_id, first, fillers(hint.max_offset - first))
+                self._mend(number, topic, queue_id, first, self._fillers(hint.max_offset - first))
             else:
                 end = self._table.last_physical_end(number)
                 self._fill(Gap(number, have, hint.max_offset, end, hint.physical_end), holes, keep_units=False)
@@ -287,25 +289,29 @@ class QueueRecovery:
             first, physical_offset = gap.first, self._filler_position(between[0] if between else gap.physical_end)
         if first == gap.stop:
             return 0
-        wanted = fillers(gap.stop - first, physical_offset)
+        wanted = self._fillers(gap.stop - first, physical_offset)
         if keep_units:
             self._keep_units(topic, queue_id, first, gap, as_units(wanted))
         return self._mend(gap.number, topic, queue_id, first, wanted)
+
+    def _fillers(self, count: int, place: int = 0) -> NDArray[np.uint8]:
+        return end_fillers(count, place, self._segments.segment_size)
 
     def _filler_position(self, hole_start: int) -> int:
         return filler_position(hole_start, self._segments.segment_size)
 
     def _keep_units(self, topic: str, queue_id: int, first: int, gap: Gap, wanted: NDArray[np.void]) -> None:
         try:
-            there = as_units(self._files.read_units(topic, queue_id, first, len(wanted)))
+            raw = self._files.raw_units(topic, queue_id, first, len(wanted))
         except FileNotFoundError:
             return
+        there = as_units(as_fillers(raw))
         offsets, sizes = there["physical_offset"].astype(np.int64), there["size"].astype(np.int64)
         is_filler = sizes == FILLER_SIZE
         # A power loss may leave anything where a file begins; fillers point to the begin of something longer.
         is_record = (sizes >= record.FIXED_SIZE_V4) & (offsets + sizes <= gap.physical_stop)
         kept = (offsets >= gap.physical_end) & (offsets < gap.physical_stop) & (is_filler | is_record)
-        wanted[: len(there)][kept] = there[kept]
+        wanted[: len(there)][kept] = as_units(raw)[kept]
 
     def fill_holes(self, holes: Iterable[tuple[int, int]]) -> int:
         """Fillers in place of the units that point into damaged ranges, also just behind a queue's end; how many."""
@@ -329,7 +335,7 @@ class QueueRecovery:
             if stop == end:
                 stop = self._behind_end(topic, queue_id, end, (hole_start, hole_stop), place)
             if stop > first:
-                filled += self._mend(number, topic, queue_id, first, fillers(stop - first, place))
+                filled += self._mend(number, topic, queue_id, first, self._fillers(stop - first, place))
                 if stop > end:
                     self._table.store(number, table_layout.MAX_OFFSET, stop)
                     end = stop
@@ -385,6 +391,21 @@ class QueueRecovery:
                 cleared += self._files.clear_from(topic, queue_id, self._table.max_offset(number))
         self.changed += cleared
         return cleared
+
+    def seal_ends(self) -> int:
+        """Give queues that end with a filler one that RocketMQ goes on behind; how many had another (`end_fillers`)."""
+        sealed = 0
+        for number, topic, queue_id in self._table.live():
+            last = self._table.max_offset(number) - 1
+            unit = self._unit(topic, queue_id, last) if last >= 0 else None
+            if unit is None or int(unit["size"]) != FILLER_SIZE:
+                continue
+            wanted = self._fillers(1, int(unit["physical_offset"]))
+            if self._files.raw_units(topic, queue_id, last, 1) != wanted.tobytes():
+                self._files.write_run(topic, queue_id, last, wanted, number)
+                sealed += 1
+        self.changed += sealed
+        return sealed
 
     def remove_unused(self, topics: Iterable[str]) -> list[str]:
         """Remove the files of queues that have never had a record; the topics that go with theirs.

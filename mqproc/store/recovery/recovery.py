@@ -335,6 +335,8 @@ class Recovery:
             # It was closed in order, so the log had what its queues knew.
             self._ledger.note_cut(log.end, beyond, self._now_ms())
         cleared = mender.clear(mender.lost if untouched else None)
+        if mender.lost or (not untouched and (done.gaps or self._ledger.holes)):
+            self._changed |= mender.seal_ends() > 0
         if not untouched and done.no_room is None:
             self._remove_unused(mender)
         self._io.crash_point("recover.cq_cut")

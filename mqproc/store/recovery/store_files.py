@@ -36,6 +36,7 @@ from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
 from mqproc.paths import StorePaths, index_name_time_ms, segment_name, segment_start, shown
 from mqproc.store.clearing import dirty_end
 from mqproc.store.consume_queue import as_units
+from mqproc.store.end_fillers import as_fillers
 from mqproc.store.misnamed import find_misnamed, in_the_way, put_right
 from mqproc.store.queue_folders import is_queue_id, is_topic
 
@@ -320,7 +321,7 @@ class StoreFiles:
 
     def _holds_units(self, path: Path, size: int) -> bool:
         """Whether a file holds more than zeros and the fillers that a queue's first file may begin with."""
-        units = as_units(self._io.read_file(path)[: size - size % UNIT_SIZE])
+        units = as_units(as_fillers(self._io.read_file(path)[: size - size % UNIT_SIZE]))
         return bool(((units["size"] != FILLER_SIZE) & (units["size"] > 0)).any())
 
     # The index

@@ -12,6 +12,7 @@ from mqproc.io import StoreIO
 from mqproc.kernels import verify
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout.consume_queue import UNIT_SIZE
+from mqproc.store.end_fillers import put_fillers
 from mqproc.store.verify.inventory import Inventory, Queue
 from mqproc.store.verify.picture import Picture
 
@@ -110,5 +111,6 @@ def _read_file(io: StoreIO, fd: int, start: int, size: int, buffer: bytearray) -
             count = io.pread_into(fd, memoryview(buffer)[:wanted], at) // UNIT_SIZE
             if count == 0:
                 return
+            put_fillers(buffer, count)
             yield (start + at) // UNIT_SIZE, as_kernel_array(buffer), count
             at += count * UNIT_SIZE

@@ -1,0 +1,60 @@
+"""Fillers for what damage has swallowed, in a form behind which RocketMQ goes on when a queue ends with one.
+
+RocketMQ takes the last unit of a queue for the end of what the queue has of the log: place and size, added. A record
+that ends at or below it has a unit already, it thinks, and it writes none. With a usual filler at the end that would be
+so for the next 2 GiB: none of those messages would be in the queue, and the next start would give their queue offsets
+away again.
+
+    usual one    (place F, 0x7FFFFFFF, 0)
+    for a hole   (F + a segment − 15, 16, F)     it ends behind the first byte of the hole's segment
+
+It is as unreadable: no record is that short, and none reaches over its segment's end. A queue may come to end with any
+of them, since RocketMQ cuts a log at damage in its last segment. Whoever reads units gets usual ones (`as_fillers`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mqproc.layout import consume_queue as layout
+
+_SIZE_BYTES: Final = layout.END_FILLER_SIZE.to_bytes(4, "big")
+_FILLER_BYTES: Final = np.frombuffer(layout.FILLER_SIZE.to_bytes(4, "big"), np.uint8)
+
+
+def end_fillers(count: int, place: int, segment_size: int) -> NDArray[np.uint8]:
+    """uint8[20 × count], writable: what stands for fillers that point to `place`, where a segment begins."""
+    data = layout.unit_of(place + segment_size + 1 - layout.END_FILLER_SIZE, layout.END_FILLER_SIZE, place)
+    return np.frombuffer(bytearray(data * count), np.uint8)
+
+
+def put_end_fillers(units: NDArray[np.void], segment_size: int) -> None:
+    """Make usual fillers among some units those for holes, in place."""
+    usual = units["size"] == layout.FILLER_SIZE
+    units["tags_code"][usual] = units["physical_offset"][usual]
+    units["physical_offset"][usual] += segment_size + 1 - layout.END_FILLER_SIZE
+    units["size"][usual] = layout.END_FILLER_SIZE
+
+
+def as_fillers(units: bytes) -> bytes:
+    """Units as they lie on disk, whole ones and what is cut off behind them, with usual fillers for those of ends."""
+    if _SIZE_BYTES not in units:
+        return units
+    plain = bytearray(units)
+    put_fillers(plain, len(plain) // layout.UNIT_SIZE)
+    return bytes(plain)
+
+
+def put_fillers(units: bytearray, count: int) -> None:
+    """The same in place, for the first `count` units."""
+    if units.find(_SIZE_BYTES, 0, count * layout.UNIT_SIZE) < 0:
+        return
+    rows = np.frombuffer(units, np.uint8, count * layout.UNIT_SIZE).reshape(count, layout.UNIT_SIZE)
+    sizes = rows[:, layout.SIZE : layout.TAGS_CODE]
+    ends = (sizes == np.frombuffer(_SIZE_BYTES, np.uint8)).all(axis=1)
+    rows[ends, layout.PHYSICAL_OFFSET : layout.SIZE] = rows[ends, layout.TAGS_CODE : layout.UNIT_SIZE]
+    rows[ends, layout.SIZE : layout.TAGS_CODE] = _FILLER_BYTES
+    rows[ends, layout.TAGS_CODE : layout.UNIT_SIZE] = 0

@@ -1,0 +1,76 @@
+"""What a queue ends with when the log has lost its last record: RocketMQ must go on behind it."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+
+from mqproc.io import StoreIO
+from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
+from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
+from mqproc.store.end_fillers import end_fillers
+from mqproc.store.queue_extent import filler_position
+from tests.store.recovery.recovering import Recovered
+from tests.store.stopped_store import SEGMENT, StoppedStore, assert_whole, write_at
+
+# A queue's last record, which others follow in the log.
+BEFORE_THE_LAST = 4
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> StoppedStore:
+    """One whose last but three record is damaged; no mark is left."""
+    store = StoppedStore(tmp_path / "store")
+    store.overwrite(store.offsets[-BEFORE_THE_LAST] + 100, b"\xff")
+    shutil.rmtree(store.root / "mqproc" / "marks")
+    return store
+
+
+def ends(found: Recovered) -> list[bytes]:
+    """The last unit of each queue as it lies on disk."""
+    files = ConsumeQueueFiles(StoreIO(), found.paths.consume_queue, found.options.consume_queue_file_bytes)
+    try:
+        return [files.raw_units(*queue, stop - 1, 1) for queue, (_start, stop) in found.queues().items()]
+    finally:
+        files.close()
+
+
+def end_of_damaged(store: StoppedStore, lost: int = -BEFORE_THE_LAST) -> bytes:
+    return end_fillers(1, filler_position(store.offsets[lost], SEGMENT), SEGMENT).tobytes()
+
+
+def test_no_queue_seems_to_reach_beyond_the_log(store: StoppedStore) -> None:
+    """RocketMQ gives no unit to a record that ends at or below place and size of a queue's last unit, added."""
+    found = store.recover()
+    assert ends(found).count(end_of_damaged(store)) == 1
+    for (unit,) in (as_units(end).tolist() for end in ends(found)):
+        assert unit[0] + unit[1] <= found.end
+    assert_whole(store, found, lost={len(store.offsets) - BEFORE_THE_LAST})
+
+
+def test_a_usual_filler_at_the_end_is_replaced(store: StoppedStore) -> None:
+    """As earlier versions have left it."""
+    found = store.recover()
+    usual = struct.pack(">qiq", filler_position(store.offsets[-BEFORE_THE_LAST], SEGMENT), FILLER_SIZE, 0)
+    for path in (each for each in (store.root / "consumequeue").rglob("*") if each.is_file()):
+        data = path.read_bytes()
+        if (at := data.find(end_of_damaged(store))) >= 0:
+            assert at % UNIT_SIZE == 0
+            write_at(path, at, usual)
+    assert end_of_damaged(store) not in ends(found)
+    shutil.rmtree(store.root / "mqproc" / "marks")
+    assert ends(store.recover(clean=False)).count(end_of_damaged(store)) == 1
+
+
+def test_the_queue_goes_on_behind_it(store: StoppedStore) -> None:
+    """By now it is a filler like others, and stays as it is."""
+    lost = len(store.offsets) - BEFORE_THE_LAST
+    store.recover()
+    for _topic in range(3):
+        store.put()
+    found = store.recover(clean=False)
+    assert end_of_damaged(store, lost) not in ends(found)
+    assert_whole(store, found, lost={lost})
