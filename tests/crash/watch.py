@@ -7,7 +7,7 @@ from pathlib import PurePath
 from mqproc.io import StoreIO
 from mqproc.layout import control as words_of
 from mqproc.layout import marks
-from mqproc.layout.consume_queue import FILLER_SIZE, UNIT_SIZE
+from mqproc.layout.consume_queue import FILLER_SIZES, UNIT_SIZE
 from mqproc.store import checkpoint_file
 from mqproc.store.consume_queue import as_units
 from tests.crash.disk import Disk
@@ -107,6 +107,6 @@ class Watch:
                 at = number * UNIT_SIZE
                 is_durable = path not in unnamed and durable[at : at + UNIT_SIZE] == now[at : at + UNIT_SIZE]
                 expect(
-                    size in (0, FILLER_SIZE) or physical >= mark or is_durable,
+                    size in (0, *FILLER_SIZES) or physical >= mark or is_durable,
                     f"the queues' mark {mark} is ahead of the unit at {at} of {path}, which a power loss may take",
                 )

@@ -16,6 +16,7 @@ from mqproc.control import Control
 from mqproc.errors import BadRequestError, StoreBusyError
 from mqproc.io import StoreIO
 from mqproc.layout.control import WRITER
+from mqproc.layout.record import PROPERTIES_SIZE_MAX
 from mqproc.names import SCHEDULE_TOPIC
 from mqproc.process import appender as module
 from mqproc.process.appender import Appender, NewMessage, Outcome, Refused, Stored, Unknown
@@ -107,11 +108,11 @@ def test_a_queue_that_a_topic_lacks_is_made(rig: Rig) -> None:
 
 
 def test_a_frame_that_is_refused_tells_why_and_others_go_on(rig: Rig) -> None:
-    rig.append(NewMessage("t", bytes(200_001)), NewMessage("u", b"fits"))
+    rig.append(NewMessage("t", b"", properties=bytes(PROPERTIES_SIZE_MAX)), NewMessage("u", b"fits"))
     refused, stored = rig.finish()
     assert isinstance(refused, Refused)
     assert isinstance(refused.error, BadRequestError)
-    assert refused.error.code == "MESSAGE_TOO_LARGE"
+    assert refused.error.code == "PROPERTIES_TOO_LARGE"
     assert not refused.error.retryable
     assert isinstance(stored, Stored)
 

@@ -158,14 +158,17 @@ def test_a_store_that_may_not_be_looked_at_for_a_moment_is_not_lost(tmp_path: Pa
         lock.close()
 
 
-def test_a_store_whose_socket_lies_elsewhere_is_lost_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_whose_socket_lies_elsewhere_is_lost_with_it(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As the folder of a user goes who logs out; who looks for the group finds nobody then."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    runtime = tmp_path_factory.mktemp("run")  # Its name is short.
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     paths = StorePaths(tmp_path / ("long" * 30))
     paths.own.mkdir(parents=True)
     with contextlib.closing(StoreLock.acquire(StoreIO(), paths)) as lock, listen(paths.socket("ctl")):
         assert lost_name(paths, lock) is None
-        (socket,) = (tmp_path / "mqproc").iterdir()
+        (socket,) = (runtime / "mqproc").iterdir()
         socket.unlink()
         assert lost_name(paths, lock) == socket
         socket.parent.rmdir()

@@ -16,6 +16,7 @@ from mqproc.kernels.intrinsics import load_be64
 from mqproc.layout.consume_queue import PHYSICAL_OFFSET, UNIT_SIZE
 from mqproc.spark.jobs.tasks import Row
 from mqproc.store.consume_queue import ConsumeQueueFiles, fillers
+from mqproc.store.end_fillers import end_fillers
 from mqproc.store.queue_extent import explained_by
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.verify.inventory import Queue
@@ -142,7 +143,7 @@ class QueueRuns:
         if not expired:
             place = explained_by(self._holes, missing, physical_end, run.physical_begin, self._segment_size)
         if place is not None:
-            self._writer.write(queue, expected, fillers(missing, place))
+            self._writer.write(queue, expected, end_fillers(missing, place, self._segment_size))
             return missing
         start = run.first - run.first % self._units_per_file
         if expected <= start < run.first:

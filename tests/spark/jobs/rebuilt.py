@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from mqproc.layout import index_file as layout
+from mqproc.layout.consume_queue import FILLER_SIZES
 from mqproc.spark.jobs import rebuilding
 from mqproc.spark.jobs.rebuilding import RebuildJob
 from mqproc.spark.jobs.tasks import Row, batches_of
@@ -46,7 +47,7 @@ def units_from(files: dict[str, bytes], log_begin: int) -> dict[tuple[str, int],
         for at in range(0, len(data), 20):
             unit = data[at : at + 20]
             size = int.from_bytes(unit[8:12], "big")
-            if 0 < size < 0x7FFFFFFF and int.from_bytes(unit[:8], "big") >= log_begin:
+            if size > 0 and size not in FILLER_SIZES and int.from_bytes(unit[:8], "big") >= log_begin:
                 found[name, at] = unit
     return found
 
