@@ -26,12 +26,13 @@ class TopicFigures:
     topic: str
     queues: int
     appended: int
-    """Messages ever appended: the sum of the next offsets."""
+    """Messages ever appended: the sum of the next offsets, those of deleted queues too."""
     stored: int
     """Messages that can be read."""
     delivered: int
-    """Messages handed out since the group started."""
+    """Messages handed out since the group started, from queues that were deleted since, too."""
     last_store_timestamp_ms: int
+    """Of the queues that are there; 0 while they have got none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class TopicTable:
             )
         )
         # The dispatcher's and the keeper's words may still be those of a queue that was deleted.
+        last_ms = np.where(live & (maximum > first), last_ms, 0)
         minimum = np.maximum(minimum, first)
         maximum = np.maximum(np.maximum(maximum, first), minimum)
         stored = np.where(live, maximum - minimum, 0)
@@ -110,15 +112,18 @@ class TopicTable:
     def _by_topic(
         self, live: NDArray[np.bool_], added_up: Sequence[NDArray[np.int64]], last_ms: NDArray[np.int64]
     ) -> list[TopicFigures]:
-        """Topics that have queues, in the order in which they were made: sums, and the newest store time."""
-        places = self._place_of[: len(live)][live]
+        """Topics that have queues, in the order in which they were made: sums, and the newest store time.
+
+        Queues that were deleted are in the sums: what counts must not go back when a topic is made again with fewer.
+        """
+        places = self._place_of[: len(live)]
         size = len(self._topics)
-        queues = np.bincount(places, minlength=size)
+        queues = np.bincount(places[live], minlength=size)
         sums = [np.zeros(size, np.int64) for _ in added_up]
         for total, column in zip(sums, added_up, strict=True):
-            np.add.at(total, places, column[live])
+            np.add.at(total, places, column)
         last = np.zeros(size, np.int64)
-        np.maximum.at(last, places, last_ms[live])
+        np.maximum.at(last, places, last_ms)
         columns = (column.tolist() for column in (queues, *sums, last))
         return [TopicFigures(*row) for row in zip(self._topics, *columns, strict=True) if row[1]]
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mqproc.control import Control
 from mqproc.layout import control as layout
-from mqproc.layout import figures
+from mqproc.layout import figures, queue_table
 from mqproc.metrics.catalogue import COUNTER, METRICS, family_names
 from mqproc.metrics.collector import TOLD_IN_RECOVERY
 from mqproc.metrics.error_log import ErrorLog
@@ -22,6 +22,7 @@ from mqproc.metrics.topics import OTHERS
 from mqproc.paths import StorePaths
 from mqproc.shm.code_counts import code_counter
 from mqproc.shm.histogram import Histogram
+from mqproc.store.queue_table import QueueTable
 from tests.metrics.control_file import IO, make_collector, make_control, make_queues
 
 Scrape = Callable[..., str]
@@ -170,6 +171,29 @@ def test_topics_are_the_sums_of_their_queues(tmp_path: Path, scrape: Scrape) -> 
     assert value(text, "mqproc_stored_messages", topic="topic-1") == 32
     assert value(text, "mqproc_last_message_timestamp_seconds", topic="topic-2") == 1_700_000_000.002
     assert value(text, "mqproc_storage_bytes", target="consumequeue") == 3 * 32 * 20
+
+
+def test_a_topic_that_is_made_again_with_fewer_queues_keeps_its_counts(tmp_path: Path, scrape: Scrape) -> None:
+    make_queues(tmp_path, topics=2, queues=4, messages=10)
+    table = QueueTable(IO, StorePaths(tmp_path).queues, write=True)
+    numbers = [number for number, topic, _ in table.live() if topic == "topic-1"]
+    for number in numbers:
+        table.delete_queue(number)
+    assert 'topic="topic-1"' not in scrape()
+    table.create_queue("topic-1", 0)
+    text = scrape()
+    assert value(text, "mqproc_queues") == 5
+    assert value(text, "mqproc_messages_appended_total", topic="topic-1") == 40
+    assert value(text, "mqproc_messages_delivered_total", topic="topic-1") == 8
+    assert value(text, "mqproc_stored_messages", topic="topic-1") == 0
+    assert value(text, "mqproc_last_message_timestamp_seconds", topic="topic-1") == 0
+    table.store(numbers[0], queue_table.NEXT_OFFSET, 11)
+    table.store(numbers[0], queue_table.MAX_OFFSET, 11)
+    text = scrape()
+    assert value(text, "mqproc_messages_appended_total", topic="topic-1") == 41
+    assert value(text, "mqproc_stored_messages", topic="topic-1") == 1
+    assert value(text, "mqproc_last_message_timestamp_seconds", topic="topic-1") > 0
+    table.close()
 
 
 def test_topics_beyond_the_bound_are_added_up(tmp_path: Path, scrape: Scrape) -> None:
