@@ -1,8 +1,8 @@
 """An ASGI application on a TCP port, a step at a time, inside a role's own loop.
 
 uvicorn's HTTP protocol over asyncio, whose event loop runs only while the role waits: no thread, no signal handlers.
-Each connection is for one request, which must have arrived within `deadline_s`; beyond `connections_max` new ones are
-closed.
+Each connection is for one request, which must have arrived within `deadline_s`; a client that takes nothing of its
+answer for as long is let go, too. Beyond `connections_max` new ones are closed.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ class _OneRequest(H11Protocol):
             transport.abort()
             return
         super().connection_made(transport)
+        # Who takes nothing more, stopped or gone, would have its place for ever: only the kernel sees that.
+        sock: socket.socket = transport.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(self.deadline_s * 1000))
         self._late = self.loop.call_later(self.deadline_s, self._give_up)
 
     def connection_lost(self, exc: Exception | None) -> None:

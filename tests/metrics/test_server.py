@@ -87,6 +87,19 @@ def test_a_silent_client_is_let_go_and_does_not_hold_up_others(impatient: AsgiSe
             assert client.recv(1) == b""
 
 
+def test_a_client_that_takes_nothing_of_its_answer_is_let_go(impatient: AsgiServer) -> None:
+    with socket.socket() as stopped:
+        stopped.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stopped.connect(("127.0.0.1", impatient.port))
+        stopped.sendall(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
+
+        def let_go() -> bool:
+            return not impatient.poll(0.01) and not impatient.connections
+
+        wait_until(lambda: impatient.poll(0.01), what="the request")
+        wait_until(let_go, what="the end of who does not read")
+
+
 def test_connections_are_bounded(server: AsgiServer) -> None:
     clients = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(6)]
     server.poll(0.05)
