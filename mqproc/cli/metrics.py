@@ -53,7 +53,9 @@ def _check(invocation: Invocation) -> int:
         raise CorruptStoreError(f"{paths.control}: monitor_port = {port:,} is no port; from 1 to {PORT_MAX:,}")
     address = f"http://{_reached_at(options.metrics_host)}:{port}/metrics"
     try:
-        with urllib.request.urlopen(address, timeout=invocation.timeout) as answer:
+        # The monitor is on this machine: a proxy of the environment would look on its own.
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with direct.open(address, timeout=invocation.timeout) as answer:
             text = answer.read().decode()
     except (urllib.error.URLError, OSError) as error:
         raise NotRunningError(f"{address}: {error}") from None

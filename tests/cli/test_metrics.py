@@ -41,6 +41,14 @@ def test_a_running_group_offers_all_of_it_where_its_monitor_listens(
     assert call("metrics", "--check", "--store", group.store).code == 9
 
 
+def test_the_check_asks_no_proxy(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_until(lambda: group.words()["monitor_port"], what="the monitor listens")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    assert call("metrics", "--check", "--store", group.store).code == 0
+
+
 def test_a_taken_port_is_told_at_the_start_and_by_the_check(make_group: Callable[..., Group]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
