@@ -212,6 +212,20 @@ def test_rates_move_while_something_flows_and_rest_afterwards(group: Group, page
     assert page.problems == []
 
 
+def test_a_clock_that_was_set_back_makes_no_huge_rates(group: Group, page: Chromium) -> None:
+    send(group, 100)
+    page.wait(lambda: page.value("seen.at(-1).topics.length"), "a snapshot with the topic")
+    assert page.value("seen.splice(0, seen.length - 1), seen.length") == 1
+    earlier = "{...seen.at(-1), time_ms: seen.at(-1).time_ms - 3600000}"
+    more = "topics: seen.at(-1).topics.map(topic => ({...topic, appended: topic.appended + 50}))"
+    used = "roles: seen.at(-1).roles.map(role => ({...role, cpu_s: role.cpu_s + 1}))"
+    # In one go: the page's next own snapshot would be of the old clock again.
+    shown = "[...document.querySelectorAll('#topics tbody td:nth-child(5), #roles tbody td:nth-child(4)')]"
+    found = page.value(f"take({{...{earlier}, {more}, {used}}}); {shown}.map(cell => cell.textContent)")
+    assert set(found) == {"0", "0 %"}
+    assert page.problems == []
+
+
 def test_groups_disk_roles_and_errors_are_shown_as_they_are(group: Group, page: Chromium) -> None:
     with group.client() as client:
         client.create_topic("orders", 2)

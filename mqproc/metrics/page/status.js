@@ -7,6 +7,7 @@ const QUIET_S = 3;
 const RATE_S = 5;
 const LATENCY_S = 60;
 const TYPED_MS = 200;
+const BACK_MS = 1000;
 const seen = [];
 
 const one = (selector) => document.querySelector(selector);
@@ -293,7 +294,9 @@ function take(snapshot) {
   const last = seen[seen.length - 1];
   // Recovery ends with positions that were not known before: that is no rate.
   const recovered = last && last.group === "recovering" && snapshot.group !== "recovering";
-  if (last && (last.epoch !== snapshot.epoch || recovered)) seen.length = 0;
+  // Nor is what came in a time that is not over yet: the clock was set back.
+  const back = last && snapshot.time_ms < last.time_ms - BACK_MS;
+  if (last && (last.epoch !== snapshot.epoch || recovered || back)) seen.length = 0;
   seen.push(snapshot);
   if (seen.length > KEPT) seen.shift();
   showAll();
