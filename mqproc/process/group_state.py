@@ -32,6 +32,7 @@ class GroupState:
         self._control = context.control
         self._words = context.control.words
         self._log = get_logger()
+        self._heart = context.heart
         self._reading = reading
         self._queues = reading.queues
         self._options = context.options
@@ -65,6 +66,7 @@ class GroupState:
         try:
             self._corrections.raise_to_minima()
         except OSError as error:
+            self._heart.failed()
             self._log.error("what groups have not consumed could not be counted", error=str(error))
         self._words[words_of.PROGRESS_AT] = minimum
         return 1
@@ -74,6 +76,7 @@ class GroupState:
         try:
             self._save_now()
         except OSError as error:
+            self._heart.failed()
             self._log.error("progress of consumer groups could not be saved", error=str(error))
 
     def _save_now(self) -> None:

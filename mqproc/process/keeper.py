@@ -122,6 +122,7 @@ class Keeper:
         try:
             sync_log(self._reading.segments, self._syncs, self._context.control.flushed, end)
         except (FailedSyncError, FileNotFoundError) as error:
+            self._context.heart.failed()
             self._log.error("how far deliveries have come is not saved; the log tells the next start", error=str(error))
             return
         self._levels.save(durable=end)

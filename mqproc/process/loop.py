@@ -433,6 +433,7 @@ def _configure_log(context: RoleContext) -> None:
         errors = ErrorLog.open(context.io, context.paths, context.name)
     except OSError as error:
         log.configure(context.name, log_format=log_format)
+        context.heart.failed()
         log.get_logger().error("errors are not kept in the store", error=str(error))
     else:
         log.configure(context.name, errors=errors, log_format=log_format)

@@ -7,7 +7,7 @@ comes to lie there afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -51,8 +51,18 @@ class OpenTopic:
 class OpenTopics:
     """The writer's topics: the config file, the queue table and the arrays for the kernel, kept together."""
 
-    def __init__(self, io: StoreIO, syncs: Syncing, paths: StorePaths, options: Options, table: QueueTable) -> None:
+    def __init__(
+        self,
+        io: StoreIO,
+        syncs: Syncing,
+        paths: StorePaths,
+        options: Options,
+        table: QueueTable,
+        failed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`failed` is called for each error that is logged."""
         self._io = io
+        self._failed = failed
         self._paths = paths
         self.options = options
         self._table = table
@@ -156,6 +166,7 @@ class OpenTopics:
         try:
             self.topics.save(time_ms)
         except OSError as error:
+            self._failed()
             get_logger().error("topics could not be saved yet", error=str(error))
             if not isinstance(error, FailedSyncError):
                 return

@@ -95,6 +95,7 @@ class Transactions:
         self._words = context.control.words
         self._options = options
         self._log = get_logger()
+        self._heart = context.heart
         self._reading = reading
         self._progress = progress
         self._answer = answer
@@ -370,6 +371,7 @@ class Transactions:
         try:
             message = self._message(half)
         except CorruptStoreError as error:
+            self._heart.failed()
             self._log.error("half message is damaged", transaction=half.transaction_id, error=str(error))
             self._due.set(half, now_ms + options.transaction_check_interval)
             return

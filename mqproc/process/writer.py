@@ -119,7 +119,9 @@ class Writer:
                 )
             # A map would keep the space of a segment that retention deletes later.
             self._segments.close()
-        self._topics = OpenTopics(self._io, self._syncs, context.paths, context.options, self._table)
+        self._topics = OpenTopics(
+            self._io, self._syncs, context.paths, context.options, self._table, context.heart.failed
+        )
         self._topics.save(self._clock.time_ms())
         self._topics_due_ns = 0
         self._plans = AppendPlans(self._topics)
@@ -409,6 +411,7 @@ class Writer:
         try:
             self._appender.sync()
         except OSError as error:
+            self._context.heart.failed()
             self._log.error("sync failed, the store is read-only from now on", error=str(error))
             return self._fail(FlushFailedError(f"the sync failed: {error.strerror}; run mqproc store repair"))
         self._count_sync()
@@ -453,6 +456,7 @@ class Writer:
         """Nothing that waits is published, nor will be; perhaps no more is taken. Returns what clients are told."""
         self._closed_by = self._conditions.reason_to_refuse()
         if isinstance(error, FailedSyncError) and self._closed_by is not None:
+            self._context.heart.failed()
             self._log.error("the store is read-only from now on", error=str(error))
             failure = self._closed_by
         else:
@@ -473,6 +477,7 @@ class Writer:
             return now_ms
         self._words.add(words_of.WRITER_CLOCK_STEPS, 1)
         if last_ms - now_ms > CLOCK_CLAMP_MAX_MS:
+            self._context.heart.failed()
             self._log.error("the clock stepped back", behind_ms=last_ms - now_ms, followed=True)
             return now_ms
         return last_ms

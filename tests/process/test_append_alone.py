@@ -210,6 +210,7 @@ def test_a_sync_that_fails_refuses_it_and_all_behind_it(synced: WriterRig) -> No
     assert synced.words[words_of.WRITER_SYNCED] == durable
     assert {len(of) for of in client.answers.values()} == {1}
     assert synced.counts()["append_rejects"] == 2
+    assert synced.words[words_of.role_word(words_of.WRITER, "errors")] == 1
 
 
 # When it must not be taken

@@ -109,6 +109,8 @@ def test_a_save_that_fails_ends_no_writer_and_holds_up_no_stop(make_group: Calla
     with group.client() as client:
         client.create_topic("made", 3)
         wait_until(lambda: "topics could not be saved yet" in group.output.read_text(), what="a save that fails")
+        # Counted before it is logged.
+        assert group.words()["writer.errors"] > 0
         assert client.send("sent", b"x").physical_offset == 0
         client.create_topic("gone", 1)
         client.delete_topic("gone")
