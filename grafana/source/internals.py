@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grafana.source.panels import TABLE, Panel, Query, Row, make_dashboard
+from grafana.source.panels import MOMENT, TABLE, Panel, Query, Row, make_dashboard
 from grafana.source.queries import RANGE, age, increase, quantiles, rate
 from grafana.source.settings import INTERNALS_UID
 
@@ -245,10 +245,14 @@ _RECOVERY = Row(
             "Version, when the group started, how often the monitor was asked, when retention looked last.",
             "short",
             [
-                Query("mqproc_build_info{$S}", "build"),
-                Query("mqproc_group_started_timestamp_seconds{$S}", "started"),
-                Query("mqproc_retention_last_look_timestamp_seconds{$S}", "retention's last look"),
-                Query("mqproc_scrapes_total{$S}", "scrapes"),
+                Query("max by (instance, version, python) (mqproc_build_info{$S})", "build"),
+                Query("1000 * max by (instance) (mqproc_group_started_timestamp_seconds{$S})", "started", MOMENT),
+                Query(
+                    "1000 * max by (instance) (mqproc_retention_last_look_timestamp_seconds{$S} > 0)",
+                    "retention's last look",
+                    MOMENT,
+                ),
+                Query("sum by (instance) (mqproc_scrapes_total{$S})", "scrapes"),
             ],
             kind=TABLE,
         ),

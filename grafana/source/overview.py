@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from grafana.source.panels import HEATMAP, STAT, TABLE, Panel, Query, Row, make_dashboard
+from grafana.source.panels import HEATMAP, MOMENT, STAT, TABLE, Panel, Query, Row, make_dashboard
 from grafana.source.queries import (
     RANGE,
     age,
@@ -323,7 +323,11 @@ _GROUPS = Row(
             "short",
             [
                 Query('topk(50, sum by (topic) (mqproc_stored_messages{$S,topic=~"$topic"}))', "stored"),
-                Query('topk(50, max by (topic) (mqproc_last_message_timestamp_seconds{$S,topic=~"$topic"}))', "last"),
+                Query(
+                    '1000 * topk(50, max by (topic) (mqproc_last_message_timestamp_seconds{$S,topic=~"$topic"}) > 0)',
+                    "last",
+                    MOMENT,
+                ),
             ],
             kind=TABLE,
         ),

@@ -15,6 +15,8 @@ from grafana_foundation_sdk.models.common import LegendDisplayMode, LegendPlacem
 from grafana_foundation_sdk.models.dashboard import (
     DashboardCursorSync,
     DataSourceRef,
+    DataTransformerConfig,
+    DynamicConfigValue,
     GridPos,
     Threshold,
     ThresholdsMode,
@@ -29,14 +31,17 @@ DATASOURCE: Final = DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 COLUMNS: Final = 24
 TIME_SERIES, STAT, TABLE, HEATMAP = "timeseries", "stat", "table", "heatmap"
+MOMENT: Final = "dateTimeAsIso"
+"""The unit of Unix times in ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query and what its series are called."""
+    """A query and what its series are called. `unit` is its column's in a table, where that is not the panel's."""
 
     expr: str
     legend: str = "{{instance}}"
+    unit: str = ""
 
     @property
     def text(self) -> str:
@@ -66,7 +71,7 @@ class Panel:
         if self.maximum is not None:
             made = made.max(self.maximum)
         for place, query in enumerate(self.queries):
-            made = made.with_target(self._target(query, chr(ord("A") + place)))
+            made = made.with_target(self._target(query, _ref_id(place)))
         return made
 
     def _target(self, query: Query, ref_id: str) -> prometheus.Dataquery:
@@ -100,8 +105,20 @@ def _stat(panel: Panel) -> stat.Panel:
     return stat.Panel().reduce_options(reduce).thresholds(panel.thresholds)
 
 
+def _ref_id(place: int) -> str:
+    return chr(ord("A") + place)
+
+
 def _table(panel: Panel) -> table.Panel:
-    return table.Panel()
+    """Rows of the same labels are one, columns are called as the queries: else one query is shown, as `Value`."""
+    names = {f"Value #{_ref_id(place)}": query.legend for place, query in enumerate(panel.queries)}
+    organized = {"excludeByName": {"Time": True}, "renameByName": names}
+    made = table.Panel().with_transformation(DataTransformerConfig(id_val="merge", options={}))
+    made = made.with_transformation(DataTransformerConfig(id_val="organize", options=organized))
+    for query in panel.queries:
+        if query.unit:
+            made = made.override_by_name(query.legend, [DynamicConfigValue(id_val="unit", value=query.unit)])
+    return made
 
 
 def _heatmap(panel: Panel) -> heatmap.Panel:

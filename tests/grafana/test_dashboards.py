@@ -35,6 +35,12 @@ def panels(dashboard: Any) -> Iterator[Any]:
 ALL_PANELS = [
     pytest.param(panel, id=f"{name}:{panel['title']}") for name, board in DASHBOARDS.items() for panel in panels(board)
 ]
+TABLES = [
+    pytest.param(panel, id=panel["title"])
+    for board in DASHBOARDS.values()
+    for panel in panels(board)
+    if panel["type"] == "table"
+]
 
 
 def family(name: str) -> str:
@@ -87,6 +93,24 @@ def test_counters_are_shown_as_rates(panel: Any) -> None:
     for target in panel["targets"]:
         for name in set(METRIC.findall(target["expr"])) & counters:
             assert re.search(rf"(rate|increase)\({name}\{{", target["expr"]), target["expr"]
+
+
+@pytest.mark.parametrize("panel", TABLES)
+def test_a_table_is_one_and_shows_times_as_times(panel: Any) -> None:
+    merged, organized = panel["transformations"]
+    assert merged["id"] == "merge", "Grafana shows one query's answer else"
+    names = organized["options"]["renameByName"]
+    units = {
+        override["matcher"]["options"]: {each["id"]: each["value"] for each in override["properties"]}
+        for override in panel["fieldConfig"]["overrides"]
+    }
+    for target in panel["targets"]:
+        name = names[f"Value #{target['refId']}"]
+        is_time = "_timestamp_seconds" in target["expr"]
+        assert is_time == target["expr"].startswith("1000 * "), "Grafana takes milliseconds"
+        assert units.get(name, {}) == ({"unit": "dateTimeAsIso"} if is_time else {})
+    # A name that is met by joining rows must not tell them apart.
+    assert all(" by (" in target["expr"] for target in panel["targets"])
 
 
 def test_every_metric_is_shown_or_watched() -> None:
