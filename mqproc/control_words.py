@@ -139,6 +139,11 @@ def read_only(words: Mapping[str, int]) -> bool:
     return sync_errno(words) != 0
 
 
+def takes_nothing(words: Mapping[str, int]) -> bool:
+    """No messages are taken: a sync failed, or there is damage and `on_damage = read_only`."""
+    return read_only(words) or bool(words["damage_read_only"] or words["dispatch_read_only"])
+
+
 def why_read_only(failed: int) -> str:
     """What `sync_errno` tells of, in words."""
     if failed == errno.EROFS:

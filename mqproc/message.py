@@ -253,7 +253,10 @@ class QueueInfo:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`ready` when every role runs and beats; `problems` says what does not."""
+    """`ready` when every role runs and beats; `problems` says what does not.
+
+    `read_only`: no messages are taken, after a failed sync or, with `on_damage = read_only`, for damage.
+    """
 
     ready: bool
     read_only: bool

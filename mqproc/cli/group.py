@@ -294,7 +294,8 @@ def group_status(
         "started_ms": answer.started_ms,
         "recovery": recovery_stands_at(words) if recovers else None,
         **(dict.fromkeys(positions) if recovers else positions),
-        "read_only": control_words.read_only(words),
+        "read_only": control_words.takes_nothing(words),
+        "sync_failed": control_words.read_only(words),
         "damage_holes": control_words.damage_holes(words),
         "pss_bytes": sum(role["pss_bytes"] or 0 for role in roles),
         "roles": roles,
@@ -356,7 +357,9 @@ def _positions_text(found: Mapping[str, Any]) -> str:
 def _print_status(out: Output, found: Mapping[str, Any]) -> None:
     since = format_duration((now_ms() - found["started_ms"]) / 1000)
     state = readiness(found["group"], ready=found["ready"])
-    read_only = ", READ-ONLY after a failed sync" if found["read_only"] else ""
+    read_only = ", READ-ONLY" if found["read_only"] else ""
+    if found["sync_failed"]:
+        read_only += " after a failed sync"
     holes = found["damage_holes"]
     damaged = f", DAMAGED: {holes} ranges of the log, see mqproc/damage.json" if holes else ""
     out.line(f"{found['store']}: {state}{read_only}{damaged}, up {since}, epoch {found['epoch']}")

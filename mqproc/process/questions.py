@@ -167,7 +167,8 @@ class Questions:
         """Whether the group is ready, by the same rules as /readyz."""
         control = self._context.control
         problems = ready_problems(control, self._context.options.heartbeat_timeout_ms * 1_000_000)
-        return at_once(HealthAnswer(not problems, control.read_only, control.dispatch_behind_bytes, problems))
+        takes_nothing = control.read_only or control.damage_read_only
+        return at_once(HealthAnswer(not problems, takes_nothing, control.dispatch_behind_bytes, problems))
 
 
 _QUESTIONS: dict[int, Callable[[Questions, Any], Slices[Reply]]] = {

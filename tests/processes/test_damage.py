@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mqproc.cli.group import group_status
 from mqproc.errors import StoreReadOnlyError
 from mqproc.message import PullStatus
 from tests.conftest import Group, wait_until
@@ -147,6 +148,10 @@ def test_with_on_damage_read_only_no_message_is_taken_and_all_else_goes_on(make_
     with group.client() as client:
         with pytest.raises(StoreReadOnlyError, match=r"1 damaged range and on_damage = read_only"):
             client.send("damage", b"more")
+        health = client.health()
+        assert (health.ready, health.read_only) == (False, True)
         bodies, told = served(group)
+    found = group_status(group.paths, 10)
+    assert (found["ready"], found["read_only"]) == (False, True)
     assert len(bodies) == COUNT - 1
     assert len(told) == 1
