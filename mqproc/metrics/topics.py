@@ -61,6 +61,9 @@ class TopicTable:
         self._places: dict[str, int] = {}
         self._place_of: NDArray[np.int64] = np.zeros(0, np.int64)
         self._known = 0
+        self._own: set[str] = set()
+        """Topics that have an entry of their own; each stays where it was put, since counts must not move."""
+        self._shared: set[str] = set()
 
     def figures(self) -> TableFigures:
         """The table as it is now."""
@@ -87,10 +90,11 @@ class TopicTable:
         per_file = self._units_per_file
         files = np.where(live & (maximum > 0), -(-maximum // per_file) - minimum // per_file, 0)
         topics = self._by_topic(live, (next_, stored, delivered), last_ms)
+        every = [topic for topic in topics if topic.queues]
         return TableFigures(
             topics=self._bounded(topics),
-            every=topics,
-            topic_count=len(topics),
+            every=every,
+            topic_count=len(every),
             queue_count=int(live.sum()),
             used_ratio=count / table.capacity,
             unit_bytes=int(stored.sum()) * UNIT_SIZE,
@@ -112,7 +116,7 @@ class TopicTable:
     def _by_topic(
         self, live: NDArray[np.bool_], added_up: Sequence[NDArray[np.int64]], last_ms: NDArray[np.int64]
     ) -> list[TopicFigures]:
-        """Topics that have queues, in the order in which they were made: sums, and the newest store time.
+        """All topics in the order in which they were made, deleted ones too: sums, and the newest store time.
 
         Queues that were deleted are in the sums: what counts must not go back when a topic is made again with fewer.
         """
@@ -125,10 +129,15 @@ class TopicTable:
         last = np.zeros(size, np.int64)
         np.maximum.at(last, places, last_ms)
         columns = (column.tolist() for column in (queues, *sums, last))
-        return [TopicFigures(*row) for row in zip(self._topics, *columns, strict=True) if row[1]]
+        return [TopicFigures(*row) for row in zip(self._topics, *columns, strict=True)]
 
     def _bounded(self, topics: list[TopicFigures]) -> list[TopicFigures]:
-        kept, others = topics[: self._topics_max], topics[self._topics_max :]
+        """Topics that have queues, but for those that found no room; these added up, with what was deleted of them."""
+        for topic in topics:
+            if topic.queues and topic.topic not in self._own and topic.topic not in self._shared:
+                (self._own if len(self._own) < self._topics_max else self._shared).add(topic.topic)
+        kept = [topic for topic in topics if topic.queues and topic.topic in self._own]
+        others = [topic for topic in topics if topic.topic in self._shared]
         if not others:
             return kept
         together = TopicFigures(

@@ -204,6 +204,31 @@ def test_topics_beyond_the_bound_are_added_up(tmp_path: Path, scrape: Scrape) ->
     assert value(text, "mqproc_messages_appended_total", topic=OTHERS) == 30
 
 
+def test_what_topics_beyond_the_bound_have_counted_stays_when_topics_are_deleted(
+    tmp_path: Path, control: Control
+) -> None:
+    make_queues(tmp_path, topics=5, queues=1, messages=10)
+    collector = make_collector(tmp_path, control, metrics_series_max=2)
+    table = QueueTable(IO, StorePaths(tmp_path).queues, write=True)
+
+    def look() -> tuple[set[str], float, float]:
+        text = render(collector.samples()).decode()
+        kept = set(re.findall(r'^mqproc_stored_messages\{topic="([\w-]+)"', text, re.MULTILINE))
+        ever = value(text, "mqproc_messages_appended_total", topic=OTHERS)
+        return kept, ever, value(text, "mqproc_stored_messages", topic=OTHERS)
+
+    assert look() == ({"topic-0", "topic-1"}, 30, 24)
+    table.delete_queue(table.find("topic-0", 0))
+    assert look() == ({"topic-1"}, 30, 24)
+    table.delete_queue(table.find("topic-3", 0))
+    assert look() == ({"topic-1"}, 30, 16)
+    table.create_queue("topic-0", 0)
+    table.create_queue("topic-3", 0)
+    assert look() == ({"topic-0", "topic-1"}, 30, 16)
+    table.close()
+    collector.close()
+
+
 @pytest.mark.parametrize("seen", [True, False], ids=["recovery was seen", "it was too short to be seen"])
 def test_a_start_has_a_table_of_its_own(tmp_path: Path, control: Control, *, seen: bool) -> None:
     control.store(layout.GROUP_STATE, layout.GROUP_DOWN)
