@@ -92,7 +92,11 @@ def format_time(time_ms: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """`3.2 ms`, `1.50 s`, `4 m 05 s`, `2 h 10 m`: three figures where they mean something."""
+    """`3.2 ms`, `1.50 s`, `4 m 05 s`, `2 h 10 m`: three figures where they mean something.
+
+    What began after now, by a clock that was set back, has taken no time yet.
+    """
+    seconds = max(0.0, seconds)
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     if seconds < 1:

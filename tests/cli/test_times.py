@@ -68,3 +68,7 @@ def test_what_cannot_be_a_moment_is_printed_as_it_is() -> None:
 )  # fmt: skip
 def test_durations_have_three_figures(seconds: float, expected: str) -> None:
     assert times.format_duration(seconds) == expected
+
+
+def test_what_began_after_now_has_taken_no_time() -> None:
+    assert times.format_duration(-3600) == "0 µs"

@@ -223,6 +223,7 @@ def test_a_clock_that_was_set_back_makes_no_huge_rates(group: Group, page: Chrom
     shown = "[...document.querySelectorAll('#topics tbody td:nth-child(5), #roles tbody td:nth-child(4)')]"
     found = page.value(f"take({{...{earlier}, {more}, {used}}}); {shown}.map(cell => cell.textContent)")
     assert set(found) == {"0", "0 %"}
+    assert page.value(f"take({earlier}); document.querySelector('#since').textContent") == "up 0 s"
     assert page.problems == []
 
 

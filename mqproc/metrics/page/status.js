@@ -33,7 +33,8 @@ function count(value) {
 function span(seconds) {
   if (seconds === null || Number.isNaN(seconds)) return "–";
   if (seconds === Infinity) return "longer";
-  if (seconds === 0) return "0 s";
+  // What began after now: the clock was set back.
+  if (seconds <= 0) return "0 s";
   if (seconds < 0.001) return `${Math.round(seconds * 1e6)} µs`;
   if (seconds < 1) return `${+(seconds * 1e3).toPrecision(3)} ms`;
   if (seconds < 90) return `${+seconds.toPrecision(3)} s`;
