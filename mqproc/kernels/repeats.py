@@ -91,8 +91,9 @@ def locate_ids(
 ) -> None:
     """Where the unique ids of a frame are: position and size, `ids` int64[2 × count]; size 0 for none.
 
-    Of whole property strings (`lengths_at` ≥ 0) they are in the payload. Else they are made of `prefix` and a counter
-    (below 0: there are none), into `made` uint8[(prefix + UNIQUE_DIGITS) × count], and are there.
+    Of whole property strings (`lengths_at` ≥ 0) they are in the payload; none is looked for behind its end, where
+    lengths may lead that nobody has checked yet. Else they are made of `prefix` and a counter (below 0: there are
+    none), into `made` uint8[(prefix + UNIQUE_DIGITS) × count], and are there.
     """
     at = properties
     size = prefix.size + UNIQUE_DIGITS
@@ -101,7 +102,7 @@ def locate_ids(
         ids[2 * i + 1] = 0
         if lengths_at >= 0:
             stop = at + (load_u8(payload, lengths_at + 2 * i) | load_u8(payload, lengths_at + 2 * i + 1) << 8)
-            if stop - at >= _PROPERTIES_SIZE_MIN:
+            if stop - at >= _PROPERTIES_SIZE_MIN and stop <= payload.size:
                 place = find_property(payload, at, stop, UNIQ_KEY_NAME)
                 if place != ABSENT:
                     ids[2 * i] = place_at(place)

@@ -224,6 +224,22 @@ def test_wrong_frames_change_nothing(sender: Sender) -> None:
     assert sender.bodies() == [b"b"]
 
 
+def test_strings_that_would_reach_behind_the_frame_are_not_read(sender: Sender) -> None:
+    """Lengths are checked when the frame is appended, behind the search for its ids."""
+    plan = sender.named("one", "two")
+    whole, places = plan.payload, np.full(4, -1, np.int64)
+    no_ids = np.empty(0, np.uint8)
+    lengths_at, properties_at = plan.columns[6:8]
+    for cut, found in (0, [3, 3]), (1, [3, 0]):
+        payload = whole[: len(whole) - cut]
+        kernel.locate_ids(payload, 2, lengths_at, properties_at, -1, no_ids, no_ids, places)
+        assert places[1::2].tolist() == found
+    plan.payload = whole[:-1]
+    with pytest.raises(BadMessageError, match="do not have the sizes"):
+        sender.send(plan)
+    assert sender.send(sender.named("one"))[0][1] == 0
+
+
 def test_the_window_against_a_model() -> None:
     """Random ids come and go; compiled and plain say the same, and what is in the window is the newest."""
     rng = random.Random(3)
