@@ -125,7 +125,7 @@ class CommitLogAppender:
     def _stage_up_to(self, size: int) -> None:
         """Have room for a record of `size` bytes."""
         if len(self._staging) < size:
-            self._write_staged()
+            self._write_staged_or_full()
             self._staging = np.zeros(size, np.uint8)
             self._use_staging()
 
@@ -134,9 +134,9 @@ class CommitLogAppender:
         size = min(len(plan.payload) + record.RECORD_OVERHEAD_MAX, self.segment_size - record.BLANK_SIZE)
         try:
             self._stage_up_to(size)
-        except OSError as error:
+        except MqprocError:
             self.take_back()
-            raise as_refusal(error) from error
+            raise
 
     def _largest_record(self) -> int:
         """RocketMQ's own limit, or what a segment takes."""
@@ -233,12 +233,15 @@ class CommitLogAppender:
         self._check(plan)
 
     def write_out(self) -> None:
-        """Give the staged bytes to the file. Raises DiskFullError and its kin; then nothing unpublished is left."""
+        """Give the staged bytes to the file. Raises DiskFullError and its kin; then nothing unpublished is left.
+
+        The first write may have to wait for its segment: a log that was found to end with one may have no other.
+        """
         try:
-            self._write_staged()
-        except OSError as error:
+            self._write_staged_or_full()
+        except MqprocError:
             self.take_back()
-            raise as_refusal(error) from error
+            raise
 
     def publish(self) -> None:
         """Make everything that was written out visible."""

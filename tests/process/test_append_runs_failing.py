@@ -83,6 +83,21 @@ def assert_holds(rig: WriterRig, client: Client, stored: list[int]) -> None:
     assert not any(rig.log(rig.written, ready_end))
 
 
+def test_frames_whose_segment_was_never_made_are_not_stored_when_it_is(make_rig: MakeRig) -> None:
+    """As of a log that was found to end with a segment, and has no room for the next one."""
+    rig = make_rig()
+    ready_end = rig.words[words_of.SEGMENTS_READY_END]
+    rig.words[words_of.SEGMENTS_READY_END], rig.words[words_of.SEGMENT_ERRNO] = 0, errno.ENOSPC
+    client = rig.client()
+    client.send(single(1, "A") + several(2, "A", [b"x" * 1000] * 9) + single(3, "A"))
+    client.wait_for([1, 2, 3])
+    assert {type(error_of(client, request_id)) for request_id in (1, 2, 3)} == {DiskFullError}
+    rig.words[words_of.SEGMENTS_READY_END], rig.words[words_of.SEGMENT_ERRNO] = ready_end, 0
+    client.send(single(4, "A"))
+    client.wait_for([4])
+    assert_holds(rig, client, [4])
+
+
 @pytest.mark.parametrize(
     ("number", "told"),
     [(errno.EMFILE, StoreBusyError), (errno.ENOSPC, DiskFullError), (errno.EIO, InternalError)],
