@@ -42,6 +42,7 @@ from numpy.typing import NDArray
 
 from mqproc.client import core
 from mqproc.client.connection import Connection, open_socket
+from mqproc.client.connection import Outcome as Answered
 from mqproc.client.retry import ConnectionLost
 from mqproc.errors import MqprocError, NotRunningError, ProtocolError, StoreBusyError
 from mqproc.layout import control as words_of
@@ -269,25 +270,29 @@ class Appender:
 
     def _take_outcomes(self, connection: Connection) -> None:
         not_taken: list[_Frame] = []
-        for request_id in sorted(connection.done):
-            outcome = connection.done.pop(request_id)
-            if request_id == self._ping:
-                self._greeted(outcome.error)
-                continue
-            frame = self._sent.pop(request_id)
-            error = outcome.error
-            if error is None:
-                self._finish(frame, outcome.value)
-            elif isinstance(error, ConnectionLost) and not error.taken:
-                not_taken.append(frame)
-            elif isinstance(error, ConnectionLost | ProtocolError):
-                frame.reason = str(error)
-                self._unknown.append(frame)
-            else:
-                self._finish(frame, Refused(error))
+        # Who is told of one may append more, which is sent at once and finds out that the connection is lost.
+        while connection.done:
+            for request_id in sorted(connection.done):
+                self._take_outcome(request_id, connection.done.pop(request_id), not_taken)
         self._waiting.extendleft(reversed(not_taken))
         if connection.closed:
             self._lost()
+
+    def _take_outcome(self, request_id: int, outcome: Answered, not_taken: list[_Frame]) -> None:
+        error = outcome.error
+        if request_id == self._ping:
+            self._greeted(error)
+            return
+        frame = self._sent.pop(request_id)
+        if error is None:
+            self._finish(frame, outcome.value)
+        elif isinstance(error, ConnectionLost) and not error.taken:
+            not_taken.append(frame)
+        elif isinstance(error, ConnectionLost | ProtocolError):
+            frame.reason = str(error)
+            self._unknown.append(frame)
+        else:
+            self._finish(frame, Refused(error))
 
     def _greeted(self, error: MqprocError | ConnectionLost | None) -> None:
         """The ping's outcome: what the last connection left open is settled now."""
