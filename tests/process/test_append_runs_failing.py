@@ -98,6 +98,25 @@ def test_frames_whose_segment_was_never_made_are_not_stored_when_it_is(make_rig:
     assert_holds(rig, client, [4])
 
 
+def test_no_frame_is_stored_whose_segment_a_failed_sync_keeps_from_being_made(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that had to wait for the segment is refused, and with it all that was staged before it."""
+    rig = make_rig(runs=False, segments=1)
+    (rig.paths.commit_log / f"{0:020d}").unlink()
+    rig.words[words_of.SEGMENTS_READY_END] = 0
+
+    def fail() -> None:
+        rig.words[words_of.FLUSHER_SYNC_ERRNO] = errno.EIO
+
+    monkeypatch.setattr(rig.rig.bells[words_of.COMMITLOG_FLUSHER], "ring", fail)
+    client = rig.client()
+    client.send(single(1, "A") + several(2, "A", [b"x" * 40_000] * 30))
+    client.wait_for([1, 2])
+    assert {type(error_of(client, request_id)) for request_id in (1, 2)} == {StoreReadOnlyError}
+    assert rig.written == rig.counts()["appended_messages"] == 0
+
+
 @pytest.mark.parametrize(
     ("number", "told"),
     [(errno.EMFILE, StoreBusyError), (errno.ENOSPC, DiskFullError), (errno.EIO, InternalError)],
