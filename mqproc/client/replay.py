@@ -15,9 +15,9 @@ import itertools
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -56,6 +56,8 @@ OWN_PROPERTIES: Final = frozenset(
         *("INNER_NUM", "INNER_BASE", "INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET"),
     }
 )
+
+_T = TypeVar("_T")
 
 _decode_append = msgspec.msgpack.Decoder(AppendRequest).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -190,9 +192,9 @@ class Replay:
 
     def _stored(self) -> frozenset[ReplayPosition]:
         found: set[ReplayPosition] = set()
-        messages = self._messages()
-        while window := list(itertools.islice(messages, _WINDOW)):
-            places = [_place(message) for message in window]
+        # Their places alone: so many bodies may be gigabytes.
+        at = map(_place, self._messages())
+        while places := list(itertools.islice(at, _WINDOW)):
             calls = (core.by_key(self._to, self._unique_id(place), None, None, 1, True, "store") for place in places)
             answers = self._client.run_all(calls, core.QUERY, _LOOKUPS_IN_FLIGHT)
             there = {place for place, copies in zip(places, answers, strict=True) if copies}
@@ -252,7 +254,7 @@ class Replay:
         size = PAGE_MESSAGES if not self._rate else max(1, min(PAGE_MESSAGES, int(self._rate / _FRAMES_PER_SECOND)))
         messages = self._left_out(self._messages(), stored)
         for _, run in itertools.groupby(messages, key=_same_frame):
-            while frame := list(itertools.islice(run, size)):
+            for frame in frames_of(run, size, _size_of):
                 last = _place(frame[-1])
                 self._wait_for_turn(len(frame))
                 self._pending.append((ReplayPosition(last.queue_id, last.queue_offset + 1), len(frame)))
@@ -282,6 +284,24 @@ class Replay:
 
     def _copy(self, message: StoredMessage) -> Message:
         return copy_of(message, self._to, message.queue_id % self._queues, self._unique_id(_place(message)))
+
+
+def frames_of(messages: Iterable[_T], count: int, size_of: Callable[[_T], int]) -> Iterator[list[_T]]:
+    """Messages in frames: at most `count` in one, and so many bytes as frames of a stream have; a larger one is alone.
+
+    A thousand of 100 KB each are more than any frame may have.
+    """
+    frame: list[_T] = []
+    frame_bytes = 0
+    for message in messages:
+        size = size_of(message)
+        if frame and (len(frame) >= count or frame_bytes + size > sending.GROUP_BYTES_MAX):
+            yield frame
+            frame, frame_bytes = [], 0
+        frame.append(message)
+        frame_bytes += size
+    if frame:
+        yield frame
 
 
 def copy_of(message: StoredMessage, to: str, queue_id: int, unique_id: str) -> Message:
@@ -314,6 +334,10 @@ def send_copies(copies: list[Message], sys_flag: int) -> Call[Any]:
 def _same_frame(message: StoredMessage) -> tuple[int, int]:
     """What all messages of a frame have in common."""
     return message.queue_id, message.sys_flag & record.SYS_FLAG_BODY
+
+
+def _size_of(message: StoredMessage) -> int:
+    return message.size
 
 
 def _place(message: StoredMessage) -> ReplayPosition:

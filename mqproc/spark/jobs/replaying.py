@@ -281,14 +281,14 @@ class _Stream:
             pass
 
     def _calls(self, copies: list[_Copy]) -> Iterator[Call[Any]]:
-        from mqproc.client.replay import send_copies
+        from mqproc.client.replay import frames_of, send_copies
 
         rate = self._target.rate
         size = _FRAME if not rate else max(1, min(_FRAME, int(rate / _FRAMES_PER_SECOND)))
         # Within a queue the order stays; a frame is for one queue.
         ordered = sorted(copies, key=_queue_of)
         for _queue, run in itertools.groupby(ordered, key=_frame_of):
-            while frame := list(itertools.islice(run, size)):
+            for frame in frames_of(run, size, _size_of):
                 self._wait_for_turn(len(frame))
                 yield send_copies([copy for copy, _flag in frame], frame[0][1])
 
@@ -309,6 +309,10 @@ def _queue_of(copy: _Copy) -> int:
 def _frame_of(copy: _Copy) -> tuple[int, int]:
     """What all messages of a frame have in common."""
     return _queue_of(copy), copy[1] & record.SYS_FLAG_BODY
+
+
+def _size_of(copy: _Copy) -> int:
+    return len(copy[0].body)
 
 
 def _attempt() -> int:
