@@ -26,9 +26,11 @@ from mqproc.client.amounts import not_below_zero
 from mqproc.client.core import TIME_MAX_MS, TIME_MIN_MS, WRITER, Call, Page, Time
 from mqproc.client.encoding import encode_messages
 from mqproc.client.moments import time_ms
+from mqproc.client.properties import whole_properties
 from mqproc.client.settling import PATIENCE_S, UNSETTLED, check_index, settle
-from mqproc.errors import BadRequestError, MqprocError, TopicNotFoundError
+from mqproc.errors import BadRequestError, MqprocError, PropertiesTooLargeError, TopicNotFoundError
 from mqproc.layout import properties, record
+from mqproc.layout.properties import KEY_SEPARATOR
 from mqproc.message import Filter, Message, StoredMessage
 from mqproc.wire.operations import AppendRequest, Operation
 
@@ -324,6 +326,36 @@ def copy_of(message: StoredMessage, to: str, queue_id: int, unique_id: str) -> M
 def send_copies(copies: list[Message], sys_flag: int) -> Call[Any]:
     """Copies for one queue in one frame; `sys_flag` is the sources', which must agree in what it says of bodies."""
     flags = sys_flag & record.SYS_FLAG_BODY
+    try:
+        return _frame_call(copies, flags)
+    except PropertiesTooLargeError:
+        return _frame_call([_with_room(copy) for copy in copies], flags)
+
+
+def _with_room(copy: Message) -> Message:
+    """A copy without the name of its source, which only tells people something, where there is no room for that.
+
+    Raises PropertiesTooLargeError naming the source.
+    """
+    source = copy.properties[REPLAYED]
+    if _properties_bytes(copy) > record.PROPERTIES_SIZE_MAX:
+        own = {name: value for name, value in copy.properties.items() if name != REPLAYED}
+        copy = msgspec.structs.replace(copy, properties=own)
+    size = _properties_bytes(copy)
+    if size > record.PROPERTIES_SIZE_MAX:
+        raise PropertiesTooLargeError(
+            f"the copy of {source} has properties of {size:,} bytes; the limit is {record.PROPERTIES_SIZE_MAX:,}"
+        )
+    return copy
+
+
+def _properties_bytes(message: Message) -> int:
+    """How many bytes a message's properties have as they are stored."""
+    keys = KEY_SEPARATOR.join(message.keys)
+    return len(whole_properties(message.tag, keys, message.properties, message.unique_id).encode())
+
+
+def _frame_call(copies: list[Message], flags: int) -> Call[Any]:
     if not flags:
         return sending.send_group(copies)
     frame = encode_messages(copies)

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from mqproc.client.replay import frames_of
+from mqproc.client.replay import REPLAYED, frames_of
 from mqproc.client.sync import Client
+from mqproc.errors import BadRequestError, PropertiesTooLargeError
+from mqproc.layout.record import PROPERTIES_SIZE_MAX
+from mqproc.message import Message
 from tests.conftest import Group
 
 
@@ -33,3 +36,38 @@ def test_messages_that_no_frame_holds_together_are_sent_in_several(client: Clien
     client.wait_dispatched()
     assert [bytes(message.body[:3]) for message in client.range("large-again")] == [b"%03d" % n for n in range(280)]
     assert client.replay("large", "large-again", name="again").found == 280
+
+
+def _fullest(client: Client, topic: str) -> None:
+    """Send the message that has as many bytes of properties as there may be."""
+    for size in range(PROPERTIES_SIZE_MAX - 40, 0, -1):
+        try:
+            client.send(Message(topic, b"full", properties={"p": "v" * size}, queue_id=0))
+        except BadRequestError:
+            continue
+        return
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_copy_without_room_for_its_source_s_name_goes_without_it(client: Client, count: int) -> None:
+    topic = f"full-{count}"
+    client.create_topic(topic, 1)
+    _fullest(client, topic)
+    for _ in range(count):
+        client.send(topic, b"other")
+    client.wait_dispatched()
+    sources = list(client.range(topic))
+    assert client.replay(topic, f"{topic}-again").sent == count + 1
+    client.wait_dispatched()
+    copies = list(client.range(f"{topic}-again"))
+    assert copies[0].properties["p"] == sources[0].properties["p"]
+    assert REPLAYED not in copies[0].properties
+    assert [copy.properties[REPLAYED] for copy in copies[1:]] == [source.message_id for source in sources[1:]]
+
+
+def test_a_copy_that_has_no_room_is_told_by_its_source(client: Client) -> None:
+    client.send(Message("short", b"x", properties={"p": "v" * (PROPERTIES_SIZE_MAX - 34)}, unique_id="u", queue_id=0))
+    client.wait_dispatched()
+    (source,) = client.range("short")
+    with pytest.raises(PropertiesTooLargeError, match=f"the copy of {source.message_id} has properties of 32,7"):
+        client.replay("short", "short-again")
