@@ -135,6 +135,8 @@ class Replay:
         """Whether copies may lie far behind the position, with none before them."""
         self._queues = self._target(queues)
         self._pending: deque[tuple[ReplayPosition, int]] = deque()
+        # Messages behind the position that are counted as found: whoever begins there once more counts them again.
+        self._left: deque[ReplayPosition] = deque()
         self._due_s = 0.0
         self.progress = ReplayProgress(0, 0, ReplayPosition())
 
@@ -183,6 +185,8 @@ class Replay:
         """
         check_index(self._client.store)
         self._pending.clear()
+        self.progress = replace(self.progress, found=self.progress.found - len(self._left))
+        self._left.clear()
         while True:
             try:
                 settle(self._client)
@@ -249,6 +253,8 @@ class Replay:
 
     def _passed(self, following: ReplayPosition, count: int, told: Callable[[ReplayProgress], None]) -> None:
         before = self.progress
+        while self._left and self._left[0] < following:
+            self._left.popleft()
         self.progress = replace(before, sent=before.sent + count, position=following)
         told(self.progress)
 
@@ -268,6 +274,7 @@ class Replay:
         """The messages without those that are stored."""
         for message in messages:
             if _place(message) in stored:
+                self._left.append(_place(message))
                 self.progress = replace(self.progress, found=self.progress.found + 1)
             else:
                 yield message

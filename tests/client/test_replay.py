@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 
-from mqproc.client.replay import REPLAYED, frames_of
+from mqproc.client import core
+from mqproc.client.replay import REPLAYED, Replay, ReplaySource, frames_of
 from mqproc.client.sync import Client
-from mqproc.errors import BadRequestError, PropertiesTooLargeError
+from mqproc.errors import BadRequestError, PropertiesTooLargeError, SendOutcomeUnknownError
 from mqproc.layout.record import PROPERTIES_SIZE_MAX
 from mqproc.message import Message
 from tests.conftest import Group
@@ -71,3 +73,28 @@ def test_a_copy_that_has_no_room_is_told_by_its_source(client: Client) -> None:
     (source,) = client.range("short")
     with pytest.raises(PropertiesTooLargeError, match=f"the copy of {source.message_id} has properties of 32,7"):
         client.replay("short", "short-again")
+
+
+def test_what_was_there_is_counted_once_though_an_answer_is_lost(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.create_topic("counted", 1)
+    for _ in range(2):
+        client.send_batch("counted", [b"x"] * 5)
+        client.wait_dispatched()
+        replay = Replay(client, ReplaySource("counted"), "counted-again", name="daily")
+        real, lost = client.run_all, [1]
+
+        def losing(calls: Iterable[core.Call[Any]], *rest: Any, lost: list[int] = lost, real: Any = real) -> Any:
+            if rest[0] == core.WRITER and lost:
+                lost.clear()
+                next(iter(calls))
+                raise SendOutcomeUnknownError("lost")
+            return real(calls, *rest)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(client, "run_all", losing)
+            done = replay.run()
+        assert not lost
+        client.wait_dispatched()
+    assert (done.sent, done.found) == (5, 5)
