@@ -33,9 +33,10 @@ class Seconds(click.ParamType[float]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         text = str(value)
-        if re.fullmatch(r"\d+(\.\d+)?", text):
-            return float(text)
         try:
+            if re.fullmatch(r"\d+(\.\d+)?", text):
+                times.check_duration_ms(float(text) * 1000, text)
+                return float(text)
             return times.parse_duration_ms(text) / 1000
         except ValueError as error:
             self.fail(str(error), param, ctx)

@@ -204,7 +204,7 @@ def _paced(bodies: Iterable[bytes], rate: float | None) -> Iterator[bytes]:
     for body in bodies:
         pause_s = due_s - time.monotonic()
         if pause_s > 0:
-            time.sleep(pause_s)
+            time.sleep(min(pause_s, threading.TIMEOUT_MAX))
         due_s = max(due_s, time.monotonic() - 1 / rate) + 1 / rate
         yield body
 

@@ -14,6 +14,9 @@ EPOCH_MS_MAX = 253_402_300_799_999
 # 1990 to 2100: what a number in another unit is taken to mean when an error tells how to write it.
 _LIKELY_MS_MIN, _LIKELY_MS_MAX = 631_152_000_000, 4_102_444_800_000
 
+# About 146 million years: it can be taken from now, and the difference be sent, which has 64 bits.
+_DURATION_MS_MAX = 1 << 62
+
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d|w))+")
 
@@ -24,10 +27,18 @@ def now_ms() -> int:
 
 
 def parse_duration_ms(text: str) -> int:
-    """`90s`, `15m`, `1h30m`, `500ms` as milliseconds. Raises ValueError."""
+    """`90s`, `15m`, `1h30m`, `500ms` as milliseconds. Raises ValueError, also for what no 64-bit number holds."""
     if not _DURATION.fullmatch(text):
         raise ValueError(f"{text!r} is no duration; write 500ms, 90s, 15m, 2h, 1d or 1h30m")
-    return round(sum(float(count) * MS_PER_UNIT[unit] for count, unit in _PART.findall(text)))
+    found = sum(float(count) * MS_PER_UNIT[unit] for count, unit in _PART.findall(text))
+    check_duration_ms(found, text)
+    return round(found)
+
+
+def check_duration_ms(duration_ms: float, text: str) -> None:
+    """Raise ValueError when a duration, told by a text, is too long to be taken from now."""
+    if duration_ms > _DURATION_MS_MAX:
+        raise ValueError(f"{text[:64]!r} is longer than {_DURATION_MS_MAX // MS_PER_UNIT['d']:,}d")
 
 
 def is_duration(text: str) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import threading
 import time
 import uuid
 from collections import deque
@@ -285,7 +286,7 @@ class Replay:
             return
         now_s = time.monotonic()
         if self._due_s > now_s:
-            time.sleep(self._due_s - now_s)
+            time.sleep(min(self._due_s - now_s, threading.TIMEOUT_MAX))
         self._due_s = max(self._due_s, now_s) + count / self._rate
 
     def _call(self, messages: list[StoredMessage]) -> Call[Any]:

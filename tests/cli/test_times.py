@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import click
 import pytest
 
 from mqproc.cli import times
+from mqproc.cli.commands import SECONDS
 
 NOW = 1_800_000_000_000
 
@@ -50,6 +52,12 @@ def test_a_number_in_another_unit_is_told_in_milliseconds(text: str, hint: str) 
         times.parse_time_ms(text, NOW)
 
 
+@pytest.mark.parametrize("text", ["99999999999999999999w", "9" * 400 + "ms", "9" * 5000 + "d"])
+def test_a_duration_that_no_number_of_the_engine_holds_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^'9+\w?' is longer than 53,375,995,583d$"):
+        times.parse_duration_ms(text)
+
+
 def test_times_survive_printing_and_reading() -> None:
     for time_ms in (1, 999, 1_700_000_000_123, NOW):
         assert times.parse_time_ms(times.format_time(time_ms)) == time_ms
@@ -72,3 +80,10 @@ def test_durations_have_three_figures(seconds: float, expected: str) -> None:
 
 def test_what_began_after_now_has_taken_no_time() -> None:
     assert times.format_duration(-3600) == "0 µs"
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "99999999999999999999w"])
+def test_seconds_that_no_number_of_the_engine_holds_are_a_usage_error(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is longer than 53,375,995,583d"):
+        SECONDS.convert(text, None, None)
+    assert SECONDS.convert("0.29", None, None) == 0.29

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -98,3 +100,12 @@ def test_what_was_there_is_counted_once_though_an_answer_is_lost(
         assert not lost
         client.wait_dispatched()
     assert (done.sent, done.found) == (5, 5)
+
+
+def test_a_rate_may_be_so_low_that_the_next_message_is_never_sent(client: Client) -> None:
+    client.send_batch("rare", [b"x"] * 2, queue_ids=[0, 0])
+    client.wait_dispatched()
+    pauses: list[float] = []
+    with mock.patch("mqproc.client.replay.time.sleep", pauses.append):
+        client.replay("rare", "rarer", rate=1e-320)
+    assert pauses == [threading.TIMEOUT_MAX]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -298,7 +299,7 @@ class _Stream:
             return
         now_s = time.monotonic()
         if self._due_s > now_s:
-            time.sleep(self._due_s - now_s)
+            time.sleep(min(self._due_s - now_s, threading.TIMEOUT_MAX))
         self._due_s = max(self._due_s, now_s) + count / self._target.rate
 
 
