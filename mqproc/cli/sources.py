@@ -177,6 +177,8 @@ class Source:
 
     def _open(self, member: str) -> IO[bytes]:
         if self.name == STDIN:
+            if sys.stdin is None:
+                raise click.UsageError("stdin is closed: name a file, or have something come from there")
             return self._counted(sys.stdin.buffer)
         path = Path(self.name)
         packing = path.suffix.lower()

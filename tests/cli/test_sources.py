@@ -203,6 +203,9 @@ def test_moments_in_nanoseconds_are_read_with_pandas_too(tmp_path: Path) -> None
 def test_stdin_is_read_when_named(tmp_path: Path) -> None:
     with mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO(b"a\nb\n"))):
         assert bodies(read("-")) == [b"a", b"b"]
+    # The caller's `<&-`.
+    with mock.patch("sys.stdin", None), pytest.raises(click.UsageError, match="stdin is closed"):
+        Source("-")
 
 
 NUMBERS = b"".join(b'{"n": %d}\n' % n for n in range(50_000))
