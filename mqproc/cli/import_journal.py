@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -85,6 +86,18 @@ def import_id(identity: dict[str, Any]) -> str:
     return hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()[:16]
 
 
+def _encodable(value: Any) -> Any:
+    """A part of an identity that JSON can hold: names of files and words of a command line may be no UTF-8."""
+    if isinstance(value, dict):
+        return {name: _encodable(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encodable(part) for part in value]
+    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        # As Python writes bytes, which begins as no path does: it is no other file's name.
+        return repr(os.fsencode(value))
+    return value
+
+
 def unique_id_prefix(name: str, generation: int, record: int) -> str:
     """The first 28 digits of a record's unique id; the last four are its number modulo 65,536.
 
@@ -104,6 +117,7 @@ class Journal:
 
     def __init__(self, io: StoreIO, paths: StorePaths, identity: dict[str, Any], folder: str = "imports") -> None:
         """Raises StoreLockedError when the same import is under way."""
+        identity = _encodable(identity)
         self.name = import_id(identity)
         self.folder = paths.own / folder
         self._identity = identity

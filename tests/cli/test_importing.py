@@ -114,6 +114,21 @@ def stored_bodies(group: Group) -> list[bytes]:
         return sorted(message.body for queue in queues for message in client.pull(TOPIC, queue, 0, 100).messages)
 
 
+def test_names_that_are_no_utf_8_are_names_of_imports_too(group: Group, tmp_path: Path) -> None:
+    """Of files, of streams, and whatever else a command line may say."""
+    path = Path(os.fsdecode(os.fsencode(tmp_path / "a") + b"\xff.csv"))
+    write_csv(path, 3)
+    assert run(group, path, "--null", os.fsdecode(b"\xfe")).code == 0
+    again = run(group, path, "--null", os.fsdecode(b"\xfe"), "--json")
+    assert again.json["imports"][0]["already_stored"] == 3
+    options = ("import", "-", "--topic", TOPIC, "--store", group.store)
+    for name in (b"\xff", b"\xfe", b"\xff"):
+        assert call(*options, "--name", os.fsdecode(name), stdin=b"a\n").code == 0
+    group.wait_dispatched()
+    with group.client() as client:
+        assert client.count(TOPIC) == 5
+
+
 def test_a_last_line_that_was_unfinished_is_told_when_it_has_become_longer(group: Group, tmp_path: Path) -> None:
     path = tmp_path / "g.txt"
     path.write_text("alpha\nbra")
