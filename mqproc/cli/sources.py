@@ -327,8 +327,7 @@ def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
     header = _header(rows, source.name)
     if header == [_END]:
         return
-    if len(set(header)) < len(header):
-        raise click.UsageError(f"{source.name}: the header names a field twice: {', '.join(header)}")
+    _check_names(header, source.name)
     if header[-1:] and header[-1].endswith(_END):
         raise BadMessageError(f"{source.name}: the header has a quote that nothing closes")
     places = _places(header, reading.fields, source.name)
@@ -365,6 +364,12 @@ def _is_utf8(row: Sequence[str]) -> bool:
 def _no_utf8(rows: Sequence[Sequence[str]], name: str, first: int) -> BadMessageError:
     wrong = next(index for index, row in enumerate(rows) if not _is_utf8(row))
     return BadMessageError(f"{name}: record {first + wrong + 1:,} has bytes that are no UTF-8")
+
+
+def _check_names(names: Sequence[str], name: str) -> None:
+    """Raise a usage error when two fields have one name: an object has but one of them."""
+    if len(set(names)) < len(names):
+        raise click.UsageError(f"{name}: the header names a field twice: {', '.join(names)}")
 
 
 def _places(header: Sequence[str], fields: Sequence[str], name: str) -> dict[str, int]:
@@ -462,6 +467,7 @@ def _read_parquet(source: Source, reading: Reading) -> Iterator[Chunk]:
     try:
         file = parquet.ParquetFile(_seekable(source))
         source.total = file.metadata.num_rows
+        _check_names(file.schema_arrow.names, source.name)
         _places(file.schema_arrow.names, reading.fields, source.name)
         has_nanoseconds = any("[ns" in str(column.type) for column in file.schema_arrow)
         for batch in file.iter_batches(reading.chunk_rows):

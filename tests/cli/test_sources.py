@@ -177,6 +177,15 @@ def test_parquet_records_become_json_objects(tmp_path: Path) -> None:
     assert [(chunk.first, chunk.fields["b"]) for chunk in chunks] == [(1, [None]), (2, ["z"])]
 
 
+def test_parquet_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
+    """Of a record's two values its object would have the last one alone."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), path)
+    with pytest.raises(click.UsageError, match=r"a\.parquet: the header names a field twice: a, a"):
+        read(path)
+
+
 def test_moments_in_nanoseconds_are_read_with_pandas_too(tmp_path: Path) -> None:
     """Which is what files by pandas have; pyarrow then makes them pandas' own."""
     pytest.importorskip("pandas")
