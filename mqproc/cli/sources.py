@@ -430,8 +430,8 @@ def _read_json_lines(source: Source, reading: Reading) -> Iterator[Chunk]:
 def _check_json(line: bytes, name: str) -> None:
     """Raise BadMessageError when a file's first line is no JSON, as where one document has many lines."""
     try:
-        # This one takes the NaN that Python itself writes.
-        json.loads(line)
+        # This one takes the NaN that Python itself writes; of bytes it would take UTF-16, which has other lines.
+        json.loads(line.decode())
     except (ValueError, RecursionError) as error:
         raise BadMessageError(
             f"{name}: record 1 is no JSON, which must be one a line: {error}; --format lines takes lines as they are"

@@ -293,6 +293,13 @@ def test_one_json_document_of_many_lines_is_told(tmp_path: Path, text: str) -> N
     assert bodies(read(packed(tmp_path / "b.json", b'{"n": NaN}\n'))) == [b'{"n": NaN}']
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_json_lines_that_are_no_utf_8_are_told(tmp_path: Path, encoding: str) -> None:
+    """Their newlines are bytes amid what is a line then, though Python reads its JSON."""
+    with pytest.raises(BadMessageError, match=r"a\.jsonl: record 1 is no JSON"):
+        read(packed(tmp_path / "a.jsonl", '{"n": 1}\n{"n": 2}\n'.encode(encoding)))
+
+
 @pytest.mark.parametrize("name", ["a.tar.gz", "a.csv.zst", "A.TGZ", "a.xlsx"])
 def test_what_is_not_read_is_no_lines(tmp_path: Path, name: str) -> None:
     path = packed(tmp_path / name, b"1\n2\n")
