@@ -17,6 +17,7 @@ from mqproc.errors import BadMessageError
 TIME_FORMATS = ("auto", "iso", "s", "ms", "us", "ns")
 _KNOWN_TIMES_MAX = 100_000
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_INT64_MAX = (1 << 63) - 1
 _PER_MS = {"ms": 1, "us": 1000, "ns": 1_000_000}
 
 
@@ -98,7 +99,7 @@ class ColumnMaker:
         queues = []
         for index, value in enumerate(chunk.fields[self._names.queue]):
             try:
-                queues.append(int(value))
+                queues.append(_queue_id(value))
             except (TypeError, ValueError, OverflowError):
                 raise self._wrong(chunk, index, self._names.queue, "is no queue id") from None
         return queues
@@ -106,6 +107,16 @@ class ColumnMaker:
     def _wrong(self, chunk: Chunk, index: int, name: str, what: str) -> BadMessageError:
         value = chunk.fields[name][index]
         return BadMessageError(f"{self._source}: record {chunk.first + index + 1:,}: field {name!r} = {value!r} {what}")
+
+
+def _queue_id(value: Any) -> int:
+    """A field's queue id; a whole number with a fraction of 0 is one. Raises TypeError, ValueError, OverflowError."""
+    found = int(value)
+    if isinstance(value, bool) or (not isinstance(value, str) and found != value):
+        raise ValueError("no whole number")
+    if abs(found) > _INT64_MAX:
+        raise OverflowError("no 64-bit number")
+    return found
 
 
 def parse_field_time(value: Any, time_format: str = "auto") -> int:
@@ -135,6 +146,8 @@ def _number_ms(text: str, unit: str) -> int:
         found = round(float(text) * 1000)
     else:
         found = (int(float(text)) if "." in text else int(text)) // _PER_MS[unit]
+    if found < -_INT64_MAX:
+        raise OverflowError("no 64-bit number")
     if found > EPOCH_MS_MAX:
         raise ValueError(f"beyond the year 9999 in {unit}; --time-format says if it is in ms, us or ns")
     return found

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mqproc.cli.columns import ColumnMaker, FieldNames, parse_field_time, without
-from mqproc.cli.sources import Chunk
+from mqproc.cli.sources import Chunk, WrittenNumber
 from mqproc.errors import BadMessageError
 
 NOW = 1_800_000_000_000
@@ -58,6 +58,23 @@ def test_queues_are_numbers() -> None:
     assert columns(FieldNames(queue="q"), q=["0", 3]).queue_ids == [0, 3]
     with pytest.raises(BadMessageError, match=r"a\.csv: record 12: field 'q' = 'x' is no queue id"):
         columns(FieldNames(queue="q"), q=["0", "x"])
+
+
+def test_a_queue_is_a_whole_number_also_where_its_column_has_fractions() -> None:
+    assert columns(FieldNames(queue="q"), q=[WrittenNumber("2.0"), decimal.Decimal("3.00")]).queue_ids == [2, 3]
+
+
+@pytest.mark.parametrize("value", [1.7, WrittenNumber("1.7"), decimal.Decimal("0.5"), True, 1 << 70, 1e300, None])
+def test_what_is_no_whole_number_is_no_queue(value: Any) -> None:
+    """Cut to one it would be another queue, and nobody would be told."""
+    with pytest.raises(BadMessageError, match=r"a\.csv: record 11: field 'q' = .* is no queue id"):
+        columns(FieldNames(queue="q"), q=[value])
+
+
+@pytest.mark.parametrize("text", ["-99999999999999999999", "99999999999999999999"])
+def test_a_number_that_is_no_time_is_told_with_record_and_field(text: str) -> None:
+    with pytest.raises(BadMessageError, match=r"record 11: field 't' = .* is no time: (beyond|no 64-bit)"):
+        columns(FieldNames(time="t"), t=[text])
 
 
 def test_a_record_without_time_was_born_now() -> None:
