@@ -214,16 +214,37 @@ def scan(
     columns = ROW_COLUMNS if topic else [Column("topic"), *ROW_COLUMNS]
     with invocation.client() as client:
         scanner = _Scan(client, request, most)
-        try:
-            result = print_many(out, scanner.messages(out), body, streaming=True, columns=columns)
-        except KeyboardInterrupt:
-            scanner.tell_cursor(out)
-            raise
+        is_whole = _print_hits(out, scanner.messages(out), body, columns)
         scanner.tell_cursor(out)
+        if not is_whole:
+            raise KeyboardInterrupt
         _tell_damage(out, client)
         if topic is not None and cursor is None and scanner.complete and not scanner.found:
             queues_of(client, topic)
-    return result
+    return 0
+
+
+def _print_hits(out: Output, hits: Iterable[StoredMessage], body: str | None, columns: Sequence[Column]) -> bool:
+    """Print hits as they come, or as one table at the end. False when Ctrl-C came before: what was found is printed."""
+    rows: list[dict[str, Any]] = []
+    is_whole = True
+    try:
+        if out.shape != "table":
+            print_many(out, hits, body, streaming=True, columns=columns)
+        else:
+            # What came before Ctrl-C stays in the list; the cursor that is told then lies behind it.
+            rows.extend(_shown(one, body, columns) for one in hits)
+    except KeyboardInterrupt:
+        is_whole = False
+    if out.shape == "table":
+        out.rows("messages", columns, rows)
+    return is_whole
+
+
+def _shown(message: StoredMessage, body: str | None, columns: Sequence[Column]) -> dict[str, Any]:
+    """What a table has of a message, and no more: there may be many."""
+    row = to_row(message, body or "text", preview=True)
+    return {column.name: row[column.name] for column in columns}
 
 
 class _Scan:
@@ -247,7 +268,10 @@ class _Scan:
                 page = self._client.run(core.scan_page(request))
                 self.found += len(page.messages)
                 self._left -= len(page.messages)
-                yield from page.messages
+                for message in page.messages:
+                    yield message
+                    # So who stops amid a page has none of it twice.
+                    self.cursor = message.physical_offset + message.size
                 self._advance(page)
                 progress.update(max(self.cursor, 0), end, self.found)
 

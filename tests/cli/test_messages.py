@@ -5,15 +5,18 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mqproc.cli.message_format import to_json, to_row
 from mqproc.client import Client
 from mqproc.message import Message
 from mqproc.quantities import counted
@@ -433,6 +436,34 @@ def test_a_scan_finds_by_property_and_body_and_goes_on_by_its_cursor(store: Path
             break
         cursor = ("--cursor", part.err.split("--cursor ")[1].split()[0])
     assert found == [f"order-{number}" for number in range(COUNT) if number % 3 == 2]
+
+
+@pytest.mark.parametrize("shape", ["table", "csv", "jsonl"])
+def test_a_scan_that_is_interrupted_amid_a_page_goes_on_with_each_hit_once(
+    store: Path, monkeypatch: pytest.MonkeyPatch, shape: str
+) -> None:
+    options = ("--topic", TOPIC, "--property", "color=c1", "--body", "text", "--output", shape)
+
+    def numbers(*more: str | int) -> tuple[list[str], Outcome]:
+        part = ask(store, "message", "scan", *options, *more)
+        return re.findall(r'n\\*"+:(\d+)', part.out), part
+
+    whole, _ = numbers()
+    assert len(whole) == 13
+    real, left = to_row if shape != "jsonl" else to_json, [5]
+
+    def until_interrupted(*arguments: Any, **options: Any) -> dict[str, Any]:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return real(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"mqproc.cli.message.{real.__name__}", until_interrupted)
+        first, interrupted = numbers()
+    assert (interrupted.code, first) == (130, whole[:5])
+    rest, _ = numbers("--cursor", interrupted.err.split("--cursor ")[1].split()[0])
+    assert first + rest == whole
 
 
 def test_a_scan_of_all_topics_says_which(store: Path) -> None:
