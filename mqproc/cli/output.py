@@ -35,6 +35,7 @@ COLORS = ("auto", "always", "never")
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {9: "\\t", 10: "\\n", 13: "\\r"}
 _BUT_LINES = {code: text for code, text in _CONTROLS.items() if chr(code) not in "\n\t"}
 
+_CSV_END = "\r\n"
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
@@ -211,16 +212,20 @@ class Output:
 
     def _values(self, columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], *, header: bool) -> None:
         buffer = io.StringIO()
-        delimiter = "," if self.shape == "csv" else "\t"
-        writer = csv.writer(buffer, delimiter=delimiter, lineterminator="\n")
+        # What ends no line of the writer's it leaves unquoted: a lone \r, at which readers begin another row.
+        writer = csv.writer(buffer, delimiter="," if self.shape == "csv" else "\t", lineterminator=_CSV_END)
         if header:
             writer.writerow(column.name for column in columns)
+            self._take_line(buffer)
         for row in rows:
             writer.writerow(_exact(row.get(column.name)) for column in columns)
-            self.stream.write(self.shown(buffer.getvalue()))
-            buffer.seek(0)
-            buffer.truncate()
-        self.stream.write(buffer.getvalue())
+            self._take_line(buffer)
+
+    def _take_line(self, buffer: io.StringIO) -> None:
+        """Write out the row that a CSV writer has put into its buffer, which is empty then."""
+        self.stream.write(self.shown(buffer.getvalue().removesuffix(_CSV_END) + "\n"))
+        buffer.seek(0)
+        buffer.truncate()
 
     def _table(self, columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> None:
         terminal = self.is_terminal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import os
@@ -34,6 +35,18 @@ def test_json_is_one_document_with_a_schema_version() -> None:
 
 def test_json_lines_are_one_object_a_row() -> None:
     assert [json.loads(line) for line in rows("jsonl", io.StringIO()).splitlines()] == ROWS
+
+
+@pytest.mark.parametrize(("shape", "delimiter"), [("csv", ","), ("raw", "\t")])
+def test_a_row_is_read_back_as_it_was_whatever_ends_lines_in_it(shape: str, delimiter: str) -> None:
+    """A lone carriage return is the end of a row to whoever reads it, unless it is quoted."""
+    texts = ["a\rb", "a\r\nb", "a\nb", "\r", 'a"b', "a,b", "a\tb", ""]
+    stream = io.StringIO(newline="")
+    out = Output(shape, stream=stream)
+    columns = [Column("body"), Column("after")]
+    out.rows("things", columns, ({"body": text, "after": 1} for text in texts))
+    found = list(csv.reader(io.StringIO(stream.getvalue(), newline=""), delimiter=delimiter))
+    assert found[len(found) - len(texts) :] == [[text, "1"] for text in texts]
 
 
 def test_csv_has_a_header_and_exact_values() -> None:
