@@ -12,12 +12,13 @@ import click
 from mqproc.cli.columns import TIME_FORMATS, ColumnMaker, FieldNames
 from mqproc.cli.commands import Command
 from mqproc.cli.completing import complete_topic
+from mqproc.cli.formats import FORMATS
 from mqproc.cli.import_journal import Entry, Fingerprint, Journal
 from mqproc.cli.importer import CHUNK_ROWS, Importer, Stored
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column, Output
 from mqproc.cli.progress import Progress
-from mqproc.cli.sources import FORMATS, STDIN, Reading, Source
+from mqproc.cli.sources import STDIN, Reading, Source
 from mqproc.cli.times import format_duration, format_time, now_ms
 from mqproc.client import Client
 from mqproc.client.settling import PATIENCE_S, check_index
@@ -52,7 +53,12 @@ class Delimiter(click.ParamType[str]):
 @click.command("import", cls=Command)
 @click.argument("files", nargs=-1, required=True, metavar="FILE…")
 @click.option("--topic", required=True, shell_complete=complete_topic, help="Topic to send to; made when missing.")
-@click.option("--format", "kind", type=click.Choice(FORMATS), help="Format; else by the file's name, else lines.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(FORMATS),
+    help="Format; else by the file's name, or a .zip's member's; else lines.",
+)
 @click.option("--key-field", "keys", multiple=True, metavar="FIELD", help="Field that is a key; may be repeated.")
 @click.option("--tag-field", "tag", default="", metavar="FIELD", help="Field that is the tag.")
 @click.option("--time-field", "time", default="", metavar="FIELD", help="Field that is the born time.")

@@ -30,32 +30,22 @@ from typing import IO, Any, Self, TypeVar, cast
 import click
 import msgspec
 
+from mqproc.cli.formats import guess_kind, is_packed, kind_of_member
 from mqproc.cli.nanoseconds import plain
 from mqproc.client.connection import FRAME_BYTES_MAX
 from mqproc.errors import BadMessageError, BadRequestError
 from mqproc.quantities import counted
 
-FORMATS = ("csv", "jsonl", "parquet", "lines")
 STDIN = "-"
-_SUFFIXES = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".parquet": "parquet",
-}
 _PACKINGS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
     ".gz": cast(Callable[[IO[bytes]], IO[bytes]], gzip.open),
     ".bz2": bz2.open,
     ".xz": lzma.open,
 }
-_PACKED = (*_PACKINGS, ".zip")
-# Read as lines they would be garbage.
-_NOT_READ = frozenset(
-    ".tar .tgz .tbz2 .txz .zst .lz4 .lzma .z .7z .rar .br .xls .xlsx .orc .avro .feather .arrow".split()
-)
 _BUFFER_BYTES = 1 << 20
+# Records are taken so many at a time, until they have so many bytes: a thousand large ones would be gigabytes.
+_STEP_ROWS = 100
+_CHUNK_BYTES = 16 << 20
 _NAMES_SHOWN = 8
 # So much of a text is counted line by line. Further on its decoder tells, which is never so far ahead.
 _COUNTED_BYTES = 1 << 17
@@ -144,6 +134,8 @@ class Source:
     def __init__(self, name: str, kind: str = "", member: str = "") -> None:
         """`name` is a path or `-`. Raises OSError, or a usage error when the kind cannot be told."""
         self.name = name
+        self.suffixes = Path(name.lower()).suffixes
+        self._told_kind = kind
         self.kind = kind or guess_kind(name)
         self.total = 0
         self.done: Callable[[], int] = lambda: 0
@@ -164,7 +156,7 @@ class Source:
 
     @property
     def compressed(self) -> bool:
-        return Path(self.name).suffix.lower() in _PACKED
+        return is_packed(self.name)
 
     @property
     def may_grow(self) -> bool:
@@ -201,6 +193,9 @@ class Source:
             archive = zipfile.ZipFile(path if path.is_file() else io.BytesIO(path.read_bytes()))
             self._stack.enter_context(archive)
             info = archive.getinfo(_member(archive, path, member))
+            if not self._told_kind:
+                self.kind = kind_of_member(self.name, info.filename)
+                self.suffixes += Path(info.filename.lower()).suffixes
             stream = self._stack.enter_context(archive.open(info))
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
             raise BadRequestError(f"{path} cannot be unpacked: {error}") from None
@@ -221,40 +216,33 @@ def _member(archive: zipfile.ZipFile, path: Path, wanted: str) -> str:
     return wanted or names[0]
 
 
-def guess_kind(name: str) -> str:
-    """The format that a name tells; plain lines when it tells none. Raises a usage error for one that is not read."""
-    path = Path(name)
-    if path.suffix.lower() in _PACKED:
-        path = path.with_suffix("")
-    if path.suffix.lower() in _NOT_READ:
-        raise click.UsageError(
-            f"{name}: {path.suffix} is not read; unpack or convert it, or say with --format what the file has"
-        )
-    return _SUFFIXES.get(path.suffix.lower(), "lines")
-
-
-def _parts(records: Iterator[_T], reading: Reading, name: str) -> Iterator[tuple[int, list[_T]]]:
+def _parts(records: Iterator[_T], reading: Reading, source: Source) -> Iterator[tuple[int, list[_T]]]:
     """The records from `reading.skip` on, some at a time, with the number of the first of them."""
     first = 0
-    while part := _take(records, reading, name, first):
+    while part := _take(records, reading, source, first):
         if first >= reading.skip:
             yield first, part
         first += len(part)
 
 
-def _take(records: Iterator[_T], reading: Reading, name: str, first: int) -> list[_T]:
+def _take(records: Iterator[_T], reading: Reading, source: Source, first: int) -> list[_T]:
     """The next records, the first of them number `first`. Raises BadMessageError naming one that cannot be read."""
     count = reading.chunk_rows
     if first < reading.skip:
         count = min(count, reading.skip - first)
     taken: list[_T] = []
+    end = source.stream.tell() + _CHUNK_BYTES
     try:
         # What came before an error stays in the list, so that its length tells the record.
-        taken.extend(itertools.islice(records, count))
+        while len(taken) < count and source.stream.tell() < end:
+            before = len(taken)
+            taken.extend(itertools.islice(records, min(_STEP_ROWS, count - before)))
+            if len(taken) == before:
+                break
     except (*_UNREADABLE, OSError) as error:
         if _is_of_a_disk(error):
             raise
-        raise BadMessageError(f"{name}: record {first + len(taken) + 1:,} cannot be read: {error}") from None
+        raise BadMessageError(f"{source.name}: record {first + len(taken) + 1:,} cannot be read: {error}") from None
     return taken
 
 
@@ -319,7 +307,7 @@ def _object_template(names: Sequence[str]) -> bytes:
 def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
     # Bytes that are no UTF-8 become surrogates, which are told with their record: a decoder reads far ahead of it.
     text = io.TextIOWrapper(source.stream, "utf-8-sig", "surrogateescape", newline="")
-    delimiter = "\t" if ".tsv" in Path(source.name.lower()).suffixes else reading.delimiter
+    delimiter = "\t" if ".tsv" in source.suffixes else reading.delimiter
     # Python's own limit is far below what a message may hold.
     csv.field_size_limit(FRAME_BYTES_MAX)
     lines = _Lines(source.stream, text)
@@ -333,7 +321,7 @@ def _read_csv(source: Source, reading: Reading) -> Iterator[Chunk]:
     places = _places(header, reading.fields, source.name)
     template = _object_template(header)
     encoded = _Values(reading).__getitem__
-    for first, part in _parts(filter(None, rows), reading, source.name):
+    for first, part in _parts(filter(None, rows), reading, source):
         if not _without_end(part, source.name, first):
             return
         _check_widths(part, len(header), source.name, first)
@@ -405,7 +393,7 @@ def _column(rows: Sequence[list[str]], place: int, nulls: Sequence[str]) -> list
 def _read_lines(source: Source, reading: Reading) -> Iterator[Chunk]:
     if reading.fields:
         raise click.UsageError(f"{source.name}: plain lines have no fields; --format csv or jsonl has")
-    for first, bodies in _parts(map(_strip_newline, _lines_of(source.stream)), reading, source.name):
+    for first, bodies in _parts(map(_strip_newline, _lines_of(source.stream)), reading, source):
         yield Chunk(first, bodies, taken=source.stream.tell())
 
 
@@ -420,7 +408,7 @@ def _strip_newline(line: bytes) -> bytes:
 
 
 def _read_json_lines(source: Source, reading: Reading) -> Iterator[Chunk]:
-    for first, bodies in _parts(filter(None, map(bytes.strip, _lines_of(source.stream))), reading, source.name):
+    for first, bodies in _parts(filter(None, map(bytes.strip, _lines_of(source.stream))), reading, source):
         if not first:
             _check_json(bodies[0], source.name)
         fields = _json_fields(bodies, reading, source.name, first) if reading.fields else {}

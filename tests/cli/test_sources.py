@@ -318,6 +318,32 @@ def test_a_zip_of_several_files_wants_a_name(tmp_path: Path) -> None:
     assert bodies(read(path, member="two.txt")) == [b"2"]
 
 
+def test_an_archive_s_name_that_tells_no_format_leaves_it_to_its_member_s(tmp_path: Path) -> None:
+    """As plain lines the header would be a message, and Parquet garbage."""
+    path = tmp_path / "of-2026.11.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("in/a.CSV", "n,t\n1,x\n")
+        archive.writestr("a.tsv", "n\tt\n1\tx\n")
+        archive.writestr("a.log", "n,t\n")
+        archive.writestr("a.csv.gz", gzip.compress(b"n,t\n"))
+        archive.writestr("a.xlsx", "no lines")
+    assert bodies(read(path, member="in/a.CSV")) == bodies(read(path, member="a.tsv")) == [b'{"n":"1","t":"x"}']
+    assert bodies(read(path, member="a.log")) == [b"n,t"]
+    assert bodies(read(path, member="in/a.CSV", kind="lines")) == [b"n,t", b"1,x"]
+    for member, told in (("a.csv.gz", "is packed once more"), ("a.xlsx", "is not read")):
+        with pytest.raises(click.UsageError, match=told):
+            read(path, member=member)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.jsonl"])
+def test_a_chunk_of_large_records_has_few(tmp_path: Path, name: str) -> None:
+    """A thousand of 4 MB would be 4 GB of memory, several times."""
+    head, line = (b"n,t\n", b"2" * 200_000 + b",y") if name == "a.csv" else (b"", b'"%b"' % (b"2" * 200_000))
+    path = packed(tmp_path / name, head + (line + b"\n") * 250)
+    assert [(chunk.first, len(chunk.bodies)) for chunk in read(path)] == [(0, 100), (100, 100), (200, 50)]
+    assert [(chunk.first, len(chunk.bodies)) for chunk in read(path, Reading(skip=120))] == [(120, 100), (220, 30)]
+
+
 def test_a_member_that_is_not_there_is_told_with_those_there_are(tmp_path: Path) -> None:
     path = packed(tmp_path / "a.csv.zip", CSV.encode())
     with pytest.raises(click.UsageError, match=r"a\.csv\.zip has no member 'nope'; there are a\.csv"):
