@@ -139,9 +139,9 @@ def tail(
 ) -> None:
     """Print messages of a topic, and follow it.
 
-    WHERE is beginning, end, an offset, -N for the last N messages, stored (what --group is to get next), or a time:
-    2026-11-21T10:00, epoch ms, 15m ago. Without WHERE the last messages that filters let pass are printed. Messages
-    come in the order of the log; --json prints one JSON line a message, --output csv a row.
+    WHERE is beginning, end, an offset, -N for the last N messages that filters let pass, stored (what --group is to get
+    next), or a time: 2026-11-21T10:00, epoch ms, 15m ago. Without WHERE the last so many are printed. Messages come in
+    the order of the log; --json prints one JSON line a message, --output csv a row.
     """
     write = _writer(invocation.out, template, body)
     if follow and stop is not None:
@@ -222,11 +222,10 @@ class Tail:
 
     def messages(self, start: Position, stop: Position | None, follow_until_s: float | None) -> Iterator[StoredMessage]:
         """From `start` to `stop`, or to the present end and then on, until a moment of the monotonic clock."""
-        spans = [self._span(info, start, stop) for info in self._queues]
         if start.kind == "last":
-            yield from self._newest(spans, start.value)
+            yield from self.last(start.value, stop)
         else:
-            yield from self._merged(spans)
+            yield from self._merged([self._span(info, start, stop) for info in self._queues])
         if follow_until_s is not None:
             following = Following(self._client, self._topic, self._filter, self._tell_damage, self._note)
             ends = [Place(info.queue_id, info.max_offset) for info in self._queues]
@@ -266,7 +265,7 @@ class Tail:
         spans = [self._span(info, Position("beginning"), stop) for info in self._queues]
         for span in spans:
             span.begin = self._begin_of_last(span, count)
-        return self._newest(spans, count)
+        return heapq.nlargest(count, self._merged(spans), key=lambda message: message.physical_offset)[::-1]
 
     def _begin_of_last(self, span: Span, count: int) -> int:
         """Where to begin so that a queue's last `count` messages come that the filter lets pass."""
@@ -278,10 +277,6 @@ class Tail:
             missing -= sum(1 for _ in self._queue(Span(span.queue_id, before, begin), _PAGE_MESSAGES))
             begin, reach = before, 2 * reach
         return begin
-
-    def _newest(self, spans: Sequence[Span], count: int) -> list[StoredMessage]:
-        """The last `count` messages of all spans together."""
-        return heapq.nlargest(count, self._merged(spans), key=lambda message: message.physical_offset)[::-1]
 
     def _merged(self, spans: Sequence[Span]) -> Iterator[StoredMessage]:
         page = max(1, min(_PAGE_MESSAGES, _HELD_MESSAGES // max(1, len(spans))))

@@ -258,6 +258,15 @@ def test_tail_prints_the_last_so_many(store: Path, count: int) -> None:
     assert [row["keys"][0] for row in rows] == [f"order-{number}" for number in range(1, COUNT, 2)][-count:]
 
 
+@pytest.mark.parametrize("count", [1, 5, 15, COUNT])
+def test_the_last_so_many_are_the_same_as_a_place_to_begin(store: Path, count: int) -> None:
+    """Of each queue the last ones were looked at, of which a filter lets some pass, or an end is before some."""
+    for more in (("--tag", "odd"), ("--sql", "color = 'c1'"), ("--until", 6), ("--tag", "odd", "--until", 6)):
+        wanted = ask(store, "tail", TOPIC, "-n", count, *more, "--format", "%k\\n").out
+        assert wanted
+        assert ask(store, "tail", TOPIC, "--from", f"-{count}", *more, "--format", "%k\\n").out == wanted
+
+
 def test_tail_prints_the_last_so_many_before_an_end(store: Path) -> None:
     assert numbers(ask(store, "tail", TOPIC, "--queue", 1, "-n", 2, "--until", 6, *N_FORMAT)) == [4, 5]
     assert numbers(ask(store, "tail", TOPIC, "--queue", 1, "-n", 2, "--until", "beginning", *N_FORMAT)) == []
