@@ -5,7 +5,8 @@
 
 A unit's tags code is its time to deliver at. A level's head is held until that time; one that lies further ahead than
 the level's delay, because the clock was set back, is due at once, as in RocketMQ. A record that is gone, by retention
-or by damage, is passed over and counted. Otherwise nothing is: a batch that cannot be stored is tried until it can.
+or by damage, is passed over and counted. Otherwise nothing is: a batch that cannot be stored is tried until it can, and
+messages that are refused for their own sake wait in a longer level (`parked_again.py`).
 
 `save` writes `delayOffset.json` once the log is durable up to every delivery that it counts, so a loss of power
 makes deliveries again and loses none.
@@ -26,6 +27,7 @@ from mqproc.message import PullStatus
 from mqproc.names import SCHEDULE_TOPIC
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
+from mqproc.process.parked_again import delayed_again
 from mqproc.process.parted_save import PartedSave
 from mqproc.process.released import ParkedRecords
 from mqproc.process.releases import Releases
@@ -88,6 +90,7 @@ class LevelDeliveries:
         # RocketMQ may have had more levels than this store has: what waits there is delivered too.
         delays_ms = delays_ms_of(context.options.message_delay_level)
         more_ms = [max(delays_ms)] * (DELAY_LEVELS - len(delays_ms))
+        self._delays_ms = delays_ms
         self._levels = [_Level(level, delay_ms) for level, delay_ms in enumerate([*delays_ms, *more_ms], 1)]
         self._made_from = made_from
         self._loaded = False
@@ -187,7 +190,11 @@ class LevelDeliveries:
             self._count_lost(level, gone, "the log does not have them any more")
         level.busy = True
         messages = found.released(named, keeps_real=True)
-        self._releases.start(messages, lambda: self._delivered(level, pulled.next_offset))
+        self._releases.start(
+            messages,
+            lambda: self._delivered(level, pulled.next_offset),
+            lambda refused: delayed_again(refused, level.level, self._delays_ms),
+        )
         return len(found)
 
     def _delivered(self, level: _Level, offset: int) -> None:

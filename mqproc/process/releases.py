@@ -4,8 +4,10 @@
           ▲               │ Refused: the same frame again after a pause
           └───────────────┘ Unknown: the log tells which of them it has; the others again
 
-A release is never given up: what cannot be stored now is tried until it can. Deliveries that a killed keeper had made
-are known from the log (`known`), and are not made again.
+A release is never given up: what cannot be stored now is tried until it can. What is refused for its own sake, as a
+message of a topic that there is no room to make, would hold up the others: `park` makes of it what waits once more
+(`parked_again.py`), and that is stored in its place. Deliveries that a killed keeper had made are known from the log
+(`known`), and are not made again.
 """
 
 from __future__ import annotations
@@ -19,16 +21,20 @@ from numpy.typing import NDArray
 
 from mqproc.errors import StoreBusyError
 from mqproc.layout import control as words_of
+from mqproc.names import SCHEDULE_TOPIC, TIMER_TOPIC
 from mqproc.process.appender import Appender, Outcome, Refused, Unknown
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
 from mqproc.process.message_columns import MessageColumns
+from mqproc.process.parked_again import is_of_message
 from mqproc.store.delays.made_from import MadeFrom
 
 RETRY_NS: Final = 100_000_000
 # The log tells again that deliveries are refused after this time.
 TELL_AGAIN_NS: Final = 60_000_000_000
 _NEVER_NS: Final = 1 << 62
+_PARKED_IN: Final = (SCHEDULE_TOPIC, TIMER_TOPIC)
+Park = Callable[[MessageColumns], MessageColumns]
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +42,7 @@ class _Release:
     begin: int
     left: int
     on_done: Callable[[], None]
+    park: Park
 
 
 class Releases:
@@ -71,15 +78,18 @@ class Releases:
         """Every message of a release that is not done, if it is in the log, lies at or above this position."""
         return min((release.begin for release in self._open), default=self._words[words_of.WRITTEN])
 
-    def start(self, messages: Sequence[MessageColumns], on_done: Callable[[], None]) -> None:
-        """Release messages; `on_done` is called when all are stored, at once when none is left to be."""
+    def start(self, messages: Sequence[MessageColumns], on_done: Callable[[], None], park: Park) -> None:
+        """Release messages; `on_done` is called when all are stored, at once when none is left to be.
+
+        `park` makes of those that are refused for their own sake the same messages, to wait once more.
+        """
         begin = self._words[words_of.WRITTEN]
         if self.known:
             messages = [columns for each in messages if len(columns := each.chosen(self._not_made(each)))]
         if not messages:
             on_done()
             return
-        release = _Release(begin, sum(map(len, messages)), on_done)
+        release = _Release(begin, sum(map(len, messages)), on_done, park)
         self._open.append(release)
         for columns in messages:
             self._append(columns, release)
@@ -121,7 +131,10 @@ class Releases:
         if isinstance(outcome, Refused):
             self._words.add(words_of.DELIVERIES_REFUSED, 1)
             self._tell(outcome)
-            self._again(frame, release)
+            if is_of_message(outcome.error) and frame.topic not in _PARKED_IN:
+                self._append(release.park(frame), release)
+            else:
+                self._again(frame, release)
             return
         stored = len(frame)
         if isinstance(outcome, Unknown):
@@ -131,7 +144,8 @@ class Releases:
             stored -= len(missing)
             if len(missing):
                 self._append(missing, release)
-        self._words.add(words_of.DELIVERED_MESSAGES, stored)
+        if frame.topic not in _PARKED_IN:
+            self._words.add(words_of.DELIVERED_MESSAGES, stored)
         release.left -= stored
         if release.left == 0:
             self._open.remove(release)

@@ -33,6 +33,7 @@ from mqproc.process.held_messages import Held, HeldMessages
 from mqproc.process.log import get_logger
 from mqproc.process.loop import RoleContext
 from mqproc.process.message_columns import MessageColumns
+from mqproc.process.parked_again import timed_again
 from mqproc.process.parted_save import PartedSave
 from mqproc.process.released import ParkedRecords
 from mqproc.process.releases import Releases
@@ -396,7 +397,7 @@ class TimerDeliveries:
         self._words[words_of.DELIVERY_LATE_MS] = now_ms - first_ms
         batch = self._held.take(until_ms, BATCH_MESSAGES, BATCH_BYTES)
         self._busy = True
-        self._releases.start(self._delivered_of(batch), lambda: self._done_with(batch))
+        self._releases.start(self._delivered_of(batch), lambda: self._done_with(batch), self._parked_again)
         ended_ns = self._clock.monotonic_ns()
         gather_ns = max(GATHER_LEAST_NS, GATHER_TIMES * (ended_ns - now_ns))
         self._release_ns = ended_ns + min(gather_ns, GATHER_MOST_NS)
@@ -417,6 +418,9 @@ class TimerDeliveries:
                 wanted[slots_ms == slot_ms] &= ~are_cancelled(parked, slot.cancelled)[slots_ms == slot_ms]
         rolls = batch.rolls[found]
         return parked.released(wanted & ~rolls, keeps_real=False) + parked.rolled(wanted & rolls)
+
+    def _parked_again(self, refused: MessageColumns) -> MessageColumns:
+        return timed_again(refused, self._clock.time_ms(), self._options.timer_precision_ms)
 
     def _due_until_ms(self, now_ms: int) -> int:
         """What is due by then may go: nothing overtakes a message, or its cancellation, that is not held yet."""

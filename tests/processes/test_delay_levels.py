@@ -262,6 +262,40 @@ def test_a_delivery_that_the_writer_refuses_is_made_when_it_is_not(make_group: C
         assert len(received(client, "orders")) == group.words()["delivered_messages"] == 10
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_delivery_that_is_refused_holds_up_no_others(make_group: Callable[..., Group], killed: bool) -> None:
+    """There is no room to make its topic again; it waits by itself, through kills and restarts, until there is."""
+    group = make_group(max_queues=64)
+    with group.client() as client:
+        client.create_topic("others", 1)
+        client.create_topic("orders", 2)
+        client.send("orders", b"level", queue_id=1, delay_level=1)
+        client.send("orders", b"time", queue_id=1, delay=1)
+        client.delete_topic("orders")
+        fill_up(client)
+        wait_until(lambda: group.words()["deliveries_refused"] >= 2, what="deliveries of both kinds are refused")
+        client.send("others", b"level", delay_level=1)
+        client.send("others", b"time", delay=1)
+        found = wait_for(client, "others", 2, 15)
+        assert sorted(message.body for message in found) == [b"level", b"time"]
+        if killed:
+            os.kill(group.pid(KEEPER), signal.SIGKILL)
+    if killed:
+        group.kill()
+        group.start()
+    with group.client() as client:
+        client.create_topic("orders", 2)
+        found = wait_for(client, "orders", 2, 60)
+        wait_until(lambda: group.words()["delayed_messages"] == group.words()["timed_messages"] == 0, what="all done")
+        assert sorted((message.body, message.queue_id) for message in received(client, "orders")) == [
+            (b"level", 1),
+            (b"time", 1),
+        ]
+        assert len(received(client, "others")) == 2
+        if not killed:
+            assert group.words()["delivered_messages"] == 4
+
+
 def fill_up(client: Any) -> None:
     """Make topics of one queue each, until the store takes no more queues."""
     with contextlib.suppress(TooManyQueuesError):
