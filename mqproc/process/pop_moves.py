@@ -52,6 +52,8 @@ class PopMoves:
         self._max_bytes = max_bytes
         self._look_ns = 0
         self._under_way = False
+        self._refused: Place | None = None
+        """The last place whose copies were refused: the others behind it are first now."""
 
     def is_due(self, now_ns: int) -> bool:
         """Whether it is time to look for something to move."""
@@ -62,7 +64,13 @@ class PopMoves:
         self._look_ns = now_ns + LOOK_NS
         if not members or not self._writes.has_room or not self._state.progress.writable:
             return 0
-        return next((1 for place in self._left(members) if place not in busy and self._move_of(place)), 0)
+        return next((1 for place in self._in_turn(members) if place not in busy and self._move_of(place)), 0)
+
+    def _in_turn(self, members: Mapping[str, GroupMembers]) -> list[Place]:
+        """All that may be moved; one that is refused, as without room for the topic, does not keep the others."""
+        places = list(self._left(members))
+        first = places.index(self._refused) + 1 if self._refused in places else 0
+        return places[first:] + places[:first]
 
     def _left(self, members: Mapping[str, GroupMembers]) -> Iterator[Place]:
         for group, of in members.items():
@@ -101,6 +109,7 @@ class PopMoves:
 
         def refused(_error: MqprocError) -> None:
             self._under_way = False
+            self._refused = place
 
         self._writes.store(copies, stored, refused)
 
