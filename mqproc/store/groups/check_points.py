@@ -58,6 +58,8 @@ class CheckPoint:
     invisible_ms: int
     revive_queue: int
     broker: str
+    is_ours: bool = True
+    """Whether it lies in the log where it was made; RocketMQ's may have been parked first."""
     revive_offset: int = -1
     physical_offset: int = 0
     """None of its messages that are open lies below this position of the log."""
@@ -93,6 +95,12 @@ class CheckPoint:
     def due_ms(self) -> int:
         """When what is not acknowledged comes again."""
         return self.pop_time_ms + self.invisible_ms
+
+    def is_newer(self, other: CheckPoint) -> bool:
+        """Whether it was made after another: by the log where that tells, since a clock may have been set back."""
+        if self.is_ours and other.is_ours:
+            return self.log_begin > other.log_begin
+        return self.pop_time_ms > other.pop_time_ms
 
     @property
     def next_offset(self) -> int:
@@ -178,6 +186,7 @@ def read(message: StoredMessage) -> CheckPoint | Acknowledged | None:
     found.revive_offset = message.queue_offset
     found.open = {offset for place, offset in enumerate(offsets) if not acked >> place & 1}
     found.log_begin = message.physical_offset
+    found.is_ours = properties.UNIQ_KEY not in message.properties
     return found if offsets else None
 
 

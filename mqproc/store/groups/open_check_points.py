@@ -121,10 +121,10 @@ class _Said:
         for offset in said.offsets:
             place = said.group, said.topic, said.queue_id, offset
             before = self._newest.setdefault(place, said)
-            if before.pop_time_ms < said.pop_time_ms:
+            if said.is_newer(before):
                 self._found.done(before, [offset])
                 self._newest[place] = said
-            elif before.pop_time_ms > said.pop_time_ms:
+            elif before.is_newer(said):
                 self._found.done(said, [offset])
 
 

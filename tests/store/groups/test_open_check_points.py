@@ -98,6 +98,18 @@ def test_a_message_is_its_newest_check_points(store: LiveStore) -> None:
     assert sorted((each.pop_time_ms - FIRST_MS, each.open) for each in found) == [(0, {0}), (5_000, {1})]
 
 
+@pytest.mark.parametrize("queues", [(0, 0), (1, 2), (2, 1)])
+def test_a_message_that_is_received_again_after_a_reset_is_open_though_the_clock_was_set_back(
+    store: LiveStore, queues: tuple[int, int]
+) -> None:
+    """The check point before, of a later time, was acknowledged."""
+    first, again = (point(0, time_ms=FIRST_MS - 1000 * n, revive_queue=queue) for n, queue in enumerate(queues))
+    check(store, first)
+    ack(store, first, 0)
+    check(store, again)
+    assert [(each.pop_time_ms, each.open) for each in opened(store)] == [(again.pop_time_ms, {0})]
+
+
 def test_what_rocketmq_has_parked_counts_while_it_is_not_delivered(store: LiveStore) -> None:
     """Here the timer has delivered a check point, and not yet its acknowledgement, nor another check point."""
     of, other, early = point(7, 8), point(3, queue_id=1, revive_queue=5), point(9, queue_id=2)
