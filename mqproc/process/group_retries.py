@@ -86,6 +86,10 @@ class Retries:
         self._refuse = refuse
         self._unread = context.incarnation > 1
         self._known: set[Identity] = set()
+        self._unanswered = (0, 0)
+        """The range of the log that may have copies which nobody was told of."""
+        self._searched: set[str] = set()
+        """Topics that were searched in it for copies that do not say what they are of."""
         if not self._unread:
             self.none_is_open()
 
@@ -118,9 +122,7 @@ class Retries:
         topic = dead_letter_topic(options.group)
         self._state.begin_retries(options.group, retry_topic(options.group), 0)
         found = [self._message(topic, 0, offset) for offset in _bounded(options.offsets)]
-        copies = [
-            None if message is None else copy_of(message, retry_topic(options.group), 0, {}, 0) for message in found
-        ]
+        copies = [None if message is None else _resent(message, retry_topic(options.group)) for message in found]
         levels = [GONE if copy is None else 1 for copy in copies]
         self._send(asked, copies, levels, lambda told: GroupResendAnswer(sum(level == 1 for level in told)))
 
@@ -178,14 +180,20 @@ class Retries:
             raise StoreBusyError("copies of nacks are not read yet", hint_ms=20)
         end = self._words[words_of.WRITTEN]
         begin = max(self._words[words_of.NACKS_FROM], end - UNANSWERED_BYTES_MAX)
-        self._known = {identity(message) for message in self._copies_in(begin, end)}
+        self._known = self._copies_in(Conditions(property_name=ORIGIN), begin, end)
+        self._unanswered = begin, end
         self._unread = False
 
-    def _copies_in(self, begin: int, end: int) -> Iterator[StoredMessage]:
-        return records_in(self._reading, Conditions(property_name=ORIGIN), begin, end, self._max_bytes)
+    def _copies_in(self, conditions: Conditions, begin: int, end: int) -> set[Identity]:
+        return {identity(message) for message in records_in(self._reading, conditions, begin, end, self._max_bytes)}
 
     def _was_stored(self, copy: NewMessage) -> bool:
         told = identity(copy)
+        if copy.prepared_transaction_offset and copy.topic not in self._searched:
+            self._searched.add(copy.topic)
+            found = self._copies_in(Conditions(copy.topic), *self._unanswered)
+            # The others were known from the begin, and may have been asked for since.
+            self._known |= {each for each in found if _is_bare(each)}
         if told not in self._known:
             return False
         # Once: a dead letter that is sent again begins its count anew.
@@ -235,8 +243,8 @@ class Retries:
             self._answer(copies.asked, copies.answer(copies.levels))
 
     def _in_log(self, copies: Sequence[NewMessage], outcome: Unknown) -> list[NewMessage]:
-        """Those that were stored before the writer died that was to store them."""
-        found = {identity(message) for message in self._copies_in(outcome.begin, outcome.end)}
+        """Those that were stored before the writer died that was to store them. A frame's are of one topic."""
+        found = self._copies_in(Conditions(copies[0].topic), outcome.begin, outcome.end)
         return [copy for copy in copies if identity(copy) in found]
 
 
@@ -263,6 +271,11 @@ def identity(copy: NewMessage | StoredMessage) -> Identity:
         pairs = properties.decode(bytes(pairs).decode())
     told = (pairs.get(name, "") for name in _TOLD)
     return (copy.topic, copy.reconsume_times, copy.prepared_transaction_offset, *told)
+
+
+def _is_bare(told: Identity) -> bool:
+    """Whether it is a copy's that does not say what it is of."""
+    return told[2] != 0
 
 
 def count_copies(words: Words, stored: Sequence[NewMessage]) -> None:
@@ -297,6 +310,11 @@ def copy_of(message: StoredMessage, topic: str, queue_id: int, own: dict[str, st
 def has_room(copy: NewMessage) -> bool:
     """Whether every store takes it with its properties: those of its message and those of ours."""
     return len(copy.properties) <= record.PROPERTIES_SIZE_SURE
+
+
+def _resent(message: StoredMessage, topic: str) -> NewMessage:
+    """A dead letter as if it had never failed; one that does not say what it is of is told from others by its place."""
+    return copy_of(message, topic, 0, {}, 0) if ORIGIN in message.properties else bare_copy(message, topic, 0)
 
 
 def bare_copy(message: StoredMessage, topic: str, times: int) -> NewMessage:

@@ -158,6 +158,26 @@ def test_a_nack_that_is_asked_again_after_a_kill_counts_once(group: Group) -> No
         assert [each.body for each in parked(client, 18)] == [b"0", b"1", b"2", b"1"]
 
 
+@pytest.mark.parametrize("point", ["retry.copied", "ack.before_send:2"])
+def test_a_kill_stores_no_dead_letter_twice_that_has_no_room_to_say_what_it_is_of(
+    make_group: Callable[..., Group], monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """The query role, or the writer, dies when it is stored and nobody was told; its client asks again."""
+    monkeypatch.setenv("MQPROC_CRASH", point)
+    group = make_group()
+    with group.client(timeout=30) as client:
+        client.send("orders", b"full", queue_id=0, properties={"a": "v" * FULL})
+        client.wait_dispatched()
+        client.groups.change("billing")
+        client.groups.change("other")
+        for name in ("billing", "other"):
+            nack = group_calls.nack(name, [("orders", 0, 0)], 1, -1)
+            if client.run(nack) == [-2]:
+                assert client.run(nack) == [0]
+            client.wait_dispatched()
+            assert [each.body for each in client.groups.dead_letters(name)] == [b"full"]
+
+
 # Messages that are gone
 
 
