@@ -10,6 +10,7 @@ The table of open check points is in memory; a successor reads it from the reviv
 from __future__ import annotations
 
 import heapq
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -114,6 +115,7 @@ class Pops:
             self._clock, self._give_later, lambda asked: answer(asked, GroupReceiveAnswer(0), ()), refuse
         )
         self._turn = 0
+        self._lots = random.Random(0)
         self._look_ns = 0
         self._seen: tuple[int, int] = (-1, -1)
         self._changes = 0
@@ -223,9 +225,9 @@ class Pops:
         self._empty_pulls_left = EMPTY_PULLS_MAX
         for topics in (self._retry_topics(options), options.topics):
             queues = [(topic, queue_id) for topic in topics for queue_id in self._reading.queues.ids(topic)]
-            self._turn += 1
-            for number in range(len(queues)):
-                topic, queue_id = queues[(self._turn + number) % len(queues)]
+            # By lot: in a round that others take steps of, one may come to the same queue each time.
+            first = self._lots.randrange(max(1, len(queues)))
+            for topic, queue_id in queues[first:] + queues[:first]:
                 if (group, topic, queue_id) not in self._busy and self._give_of(asked, options, topic, queue_id):
                     return True
         return False

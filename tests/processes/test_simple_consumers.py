@@ -270,6 +270,15 @@ def test_receives_take_filters_and_several_topics(client: Client) -> None:
         client.simple_consumer("bad", "fruit", filter=SqlFilter("a and between 2 and 10")).receive()
 
 
+@pytest.mark.parametrize("count", [32, 64])
+def test_a_queue_that_always_has_messages_keeps_no_other_from_being_received(client: Client, count: int) -> None:
+    """Receives of 64 take two check points, which had a round come to the same of two queues each time."""
+    topic = f"Full{count}"
+    fill(client, topic, 40 * count, queues=2)
+    consumer = client.simple_consumer(topic, topic, start="earliest")
+    assert {consumer.receive(count)[0].queue_id for _ in range(19)} == {0, 1}, "a queue has twenty receives in it"
+
+
 def test_a_large_receive_with_a_filter_passes_all_that_it_gives(client: Client) -> None:
     """It has several check points, and messages that its filter does not let pass lie between them."""
     client.create_topic("mixed", 1)
