@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mqproc.layout.record_codec import decode_records
 from mqproc.message import PullStatus
 from mqproc.names import RETRY_PREFIX
 from mqproc.process.appender import NewMessage
 from mqproc.process.group_retries import ORIGIN, Identity, bare_copy, copy_of, has_room, identity
+from mqproc.process.parked_again import is_of_message
 from mqproc.store.groups.check_points import NEVER, CheckPoint
 from mqproc.store.groups.settings import retry_topic
 from mqproc.store.groups.unwritable import UNWRITABLE
@@ -17,8 +18,12 @@ from mqproc.store.reads.queue_messages import batches
 from mqproc.store.slices import Slices, finish
 
 if TYPE_CHECKING:
+    from mqproc.errors import MqprocError
     from mqproc.process.group_state import GroupState
     from mqproc.store.reads.reading import StoreReading
+
+AGAIN_MS: Final = 200
+AGAIN_MS_MAX: Final = 30_000
 
 
 class PopCopies:
@@ -52,6 +57,17 @@ class PopCopies:
             for messages, _next in batches(self._reading, topic, 0, first):
                 self._found |= {identity(message): message.physical_offset for message in messages}
                 yield
+
+    def pause_ms(self, found: CheckPoint, error: MqprocError) -> int:
+        """How long to wait before a check point's copies are sent again.
+
+        Each time longer where they are refused for their own sake, as without room for the topic: there may be
+        thousands of them, and the others wait meanwhile.
+        """
+        if not is_of_message(error):
+            return AGAIN_MS
+        found.again_ms = min(max(AGAIN_MS, 2 * found.again_ms), AGAIN_MS_MAX)
+        return found.again_ms
 
     def begin_progress(self, group: str, copies: Sequence[NewMessage]) -> bool:
         """Have the group's progress where copies come again; False without room for it. Raises OSError."""

@@ -37,7 +37,7 @@ from mqproc.process.delivered import Delivered
 from mqproc.process.group_retries import count_copies
 from mqproc.process.held_receives import HeldReceives
 from mqproc.process.log import get_logger
-from mqproc.process.pop_copies import PopCopies
+from mqproc.process.pop_copies import AGAIN_MS, PopCopies
 from mqproc.process.pop_moves import PopMoves
 from mqproc.process.writes import Writes
 from mqproc.store.delays.timer_waiting import saved_check
@@ -71,7 +71,6 @@ MESSAGES_MAX: Final = 1024
 INVISIBLE_MS_MIN: Final = 1_000
 INVISIBLE_MS_MAX: Final = 43_200_000
 HELD_MAX: Final = 16_384
-AGAIN_NS: Final = 200_000_000
 LOOK_NS: Final = 1_000_000_000
 EMPTY_PULLS_MAX: Final = 8
 """A receive looks so many times at what its filter lets none pass of, and goes on in the next step."""
@@ -401,7 +400,7 @@ class Pops:
                 continue
             undispatched = found.tried_from < NEVER and self._words[words_of.DISPATCHED] < self._writes.stored_end
             if found.acking or undispatched:
-                self._expire_at(found, now_ms + AGAIN_NS // 1_000_000)
+                self._expire_at(found, now_ms + AGAIN_MS)
                 continue
             self._revive(found)
             done += 1
@@ -414,10 +413,10 @@ class Pops:
         copies = self._copies.missing(found, offsets)
         begin = self._words[words_of.WRITTEN]
 
-        def again(_error: MqprocError) -> None:
+        def again(error: MqprocError) -> None:
             # Some may be stored, and are found before the others are sent.
             found.reviving, found.tried_from = False, min(found.tried_from, begin)
-            self._expire_at(found, self._clock.time_ms() + AGAIN_NS // 1_000_000)
+            self._expire_at(found, self._clock.time_ms() + self._copies.pause_ms(found, error))
 
         def close(_revive_offset: int) -> None:
             self._io.crash_point("pop.revived")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mqproc.errors import BadRequestError, GroupInUseError, StoreBusyError
+from mqproc.errors import BadRequestError, GroupInUseError, StoreBusyError, TooManyQueuesError
 from mqproc.layout import control as words_of
 from mqproc.layout.record_codec import decode_record, decode_records, encode_record
 from mqproc.names import CHECK_POINT_MESSAGES, REVIVE_QUEUES, REVIVE_TOPIC
@@ -388,5 +388,17 @@ def test_progress_where_messages_are_moved_for_members_goes_past_what_is_stored(
         progress.set("g", topic, 0, 2)
         sent[2][1](0)
         assert progress.offset("g", topic, 0) == 2, "a reset meanwhile holds"
+    finally:
+        group.close()
+
+
+def test_copies_that_are_refused_for_their_own_sake_are_tried_less_often_each_time(tmp_path: Path) -> None:
+    group = Group(tmp_path / "store")
+    try:
+        copies = group.role._pops._copies
+        found = CheckPoint("g", "Orders", 0, 0, (0,), 0, 1000, 0, "mqproc")
+        pauses = [copies.pause_ms(found, TooManyQueuesError("")) for _ in range(10)]
+        assert pauses == [200, 400, 800, 1600, 3200, 6400, 12_800, 25_600, 30_000, 30_000]
+        assert copies.pause_ms(found, StoreBusyError("")) == 200
     finally:
         group.close()

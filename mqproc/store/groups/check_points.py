@@ -69,6 +69,8 @@ class CheckPoint:
     reviving: bool = False
     log_begin: int = 0
     """Neither it nor copies of its messages, which are sent again, lie below this position of the log."""
+    again_ms: int = 0
+    """How long it waited when its copies were refused last for their own sake."""
     tried_from: int = NEVER
     """There may be copies of this process behind this position which it does not know."""
 
