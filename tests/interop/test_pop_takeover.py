@@ -66,7 +66,8 @@ def test_what_a_broker_is_done_with_is_no_more_read(store: Path) -> None:
     progress = [at for at in offsets_json.load(StoreIO(), StorePaths(store)).progress if at.group == REVIVE_GROUP]
     assert [(at.topic, at.offset) for at in progress] == [(REVIVE_TOPIC, 1)]
     assert progress[0].queue_id < REVIVE_QUEUES
-    text = offsets_json.encode(progress, 1, 2, {})
+    tables = [(at.group, at.topic, [(at.queue_id, at.offset)]) for at in progress]
+    text = offsets_json.encode(tables, 1, 2, {})
     assert b'"rmq_sys_REVIVE_LOG_DefaultCluster@CID_RMQ_SYS_REVIVE_GROUP":{%d:0\n' % progress[0].queue_id in text
 
 
