@@ -149,3 +149,15 @@ def test_reading_begins_at_the_groups_progress_and_gone_messages_hold_nothing(st
     found = opened(store, begins_of(progress))
     assert offsets_of(found) == [(0, {1})]
     assert found.log_begin == NEVER, "there is no such queue any more"
+
+
+def test_rocketmqs_check_points_are_newer_by_their_times(store: LiveStore) -> None:
+    """It parks some of them, which come to the revive topic behind what was made later; they bear a unique id."""
+    places = store.append("T", [b"0"], queues=1).physical_offsets
+    first, changed = point(0), point(0, time_ms=FIRST_MS + 5_000)
+    for each in (changed, first):
+        parts = b"", b"", b"", b"UNIQ_KEY\x01id\x02"
+        store.append(REVIVE_TOPIC, [each.body()], queues=REVIVE_QUEUES, fixed_queue=0, tags=["ck"], parts=parts)
+    (found,) = opened(store)
+    assert (found.pop_time_ms, found.open, found.is_ours) == (changed.pop_time_ms, {0}, False)
+    assert found.physical_offset == places[0]
