@@ -132,6 +132,7 @@ CASES = [
     Case("log: own offset", flipped(LOGS[0], EARLY + record.PHYSICAL_OFFSET), "record_offset", EARLY, EARLY),
     Case("log: topic", flipped(LOGS[0], EARLY + 290, 0x01), "record_crc", EARLY, EARLY),
     Case("log: zeros", written(LOGS[0], EARLY, bytes(RECORD_BYTES)), "record_zeros", EARLY, EARLY),
+    Case("log: first segment unwritten", all_of(sized(LOGS[0], 0), sized(LOGS[0], SEGMENT)), "record_zeros", 0, 0),
     Case("log: last record", flipped(LOGS[3], LAST - 3 * SEGMENT + 100), "torn_tail", 12395, LAST),
     Case("log: behind its end", written(LOGS[3], 40_000, b"garbage"), "torn_tail", 12721, END),
     Case("log: BLANK", flipped(LOGS[0], 65480 + 3), "blank_size", 65480, 65480),

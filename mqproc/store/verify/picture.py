@@ -86,14 +86,16 @@ def cut_into_shares(
     io: StoreIO, inventory: Inventory, positions: Positions, shares: int, share_bytes: int = SHARE_BYTES_MIN
 ) -> list[Share]:
     """The written part of the log in so many shares, or fewer of `share_bytes`; in order, without gaps between them."""
-    written = [(start, start + size) for start, size in sorted(_written(io, inventory, positions).items()) if size]
+    found = _written(io, inventory, positions)
+    written = [(start, start + size) for start, size in sorted(found.items()) if size]
     total = sum(stop - start for start, stop in written)
     if not total:
         return []
     most = max(1, TOTALS_MAX // max(1, len(inventory.queues)))
     count = max(1, min(shares, most, total // share_bytes))
     size = -(-total // count)
-    starts = [written[0][0]]
+    # A segment of which nothing is written, before others that are, lacks what it had: it is looked at too.
+    starts = [min(found)]
     taken = 0
     for start, stop in written:
         while taken + (stop - start) > size:
