@@ -84,6 +84,17 @@ def appended(file: str, data: bytes) -> Harm:
     return Harm(file, append)
 
 
+def swapped(first: str, second: str) -> Harm:
+    """Two files with each other's names."""
+
+    def swap(store: Path) -> None:
+        (store / first).rename(store / "kept")
+        (store / second).rename(store / first)
+        (store / "kept").rename(store / second)
+
+    return Harm(second, swap)
+
+
 def folder(file: str) -> Harm:
     """A folder with something in it, in the place of a file."""
 
@@ -173,6 +184,7 @@ CASES = [
     Case("index: slot", flipped(INDEX[0], index_file.HEADER_SIZE + 4 * 3 + 3), "index_link", 52),
     Case("index: hash of an item", flipped(INDEX[0], FIRST_ITEM + 40), "entry_wrong"),
     Case("index: offset of an item", flipped(INDEX[0], FIRST_ITEM + 4 + 6), "index_order"),
+    Case("index: files swapped", swapped(*INDEX), "index_order", FIRST_ITEM, 0),
     Case("index: first file lost", lost(INDEX[0]), "entry_missing", told_of=INDEX[1]),
     Case("index: last file lost", lost(INDEX[1]), "entry_missing", told_of=INDEX[0]),
     Case("index: lost", lost("index"), "index_missing"),

@@ -37,7 +37,7 @@ class IndexFindings:
         """All findings about the index."""
         if not self._picture.index:
             return list(self._of_none())
-        findings = list(self._of_expired())
+        findings = [*self._of_expired(), *self._of_names()]
         asked = False
         for file in checked:
             findings += file.findings
@@ -70,6 +70,21 @@ class IndexFindings:
             if file.header.count > layout.FIRST_ITEM and end < self._log.begin:
                 count = file.header.count - layout.FIRST_ITEM
                 yield Finding(Kind.ENTRY_EXPIRED, f"index/{file.name}", layout.HEADER_SIZE, end, count=count)
+
+    def _of_names(self) -> Iterable[Finding]:
+        """Files that lie behind one of later records: a search by key and time ends before it comes to all of them."""
+        reached = 0
+        # The header of the newest file of a running group may be half of this moment and half of the one before.
+        for file in self._picture.index[:-1] if self._picture.positions.running else self._picture.index:
+            header = file.header
+            if header.count == layout.FIRST_ITEM:
+                continue
+            if header.begin_physical_offset < reached:
+                place = layout.item_offset(self._picture.inventory.sizes.slots, layout.FIRST_ITEM)
+                text = f"item 1: a file before it ends with the record at {reached:,}"
+                offset = header.begin_physical_offset
+                yield Finding(Kind.INDEX_ORDER, f"index/{file.name}", place, offset, text=text)
+            reached = max(reached, header.end_physical_offset)
 
     def _leads_beyond(self) -> bool:
         """Whether a file says that it knows of records behind the log's end, or of none that can be."""
