@@ -11,7 +11,8 @@
                         behind the end of a log that was closed in order: kept aside
                         with another name than its records tell: renamed, where that name is free
     ConsumeQueue file   0 bytes        removed
-                        short          completed with zeros, or removed when it holds no unit; its queue is looked at
+                        short          completed with zeros from its last whole unit on, or removed when it holds none;
+                                       its queue is looked at
                         too long       cut: it can be made again
     index file          0 bytes        removed
                         other length   removed with all newer ones, and made again
@@ -313,6 +314,9 @@ class StoreFiles:
             return False
         fd = self._io.open(path, write=True)
         try:
+            if size < self._queue_bytes and size % UNIT_SIZE:
+                # Half a unit would pass for a whole one, with another size or tags code: it is made again instead.
+                self._io.set_size(fd, size - size % UNIT_SIZE)
             self._io.set_size(fd, self._queue_bytes)
         finally:
             self._io.close(fd)

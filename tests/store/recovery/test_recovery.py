@@ -117,6 +117,11 @@ def shorten_first_file(store: StoppedStore) -> None:
     os.truncate(store.queue_file("Second", 1), 5 * UNIT_SIZE + 7)
 
 
+def cut_a_unit_in_two(store: StoppedStore) -> None:
+    """What is left of it says another size."""
+    os.truncate(store.queue_file("Second", 1), 5 * UNIT_SIZE + 11)
+
+
 def empty_first_file(store: StoppedStore) -> None:
     os.truncate(store.queue_file("Second", 1), 0)
 
@@ -144,6 +149,7 @@ QUEUE_LOSSES = [
     last_unit_of_another_queue,
     units_behind_the_end,
     shorten_first_file,
+    cut_a_unit_in_two,
     empty_first_file,
     lengthen_first_file,
     folder_in_place_of_a_file,
