@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -264,6 +265,20 @@ def test_what_lies_in_a_timer_log_that_is_moved_aside_goes_with_it(made: Path, t
     kept = paths.root / done.json["kept_in"] / "files/timerlog"
     assert (kept / "notes").read_text() == "mine"
     assert (kept / last.name).is_dir()
+
+
+def test_a_file_for_the_timer_logs_folder_and_a_folder_for_the_wheel_are_repaired(made: Path, tmp_path: Path) -> None:
+    """Each is moved aside once, though there are two reasons for it."""
+    paths = StorePaths(timed_store.copy(made, tmp_path))
+    shutil.rmtree(paths.timer_log)
+    paths.timer_log.write_text("mine")
+    paths.timer_wheel.unlink()
+    paths.timer_wheel.mkdir()
+    done = call("store", "repair", paths.root, "--execute", "--json", *FLAGS)
+    assert (done.code, damage_in(done.json)) == (0, []), done
+    kept = paths.root / done.json["kept_in"] / "files"
+    assert (kept / "timerlog").read_text() == "mine"
+    assert (kept / "timerwheel").is_dir()
 
 
 @pytest.mark.parametrize("size", [0, timer_log.END_SIZE - 1, timer_log.UNIT_SIZE + 1])

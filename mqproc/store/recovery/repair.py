@@ -196,7 +196,7 @@ class Repair:
         _is_damaged, goes_whole = timer_damage(self._findings, self._paths)
         for finding in self._findings:
             path = self._paths.root / finding.file
-            if finding.severity is Severity.NOTE or (goes_whole and path.parent == self._paths.timer_log):
+            if finding.severity is Severity.NOTE or (goes_whole and self._goes_with_timer(path, later=bool(wrong))):
                 continue
             if wrong and finding.kind not in _WHATEVER_THE_LOG_HAS:
                 continue
@@ -214,6 +214,11 @@ class Repair:
                 yield Action(path, "set back", finding.text, self._set_back_delays)
         if not wrong:
             yield from self._timer_actions()
+
+    def _goes_with_timer(self, path: Path, *, later: bool) -> bool:
+        """Whether a path is moved aside with all of the timer's files; a repair of names leaves these for `later`."""
+        paths = self._paths
+        return path.parent == paths.timer_log or (not later and path in (paths.timer_log, paths.timer_wheel))
 
     def _misnamed(self) -> list[Misnamed]:
         """Segments of other names than their records tell."""
