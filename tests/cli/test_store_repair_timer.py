@@ -106,6 +106,7 @@ CASES: dict[str, tuple[Callable[[StorePaths], Any], list[Row]]] = {
         lambda paths: paths.timer_check.write_bytes(paths.timer_check.read_bytes()[:2100]),
         [Row("timer_file_length", "config/timercheck", 2100)],
     ),
+    "a check of zeros": (lambda paths: paths.timer_check.write_bytes(bytes(4096)), []),
     "a check ahead of the queue": (check_word(16, 99), []),
     "a check ahead of time": (
         check_word(0, 1_900_000_000_000_000),

@@ -269,7 +269,9 @@ class TimerFindings:
             return
         read = self._check.read_ms // self._precision_ms
         expected = _slots_of(waiting)
-        for number in np.flatnonzero(slots["time"] >= read).tolist():
+        # A slot that was never used is all zeros, which an early time of the check is not later than.
+        is_used = slots["time"] != 0
+        for number in np.flatnonzero(is_used & (slots["time"] >= read)).tolist():
             time, first, last, count, _magic = slots[number].tolist()
             said, wanted = (first, last, count), expected.pop(time, None)
             if self._is_ours and 0 <= first < self._begin:
