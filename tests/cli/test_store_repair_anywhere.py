@@ -24,7 +24,7 @@ def lengthen(path: Path) -> None:
 
 
 def put_a_folder_there(path: Path) -> None:
-    path.unlink()
+    path.unlink(missing_ok=True)
     path.mkdir()
     (path / "precious").write_text("kept")
 
@@ -40,6 +40,7 @@ WAY_NAMES = ("empty", "short", "long", "gone", "folder")
 # The first, one in the middle and the last of each kind: (folder, which).
 PLACES = [(folder, which) for folder in ("commitlog", "consumequeue/First/0", "index") for which in (0, 1, -1)]
 OWN = ["marks/commitlog", "marks/consumequeue", "marks/index", "queues", "progress", "settings.json", "opened.json"]
+MORE = ["opened.json", "topics.journal", "retention.json", "unconsumed.json"]
 FILES = ["checkpoint", "config/topics.json", *(f"mqproc/{name}" for name in OWN)]
 
 
@@ -100,7 +101,7 @@ def test_repair_leaves_it_clean(
     assert_has_all_that_is_intact(whole, store, intact)
 
 
-@pytest.mark.parametrize("name", ["marks/commitlog", "marks/index", "queues", "progress", "settings.json"])
+@pytest.mark.parametrize("name", ["marks/commitlog", "marks/index", "queues", "progress", "settings.json", *MORE])
 def test_a_folder_in_the_place_of_one_of_our_own_files_is_told(whole: StoppedStore, store: Path, name: str) -> None:
     harm(store, f"mqproc/{name}", put_a_folder_there)
     flags = flags_of(whole.engine.options)
@@ -112,3 +113,16 @@ def test_a_folder_in_the_place_of_one_of_our_own_files_is_told(whole: StoppedSto
     assert found["trouble"] == f"mqproc/{name}: misplaced_file; mqproc store verify tells what to do"
     assert call("store", "repair", store, "--execute", *flags).code == 0
     assert [path.read_text() for path in store.rglob("precious")] == ["kept"]
+
+
+@pytest.mark.parametrize("name", ["lock", "mqproc/damage.json", *(f"mqproc/{name}" for name in MORE)])
+def test_a_link_that_a_start_refuses_is_told(whole: StoppedStore, store: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "elsewhere").write_text("{}")
+    (store / name).unlink(missing_ok=True)
+    (store / name).symlink_to(tmp_path / "elsewhere")
+    flags = flags_of(whole.engine.options)
+    assert call("store", "recover", store, "--execute", *flags).code == 3
+    outcome = call("store", "verify", store, "--json", *flags)
+    assert [(each["kind"], each["file"]) for each in outcome.json["findings"]] == [("symlink", name)]
+    assert call("store", "repair", store, "--execute", *flags).code == 3
+    assert (store / name).is_symlink()

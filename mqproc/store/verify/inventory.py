@@ -290,7 +290,12 @@ class _Look:
         settings = [paths.config / entry.name for entry in self._list(paths.config)]
         markers = (paths.checkpoint, paths.abort, paths.timer_wheel, paths.timer_check)
         ours = (paths.progress, paths.queues, paths.settings, *(paths.mark(name) for name in _MARKS))
-        for path in (*markers, *ours, *(path for path in settings if path.suffix == ".json")):
+        more = (paths.opened, paths.topics_journal, paths.retention_report, paths.unconsumed)
+        for path in (paths.lock, paths.damage):
+            # What else lies there is told by who needs it.
+            if (entry := self._io.entry(path)) is not None and entry.kind is EntryKind.SYMLINK:
+                self._tell(Kind.SYMLINK, path)
+        for path in (*markers, *ours, *more, *(path for path in settings if path.suffix == ".json")):
             entry = self._io.entry(path)
             if entry is not None and entry.kind is EntryKind.SYMLINK:
                 self._tell(Kind.SYMLINK, path)

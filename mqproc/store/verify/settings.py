@@ -56,5 +56,8 @@ def fault_of(io: StoreIO, paths: StorePaths, path: Path) -> str:
     reader = _READERS.get(path.name) if path.parent == paths.config else None
     try:
         return "" if reader is None else reader(io, paths).removeprefix(f"{path}: ")
+    except IsADirectoryError:
+        # In the place of what a reader takes in beside it, such as the topics' journal: its own name tells.
+        return ""
     except CorruptStoreError as error:
         return str(error).removeprefix(f"{path}: ")
