@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from mqproc.errors import BadTopicError
 from mqproc.io import Entry, Kind, StoreIO
 from mqproc.layout.consume_queue import FILLER_SIZE, SIZE, TAGS_CODE, UNIT_SIZE
+from mqproc.names import check_topic
 from mqproc.paths import is_text, segment_start
 
 REMOVE_TRIES: Final = 3
@@ -38,6 +40,24 @@ def queues_on_disk(io: StoreIO, folder: Path) -> tuple[list[tuple[str, int]], li
 def is_topic(entry: Entry) -> bool:
     """Whether an entry is a topic's folder: a name that is no UTF-8 is nobody's."""
     return entry.kind is Kind.FOLDER and is_text(entry.name)
+
+
+def bars_topic(entry: Entry) -> bool:
+    """Whether something else than a folder lies where a topic's would be made: nothing could be dispatched to that."""
+    return entry.kind is not Kind.FOLDER and _is_topic_name(entry.name)
+
+
+def bars_queue(entry: Entry) -> bool:
+    """Whether something else than a folder lies in a topic's folder where a queue's would be made."""
+    return entry.kind is not Kind.FOLDER and is_queue_id(entry.name)
+
+
+def _is_topic_name(name: str) -> bool:
+    try:
+        check_topic(name)
+    except BadTopicError:
+        return False
+    return True
 
 
 def is_queue_id(name: str) -> bool:

@@ -106,3 +106,25 @@ def test_a_pipe_in_the_place_of_a_file_is_told_and_moved_aside(
     assert call("store", "repair", store.root, "--execute", *flags).code == 0
     assert not (store.root / file).is_fifo()
     assert call("store", "verify", store.root, *flags).code == 0
+
+
+@pytest.mark.parametrize("name", ["consumequeue/First", "consumequeue/First/0", "consumequeue/Another"])
+@pytest.mark.parametrize("repairs", [False, True], ids=["start", "repair"])
+def test_a_file_where_a_topics_or_a_queues_folder_would_be_goes_aside(
+    store: StoppedStore, flags: list[str], name: str, *, repairs: bool
+) -> None:
+    """No unit could be stored behind it, of any topic: dispatch waits for that one."""
+    path = store.root / name
+    if path.exists():
+        shutil.rmtree(path)
+    path.write_bytes(b"mine")
+    found = call("store", "verify", store.root, *flags, "--json").json["findings"]
+    assert (name, "misplaced_file") in {(each["file"], each["kind"]) for each in found}
+    if repairs:
+        assert call("store", "repair", store.root, *flags, "--execute").code == 0
+    else:
+        assert_whole(store, store.recover())
+    aside = [each for each in (store.root / "mqproc").rglob("*") if each.is_file()]
+    assert sum(each.read_bytes() == b"mine" for each in aside) == 1
+    assert call("store", "verify", store.root, *flags).code == 0
+    assert_whole(store, store.recover())

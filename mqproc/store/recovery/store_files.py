@@ -3,7 +3,8 @@
     symlink, another owner's           refused: StoreAccessError names it
     a name that is none of ours        left alone, reported
     folder or device named like ours   moved aside, reported
-    file named like a folder of ours   moved aside, where it was consumequeue or index; else refused
+    file named like a folder of ours   moved aside, where it was consumequeue or index, or a topic or queue may want it;
+                                       else refused
     a small file's next version        removed: it was not whole when the power went, or it would have its name
     CommitLog segment   0 bytes        removed: it holds nothing
                         short          completed with zeros; what is missing is looked for as damage
@@ -39,7 +40,7 @@ from mqproc.store.clearing import dirty_end
 from mqproc.store.consume_queue import as_units
 from mqproc.store.end_fillers import as_fillers
 from mqproc.store.misnamed import find_misnamed, in_the_way, put_right
-from mqproc.store.queue_folders import is_queue_id, is_topic
+from mqproc.store.queue_folders import bars_queue, bars_topic, is_queue_id, is_topic
 
 Report = Callable[[str], None]
 # More lines of one kind than this are counted instead of told.
@@ -269,15 +270,22 @@ class StoreFiles:
         for topic in self._topics:
             path = self._paths.consume_queue / topic.name
             if not is_topic(topic):
-                self._tell(f"{shown(path)}: none of the store's files, left alone")
+                self._pass_over(path, topic, bars=bars_topic(topic))
                 continue
             for entry in self._queues_of[topic.name]:
                 name = entry.name
                 if entry.kind is Kind.FOLDER and is_queue_id(name):
                     self.queues[topic.name, int(name)] = self._queue(topic.name, name)
                 else:
-                    self._tell(f"{shown(path / name)}: none of the store's files, left alone")
+                    self._pass_over(path / name, entry, bars=bars_queue(entry))
         return self.queues
+
+    def _pass_over(self, path: Path, entry: Entry, *, bars: bool) -> None:
+        """What is no folder of a topic or queue stays, unless it `bars` the way of one."""
+        if bars:
+            self._move_aside(path, entry.kind.value)
+        else:
+            self._tell(f"{shown(path)}: none of the store's files, left alone")
 
     def _queue(self, topic: str, queue: str) -> QueueFiles:
         found = QueueFiles()

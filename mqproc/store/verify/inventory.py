@@ -13,7 +13,7 @@ from mqproc.io import Kind as EntryKind
 from mqproc.layout import index_file, timer_log
 from mqproc.layout.consume_queue import EXTENSION_FOLDER
 from mqproc.paths import StorePaths, index_name_time_ms, segment_start, shown
-from mqproc.store.queue_folders import has_rocksdb_queues, is_queue_id, is_topic
+from mqproc.store.queue_folders import bars_queue, bars_topic, has_rocksdb_queues, is_queue_id, is_topic
 from mqproc.store.verify.findings import LISTED_MAX, Finding, Kind
 
 Queue = tuple[str, int]
@@ -202,6 +202,9 @@ class _Look:
     # Queues
 
     def _look_at_topic(self, folder: Path, topic: Entry) -> None:
+        if bars_topic(topic):
+            self._tell(Kind.MISPLACED_FILE, folder, text=f"{topic.kind.value}, where a topic's folder would be")
+            return
         if not is_topic(topic):
             self._tell(Kind.STRAY_FILE, folder, size=topic.size, text="RocketMQ passes over it", as_note=True)
             return
@@ -209,6 +212,10 @@ class _Look:
             name = entry.name
             if entry.kind is EntryKind.FOLDER and is_queue_id(name):
                 self._look_at_queue((topic.name, int(name)), folder / name)
+            elif bars_queue(entry):
+                self._tell(
+                    Kind.MISPLACED_FILE, folder / name, text=f"{entry.kind.value}, where a queue's folder would be"
+                )
             else:
                 self._tell(
                     Kind.STRAY_FILE, folder / name, size=entry.size, text="RocketMQ passes over it", as_note=True
