@@ -22,17 +22,22 @@ from mqproc.kernels.record_check import checked_size
 from mqproc.kernels.views import as_kernel_array
 from mqproc.layout import record
 from mqproc.paths import segment_name, segment_start, shown
+from mqproc.store.clearing import dirty_end
 
 SUFFIX: Final = ".misnamed"
 
 
 @dataclass(frozen=True, slots=True)
 class Misnamed:
-    """A file `name` in the log's folder that is the segment at `start`; `taken` when another one has that place."""
+    """A file `name` in the log's folder that is the segment at `start`; `taken` when another one has that place.
+
+    `displaces`: the other one has never been written to, as one that was made ready, and gives the place up.
+    """
 
     name: str
     start: int
     taken: bool = False
+    displaces: bool = False
 
     @property
     def right_name(self) -> str:
@@ -43,6 +48,7 @@ def find_misnamed(io: StoreIO, folder: Path, segment_size: int) -> list[Misnamed
     """Files in the log's folder, in the order of their names, whose first record belongs to another segment's begin."""
     found: list[tuple[str, int]] = []
     settled: set[int] = set()
+    silent: set[int] = set()
     for entry in io.entries(folder):
         if entry.kind is not Kind.FILE or not entry.size:
             continue
@@ -55,11 +61,25 @@ def find_misnamed(io: StoreIO, folder: Path, segment_size: int) -> list[Misnamed
             found.append((entry.name, start))
         elif own is not None:
             settled.add(own)
+            if start is None:
+                silent.add(own)
     misnamed = []
     for name, start in found:
-        misnamed.append(Misnamed(name, start, taken=start in settled))
+        # A copy under a name of its own takes nobody's place.
+        displaces = start in silent and segment_start(name) is not None and _is_unwritten(io, folder, start)
+        misnamed.append(Misnamed(name, start, taken=start in settled and not displaces, displaces=displaces))
         settled.add(start)
+        silent.discard(start)
     return misnamed
+
+
+def _is_unwritten(io: StoreIO, folder: Path, start: int) -> bool:
+    """Whether a segment's file has nothing but zeros."""
+    fd = io.open(folder / segment_name(start))
+    try:
+        return dirty_end(io, fd, 0) == 0
+    finally:
+        io.close(fd)
 
 
 def start_told(io: StoreIO, path: Path, segment_size: int) -> int | None:
@@ -80,6 +100,8 @@ def start_told(io: StoreIO, path: Path, segment_size: int) -> int | None:
 
 def move(io: StoreIO, folder: Path, misnamed: Misnamed) -> None:
     """The first step, for one file."""
+    if misnamed.displaces:
+        io.unlink(folder / misnamed.right_name)
     target = folder / (misnamed.right_name + SUFFIX)
     if misnamed.name != target.name:
         io.rename(folder / misnamed.name, target)

@@ -4,6 +4,7 @@ repair and by a start, so that nothing is lost."""
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -119,3 +120,21 @@ def test_a_segment_whose_first_record_is_damaged_keeps_its_name(whole: StoppedSt
         file.write(b"\xff\xfe\xfd")
     verified = call("store", "verify", store, "--json", *flags)
     assert "segment_misnamed" not in {row.kind for row in damage_in(verified.json)}
+
+
+@pytest.mark.parametrize("command", ["repair", "recover"])
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_segment_that_has_never_been_written_gives_its_name_up(
+    whole: StoppedStore, tmp_path: Path, command: str, *, killed: bool
+) -> None:
+    """The last segment and the one that was made ready behind it have each other's names: a start removed the last."""
+    store, flags = tmp_path / "store", flags_of(whole.engine.options)
+    shutil.copytree(whole.root, store)
+    (store / "commitlog" / NAMES[4]).touch()
+    os.truncate(store / "commitlog" / NAMES[4], SEGMENT)
+    if killed:
+        (store / "abort").touch()
+    rename(store, {NAMES[3]: NAMES[4], NAMES[4]: NAMES[3]})
+    assert call("store", command, store, "--execute", *flags).code == 0
+    assert places(store) == places(whole.root)
+    assert call("store", "verify", store, *flags).code == 0
