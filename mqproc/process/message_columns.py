@@ -76,6 +76,16 @@ class MessageColumns:
                 prepared_transaction_offsets=self.prepared_transaction_offsets[first:stop],
             )
 
+    def halves(self) -> list[MessageColumns]:
+        """Those of the lower and of the higher half of their queues, in the same order; one part if all are of one."""
+        if self.queue_ids is None:
+            return [self]
+        ids = np.unique(self.queue_ids)
+        if len(ids) < 2:
+            return [self]
+        lower = self.queue_ids < ids[len(ids) // 2]
+        return [self.chosen(lower), self.chosen(~lower)]
+
     def frames(self) -> Iterator[MessageColumns]:
         """The same in parts that each fit into a frame; a message alone may be larger."""
         if self.size <= FRAME_BYTES_MAX and len(self) <= FRAME_MESSAGES_MAX:

@@ -5,9 +5,9 @@
           └───────────────┘ Unknown: the log tells which of them it has; the others again
 
 A release is never given up: what cannot be stored now is tried until it can. What is refused for its own sake, as a
-message of a topic that there is no room to make, would hold up the others: `park` makes of it what waits once more
-(`parked_again.py`), and that is stored in its place. Deliveries that a killed keeper had made are known from the log
-(`known`), and are not made again.
+message of a topic that there is no room to make, would hold up the others: they are tried without its queue, and `park`
+makes of it what waits once more (`parked_again.py`), which is stored in its place. Deliveries that a killed keeper had
+made are known from the log (`known`), and are not made again.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Releases:
             self._words.add(words_of.DELIVERIES_REFUSED, 1)
             self._tell(outcome)
             if is_of_message(outcome.error) and frame.topic not in _PARKED_IN:
-                self._append(release.park(frame), release)
+                self._append_or_park(frame.halves(), release)
             else:
                 self._again(frame, release)
             return
@@ -150,6 +150,13 @@ class Releases:
         if release.left == 0:
             self._open.remove(release)
             release.on_done()
+
+    def _append_or_park(self, parts: Sequence[MessageColumns], release: _Release) -> None:
+        """Try fewer queues at a time: there may be no room for some of a topic's, which was made again with fewer. What
+        is refused of one queue waits once more."""
+        alone = len(parts) == 1
+        for part in parts:
+            self._append(release.park(part) if alone else part, release)
 
     def _again(self, messages: MessageColumns, release: _Release) -> None:
         self._refused.append((self._clock.monotonic_ns() + RETRY_NS, messages, release))

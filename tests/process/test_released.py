@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -223,3 +224,15 @@ def test_places_of_the_log_give_their_records_and_nothing_for_others(tmp_path: P
     records, found = store.reading.records.gathered(np.zeros(0, np.int64))
     assert (len(records), len(found)) == (0, 0)
     store.close()
+
+
+def test_halves_by_queues_end_with_single_ones(tmp_path: Path) -> None:
+    _messages, parked = parked_store(tmp_path)
+    for columns in parked.released(np.ones(len(parked), np.bool_), keeps_real=True):
+        rows, found = rows_of(columns), [columns]
+        while any(len(part.halves()) > 1 for part in found):
+            found = [half for part in found for half in part.halves()]
+        assert [rows_of(part) for part in found] == [
+            [row for row in rows if row[7] == queue_id] for queue_id in sorted({row[7] for row in rows})
+        ]
+    assert len(replace(columns, queue_ids=None).halves()) == 1

@@ -296,6 +296,27 @@ def test_a_delivery_that_is_refused_holds_up_no_others(make_group: Callable[...,
             assert group.words()["delivered_messages"] == 4
 
 
+def test_messages_of_other_queues_are_not_refused_with_one(make_group: Callable[..., Group]) -> None:
+    """The topic was made again with fewer queues than it had, and there is no room for the others."""
+    group = make_group(max_queues=64)
+    with group.client() as client:
+        client.create_topic("orders", 2)
+        due_ms = time.time_ns() // 1_000_000 + 10_000
+        for queue_id in (1, 0, 1, 0):
+            client.send("orders", b"level", queue_id=queue_id, delay_level=3)
+            client.send("orders", b"time", queue_id=queue_id, deliver_at=due_ms)
+        client.delete_topic("orders")
+    # A start gives the places of deleted queues to others.
+    assert group.stop() == 0
+    group.start()
+    with group.client() as client:
+        client.create_topic("orders", 1)
+        fill_up(client)
+        found = wait_for(client, "orders", 4, 30)
+        assert sorted(message.body for message in found) == [b"level"] * 2 + [b"time"] * 2
+        wait_until(lambda: group.words()["delivered_messages"] == 4, what="all that there is room for is delivered")
+
+
 def fill_up(client: Any) -> None:
     """Make topics of one queue each, until the store takes no more queues."""
     with contextlib.suppress(TooManyQueuesError):
