@@ -76,13 +76,16 @@ class Gathering(Generic[T]):
         return False
 
     def ended(self, job: Job[T]) -> T | None:
-        """A question has ended; the client's next one, when it makes room for that."""
+        """A question has ended; the client's next one, where there is room for that."""
         connection = job.request.connection
-        if not job.counted or connection not in self._under_way:
+        if job.counted and connection in self._under_way:
+            self._under_way[connection] -= 1
+            if not self._under_way[connection]:
+                del self._under_way[connection]
+        elif job.request.operation not in GATHERED or self._under_way[connection] >= self._most:
+            # Without room none goes on. With room this one has waited itself, and others behind it: asked anew it ended
+            # with its first slice, as where its topic is gone.
             return None
-        self._under_way[connection] -= 1
-        if not self._under_way[connection]:
-            del self._under_way[connection]
         waiting = self._waiting.get(connection)
         if waiting is None:
             return None

@@ -9,10 +9,10 @@ import pytest
 
 from mqproc.config import MIB, Options
 from mqproc.errors import InternalError, StoreBusyError
-from mqproc.process import gathering, query
+from mqproc.process import gathering, query, questions
 from mqproc.process.gathering import Gathering
 from mqproc.store.reads.log_scan import LogScan
-from mqproc.wire.operations import ByKeyRequest, Empty, Operation, ScanRequest
+from mqproc.wire.operations import ByKeyRequest, Empty, Operation, RecordsAnswer, ScanRequest
 from tests.process.test_query import PATIENCE_S, Caller, Group, filled, group, offsets_of
 
 __all__ = ["filled", "group"]
@@ -81,6 +81,22 @@ def test_questions_that_fail_make_room(filled: Group, monkeypatch: pytest.Monkey
     with pytest.raises(InternalError, match="Input/output"):
         answers_of(caller, filled, 1, 1)
     assert list(answers_of(caller, filled, 2, 1)) == asked[1:]
+
+
+def test_questions_that_end_at_once_when_their_turn_comes_make_room(
+    filled: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them has waited, and there is nothing more to gather: their topic was deleted meanwhile, say."""
+    filled.role._gathering = Gathering(2)
+    caller = filled.connect()
+    asked = [caller.ask(Operation.SCAN, SCAN) for _ in range(6)]
+    begin(filled, 4)
+
+    nothing = RecordsAnswer(0, questions.END)
+    monkeypatch.setitem(questions._QUESTIONS, Operation.SCAN, lambda *_given: questions.at_once(nothing))
+    found = answers_of(caller, filled, 6, 2)
+    assert [found[number] for number in asked] == [filled.store.offsets] * 2 + [[]] * 4
+    assert (len(filled.role._jobs), len(filled.role._gathering)) == (0, 0)
 
 
 def test_who_is_gone_is_forgotten(filled: Group) -> None:
