@@ -55,6 +55,11 @@ class Gathering(Generic[T]):
         """How many wait."""
         return sum(map(len, self._waiting.values()))
 
+    def keeps(self, request: T) -> bool:
+        """Whether a question that was just asked waits, and is asked anew."""
+        waiting = self._waiting.get(request.connection)
+        return waiting is not None and waiting[-1] is request
+
     def goes_on(self, job: Job[T]) -> bool:
         """Whether a question that has not ended with its first slice goes on now.
 

@@ -270,7 +270,7 @@ class Query:
             # One pull of many is timed, and all that could be slow: which waited, or which the step ends with.
             if timing or request.operation != _PULL or now_ns >= end_ns:
                 self._time(request, now_ns)
-            if request.operation != _PULL:
+            if request.operation != _PULL and not self._gathering.keeps(request):
                 self._words.add(words_of.QUERY_REQUESTS, 1)
             if now_ns >= end_ns:
                 break

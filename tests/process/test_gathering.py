@@ -9,6 +9,7 @@ import pytest
 
 from mqproc.config import MIB, Options
 from mqproc.errors import InternalError, StoreBusyError
+from mqproc.layout import control as words_of
 from mqproc.process import gathering, query, questions
 from mqproc.process.gathering import Gathering
 from mqproc.store.reads.log_scan import LogScan
@@ -53,6 +54,7 @@ def test_a_client_has_so_many_answers_in_the_making(filled: Group) -> None:
     assert {number: found[number] for number in asked} == dict.fromkeys(asked, filled.store.offsets)
     assert answers_of(other, filled, 1, 3) == {others: filled.store.offsets}
     assert (len(filled.role._jobs), len(filled.role._gathering)) == (0, 0)
+    assert filled.control.words[words_of.QUERY_REQUESTS] == 9
 
 
 def test_what_ends_with_its_first_slice_waits_for_none(filled: Group) -> None:
