@@ -33,7 +33,7 @@ from mqproc.layout import queue_table as table_layout
 from mqproc.layout import record
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.names import MULTI_DISPATCH_PREFIX
-from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles, as_units
+from mqproc.store.consume_queue import UNIT_SIZE, ConsumeQueueFiles, as_units, fillers
 from mqproc.store.dispatcher import Gap
 from mqproc.store.end_fillers import as_fillers, end_fillers
 from mqproc.store.queue_extent import QueueExtent, filler_position
@@ -253,7 +253,7 @@ class QueueRecovery:
                 self._mend(number, topic, queue_id, first, self._fillers(hint.max_offset - first))
             else:
                 end = self._table.last_physical_end(number)
-                self._fill(Gap(number, have, hint.max_offset, end, hint.physical_end), holes, keep_units=False)
+                self._fill(Gap(number, have, hint.max_offset, end, hint.physical_end), holes, at_end=True)
             self._table.store(number, table_layout.MAX_OFFSET, hint.max_offset)
             count += hint.max_offset - have
         return count
@@ -278,18 +278,22 @@ class QueueRecovery:
         """
         return sum(self._fill(gap, holes, keep_units=keep_units) for gap in gaps if gap.stop - gap.first <= FILL_MAX)
 
-    def _fill(self, gap: Gap, holes: Ranges, *, keep_units: bool) -> int:
+    def _fill(self, gap: Gap, holes: Ranges, *, keep_units: bool = False, at_end: bool = False) -> int:
         topic, queue_id = self._table.name(gap.number)
+        between = [start for start, _stop in holes if gap.physical_end <= start < gap.physical_stop]
         if gap.first == 0:
             # The queue begins inside a file, which has fillers of no place before its first unit.
             first, physical_offset = gap.stop - gap.stop % self._files.units_per_file, 0
         else:
             # Without a hole the records have expired, or never were.
-            between = [start for start, _stop in holes if gap.physical_end <= start < gap.physical_stop]
             first, physical_offset = gap.first, self._filler_position(between[0] if between else gap.physical_end)
         if first == gap.stop:
             return 0
-        wanted = self._fillers(gap.stop - first, physical_offset)
+        if between or at_end or physical_offset + self._segments.segment_size < gap.physical_stop:
+            wanted = self._fillers(gap.stop - first, physical_offset)
+        else:
+            # RocketMQ cuts a queue at a unit that points behind its log's end, and where no hole is it cuts no log.
+            wanted = fillers(gap.stop - first, physical_offset)
         if keep_units:
             self._keep_units(topic, queue_id, first, gap, as_units(wanted))
         return self._mend(gap.number, topic, queue_id, first, wanted)

@@ -22,9 +22,9 @@ from mqproc.io import StoreIO
 from mqproc.layout.consume_queue import FILLER_SIZE
 from mqproc.paths import StorePaths
 from mqproc.store import damage
-from mqproc.store.consume_queue import UNIT_DTYPE, UNIT_SIZE, ConsumeQueueFiles, as_units
+from mqproc.store.consume_queue import UNIT_DTYPE, UNIT_SIZE, ConsumeQueueFiles, as_units, fillers
 from mqproc.store.damage import merged
-from mqproc.store.end_fillers import end_fillers, put_end_fillers
+from mqproc.store.end_fillers import put_end_fillers
 from mqproc.store.queue_extent import filler_position
 from mqproc.store.recovery.queue_recovery import FILL_MAX
 from mqproc.store.verify.delays import delays_of
@@ -138,9 +138,11 @@ class UnitMender:
             if good.all():
                 continue
             place = 0 if before_all else self._filler_place(queue, at)
-            wanted = as_units(end_fillers(len(units), place, self._segment_size))
+            wanted = as_units(fillers(len(units), place))
             wanted[good] = units[good]
-            put_end_fillers(wanted, self._segment_size)
+            if self._holes:
+                # Of a log without any RocketMQ would cut the queue at a unit that points behind the log's end.
+                put_end_fillers(wanted, self._segment_size)
             self._files.write_run(*queue, at, wanted.view(np.uint8))
             changed += int(np.count_nonzero(~good))
         return changed

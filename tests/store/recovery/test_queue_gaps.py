@@ -5,9 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from mqproc.io import StoreIO
 from mqproc.layout import record
+from mqproc.layout.consume_queue import FILLER_SIZES
+from mqproc.store.consume_queue import ConsumeQueueFiles, as_units
 from mqproc.store.dispatcher import Gap, without
 from tests.store.recovery.recovering import Recovered
 from tests.store.stopped_store import SEGMENT, StoppedStore, write_at
@@ -32,6 +36,22 @@ def test_records_behind_it_keep_their_units(tmp_path: Path, too_high: int) -> No
     shutil.rmtree(store.root / "mqproc")
     # One of the others has the same place, where there is one.
     assert len(placed(store.recover()) & set(store.offsets)) >= len(store.offsets) - 1
+
+
+def test_fillers_without_a_hole_do_not_point_behind_the_log(tmp_path: Path) -> None:
+    """RocketMQ cuts a queue at the first unit that does, at each start: of a whole log, which it does not cut."""
+    store = StoppedStore(tmp_path / "store", enabled_append_prop_crc=False, mapped_file_size_commit_log=16 * SEGMENT)
+    place = store.offsets[len(store.offsets) // 2] + record.QUEUE_OFFSET
+    segment = store.segment(0)
+    queue_offset = int.from_bytes(segment.read_bytes()[place : place + 8], "big")
+    write_at(segment, place, (queue_offset + 100).to_bytes(8, "big"))
+    shutil.rmtree(store.root / "mqproc")
+    found = store.recover()
+    files = ConsumeQueueFiles(StoreIO(), found.paths.consume_queue, found.options.consume_queue_file_bytes)
+    units = [as_units(files.raw_units(*queue, 0, stop)) for queue, (_start, stop) in found.queues().items()]
+    files.close()
+    assert sum(int(np.count_nonzero(np.isin(of_queue["size"], FILLER_SIZES))) for of_queue in units) > 0
+    assert max(int(of_queue["physical_offset"].max()) for of_queue in units) < found.end
 
 
 def test_what_comes_later_is_taken_out_of_a_gap() -> None:
