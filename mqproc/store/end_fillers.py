@@ -10,6 +10,7 @@ away again.
 
 It is as unreadable: no record is that short, and none reaches over its segment's end. A queue may come to end with any
 of them, since RocketMQ cuts a log at damage in its last segment. Whoever reads units gets usual ones (`as_fillers`).
+What has the size without the form is none: a power loss leaves of a unit that two sectors share what one of them has.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from mqproc.config import PAGE_BYTES
 from mqproc.layout import consume_queue as layout
 
 _SIZE_BYTES: Final = layout.END_FILLER_SIZE.to_bytes(4, "big")
@@ -54,7 +56,18 @@ def put_fillers(units: bytearray, count: int) -> None:
         return
     rows = np.frombuffer(units, np.uint8, count * layout.UNIT_SIZE).reshape(count, layout.UNIT_SIZE)
     sizes = rows[:, layout.SIZE : layout.TAGS_CODE]
-    ends = (sizes == np.frombuffer(_SIZE_BYTES, np.uint8)).all(axis=1)
+    ends = np.flatnonzero((sizes == np.frombuffer(_SIZE_BYTES, np.uint8)).all(axis=1))
+    ends = ends[_have_the_form(rows[ends])]
     rows[ends, layout.PHYSICAL_OFFSET : layout.SIZE] = rows[ends, layout.TAGS_CODE : layout.UNIT_SIZE]
     rows[ends, layout.SIZE : layout.TAGS_CODE] = _FILLER_BYTES
     rows[ends, layout.TAGS_CODE : layout.UNIT_SIZE] = 0
+
+
+def _have_the_form(rows: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Which units of the size, uint8[n, 20], lie as far behind the place that they name as a segment's last ones."""
+    at = np.ascontiguousarray(rows[:, layout.PHYSICAL_OFFSET : layout.SIZE]).view(">i8").ravel().astype(np.int64)
+    place = np.ascontiguousarray(rows[:, layout.TAGS_CODE : layout.UNIT_SIZE]).view(">i8").ravel().astype(np.int64)
+    segment_size = at - place + (layout.END_FILLER_SIZE - 1)
+    whole: NDArray[np.bool_] = (place >= 0) & (segment_size > 0) & (segment_size % PAGE_BYTES == 0)
+    whole[whole] = place[whole] % segment_size[whole] == 0
+    return whole

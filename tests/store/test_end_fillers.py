@@ -54,6 +54,16 @@ def test_usual_ones_are_made_those_for_holes() -> None:
     assert as_fillers(units[3:].tobytes()) == usual[1][UNIT_SIZE:].tobytes()
 
 
+@pytest.mark.parametrize("cut", [4, 8, 12, 16])
+@pytest.mark.parametrize("place", [0, 7 * SEGMENT, 70_000 * SEGMENT])
+@pytest.mark.parametrize("before", [bytes(UNIT_SIZE), struct.pack(">qiq", 8 * SEGMENT + 17, 200, 7)])
+def test_half_of_one_is_none_that_names_the_place(cut: int, place: int, before: bytes) -> None:
+    """Else nobody would write the whole one over it."""
+    whole = end_fillers(1, place, SEGMENT).tobytes()
+    for torn in (before[:cut] + whole[cut:], whole[:cut] + before[cut:]):
+        assert torn == whole or as_fillers(torn) != fillers(1, place).tobytes()
+
+
 @pytest.mark.parametrize("hole", [SEGMENT, SEGMENT + 500, 7 * SEGMENT, (1 << 40) + 3])
 def test_what_rocketmq_makes_of_it(hole: int) -> None:
     """It cannot read the place, goes on at the hole's segment, and takes no later record for one that it has."""
