@@ -13,6 +13,7 @@ def test_it_goes_on_with_the_group_that_was_started_behind_the_one_it_was_opened
         client.wait_dispatched()
     with StoreReader(group.store) as reader:
         assert reader.max_offset("T", 0) == 2
+        queues = reader.reading.queues
         messages = reader.messages("T")
         assert next(messages).body == b"1"
         assert group.stop() == 0
@@ -29,3 +30,6 @@ def test_it_goes_on_with_the_group_that_was_started_behind_the_one_it_was_opened
         assert reader.count("T") == 3
         assert {topic.topic for topic in reader.topics()} >= {"T", "U"}
         assert reader.running
+        old = queues.bounds("T", 0)
+        assert old is not None
+        assert old.max_offset == 2, "who still looks at the old group's queues sees them"

@@ -116,10 +116,10 @@ class StoreReader:
             return
         view = GroupView.open(self._io, self.paths, self.options)
         if view is not None:
-            old_reading, old_view = self._reading, self._view
+            old = self._reading
             self._view, self._reading = view, self._reading_of(view)
-            old_reading.close()
-            old_view.close()
+            # The old view's table goes with the last one who looks at its queues.
+            old.close()
 
     @property
     def running(self) -> bool:
