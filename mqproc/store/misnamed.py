@@ -31,7 +31,8 @@ SUFFIX: Final = ".misnamed"
 class Misnamed:
     """A file `name` in the log's folder that is the segment at `start`; `taken` when another one has that place.
 
-    `displaces`: the other one has never been written to, as one that was made ready, and gives the place up.
+    `displaces`: the other one has never been written to, as one that was made ready, or has no bytes, and gives the
+    place up.
     """
 
     name: str
@@ -49,10 +50,15 @@ def find_misnamed(io: StoreIO, folder: Path, segment_size: int) -> list[Misnamed
     found: list[tuple[str, int]] = []
     settled: set[int] = set()
     silent: set[int] = set()
+    empty: set[int] = set()
     for entry in io.entries(folder):
-        if entry.kind is not Kind.FILE or not entry.size:
+        if entry.kind is not Kind.FILE:
             continue
         own = segment_start(entry.name)
+        if not entry.size:
+            if own is not None:
+                empty.add(own)
+            continue
         start = None
         # Retention deletes segments of a group that runs.
         with contextlib.suppress(FileNotFoundError):
@@ -66,10 +72,13 @@ def find_misnamed(io: StoreIO, folder: Path, segment_size: int) -> list[Misnamed
     misnamed = []
     for name, start in found:
         # A copy under a name of its own takes nobody's place.
-        displaces = start in silent and segment_start(name) is not None and _is_unwritten(io, folder, start)
+        displaces = start in empty or (
+            start in silent and segment_start(name) is not None and _is_unwritten(io, folder, start)
+        )
         misnamed.append(Misnamed(name, start, taken=start in settled and not displaces, displaces=displaces))
         settled.add(start)
         silent.discard(start)
+        empty.discard(start)
     return misnamed
 
 

@@ -123,6 +123,21 @@ def test_a_segment_whose_first_record_is_damaged_keeps_its_name(whole: StoppedSt
 
 
 @pytest.mark.parametrize("command", ["repair", "recover"])
+@pytest.mark.parametrize("name", [NAMES[4], f"{NAMES[3]} (1)", f"{NAMES[3]}.misnamed"])
+def test_a_segment_without_bytes_gives_its_name_up(
+    whole: StoppedStore, tmp_path: Path, command: str, name: str
+) -> None:
+    """As a copy that was begun and then made beside it: the log was cut before it, to go on there."""
+    store, flags = tmp_path / "store", flags_of(whole.engine.options)
+    shutil.copytree(whole.root, store)
+    rename(store, {NAMES[3]: name})
+    (store / "commitlog" / NAMES[3]).touch()
+    assert call("store", command, store, "--execute", *flags).code == 0
+    assert log_of(store) == log_of(whole.root)
+    assert places(store) == places(whole.root)
+
+
+@pytest.mark.parametrize("command", ["repair", "recover"])
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_segment_that_has_never_been_written_gives_its_name_up(
     whole: StoppedStore, tmp_path: Path, command: str, *, killed: bool
