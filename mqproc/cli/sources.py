@@ -43,8 +43,8 @@ _PACKINGS: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {
     ".xz": lzma.open,
 }
 _BUFFER_BYTES = 1 << 20
-# Records are taken so many at a time, until they have so many bytes: a thousand large ones would be gigabytes.
-_STEP_ROWS = 100
+# Records are taken up to so many at a time, until they have so many bytes: a thousand large ones would be gigabytes.
+_STEP_ROWS = 16
 _CHUNK_BYTES = 16 << 20
 _NAMES_SHOWN = 8
 # So much of a text is counted line by line. Further on its decoder tells, which is never so far ahead.
@@ -236,7 +236,8 @@ def _take(records: Iterator[_T], reading: Reading, source: Source, first: int) -
         # What came before an error stays in the list, so that its length tells the record.
         while len(taken) < count and source.stream.tell() < end:
             before = len(taken)
-            taken.extend(itertools.islice(records, min(_STEP_ROWS, count - before)))
+            # First a few, which tell by the next look whether they are large.
+            taken.extend(itertools.islice(records, min(_STEP_ROWS, before + 1, count - before)))
             if len(taken) == before:
                 break
     except (*_UNREADABLE, OSError) as error:
@@ -458,7 +459,7 @@ def _read_parquet(source: Source, reading: Reading) -> Iterator[Chunk]:
         _check_names(file.schema_arrow.names, source.name)
         _places(file.schema_arrow.names, reading.fields, source.name)
         has_nanoseconds = any("[ns" in str(column.type) for column in file.schema_arrow)
-        for batch in file.iter_batches(reading.chunk_rows):
+        for batch in file.iter_batches(_rows_at_once(file.metadata, reading.chunk_rows)):
             skipped = max(0, min(batch.num_rows, reading.skip - at))
             first, end = at + skipped, at + batch.num_rows
             rows = batch.slice(skipped).to_pylist()
@@ -471,6 +472,12 @@ def _read_parquet(source: Source, reading: Reading) -> Iterator[Chunk]:
     except (pyarrow.ArrowException, OSError, ValueError, TypeError, OverflowError, *_UNREADABLE) as error:
         reason = " ".join(str(error).split())
         raise BadMessageError(f"{source.name}: Parquet cannot be read behind record {at:,}: {reason}") from None
+
+
+def _rows_at_once(metadata: Any, most: int) -> int:
+    """As many rows as are not too large together, by the mean of all."""
+    size: int = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    return max(1, min(most, int(metadata.num_rows) * _CHUNK_BYTES // max(1, size)))
 
 
 def _parquet_chunk(rows: list[dict[str, Any]], first: int, fields: Sequence[str]) -> Chunk:

@@ -340,8 +340,24 @@ def test_a_chunk_of_large_records_has_few(tmp_path: Path, name: str) -> None:
     """A thousand of 4 MB would be 4 GB of memory, several times."""
     head, line = (b"n,t\n", b"2" * 200_000 + b",y") if name == "a.csv" else (b"", b'"%b"' % (b"2" * 200_000))
     path = packed(tmp_path / name, head + (line + b"\n") * 250)
-    assert [(chunk.first, len(chunk.bodies)) for chunk in read(path)] == [(0, 100), (100, 100), (200, 50)]
-    assert [(chunk.first, len(chunk.bodies)) for chunk in read(path, Reading(skip=120))] == [(120, 100), (220, 30)]
+    assert [(chunk.first, len(chunk.bodies)) for chunk in read(path)] == [(0, 95), (95, 95), (190, 60)]
+    assert [(chunk.first, len(chunk.bodies)) for chunk in read(path, Reading(skip=120))] == [(120, 95), (215, 35)]
+
+
+def test_a_chunk_of_the_largest_records_has_a_few(tmp_path: Path) -> None:
+    """It ends amid the first hundred of them, which would be 400 MB."""
+    path = packed(tmp_path / "a.txt", (b"x" * (4 << 20) + b"\n") * 10)
+    assert [(chunk.first, len(chunk.bodies)) for chunk in read(path)] == [(0, 7), (7, 3)]
+
+
+def test_a_chunk_of_large_parquet_records_has_few(tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    texts = [f"{number:06}" * 40_000 for number in range(200)]
+    parquet.write_table(pa.table({"t": texts}), path, row_group_size=120)
+    sizes = [len(chunk.bodies) for chunk in read(path)]
+    assert (sum(sizes), max(sizes)) == (200, pytest.approx(69, abs=3))
+    assert sum(len(chunk.bodies) for chunk in read(path, Reading(skip=120))) == 80
 
 
 def test_a_member_that_is_not_there_is_told_with_those_there_are(tmp_path: Path) -> None:
