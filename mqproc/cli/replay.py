@@ -7,6 +7,7 @@ queue offset as one number.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -22,6 +23,7 @@ from mqproc.cli.replay_options import replay_options
 from mqproc.cli.times import format_duration, format_time, now_ms, parse_time_ms
 from mqproc.client import Client
 from mqproc.client.replay import Replay, ReplayPosition, ReplayProgress, ReplaySource
+from mqproc.client.settling import check_index
 from mqproc.io import StoreIO
 from mqproc.quantities import counted
 
@@ -78,15 +80,14 @@ def replay(
     chosen = filter_of(tags, sql)
     asked = {"topic": topic, "to": to, "begin": begin, "end": end, "key": key, "tags": tags, "sql": sql}
     with invocation.client() as client:
-        journal = Journal(
-            StoreIO(), invocation.existing_paths(), {"source": f"replay of {topic}", **asked}, folder="replays"
-        )
+        paths = invocation.existing_paths()
+        journal = Journal(StoreIO(), paths, {"source": f"replay of {topic}", **asked}, folder="replays")
         try:
-            missed = 0
-            entry = _entry(journal, invocation.out, restart=restart)
+            missed, is_first = 0, journal.entry is None or restart
+            entry = _entry(journal, paths.root, invocation.out, restart=restart)
             if entry is not None:
                 source = ReplaySource(topic, *_bounds(begin, end, entry.started_ms), key, chosen)
-                job = _Job(client, journal, entry, source, to, rate, queues)
+                job = _Job(client, journal, entry, source, to, rate, queues, is_first=is_first)
                 missed = job.run(invocation.out)
         finally:
             journal.close()
@@ -99,8 +100,8 @@ def _bounds(begin: int | str | None, end: int | str | None, started_ms: int) -> 
     return moments[0], started_ms + 1 if moments[1] is None else moments[1]
 
 
-def _entry(journal: Journal, out: Output, *, restart: bool) -> Entry | None:
-    """The journal's entry for this run; None when there is nothing to do."""
+def _entry(journal: Journal, store: Path, out: Output, *, restart: bool) -> Entry | None:
+    """The journal's entry for this run; None when there is nothing to do. Raises BadRequestError."""
     before = journal.entry
     if before is None or restart:
         return journal.begin(Fingerprint(), before.generation + 1 if before else 0, now_ms())
@@ -108,6 +109,8 @@ def _entry(journal: Journal, out: Output, *, restart: bool) -> Entry | None:
         when = format_time(before.finished_ms)
         out.note(f"all {before.records:,} messages were sent {when}; --restart sends them again")
         return None
+    # The index alone knows which copies a run that was not finished has left.
+    check_index(store, "; --restart sends all of them again")
     return before
 
 
@@ -122,11 +125,14 @@ class _Job:
     to: str
     rate: float
     queues: int | None
+    is_first: bool
 
     def run(self, out: Output) -> int:
         """Send what was not sent; says how it went. How many messages went before they were sent, as far as known."""
         name = f"{self.journal.name}/{self.entry.generation}"
-        work = Replay(self.client, self.source, self.to, name=name, rate=self.rate, queues=self.queues)
+        work = Replay(
+            self.client, self.source, self.to, name=name, rate=self.rate, queues=self.queues, is_first=self.is_first
+        )
         position = _position(self.journal.position)
         if position > ReplayPosition():
             out.note(f"going on at queue {position.queue_id}, offset {position.queue_offset:,}")

@@ -28,7 +28,7 @@ from mqproc.client.core import TIME_MAX_MS, TIME_MIN_MS, WRITER, Call, Page, Tim
 from mqproc.client.encoding import encode_messages
 from mqproc.client.moments import time_ms
 from mqproc.client.properties import whole_properties
-from mqproc.client.settling import PATIENCE_S, UNSETTLED, check_index, settle
+from mqproc.client.settling import PATIENCE_S, UNSETTLED, check_index, has_index, settle
 from mqproc.errors import BadRequestError, MqprocError, PropertiesTooLargeError, TopicNotFoundError
 from mqproc.layout import properties, record
 from mqproc.layout.properties import KEY_SEPARATOR
@@ -107,10 +107,12 @@ class Replay:
         name: str = "",
         rate: float = 0.0,
         queues: int | None = None,
+        is_first: bool = False,
     ) -> None:
         """`rate` in messages a second, 0 for no limit. `to` is made with as many queues as the source, or `queues`.
 
-        Without a name the replay cannot be gone on with later. Raises TopicNotFoundError, BadRequestError.
+        Without a name the replay cannot be gone on with later. `is_first`: no run of this name is known of, so that a
+        store without an index need not say what is there. Raises TopicNotFoundError, BadRequestError.
         """
         rate = not_below_zero("rate", rate)
         if source.key and source.filter is not None:
@@ -131,7 +133,7 @@ class Replay:
         self._rate = rate
         identity = f"{name or uuid.uuid4()}\0{source.topic}\0{to}"
         self._family = hashlib.sha256(identity.encode()).hexdigest()[:12]
-        self._is_new = not name
+        self._is_new = not name or (is_first and not has_index(client.store))
         self._anywhere = False
         """Whether copies may lie far behind the position, with none before them."""
         self._queues = self._target(queues)

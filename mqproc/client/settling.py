@@ -52,21 +52,29 @@ class Patience:
     told: Callable[[str], None] = _tell_nobody
 
 
+def has_index(store_or_socket: str | Path) -> bool:
+    """Whether a store can say which messages it has; True also for one that does not tell its options."""
+    paths = _paths_of(store_or_socket)
+    try:
+        return read_settings(StoreIO(), paths).message_index_enable
+    except (OSError, ValueError, ConfigurationError):
+        return True
+
+
 def check_index(store_or_socket: str | Path, instead: str = "") -> None:
     """Raise BadRequestError when a store has no index: asked for a message by its id, it says that it has none.
 
-    `instead` is what else one may do, for the error. Of a store that does not tell its options nothing is said.
+    `instead` is what else one may do, for the error.
     """
-    paths = StorePaths(core.socket_paths(store_or_socket)[core.WRITER].parent.parent)
-    try:
-        has_index = read_settings(StoreIO(), paths).message_index_enable
-    except (OSError, ValueError, ConfigurationError):
-        return
-    if not has_index:
+    if not has_index(store_or_socket):
         raise BadRequestError(
-            f"{paths.root}: message_index_enable is off, so the store cannot say which messages it has: they might "
-            f"come twice{instead}"
+            f"{_paths_of(store_or_socket).root}: message_index_enable is off, so the store cannot say which messages "
+            f"it has: they might come twice{instead}"
         )
+
+
+def _paths_of(store_or_socket: str | Path) -> StorePaths:
+    return StorePaths(core.socket_paths(store_or_socket)[core.WRITER].parent.parent)
 
 
 def settle(client: Runs, patience: Patience | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,22 @@ def test_a_replay_that_cannot_know_what_is_there_stores_nothing(without_index: G
             assert stored(without_index, topic) == before
         # What has no name is nowhere.
         assert client.replay("source", "there").sent == 20
+
+
+def test_a_replay_of_the_command_line_asks_for_an_index_only_when_it_is_gone_on_with(without_index: Group) -> None:
+    """Of one that was never begun nothing is there."""
+    with without_index.client() as client:
+        client.create_topic("commanded", 2)
+    command = ("replay", "--topic", "source", "--to", "commanded", "--store", without_index.store)
+    for times, more in ((1, ()), (1, ()), (2, ("--restart",))):
+        assert call(*command, *more).code == 0
+        assert stored(without_index, "commanded") == 20 * times
+    (journal,) = (without_index.paths.own / "replays").glob("*.json")
+    journal.write_text(json.dumps(json.loads(journal.read_text()) | {"finished_ms": 0}))
+    outcome = call(*command)
+    assert outcome.code == 2
+    assert "they might come twice; --restart sends all of them again" in outcome.err
+    assert stored(without_index, "commanded") == 40
 
 
 def test_an_import_that_cannot_know_what_is_there_does_not_go_on(without_index: Group, tmp_path: Path) -> None:
