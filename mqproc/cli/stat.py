@@ -67,7 +67,7 @@ def read_all(paths: StorePaths) -> dict[str, Any]:
         "dispatch_behind_ms": dispatch_behind_ms(StoreIO(), paths, words),
         "flush_behind_bytes": control_words.flush_behind_bytes(words),
         "flushed": control_words.flushed(words),
-        "read_only": int(control_words.read_only(words)),
+        "read_only": int(control_words.takes_nothing(words)),
         **words,
     }
     if control_words.positions_known(words):
@@ -81,7 +81,7 @@ _FIGURE_HELP = {
     "dispatch_behind_ms": ("ms", "age of the oldest message that queues and index do not hold yet"),
     "flush_behind_bytes": ("bytes", "log that a power loss could take"),
     "flushed": ("bytes", "end of the durable log"),
-    "read_only": ("", "1 after a failed sync"),
+    "read_only": ("", "1 when no messages are taken: a sync failed, or on_damage = read_only and there is damage"),
 }
 
 

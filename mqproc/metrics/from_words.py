@@ -138,11 +138,6 @@ def samples_of_words(
     }
 
 
-def takes_nothing(control: Control) -> bool:
-    """The store is read-only, for whichever reason."""
-    return control.read_only or control.damage_read_only
-
-
 def _derived(control: Control, options: Options, words: Mapping[str, int], now_ns: int) -> dict[str, float]:
     used, free = words["disk_used_bytes"], words["disk_free_bytes"]
     ready_end, segment = words["segments_ready_end"], options.mapped_file_size_commit_log
@@ -151,7 +146,7 @@ def _derived(control: Control, options: Options, words: Mapping[str, int], now_n
     return {
         "mqproc_up": control_words.is_alive(words, now_ns),
         "mqproc_group_recovering": words["group_state"] == layout.GROUP_RECOVERING,
-        "mqproc_read_only": takes_nothing(control),
+        "mqproc_read_only": control_words.takes_nothing(words),
         "mqproc_sync_failed": control.read_only,
         "mqproc_damage_holes": control_words.damage_holes(words),
         "mqproc_dispatch_behind_bytes": control_words.dispatch_behind_bytes(words),

@@ -14,7 +14,6 @@ from mqproc.control import Control
 from mqproc.layout import control as layout
 from mqproc.layout import figures
 from mqproc.metrics.collector import Collector, Picture
-from mqproc.metrics.from_words import takes_nothing
 from mqproc.metrics.groups import GroupLag
 from mqproc.metrics.health import is_busy, is_silent, recovery_stands_at, unflushed_seconds, warnings_of
 from mqproc.metrics.topics import TopicFigures
@@ -60,7 +59,7 @@ def as_values(
         "warnings": warnings_of(words, time.monotonic_ns(), picture.dispatch_behind_ms),
         "started_ms": words["group_started_ms"],
         "sync_flush": collector.options.sync_flush,
-        "path": {**_if(known, _path(picture)), "read_only": takes_nothing(control)},
+        "path": {**_if(known, _path(picture)), "read_only": control_words.takes_nothing(words)},
         "latencies": {name: _buckets(control, name) for name in LATENCIES},
         "roles": _roles(picture, collector.options.heartbeat_timeout_ms * 1_000_000),
         "topics": _topics(topics, rows_max),

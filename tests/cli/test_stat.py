@@ -44,6 +44,15 @@ def test_figures_follow_from_the_words(tmp_path: Path) -> None:
     assert words["alive"] == 1
 
 
+@pytest.mark.parametrize("why", [layout.SYNC_ERRNO_WORDS[0], layout.DAMAGE_READ_ONLY, layout.DISPATCH_READ_ONLY])
+def test_a_store_that_takes_nothing_is_read_only_for_whichever_reason(tmp_path: Path, why: int) -> None:
+    control = make_control(tmp_path)
+    for value in (0, 1):
+        control.store(why, value)
+        assert call("stat", "--store", tmp_path, "--json").json["words"]["read_only"] == value
+    control.close()
+
+
 def test_a_dead_group_is_seen_as_dead(tmp_path: Path) -> None:
     control = make_control(tmp_path)
     control.store(layout.SUPERVISOR_HEARTBEAT_NS, 1)
