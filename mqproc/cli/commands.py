@@ -11,6 +11,7 @@ import importlib
 import math
 import os
 import re
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,10 +37,13 @@ class Seconds(click.ParamType[float]):
         try:
             if re.fullmatch(r"\d+(\.\d+)?", text):
                 times.check_duration_ms(float(text) * 1000, text)
-                return float(text)
-            return times.parse_duration_ms(text) / 1000
+                seconds = float(text)
+            else:
+                seconds = times.parse_duration_ms(text) / 1000
         except ValueError as error:
             self.fail(str(error), param, ctx)
+        # Nobody can wait longer: 292 years.
+        return min(seconds, threading.TIMEOUT_MAX)
 
 
 class Rate(click.FloatRange):

@@ -14,6 +14,7 @@ from mqproc.cli.commands import Command
 from mqproc.cli.invocation import Invocation, pass_invocation
 from mqproc.cli.output import Column
 from mqproc.cli.store_options import options_for
+from mqproc.cli.times import SOCKET_WAIT_MAX_S
 from mqproc.control import Control
 from mqproc.errors import CorruptStoreError, NotRunningError
 from mqproc.io import StoreIO
@@ -55,7 +56,7 @@ def _check(invocation: Invocation) -> int:
     try:
         # The monitor is on this machine: a proxy of the environment would look on its own.
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with direct.open(address, timeout=invocation.timeout) as answer:
+        with direct.open(address, timeout=min(invocation.timeout, SOCKET_WAIT_MAX_S)) as answer:
             text = answer.read().decode()
     except (urllib.error.URLError, OSError) as error:
         raise NotRunningError(f"{address}: {error}") from None

@@ -17,6 +17,7 @@ import msgspec
 
 from mqproc import control_words
 from mqproc.cli.beginning import check_not_beginning
+from mqproc.cli.times import SOCKET_WAIT_MAX_S
 from mqproc.errors import (
     CorruptStoreError,
     MqprocError,
@@ -103,7 +104,7 @@ def _connect(paths: StorePaths, timeout_s: float) -> socket.socket:
     while True:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            sock.settimeout(timeout_s)
+            sock.settimeout(min(timeout_s, SOCKET_WAIT_MAX_S))
             sock.connect(str(connect_path(paths.socket("ctl"))))
         except BlockingIOError:
             sock.close()
@@ -153,7 +154,7 @@ def _exactly(sock: socket.socket, size: int, deadline: float) -> bytes:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
-        sock.settimeout(left_s)
+        sock.settimeout(min(left_s, SOCKET_WAIT_MAX_S))
         piece = sock.recv(size - len(data))
         if not piece:
             raise ConnectionError("connection closed")

@@ -14,6 +14,9 @@ EPOCH_MS_MAX = 253_402_300_799_999
 # 1990 to 2100: what a number in another unit is taken to mean when an error tells how to write it.
 _LIKELY_MS_MIN, _LIKELY_MS_MAX = 631_152_000_000, 4_102_444_800_000
 
+SOCKET_WAIT_MAX_S = 2_000_000.0
+"""23 days: poll has 32 bits for the milliseconds that one waits at a socket."""
+
 # About 146 million years: it can be taken from now, and the difference be sent, which has 64 bits.
 _DURATION_MS_MAX = 1 << 62
 

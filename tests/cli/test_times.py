@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import click
 import pytest
 
 from mqproc.cli import times
 from mqproc.cli.commands import SECONDS
+from tests.cli.calling import call
+from tests.conftest import Group
 
 NOW = 1_800_000_000_000
 
@@ -87,3 +91,9 @@ def test_seconds_that_no_number_of_the_engine_holds_are_a_usage_error(text: str)
     with pytest.raises(click.BadParameter, match="is longer than 53,375,995,583d"):
         SECONDS.convert(text, None, None)
     assert SECONDS.convert("0.29", None, None) == 0.29
+
+
+def test_a_command_may_wait_for_longer_than_the_system_can(group: Group) -> None:
+    """Sleeps and sockets know 292 years, poll 24 days."""
+    assert SECONDS.convert("99999999999", None, None) == SECONDS.convert("900000d", None, None) == threading.TIMEOUT_MAX
+    assert call("status", "--store", group.store, "--timeout", "99999999999").code == 0
