@@ -53,7 +53,7 @@ def queues_of_own(topic: str, default: int) -> int:
 def check_topic(topic: str) -> None:
     """Raise BadTopicError unless RocketMQ would take the name; the text tells the offending byte as hex."""
     if not isinstance(topic, str) or not topic:
-        raise BadTopicError("topic is empty" if topic == "" else f"topic is {topic!r}, not text")
+        raise BadTopicError("topic is empty" if isinstance(topic, str) else f"topic is {topic!r}, not text")
     data = topic.encode("utf-8", "surrogatepass")
     if foreign := _FOREIGN.search(data):
         place = foreign.start()

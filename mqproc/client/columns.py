@@ -420,7 +420,7 @@ def check_queue_id(queue_id: int, of_each: Any = None) -> None:
     try:
         if not 0 <= queue_id < 1 << 31:
             raise NoSuchQueueError(f"queue id {queue_id:,} is below 0 or too large")
-    except TypeError:
+    except (TypeError, ValueError):  # An array is neither within nor beyond.
         raise BadRequestError(f"queue_id = {queue_id!r} is no whole number") from None
 
 
@@ -429,7 +429,7 @@ def check_flag(flag: int) -> None:
     try:
         if not -(1 << 31) <= flag < 1 << 31:
             raise BadMessageError(f"flag {flag:,} does not fit 32 bits")
-    except TypeError:
+    except (TypeError, ValueError):
         raise BadMessageError(f"flag = {flag!r} is no whole number") from None
 
 

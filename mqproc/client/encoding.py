@@ -284,6 +284,7 @@ def _check_plain(message: Message) -> bytes:
             check_delay(message.delay_level, message.deliver_at_ms)
     except (TypeError, ValueError) as error:  # As in _is_plain; and half of a surrogate pair is no UTF-8.
         check_keys(message.keys)
+        check_flag(message.flag)
         check_delay(message.delay_level, message.deliver_at_ms)
         raise BadPropertyError(f"tag = {tag!r}, keys = {message.keys!r}: {error}") from None
     return keys
@@ -332,8 +333,7 @@ def encode_messages(
     """Messages of one topic, and with one `frame_key`, as a frame; `transaction` for a half message."""
     first, count = messages[0], len(messages)
     _check_topic(first.topic)
-    now_ms = _now_ms()
-    prefix, counter = reserve(count)
+    now_ms, (prefix, counter) = _now_ms(), reserve(count)
     columns = _Columns(
         first.topic,
         list_bodies(list(map(_body_of, messages))),

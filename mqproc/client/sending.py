@@ -247,7 +247,7 @@ def groups_of(messages: Iterable[Message]) -> Iterator[list[tuple[int, Message]]
     for index, message in enumerate(messages):
         try:
             group = grouping.add(index, message)
-        except (AttributeError, ValueError):
+        except (AttributeError, TypeError, ValueError):
             raise BadRequestError(f"item {index:,} is no Message that can be sent: {repr(message)[:64]}") from None
         if group is not None:
             yield group
