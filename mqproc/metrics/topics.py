@@ -133,10 +133,13 @@ class TopicTable:
 
     def _bounded(self, topics: list[TopicFigures]) -> list[TopicFigures]:
         """Topics that have queues, but for those that found no room; these added up, with what was deleted of them."""
-        for topic in topics:
-            if topic.queues and topic.topic not in self._own and topic.topic not in self._shared:
-                (self._own if len(self._own) < self._topics_max else self._shared).add(topic.topic)
-        kept = [topic for topic in topics if topic.queues and topic.topic in self._own]
+        live = [topic for topic in topics if topic.queues]
+        room = self._topics_max - sum(topic.topic in self._own for topic in live)
+        for topic in live:
+            if topic.topic not in self._own and topic.topic not in self._shared:
+                (self._own if room > 0 else self._shared).add(topic.topic)
+                room -= 1
+        kept = [topic for topic in live if topic.topic in self._own]
         others = [topic for topic in topics if topic.topic in self._shared]
         if not others:
             return kept

@@ -68,14 +68,14 @@ def write_log(store: Path, at: int, data: bytes, *, segment: int = 0) -> None:
         file.write(data)
 
 
-def make_queues(store: Path, topics: int, queues: int, messages: int) -> None:
+def make_queues(store: Path, topics: int, queues: int, messages: int, room: int = 0) -> None:
     """A queue table with so many topics, queues each, and messages a queue, of which the first two have expired.
 
-    Of each queue of the nth topic n messages have been handed out.
+    Of each queue of the nth topic n messages have been handed out. There is `room` for more queues.
     """
     paths = StorePaths(store)
     paths.own.mkdir(parents=True, exist_ok=True)
-    table = QueueTable.create(IO, paths.queues, topics * queues)
+    table = QueueTable.create(IO, paths.queues, topics * queues + room)
     for topic in range(topics):
         for queue_id in range(queues):
             number = table.create_queue(f"topic-{topic}", queue_id, messages, 2)
