@@ -23,8 +23,14 @@ from numpy.typing import NDArray
 from mqproc.config import PAGE_BYTES
 from mqproc.layout import consume_queue as layout
 
-_SIZE_BYTES: Final = layout.END_FILLER_SIZE.to_bytes(4, "big")
 _FILLER_BYTES: Final = np.frombuffer(layout.FILLER_SIZE.to_bytes(4, "big"), np.uint8)
+# A unit as words of four bytes, in whatever order of theirs: the size is one of them.
+_WORD: Final = np.dtype(np.uint32)
+_UNIT_WORDS: Final = layout.UNIT_SIZE // _WORD.itemsize
+_SIZE_WORD: Final = layout.SIZE // _WORD.itemsize
+_SIZE_BYTES: Final = layout.END_FILLER_SIZE.to_bytes(_WORD.itemsize, "big")
+_SIZE_VALUE: Final = np.frombuffer(_SIZE_BYTES, _WORD)[0]
+_NONE: Final = np.empty(0, np.intp)
 
 
 def end_fillers(count: int, place: int, segment_size: int) -> NDArray[np.uint8]:
@@ -43,24 +49,35 @@ def put_end_fillers(units: NDArray[np.void], segment_size: int) -> None:
 
 def as_fillers(units: bytes) -> bytes:
     """Units as they lie on disk, whole ones and what is cut off behind them, with usual fillers for those of ends."""
-    if _SIZE_BYTES not in units:
+    count = len(units) // layout.UNIT_SIZE
+    if not len(_of_the_size(units, count)):
         return units
     plain = bytearray(units)
-    put_fillers(plain, len(plain) // layout.UNIT_SIZE)
+    put_fillers(plain, count)
     return bytes(plain)
 
 
 def put_fillers(units: bytearray, count: int) -> None:
     """The same in place, for the first `count` units."""
-    if units.find(_SIZE_BYTES, 0, count * layout.UNIT_SIZE) < 0:
+    ends = _of_the_size(units, count)
+    if not len(ends):
         return
     rows = np.frombuffer(units, np.uint8, count * layout.UNIT_SIZE).reshape(count, layout.UNIT_SIZE)
-    sizes = rows[:, layout.SIZE : layout.TAGS_CODE]
-    ends = np.flatnonzero((sizes == np.frombuffer(_SIZE_BYTES, np.uint8)).all(axis=1))
     ends = ends[_have_the_form(rows[ends])]
     rows[ends, layout.PHYSICAL_OFFSET : layout.SIZE] = rows[ends, layout.TAGS_CODE : layout.UNIT_SIZE]
     rows[ends, layout.SIZE : layout.TAGS_CODE] = _FILLER_BYTES
     rows[ends, layout.TAGS_CODE : layout.UNIT_SIZE] = 0
+
+
+def _of_the_size(units: bytes | bytearray, count: int) -> NDArray[np.intp]:
+    """Which of the first `count` units have the size.
+
+    Each pull asks it. A search for the size's bytes would take three times as long over thousands of units, and finds
+    them in the places of a log of 64 GiB, too.
+    """
+    if count < 2 and units[layout.SIZE : layout.TAGS_CODE] != _SIZE_BYTES:
+        return _NONE
+    return np.flatnonzero(np.frombuffer(units, _WORD, count * _UNIT_WORDS)[_SIZE_WORD::_UNIT_WORDS] == _SIZE_VALUE)
 
 
 def _have_the_form(rows: NDArray[np.uint8]) -> NDArray[np.bool_]:
