@@ -353,23 +353,20 @@ class Query:
         self._go_on_with(Job(request, asks.ask(request.operation, request.options)))
 
     def _go_on_with(self, job: Job[_Waiting]) -> None:
-        following = None
+        ended = True
         try:
             next(job.slices)
-        except BaseException as end:
-            following = self._gathering.ended(job)
-            if not isinstance(end, StopIteration):
-                raise
+            ended = False
+        except StopIteration as end:
             options, payload = end.value
             self._answer(job.request, options, payload)
-        else:
-            if self._gathering.goes_on(job):
-                self._jobs.append(job)
         finally:
-            if following is not None:
+            if ended and (following := self._gathering.ended(job)) is not None:
                 # It is the next that is served: what came before the one behind it has been.
                 following.after_ns = self._waiting[0].after_ns if self._waiting else self._looked_ns
                 self._waiting.appendleft(following)
+        if not ended and self._gathering.goes_on(job):
+            self._jobs.append(job)
 
     def _step_jobs(self, end_ns: int) -> int:
         """One slice for each job, as far as the time goes."""
