@@ -94,6 +94,20 @@ def test_a_held_receive_is_one_that_dispatch_rings_for(tmp_path: Path) -> None:
         group.close()
 
 
+def started_from_the_begin(group: Group) -> int | None:
+    """Progress of `billing` in the one queue of `Orders` when it had none and a role has read the check points."""
+    group.dispatch()
+    try:
+        state = group.role._pops._state
+        state.begin("billing", "Orders", EARLIEST, 0)
+        caller = group.connect()
+        while not is_read(caller):
+            pass
+        return state.progress.offset("billing", "Orders", 0)
+    finally:
+        group.close()
+
+
 def test_progress_passes_all_that_is_open_in_whatever_order_it_is_read(tmp_path: Path) -> None:
     """A loss of power may take progress back past several check points, which lie in any queues of the revive topic."""
     group = Group(tmp_path / "store")
@@ -104,16 +118,7 @@ def test_progress_passes_all_that_is_open_in_whatever_order_it_is_read(tmp_path:
         group.store.engine.append(
             REVIVE_TOPIC, [point.body()], now_ms, queues=REVIVE_QUEUES, fixed_queue=revive_queue, tags=["ck"]
         )
-    group.dispatch()
-    try:
-        state = group.role._pops._state
-        state.begin("billing", "Orders", EARLIEST, 0)
-        caller = group.connect()
-        while not is_read(caller):
-            pass
-        assert state.progress.offset("billing", "Orders", 0) == 2
-    finally:
-        group.close()
+    assert started_from_the_begin(group) == 2
 
 
 def test_progress_passes_all_check_points_of_a_receive_whose_filter_left_messages_out_between_them(
@@ -129,16 +134,7 @@ def test_progress_passes_all_check_points_of_a_receive_whose_filter_left_message
     assert [len(point.offsets) for point in points] == [CHECK_POINT_MESSAGES, COUNT // 2 - CHECK_POINT_MESSAGES]
     bodies = [point.body() for point in points]
     group.store.engine.append(REVIVE_TOPIC, bodies, now_ms, queues=REVIVE_QUEUES, tags=["ck"] * len(points))
-    group.dispatch()
-    try:
-        state = group.role._pops._state
-        state.begin("billing", "Orders", EARLIEST, 0)
-        caller = group.connect()
-        while not is_read(caller):
-            pass
-        assert state.progress.offset("billing", "Orders", 0) == COUNT - 1
-    finally:
-        group.close()
+    assert started_from_the_begin(group) == COUNT - 1
 
 
 @pytest.mark.parametrize("deleted", [False, True], ids=["reset", "deleted"])
