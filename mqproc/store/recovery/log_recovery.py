@@ -3,7 +3,7 @@
 from the durable mark, or the log's beginning, whole records are walked with their CRCs; where that ends:
   nothing was ever written behind      the end
   below what the checkpoint confirms   damage, if an intact record follows: a hole, served around
-  at or above mark and checkpoint      a torn tail: cut, zeroed, synced
+  at or above mark and checkpoint      a torn tail: cut, zeroed, synced; kept aside if intact records are in it
   no mark, no intact record behind     a torn tail
   no mark, intact records behind       damage: a hole, served around
 
@@ -44,7 +44,8 @@ def _nobody(done: int, extent: int) -> None:
 class LogEnd:
     """What recovery found. Offsets are positions in the log.
 
-    `holes` are ranges without an intact record; `scanned_bytes` and `records` say how much was looked at.
+    `holes` are ranges without an intact record; `scanned_bytes` and `records` say how much was looked at. With
+    `cuts_records` there are intact records in what is cut, which the torn one before them takes with it.
     """
 
     start: int
@@ -55,6 +56,7 @@ class LogEnd:
     records: int = 0
     cut_bytes: int = 0
     cut_reason: str = ""
+    cuts_records: bool = False
     removed_segments: int = 0
     holes: list[Hole] = field(default_factory=list)
 
@@ -97,12 +99,12 @@ class LogRecovery:
         whole_only = record_crcs and mark is not None
         while (fault := self._walk(found, limit, whole_only=whole_only)) is not None:
             following = None
-            goes_on = visit is None or not self._may_be_cut(found.end, limit, visit)
-            is_lost = mark is None or visit is not None or found.end < confirmed or found.end in known_holes
-            if goes_on and is_lost:
+            if visit is None or not self._may_be_cut(found.end, limit, visit):
                 following = self._resync.next_record(found.end + 1, limit)
-            if following is None:
+            is_lost = mark is None or visit is not None or found.end < confirmed or found.end in known_holes
+            if following is None or not is_lost:
                 found.cut_reason = "" if fault == _NOTHING_WRITTEN else fault
+                found.cuts_records = following is not None
                 break
             found.holes.append(Hole(found.end, following, fault))
             found.end = following

@@ -159,6 +159,8 @@ class LogStep:
         state.redispatch_from = max(begin, min(changed, default=resume))
         if self._keeps:
             self._files.keep_behind(found.end)
+        elif found.cuts_records:
+            self._files.keep_tail(found.end)
         self._recovery.cut(found)
         self._recovery.sync(found.start, found.end)
         if resume > found.end:

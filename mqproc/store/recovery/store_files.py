@@ -9,7 +9,8 @@
     CommitLog segment   0 bytes        removed: it holds nothing
                         short          completed with zeros; what is missing is looked for as damage
                         too long       cut, what lay behind is kept aside
-                        behind the end of a log that was closed in order: kept aside
+                        behind the end of a log that was closed in order: kept aside; of another one the first
+                        bytes, if intact records are in them
                         with another name than its records tell: renamed, where that name is free
     ConsumeQueue file   0 bytes        removed
                         short          completed with zeros from its last whole unit on, or removed when it holds none;
@@ -23,6 +24,7 @@ What is aside lies in `mqproc/aside/`. Looking costs one `lstat` a file.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from collections.abc import Callable
@@ -46,6 +48,9 @@ Report = Callable[[str], None]
 # More lines of one kind than this are counted instead of told.
 LINES_MAX: Final = 20
 _COPY_BYTES: Final = 1 << 20
+TAIL_BYTES_MAX: Final = 64 << 20
+"""What a start keeps aside of a torn tail at most."""
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 # A record's first bytes are no zeros.
 _LOOK_BYTES: Final = 4096
 
@@ -250,6 +255,33 @@ class StoreFiles:
             if start > end:
                 self._move_aside(path, "behind the log's end")
 
+    def keep_tail(self, end: int) -> None:
+        """Keep aside what a crash has left behind a log's end, up to TAIL_BYTES_MAX of it.
+
+        Where there is no room for that it is told, and cut all the same: a full disk is to keep no store from starting.
+        """
+        left = TAIL_BYTES_MAX
+        for start in self.log.starts:
+            path = self._paths.commit_log / segment_name(start)
+            begin = max(0, end - start)
+            if begin >= self._segment_size:
+                continue
+            fd = self._io.open(path)
+            try:
+                stop = dirty_end(self._io, fd, begin)
+                taken = min(stop - begin, left)
+                left -= taken
+                part = f"the first {taken:,} " if begin + taken < stop else ""
+                kept = f"{part}kept in {self._keep_rest(fd, path, begin, begin + taken)}" if taken else ""
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                kept = f"not kept: {error.strerror}"
+            finally:
+                self._io.close(fd)
+            if stop > begin:
+                self._tell(f"{path}: {stop - begin:,} bytes behind the log's end, {kept or 'not kept'}")
+
     def _keep_rest(self, fd: int, path: Path, begin: int, end: int) -> Path:
         target = _free_place(self._io, self._paths, f"{path.parent.name}.{path.name}.rest")
         copy = self._io.open(target, write=True, create=True, mode=0o600)
@@ -258,6 +290,9 @@ class StoreFiles:
                 data = self._io.pread(fd, min(_COPY_BYTES, end - start), start)
                 self._io.pwrite(copy, data, start - begin)
             self._io.sync(copy)
+        except OSError:
+            self._io.unlink(target)
+            raise
         finally:
             self._io.close(copy)
         self._io.sync_folder(target.parent)

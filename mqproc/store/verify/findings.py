@@ -175,7 +175,7 @@ KINDS: Final[dict[Kind, About]] = {
     Kind.TORN_TAIL: _damage(
         "behind the log's last intact record lies something that is none: what a crash leaves of a record, or damage "
         "at the very end",
-        f"{_REPAIR} keeps it aside and cuts it; a start keeps it only where the store was closed in order",
+        f"{_REPAIR} keeps it aside and cuts it; a start keeps it where the store was closed in order or it has records",
     ),
     Kind.LOG_ENDS_EARLY: _damage(
         "the log ends below what marks, queues, index or checkpoint know of: records at its end are lost",

@@ -1,0 +1,87 @@
+"""What recovery cuts behind a record that a crash has torn: kept aside where intact records are in it."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from mqproc.store.recovery import store_files
+from tests.store.faulty_io import FaultyIO
+from tests.store.recovery.recovering import Recovered
+from tests.store.stopped_store import SEGMENT, StoppedStore, assert_whole
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> StoppedStore:
+    """With two segments of records above its marks."""
+    store = StoppedStore(tmp_path / "store")
+    while store.end < store.first.end + 2 * SEGMENT:
+        store.put()
+    return store
+
+
+def tear(store: StoppedStore) -> int:
+    """Tear the second record above the marks; where it lies."""
+    torn = store.offsets[store.offsets.index(store.first.end) + 1]
+    store.overwrite(torn + 4, b"garbage!")
+    return torn
+
+
+def kept(store: StoppedStore) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (store.root / "mqproc" / "aside").glob("*")}
+
+
+def lines_of_tail(found: Recovered) -> list[str]:
+    return [line for line in found.said if "behind the log's end" in line]
+
+
+def test_intact_records_behind_a_torn_one_are_kept_and_told(store: StoppedStore) -> None:
+    torn, end = tear(store), store.end
+    first = torn // SEGMENT * SEGMENT
+    cut = {start: store.segment(start).read_bytes()[max(0, torn - start) :] for start in range(first, end, SEGMENT)}
+    found = store.recover(clean=False)
+    assert found.end == torn
+    files = kept(store)
+    assert files == {f"commitlog.{start:020d}.rest": data.rstrip(b"\0") for start, data in cut.items()}
+    lines = lines_of_tail(found)
+    assert len(lines) == len(files)
+    assert all(any(name in line for line in lines) for name in files)
+    store.numbers = store.offsets.index(torn)
+    del store.offsets[store.numbers :]
+    assert_whole(store, found)
+    assert kept(store) == files
+
+
+def test_no_more_is_kept_than_a_bound(store: StoppedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_files, "TAIL_BYTES_MAX", 1000)
+    torn = tear(store)
+    cut = store.engine.log_bytes(torn, torn + 1000)
+    found = store.recover(clean=False)
+    assert list(kept(store).values()) == [cut]
+    first, *others = lines_of_tail(found)
+    assert "the first 1,000 kept in" in first
+    assert others
+    assert all(line.endswith("not kept") for line in others)
+
+
+def test_a_full_disk_keeps_no_store_from_starting(store: StoppedStore) -> None:
+    torn = tear(store)
+    io = FaultyIO()
+    io.refusing["/aside/"] = errno.ENOSPC
+    found = store.recover(clean=False, io=io)
+    assert found.end == torn
+    assert "not kept: No space left on device" in lines_of_tail(found)[0]
+    assert kept(store) == {}
+
+
+def test_what_one_write_has_left_is_not_kept(store: StoppedStore) -> None:
+    """A kill amid a write: nothing lies behind the torn record."""
+    last = store.offsets[-1]
+    store.overwrite(last + 60, bytes(store.end - last - 60))
+    found = store.recover(clean=False)
+    assert found.end == last
+    assert "; cut " in found.said_of("log")
+    assert kept(store) == {}
+    assert lines_of_tail(found) == []
