@@ -276,7 +276,7 @@ class CommitLogAppender:
         self.last_store_timestamp_ms = self._cells[words_of.WRITTEN_STORE_TIMESTAMP_MS]
         self.known.untouch()
         self.read_next_offsets()
-        clear_unpublished(self._io, self._syncs, self._words, self._segments)
+        clear_unpublished(self._io, self._syncs, self._words, self._segments, self._fds)
 
     def close(self) -> None:
         self._close_fds_below(1 << 62)
@@ -382,10 +382,11 @@ class CommitLogAppender:
         segment_end = self._segment_end
         self._write_staged_or_full()
         blank = encode_blank(segment_end - self._end)
+        fd = self._fd(segment_end - self.segment_size)
         self._io.crash_point("roll.blank")
         self._reserve(segment_end)
         try:
-            self._io.pwrite(self._fd(segment_end - self.segment_size), blank, self._end % self.segment_size)
+            self._io.pwrite(fd, blank, self._end % self.segment_size)
         except OSError as error:
             raise as_refusal(error) from error
         self._wait_for_segment(segment_end)
@@ -402,9 +403,10 @@ class CommitLogAppender:
         if self._staged == 0:
             return
         start = self._segment_end - self.segment_size
+        # Before anything is reserved: without a descriptor that could not be taken back either.
+        fd, staged, place = self._fd(start), self._staging.data[: self._staged], self._file_end - start
         self._reserve(self._file_end + self._staged)
         self._io.crash_point("append.reserved")
-        fd, staged, place = self._fd(start), self._staging.data[: self._staged], self._file_end - start
         self._io.crash_amid("append.half_written", fd, staged, place)
         self._io.pwrite(fd, staged, place)
         self._file_end += self._staged

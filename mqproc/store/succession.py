@@ -9,6 +9,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 
@@ -22,14 +25,19 @@ from mqproc.store.final_syncs import Syncing
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.segments import LogSegments
 
+_NONE_OPEN: Final[Mapping[int, int]] = MappingProxyType({})
+
 
 class TailNotClearedError(RuntimeError):
     """Bytes behind `written` could not be made zeros on disk. The writer must end: appending would mix with them."""
 
 
-def clear_unpublished(io: StoreIO, syncs: Syncing, words: Words, segments: LogSegments) -> None:
+def clear_unpublished(
+    io: StoreIO, syncs: Syncing, words: Words, segments: LogSegments, fds: Mapping[int, int] = _NONE_OPEN
+) -> None:
     """Take back what was counted behind WRITTEN, zero and sync [WRITTEN, RESERVED_END), then lower RESERVED_END.
 
+    `fds` are descriptors of segments, by their starts, that are open for writing: none may be left for others.
     Raises TailNotClearedError, and FailedSyncError: then the store is read-only and nothing is appended there. So it is
     on a file system that is read-only by now, as many become by an error of their disk.
     """
@@ -37,38 +45,52 @@ def clear_unpublished(io: StoreIO, syncs: Syncing, words: Words, segments: LogSe
     written, reserved_end = words[words_of.WRITTEN], words[words_of.RESERVED_END]
     if reserved_end > written:
         try:
-            zero_range(io, segments, written, reserved_end)
+            zero_range(io, segments, written, reserved_end, fds)
         except OSError as error:
             if error.errno == errno.EROFS:
                 words[words_of.WRITER_SYNC_ERRNO] = error.errno
                 raise FailedSyncError(error.errno, os.strerror(error.errno), error.filename) from error
             raise TailNotClearedError(f"log [{written}, {reserved_end}) could not be zeroed: {error}") from error
-        sync_range(io, syncs, segments, written, reserved_end)
+        sync_range(io, syncs, segments, written, reserved_end, fds)
     words[words_of.RESERVED_END] = written
 
 
-def zero_range(io: StoreIO, segments: LogSegments, start: int, stop: int) -> None:
+def zero_range(io: StoreIO, segments: LogSegments, start: int, stop: int, fds: Mapping[int, int] = _NONE_OPEN) -> None:
     """Make [start, stop) of the log read as zeros, over all segments that it touches; missing ones are passed over.
 
     From the last one backwards: killed in between, it leaves no whole records behind zeros, which would be damage.
     """
     for segment in reversed(segments_within(segments, start, stop)):
-        fd = io.open(segments.path(segment), write=True)
-        try:
+        with _opened(io, segments, segment, fds) as fd:
             begin = max(start, segment)
             io.zero(fd, begin - segment, min(stop, segment + segments.segment_size) - begin)
-        finally:
-            io.close(fd)
 
 
-def sync_range(io: StoreIO, syncs: Syncing, segments: LogSegments, start: int, stop: int) -> None:
+def sync_range(
+    io: StoreIO,
+    syncs: Syncing,
+    segments: LogSegments,
+    start: int,
+    stop: int,
+    fds: Mapping[int, int] = _NONE_OPEN,
+) -> None:
     """Sync the segments of [start, stop) of the log. Raises FailedSyncError."""
     for segment in segments_within(segments, start, stop):
-        fd = io.open(segments.path(segment), write=True)
-        try:
+        with _opened(io, segments, segment, fds) as fd:
             syncs.sync(fd)
-        finally:
-            io.close(fd)
+
+
+@contextlib.contextmanager
+def _opened(io: StoreIO, segments: LogSegments, start: int, fds: Mapping[int, int]) -> Iterator[int]:
+    """A segment's descriptor for writing, opened where none of `fds` is its."""
+    if start in fds:
+        yield fds[start]
+        return
+    fd = io.open(segments.path(start), write=True)
+    try:
+        yield fd
+    finally:
+        io.close(fd)
 
 
 def segments_within(segments: LogSegments, start: int, stop: int) -> list[int]:

@@ -177,6 +177,27 @@ def test_frames_of_a_segment_that_cannot_be_ended_are_refused_once(make_rig: Mak
     assert_holds(rig, client, [request_id for request_id, error in enumerate(errors, 1) if error is None])
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_without_descriptors_for_the_next_segment_frames_are_refused_until_there_are(
+    make_rig: MakeRig, number: int
+) -> None:
+    """What was written at the end of the one before is taken back through the descriptor that is open."""
+    rig = make_rig()
+    client = rig.client()
+    client.send(single(1, "A", b"x" * 30_000))
+    client.wait_for([1])
+    rig.io.refusing = {"/commitlog/": number}
+    client.send(b"".join(single(request_id, "A", b"x" * 30_000) for request_id in range(2, 62)))
+    client.wait_for(range(2, 62))
+    errors = {request_id: error_of(client, request_id) for request_id in range(1, 62)}
+    assert {type(error) for error in errors.values() if error is not None} == {StoreBusyError}
+    rig.io.refusing = {}
+    client.send(b"".join(single(request_id, "A", b"x" * 30_000) for request_id in range(62, 122)))
+    client.wait_for(range(62, 122))
+    assert all(error_of(client, request_id) is None for request_id in range(62, 122))
+    assert_holds(rig, client, [*(request_id for request_id, of in errors.items() if of is None), *range(62, 122)])
+
+
 def test_a_write_that_fails_and_cannot_be_taken_back_durably_refuses_every_frame(make_rig: MakeRig) -> None:
     rig = make_rig()
     client = rig.client()
