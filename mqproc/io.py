@@ -18,6 +18,7 @@ import errno
 import fcntl
 import mmap
 import os
+import resource
 import shutil
 import stat
 from collections.abc import Callable, Iterable
@@ -56,6 +57,15 @@ _libc.fstatfs.argtypes = (ctypes.c_int, ctypes.c_char_p)
 _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
 _libc.mmap.restype = ctypes.c_void_p
+
+
+def reason_of(error: OSError) -> str:
+    """Why a call failed, in words; for a file that may not be so large also the limit, which nobody thinks of."""
+    reason = error.strerror or str(error)
+    if error.errno != errno.EFBIG:
+        return reason
+    limit, _most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return reason if limit == resource.RLIM_INFINITY else f"{reason}; files may have {limit:,} bytes here (ulimit -f)"
 
 
 def _was_interrupted() -> bool:
@@ -379,7 +389,10 @@ class StoreIO:
 
     def set_size(self, fd: int, size: int) -> None:
         """Lengthen a file (sparse), or shorten one that nobody maps."""
-        os.ftruncate(fd, size)
+        try:
+            os.ftruncate(fd, size)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self.path_of(fd)) from None
 
     def sync(self, fd: int) -> None:
         """Make a file's data durable. Raises FailedSyncError, which is final: see the head of the module."""

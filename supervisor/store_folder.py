@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mqproc.errors import DiskFullError, NotRunningError, StartError, StoreAccessError
-from mqproc.io import StoreIO
+from mqproc.io import StoreIO, reason_of
 from mqproc.paths import StorePaths
 from mqproc.shm import bell
 from mqproc.shm.lock import StoreLock
@@ -58,7 +58,7 @@ def starting(paths: StorePaths) -> Iterator[None]:
         # Semaphores lie in memory: a store that gives up messages makes no room for them.
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename != bell.FOLDER
         room = _room(paths) if is_full else ""
-        raise StartError(f"{paths.root}: the group cannot start: {where}{error.strerror or error}{room}") from error
+        raise StartError(f"{paths.root}: the group cannot start: {where}{reason_of(error)}{room}") from error
 
 
 def _room(paths: StorePaths) -> str:

@@ -90,7 +90,8 @@ def supervise(
             lock = StoreLock.acquire(io, paths)
         stack.callback(lock.close)
         io.crash_point("supervisor.locked")
-        errors = ErrorLog.create(io, paths, layout.SUPERVISOR)
+        with starting(paths):
+            errors = ErrorLog.create(io, paths, layout.SUPERVISOR)
         log.configure(layout.SUPERVISOR, errors=errors, log_format=options.log_format)
         set_title(layout.SUPERVISOR, paths.root)
         prctl.become_subreaper()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 from typing import Final
 
 from mqproc.errors import DiskFullError, StoreBusyError, StoreReadOnlyError
+from mqproc.io import reason_of
 from mqproc.layout import control as words_of
 from mqproc.process.loop import RoleContext
 from mqproc.store.final_syncs import FinalSyncs
@@ -53,6 +55,8 @@ class SegmentWait:
                 raise DiskFullError(
                     f"no room for a segment: {size:,} bytes are needed, {free:,} are free", hint_ms=1000
                 )
+            if failed == errno.EFBIG:
+                raise DiskFullError(f"no segment: {reason_of(OSError(failed, os.strerror(failed)))}", hint_ms=1000)
             if self._clock.monotonic_ns() > deadline_ns:
                 raise StoreBusyError(f"segment {start:020d} is not ready (errno {failed})", hint_ms=100)
             self._clock.sleep(POLL_S)

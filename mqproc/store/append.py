@@ -29,7 +29,7 @@ from mqproc.errors import (
     PropertiesTooLargeError,
     StoreBusyError,
 )
-from mqproc.io import StoreIO
+from mqproc.io import StoreIO, reason_of
 from mqproc.kernels import append as kernel
 from mqproc.kernels import append_frame as frame
 from mqproc.kernels.append_run import BEHIND_MAX, append_alone, append_run, publish_touched
@@ -444,7 +444,7 @@ def as_refusal(
 ) -> MqprocError:
     """What clients are told of an error of storage: what may pass by itself, a full disk, has a code of its own."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return DiskFullError(f"no room for {room_for}: {error.strerror}", hint_ms=1000)
+        return DiskFullError(f"no room for {room_for}: {reason_of(error)}", hint_ms=1000)
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         return StoreBusyError(f"out of resources: {error.strerror}", hint_ms=100)
     return InternalError(f"{failed}: {error.strerror or error}")

@@ -158,12 +158,18 @@ def test_a_wrong_option_is_a_configuration_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [(), ("--detach",)])
-def test_a_start_that_the_disk_refuses_says_of_which_store(tmp_path: Path, how: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("limit", "told"), [(0, "File too large"), (100_000, "mqproc/errors.tmp: File too large")])
+def test_a_start_that_the_disk_refuses_says_of_which_store_and_which_limit(
+    tmp_path: Path, how: tuple[str, ...], limit: int, told: str
+) -> None:
     store = tmp_path / "store"
-    # No file may have a byte.
-    refused = f"prlimit --fsize=0 {sys.executable} -m mqproc up --store {store}".split()
+    refused = f"prlimit --fsize={limit} {sys.executable} -m mqproc up --store {store}".split()
     up = subprocess.run([*refused, *how], capture_output=True, text=True, timeout=120, check=False)
-    assert (up.returncode, up.stderr) == (3, f"mqproc: {store}: the group cannot start: File too large\n")
+    assert up.returncode == 3
+    (line,) = up.stderr.splitlines()
+    assert line.startswith(f"mqproc: {store}: the group cannot start: ")
+    assert told in line
+    assert line.endswith(f"; files may have {limit:,} bytes here (ulimit -f)")
 
 
 def test_a_group_runs_whose_lines_go_into_a_file_on_a_full_disk(make_group: Callable[..., Group]) -> None:

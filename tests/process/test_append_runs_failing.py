@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import struct
 from typing import Any
 
@@ -175,6 +176,26 @@ def test_frames_of_a_segment_that_cannot_be_ended_are_refused_once(make_rig: Mak
     errors = [error_of(client, request_id) for request_id in range(1, 41)]
     assert any(errors)
     assert_holds(rig, client, [request_id for request_id, error in enumerate(errors, 1) if error is None])
+
+
+@pytest.mark.parametrize("of", ["write", "segment"])
+def test_a_limit_of_files_sizes_is_told_with_what_it_is(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (4096, resource.RLIM_INFINITY))
+    rig = make_rig(runs=False, segments=1)
+    client = rig.client()
+    if of == "write":
+        rig.io.write_errors = [errno.EFBIG]
+    else:
+        (rig.paths.commit_log / f"{0:020d}").unlink()
+        rig.words[words_of.SEGMENTS_READY_END] = 0
+        rig.words[words_of.SEGMENT_ERRNO] = errno.EFBIG
+    client.send(single(1, "A"))
+    client.wait_for([1])
+    error = error_of(client, 1)
+    assert isinstance(error, DiskFullError)
+    assert "File too large; files may have 4,096 bytes here (ulimit -f)" in str(error)
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
