@@ -8,8 +8,10 @@ left out comes with the next line of that event.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
+import stat
 import sys
 import time
 from collections.abc import Callable, MutableMapping
@@ -19,6 +21,7 @@ import structlog
 
 from mqproc.config import LogFormat
 from mqproc.metrics.error_log import ErrorLog
+from mqproc.process import log_file
 
 Logger = structlog.typing.FilteringBoundLogger
 EventDict = MutableMapping[str, Any]
@@ -78,14 +81,29 @@ class Remember:
 
 
 class _Lenient:
-    """A stream whose reader may go away: a closed pipe or terminal costs lines, not the process."""
+    """A stream whose reader may go away: a closed pipe or terminal costs lines, not the process.
+
+    A file gets whole lines past the stream, which would keep what a full disk refuses and write it among later ones.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> None:
         with contextlib.suppress(OSError):
-            self._stream.write(text)
+            fd = self._file()
+            if fd is None:
+                self._stream.write(text)
+            else:
+                log_file.write_line(fd, text.encode(errors="backslashreplace"))
+
+    def _file(self) -> int | None:
+        """The stream's descriptor while it is a file's: what it leads to may change."""
+        try:
+            fd = self._stream.fileno()
+        except io.UnsupportedOperation:
+            return None
+        return fd if stat.S_ISREG(os.fstat(fd).st_mode) else None
 
     def flush(self) -> None:
         with contextlib.suppress(OSError):

@@ -11,7 +11,10 @@ import os
 from pathlib import Path
 from types import FrameType
 
-_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+from mqproc.io import StoreIO
+
+# Read too: whether the last line has its end.
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 _MODE = 0o600
 
 _own: Path | None = None
@@ -42,6 +45,24 @@ def on_signal(number: int, frame: FrameType | None) -> None:
     """Handler of SIGUSR1 in what is forked from the supervisor, which tells when the file cannot be opened."""
     with contextlib.suppress(OSError):
         reopen()
+
+
+def write_line(fd: int, line: bytes) -> None:
+    """Write a line, behind the end of one of which a full disk has taken no more than a part. Raises OSError.
+
+    Whoever writes next ends it: whose it was has nothing more to write, perhaps.
+    """
+    os.write(fd, line if _has_whole_lines(fd) else b"\n" + line)
+
+
+def _has_whole_lines(fd: int) -> bool:
+    io = StoreIO()
+    try:
+        size = io.size(fd)
+        return not size or io.pread(fd, 1, size - 1) == b"\n"
+    except OSError:
+        # Not to be read from: somebody else's file.
+        return True
 
 
 def _open(path: Path) -> None:

@@ -6,7 +6,9 @@ import io
 import json
 import os
 import re
+import resource
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import structlog
@@ -117,3 +119,28 @@ def test_limit_does_not_grow_without_bound() -> None:
     for number in range(10_000):
         limit(None, "info", {"event": str(number)})
     assert len(limit._seen) <= 512
+
+
+def test_a_line_that_a_full_disk_has_cut_is_ended_by_the_next(tmp_path: Path) -> None:
+    """Two processes share the file: whose line was cut need not be who writes next."""
+    file = tmp_path / "log.jsonl"
+    with file.open("a+") as stream:
+        log.configure("writer", stream)
+        log.get_logger().info("before")
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 10, limits[1]))
+        try:
+            log.get_logger().info("cut")
+            log.get_logger().info("lost")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        if (pid := os.fork()) == 0:
+            log.configure("query", stream)
+            log.get_logger().info("behind")
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        log.get_logger().info("at the end")
+    first, cut, *others = file.read_text().splitlines()
+    assert json.loads(first)["event"] == "before"
+    assert len(cut) == 10
+    assert [json.loads(line)["event"] for line in others] == ["behind", "at the end"]
