@@ -139,13 +139,13 @@ class Questions:
 
     def query_message(self, options: QueryMessageRequest) -> Slices[Reply]:
         """RocketMQ's own answer by key, with the records that are intact."""
-        found = self._reading.query_message(
+        found = yield from self._reading.query_message(
             options.topic, options.key, options.max_messages, options.begin_ms, options.end_ms
         )
         look = self._reading.records.intact
         records = [record.data for offset in found.offsets if (record := look(offset)) is not None]
         answer = QueryMessageAnswer(found.offsets, found.last_update_timestamp_ms, found.last_update_physical_offset)
-        return at_once(answer, records)
+        return answer, records
 
     def queues(self, options: QueuesRequest) -> Slices[Reply]:
         """Queues with their offsets."""

@@ -65,9 +65,10 @@ def pull_answer(pulled: Pulled, messages: list[StoredMessage]) -> Answer:
 
 
 def _query_message(reading: StoreReading, question: Answer) -> Answer:
-    found = reading.query_message(
+    asked = reading.query_message(
         question["topic"], question["key"], question["maxNum"], question["begin"], question["end"]
     )
+    found = finish(asked)
     return {
         "phyOffsets": found.offsets,
         "indexLastUpdateTimestamp": found.last_update_timestamp_ms,

@@ -22,6 +22,7 @@ from mqproc.store.queue_folders import adopted_file_bytes
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.index_query import IndexReader
 from mqproc.store.segments import LogSegments, adopted_segment_size
+from mqproc.store.slices import finish
 from tests.golden.fixtures import Fixture, load_fixture
 
 SLOTS, ITEMS = 200, 800
@@ -83,9 +84,10 @@ def test_keys_are_found_as_rocketmq_finds_them(name: str, tmp_path: Path) -> Non
     asked = [answer for answer in fixture.expected["answers"] if answer["op"] == "queryMessage"]
     assert asked
     for answer in asked:
-        found = reader.query_message(
+        asking = reader.query_message(
             answer["topic"], answer["key"], answer["maxNum"], answer["begin"], answer["end"], there.__contains__
         )
+        found = finish(asking)
         expected = answer["result"]
         assert found.offsets == expected["phyOffsets"], answer
         assert found.last_update_timestamp_ms == expected["indexLastUpdateTimestamp"]

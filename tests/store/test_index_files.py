@@ -24,6 +24,7 @@ from mqproc.store import index_files
 from mqproc.store.index_files import IndexCommit, IndexFiles
 from mqproc.store.index_headers import next_name, read_header
 from mqproc.store.reads.index_query import IndexReader
+from mqproc.store.slices import finish
 from tests.large_pages import LARGE_PAGES, large_page_ranges
 
 T0 = 1_700_000_000_000
@@ -409,8 +410,8 @@ def test_a_query_goes_from_the_newest_file_back_as_far_as_its_times(tmp_path: Pa
     assert reader.query_offset("T", "k", 9, T0, T0 + 20_000).offsets == [2, 1, 0]
     assert reader.query_offset("T", "k", 9, T0 + 10_000, T0 + 40_000).offsets == [4, 3, 2, 1]
     assert reader.query_offset("T", "k", 9, T0 + 1_000_000, FOREVER).offsets == []
-    assert reader.query_message("T", "k", 9, 0, FOREVER, lambda offset: offset > 5).offsets == [6, 7, 8]
-    assert reader.query_message("T", "other", 9, 0, FOREVER, lambda offset: True).last_update_timestamp_ms == 0
+    assert finish(reader.query_message("T", "k", 9, 0, FOREVER, lambda offset: offset > 5)).offsets == [6, 7, 8]
+    assert finish(reader.query_message("T", "other", 9, 0, FOREVER, lambda offset: True)).last_update_timestamp_ms == 0
 
 
 def test_a_reader_sees_a_growing_file_and_lists_again_when_told(tmp_path: Path) -> None:

@@ -24,10 +24,12 @@ from mqproc.layout import index_file as layout
 from mqproc.layout.java_hash import index_key_hash_of
 from mqproc.shm.words import Words
 from mqproc.store.index_headers import IndexHeader, index_file_names, read_header
+from mqproc.store.slices import Slices, finish
 
 LOG_END_MAX: Final = 1 << 62
 """No log is so long."""
 MAPPED_FILES_MAX: Final = 32
+FILES_PER_SLICE: Final = 64
 # A reader lets go of its mapped pages when it may have this many bytes of them present.
 PRESENT_BYTES_MAX: Final = 32 * MIB
 
@@ -99,16 +101,25 @@ class IndexReader:
     def query_offset(
         self, topic: str, key: str, max_results: int, begin_ms: int, end_ms: int, below: int = LOG_END_MAX
     ) -> IndexAnswer:
+        """`look_up`, run through."""
+        return finish(self.look_up(topic, key, max_results, begin_ms, end_ms, below))
+
+    def look_up(
+        self, topic: str, key: str, max_results: int, begin_ms: int, end_ms: int, below: int = LOG_END_MAX
+    ) -> Slices[IndexAnswer]:
         """Offsets of records whose key hash is that of `topic#key`, newest file first, by RocketMQ's `queryOffset`.
 
-        Only records `below` a physical offset.
+        Only records `below` a physical offset. A slice looks at a bounded number of files: of few entries there are
+        many.
         """
         key_hash = index_key_hash_of(topic, key)
         wanted = min(max_results, len(self._found) - 1)
         self.walks.queries += 1
         offsets: list[int] = []
         newest: IndexHeader | None = None
-        for name in reversed(self._names):
+        for number, name in enumerate(reversed(self._names), 1):
+            if number % FILES_PER_SLICE == 0:
+                yield
             view = self._view(name)
             if view is None:
                 continue
@@ -130,7 +141,7 @@ class IndexReader:
         begin_ms: int,
         end_ms: int,
         is_there: Callable[[int], bool],
-    ) -> IndexAnswer:
+    ) -> Slices[IndexAnswer]:
         """Offsets of records that are still there, ascending, by RocketMQ's `queryMessage`.
 
         `is_there` tells whether the log still has a record. RocketMQ asks up to three times, further back, until a
@@ -138,7 +149,7 @@ class IndexReader:
         there is none, and one round gives the same answer. Without any match the answer says nothing of the newest
         file, as RocketMQ's.
         """
-        found = self.query_offset(topic, key, max_results, begin_ms, end_ms)
+        found = yield from self.look_up(topic, key, max_results, begin_ms, end_ms)
         if not found.offsets:
             return IndexAnswer()
         there = sorted(offset for offset in found.offsets if is_there(offset))

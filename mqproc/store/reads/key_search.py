@@ -84,7 +84,8 @@ class KeySearch:
         below = LOG_END_MAX if below < 0 else below
         begin = max(TIME_MIN, begin_ms - INDEX_STEP_MS)
         for _ in range(_ROUNDS_MAX):
-            hits = self._index.query_offset(topic, key, CANDIDATES_MAX, begin, TIME_MAX, below).offsets
+            looked_up = yield from self._index.look_up(topic, key, CANDIDATES_MAX, begin, TIME_MAX, below)
+            hits = looked_up.offsets
             offsets = sorted(set(hits))
             for offset in reversed(self._in_time(offsets, begin_ms, end_ms)):
                 record = self._records.intact(offset)
@@ -106,7 +107,7 @@ class KeySearch:
             yield
         return Batch(len(found), found[::-1])
 
-    def query_message(self, topic: str, key: str, max_messages: int, begin_ms: int, end_ms: int) -> IndexAnswer:
+    def query_message(self, topic: str, key: str, max_messages: int, begin_ms: int, end_ms: int) -> Slices[IndexAnswer]:
         """RocketMQ's own `queryMessage`: hash hits and all, a message once for each of its words that hit."""
         self._index.refresh(self._newest_ms())
         return self._index.query_message(topic, key, max_messages, begin_ms, end_ms, self._is_there)

@@ -190,7 +190,7 @@ class StoreReader:
         self, topic: str, key: str, max_messages: int = 32, begin_ms: int = TIME_MIN, end_ms: int = TIME_MAX
     ) -> IndexAnswer:
         """RocketMQ's `queryMessage` by key: whatever the index points to by hash."""
-        return self.reading.query_message(topic, key, max_messages, begin_ms, end_ms)
+        return finish(self.reading.query_message(topic, key, max_messages, begin_ms, end_ms))
 
     def min_offset_in_queue(self, topic: str, queue_id: int) -> int:
         """RocketMQ's `getMinOffsetInQueue`, which looks for it in the queue's first file only."""

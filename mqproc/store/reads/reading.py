@@ -158,7 +158,7 @@ class StoreReading:
 
     # RocketMQ's own answers
 
-    def query_message(self, topic: str, key: str, max_messages: int, begin_ms: int, end_ms: int) -> IndexAnswer:
+    def query_message(self, topic: str, key: str, max_messages: int, begin_ms: int, end_ms: int) -> Slices[IndexAnswer]:
         """`queryMessage`: hash hits and all, at most `max_msgs_num_batch`."""
         return self._keys.query_message(
             topic, key, min(max_messages, self.options.max_msgs_num_batch), begin_ms, end_ms

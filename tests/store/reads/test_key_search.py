@@ -6,7 +6,7 @@ import pytest
 
 from mqproc.errors import BadRequestError
 from mqproc.layout import record
-from mqproc.store.reads import key_search
+from mqproc.store.reads import index_query, key_search
 from mqproc.store.slices import finish
 from tests.store.live_store import FIRST_MS
 from tests.store.reads.numbered import COUNT, FRAMES, PER_FRAME, Store, all_numbers, numbers_of
@@ -105,3 +105,20 @@ def test_a_search_by_key_looks_at_few_bytes_between_other_requests(
     monkeypatch.setattr(key_search, "SLICE_BYTES", 5000)
     slices = fresh.reading.by_key("T", "k", 0, 5, born_time=True, max_messages=9, max_bytes=1 << 30)
     assert sum(1 for _ in slices) >= 8
+
+
+def test_a_search_by_key_looks_at_few_files_between_other_requests(
+    fresh: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a small `max_index_num` there are many, and a key that nothing has is looked for in all of them."""
+    monkeypatch.setattr(index_query, "FILES_PER_SLICE", 2)
+    for number in range(8):
+        fresh.engine.append("T", [b"body 0"] * 100, FIRST_MS + number, keys=["k k2"] * 100, queues=1)
+    fresh.dispatch()
+    files = len(list(fresh.engine.paths.index.iterdir()))
+    assert files >= 4
+    for slices in (
+        fresh.reading.by_key("T", "none", max_messages=9, max_bytes=1 << 30),
+        fresh.reading.query_message("T", "none", 9, 0, 1 << 60),
+    ):
+        assert sum(1 for _ in slices) == files // 2

@@ -20,6 +20,7 @@ from mqproc.store.queue_extent import filler_position
 from mqproc.store.queue_table import QueueTable
 from mqproc.store.reads.reading import StoreReading
 from mqproc.store.reads.store_views import WordsView
+from mqproc.store.slices import finish
 from tests.cli.calling import call
 from tests.golden.fixtures import GOLDEN, Directory, directories, options_of
 from tests.store.recovery.recovering import Killed, RecordingIO, Recovered, contents, recover
@@ -152,11 +153,11 @@ def check_reading(found: Recovered, intact: list[Record]) -> None:
 
 
 def check_key(reading: StoreReading, record: Record, key: str) -> None:
-    answer = reading.query_message(record["topic"], key, 10_000, 0, 1 << 60)
+    answer = finish(reading.query_message(record["topic"], key, 10_000, 0, 1 << 60))
     if record["phyOffset"] not in answer.offsets:
         # One answer holds 64 at most: ask for the time of this very record.
         time_ms = record["storeTimestamp"]
-        answer = reading.query_message(record["topic"], key, 10_000, time_ms - 1000, time_ms + 1000)
+        answer = finish(reading.query_message(record["topic"], key, 10_000, time_ms - 1000, time_ms + 1000))
     assert record["phyOffset"] in answer.offsets, (key, record)
 
 
