@@ -192,8 +192,15 @@ class StoreIO:
         folder.mkdir(mode=mode, exist_ok=True)
 
     def read_file(self, path: Path) -> bytes:
-        """A whole small file. A pipe or a device is refused as a folder is: it would be read for ever."""
-        if not stat.S_ISREG(path.stat().st_mode):
+        """A whole small file. A pipe or a device is refused as a folder is: it would be read for ever.
+
+        Below what is no folder there is no file, as for `entry`.
+        """
+        try:
+            mode = path.stat().st_mode
+        except NotADirectoryError:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
+        if not stat.S_ISREG(mode):
             raise IsADirectoryError(errno.EISDIR, "Not a file", str(path))
         return path.read_bytes()
 

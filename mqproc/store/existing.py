@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from mqproc.errors import StoreAccessError, StoreNotFoundError
 from mqproc.io import Kind, StoreIO
 from mqproc.paths import StorePaths
+
+# What a symlink leads to is looked at by who needs it.
+_NO_FOLDER: Final = (Kind.FILE, Kind.OTHER)
 
 
 def check_is_store(io: StoreIO, paths: StorePaths) -> None:
     """Raise StoreAccessError unless a store's folder lies there, StoreNotFoundError when nothing does."""
     try:
         entry = io.entry(paths.root.resolve())
-        log, config = io.entry(paths.commit_log), io.entry(paths.config)
+        log, config, own = (io.entry(folder) for folder in (paths.commit_log, paths.config, paths.own))
     except (PermissionError, NotADirectoryError) as error:
         raise StoreAccessError(f"{paths.root}: {error.strerror}") from None
     if entry is None:
         raise StoreNotFoundError(f"{paths.root}: no such folder")
     if entry.kind is not Kind.FOLDER:
         raise StoreAccessError(f"{paths.root}: a {entry.kind.value}, not a store's folder")
-    if log is None or log.kind is Kind.FILE:
+    if log is None or log.kind in _NO_FOLDER:
         raise not_a_store(paths.root)
-    if config is not None and config.kind is Kind.FILE:
-        raise StoreAccessError(f"{paths.config}: not a folder")
+    for folder, found in ((paths.config, config), (paths.own, own)):
+        if found is not None and found.kind in _NO_FOLDER:
+            raise StoreAccessError(f"{folder}: not a folder")
 
 
 def not_a_store(place: object) -> StoreAccessError:

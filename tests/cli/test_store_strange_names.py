@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -91,14 +92,17 @@ def test_durable_messages_that_are_lost_are_damage(store: StoppedStore, flags: l
         ("checkpoint", "misplaced_file"),
         ("mqproc/damage.json", "ledger_unreadable"),
         ("mqproc/marks/index", "misplaced_file"),
+        ("mqproc/marks", "misplaced_file"),
+        ("timerwheel", "misplaced_file"),
     ],
 )
 def test_a_pipe_in_the_place_of_a_file_is_told_and_moved_aside(
     store: StoppedStore, flags: list[str], file: str, kind: str
 ) -> None:
     store.recover()
-    (store.root / file).unlink(missing_ok=True)
-    os.mkfifo(store.root / file)
+    path = store.root / file
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    os.mkfifo(path)
     found = call("store", "verify", store.root, *flags, "--json")
     assert (found.code, kind) == (1, next(each["kind"] for each in found.json["findings"] if each["file"] == file))
     for command in (["info"], ["retention"], ["recover", "--dry-run"]):
@@ -106,6 +110,20 @@ def test_a_pipe_in_the_place_of_a_file_is_told_and_moved_aside(
     assert call("store", "repair", store.root, "--execute", *flags).code == 0
     assert not (store.root / file).is_fifo()
     assert call("store", "verify", store.root, *flags).code == 0
+
+
+@pytest.mark.parametrize("make", [Path.touch, os.mkfifo], ids=["file", "pipe"])
+@pytest.mark.parametrize("folder", ["mqproc", "config", "commitlog"])
+def test_what_is_no_folder_in_the_place_of_one_is_named(
+    store: StoppedStore, flags: list[str], folder: str, make: Callable[[Path], None]
+) -> None:
+    path = store.root / folder
+    shutil.rmtree(path, ignore_errors=True)
+    make(path)
+    told = f"{store.root}: not a store: it has no folder {folder}" if folder == "commitlog" else f"{path}: not a folder"
+    for command in (["verify"], ["info"], ["dump"], ["repair"], ["recover", "--dry-run"]):
+        found = call("store", command[0], store.root, *command[1:], *flags)
+        assert (found.code, found.err) == (3, f"mqproc: {told}\n"), command
 
 
 @pytest.mark.parametrize("name", ["consumequeue/First", "consumequeue/First/0", "consumequeue/Another"])

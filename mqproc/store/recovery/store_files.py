@@ -103,7 +103,7 @@ class StoreFiles:
         self._timer_log = self._allowed(paths.timer_log)
         has_timer_log = self._timer_log is not None and self._timer_log.kind is Kind.FOLDER
         self._timer_entries = self._look(paths.timer_log) if has_timer_log else []
-        for folder in (paths.commit_log, paths.consume_queue, paths.index, paths.config):
+        for folder in (paths.commit_log, paths.consume_queue, paths.index, paths.config, paths.marks):
             self._folders[folder] = self._allowed(folder)
         for folder in (paths.commit_log, paths.config):
             if (found := self._folders[folder]) is not None and found.kind is not Kind.FOLDER:

@@ -308,6 +308,9 @@ class _Look:
                 self._tell(Kind.SYMLINK, path)
             elif entry is not None and entry.kind is not EntryKind.FILE:
                 self._tell(Kind.MISPLACED_FILE, path, text=entry.kind.value)
+        marks = self._io.entry(paths.marks)
+        if marks is not None and marks.kind in (EntryKind.FILE, EntryKind.OTHER):
+            self._tell(Kind.MISPLACED_FILE, paths.marks, text="not a folder")
         for name in _UNKNOWN_PARTS:
             entry = self._io.entry(paths.root / name)
             if entry is None or (entry.kind is EntryKind.FOLDER and not self._io.names(paths.root / name)):

@@ -83,7 +83,7 @@ class StateFindings:
 
     def _markers(self) -> Iterable[Finding]:
         if self._io.exists(self._paths.read_only):
-            text = self._io.read_file(self._paths.read_only).decode(errors="replace").strip()
+            text = read_small(self._io, self._paths.read_only).decode(errors="replace").strip()
             yield Finding(Kind.READ_ONLY, _name(self._paths, self._paths.read_only), 0, text=text)
         if self._io.exists(self._paths.abort) and not self._picture.positions.running:
             yield Finding(Kind.NOT_CLOSED, "abort")

@@ -260,7 +260,7 @@ class TimerFindings:
         """Each slot that has units must lead to its first and last one, and no other slot to any."""
         try:
             slots = self._slots()
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             if len(waiting):
                 yield self._of_slot(Finding(Kind.TIMER_SLOT_WRONG, _WHEEL, count=len(waiting), text="it is not there"))
             return
