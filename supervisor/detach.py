@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from mqproc.errors import MqprocError, RequestTimeoutError
+from mqproc.errors import MqprocError, RequestTimeoutError, StoreAccessError
 from mqproc.io import StoreIO
 from mqproc.layout.control import SUPERVISOR
 from mqproc.paths import StorePaths
@@ -150,8 +150,11 @@ def _supervise(run: Run, paths: StorePaths, writer: int) -> int:
 
 
 def _redirect(path: Path) -> None:
-    """Standard input from nowhere, output to the log."""
-    log_file.write_to(path)
+    """Standard input from nowhere, output to the log. Raises StoreAccessError."""
+    try:
+        log_file.write_to(path)
+    except OSError as error:
+        raise StoreAccessError(f"{path}: {error.strerror}") from None
     nowhere = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nowhere, 0)
     os.close(nowhere)

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from mqproc.errors import DiskFullError, NotRunningError, StartError, StoreAccessError
 from mqproc.io import StoreIO, reason_of
-from mqproc.paths import StorePaths
+from mqproc.paths import StorePaths, file_type
 from mqproc.shm import bell
 from mqproc.shm.lock import StoreLock
 from mqproc.supervisor.resources import CONTROL_SOCKET
 from mqproc.wire.address import connect_path
 
 _OWN_MODE = 0o700
+_NO_FILES = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
 def prepare_folder(io: StoreIO, paths: StorePaths) -> None:
@@ -39,9 +40,12 @@ def prepare_folder(io: StoreIO, paths: StorePaths) -> None:
         for path in (paths.lock, paths.abort):
             if path.is_symlink():
                 raise StoreAccessError(f"{path}: a symlink; a store's files are no symlinks")
-        for path in (paths.lock, paths.control):
-            if path.is_dir():
-                raise StoreAccessError(f"{path}: a folder")
+        if paths.control.is_dir():
+            raise StoreAccessError(f"{paths.control}: a folder")
+        for path in (paths.lock, paths.log):
+            # A device is fine: who wants no log links it to /dev/null.
+            if kind := _NO_FILES.get(file_type(path)):
+                raise StoreAccessError(f"{path}: {kind}")
     except OSError as error:
         raise StoreAccessError(f"{error.filename or root}: {error.strerror}") from None
 

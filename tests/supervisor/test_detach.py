@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 
@@ -36,6 +37,15 @@ class TestDetach:
         group = start_group(FEW, "--detach", "--recovery=refuse", wait=False)
         assert group.wait() == 6
         assert group.lines[-1] == "outcome 6: damaged below the mark"
+
+    def test_says_so_when_its_log_cannot_be_written(self, start_group: StartGroup, tmp_path: Path) -> None:
+        log = tmp_path / "store" / "mqproc" / "log.jsonl"
+        log.parent.mkdir(parents=True, mode=0o700)
+        log.symlink_to(tmp_path / "gone" / "log")
+        group = start_group(FEW, "--detach", wait=False)
+        assert group.wait() == 3
+        assert group.lines[-1] == f"outcome 3: {log}: No such file or directory"
+        assert group.errors == []
 
     def test_gives_up_waiting_at_its_timeout_and_the_start_goes_on(self, start_group: StartGroup) -> None:
         group = start_group(FEW, "--detach", "--timeout=0.5", "--recovery=held", wait=False)

@@ -66,10 +66,21 @@ def test_file_in_its_place_is_refused(tmp_path: Path) -> None:
         prepare(tmp_path / "store")
 
 
-@pytest.mark.parametrize("name", ["lock", "mqproc/control"])
-def test_a_folder_in_the_place_of_a_file_that_a_start_opens_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir(parents=True)
-    with pytest.raises(StoreAccessError, match=f"{name}: a folder"):
+def test_a_folder_in_the_place_of_the_positions_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mqproc" / "control").mkdir(parents=True)
+    with pytest.raises(StoreAccessError, match="mqproc/control: a folder"):
+        prepare(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["lock", "mqproc/log.jsonl"])
+@pytest.mark.parametrize(("make", "told"), [(os.mkdir, "a folder"), (os.mkfifo, "a pipe")])
+def test_what_a_start_could_not_write_to_is_refused(
+    tmp_path: Path, name: str, make: Callable[[Path], None], told: str
+) -> None:
+    """A pipe that nobody reads would hold the group up for ever."""
+    (tmp_path / "mqproc").mkdir()
+    make(tmp_path / name)
+    with pytest.raises(StoreAccessError, match=f"{name}: {told}"):
         prepare(tmp_path)
 
 
