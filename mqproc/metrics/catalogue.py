@@ -122,7 +122,9 @@ METRICS: tuple[Metric, ...] = (
     _counter("mqproc_messages_delivered_total", "", "Messages handed out since the group started.", "topic"),
     _counter("mqproc_delivered_bytes_total", "bytes", "Bytes of records handed out."),
     _gauge("mqproc_waiting_pulls", "", "Long polls held now."),
-    _gauge("mqproc_client_connections", "", "Clients connected now.", "role"),
+    _gauge(
+        "mqproc_client_connections", "", "Connections open now; the writer's with those of query and keeper.", "role"
+    ),
     _counter("mqproc_key_queries_total", "", "Looks into the index for a key."),
     _counter("mqproc_key_files_walked_total", "", "Index files whose chain was walked for a key."),
     _counter("mqproc_key_entries_walked_total", "", "Index entries looked at for keys: the length of the chains."),
