@@ -148,7 +148,11 @@ METRICS: tuple[Metric, ...] = (
         "topic",
     ),
     _counter(
-        "mqproc_messages_consumed_total", "", "Messages that the group has consumed, by its progress.", "group", "topic"
+        "mqproc_messages_consumed_total",
+        "",
+        "Messages that the group's progress went past since the monitor started. A reset takes none away.",
+        "group",
+        "topic",
     ),
     _gauge("mqproc_consumer_members", "", "Consumers that are members of a group now."),
     _counter("mqproc_consumer_rebalances_total", "", "Times that a group's queues were shared anew."),

@@ -30,7 +30,7 @@ from mqproc.metrics.dispatch_lag import dispatch_behind_ms
 from mqproc.metrics.error_log import SeenError, seen_errors
 from mqproc.metrics.exposition import Samples
 from mqproc.metrics.from_words import samples_of_words
-from mqproc.metrics.groups import GroupLag, GroupLags, bounded
+from mqproc.metrics.groups import GroupLag, GroupLags
 from mqproc.metrics.health import ready_problems_of
 from mqproc.metrics.processes import ProcessFigures, figures_of
 from mqproc.metrics.topics import TableFigures, TopicTable
@@ -153,7 +153,7 @@ class Collector:
         return {
             **of_words,
             **_of_topics(picture.table),
-            **_of_groups(picture.lags, self.options.metrics_series_max),
+            **self._of_groups(picture.lags),
             **self._of_storage(picture),
         }
 
@@ -196,6 +196,17 @@ class Collector:
             found = {role: figures_of(pid) for role, pid in pids.items()}
             self._processes = {role: figures for role, figures in found.items() if figures is not None}
         return self._processes
+
+    def _of_groups(self, every: list[GroupLag]) -> dict[str, Samples]:
+        lags = self._groups.bounded(every, self.options.metrics_series_max) if self._groups else []
+        return {
+            "mqproc_consumer_groups": [((), len({lag.group for lag in every}))],
+            "mqproc_consumer_lag_messages": [((lag.group, lag.topic), lag.messages) for lag in lags],
+            "mqproc_consumer_lag_seconds": [
+                ((lag.group, lag.topic), lag.seconds) for lag in lags if lag.seconds is not None
+            ],
+            "mqproc_messages_consumed_total": [((lag.group, lag.topic), lag.consumed) for lag in lags],
+        }
 
     def _of_storage(self, picture: Picture) -> dict[str, Samples]:
         words, options = picture.words, self.options
@@ -242,16 +253,4 @@ def _of_topics(table: TableFigures | None) -> dict[str, Samples]:
         "mqproc_messages_delivered_total": [(labels, of.delivered) for labels, of in topics],
         "mqproc_stored_messages": [(labels, of.stored) for labels, of in topics],
         "mqproc_last_message_timestamp_seconds": [(labels, of.last_store_timestamp_ms / 1000) for labels, of in topics],
-    }
-
-
-def _of_groups(every: list[GroupLag], most: int) -> dict[str, Samples]:
-    lags = bounded(every, most)
-    return {
-        "mqproc_consumer_groups": [((), len({lag.group for lag in every}))],
-        "mqproc_consumer_lag_messages": [((lag.group, lag.topic), lag.messages) for lag in lags],
-        "mqproc_consumer_lag_seconds": [
-            ((lag.group, lag.topic), lag.seconds) for lag in lags if lag.seconds is not None
-        ],
-        "mqproc_messages_consumed_total": [((lag.group, lag.topic), lag.consumed) for lag in lags],
     }

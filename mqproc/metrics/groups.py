@@ -50,7 +50,11 @@ class GroupLag:
     Unknown is what has not had its turn, and a message that cannot be read.
     """
     consumed: int = 0
-    """Messages that the group has gone past in the topic's queues, ever: its offsets, added up."""
+    """Messages that the group was seen to go past in the topic's queues; going back, as by a reset, takes none away."""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        return self.group, self.topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,12 @@ class GroupLags:
         self._ages: dict[tuple[str, str, int], _Age] = {}
         self._looks = 0
         self._fresh_until = 0.0
+        self._stood: dict[tuple[str, str, int], int] = {}
+        self._consumed: dict[tuple[str, str], int] = {}
+        """Of deleted groups too: what counts must not go back when one is made again."""
+        self._own: set[tuple[str, str]] = set()
+        """What has an entry of its own; each stays where it was put, since counts must not move."""
+        self._shared: set[tuple[str, str]] = set()
 
     def figures(self) -> list[GroupLag]:
         """Groups and topics in order."""
@@ -114,6 +124,7 @@ class GroupLags:
             offset = max(at.offset, bounds.min_offset)
             left = max(0, bounds.max_offset - offset)
             behind.setdefault((at.group, at.topic), []).append(_Behind(at.group, at.topic, at.queue_id, offset, left))
+        self._count(behind)
         self._look_up([queue for queues in behind.values() for queue in queues if queue.messages])
         now_ms = time.time() * 1000
         return [
@@ -122,10 +133,39 @@ class GroupLags:
                 topic,
                 sum(queue.messages for queue in queues),
                 self._seconds([queue for queue in queues if queue.messages], now_ms),
-                sum(queue.offset for queue in queues),
+                self._consumed[group, topic],
             )
             for (group, topic), queues in sorted(behind.items())
         ]
+
+    def _count(self, behind: dict[tuple[str, str], list[_Behind]]) -> None:
+        """Add what groups have gone past since the last look; where a queue is seen first there is nothing to add."""
+        stood: dict[tuple[str, str, int], int] = {}
+        for place, queues in behind.items():
+            past = sum(max(0, queue.offset - self._stood.get(queue.key, queue.offset)) for queue in queues)
+            self._consumed[place] = self._consumed.get(place, 0) + past
+            stood |= {queue.key: queue.offset for queue in queues}
+        self._stood = stood
+
+    def bounded(self, lags: list[GroupLag], most: int) -> list[GroupLag]:
+        """At most so many, and one for all others together, with what was deleted of them."""
+        room = most - sum(lag.place in self._own for lag in lags)
+        for lag in lags:
+            if lag.place not in self._own and lag.place not in self._shared:
+                (self._own if room > 0 else self._shared).add(lag.place)
+                room -= 1
+        kept = [lag for lag in lags if lag.place in self._own]
+        if not self._shared:
+            return kept
+        others = [lag for lag in lags if lag.place in self._shared]
+        together = GroupLag(
+            OTHERS,
+            OTHERS,
+            sum(lag.messages for lag in others),
+            _oldest(lag.seconds for lag in others),
+            sum(self._consumed[place] for place in self._shared),
+        )
+        return [*kept, together]
 
     def _seconds(self, lagging: list[_Behind], now_ms: float) -> float | None:
         """The oldest of these queues' messages; None while one of them has not had its turn."""
@@ -181,21 +221,6 @@ def _store_time_ms(times: QueueTimes, queue: _Behind) -> int:
             "a message's age is not known", topic=queue.topic, queue_id=queue.queue_id, error=str(error)
         )
         return -1
-
-
-def bounded(lags: list[GroupLag], most: int) -> list[GroupLag]:
-    """At most so many, and one for all others together."""
-    others = lags[most:]
-    if not others:
-        return lags
-    together = GroupLag(
-        OTHERS,
-        OTHERS,
-        sum(lag.messages for lag in others),
-        _oldest(lag.seconds for lag in others),
-        sum(lag.consumed for lag in others),
-    )
-    return [*lags[:most], together]
 
 
 def _oldest(ages: Iterable[float | None]) -> float | None:

@@ -11,6 +11,7 @@ import structlog
 
 from mqproc.metrics import groups
 from mqproc.metrics.groups import GroupLag, GroupLags
+from mqproc.metrics.topics import OTHERS
 from mqproc.store.groups.progress import GroupProgress
 from tests.store.live_store import LiveStore
 
@@ -117,3 +118,35 @@ def test_a_message_that_cannot_be_read_takes_nothing_from_the_other_figures(lags
     file.unlink()
     file.with_suffix(".kept").rename(file)
     assert hours([lags.look() for _ in range(4)][-1]) == pytest.approx(3 + (QUEUES - 1) / 60, abs=0.01)
+
+
+def test_what_a_group_has_consumed_does_not_go_back_when_it_is_reset_or_deleted(lags: Lags) -> None:
+    """What falls has begun anew for Prometheus, which took all that the group had ever consumed for new messages."""
+    lags.stand(1)
+    assert lags.look().consumed == 0, "of the time before the first look nobody knows"
+    counts = []
+    for offset in (3, 0, 2):
+        lags.stand(offset)
+        counts.append(lags.look().consumed)
+    assert counts == [2 * QUEUES, 2 * QUEUES, 4 * QUEUES]
+    lags.progress.forget("g")
+    assert lags.reader.figures() == []
+    lags.stand(0)
+    assert lags.look().consumed == 4 * QUEUES
+    lags.stand(1)
+    assert lags.look().consumed == 5 * QUEUES
+
+
+def test_what_groups_beyond_the_bound_have_consumed_stays_when_others_come_and_go(lags: Lags) -> None:
+    def look() -> dict[str, int]:
+        return {lag.group: lag.consumed for lag in lags.reader.bounded(lags.reader.figures(), 1)}
+
+    lags.stand(0, "g")
+    lags.stand(0, "h")
+    assert look() == {"g": 0, OTHERS: 0}
+    lags.stand(2, "h")
+    lags.stand(1, "a")
+    assert look() == {"g": 0, OTHERS: 2 * QUEUES}
+    lags.progress.forget("h")
+    lags.stand(3, "a")
+    assert look() == {"g": 0, OTHERS: 4 * QUEUES}
