@@ -1,7 +1,7 @@
 """Deliveries that are refused for what they are, not for the state of the store: they wait once more, by themselves.
 
 A message of a deleted topic that there is no room to make again would be refused for ever, and whatever is due behind
-it would wait. So it is parked anew where it came from, each time for longer, up to some ten minutes, and then tried
+it would wait. So it is parked anew where it came from, each time for longer, up to an hour, and then tried
 again. That is a delivery as any other: it bears the mark of the record that it was made from.
 """
 
@@ -22,9 +22,9 @@ from mqproc.process.message_columns import MessageColumns
 from mqproc.process.property_columns import PropertyColumns
 
 FIRST_WAIT_MS: Final = 2_000
-DOUBLINGS_MAX: Final = 8
-LEVEL_WAIT_MS: Final = 600_000
-"""A level that messages are parked in again is no longer, if there is one."""
+DOUBLINGS_MAX: Final = 11
+LONGEST_WAIT_MS: Final = 3_600_000
+"""Each wait is a record more; yet who makes room waits so long too. A level for it is no longer, if there is one."""
 
 
 def is_of_message(error: MqprocError) -> bool:
@@ -33,10 +33,10 @@ def is_of_message(error: MqprocError) -> bool:
 
 
 def timed_again(refused: MessageColumns, now_ms: int, precision_ms: int) -> MessageColumns:
-    """Messages that were due by the timer, to wait in it for 2 s, or twice as long as the time before."""
+    """Messages that were due by the timer, to wait in it for 2 s, or twice as long as before, an hour at most."""
     before = _properties_of(refused)
     times = np.maximum(before.numbers(TIMER_ROLL_TIMES), 0)
-    waits_ms = FIRST_WAIT_MS << np.minimum(times, DOUBLINGS_MAX)
+    waits_ms = np.minimum(FIRST_WAIT_MS << np.minimum(times, DOUBLINGS_MAX), LONGEST_WAIT_MS)
     out_ms = (now_ms + waits_ms) // precision_ms * precision_ms
     assert refused.queue_ids is not None
     own = zip(out_ms.tolist(), refused.queue_ids.tolist(), (times + 1).tolist(), strict=True)
@@ -49,7 +49,7 @@ def timed_again(refused: MessageColumns, now_ms: int, precision_ms: int) -> Mess
 
 
 def delayed_again(refused: MessageColumns, level: int, delays_ms: Sequence[int]) -> MessageColumns:
-    """Messages that were due by a delay level, to wait in the next longer one, of at most some ten minutes."""
+    """Messages that were due by a delay level, to wait in the next longer one, of an hour at most."""
     before, longer = _properties_of(refused), longer_level(level, delays_ms)
     strings = _with_pairs(before, [{DELAY: longer}] * len(refused))
     if max(map(len, strings)) > record.PROPERTIES_SIZE_SURE:
@@ -59,7 +59,7 @@ def delayed_again(refused: MessageColumns, level: int, delays_ms: Sequence[int])
 
 def longer_level(level: int, delays_ms: Sequence[int]) -> int:
     """The next longer level that is not too long; the longest of those where there is none, itself without any."""
-    short = [(delay_ms, number) for number, delay_ms in enumerate(delays_ms, 1) if delay_ms <= LEVEL_WAIT_MS]
+    short = [(delay_ms, number) for number, delay_ms in enumerate(delays_ms, 1) if delay_ms <= LONGEST_WAIT_MS]
     own_ms = delays_ms[min(level, len(delays_ms)) - 1]
     longer = [each for each in short if each[0] > own_ms]
     return min(longer)[1] if longer else max(short, default=(0, level))[1]
