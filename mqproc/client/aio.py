@@ -293,13 +293,11 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
         rocketmq_limits: bool = False,
     ) -> PullResult:
         """Messages of a queue from `offset` on; see `Client.pull`."""
-        return await self.run(
-            core.pull(
-                core.pull_request(
-                    topic, queue_id, offset, max_messages, max_bytes, tags, timeout, rocketmq_limits, filter
-                )
-            )
+        most_bytes = min(max_bytes, self.pull_bytes_max)
+        request = core.pull_request(
+            topic, queue_id, offset, max_messages, most_bytes, tags, timeout, rocketmq_limits, filter
         )
+        return await self.run(core.pull(request))
 
     async def pull_arrow(
         self,
@@ -315,7 +313,8 @@ class AsyncClient(AsyncCalls, AsyncReplays, AsyncTransactionCalls):
         max_bytes: int = PULL_BYTES,
     ) -> ArrowPullResult:
         """As `pull`, with the messages as a pyarrow.RecordBatch of the named columns, or of all."""
-        request = core.pull_request(topic, queue_id, offset, max_messages, max_bytes, tags, timeout, False, filter)
+        most_bytes = min(max_bytes, self.pull_bytes_max)
+        request = core.pull_request(topic, queue_id, offset, max_messages, most_bytes, tags, timeout, False, filter)
         return await self.run(core.pull_as(request, core.arrow_parser(columns)))
 
     async def get(self, message_id: str, topic: str = "") -> StoredMessage:

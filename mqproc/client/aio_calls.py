@@ -19,7 +19,7 @@ from typing import Self, TypeVar
 from mqproc.client import core
 from mqproc.client.aio_lines import Line
 from mqproc.client.amounts import above_zero, at_least_one
-from mqproc.client.connection import FRAME_BYTES_MAX, Connection, open_socket
+from mqproc.client.connection import ANSWER_BYTES, FRAME_BYTES_MAX, Connection, open_socket
 from mqproc.client.core import Call
 from mqproc.client.retry import Attempts, ConnectionLost, RetryPolicy
 from mqproc.errors import BadRequestError, MqprocError, NotRunningError, RequestTimeoutError, StoreBusyError
@@ -45,6 +45,8 @@ class AsyncCalls:
         self.timeout_s = above_zero("timeout", timeout)
         self.retry = retry or RetryPolicy()
         self._frame_bytes_max = max_frame_bytes
+        self.pull_bytes_max = max(1, max_frame_bytes - ANSWER_BYTES)
+        """So much of messages is asked for at once: one that is larger comes alone, and may not fit."""
         self._again = functools.partial(type(self), timeout=timeout, retry=retry, max_frame_bytes=max_frame_bytes)
         self._paths = core.socket_paths(store_or_socket)
         self._lines: dict[str, Line] = {}

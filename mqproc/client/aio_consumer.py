@@ -22,7 +22,7 @@ from mqproc.client.nacking import Nacking
 from mqproc.client.outage import Outage
 from mqproc.client.pace import AT_ONCE, COMMIT_S, LOOK_S, MOVED, RECEIVE_MESSAGES
 from mqproc.client.subscription import Subscription
-from mqproc.errors import BadRequestError, MqprocError, NotAMemberError, RequestTimeoutError
+from mqproc.errors import BadRequestError, FrameTooLargeError, MqprocError, NotAMemberError, RequestTimeoutError
 from mqproc.layout.lazy_records import UnreadRecords
 from mqproc.message import Filter, PullStatus, StoredMessage
 from mqproc.store.groups.settings import RETRY_MAX_TIMES
@@ -195,7 +195,7 @@ class AsyncConsumer:
             raise self._error
         if self._closed:
             raise BadRequestError("the consumer is closed")
-        pull_bytes = self._assignment.pull_bytes
+        pull_bytes = min(self._assignment.pull_bytes, self._client.pull_bytes_max)
         for cursor in self._assignment.to_pull(_clock()):
             cursor.pulling = True
             self._spawn(self._pull(cursor, pull_bytes))
@@ -205,7 +205,7 @@ class AsyncConsumer:
         call = pull_call(cursor, self._filter, self._pull_messages, pull_bytes, self._parse)
         try:
             found = await self._client.run(call, self._outage.failed)
-        except BadRequestError as error:
+        except (BadRequestError, FrameTooLargeError) as error:
             self._error = error
         except MqprocError as error:
             await asyncio.sleep(self._client.retry.pause_s(0, error.hint_ms))

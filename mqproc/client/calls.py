@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from mqproc.client import core
 from mqproc.client.amounts import above_zero, at_least_one
-from mqproc.client.connection import FRAME_BYTES_MAX
+from mqproc.client.connection import ANSWER_BYTES, FRAME_BYTES_MAX
 from mqproc.client.core import TIMEOUT_S, Call
 from mqproc.client.lines import Line, Lines
 from mqproc.client.pipeline import Pipeline
@@ -48,6 +48,8 @@ class Calls:
         self.timeout_s = above_zero("timeout", timeout)
         self.retry = retry or RetryPolicy()
         self._frame_bytes_max = max_frame_bytes
+        self.pull_bytes_max = max(1, max_frame_bytes - ANSWER_BYTES)
+        """So much of messages is asked for at once: one that is larger comes alone, and may not fit."""
         self._again = functools.partial(
             type(self), timeout=timeout, retry=retry, max_spin_us=max_spin_us, max_frame_bytes=max_frame_bytes
         )

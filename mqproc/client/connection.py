@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from mqproc.client.core import Call
 
 FRAME_BYTES_MAX: Final = 64 * MIB
+ANSWER_BYTES: Final = 1024
+"""Room in an answer for all but its messages."""
 _SOCKET_BUFFER_BYTES: Final = MIB
 
 # Said before any request is read, so none was carried out.

@@ -29,7 +29,7 @@ from mqproc.client.nacking import Nacking
 from mqproc.client.pace import AT_ONCE, COMMIT_S, LOOK_S, MOVED, RECEIVE_MESSAGES, TURN_S
 from mqproc.client.retry import ConnectionLost
 from mqproc.client.subscription import Subscription
-from mqproc.errors import BadRequestError, MqprocError, RequestTimeoutError
+from mqproc.errors import BadRequestError, FrameTooLargeError, MqprocError, RequestTimeoutError
 from mqproc.layout.lazy_records import UnreadRecords
 from mqproc.message import Filter, PullStatus, StoredMessage
 from mqproc.store.groups.settings import RETRY_MAX_TIMES
@@ -231,13 +231,14 @@ class Consumer:
             for cursor in cursors:
                 cursor.pulling = True
         for cursor in cursors:
-            call = pull_call(cursor, self._filter, self._pull_messages, pull_bytes, self._parse)
+            most_bytes = min(pull_bytes, self._client.pull_bytes_max)
+            call = pull_call(cursor, self._filter, self._pull_messages, most_bytes, self._parse)
             self._fetcher.start(call, functools.partial(self._pulled, cursor))
 
     def _pulled(self, cursor: Cursor[Any], found: Any, error: MqprocError | ConnectionLost | None) -> None:
         if error is not None:
             cursor.pulling = False
-            if isinstance(error, BadRequestError):
+            if isinstance(error, BadRequestError | FrameTooLargeError):
                 self._error = error
             return
         if found.status is PullStatus.NO_MATCHED_LOGIC_QUEUE:

@@ -319,8 +319,9 @@ class Client(Calls):
         waits that long for a message. `rocketmq_limits` gives RocketMQ's own answers: at most 32 messages and 256 KiB,
         filtered by tag hash.
         """
+        most_bytes = min(max_bytes, self.pull_bytes_max)
         request = core.pull_request(
-            topic, queue_id, offset, max_messages, max_bytes, tags, timeout, rocketmq_limits, filter
+            topic, queue_id, offset, max_messages, most_bytes, tags, timeout, rocketmq_limits, filter
         )
         return self.run(core.pull(request))
 
@@ -338,7 +339,8 @@ class Client(Calls):
         max_bytes: int = PULL_BYTES,
     ) -> ArrowPullResult:
         """As `pull`, with the messages as a pyarrow.RecordBatch of the named columns, or of all."""
-        request = core.pull_request(topic, queue_id, offset, max_messages, max_bytes, tags, timeout, False, filter)
+        most_bytes = min(max_bytes, self.pull_bytes_max)
+        request = core.pull_request(topic, queue_id, offset, max_messages, most_bytes, tags, timeout, False, filter)
         return self.run(core.pull_as(request, core.arrow_parser(columns)))
 
     def get(self, message_id: str, topic: str = "") -> StoredMessage:

@@ -96,10 +96,12 @@ class FrameReader:
     already taken become invalid with the next `writable`.
     """
 
-    __slots__ = ("_buffer", "_end", "_frame_bytes_max", "_needed", "_start")
+    __slots__ = ("_buffer", "_end", "_frame_bytes_max", "_limit", "_needed", "_start")
 
-    def __init__(self, frame_bytes_max: int) -> None:
+    def __init__(self, frame_bytes_max: int, limit: str = "") -> None:
+        """`limit`: what the bound is called in errors, "" without a name."""
         self._frame_bytes_max = frame_bytes_max
+        self._limit = f"{limit} = " if limit else ""
         self._buffer: memoryview | None = None
         self._start = 0
         self._end = 0
@@ -205,7 +207,7 @@ class FrameReader:
         if magic != MAGIC or version != VERSION or zero or end_of_frame - start > self._frame_bytes_max:
             check_greeting(buffer, start)
             if (size := end_of_frame - start) > self._frame_bytes_max:
-                raise FrameTooLargeError(f"frame of {size:,} bytes exceeds {self._frame_bytes_max:,}")
+                raise FrameTooLargeError(f"frame of {size:,} bytes exceeds {self._limit}{self._frame_bytes_max:,}")
             raise ProtocolError(f"reserved header word is 0x{zero:X}, not 0")
         if end_of_frame > end:
             self._needed = end_of_frame - start
@@ -277,7 +279,7 @@ class ClientProtocol:
     __slots__ = ("_last_id", "_operations", "reader")
 
     def __init__(self, frame_bytes_max: int) -> None:
-        self.reader = FrameReader(frame_bytes_max)
+        self.reader = FrameReader(frame_bytes_max, "this client's max_frame_bytes")
         self._last_id = CONNECTION_ID
         self._operations: dict[int, int] = {}
 

@@ -1,0 +1,57 @@
+"""A client that takes smaller frames than what waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from mqproc import AsyncClient, Client, FrameTooLargeError
+from tests.client.consuming import all_of, bodies_of, fill
+from tests.conftest import PATIENCE_S, Group
+
+FRAME_BYTES = 64 << 10
+TOLD = r"frame of 1[\d,]{6} bytes exceeds this client's max_frame_bytes = 65,536"
+
+
+@pytest.fixture(scope="module")
+def filled(shared: Group) -> Group:
+    """A topic with more small messages than a frame takes, and one whose second message does not fit in any."""
+    with shared.client() as client:
+        fill(client, "Small", 4_000, queues=1)
+        client.create_topic("Large", 1)
+        client.send_batch("Large", [b"0", bytes(100_000), b"2"], queue_ids=[0, 0, 0])
+        client.wait_dispatched()
+    return shared
+
+
+def test_many_small_messages_come_in_as_many_frames_as_they_need(filled: Group) -> None:
+    with Client(filled.store, max_frame_bytes=FRAME_BYTES, timeout=PATIENCE_S) as client:
+        assert len(client.pull("Small", 0, 0, 4_000).messages) > 100
+        with client.consumer("small", "Small", start="earliest") as consumer:
+            assert len(bodies_of(all_of(consumer, 4_000))) == 4_000
+
+
+def test_a_message_that_fits_in_no_frame_is_an_error_that_names_the_option(filled: Group) -> None:
+    """It was asked for again and again, and the log told of a lost connection."""
+    with Client(filled.store, max_frame_bytes=FRAME_BYTES, timeout=PATIENCE_S) as client:
+        with pytest.raises(FrameTooLargeError, match=TOLD):
+            client.pull("Large", 0, 1)
+        with (
+            pytest.raises(FrameTooLargeError, match=TOLD),
+            client.consumer("large", "Large", start="earliest") as consumer,
+        ):
+            list(consumer.messages(timeout=PATIENCE_S))
+
+
+def test_so_it_is_for_asyncio(filled: Group) -> None:
+    async def consume() -> None:
+        async with (
+            AsyncClient(filled.store, max_frame_bytes=FRAME_BYTES, timeout=PATIENCE_S) as client,
+            client.consumer("large-async", "Large", start="earliest") as consumer,
+        ):
+            async for _message in consumer.messages(timeout=PATIENCE_S):
+                pass
+
+    with pytest.raises(FrameTooLargeError, match=TOLD):
+        asyncio.run(consume())
